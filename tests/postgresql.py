@@ -32,7 +32,7 @@ class Postgres:
         if root:
             folder.mkdir()
             shutil.chown(folder, "postgres")
-            for parent in takewhile(lambda each: each != Path(tempfile.gettempdir()), folder.parents):
+            for parent in takewhile(lambda path: path != Path(tempfile.gettempdir()), folder.parents):
                 parent.chmod(parent.stat().st_mode | 0o055)  # pytest's folders are closed to others
         self.port = free_port()
         self.url = f"postgresql+psycopg://tester@127.0.0.1:{self.port}/postgres"

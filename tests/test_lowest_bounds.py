@@ -17,8 +17,8 @@ def test_every_dependency_is_pinned_once(capsys: pytest.CaptureFixture[str]) -> 
     pins = [line for line in capsys.readouterr().out.splitlines() if line and not line.startswith("#")]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     groups = [project["dependencies"], *project["optional-dependencies"].values()]
-    wanted = [each for group in groups for each in group]
-    names = {each.split(">=")[0].partition("[")[0] for each in wanted if ">=" in each}
+    wanted = [requirement for group in groups for requirement in group]
+    names = {requirement.split(">=")[0].partition("[")[0] for requirement in wanted if ">=" in requirement}
     assert sorted(pin.split("==")[0] for pin in pins) == sorted(names)
     assert "torch==2.13.0" in pins
 

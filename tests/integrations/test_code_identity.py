@@ -249,10 +249,10 @@ def test_a_chain_knows_the_values_that_its_code_reads_in_modules(monkeypatch: py
 
 
 def test_a_chain_is_the_same_where_a_run_changed_what_it_closes_over() -> None:
-    heard: list[int] = []
-    function = closing(heard)
+    calls: list[int] = []
+    function = closing(calls)
     before = chain_identity([function], models=())
-    heard.append(1)
+    calls.append(1)
     assert chain_identity([function], models=()) == before
     assert chain_identity([closing("A")], models=()) != chain_identity([closing("B")], models=())
     assert chain_identity([closing(object())], models=())

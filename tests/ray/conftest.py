@@ -42,9 +42,9 @@ def questions() -> list[Question]:
 def rows(questions: list[Question]) -> list[dict[str, Any]]:
     """Texts to score: the references."""
     return [
-        {"id": str(i), "question": each.question, "context": each.context, "answers": list(each.answers)}
-        | {"response": each.answers[0]}
-        for i, each in enumerate(questions)
+        {"id": str(i), "question": question.question, "context": question.context, "answers": list(question.answers)}
+        | {"response": question.answers[0]}
+        for i, question in enumerate(questions)
     ]
 
 

@@ -30,14 +30,14 @@ OF_THE_FOLDER = ("folder",)
 def records(path: Path) -> list[dict[str, Any]]:
     """The lines of a file without what took how long."""
     found = [json.loads(line) for line in path.read_text().splitlines()]
-    return [{name: value for name, value in each.items() if name not in TIMED} for each in found]
+    return [{name: value for name, value in row.items() if name not in TIMED} for row in found]
 
 
 def by_key(path: Path) -> dict[str, Any]:
     """The answers of a run, whatever their order, after its settings."""
     settings, *answers = records(path)
-    assert len({each["key"] for each in answers}) == len(answers), "an answer is there twice"
-    return {"": settings, **{each["key"]: each for each in answers}}
+    assert len({answer["key"] for answer in answers}) == len(answers), "an answer is there twice"
+    return {"": settings, **{answer["key"]: answer for answer in answers}}
 
 
 def test_calibrate(program: Program, data: Path, tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def untimed(found: Any) -> Any:
     if isinstance(found, dict):
         fields = cast("dict[str, Any]", found)
         return {name: untimed(value) for name, value in fields.items() if name not in (*TIMED, *OF_THE_FOLDER)}
-    return [untimed(each) for each in cast("list[Any]", found)] if isinstance(found, list) else found
+    return [untimed(row) for row in cast("list[Any]", found)] if isinstance(found, list) else found
 
 
 def graded(path: Path) -> list[dict[str, str]]:
@@ -134,8 +134,8 @@ def test_no_cluster_there(program: Program, data: Path, tmp_path: Path) -> None:
     nowhere = f"127.0.0.1:{free_port()}"
     found = program("score", "--data", data, "--output", tmp_path / "out.jsonl", "--ray", nowhere)
     assert found.returncode == 1
-    said = " ".join(found.stderr.replace("│", " ").split())
-    assert f"There is no Ray cluster at '{nowhere}': [Errno 111] Connection refused. Start one (ray start" in said
+    stderr = " ".join(found.stderr.replace("│", " ").split())
+    assert f"There is no Ray cluster at '{nowhere}': [Errno 111] Connection refused. Start one (ray start" in stderr
 
 
 def partitioned(kind: str, folder: Path, rows: list[dict[str, Any]]) -> Path:

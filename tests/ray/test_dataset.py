@@ -30,12 +30,12 @@ def model() -> LanguageModel:
 @pytest.fixture(scope="module")
 def alone(model: LanguageModel, rows: list[dict[str, Any]]) -> list[Verdict]:
     scorer = TextScorer(model, HybridGrad())
-    asked = [Question.model_validate(row) for row in rows]
-    return [verdict for i in range(0, len(asked), 8) for _, verdict in scorer(asked[i : i + 8]).scored]
+    questions = [Question.model_validate(row) for row in rows]
+    return [verdict for i in range(0, len(questions), 8) for _, verdict in scorer(questions[i : i + 8]).scored]
 
 
 def numbers(found: list[dict[str, Any]]) -> list[Any]:
-    return [each["semgrad_guard"]["uncertainty"] for each in found]
+    return [row["semgrad_guard"]["uncertainty"] for row in found]
 
 
 @pytest.mark.parametrize("blocks", [1, 7])
@@ -46,7 +46,7 @@ def test_rows_and_numbers_are_the_single_processs(
 
     given = ray.data.from_items(rows, override_num_blocks=blocks)
     found = score(given, workers=2).take_all()
-    assert [{k: v for k, v in each.items() if k != "semgrad_guard"} for each in found] == given.take_all()
+    assert [{k: v for k, v in row.items() if k != "semgrad_guard"} for row in found] == given.take_all()
     assert numbers(found) == [verdict.uncertainty for verdict in alone]
     written = found[0]["semgrad_guard"]
     assert {name: written[name] for name in ("gnll", "action", "model", "fingerprint", "scored_tokens")} == {
@@ -61,12 +61,12 @@ def test_rows_that_cannot_be_scored_stay_and_say_why(ray: Any, rows: list[dict[s
     odd = [{"question": " ", "response": "r"}, {"question": "q", "response": ""}]
     odd += [{"question": "q", "response": "word " * 5000}]
     found = score(ray.data.from_items([plain[0], *odd, plain[1]])).take_all()
-    said = [(each["semgrad_guard"]["status"], each["semgrad_guard"]["reason"]) for each in found]
-    assert [status for status, _ in said] == ["scored", *["unscored"] * 3, "scored"]
-    assert {each["semgrad_guard"]["action"] for each in found[1:4]} == {"abstain"}
-    assert said[1][1] == "the row has no usable question"
-    assert said[2][1] == "the row has no response to score"
-    assert "context window" in said[3][1]
+    outcomes = [(row["semgrad_guard"]["status"], row["semgrad_guard"]["reason"]) for row in found]
+    assert [status for status, _ in outcomes] == ["scored", *["unscored"] * 3, "scored"]
+    assert {row["semgrad_guard"]["action"] for row in found[1:4]} == {"abstain"}
+    assert outcomes[1][1] == "the row has no usable question"
+    assert outcomes[2][1] == "the row has no response to score"
+    assert "context window" in outcomes[3][1]
 
 
 def test_columns(ray: Any) -> None:
@@ -127,7 +127,7 @@ def test_killed_workers_of_a_dataset_lose_nothing(ray: Any, rows: list[dict[str,
     with killer("MapWorker", killed, most=KILLS, pauses=(0.2, 3)):
         found = list(score(ray.data.from_items(many, override_num_blocks=turns)).iter_rows())
     assert len(set(killed)) == KILLS
-    assert [(each["turn"], each["id"]) for each in found] == [(each["turn"], each["id"]) for each in many]
+    assert [(row["turn"], row["id"]) for row in found] == [(row["turn"], row["id"]) for row in many]
     assert numbers(found) == [verdict.uncertainty for verdict in alone[:56]] * turns
 
 

@@ -78,7 +78,7 @@ class _StoppedError(BaseException):
 def test_an_interrupted_run_continues(
     ray: Any, model: LanguageModel, questions: list[Question], tmp_path: Path
 ) -> None:
-    path, told = tmp_path / "run.jsonl", list[int]()
+    path, progress = tmp_path / "run.jsonl", list[int]()
 
     def stop(done: int, _: int) -> None:
         if done >= 10:
@@ -88,10 +88,10 @@ def test_an_interrupted_run_continues(
         collect(ray, path, model, questions[:20], on_progress=stop)
     kept = path.read_text()
     assert len(kept.splitlines()) == 11
-    found = collect(ray, path, model, questions[:20], on_progress=lambda done, _: told.append(done))
-    assert told == list(range(10, 21, 2))
+    found = collect(ray, path, model, questions[:20], on_progress=lambda done, _: progress.append(done))
+    assert progress == list(range(10, 21, 2))
     assert path.read_text().startswith(kept)
-    assert [each.question for each in found] == [each.question for each in questions[:20]]
+    assert [result.question for result in found] == [question.question for question in questions[:20]]
 
 
 def dying(model: LanguageModel) -> Any:

@@ -74,7 +74,10 @@ def expected(**changes: Any) -> dict[str, Answered]:
     plain = {name: value for name, value in PLAIN.items() if name != "cpus"}
     server = assemble(ServerSettings(**{**plain, **changes}, no_log=True), keys=Keys(), hosts=None)
     with TestClient(server.app) as client:
-        return {each: answer_of(client.post("/v1/chat/completions", json=body(each)).json()) for each in QUESTIONS}
+        return {
+            question: answer_of(client.post("/v1/chat/completions", json=body(question)).json())
+            for question in QUESTIONS
+        }
 
 
 def body(question: str, **given: Any) -> dict[str, Any]:
@@ -161,7 +164,9 @@ def kept(postgres: Postgres, ids: Sequence[str]) -> list[str]:
 
     database = Database(postgres.url)
     deadline = time.monotonic() + LIMIT
-    while (found := [each for each in ids if database.has(each)]) != list(ids) and time.monotonic() < deadline:
+    while (found := [decision for decision in ids if database.has(decision)]) != list(
+        ids
+    ) and time.monotonic() < deadline:
         time.sleep(1)
     database.close()
     return found
@@ -175,7 +180,9 @@ def test_replicas_answer_as_one_process_does(deploy: Callable[..., None], url: s
     assert load.failures == []
     assert [(q, alone[q], a) for q, a, _ in load.answers if not alike(alone[q], a)] == []
     with httpx.Client(trust_env=False, timeout=120) as client:
-        assert [stream_of(client, url, each) for each in QUESTIONS] == [(alone[each][0], True) for each in QUESTIONS]
+        assert [stream_of(client, url, question) for question in QUESTIONS] == [
+            (alone[question][0], True) for question in QUESTIONS
+        ]
         decisions = client.get(f"{url}/decisions").json()["data"]
         assert len(decisions) >= 46, "the log is one for all replicas"
         assert client.get(f"{url}/models", headers={"host": "elsewhere"}).status_code == 421
@@ -183,7 +190,7 @@ def test_replicas_answer_as_one_process_does(deploy: Callable[..., None], url: s
 
 def test_another_version_takes_over_under_load(deploy: Callable[..., None], url: str, postgres: Postgres) -> None:
     versions = [expected(), expected(threshold=-1)]
-    assert not any(alike(versions[0][each], versions[1][each]) for each in QUESTIONS)
+    assert not any(alike(versions[0][question], versions[1][question]) for question in QUESTIONS)
     deploy()
     with Load(url) as load:
         load.wait_for(20)
@@ -191,8 +198,8 @@ def test_another_version_takes_over_under_load(deploy: Callable[..., None], url:
         load.wait_for(60)
     assert load.failures == [], "an answer was lost"
     seen = [[alike(version[question], answer) for version in versions] for question, answer, _ in load.answers]
-    assert all(any(each) for each in seen), "an answer is neither version's"
-    assert {each.index(True) for each in seen} == {0, 1}
+    assert all(any(matches) for matches in seen), "an answer is neither version's"
+    assert {matches.index(True) for matches in seen} == {0, 1}
     ids = [decision for _, _, decision in load.answers]
     assert len(set(ids)) == len(ids)
     assert kept(postgres, ids) == ids
@@ -255,10 +262,10 @@ def test_a_replica_whose_model_can_answer_nothing_is_replaced(
         """A replica whose model's thread can be ended from outside."""
 
         def end_thread(self) -> list[bool]:
-            schedulers = [each.scheduler for each in self._server.service.models.values()]
-            for each in schedulers:
-                each.close()
-            return [each.is_alive for each in schedulers]
+            schedulers = [model.scheduler for model in self._server.service.models.values()]
+            for scheduler in schedulers:
+                scheduler.close()
+            return [scheduler.is_alive for scheduler in schedulers]
 
     monkeypatch.setattr(serving, "Replica", Mortal)
     alone = expected()

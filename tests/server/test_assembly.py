@@ -108,7 +108,7 @@ def test_a_server_holds_what_a_whole_batch_leaves_for_its_scores(made: Any, chec
 def test_several_models_have_a_calibration_each(made: Any, checkpoint: Path, tmp_path: Path) -> None:
     own = calibration_file(tmp_path / "c.json", checkpoint, served=False)
     server = made(model=("pocket", str(checkpoint)), mode="annotate", calibration=(f"{checkpoint}={own}",))
-    thresholds = {name: each.terms.policy.threshold for name, each in server.service.models.items()}
+    thresholds = {name: model.terms.policy.threshold for name, model in server.service.models.items()}
     assert set(thresholds) == {"pocket", checkpoint.name}
     assert thresholds[checkpoint.name] != thresholds["pocket"] > 0
 

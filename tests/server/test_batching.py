@@ -64,18 +64,18 @@ def request(text: str, **given: Any) -> AnswerRequest:
     return AnswerRequest(conversation=(Message("user", text),), options=Options(**{"max_tokens": 8, **given}), **own)
 
 
-def require_alone(model: LanguageModel, asked: AnswerRequest, drafts: Sequence[Draft[Answer]]) -> None:
+def require_alone(model: LanguageModel, wanted: AnswerRequest, drafts: Sequence[Draft[Answer]]) -> None:
     """A request's drafts are those of single requests for each of its answers."""
-    assert len(drafts) == asked.count
+    assert len(drafts) == wanted.count
     for number, draft in enumerate(drafts):
-        seed = None if asked.options.seed is None else asked.options.seed + number
-        options = replace(asked.options, seed=seed, grammar=asked.form.grammar(model))
+        seed = None if wanted.options.seed is None else wanted.options.seed + number
+        options = replace(wanted.options, seed=seed, grammar=wanted.form.grammar(model))
         answerer = Answerer(model, HybridGrad(), options=options)
-        [single] = answerer.drafts([asked.conversation])
+        [single] = answerer.drafts([wanted.conversation])
         generation, verdict = single.answer, single.verdict
-        told = (generation.text, generation.finish_reason, generation.completion_tokens, generation.cut)
+        expected = (generation.text, generation.finish_reason, generation.completion_tokens, generation.cut)
         answer = draft.answer
-        assert (answer.text, answer.finish_reason, answer.completion_tokens, draft.verdict.cut) == told
+        assert (answer.text, answer.finish_reason, answer.completion_tokens, draft.verdict.cut) == expected
         assert draft.verdict.status == verdict.status
         assert draft.verdict.reason == verdict.reason
         assert draft.verdict.uncertainty == pytest.approx(verdict.uncertainty, rel=1e-4)
@@ -93,12 +93,12 @@ async def all_at_once(scheduler: Scheduler, count: int) -> AsyncIterator[None]:
     await busy
 
 
-async def answered(scheduler: Scheduler, asked: Sequence[AnswerRequest], *, together: bool = True) -> list[Any]:
+async def answered(scheduler: Scheduler, requests: Sequence[AnswerRequest], *, together: bool = True) -> list[Any]:
     """The drafts, or the errors, of requests that begin together, or as they come."""
     if not together:
-        return await asyncio.gather(*map(scheduler.answer, asked), return_exceptions=True)
-    async with all_at_once(scheduler, len(asked)):
-        tasks = [asyncio.ensure_future(scheduler.answer(each)) for each in asked]
+        return await asyncio.gather(*map(scheduler.answer, requests), return_exceptions=True)
+    async with all_at_once(scheduler, len(requests)):
+        tasks = [asyncio.ensure_future(scheduler.answer(wanted)) for wanted in requests]
     return await asyncio.gather(*tasks, return_exceptions=True)
 
 
@@ -133,8 +133,8 @@ async def test_everybody_gets_what_a_single_request_gets(
     start: Start, language_model: LanguageModel, together: bool
 ) -> None:
     scheduler = start()
-    for asked, drafts in zip(MIXED, await answered(scheduler, MIXED, together=together), strict=True):
-        require_alone(language_model, asked, drafts)
+    for wanted, drafts in zip(MIXED, await answered(scheduler, MIXED, together=together), strict=True):
+        require_alone(language_model, wanted, drafts)
     assert scheduler.batching == "steps"
 
 
@@ -157,20 +157,20 @@ async def test_a_request_joins_one_that_is_being_written(start: Start, language_
 
 async def test_streams_beside_plain_answers(start: Start, language_model: LanguageModel) -> None:
     scheduler = start()
-    asked = [request(f"q{n}", max_tokens=9 + n, stop=("b",) if n % 2 else ()) for n in range(4)]
+    requests = [request(f"q{n}", max_tokens=9 + n, stop=("b",) if n % 2 else ()) for n in range(4)]
 
-    async def streamed(each: AnswerRequest) -> tuple[list[str], Draft[Answer]]:
-        live = LiveAnswers(scheduler, each)
+    async def streamed(wanted: AnswerRequest) -> tuple[list[str], Draft[Answer]]:
+        live = LiveAnswers(scheduler, wanted)
         pieces = [piece async for piece in live]
         return pieces, await live.draft()
 
     async with all_at_once(scheduler, 8):
-        streams = [asyncio.ensure_future(streamed(each)) for each in asked]
-        plain = [asyncio.ensure_future(scheduler.answer(each)) for each in asked]
-    for each, stream, task in zip(asked, streams, plain, strict=True):
+        streams = [asyncio.ensure_future(streamed(wanted)) for wanted in requests]
+        plain = [asyncio.ensure_future(scheduler.answer(wanted)) for wanted in requests]
+    for wanted, stream, task in zip(requests, streams, plain, strict=True):
         pieces, draft = await stream
-        require_alone(language_model, each, [draft])
-        require_alone(language_model, each, await task)
+        require_alone(language_model, wanted, [draft])
+        require_alone(language_model, wanted, await task)
         assert "".join(pieces) == draft.answer.text
         assert all(pieces)
         assert len(pieces) > 1 or len(draft.answer.text) < 2
@@ -182,26 +182,26 @@ async def test_streams_beside_plain_answers(start: Start, language_model: Langua
 async def test_one_that_is_cancelled_leaves_the_others(start: Start, language_model: LanguageModel) -> None:
     scheduler, loop, log = start(), asyncio.get_running_loop(), list[str]()
     others = [request(f"q{n}", max_tokens=20) for n in range(2)]
-    tasks, told = list[asyncio.Task[Any]](), threading.Event()
+    tasks, notified = list[asyncio.Task[Any]](), threading.Event()
 
     def leaves() -> None:  # in the model's thread, which goes on once the request has been told
         loop.call_soon_threadsafe(tasks[0].cancel)
-        assert told.wait(LIMIT)
+        assert notified.wait(LIMIT)
 
-    heard = Listener("gone", log, at=3, then=leaves)
+    listener = Listener("gone", log, at=3, then=leaves)
     _, ended = watched(scheduler)
     async with all_at_once(scheduler, 3):
-        tasks += [asyncio.ensure_future(scheduler.answer(request("gone", max_tokens=150, on_piece=heard)))]
-        tasks[0].add_done_callback(lambda _: told.set())
-        tasks += [asyncio.ensure_future(scheduler.answer(each)) for each in others]
+        tasks += [asyncio.ensure_future(scheduler.answer(request("gone", max_tokens=150, on_piece=listener)))]
+        tasks[0].add_done_callback(lambda _: notified.set())
+        tasks += [asyncio.ensure_future(scheduler.answer(other)) for other in others]
     with pytest.raises(asyncio.CancelledError):
         await tasks[0]
-    for asked, task in zip(others, tasks[1:], strict=True):
-        require_alone(language_model, asked, await task)
+    for wanted, task in zip(others, tasks[1:], strict=True):
+        require_alone(language_model, wanted, await task)
     while len(ended) < 4:
         await asyncio.sleep(0.001)
     assert sorted(ended) == ["AnswerCancelledError", *["NoneType"] * 3]
-    assert len(heard.pieces) == 3, "the model did not go on for nobody"
+    assert len(listener.pieces) == 3, "the model did not go on for nobody"
 
 
 async def test_one_whose_time_is_over_leaves_the_others(start: Start, language_model: LanguageModel) -> None:
@@ -211,11 +211,11 @@ async def test_one_whose_time_is_over_leaves_the_others(start: Start, language_m
     def time_passes() -> None:
         stop._deadline = 0.0
 
-    asked = request("slow", max_tokens=150, on_piece=Listener("slow", log, at=2, then=time_passes))
+    wanted = request("slow", max_tokens=150, on_piece=Listener("slow", log, at=2, then=time_passes))
     other = request("other", max_tokens=20)
     async with all_at_once(scheduler, 2):
         with stopping(stop):
-            late = asyncio.ensure_future(scheduler.answer(asked))
+            late = asyncio.ensure_future(scheduler.answer(wanted))
         fine = asyncio.ensure_future(scheduler.answer(other))
     require_alone(language_model, other, await fine)
     with pytest.raises(DeadlineExceededError):
@@ -238,7 +238,7 @@ FAILING: list[tuple[AnswerRequest, type[Exception], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("failing", FAILING, ids=[each[0].conversation[0].content[0] for each in FAILING])
+@pytest.mark.parametrize("failing", FAILING, ids=[case[0].conversation[0].content[0] for case in FAILING])
 async def test_an_error_is_told_to_whose_it_is(
     start: Start, language_model: LanguageModel, failing: tuple[AnswerRequest, type[Exception], str]
 ) -> None:
@@ -247,8 +247,8 @@ async def test_an_error_is_told_to_whose_it_is(
     found = await answered(scheduler, [good[0], bad, *good[1:]])
     assert isinstance(found[1], kind)
     assert says in str(found[1])
-    for asked, drafts in zip(good, [found[0], *found[2:]], strict=True):
-        require_alone(language_model, asked, drafts)
+    for wanted, drafts in zip(good, [found[0], *found[2:]], strict=True):
+        require_alone(language_model, wanted, drafts)
 
 
 def refuses(model: LanguageModel, letters: str) -> None:
@@ -294,22 +294,22 @@ def of_kind(kind: str) -> LanguageModel:
 async def test_every_kind_of_batching(start: Start, serve: Serve, kind: str) -> None:
     model = of_kind(kind)
     alike = [request("hello"), request("a longer question"), request("x", count=2)]
-    asked = [*alike, request("late", max_tokens=3), request("y", temperature=1.0, seed=3, count=2)]
+    requests = [*alike, request("late", max_tokens=3), request("y", temperature=1.0, seed=3, count=2)]
     scheduler, rows = start(model), list[int]()
     await scheduler.work(lambda: None)  # the model was looked at: those passes are no requests
     layer: Any = model._scorer.current_replayer().layers[0]
     model.generate("Hi", Options(max_tokens=1)).evidence.gradients()  # the self-check is no request
     hook = layer.register_forward_pre_hook(lambda _, args, kwargs: rows.append(len(args[0])), with_kwargs=True)
-    found = await answered(scheduler, asked)
+    found = await answered(scheduler, requests)
     hook.remove()
     assert max(rows) == {"steps": 7, "together": 4, "equal_lengths": 2, "none": 1}[kind]
-    for each, drafts in zip(asked, found, strict=True):
-        require_alone(model, each, drafts)
+    for wanted, drafts in zip(requests, found, strict=True):
+        require_alone(model, wanted, drafts)
     async with serve(ALL, model=model, scheduler=scheduler) as client:
         [described] = (await client.get("/v1/models")).json()["data"]
         assert described["semgrad_guard"]["batching"] == kind
         pieces = events((await client.post(CHAT, json=asking("hello", stream=True))).text)
-    assert "".join(each["choices"][0]["delta"].get("content") or "" for each in pieces) == found[0][0].answer.text
+    assert "".join(piece["choices"][0]["delta"].get("content") or "" for piece in pieces) == found[0][0].answer.text
 
 
 @pytest.mark.parametrize(("kind", "most"), [("steps", 2), ("equal_lengths", 2), ("steps", 1)])
@@ -317,16 +317,16 @@ async def test_a_limit_of_rows_holds_in_every_kind_of_batching(start: Start, kin
     model, rows = of_kind(kind), list[int]()
     model.max_batch = most
     scheduler = start(model)
-    asked = [request("hello"), request("a longer question"), request("x", count=3), request("late", max_tokens=3)]
+    requests = [request("hello"), request("a longer question"), request("x", count=3), request("late", max_tokens=3)]
     layer: Any = model._scorer.current_replayer().layers[0]
     model.generate("Hi", Options(max_tokens=1)).evidence.gradients()  # the self-check is no request
     hook = layer.register_forward_pre_hook(lambda _, args, kwargs: rows.append(len(args[0])), with_kwargs=True)
-    found = await answered(scheduler, asked)
+    found = await answered(scheduler, requests)
     hook.remove()
     assert max(rows) <= most
     assert scheduler.batching == (kind if most > 1 else "none")
-    for each, drafts in zip(asked, found, strict=True):
-        require_alone(model, each, drafts)
+    for wanted, drafts in zip(requests, found, strict=True):
+        require_alone(model, wanted, drafts)
 
 
 HYBRID = ("jamba", "falcon-h1", "lfm2", "qwen3-next", "mamba2", "recurrent-gemma", "llama4-chunked")
@@ -337,7 +337,7 @@ async def test_where_layers_keep_a_state_prompts_of_equal_length_run_together(st
     """Those in between run by themselves, in the order in which they came; none waits for what came later."""
     model = of_kind(name)
     scheduler, rows = start(model), list[int]()
-    asked = [
+    requests = [
         request("hello"), request("a longer question"), request("world"), request("other", temperature=1.0, seed=3),
         request("a longer questioo"), request("words", max_tokens=3), request("x" * 5), request("y" * 5, stop=("a",)),
     ]  # fmt: skip
@@ -347,14 +347,14 @@ async def test_where_layers_keep_a_state_prompts_of_equal_length_run_together(st
     layer: Any = model._scorer.current_replayer().layers[0]
     hook = layer.register_forward_pre_hook(lambda *call: rows.append(len(next(iter((*call[1], *call[2].values()))))),
                                            with_kwargs=True)  # fmt: skip
-    found = await answered(scheduler, asked)
+    found = await answered(scheduler, requests)
     hook.remove()
     assert scheduler.batching == "equal_lengths"
     assert max(rows) == 3
     order = [job.request.conversation[0].content for job in begun if job.request is not None]
     assert order == ["hello", "world", "xxxxx", "a longer question", "a longer questioo", "other", "words", "yyyyy"]
-    for each, drafts in zip(asked, found, strict=True):
-        require_alone(model, each, drafts)
+    for wanted, drafts in zip(requests, found, strict=True):
+        require_alone(model, wanted, drafts)
 
 
 async def test_other_work_is_passed_by_once(start: Start) -> None:
@@ -380,8 +380,8 @@ async def test_a_prompt_that_breaks_the_pass_breaks_its_own(start: Start, kind: 
     good = [request("q0"), request("q1")]
     found = await answered(start(model), [good[0], request("QXQ"), good[1]])
     assert isinstance(found[1], ValueError)
-    for asked, drafts in zip(good, (found[0], found[2]), strict=True):
-        require_alone(model, asked, drafts)
+    for wanted, drafts in zip(good, (found[0], found[2]), strict=True):
+        require_alone(model, wanted, drafts)
 
 
 async def test_a_short_room_behind_one_prompt_does_not_shorten_anothers_answer(start: Start) -> None:
@@ -389,10 +389,10 @@ async def test_a_short_room_behind_one_prompt_does_not_shorten_anothers_answer(s
     window = model.context_window
     assert window is not None
     before = len(model.render("x").ids) - 1
-    asked = [request("hello", max_tokens=8), request("x" * (window - before - 3), max_tokens=8)]
-    for each, drafts in zip(asked, await answered(start(model), asked), strict=True):
-        require_alone(model, each, drafts)
-        assert drafts[0].answer.completion_tokens == (8 if each is asked[0] else 3)
+    requests = [request("hello", max_tokens=8), request("x" * (window - before - 3), max_tokens=8)]
+    for wanted, drafts in zip(requests, await answered(start(model), requests), strict=True):
+        require_alone(model, wanted, drafts)
+        assert drafts[0].answer.completion_tokens == (8 if wanted is requests[0] else 3)
 
 
 async def test_a_model_that_changes_ends_what_it_was_writing_and_not_what_comes(
@@ -420,14 +420,14 @@ async def test_what_cannot_join_is_written_by_itself(start: Start) -> None:
     rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [3.0] * 4, "rope_theta": 1e4}
     sizes: dict[str, Any] = {"vocab_size": 258, "eos_token_id": 257, "pad_token_id": 257}
     longer = build("phi3", dtype=torch.float32, **sizes, original_max_position_embeddings=50, rope_parameters=rope)
-    asked = [
+    requests = [
         request("hello"),
         request("a question of forty letters, or some more"),
         request("x" * 15, max_tokens=13),
     ]
     model = LanguageModel.from_transformers(longer, byte_tokenizer())
-    for each, drafts in zip(asked, await answered(start(model), asked), strict=True):
-        require_alone(model, each, drafts)
+    for wanted, drafts in zip(requests, await answered(start(model), requests), strict=True):
+        require_alone(model, wanted, drafts)
     shallow = build("llama", dtype=torch.float32, **sizes, num_hidden_layers=2)
     with pytest.raises(EmptyLayerSpanError):
         start(LanguageModel.from_transformers(shallow, byte_tokenizer()))
@@ -443,7 +443,7 @@ async def test_a_model_that_cannot_be_looked_at_says_so_to_everybody(
         monkeypatch.setattr(LanguageModel, "joins", property(lambda _: fails()))
     scheduler = start(model)
     found = await asyncio.wait_for(answered(scheduler, [request("a"), request("b")], together=False), LIMIT)
-    assert [str(each) for each in found] == ["gone"] * 2
+    assert [str(error) for error in found] == ["gone"] * 2
     hook.remove()
     monkeypatch.undo()
     require_alone(model, request("c"), await asyncio.wait_for(scheduler.answer(request("c")), LIMIT))
@@ -460,15 +460,15 @@ async def test_the_queue_keeps_its_order_and_nobody_starves(
     monkeypatch.setattr(batching, "_CELLS", 3 * width)
     scheduler = start()
     begun, _ = watched(scheduler)
-    asked = [request(f"q{n}", count=3 if n == 2 else 1) for n in range(8)]
-    async with all_at_once(scheduler, len(asked) + 1):
-        tasks = [asyncio.ensure_future(scheduler.answer(each)) for each in asked[:5]]
+    requests = [request(f"q{n}", count=3 if n == 2 else 1) for n in range(8)]
+    async with all_at_once(scheduler, len(requests) + 1):
+        tasks = [asyncio.ensure_future(scheduler.answer(wanted)) for wanted in requests[:5]]
         await asyncio.sleep(0)
         between = asyncio.ensure_future(scheduler.work(lambda: "work"))
         await asyncio.sleep(0)
-        tasks += [asyncio.ensure_future(scheduler.answer(each)) for each in asked[5:]]
-    for each, task in zip(asked, tasks, strict=True):
-        require_alone(language_model, each, await task)
+        tasks += [asyncio.ensure_future(scheduler.answer(wanted)) for wanted in requests[5:]]
+    for wanted, task in zip(requests, tasks, strict=True):
+        require_alone(language_model, wanted, await task)
     assert await between == "work"
     order = [None if job.request is None else job.request.conversation[0].content for job in begun]
     assert order == [None, "q0", "q1", "q2", "q3", "q4", None, "q5", "q6", "q7"]
@@ -503,11 +503,11 @@ async def test_a_steady_stream_of_short_requests_does_not_hold_up_a_large_one(
 @pytest.mark.parametrize("kind", ["steps", "none"])
 async def test_nothing_is_kept_of_requests_that_are_done(start: Start, kind: str) -> None:
     scheduler = start(of_kind(kind))
-    asked = [request(f"q{n}", max_tokens=4 + n) for n in range(3)]
-    ghosts = [weakref.ref(each) for each in asked]
-    found = await answered(scheduler, asked)
-    ghosts += [weakref.ref(each[0].answer) for each in found]
-    del asked, found
+    requests = [request(f"q{n}", max_tokens=4 + n) for n in range(3)]
+    ghosts = [weakref.ref(wanted) for wanted in requests]
+    found = await answered(scheduler, requests)
+    ghosts += [weakref.ref(drafts[0].answer) for drafts in found]
+    del requests, found
     await scheduler.work(lambda: None)  # the model's thread has gone on
     gc.collect()
     assert [ghost() for ghost in ghosts] == [None] * 6
@@ -548,14 +548,14 @@ async def test_tools_and_forms_beside_plain_requests(
     ]
 
     def what_matters(body: dict[str, Any]) -> list[Any]:
-        told = []
+        answers = []
         for choice in body["choices"]:
             message = choice["message"]
             calls = [call["function"] for call in message.get("tool_calls") or ()]
             tokens = [entry["token"] for entry in choice["logprobs"].get("content") or ()]
-            told.append((message["content"], calls, choice["finish_reason"], tokens))
+            answers.append((message["content"], calls, choice["finish_reason"], tokens))
         records = body["semgrad_guard"] if isinstance(body["semgrad_guard"], list) else [body["semgrad_guard"]]
-        return [told, body["usage"], [round(record["uncertainty"], 9) for record in records]]
+        return [answers, body["usage"], [round(record["uncertainty"], 9) for record in records]]
 
     async with serve(ALL, model=model, options=Options(max_tokens=120)) as client:
         alone = [what_matters((await client.post(CHAT, json=body)).json()) for body in bodies]
@@ -568,5 +568,7 @@ async def test_tools_and_forms_beside_plain_requests(
     assert called["finish_reason"] == "tool_calls"
     assert json.loads(formed["message"]["content"])["colour"] in ("red", "green")
     for response, its in zip(found[len(bodies) :], (alone[0], alone[3]), strict=True):
-        pieces = [choice["delta"].get("content") or "" for each in events(response.text) for choice in each["choices"]]
+        pieces = [
+            choice["delta"].get("content") or "" for event in events(response.text) for choice in event["choices"]
+        ]
         assert "".join(pieces) == its[0][0][0]

@@ -43,16 +43,16 @@ async def test_a_delivered_answer_and_its_verdict(serve: Serve, language_model: 
 async def test_nothing_of_a_withheld_answer_leaves(serve: Serve, language_model: LanguageModel, stream: bool) -> None:
     draft = language_model.generate("hello", OPTIONS).text
     async with serve(NONE) as client:
-        asked = asking(stream=stream, logprobs=True, top_logprobs=3, stream_options={"include_usage": True})
+        body = asking(stream=stream, logprobs=True, top_logprobs=3, stream_options={"include_usage": True})
         if not stream:
-            del asked["stream_options"]
-        response = await client.post(CHAT, json=asked)
+            del body["stream_options"]
+        response = await client.post(CHAT, json=body)
     assert response.status_code == 200
     sent = response.text + str(response.headers)
     assert draft not in sent
     assert json.dumps(draft) not in sent
     assert response.headers["x-semgrad-guard-action"] == "abstain"  # a stream that is held has its verdict in time
-    last = [each for each in events(response.text) if each["choices"]][-1] if stream else response.json()
+    last = [event for event in events(response.text) if event["choices"]][-1] if stream else response.json()
     logprobs = last["choices"][0]["logprobs"]
     assert logprobs["content"] is None
     record = logprobs["semgrad_guard"]
@@ -74,7 +74,7 @@ async def test_a_live_stream(serve: Serve, language_model: LanguageModel, mode: 
     async with serve(NONE, mode=mode) as client:
         response = await client.post(CHAT, json=asking(stream=True))
     found = events(response.text)
-    pieces = [each["choices"][0]["delta"].get("content") for each in found]
+    pieces = [event["choices"][0]["delta"].get("content") for event in found]
     assert "".join(piece or "" for piece in pieces) == draft
     assert sum(bool(piece) for piece in pieces) > 1
     assert found[-1]["choices"][0]["logprobs"]["semgrad_guard"]["action"] == "abstain"
@@ -195,7 +195,7 @@ async def test_an_unknown_model_names_those_there_are(serve: Serve) -> None:
         assert response.status_code == 404
         assert response.json()["error"]["code"] == "model_not_found"
         assert "there is: tiny" in response.json()["error"]["message"]
-        assert [each["id"] for each in (await client.get("/v1/models")).json()["data"]] == ["tiny"]
+        assert [model["id"] for model in (await client.get("/v1/models")).json()["data"]] == ["tiny"]
         assert (await client.get("/v1/models/tiny")).json()["object"] == "model"
         assert (await client.get("/v1/models/other")).status_code == 404
 
@@ -217,13 +217,13 @@ async def test_many_clients_get_their_own_answers(serve: Serve, language_model: 
 
 
 async def test_overrides_are_the_operators_to_allow(serve: Serve) -> None:
-    asked = asking(semgrad_guard={"threshold": -1.0, "mode": "annotate"})
+    body = asking(semgrad_guard={"threshold": -1.0, "mode": "annotate"})
     async with serve(ALL) as client:
-        response = await client.post(CHAT, json=asked)
+        response = await client.post(CHAT, json=body)
         assert response.status_code == 403
         assert "mode, threshold" in response.json()["error"]["message"]
     async with serve(ALL, overridable=frozenset({"threshold", "mode"})) as client:
-        record = (await client.post(CHAT, json=asked)).json()["semgrad_guard"]
+        record = (await client.post(CHAT, json=body)).json()["semgrad_guard"]
         assert (record["action"], record["enforced"], record["threshold"]) == ("abstain", False, -1.0)
 
 
@@ -263,15 +263,15 @@ async def test_a_stream_that_waits_tells_that_it_lives(
     }  # fmt: skip
     await asyncio.wait_for(app(scope, receive, send), 60)
     assert sent[0]["status"] == 200
-    said = [message["body"].decode() for message in sent[1:] if message["body"]]
-    beats = [each for each in said if each == ": waiting\n\n"]
+    chunks = [message["body"].decode() for message in sent[1:] if message["body"]]
+    beats = [chunk for chunk in chunks if chunk == ": waiting\n\n"]
     assert len(beats) >= 4
-    assert said[:4] == beats[:4]
-    found = events("".join(said))
+    assert chunks[:4] == beats[:4]
+    found = events("".join(chunks))
     if fails:
         assert found[-1]["error"]["code"] == "upstream_failed"
     else:
-        shown = "".join(choice["delta"].get("content") or "" for each in found for choice in each["choices"])
+        shown = "".join(choice["delta"].get("content") or "" for event in found for choice in event["choices"])
         assert shown == ("Paris." if policy is ALL else "I don't know.")
 
 

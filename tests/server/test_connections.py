@@ -68,8 +68,8 @@ def test_a_head_must_come_in_time(make_served: Callable[..., ServedModel], sent:
     app = make_app(Service([make_served(ALL)]))
     with listening(app, head_seconds=0.2, idle_seconds=1) as address, ExitStack() as opened:
         slow = [opened.enter_context(socket.create_connection(address, timeout=LIMIT)) for _ in range(20)]
-        for each in slow:
-            each.sendall(sent)
+        for connection in slow:
+            connection.sendall(sent)
         until(lambda: is_healthy(f"http://{address[0]}:{address[1]}/healthz"))
         assert all(map(ends, slow))
 

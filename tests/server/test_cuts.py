@@ -36,12 +36,12 @@ CHAT = "/v1/chat/completions"
 def attempts(draft: str) -> list[dict[str, Any]]:
     """Cuts by which the draft could be read out: each length, and strings that it holds, and others."""
     inside = [draft[3:4], draft[-4:-2], draft[:1]]
-    stops = [[each] for each in (*inside, "zzzz", draft)] + [inside]
+    stops = [[stop] for stop in (*inside, "zzzz", draft)] + [inside]
     lengths: list[dict[str, Any]] = [{"max_tokens": count} for count in (1, 2, 3, OPTIONS.max_tokens)]
     return [
         *lengths,
         {"max_completion_tokens": 2},
-        *({"stop": each} for each in stops),
+        *({"stop": stop} for stop in stops),
         {"max_tokens": 7, "stop": draft[0]},
     ]
 
@@ -80,8 +80,8 @@ async def test_no_cut_tells_anything_of_a_withheld_answer(
             summary = (await client.get("/v1/decisions/summary")).json()["total"]
         decisions = [decision for decision, _ in log.database.decisions(limit=100)]
     for row in found["data"]:
-        told = ("uncertainty", "confidence", "reason", "drift", "tokens", "seconds", "scoring_ms")
-        assert [row[name] for name in told] == [None] * len(told)
+        names = ("uncertainty", "confidence", "reason", "drift", "tokens", "seconds", "scoring_ms")
+        assert [row[name] for name in names] == [None] * len(names)
     assert (summary["median_uncertainty"], summary["median_seconds"], summary["unscored"]) == (None, None, 0)
     for name in ("uncertainty_sum", "score_seconds_sum", "unscored_total"):
         assert _lines(before, name) == _lines(after, name)
@@ -115,7 +115,7 @@ async def test_what_is_delivered_is_cut_as_if_it_had_been_written_so(
             own, reference = [
                 (await client.post(CHAT, json={**asking(**more), **cut})).text for client in (guarded, plain)
             ]
-            own, reference = [events(each) if stream else [json.loads(each)] for each in (own, reference)]
+            own, reference = [events(body) if stream else [json.loads(body)] for body in (own, reference)]
             (text, finish, count), expected = summed(own), summed(reference)
             halves = "\ufffd"  # of characters: a token may end inside one
             assert [text.rstrip(halves), finish] == [expected[0].rstrip(halves), expected[1]], cut
@@ -132,25 +132,25 @@ async def test_nothing_is_promised_of_what_a_client_cut(
     policy, model = Policy.from_calibration(Calibration.load(CALIBRATION_PATH)), LanguageModel.from_pretrained("pocket")
     log = DecisionLog(tmp_path / "log.db", text=True)
     app = make_app(Service([make_served(policy, model=model, name="pocket")], log=log))
-    asked = {"model": "pocket", "messages": [{"role": "user", "content": "What is the capital of Japan?"}]}
+    body = {"model": "pocket", "messages": [{"role": "user", "content": "What is the capital of Japan?"}]}
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
-        whole = (await client.post(CHAT, json=asked)).json()
-        said = whole["choices"][0]["message"]["content"]
-        fits = (await client.post(CHAT, json={**asked, "max_tokens": 8, "stop": "zzzz"})).json()
-        cut = (await client.post(CHAT, json={**asked, "stop": said[2:4]})).json()
+        whole = (await client.post(CHAT, json=body)).json()
+        text = whole["choices"][0]["message"]["content"]
+        fits = (await client.post(CHAT, json={**body, "max_tokens": 8, "stop": "zzzz"})).json()
+        cut = (await client.post(CHAT, json={**body, "stop": text[2:4]})).json()
         for steered in (
             {"response_format": {"type": "json_object"}},
             {"temperature": 0.5},
-            {"messages": [*asked["messages"], {"role": "assistant", "content": "It is"}]},
+            {"messages": [*body["messages"], {"role": "assistant", "content": "It is"}]},
         ):
-            response = await client.post(CHAT, json={**asked, **steered})
+            response = await client.post(CHAT, json={**body, **steered})
             assert (response.status_code, response.json()["error"]["code"]) == (422, "calibration_mismatch")
     log.flush()
     found = [(decision.delivered, decision.promised) for decision, _ in log.database.decisions()]
     log.close()
-    assert found == [(said[:2], False), (said, True), (said, True)]
-    for each, promised in ((whole, True), (fits, True), (cut, False)):
-        record = each["semgrad_guard"]
+    assert found == [(text[:2], False), (text, True), (text, True)]
+    for answer, promised in ((whole, True), (fits, True), (cut, False)):
+        record = answer["semgrad_guard"]
         assert (record["promised"], record["familiar"], record["action"]) == (promised, promised, "answer")
         assert record["uncertainty"] == whole["semgrad_guard"]["uncertainty"]
     assert cut["semgrad_guard"]["unfamiliar"] == [CUT]
@@ -185,12 +185,14 @@ async def test_an_upstream_is_asked_for_the_whole_answer(
             assert draft.startswith(text)
             assert finish in ("stop", "length")
             assert text == draft or len(text) < len(draft)
-            if places := [draft.find(each) for each in cut.get("stop", ()) if each in draft]:
+            if places := [draft.find(stop) for stop in cut.get("stop", ()) if stop in draft]:
                 assert (text, finish) == (draft[: min(places)], "stop")
         assert len(seen) == 1
-        limits = [{name: each.get(name) for name in ("max_tokens", "max_completion_tokens", "stop")} for each in sent]
+        limits = [
+            {name: request.get(name) for name in ("max_tokens", "max_completion_tokens", "stop")} for request in sent
+        ]
         assert all(
-            8 in each.values() and each["stop"] is None and sum(map(bool, each.values())) == 1 for each in limits
+            8 in limit.values() and limit["stop"] is None and sum(map(bool, limit.values())) == 1 for limit in limits
         )
         response = await delivering.post(CHAT, json={**asking(stop_token_ids=[3]), "model": "large"})
         assert (response.status_code, "stop_token_ids" in response.text) == (400, True)
@@ -258,16 +260,18 @@ async def test_a_call_is_delivered_whole_or_not_at_all(
     parameters = {"type": "object", "properties": {"colour": {"const": "red"}}, "required": ["colour"]}
     tool = {"type": "function", "function": {"name": "paint", "parameters": parameters}}
     model = make_language_model(chat_template=template("qwen2.5"), max_position_embeddings=8192)
-    asked = asking(tools=[tool], tool_choice="required")
+    body = asking(tools=[tool], tool_choice="required")
     async with serve(ALL, model=model, options=GenerationOptions(max_tokens=150)) as client:
-        whole = (await client.post(CHAT, json=asked)).json()
+        whole = (await client.post(CHAT, json=body)).json()
         length = whole["usage"]["completion_tokens"]
         for limit, stream in itertools.product((length // 2, length), (False, True)):
-            response = await client.post(CHAT, json={**asked, "max_tokens": limit, "stream": stream})
+            response = await client.post(CHAT, json={**body, "max_tokens": limit, "stream": stream})
             found = events(response.text) if stream else [response.json()]
-            choices = [choice for each in found for choice in each["choices"]]
+            choices = [choice for event in found for choice in event["choices"]]
             calls = [
-                call for each in choices for call in each.get("delta", each.get("message")).get("tool_calls") or ()
+                call
+                for choice in choices
+                for call in choice.get("delta", choice.get("message")).get("tool_calls") or ()
             ]
             assert [call["function"]["name"] for call in calls] == ["paint"] * (limit == length)
             assert choices[-1]["finish_reason"] == ("tool_calls" if limit == length else "length")

@@ -59,11 +59,11 @@ def test_a_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(hmac, "compare_digest", noting)
     keys = Keys([KEY, "another-key-for-somebody", "and-one-for-a-third-person"])
-    said = (KEY, "and-one-for-a-third-person", KEY[:-1], "", "x" * 100_000)
-    assert [keys.open_to(f"Bearer {each}") for each in said] == [True, True, False, False, False]
-    assert [keys.open_to(each) for each in (None, f"Basic {KEY}", KEY)] == [False] * 3
-    assert len(compared) == 3 * (len(said) + 3)
-    assert {len(each) for pair in compared for each in pair} == {32}
+    tokens = (KEY, "and-one-for-a-third-person", KEY[:-1], "", "x" * 100_000)
+    assert [keys.open_to(f"Bearer {token}") for token in tokens] == [True, True, False, False, False]
+    assert [keys.open_to(header) for header in (None, f"Basic {KEY}", KEY)] == [False] * 3
+    assert len(compared) == 3 * (len(tokens) + 3)
+    assert {len(value) for pair in compared for value in pair} == {32}
     tree = ast.parse(inspect.getsource(Keys))
     others = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Compare)}
     assert others == {"len(key) < _SHORTEST_KEY", "scheme.lower() == 'bearer'"}

@@ -65,7 +65,7 @@ async def test_an_answer_is_judged_with_its_conversation(serve: Serve, language_
         again = (await client.post(PATH, json=after("other", structured_messages=[USER]))).json()
         assert again["semgrad_guard"][0]["uncertainty"] == pytest.approx(expected, rel=1e-6)
         many = (await client.post(PATH, json=after("c", DRAFT, "another"))).json()
-        assert len({each["uncertainty"] for each in many["semgrad_guard"]}) == 2
+        assert len({record["uncertainty"] for record in many["semgrad_guard"]}) == 2
 
 
 @pytest.mark.parametrize("mode", ["enforce", "raise"])
@@ -93,12 +93,12 @@ async def test_one_withheld_answer_blocks_all_of_a_call(serve: Serve) -> None:
     async with serve(ALL, scores_texts=True) as client:
         await client.post(PATH, json=before())
         scores = (await client.post(PATH, json=after("c", DRAFT, "b"))).json()["semgrad_guard"]
-    between = sum(each["uncertainty"] for each in scores) / 2
+    between = sum(score["uncertainty"] for score in scores) / 2
     async with serve(Policy(threshold=between)) as client:
         await client.post(PATH, json=before())
         found = (await client.post(PATH, json=after("c", DRAFT, "b"))).json()
     assert found["action"] == "BLOCKED"
-    assert {each["action"] for each in found["semgrad_guard"]} == {"answer", "abstain"}
+    assert {record["action"] for record in found["semgrad_guard"]} == {"answer", "abstain"}
 
 
 @pytest.mark.parametrize("mode", ["annotate", "observe"])
@@ -123,7 +123,7 @@ UNSCORED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("first", "then", "why"), [each[1:] for each in UNSCORED], ids=[each[0] for each in UNSCORED])
+@pytest.mark.parametrize(("first", "then", "why"), [case[1:] for case in UNSCORED], ids=[case[0] for case in UNSCORED])
 async def test_what_has_no_score_is_the_operators_to_decide(serve: Serve, first: Any, then: Any, why: str) -> None:
     for policy, action in ((ALL, "BLOCKED"), (Policy(threshold=0, on_unscored="answer"), "NONE")):
         async with serve(policy) as client:
@@ -131,26 +131,26 @@ async def test_what_has_no_score_is_the_operators_to_decide(serve: Serve, first:
                 assert (await client.post(PATH, json=first)).json() == {"action": "NONE"}
             found = (await client.post(PATH, json=then)).json()
         assert (found["action"], found["semgrad_guard"][0]["status"]) == (action, "unscored")
-        told = found["semgrad_guard"][0]["reason"] if action == "NONE" else found["blocked_reason"]
+        reason = found["semgrad_guard"][0]["reason"] if action == "NONE" else found["blocked_reason"]
         if action == "BLOCKED" and "elsewhere" in why:  # its client is not told that there was a call
-            assert told == "the answer is not let through"
+            assert reason == "the answer is not let through"
         else:
-            assert why in told
+            assert why in reason
 
 
 @pytest.mark.parametrize(
-    "told",
+    "fields",
     [
         *({"reasoning_content": "It is Paris."}, {"thinking_blocks": [{"thinking": "It is Paris."}]}),
         {"texts": [written(next(iter(ANSWERS)))]},
     ],
     ids=["told", "blocks", "raw"],
 )
-async def test_an_answer_behind_reasoning_has_no_score(serve: Serve, told: dict[str, Any]) -> None:
+async def test_an_answer_behind_reasoning_has_no_score(serve: Serve, fields: dict[str, Any]) -> None:
     for policy, action in ((ALL, "BLOCKED"), (Policy(threshold=1e9, on_unscored="answer"), "NONE")):
         async with serve(policy, model=thinking_model()) as client:
             await client.post(PATH, json=before())
-            found = (await client.post(PATH, json={**after(), **told})).json()
+            found = (await client.post(PATH, json={**after(), **fields})).json()
         (record,) = found["semgrad_guard"]
         assert (found["action"], record["status"]) == (action, "unscored")
         assert ("reasoning" in record["reason"]) is (action == "NONE")  # of a withheld answer nothing is told
@@ -189,8 +189,8 @@ async def test_a_promise_about_a_models_own_answers_is_none_about_others(make_se
     rows = [{"role": "user", "content": "What is the capital of Japan?"}]
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
         own = (await client.post("/v1/chat/completions", json={"model": "pocket", "messages": rows})).json()
-        said = own["choices"][0]["message"]["content"]
-        (record,) = (await client.post(PATH, json=after("c", said, structured_messages=rows))).json()["semgrad_guard"]
+        text = own["choices"][0]["message"]["content"]
+        (record,) = (await client.post(PATH, json=after("c", text, structured_messages=rows))).json()["semgrad_guard"]
     assert (own["semgrad_guard"]["promised"], record["promised"]) == (True, False)
     assert record["uncertainty"] == pytest.approx(own["semgrad_guard"]["uncertainty"], rel=1e-3)
     assert record["unfamiliar"] == ["the answer was written elsewhere"]
@@ -206,7 +206,7 @@ async def test_several_models_are_told_apart_by_name(make_served: Any) -> None:
 
 
 def test_old_conversations_make_room() -> None:
-    def asked(text: str) -> Conversation:
+    def conversation(text: str) -> Conversation:
         row = {"role": "user", "content": text}
         found = GuardrailRequest(input_type="request", structured_messages=[row]).conversation()
         assert found is not None
@@ -214,10 +214,10 @@ def test_old_conversations_make_room() -> None:
 
     kept = Conversations(most=3, characters=200)
     for number in range(5):
-        kept.remember(str(number), asked(str(number)))
+        kept.remember(str(number), conversation(str(number)))
     assert [kept.of(str(number)).question for number in range(5)] == [None, None, "2", "3", "4"]
-    kept.remember("2", asked("2"))  # again: it is the latest now
-    kept.remember("5", asked("x" * 60))
-    assert [kept.of(each).question for each in ("3", "2")] == [None, "2"]
-    kept.remember("6", asked("x" * 1000))
+    kept.remember("2", conversation("2"))  # again: it is the latest now
+    kept.remember("5", conversation("x" * 60))
+    assert [kept.of(key).question for key in ("3", "2")] == [None, "2"]
+    kept.remember("6", conversation("x" * 1000))
     assert kept.of("6").reason is not None

@@ -233,7 +233,8 @@ def with_paths(path: str) -> list[dict[str, Any]]:
     fields += [{"chat_template_kwargs": {"chat_template": template, "path": path}}]
     schemas: list[Any] = [{"$ref": url}, {"$ref": path}, {"$id": url, "$ref": "#/x"}]
     forms = [
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": each}}} for each in schemas
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+        for schema in schemas
     ]
     tools = [{"type": "function", "function": {"name": "f", "description": template, "parameters": {"$ref": url}}}]
     return [*messages, *fields, *forms, {"tools": tools}, {"model": path}, {"model": f"../../..{path}"}]
@@ -263,9 +264,9 @@ def test_no_request_leads_to_a_file_or_a_template(make_served: Make, tmp_path: P
         assert client.post(
             "/v1/score", json={"model": "tiny", "text": path, "messages": asking()["messages"]}
         ).is_success
-    assert not [each for each in opened if "secret.jinja" in each]
+    assert not [path for path in opened if "secret.jinja" in path]
     (tmp_path / "secret.jinja").read_text()
-    assert [each for each in opened if "secret.jinja" in each], "what is opened is seen"
+    assert [path for path in opened if "secret.jinja" in path], "what is opened is seen"
 
 
 def test_a_template_in_a_question_is_text(make_served: Make, language_model: LanguageModel) -> None:
@@ -303,8 +304,8 @@ def test_who_still_waits_when_the_server_ends_is_told_so(make_served: Make, capl
             time.sleep(0.005)
         ends.set()
         assert events(live.result().text)[-1]["error"]["code"] == "shutting_down"
-        for each in waiting:
-            response = each.result()
+        for task in waiting:
+            response = task.result()
             assert response.status_code == 503
             assert response.json()["error"]["code"] == "shutting_down"
             assert "retry-after" in response.headers

@@ -96,13 +96,13 @@ def tokens(model: LanguageModel, request: AnswerRequest) -> tuple[int, ...]:
 def test_tokens_are_scored_as_one_process_scores_them(twin: TwinLanguageModel, say: Callable[..., Any]) -> None:
     """Several requests in one message: each draft is that of the whole answer, generated and scored here."""
     requests = [request_of(text) for text in QUESTIONS]
-    for request, read in ((each, say(READ, to_read(each))) for each in requests):
+    for request, read in ((wanted, say(READ, to_read(wanted))) for wanted in requests):
         assert read.ids == tuple(twin.render(request.conversation).ids)
         assert read.end_tokens == twin.end_tokens
     whole = twin.generate(QUESTIONS[0], GenerationOptions(max_tokens=12))
     stop = whole.text[len(whole.text) // 2 :][:1]
     requests.append(request_of(QUESTIONS[0], stop=(stop,)))
-    found = say(SCORE, [written_by_vllm(each, tokens(twin, each)) for each in requests])
+    found = say(SCORE, [written_by_vllm(wanted, tokens(twin, wanted)) for wanted in requests])
     for request, [draft] in zip(requests, found, strict=True):
         alone = twin.generate(request.conversation, request.options)
         assert draft.verdict.text == draft.answer.text == alone.text
@@ -131,11 +131,11 @@ def test_one_request_that_fails_is_nobody_elses(twin: TwinLanguageModel, say: Ca
 
 
 def test_texts_from_elsewhere(twin: TwinLanguageModel, say: Callable[..., Any]) -> None:
-    said = ForeignText(conversation=(Message(role="user", content="hello"),), text="So it is. Or not.")
-    assert say(ELSEWHERE, said).verdict.uncertainty == pytest.approx(twin.score("hello", said.text).hybridgrad)
+    foreign = ForeignText(conversation=(Message(role="user", content="hello"),), text="So it is. Or not.")
+    assert say(ELSEWHERE, foreign).verdict.uncertainty == pytest.approx(twin.score("hello", foreign.text).hybridgrad)
     reason = say(ELSEWHERE, ForeignText(text="x", reason="because")).verdict
     assert (reason.status, reason.reason) == ("unscored", "because")
-    parts = say(SEGMENTS, (said, "sentence"))
+    parts = say(SEGMENTS, (foreign, "sentence"))
     assert [part[0] for part in parts] == ["So it is. ", "Or not."]
 
 
@@ -191,7 +191,7 @@ class Asking:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         guarded = ["/v1", "/v2", "/inference", "/cohere"]
-        guarded += [each.path.partition("{")[0] for each in self._routes or () if each.path not in ("", "/health")]
+        guarded += [route.path.partition("{")[0] for route in self._routes or () if route.path not in ("", "/health")]
         key = dict(scope["headers"]).get(b"authorization")
         if key != f"Bearer {KEY}".encode() and scope["path"].removeprefix(scope["root_path"]).startswith(
             tuple(guarded)
@@ -247,8 +247,8 @@ def test_without_a_key_only_this_machine_is_served(host: str | None, monkeypatch
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     settings = ServerSettings(allow_host=("guard.example.org",))
 
-    def admitted(**said: Any) -> Any:
-        return admission(settings, SimpleNamespace(**{"host": host, "api_key": None, "uds": None, **said}))
+    def admitted(**options: Any) -> Any:
+        return admission(settings, SimpleNamespace(**{"host": host, "api_key": None, "uds": None, **options}))
 
     for without in ({}, {"api_key": [""]}, {"api_key": []}):
         with pytest.raises(InputError, match="--api-key KEY"):

@@ -68,7 +68,7 @@ def test_a_part_of_a_draft_is_seen(language_model: LanguageModel) -> None:
     assert run.search([("metrics", f"model {word} {word[3:12]}")]) == 1
     assert run.problems == []
     run.search([("metrics", f"model {other[3:12]}")])
-    assert [other[3:12] in each for each in run.problems] == [True]
+    assert [other[3:12] in problem for problem in run.problems] == [True]
 
 
 def test_an_answer_of_another_row_is_seen(language_model: LanguageModel) -> None:
@@ -134,5 +134,5 @@ while ours.since(time.monotonic()):  # only where the machine makes another paus
         process.send_signal(signal.SIGSTOP)
         time.sleep(2)
         process.send_signal(signal.SIGCONT)
-        told, _ = process.communicate("\n", timeout=LIMIT)
-    assert (told, process.returncode) == ("True False\n", 0)
+        stdout, _ = process.communicate("\n", timeout=LIMIT)
+    assert (stdout, process.returncode) == ("True False\n", 0)

@@ -62,7 +62,7 @@ async def test_pages_below_a_path_name_their_files_there(serve: Serve) -> None:
                 tags = Tags()
                 tags.feed((await client.get(f"/a/path{page}")).text)
                 named = [attributes.get("href") or attributes.get("src") for _, attributes in tags.found]
-                assert {each for each in named if each} <= {f"/a/path{path}" for path in PATHS}
+                assert {address for address in named if address} <= {f"/a/path{path}" for path in PATHS}
             assert b'"/static' not in b"".join(CONTENT[name] for name in ("playground.js", "decisions.js"))
 
 
@@ -88,7 +88,10 @@ def test_nothing_comes_from_elsewhere_and_nothing_is_written_as_markup(name: str
         tags = Tags()
         tags.feed(text)
         for tag, attributes in tags.found:
-            assert not [each for each in attributes if each.startswith("on") or each == "style"], (tag, attributes)
+            assert not [attribute for attribute in attributes if attribute.startswith("on") or attribute == "style"], (
+                tag,
+                attributes,
+            )
             assert tag != "style"
             assert tag != "script" or attributes["src"] in PATHS
             for attribute in ("src", "href"):

@@ -26,7 +26,7 @@ def delivered(response: httpx.Response, *, stream: bool) -> tuple[str, str, dict
     """The content, the reasoning, and the verdict."""
     assert response.status_code == 200, response.text
     found = events(response.text) if stream else [response.json()]
-    parts = [choice.get("delta", choice.get("message")) for each in found for choice in each["choices"]]
+    parts = [choice.get("delta", choice.get("message")) for event in found for choice in event["choices"]]
     content, thought = ("".join(part.get(name) or "" for part in parts) for name in ("content", "reasoning_content"))
     return content, thought, found[-1]["choices"][0]["logprobs"]["semgrad_guard"]
 

@@ -32,7 +32,7 @@ async def test_a_text_is_scored(serve: Serve, language_model: LanguageModel) -> 
         parts = (await client.post("/v1/score", json={**body, "by": "sentence", "model": "tiny"})).json()["segments"]
         expected = language_model.score("What is it?", text, by="sentence")
         assert [part["text"] for part in parts] == ["A town. ", "It is old."]
-        assert [part["uncertainty"] for part in parts] == [each.scores.hybridgrad for each in expected]
+        assert [part["uncertainty"] for part in parts] == [generation.scores.hybridgrad for generation in expected]
         for changes, status in (({"text": ""}, 400), ({"model": "x"}, 404), ({"by": "word"}, 400), ({"more": 1}, 400)):
             assert (await client.post("/v1/score", json={**body, **changes})).status_code == status
         blank = (await client.post("/v1/score", json={**body, "text": " \n", "by": "sentence"})).json()

@@ -64,9 +64,9 @@ async def test_a_call_in_openais_form(serve: Serve, tooled: Make, name: str) -> 
     chosen = {"type": "function", "function": {"name": "paint"}}
     for mode in ("enforce", "annotate"):
         async with serve(ALL, mode=mode, **served(tooled(name))) as client:
-            asked = asking(tools=[WAIT, PAINT], tool_choice=chosen)
-            whole = await client.post(CHAT, json=asked)
-            chunks = events((await client.post(CHAT, json={**asked, "stream": True})).text)
+            body = asking(tools=[WAIT, PAINT], tool_choice=chosen)
+            whole = await client.post(CHAT, json=body)
+            chunks = events((await client.post(CHAT, json={**body, "stream": True})).text)
         (choice,) = whole.json()["choices"]
         (call,) = choice["message"]["tool_calls"]
         assert (choice["message"]["content"], choice["finish_reason"]) == (None, "tool_calls")
@@ -94,18 +94,18 @@ async def test_a_call_is_answered_in_the_next_turn(serve: Serve, tooled: Make, n
         (call,) = first["tool_calls"]
         result = {"role": "tool", "tool_call_id": call["id"], "content": "painted"}
         history = [{"role": "user", "content": "hello"}, first, result]
-        asked = {**asking(max_tokens=4, tools=[PAINT]), "messages": history}
+        body = {**asking(max_tokens=4, tools=[PAINT]), "messages": history}
         for stream in (False, True):
-            response = await client.post(CHAT, json={**asked, "stream": stream})
+            response = await client.post(CHAT, json={**body, "stream": stream})
             assert response.status_code == 200, response.text
-        used = (await client.post(CHAT, json=asked)).json()["usage"]["prompt_tokens"]
+        used = (await client.post(CHAT, json=body)).json()["usage"]["prompt_tokens"]
     short = call["id"] if re.fullmatch("[A-Za-z0-9]{9}", call["id"]) else "a" * 9
-    told = (
+    messages = (
         Message("user", "hello"),
         Message("assistant", "", (ToolCall("paint", json.loads(call["function"]["arguments"]), short),)),
         Message("tool", "painted", tool_call_id=short),
     )
-    expected = model.render(told, tools=[PAINT])
+    expected = model.render(messages, tools=[PAINT])
     assert used == len(expected.ids)
     assert "painted" in expected.text
 
@@ -121,9 +121,9 @@ async def test_which_tools_the_model_is_told_of(serve: Serve, tooled: Make) -> N
         bare = await cost()
         assert await cost(tools=[PAINT], tool_choice="none") == bare
         assert await cost(tools=[]) == bare
-        told = await cost(tools=[PAINT])
-        assert told == await cost(tools=[PAINT], tool_choice="auto", parallel_tool_calls=True)
-        assert told > bare + 100
+        tokens = await cost(tools=[PAINT])
+        assert tokens == await cost(tools=[PAINT], tool_choice="auto", parallel_tool_calls=True)
+        assert tokens > bare + 100
         for wrong in ("pint", {"type": "function", "function": {"name": "pint"}}, {"type": "function"}, {}, "required"):
             tools = [] if wrong == "required" else [PAINT]
             response = await client.post(CHAT, json=asking(tools=tools, tool_choice=wrong))
@@ -132,9 +132,9 @@ async def test_which_tools_the_model_is_told_of(serve: Serve, tooled: Make) -> N
 
 async def test_a_free_answer_beside_tools_is_live(serve: Serve, tooled: Make) -> None:
     async with serve(NONE, mode="annotate", **served(tooled("qwen2.5"))) as client:
-        asked = asking(tools=[PAINT], max_tokens=30)
-        whole = (await client.post(CHAT, json=asked)).json()["choices"][0]["message"]
-        chunks = events((await client.post(CHAT, json={**asked, "stream": True})).text)
+        body = asking(tools=[PAINT], max_tokens=30)
+        whole = (await client.post(CHAT, json=body)).json()["choices"][0]["message"]
+        chunks = events((await client.post(CHAT, json={**body, "stream": True})).text)
     assert "tool_calls" not in whole
     assert joined(chunks)[:2] == (whole["content"], [])
     assert sum(bool(c["delta"].get("content")) for chunk in chunks for c in chunk["choices"]) > 3
@@ -142,9 +142,9 @@ async def test_a_free_answer_beside_tools_is_live(serve: Serve, tooled: Make) ->
 
 async def test_a_call_that_was_cut_is_delivered_as_the_text_it_is(serve: Serve, tooled: Make) -> None:
     async with serve(ALL, mode="annotate", **served(tooled("qwen2.5"))) as client:
-        asked = asking(max_tokens=30, **FORCED)
-        (choice,) = (await client.post(CHAT, json=asked)).json()["choices"]
-        text, calls, finish = joined(events((await client.post(CHAT, json={**asked, "stream": True})).text))
+        body = asking(max_tokens=30, **FORCED)
+        (choice,) = (await client.post(CHAT, json=body)).json()["choices"]
+        text, calls, finish = joined(events((await client.post(CHAT, json={**body, "stream": True})).text))
     assert choice["message"]["content"].startswith('<tool_call>\n{"name": "paint"')
     assert "tool_calls" not in choice["message"]
     assert (text, calls, finish) == (choice["message"]["content"], [], "length")
@@ -156,11 +156,11 @@ async def test_a_call_that_was_cut_is_delivered_as_the_text_it_is(serve: Serve, 
 async def test_a_withheld_call_leaves_no_trace(serve: Serve, tooled: Make, mode: str, count: int) -> None:
     schema = {"type": "object", "properties": {"colour": {"const": "burgundy-4711"}}, "required": ["colour"]}
     tool = {"type": "function", "function": {"name": "paint", "parameters": schema}}
-    asked = asking(tools=[tool], tool_choice="required", n=count, logprobs=True, top_logprobs=2)
+    body = asking(tools=[tool], tool_choice="required", n=count, logprobs=True, top_logprobs=2)
     for policy in (ALL, NONE):
         async with serve(policy, mode=mode, **served(tooled("qwen2.5"))) as client:
             for stream in (False, True):
-                response = await client.post(CHAT, json={**asked, "stream": stream})
+                response = await client.post(CHAT, json={**body, "stream": stream})
                 sent = response.text + str(response.headers) + (await client.get("/metrics")).text
                 if policy is ALL:  # the search would find it
                     assert "burgundy-4711" in sent
@@ -170,5 +170,5 @@ async def test_a_withheld_call_leaves_no_trace(serve: Serve, tooled: Make, mode:
                 if mode == "raise":
                     assert response.status_code == 422
                     continue
-                last = [each for each in events(response.text) if each["choices"]][-1] if stream else response.json()
+                last = [event for event in events(response.text) if event["choices"]][-1] if stream else response.json()
                 assert last["choices"][-1]["finish_reason"] == "stop"

@@ -39,7 +39,7 @@ class Exported:
 
     @property
     def events(self) -> list[Any]:
-        return [each.log_record for each in self.log_exporter.get_finished_logs()]
+        return [log.log_record for log in self.log_exporter.get_finished_logs()]
 
 
 @pytest.fixture

@@ -28,13 +28,13 @@ Made = Callable[..., ServedModel]
 def other(make_served: Made, make_language_model: Callable[..., LanguageModel]) -> tuple[Any, list[dict[str, str]]]:
     """Another server, which lets everything through, and the headers of the requests that reach it."""
     app = make_app(Service([make_served(ALL, mode="annotate", model=make_language_model(seed=1), name="large")]))
-    heard: list[dict[str, str]] = []
+    requests: list[dict[str, str]] = []
 
     async def hearing(scope: Any, receive: Any, send: Any) -> None:
-        heard.append({name.decode(): value.decode() for name, value in scope.get("headers", [])})
+        requests.append({name.decode(): value.decode() for name, value in scope.get("headers", [])})
         await app(scope, receive, send)
 
-    return httpx.ASGITransport(hearing), heard
+    return httpx.ASGITransport(hearing), requests
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ async def test_the_upstream_writes_and_this_one_scores(
     make_language_model: Callable[..., LanguageModel],
     stream: bool,
 ) -> None:
-    transport, heard = other
+    transport, requests = other
     written = make_language_model(seed=1).generate("hello", OPTIONS).text
     expected = language_model.score("hello", written).hybridgrad
     upstream = Upstream(RemoteServer("http://other/v1", api_key="upstream-key", transport=transport), scorer)
@@ -74,14 +74,14 @@ async def test_the_upstream_writes_and_this_one_scores(
             assert record["settings"]["served"] is True
             if text != written:
                 assert json.dumps(written)[1:-1] not in response.text
-    assert {each["authorization"] for each in heard} == {"Bearer upstream-key"}
+    assert {headers["authorization"] for headers in requests} == {"Bearer upstream-key"}
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_escalation(
     serve: Serve, other: Any, make_language_model: Callable[..., LanguageModel], stream: bool
 ) -> None:
-    transport, heard = other
+    transport, requests = other
     target = RemoteTarget(RemoteServer("http://other/v1", transport=transport), "large")
     written = make_language_model(seed=1).generate("hello", OPTIONS).text
     async with serve(NONE, target=target) as client:
@@ -95,7 +95,7 @@ async def test_escalation(
     record = found[-1]["choices"][0]["logprobs"]["semgrad_guard"]
     assert (record["action"], record["escalated"]["status"], record["promised"]) == ("escalate", "unscored", False)
     assert record["scored_tokens"] == 0  # the draft's
-    assert not any("authorization" in each for each in heard)
+    assert not any("authorization" in headers for headers in requests)
 
 
 @asynccontextmanager
@@ -137,7 +137,7 @@ async def hangs(writer: asyncio.StreamWriter) -> None:
     await asyncio.sleep(600)
 
 
-def said(content: Any = "text", **more: Any) -> str:
+def completion(content: Any = "text", **more: Any) -> str:
     return json.dumps({"choices": [{"message": {"role": "assistant", "content": content}, **more}]})
 
 
@@ -148,10 +148,10 @@ FAULTS: list[tuple[str, Any, bool, str]] = [
     ("no json", sends("nonsense"), False, "invalid JSON"),
     ("no object", sends("[]"), False, "not an object"),
     ("no choices", sends("{}"), False, "cannot be read"),
-    ("too many", sends(json.dumps({"choices": [json.loads(said())["choices"][0]] * 2})), False, "2 answers"),
-    ("no text", sends(said({"a": 1})), False, "cannot be read"),
-    ("half a character", sends(said("\ud800")), False, "cannot be read"),
-    ("lying about its length", sends(said(), length=10_000), False, "broke off"),
+    ("too many", sends(json.dumps({"choices": [json.loads(completion())["choices"][0]] * 2})), False, "2 answers"),
+    ("no text", sends(completion({"a": 1})), False, "cannot be read"),
+    ("half a character", sends(completion("\ud800")), False, "cannot be read"),
+    ("lying about its length", sends(completion(), length=10_000), False, "broke off"),
     ("an error", sends("{}", status="500 Oops"), False, "status 500"),
     ("another place", sends("", status="302 Found"), False, "status 302"),
     ("slow", hangs, False, "sent nothing"),
@@ -230,7 +230,7 @@ async def test_calls_from_elsewhere_have_no_score(serve: Serve, scorer: Schedule
     )
     delta = {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "f", "arguments": '{"a"'}}]}
     more = {"tool_calls": [{"index": 0, "function": {"arguments": ": 1}"}}]}
-    streamed = "".join(f"data: {json.dumps({'choices': [{'index': 0, 'delta': each}]})}\n\n" for each in (delta, more))
+    streamed = "".join(f"data: {json.dumps({'choices': [{'index': 0, 'delta': part}]})}\n\n" for part in (delta, more))
     for policy, delivered in ((Policy(threshold=1e9), False), (Policy(threshold=0, on_unscored="answer"), True)):
         async with answering(sends(body)) as url, answering(sends(streamed + "data: [DONE]\n\n")) as live:
             for place, stream in ((url, False), (live, True)):
@@ -239,7 +239,7 @@ async def test_calls_from_elsewhere_have_no_score(serve: Serve, scorer: Schedule
                     response = await client.post(CHAT, json=asking(stream=stream))
                     found = events(response.text) if stream else [response.json()]
                 await upstream.server.close()
-                said = [c.get("delta", c.get("message")) for e in found for c in e["choices"]]
-                calls = [each for one in said for each in one.get("tool_calls") or ()]
-                assert [json.loads(each["function"]["arguments"]) for each in calls] == [{"a": 1}] * delivered
+                messages = [c.get("delta", c.get("message")) for e in found for c in e["choices"]]
+                calls = [call for one in messages for call in one.get("tool_calls") or ()]
+                assert [json.loads(call["function"]["arguments"]) for call in calls] == [{"a": 1}] * delivered
                 assert found[-1]["choices"][0]["logprobs"]["semgrad_guard"]["status"] == "unscored"

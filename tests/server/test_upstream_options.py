@@ -57,7 +57,7 @@ async def test_options_that_the_calibration_did_not_have_are_not_promised(
     upstream = Upstream(RemoteServer("http://other/v1", transport=Fixed()), scorer)
     async with serve(await served_policy(scorer), mode="annotate", upstream=upstream, scheduler=scorer) as client:
 
-        async def asked(**more: Any) -> dict[str, Any]:
+        async def record_of(**more: Any) -> dict[str, Any]:
             response = await client.post("/v1/chat/completions", json=asking(stream=stream, **more))
             found = events(response.text) if stream else [response.json()]
             record = found[-1]["choices"][0]["logprobs"]["semgrad_guard"]
@@ -65,13 +65,13 @@ async def test_options_that_the_calibration_did_not_have_are_not_promised(
             return record
 
         for neutral in ({}, {"temperature": 0}, {"user": "me"}, {"top_p": 1}, {"max_tokens": 200}):
-            assert (await asked(**neutral))["promised"], neutral
+            assert (await record_of(**neutral))["promised"], neutral
         for option in ({"temperature": 2}, {"logit_bias": {"5": 100}}, {"min_tokens": 50}, {"lora": "x"}):
-            record = await asked(**option)
+            record = await record_of(**option)
             assert not record["promised"], option
-            assert any(f"the option {name} of the call" in each for name in option for each in record["unfamiliar"])
+            assert any(f"the option {name} of the call" in reason for name in option for reason in record["unfamiliar"])
         for cut in ({"max_tokens": 1}, {"stop": ["x"]}):
-            assert not (await asked(**cut))["promised"], cut
+            assert not (await record_of(**cut))["promised"], cut
 
 
 async def test_a_gateway_does_not_tell_its_options_and_nothing_is_promised(make_served: Any, scorer: Scheduler) -> None:

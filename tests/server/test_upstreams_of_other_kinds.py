@@ -17,7 +17,7 @@ from semgrad_guard.server.writing import ForeignText
 from tests.ports import free_port
 
 from .conftest import ALL, NONE, Serve, asking, events
-from .test_upstream import CHAT, answering, said, sends
+from .test_upstream import CHAT, answering, completion, sends
 
 ANY = Policy(threshold=1e9, on_unscored="answer")
 END = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
@@ -62,7 +62,7 @@ STREAMED: dict[str, tuple[str | bytes, str]] = {
         + f"\n{event(END)}",
         "Vienna",
     ),
-    "no error": (stream(*({**each, "error": None} for each in USUAL)), "Vienna"),
+    "no error": (stream(*({**event, "error": None} for event in USUAL)), "Vienna"),
     "nothing": (stream(*USUAL, {"choices": None, "usage": None}, end="data:\n\n"), "Vienna"),
     "no delta": (stream(*USUAL, {"choices": [{"index": 0, "delta": None, "finish_reason": None}]}), "Vienna"),
     "Azure": (
@@ -89,7 +89,7 @@ CALLS: dict[str, tuple[list[Any], list[Any]]] = {
     ),
 }
 OLD_CALL = {"function_call": {"name": "f", "arguments": "{}"}}
-INFINITE = said("text", logprobs={"content": [{"token": "t", "logprob": 0}]}).replace(
+INFINITE = completion("text", logprobs={"content": [{"token": "t", "logprob": 0}]}).replace(
     '"logprob": 0', '"logprob": 1e999'
 )
 BEGUN = event(piece(content="part of a secret"))
@@ -120,13 +120,13 @@ async def test_what_a_stream_means_is_delivered(serve: Serve, scorer: Scheduler,
 @pytest.mark.parametrize("name", CALLS)
 async def test_calls_are_put_together(serve: Serve, scorer: Scheduler, name: str) -> None:
     sent, expected = CALLS[name]
-    async with answering(sends(stream(*(piece(tool_calls=each) for each in sent)))) as url:
+    async with answering(sends(stream(*(piece(tool_calls=calls) for calls in sent)))) as url:
         upstream = Upstream(RemoteServer(url), scorer)
         async with serve(ANY, upstream=upstream, scheduler=scorer) as client:
             found = events((await client.post(CHAT, json=asking(stream=True))).text)
         await upstream.server.close()
-    calls = [each["function"] for e in found for c in e["choices"] for each in c["delta"].get("tool_calls", ())]
-    assert [(each["name"], json.loads(each["arguments"])) for each in calls] == expected
+    calls = [call["function"] for e in found for c in e["choices"] for call in c["delta"].get("tool_calls", ())]
+    assert [(call["name"], json.loads(call["arguments"])) for call in calls] == expected
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -249,7 +249,7 @@ UNREAD: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def heard(bodies: list[Any]) -> httpx.MockTransport:
+def recording(bodies: list[Any]) -> httpx.MockTransport:
     """Another server that answers whatever it is asked, and keeps the bodies."""
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -263,14 +263,14 @@ def heard(bodies: list[Any]) -> httpx.MockTransport:
     return httpx.MockTransport(answer)
 
 
-@pytest.mark.parametrize("more", [*READ, *UNREAD], ids=lambda each: "-".join(each))
+@pytest.mark.parametrize("more", [*READ, *UNREAD], ids=lambda options: "-".join(options))
 async def test_what_another_server_can_do_is_its_own_to_refuse(
     serve: Serve, scorer: Scheduler, more: dict[str, Any]
 ) -> None:
     """It is passed on as it came. Where the scorer cannot read it, the answer has no score, and the reason."""
     bodies = list[Any]()
     for live in (False, True) if "n" not in more else (False,):
-        upstream = Upstream(RemoteServer("http://other/v1", transport=heard(bodies)), scorer)
+        upstream = Upstream(RemoteServer("http://other/v1", transport=recording(bodies)), scorer)
         async with serve(ANY, mode="annotate", upstream=upstream, scheduler=scorer) as client:
             response = await client.post(CHAT, json=asking(**{"stream": live, **more}))
         assert response.status_code == 200, response.text
@@ -286,7 +286,7 @@ async def test_what_another_server_can_do_is_its_own_to_refuse(
 
 async def test_what_cannot_be_scored_is_withheld_where_the_operator_says_so(serve: Serve, scorer: Scheduler) -> None:
     for policy, expected in ((ALL, "I don't know."), (ANY, "Paris.")):
-        upstream = Upstream(RemoteServer("http://other/v1", transport=heard([])), scorer)
+        upstream = Upstream(RemoteServer("http://other/v1", transport=recording([])), scorer)
         async with serve(policy, upstream=upstream, scheduler=scorer) as client:
             response = await client.post(CHAT, json=asking(**UNREAD[0]))
         assert response.json()["choices"][0]["message"]["content"] == expected
@@ -297,7 +297,7 @@ async def test_a_prompt_that_is_too_long_for_the_scorer(
 ) -> None:
     """The upstream may read more than the local model."""
     scorer = Scheduler(make_language_model(max_position_embeddings=64), HybridGrad(), served=True)
-    upstream = Upstream(RemoteServer("http://other/v1", transport=heard([])), scorer)
+    upstream = Upstream(RemoteServer("http://other/v1", transport=recording([])), scorer)
     async with serve(ANY, mode="annotate", upstream=upstream, scheduler=scorer) as client:
         found = (await client.post(CHAT, json=asking("word " * 100))).json()
     assert (found["choices"][0]["message"]["content"], found["semgrad_guard"]["status"]) == ("Paris.", "unscored")
@@ -308,7 +308,7 @@ async def test_a_prompt_that_is_too_long_for_the_scorer(
 )
 async def test_what_decides_how_we_answer_must_be_right(serve: Serve, scorer: Scheduler, more: dict[str, Any]) -> None:
     bodies = list[Any]()
-    upstream = Upstream(RemoteServer("http://other/v1", transport=heard(bodies)), scorer)
+    upstream = Upstream(RemoteServer("http://other/v1", transport=recording(bodies)), scorer)
     async with serve(ANY, mode="annotate", upstream=upstream, scheduler=scorer) as client:
         assert (await client.post(CHAT, json=asking(**more))).status_code == 400
     assert bodies == []

@@ -76,10 +76,10 @@ async def test_an_error_of_an_upstream_may_quote_a_draft(serve: Serve, scorer: S
     other = Sending()
     other.status, other.body = status, {"error": {"message": "cannot read: Ulaanbaatar"}}
     upstream = Upstream(RemoteServer("http://other/v1", transport=other), scorer)
-    for mode, told in (("enforce", False), ("annotate", True)):
+    for mode, delivered in (("enforce", False), ("annotate", True)):
         async with serve(ALL, mode=mode, upstream=upstream, scheduler=scorer) as client:
             response = await client.post(CHAT, json=asking())
-        assert (response.status_code, "Ulaanbaatar" in response.text) == (status, told)
+        assert (response.status_code, "Ulaanbaatar" in response.text) == (status, delivered)
 
 
 @pytest.mark.parametrize(

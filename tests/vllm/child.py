@@ -56,25 +56,26 @@ def found(folder: str, dtype: str) -> dict[str, object]:
         "scores": [[score.semgrad, score.paragrad, score.mean_entropy] for score in scores],
         "tiers": sorted({score.tier for score in scores}),
         "passes_of_scores": passes_of_scores,
-        "same_answers": [told(scores_by(own, theirs)), told(scores)],
+        "same_answers": [numbers(scores_by(own, theirs)), numbers(scores)],
         "sampled_paragrad": [
-            [[each.paragrad, each.paragrad_error] for each in found]
+            [[scores.paragrad, scores.paragrad_error] for scores in found]
             for found in (
                 [answer.evidence.alone().gradients(SAMPLED).scores for answer in theirs],
                 scores_by(own, theirs, SAMPLED),
             )
         ],
         "own_answers_scores": [
-            [each.semgrad, each.paragrad, each.mean_entropy] for each in (a.evidence.gradients().scores for a in ours)
+            [score.semgrad, score.paragrad, score.mean_entropy]
+            for score in (a.evidence.gradients().scores for a in ours)
         ],
         # The same texts by our engine on weights of its own.
         "own_scores": [
-            [each.semgrad, each.paragrad, each.mean_entropy]
-            for each in (own.score(q, a.text) for q, a in zip(QUESTIONS, theirs, strict=True))
+            [score.semgrad, score.paragrad, score.mean_entropy]
+            for score in (own.score(q, a.text) for q, a in zip(QUESTIONS, theirs, strict=True))
         ],
         "scored_again": [
-            [each.semgrad, each.paragrad, each.mean_entropy]
-            for each in (served.score(q, a.text) for q, a in zip(QUESTIONS, theirs, strict=True))
+            [score.semgrad, score.paragrad, score.mean_entropy]
+            for score in (served.score(q, a.text) for q, a in zip(QUESTIONS, theirs, strict=True))
         ],
         "observed": observed(served, own),
         "beyond": beyond(served),
@@ -107,7 +108,7 @@ def beyond(served: LanguageModel) -> list[object]:
     prompts, options = [*QUESTIONS, QUESTIONS[0] * 3], GenerationOptions(max_tokens=9)
     whole = served.generate_batch(prompts, options, objective=objective)
     own: Any = whole[0].evidence.scoring._captured
-    step = sum(each.nbytes for steps in own.logits[:1] for each in steps)  # 0: vLLM's are transformed, and not kept
+    step = sum(part.nbytes for steps in own.logits[:1] for part in steps)  # 0: vLLM's are transformed, and not kept
     for kept in (0, step, 3 * step, 20 * step):
         try:
             served._scorer.memory = replace(memory, logits=kept)
@@ -116,7 +117,7 @@ def beyond(served: LanguageModel) -> list[object]:
             served._scorer.memory = memory
         captured: Any = answers[0].evidence.scoring._captured
         sides = [[answer.completion_tokens for answer in answers], len(captured.logits), len(captured.surveys)]
-        found.append([sides, [told_of(answer) for answer in answers], [told_of(each) for each in whole]])
+        found.append([sides, [told_of(answer) for answer in answers], [told_of(answer) for answer in whole]])
     return found
 
 
@@ -138,7 +139,7 @@ def scores_by(own: LanguageModel, answers: Sequence[Generation], objective: Obje
     return [scoring.scores(objective or Objective(), 0).scores for scoring in scorings]
 
 
-def told(scores: Sequence[Any]) -> list[list[float]]:
+def numbers(scores: Sequence[Any]) -> list[list[float]]:
     """SemGrad, ParaGrad, HybridGrad and mean entropy of each."""
     return [[score.semgrad, score.paragrad, score.hybridgrad, score.mean_entropy] for score in scores]
 
@@ -147,7 +148,7 @@ def half_apart(served: LanguageModel, own: LanguageModel) -> list[float]:
     """How far HybridGrad of many answers is from our engine's for the same tokens, as a part of it."""
     answers = served.generate_batch([f"What is {n} of {w}?" for n in range(8) for w in ("it", "glass")], LONG)
     pairs = zip(answers, scores_by(own, answers), strict=True)
-    return [abs(each.evidence.gradients().scores.hybridgrad / its.hybridgrad - 1) for each, its in pairs]
+    return [abs(mine.evidence.gradients().scores.hybridgrad / its.hybridgrad - 1) for mine, its in pairs]
 
 
 def doors(served: LanguageModel) -> dict[str, list[Any]]:
@@ -164,7 +165,9 @@ def doors(served: LanguageModel) -> dict[str, list[Any]]:
     seen = [(message.content, get_verdict(message)), (completion.message.content, verdict_of(completion))]
     return {
         "answers": [draft.verdict.text, *(text for text, _ in seen)],
-        "uncertainties": [each and each.uncertainty for each in (draft.verdict, *(verdict for _, verdict in seen))],
+        "uncertainties": [
+            judged and judged.uncertainty for judged in (draft.verdict, *(verdict for _, verdict in seen))
+        ],
     }
 
 
@@ -207,7 +210,7 @@ def stopped(served: LanguageModel, text: str) -> list[str]:
 def sampled(served: LanguageModel) -> list[str]:
     """The same seed twice, and another one."""
     options = [GenerationOptions(max_tokens=24, temperature=1.5, seed=seed) for seed in (1, 1, 2)]
-    return [served.generate(QUESTIONS[0], each).text for each in options]
+    return [served.generate(QUESTIONS[0], choice).text for choice in options]
 
 
 def cancelled(served: VLLMLanguageModel) -> dict[str, object]:

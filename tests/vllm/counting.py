@@ -19,7 +19,7 @@ class CountingWorker(ScoringWorker):
 
     def semgrad_guard(self, name: str, payload: str) -> str:
         """Answer a message, and count."""
-        said, worker = super().semgrad_guard(name, payload), vars(self)
+        reply, worker = super().semgrad_guard(name, payload), vars(self)
         scoring = worker.get("semgrad_guard_scoring")
         if scoring is not None:
             model: Any = scoring._model
@@ -34,4 +34,4 @@ class CountingWorker(ScoringWorker):
                 "records": len(scoring._recorder.records),
             }
             Path(os.environ[COUNTED]).write_text(json.dumps(found))
-        return said
+        return reply

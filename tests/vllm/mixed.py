@@ -99,19 +99,19 @@ class Mixed:
     ) -> bool:
         """As many as there is place for, several at a time or none; more than vLLM works on at once."""
         room = min(2 * ROWS - len(running), self.random.randint(0, 8) if running else 8)
-        some = [each for _, each in zip(range(room), waiting, strict=False)]
-        running.update(zip((number for number, _ in some), batch.join([asked for _, asked in some]), strict=True))
+        some = [pair for _, pair in zip(range(room), waiting, strict=False)]
+        running.update(zip((number for number, _ in some), batch.join([request for _, request in some]), strict=True))
         return bool(some)
 
     def written_alone(self) -> list[list[int]]:
         """What vLLM writes without us, and without what it remembers of it."""
         sampling = [
             library().SamplingParams(
-                max_tokens=each.options.max_tokens, temperature=0.0, stop_token_ids=list(self.served._end_tokens)
+                max_tokens=request.options.max_tokens, temperature=0.0, stop_token_ids=list(self.served._end_tokens)
             )
-            for each in self.asked
+            for request in self.asked
         ]
-        prompts = [{"prompt_token_ids": list(each.prompt.ids)} for each in self.asked]
+        prompts = [{"prompt_token_ids": list(request.prompt.ids)} for request in self.asked]
         outputs = self.served._llm.generate(prompts, sampling, use_tqdm=False)
         self.served._llm.reset_prefix_cache()
         ends = self.served._end_tokens
@@ -131,24 +131,24 @@ class Mixed:
             if mine is not None:
                 its = self.again(answer, theirs).observed()
                 assert its is not None
-                told, true = ([*each.log_probs, *each.entropies, *each.state] for each in (mine, its))
-                self.found.observed_apart.append(apart(told, true))
+                values, true = ([*side.log_probs, *side.entropies, *side.state] for side in (mine, its))
+                self.found.observed_apart.append(apart(values, true))
         written = [answer for answer in answers if answer.response_ids]
         if not written:
             return
         scoring = BatchScoring(
             self.own._scorer,
-            [each.prompt for each in written],
-            [each.response_ids for each in written],
-            texts=[each.text for each in written],
+            [generation.prompt for generation in written],
+            [generation.response_ids for generation in written],
+            texts=[generation.text for generation in written],
             sampler=self.own._decoder.sampler,
         )
         for answer, its in zip(written, scoring.evidence, strict=True):
-            told, true = answer.evidence.gradients(), its.gradients()
-            assert told is not None
+            gradients, true = answer.evidence.gradients(), its.gradients()
+            assert gradients is not None
             assert true is not None
-            self.found.replayed += told.scores.tier == "captured"
-            pairs = [(each.scores.semgrad or 0.0, each.scores.paragrad or 0.0) for each in (told, true)]
+            self.found.replayed += gradients.scores.tier == "captured"
+            pairs = [(side.scores.semgrad or 0.0, side.scores.paragrad or 0.0) for side in (gradients, true)]
             self.found.scores_apart.append(max(abs(a - b) / b for a, b in zip(*pairs, strict=True)))
 
     def again(self, answer: Generation, ids: Sequence[int] | None = None) -> Evidence:
@@ -178,7 +178,7 @@ def questions(count: int) -> list[str]:
     """Different ones of very different lengths, half of them with one long beginning."""
     random = Random(11)
     made = [" ".join(random.choices(WORDS, k=random.randint(1, 30))) + f" {n}?" for n in range(count)]
-    return [SYSTEM + each if random.random() < 0.5 else each for each in made]
+    return [SYSTEM + question if random.random() < 0.5 else question for question in made]
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ class Fused(nn.Linear):
 def layers(kind: type[nn.Linear], names: dict[str, tuple[int, int]]) -> Any:
     """Two layers with maps of these names, inputs and outputs."""
     made = [nn.ModuleDict({name: kind(*sizes, bias=False) for name, sizes in names.items()}) for _ in range(2)]
-    return nn.ModuleList([nn.ModuleDict({"mlp": each}) for each in made])
+    return nn.ModuleList([nn.ModuleDict({"mlp": module}) for module in made])
 
 
 def passed(served: Any, states: torch.Tensor) -> None:

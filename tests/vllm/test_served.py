@@ -92,15 +92,15 @@ def test_requests_share_vllms_batch(folder: Path) -> None:
     with serving("--model", folder, "--mode", "annotate", *ENGINE) as url:
         [model] = httpx.get(f"{url}/models", trust_env=False, timeout=LIMIT).json()["data"]
         found = answered(url, QUESTIONS, model=model["id"], max_tokens=20)
-        for question, each in zip(QUESTIONS, found, strict=True):
+        for question, reply in zip(QUESTIONS, found, strict=True):
             alone = own.generate(question, GenerationOptions(max_tokens=20))
-            assert each["choices"][0]["message"]["content"] == alone.text
+            assert reply["choices"][0]["message"]["content"] == alone.text
             timed = alone.evidence.gradients()
             assert timed is not None
-            assert each["semgrad_guard"]["uncertainty"] == pytest.approx(timed.scores.hybridgrad, rel=1e-4)
+            assert reply["semgrad_guard"]["uncertainty"] == pytest.approx(timed.scores.hybridgrad, rel=1e-4)
         form = answered(url, QUESTIONS, model=model["id"], max_tokens=40, response_format=FORM)
-        for question, each in zip(QUESTIONS, form, strict=True):
-            text = each["choices"][0]["message"]["content"]
+        for question, reply in zip(QUESTIONS, form, strict=True):
+            text = reply["choices"][0]["message"]["content"]
             assert text == formed(own, question, 40)
             assert set(json.loads(text)) == {"ok", "n"}
 
@@ -109,9 +109,11 @@ def test_a_calibration_is_one_engines(folder: Path, tmp_path: Path) -> None:
     """Made with vLLM, it serves vLLM's answers, and is refused where transformers writes; made with both, it is not."""
     data, calibration, both = (tmp_path / name for name in ("data.jsonl", "calibration.json", "both.json"))
     own = LanguageModel.from_pretrained(str(folder), dtype="float32")
-    asked = [f"What is {n}?" for n in range(60)]
-    said = [answer.text.strip() or "nothing" for answer in own.generate_batch(asked, GenerationOptions(max_tokens=6))]
-    rows = [{"question": question, "answers": [text]} for question, text in zip(asked, said, strict=True)]
+    questions = [f"What is {n}?" for n in range(60)]
+    texts = [
+        answer.text.strip() or "nothing" for answer in own.generate_batch(questions, GenerationOptions(max_tokens=6))
+    ]
+    rows = [{"question": question, "answers": [text]} for question, text in zip(questions, texts, strict=True)]
     data.write_text("\n".join(map(json.dumps, rows)))
     options = ("--model", folder, "--max-tokens", 6, "--dtype", "float32")
     calibrate = ("calibrate", "--data", data, "--alpha", 0.9, *options, "--quiet", "--output")

@@ -46,7 +46,7 @@ def test_scores_are_our_engines(exact: dict[str, Any]) -> None:
     assert close(exact["scores"], exact["own_answers_scores"], 1e-5)
     assert close(exact["scored_again"], exact["own_scores"], 1e-5)
     assert close(*exact["same_answers"], 1e-5)
-    assert all(each > 0 for row in exact["scores"] for each in row)
+    assert all(score > 0 for row in exact["scores"] for score in row)
 
 
 def test_answers_are_replayed_from_what_vllm_has_left(exact: dict[str, Any], request: pytest.FixtureRequest) -> None:
@@ -86,8 +86,8 @@ def test_both_doors_take_it(exact: dict[str, Any]) -> None:
 def test_observing_reads_vllms_own_passes(exact: dict[str, Any]) -> None:
     seen = exact["observed"]
     assert seen["passes"] == 0
-    for told, own in zip(seen["told"], seen["own"], strict=True):
-        for mine, its in zip(told, own, strict=True):
+    for observed, own in zip(seen["told"], seen["own"], strict=True):
+        for mine, its in zip(observed, own, strict=True):
             assert mine == pytest.approx(its, rel=1e-4, abs=1e-4 * max(map(abs, its)))
 
 
@@ -96,9 +96,9 @@ def test_beyond_the_budget_each_step_is_surveyed(exact: dict[str, Any], request:
     *less, ((lengths, kept, surveyed), *_) = exact["beyond"]
     capped = "gemma2" in request.node.name
     assert (kept, surveyed) == (0 if capped else max(lengths), 0)
-    for (lengths, kept, surveyed), told, whole in less:
+    for (lengths, kept, surveyed), observed, whole in less:
         assert (kept, surveyed) == (0, 0 if capped else max(lengths))
-        for mine, its in zip(told, whole, strict=True):
+        for mine, its in zip(observed, whole, strict=True):
             for numbers, others in zip(mine, its, strict=True):
                 assert numbers == pytest.approx(others, rel=1e-5, abs=1e-5 * max(map(abs, others)))
 
@@ -116,10 +116,10 @@ def test_what_vllm_does_not_take_leaves_nothing_behind(exact: dict[str, Any]) ->
 
 
 def test_an_engine_in_another_process_is_refused(tmp_path: Path) -> None:
-    told = run(
+    result = run(
         "apart.py", made("llama", tmp_path / "model"), tmp_path / "told.json", VLLM_ENABLE_V1_MULTIPROCESSING="1"
     )
-    assert "VLLM_ENABLE_V1_MULTIPROCESSING=0" in told["error"]
+    assert "VLLM_ENABLE_V1_MULTIPROCESSING=0" in result["error"]
 
 
 def test_ten_thousand_requests_with_too_little_room(tmp_path: Path) -> None:

@@ -48,20 +48,20 @@ def own(folder: Path) -> LanguageModel:
 
 @contextmanager
 def started(
-    folder: Path, said: Path, settings: Any, *more: str, worker: str = WORKER
+    folder: Path, log: Path, settings: Any, *more: str, worker: str = WORKER
 ) -> Generator[tuple[subprocess.Popen[bytes], str]]:
     """The process of a `vllm serve` with these settings, and its URL; it may not have begun."""
     port = free_port()
-    named = said.with_suffix(".json")
+    named = log.with_suffix(".json")
     named.write_text(settings if isinstance(settings, str) else json.dumps({"no_log": True, **settings}))
     plugin = {"VLLM_PLUGINS": "semgrad_guard", "SEMGRAD_GUARD_SETTINGS": str(named), "VLLM_NO_USAGE_STATS": "1"}
     # What `vllm serve` runs; the wheel for CPUs has another name than its own script looks for.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), *SIZE]
     command += ["--port", str(port)]
     command += ["--host", "127.0.0.1", *(more or ("--worker-extension-cls", worker))]
-    environment = os.environ | ENVIRONMENT | plugin | {COUNTED: str(said.with_name("counted.json"))}
+    environment = os.environ | ENVIRONMENT | plugin | {COUNTED: str(log.with_name("counted.json"))}
     with (
-        said.open("wb") as out,
+        log.open("wb") as out,
         subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True) as process,
     ):
         try:
@@ -72,11 +72,11 @@ def started(
 
 
 @contextmanager
-def serving(folder: Path, said: Path, *, worker: str = WORKER, **settings: Any) -> Generator[httpx.Client]:
+def serving(folder: Path, log: Path, *, worker: str = WORKER, **settings: Any) -> Generator[httpx.Client]:
     """A client of a `vllm serve` that has begun."""
-    with started(folder, said, settings, worker=worker) as (process, url):
+    with started(folder, log, settings, worker=worker) as (process, url):
         for _ in range(1800):
-            assert process.poll() is None, said.read_text()[-4000:]
+            assert process.poll() is None, log.read_text()[-4000:]
             try:
                 if httpx.get(f"{url}/health", trust_env=False).status_code == 200:
                     break
@@ -88,8 +88,8 @@ def serving(folder: Path, said: Path, *, worker: str = WORKER, **settings: Any) 
 
 @pytest.fixture(scope="module")
 def annotated(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
-    said = tmp_path_factory.mktemp("said") / "said.txt"
-    with serving(folder, said, mode="annotate", max_tokens=20, threshold=1.0, allow_override=["mode"]) as client:
+    log = tmp_path_factory.mktemp("said") / "said.txt"
+    with serving(folder, log, mode="annotate", max_tokens=20, threshold=1.0, allow_override=["mode"]) as client:
         yield client
 
 
@@ -116,20 +116,20 @@ def test_answers_and_scores_are_our_engines(annotated: httpx.Client, own: Langua
     with ThreadPoolExecutor(len(QUESTIONS)) as pool:
         found = list(pool.map(lambda question: ask(annotated, question), QUESTIONS))
     estimator = HybridGrad()
-    for question, each in zip(QUESTIONS, found, strict=True):
+    for question, reply in zip(QUESTIONS, found, strict=True):
         alone = own.generate(question, GenerationOptions(max_tokens=20))
-        [choice] = each["choices"]
+        [choice] = reply["choices"]
         assert choice["message"]["content"] == alone.text
         assert choice["finish_reason"] == alone.finish_reason
-        assert each["usage"]["completion_tokens"] == alone.completion_tokens
-        assert each["semgrad_guard"]["uncertainty"] == pytest.approx(estimator(alone.evidence).uncertainty, rel=1e-5)
+        assert reply["usage"]["completion_tokens"] == alone.completion_tokens
+        assert reply["semgrad_guard"]["uncertainty"] == pytest.approx(estimator(alone.evidence).uncertainty, rel=1e-5)
 
 
 @pytest.mark.parametrize("estimator", ["max_probability", "hybridgrad"])
 def test_scores_are_read_off_vllms_passes(folder: Path, own: LanguageModel, tmp_path: Path, estimator: str) -> None:
     """No layer below the span runs again, all weights are vLLM's, and what nobody waits for is let go."""
-    said, settings = tmp_path / "said.txt", {"mode": "annotate", "max_tokens": 20, "estimator": estimator}
-    with serving(folder, said, worker="tests.vllm.counting.CountingWorker", **settings) as client:
+    log, settings = tmp_path / "said.txt", {"mode": "annotate", "max_tokens": 20, "estimator": estimator}
+    with serving(folder, log, worker="tests.vllm.counting.CountingWorker", **settings) as client:
         messages = [{"role": "user", "content": QUESTIONS[0]}]
         body = {"model": "model", "messages": messages, "max_tokens": 20, "stream": True}
         with client.stream("POST", "/v1/chat/completions", json=body) as one:
@@ -138,10 +138,10 @@ def test_scores_are_read_off_vllms_passes(folder: Path, own: LanguageModel, tmp_
             found = list(pool.map(lambda question: ask(client, question), QUESTIONS))
         several = ask(client, QUESTIONS[1], n=3, temperature=1.0, seed=5)
     assert len(several["choices"]) == 3
-    for question, each in zip(QUESTIONS, found, strict=True):
+    for question, reply in zip(QUESTIONS, found, strict=True):
         evidence = own.generate(question, GenerationOptions(max_tokens=20)).evidence
         expected = {"max_probability": MaxProbability(), "hybridgrad": HybridGrad()}[estimator](evidence).uncertainty
-        assert each["semgrad_guard"]["uncertainty"] == pytest.approx(expected, rel=1e-5)
+        assert reply["semgrad_guard"]["uncertainty"] == pytest.approx(expected, rel=1e-5)
     counted = json.loads((tmp_path / "counted.json").read_text())
     assert counted["passes"] == 0
     assert counted["shared"] == counted["weights"] >= 27
@@ -188,7 +188,7 @@ def test_texts_from_elsewhere(annotated: httpx.Client, own: LanguageModel) -> No
     found = annotated.post("/v1/score", json=body).json()
     expected = own.score(QUESTIONS[0], "It is so. It is not.").hybridgrad
     assert found["semgrad_guard"]["uncertainty"] == pytest.approx(expected, rel=1e-4)
-    assert [each["text"] for each in found["segments"]] == ["It is so. ", "It is not."]
+    assert [segment["text"] for segment in found["segments"]] == ["It is so. ", "It is not."]
 
 
 def test_nothing_else_writes(annotated: httpx.Client) -> None:
@@ -232,28 +232,32 @@ def test_who_hangs_up_is_written_for_no_more(annotated: httpx.Client) -> None:
 
 def test_a_calibration_decides(folder: Path, own: LanguageModel, tmp_path: Path) -> None:
     """One made with vLLM is taken, and withholds; one of our own engine's is refused before anything is answered."""
-    asked = [f"What is {n}?" for n in range(60)]
-    said = [answer.text.strip() or "nothing" for answer in own.generate_batch(asked, GenerationOptions(max_tokens=6))]
+    questions = [f"What is {n}?" for n in range(60)]
+    texts = [
+        answer.text.strip() or "nothing" for answer in own.generate_batch(questions, GenerationOptions(max_tokens=6))
+    ]
     data = tmp_path / "data.jsonl"
-    data.write_text("\n".join(json.dumps({"question": q, "answers": [t]}) for q, t in zip(asked, said, strict=True)))
+    data.write_text(
+        "\n".join(json.dumps({"question": q, "answers": [t]}) for q, t in zip(questions, texts, strict=True))
+    )
     files = {name: tmp_path / f"{name}.json" for name in ("vllm", "own")}
     for name, engine in (("vllm", ENGINE[:2]), ("own", ())):
         options = ("--dtype", "float32", "--max-tokens", 6, "--alpha", 0.9, "--quiet", *engine)
         run = done("calibrate", "--model", folder, "--data", data, "--output", files[name], *options)
         assert run.returncode == 0, run.stdout + run.stderr
-    heard = tmp_path / "said.txt"
-    with serving(folder, heard, calibration=str(files["vllm"]), max_tokens=6) as client:
-        verdict = ask(client, asked[0])["semgrad_guard"]
+    log = tmp_path / "said.txt"
+    with serving(folder, log, calibration=str(files["vllm"]), max_tokens=6) as client:
+        verdict = ask(client, questions[0])["semgrad_guard"]
         assert verdict["threshold"] == json.loads(files["vllm"].read_text())["threshold"]
         assert verdict["action"] in ("answer", "abstain")
-    with started(folder, heard, {"calibration": str(files["own"]), "max_tokens": 6}) as (process, _):
+    with started(folder, log, {"calibration": str(files["own"]), "max_tokens": 6}) as (process, _):
         assert process.wait(900) != 0
-    assert "fingerprint" in heard.read_text()
+    assert "fingerprint" in log.read_text()
 
 
 def test_what_is_withheld_is_nowhere(folder: Path, own: LanguageModel, tmp_path: Path) -> None:
-    said = tmp_path / "said.txt"
-    with serving(folder, said, threshold=-1.0, max_tokens=20, abstain_message="No.") as client:
+    log = tmp_path / "said.txt"
+    with serving(folder, log, threshold=-1.0, max_tokens=20, abstain_message="No.") as client:
         draft = own.generate(QUESTIONS[0], GenerationOptions(max_tokens=20)).text
         body = {"model": "model", "messages": [{"role": "user", "content": QUESTIONS[0]}]}
         whole = client.post("/v1/chat/completions", json=body)
@@ -262,7 +266,7 @@ def test_what_is_withheld_is_nowhere(folder: Path, own: LanguageModel, tmp_path:
         seen += client.get("/metrics").text + client.get("/v1/semgrad-guard/metrics").text
         assert whole.json()["choices"][0]["message"]["content"] == text == "No."
         assert draft not in seen
-    assert draft not in said.read_text()
+    assert draft not in log.read_text()
 
 
 @pytest.mark.parametrize(
@@ -278,7 +282,7 @@ def test_without_the_guard_nothing_is_served(
     folder: Path, tmp_path: Path, settings: Any, more: tuple[str, ...], says: str
 ) -> None:
     """A plugin that cannot work ends `vllm serve`; it must not go on unguarded."""
-    said = tmp_path / "said.txt"
-    with started(folder, said, settings, *more) as (process, _):
+    log = tmp_path / "said.txt"
+    with started(folder, log, settings, *more) as (process, _):
         assert process.wait(900) != 0
-    assert says in said.read_text()
+    assert says in log.read_text()

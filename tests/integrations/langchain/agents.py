@@ -31,7 +31,7 @@ class ToolCaller(BaseChatModel):
         return "tool-caller"
 
     def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> Any:
-        return self.bind(tools=[each.name if isinstance(each, BaseTool) else each["title"] for each in tools])
+        return self.bind(tools=[tool.name if isinstance(tool, BaseTool) else tool["title"] for tool in tools])
 
     def _answer(self, messages: list[BaseMessage], tools: Sequence[str]) -> AIMessage:
         self.requests.append(messages)

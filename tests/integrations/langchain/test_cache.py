@@ -115,7 +115,7 @@ def test_other_weights_of_the_same_name_are_in_the_key(
 ) -> None:
     retrained = LanguageModel.from_pretrained(str(save_tiny(tmp_path / Path(tiny).name, seed=2)))
     assert retrained.name == language_model.name
-    keys = {ChatSemGrad.from_model(each)._get_llm_string() for each in (language_model, retrained)}
+    keys = {ChatSemGrad.from_model(model)._get_llm_string() for model in (language_model, retrained)}
     assert len(keys) == 2
 
 

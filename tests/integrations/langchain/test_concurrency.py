@@ -12,7 +12,7 @@ from .support import EVERYTHING, NOTHING, QUESTION
 
 def _routers() -> list[UncertaintyRouterCallback]:
     strict = [UncertaintyRouterCallback(policy=NOTHING, abstain_message=f"No, {i}.") for i in range(6)]
-    return [each for router in strict for each in (router, UncertaintyRouterCallback(policy=EVERYTHING))]
+    return [callback for router in strict for callback in (router, UncertaintyRouterCallback(policy=EVERYTHING))]
 
 
 def _expected(draft: str) -> list[str]:

@@ -234,7 +234,7 @@ def test_a_chat_model_is_asked_with_the_calls_tools(server: Server, language_mod
     )
     assert agent.invoke(ASKED)["messages"][-1].text == "Vienna"
     assert runs == ["speak"]
-    assert [each["tools"][0]["function"]["name"] for each in target.requests] == ["speak", "speak"]
+    assert [request["tools"][0]["function"]["name"] for request in target.requests] == ["speak", "speak"]
 
 
 def test_structured_output_with_a_local_target(chat: ChatSemGrad, larger: LanguageModel) -> None:

@@ -184,7 +184,7 @@ def test_tokens_are_counted_once(language_model: LanguageModel, asynchronous: bo
     assert reply(guard)["served"]["total_tokens"] == 6
     target = Answers("Ulan", tokens=10, name="target")
     escalating = GuardedChatModel(served, NOTHING, scorer=language_model, escalate_to=target)
-    assert sum(each["total_tokens"] for each in reply(escalating).values()) == 26, "the draft's and the target's"
+    assert sum(usage["total_tokens"] for usage in reply(escalating).values()) == 26, "the draft's and the target's"
 
 
 def test_a_handler_in_the_config_counts_once_too(language_model: LanguageModel) -> None:

@@ -88,7 +88,7 @@ def test_observe_leaves_the_answer_and_reports(
     assert text_of(pieces) == draft
     assert (record["action"], record["enforced"], record["threshold"], record["reason"]) == ("answer", True, None, None)
     assert (len(pieces) > 5) == (path in LIVE)
-    (logged,) = [each for each in caplog.records if each.name == "semgrad_guard"]
+    (logged,) = [record for record in caplog.records if record.name == "semgrad_guard"]
     assert logged.levelno == logging.WARNING
     assert logged.semgrad_guard["action"] == "abstain"  # type: ignore[attr-defined]
     assert logged.semgrad_guard["uncertainty"] == record["uncertainty"]  # type: ignore[attr-defined]

@@ -111,7 +111,7 @@ def test_what_came_before(
     chat: ChatSemGrad, policy: Policy, make: Callable[[Any], Chain], rewritten: bool, way: str
 ) -> None:
     verdict = last_of(make(GuardedChatModel(chat, policy)), way)
-    assert any("may not be what the user asked" in each for each in verdict.unfamiliar) is rewritten
+    assert any("may not be what the user asked" in reason for reason in verdict.unfamiliar) is rewritten
     if make is plain:
         assert verdict.promised
     assert not WITNESS._outermost, "nothing is kept"

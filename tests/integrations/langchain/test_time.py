@@ -87,7 +87,7 @@ def test_an_interrupted_batch_stops_every_run(long: ChatSemGrad, language_model:
     finally:
         signal.signal(signal.SIGINT, before)
     assert steps.in_all() <= 5
-    until(lambda: not [each for each in threading.enumerate() if each not in threads])
+    until(lambda: not [thread for thread in threading.enumerate() if thread not in threads])
     assert language_model.generate("And now?").response_ids
 
 

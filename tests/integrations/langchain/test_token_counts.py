@@ -16,7 +16,11 @@ from semgrad_guard.errors import InputError, PromptTooLongError
 TEMPLATES = Path(__file__).parents[2] / "fixtures" / "chat_templates"
 LONG: list[BaseMessage] = [
     SystemMessage("be brief"),
-    *(each for number in range(12) for each in (HumanMessage(f"question {number}?"), AIMessage(f"answer {number}"))),
+    *(
+        message
+        for number in range(12)
+        for message in (HumanMessage(f"question {number}?"), AIMessage(f"answer {number}"))
+    ),
     HumanMessage("and the last question?"),
 ]
 
@@ -82,7 +86,7 @@ def test_a_part_that_the_template_refuses_is_never_counted_too_low(tiny: str) ->
     part: list[BaseMessage] = [AIMessage("four"), HumanMessage("and now?"), HumanMessage("well?")]
     with pytest.raises(InputError):
         chat.language_model.render("x", chat_template="{{ raise_exception('no') }}")
-    assert chat.get_num_tokens_from_messages(part) > sum(chat.get_num_tokens(str(each.text)) for each in part)
+    assert chat.get_num_tokens_from_messages(part) > sum(chat.get_num_tokens(str(message.text)) for message in part)
     read = ToolMessage("done", tool_call_id="1")
     assert chat.get_num_tokens_from_messages([read]) > chat.get_num_tokens("done")
 

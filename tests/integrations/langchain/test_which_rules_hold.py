@@ -151,7 +151,7 @@ async def test_a_seat_ends_with_its_run(chat: ChatSemGrad) -> None:
 
     object.__setattr__(guard, "_convert_input", remember)
     found = guard.batch([QUESTION, QUESTION], return_exceptions=True)
-    assert all(isinstance(each, ValueError) for each in found)
+    assert all(isinstance(error, ValueError) for error in found)
     object.__delattr__(guard, "_convert_input")
     requests = asyncio.get_running_loop().run_in_executor(None, contexts[1].run, guard.invoke, QUESTION)
     assert (await asyncio.wait_for(requests, 60)).text == "No."

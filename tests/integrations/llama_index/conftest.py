@@ -78,7 +78,7 @@ class Heard(BaseEventHandler):
 
 
 @pytest.fixture
-def heard() -> Iterator[Heard]:
+def recorder() -> Iterator[Heard]:
     """Everything that LlamaIndex's instrumentation reports during a test."""
     root, handler = get_dispatcher(), Heard()
     root.add_event_handler(handler)

@@ -21,7 +21,7 @@ class Scripted(SemGradLLM):
     """Says what its script says; the tiny model behind it only lends the records their form."""
 
     script: Any = None
-    said: list[str] = []  # noqa: RUF012 - a pydantic field
+    texts: list[str] = []  # noqa: RUF012 - a pydantic field
     uncertainties: dict[int, float] = {}  # noqa: RUF012 - a pydantic field
 
     @classmethod
@@ -36,7 +36,7 @@ class Scripted(SemGradLLM):
         return self._known(replace(generation, text=text), uncertainty)
 
     def _known(self, generation: Any, uncertainty: float) -> Any:
-        self.said.append(generation.text)  # kept, so that no other text gets its place in memory
+        self.texts.append(generation.text)  # kept, so that no other text gets its place in memory
         self.uncertainties[id(generation.text)] = uncertainty
         return generation
 

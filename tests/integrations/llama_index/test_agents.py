@@ -75,7 +75,7 @@ def talker(wide: Any) -> SemGradLLM:
     return SemGradLLM.from_model(wide, max_tokens=8)
 
 
-async def test_what_is_let_through_comes_with_its_record(talker: SemGradLLM, heard: Heard) -> None:
+async def test_what_is_let_through_comes_with_its_record(talker: SemGradLLM, recorder: Heard) -> None:
     draft = await draft_of(talker)
     output, _, memory = await run(GuardedReActAgent(llm=talker, policy=PASS))
     assert str(output) == draft
@@ -83,7 +83,7 @@ async def test_what_is_let_through_comes_with_its_record(talker: SemGradLLM, hea
     verdict = get_verdict(output)
     assert verdict is not None
     assert (verdict.action, verdict.status) == ("answer", "scored")
-    assert [event.source for event in heard.verdicts] == ["llm", "agent"]
+    assert [event.source for event in recorder.verdicts] == ["llm", "agent"]
 
 
 async def test_a_withheld_draft_reaches_neither_memory_nor_events(talker: SemGradLLM) -> None:
@@ -110,14 +110,14 @@ async def test_raising_fails_the_run(talker: SemGradLLM) -> None:
     assert await draft_of(talker) not in repr(vars(raised.value))
 
 
-async def test_a_person_answers_and_the_model_is_asked_once(talker: SemGradLLM, heard: Heard) -> None:
+async def test_a_person_answers_and_the_model_is_asked_once(talker: SemGradLLM, recorder: Heard) -> None:
     draft = await draft_of(talker)
-    heard.events.clear()
+    recorder.events.clear()
     agent = GuardedReActAgent(llm=talker, policy=STOP, escalate_to=ask_person)
     output, seen, memory = await run(agent, answer="In France, says Ann.")
-    (asked,) = [event for event in seen if isinstance(event, InputRequiredEvent)]
-    assert (asked.question, asked.draft) == (QUESTION, draft)
-    assert asked.record["action"] == "escalate"
+    (request,) = [event for event in seen if isinstance(event, InputRequiredEvent)]
+    assert (request.question, request.draft) == (QUESTION, draft)
+    assert request.record["action"] == "escalate"
     assert str(output) == "In France, says Ann."
     verdict = get_verdict(output)
     assert verdict is not None
@@ -128,9 +128,9 @@ async def test_a_person_answers_and_the_model_is_asked_once(talker: SemGradLLM, 
     )
     assert "In France, says Ann." in memory
     assert draft not in memory
-    assert not any(shows(event, draft) for event in seen if event is not asked)
-    assert sum(type(event).__name__ == "LLMChatStartEvent" for event in heard.events) == 1
-    assert [event.record["action"] for event in heard.verdicts] == ["escalate"]
+    assert not any(shows(event, draft) for event in seen if event is not request)
+    assert sum(type(event).__name__ == "LLMChatStartEvent" for event in recorder.events) == 1
+    assert [event.record["action"] for event in recorder.verdicts] == ["escalate"]
 
 
 async def test_a_second_review_in_the_same_context_waits_again(talker: SemGradLLM) -> None:
@@ -227,12 +227,12 @@ class Tools:
 async def test_side_doors_that_open_later_are_closed(door: str, workflow: bool, wide: Any) -> None:
     secret = "ZANZIBAR"
     call = f'Thought: t\nAction: submit\nAction Input: {{"answer": "{secret}"}}'
-    said = [call] if "tools" in door or "retriever" in door else [f"Thought: t\nAnswer: {secret}"]
+    replies = [call] if "tools" in door or "retriever" in door else [f"Thought: t\nAnswer: {secret}"]
     late = Tools()
 
     def script(_prompt: str) -> tuple[str, float]:
         late.found.append(direct())
-        return said.pop() if said else f'{{"name": "{secret}"}}', 0.9
+        return replies.pop() if replies else f'{{"name": "{secret}"}}', 0.9
 
     llm = Pieces.saying(wide, script)
     agent: Any = GuardedReActAgent(name="a", description="d", llm=llm, policy=Policy(threshold=0.1))
@@ -261,8 +261,8 @@ async def test_side_doors_that_open_later_are_closed(door: str, workflow: bool, 
 
 
 async def test_handing_over_returns_directly_and_is_allowed(wide: Any) -> None:
-    said = ['Thought: t\nAction: handoff\nAction Input: {"to_agent": "b", "reason": "r"}']
-    llm = Pieces.saying(wide, lambda _: (said.pop() if said else "Thought: t\nAnswer: fine", 0.01))
+    replies = ['Thought: t\nAction: handoff\nAction Input: {"to_agent": "b", "reason": "r"}']
+    llm = Pieces.saying(wide, lambda _: (replies.pop() if replies else "Thought: t\nAnswer: fine", 0.01))
     agents: Any = [GuardedReActAgent(name=n, description="d", llm=llm, policy=Policy(threshold=0.1)) for n in "ab"]
     output = await AgentWorkflow(agents, root_agent="a").run(user_msg=QUESTION)
     assert (str(output), output.current_agent_name) == ("fine", "b")
@@ -284,6 +284,6 @@ async def test_what_an_agents_parser_changes_is_unscored(wide: Any) -> None:
             return step.model_copy(update={"response": step.response.upper()})
 
     llm = Pieces.saying(wide, lambda _: ("Thought: t\nAnswer: quiet", 0.01))
-    for parser, said in ((Loud(), ABSTAIN_MESSAGE), (ReActOutputParser(), "quiet")):
+    for parser, shown in ((Loud(), ABSTAIN_MESSAGE), (ReActOutputParser(), "quiet")):
         output, _, memory = await run(GuardedReActAgent(llm=llm, policy=PASS, output_parser=parser))
-        assert (str(output), "QUIET" in memory) == (said, False)
+        assert (str(output), "QUIET" in memory) == (shown, False)

@@ -53,12 +53,12 @@ def saying(wide: LanguageModel) -> Callable[[Script], Scripted]:
 
 def by_prompt(*cases: tuple[str, tuple[str, float]], otherwise: tuple[str, float]) -> Script:
     """The first case whose words stand in the prompt."""
-    return lambda prompt: next((said for words, said in cases if words in prompt), otherwise)
+    return lambda prompt: next((reply for words, reply in cases if words in prompt), otherwise)
 
 
-def in_turn(*said: tuple[str, float]) -> Script:
+def in_turn(*replies: tuple[str, float]) -> Script:
     """One after another."""
-    rest = list(said)
+    rest = list(replies)
     return lambda _: rest.pop(0)
 
 
@@ -111,7 +111,7 @@ class Own(CustomQueryEngine):
 
 
 def router(llm: Any, *engines: BaseQueryEngine) -> RouterQueryEngine:
-    tools = [QueryEngineTool.from_defaults(each, name=f"e{i}", description="d") for i, each in enumerate(engines)]
+    tools = [QueryEngineTool.from_defaults(engine, name=f"e{i}", description="d") for i, engine in enumerate(engines)]
     return RouterQueryEngine(LLMSingleSelector.from_defaults(llm=llm), tools, llm=llm)
 
 
@@ -174,8 +174,8 @@ def test_a_judge_never_vouches(verdict: str, saying: Make, monkeypatch: pytest.M
     assert record(retry, answering="CompactAndRefine")["uncertainty"] == 0.9
 
 
-@pytest.mark.parametrize("said", ["no", "", "know", "Answer: I know it is X"])
-def test_what_code_of_ones_own_makes_is_nobodys(said: str, saying: Make) -> None:
+@pytest.mark.parametrize("reply", ["no", "", "know", "Answer: I know it is X"])
+def test_what_code_of_ones_own_makes_is_nobodys(reply: str, saying: Make) -> None:
     """A judge that says "no" is no author of "I know it is X", and an empty generation of nothing."""
 
     def parsed(query: str) -> str:
@@ -183,7 +183,7 @@ def test_what_code_of_ones_own_makes_is_nobodys(said: str, saying: Make) -> None
         llm.complete("judge")
         return answer
 
-    llm = saying(by_prompt(("judge", (said, 0.01)), otherwise=("Answer: I know it is X", 0.9)))
+    llm = saying(by_prompt(("judge", (reply, 0.01)), otherwise=("Answer: I know it is X", 0.9)))
     found = record(Own(do=parsed))
     assert (found["status"], found["promised"]) == ("unscored", False)
     assert "answering=" in found["reason"]
@@ -295,10 +295,10 @@ def test_citations(saying: Make) -> None:
 
 
 def test_refined_answers_whose_filter_reads_them_count_all(saying: Make) -> None:
-    said = in_turn(
+    script = in_turn(
         ('{"query_satisfied": true, "answer": "It is X"}', 0.9), ('{"query_satisfied": false, "answer": "no"}', 0.01)
     )
-    refine = Refine(llm=saying(said), structured_answer_filtering=True)
+    refine = Refine(llm=saying(script), structured_answer_filtering=True)
     assert record(RetrieverQueryEngine(Passages(*PASSAGES), refine))["uncertainty"] == 0.9
 
 

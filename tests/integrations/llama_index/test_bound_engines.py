@@ -33,7 +33,7 @@ CHANGED: dict[str, Callable[[SemGradLLM], Any]] = {
     "documents": lambda llm: {"engine": engine(llm, PASSAGES[1])},
     "several": lambda llm: {"engine": engine(llm, PASSAGES[0], PASSAGES[1])},
     "max_tokens": lambda llm: {"engine": engine(llm.model_copy(update={"max_tokens": 1}), PASSAGES[0])},
-    "output": lambda llm: {"engine": engine(llm, PASSAGES[0]), "output": lambda said: str(said)[:1]},
+    "output": lambda llm: {"engine": engine(llm, PASSAGES[0]), "output": lambda text: str(text)[:1]},
 }
 
 

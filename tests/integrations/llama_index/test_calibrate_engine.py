@@ -52,8 +52,8 @@ class Towns(BaseRetriever):
         name = rng.choice(["Ada", "Bela", "Cyrus", "Dora", "Emil", "Fatima", "Goran", "Hanna", "Igor", "Jana"])
         home, town = rng.sample(["Ulm", "Graz", "Oslo", "Riga", "Lyon", "Bern", "Turin", "Porto", "Cadiz"], 2)
         thing, year = rng.choice(["bridge", "tower", "school", "library", "station"]), rng.randint(1810, 1999)
-        asked = [(f"Who built the {thing} of {town}?", name), (f"When was the {thing} of {town} built?", str(year))]
-        question, answer = rng.choice(asked)
+        pairs = [(f"Who built the {thing} of {town}?", name), (f"When was the {thing} of {town} built?", str(year))]
+        question, answer = rng.choice(pairs)
         text = f"The {thing} of {town} was built by {name} in {year}. {name} was born in {home}."
         self.known[question] = text
         return question, [answer]
@@ -77,7 +77,7 @@ def test_the_engine_keeps_its_promise_and_other_prompts_have_none() -> None:
     own_prompt = RetrieverQueryEngine.from_args(towns, llm=llm)
     for other in (own_prompt, ContextChatEngine.from_defaults(towns, llm=llm)):
         guard: Any = GuardedQueryEngine if other is own_prompt else GuardedChatEngine
-        ask = (lambda each: each.query) if other is own_prompt else (lambda each: each.chat)
+        ask = (lambda engine: engine.query) if other is own_prompt else (lambda engine: engine.chat)
         record = ask(guard(other, policy))(later[0]).metadata["semgrad_guard"]
         assert (record["promised"], record["familiar"]) == (False, False)
 
@@ -87,10 +87,10 @@ def test_scores_are_those_of_the_guard(at_once: int, llm: SemGradLLM, tmp_path: 
     path = tmp_path / "record.jsonl"
     calibrate_engine(engine(llm), EXAMPLES, wrong, record=path, max_concurrency=at_once, **RATES)
     guarded = GuardedQueryEngine(engine(llm), Policy(threshold=1e308))
-    for (asked, _), line in zip(EXAMPLES, path.read_text().splitlines()[1:], strict=True):
-        answered, response = json.loads(line), guarded.query(asked)
+    for (question, _), line in zip(EXAMPLES, path.read_text().splitlines()[1:], strict=True):
+        answered, response = json.loads(line), guarded.query(question)
         assert answered["text"] == str(response)
-        assert asked in answered["prompt"]["text"]
+        assert question in answered["prompt"]["text"]
         expected = response.metadata["semgrad_guard"]["uncertainty"]  # type: ignore[index]
         assert answered["uncertainty"] == pytest.approx(expected, rel=1e-3)
 
@@ -113,11 +113,11 @@ def test_a_chat_engine_begins_each_example_anew(llm: SemGradLLM) -> None:
     assert (one.shape.turns.low, one.shape.turns.high) == (1, 1)
     assert chat.chat_history == before
     turns = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Yes?"}]
-    asked = [([*turns, {"role": "user", "content": text}], answer) for text, answer in EXAMPLES]
-    other = calibrate_engine(chat, asked, wrong, **RATES)
+    examples = [([*turns, {"role": "user", "content": text}], answer) for text, answer in EXAMPLES]
+    other = calibrate_engine(chat, examples, wrong, **RATES)
     assert other.shape is not None
     assert other.shape.turns.low == 3
-    assert asyncio.run(acalibrate_engine(chat, asked, wrong, **RATES)) == other
+    assert asyncio.run(acalibrate_engine(chat, examples, wrong, **RATES)) == other
 
 
 def test_the_rule_is_part_of_the_binding(wide: LanguageModel) -> None:

@@ -70,9 +70,9 @@ def test_query_engines_replace_their_llms_callback_manager(wide: LanguageModel) 
     assert not any(isinstance(handler, UncertaintyRouterCallback) for handler in llm.callback_manager.handlers)
 
 
-def test_observing_reports(wide: LanguageModel, heard: Heard) -> None:
+def test_observing_reports(wide: LanguageModel, recorder: Heard) -> None:
     with_router(wide, STOP, mode="observe").complete(QUESTION)
-    found = [(event.source, event.record["action"], event.record["enforced"]) for event in heard.verdicts]
+    found = [(event.source, event.record["action"], event.record["enforced"]) for event in recorder.verdicts]
     assert found == [("llm", "answer", True), ("callback", "abstain", False)]
 
 

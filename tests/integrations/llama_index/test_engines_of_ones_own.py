@@ -95,8 +95,8 @@ async def test_an_empty_text_is_no_answer(llm: SemGradLLM, kind: str) -> None:
     for response in (guarded.query(QUERY), await guarded.aquery(QUERY)):
         verdict = get_verdict(response)
         assert verdict is not None
-        said = "" if "abstain_message" in EMPTY[kind] else ABSTAIN_MESSAGE
-        assert (str(response), verdict.text, verdict.action) == (said, said, "abstain")
+        text = "" if "abstain_message" in EMPTY[kind] else ABSTAIN_MESSAGE
+        assert (str(response), verdict.text, verdict.action) == (text, text, "abstain")
         assert isinstance(response, Response)
 
 

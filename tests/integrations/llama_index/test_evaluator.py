@@ -40,10 +40,10 @@ async def test_a_text_is_scored_as_the_answer_to_its_query(llm: SemGradLLM) -> N
     assert "above the threshold" in (failing.feedback or "")
 
 
-def test_contexts_are_put_as_the_query_engine_puts_them(make_engine: Maker, llm: SemGradLLM, heard: Heard) -> None:
+def test_contexts_are_put_as_the_query_engine_puts_them(make_engine: Maker, llm: SemGradLLM, recorder: Heard) -> None:
     response = make_engine().query(QUERY)
-    (asked,) = [event for event in heard.events if isinstance(event, LLMChatStartEvent)]
-    expected = llm.score(asked.messages, str(response)).uncertainty
+    (start,) = [event for event in recorder.events if isinstance(event, LLMChatStartEvent)]
+    expected = llm.score(start.messages, str(response)).uncertainty
     assert expected is not None
     assert expected != pytest.approx(llm.score(QUERY, str(response)).uncertainty)
     for policy, passing in ((Policy(threshold=expected * 1.001), True), (Policy(threshold=expected * 0.999), False)):
@@ -98,7 +98,7 @@ async def test_a_score_of_another_text_or_of_another_question_is_not_believed(
     guarded = GuardedQueryEngine(make_engine(), LOOSE)
     evaluator = UncertaintyEvaluator(llm, LOOSE)
 
-    def told(response: Any, query: str) -> str | None:
+    def feedback_on(response: Any, query: str) -> str | None:
         """The feedback names the uncertainty."""
         return evaluator.evaluate_response(query=query, response=response).feedback
 
@@ -108,13 +108,13 @@ async def test_a_score_of_another_text_or_of_another_question_is_not_believed(
 
     answered, edited, other = (guarded.query(QUERY) for _ in range(3))
     edited.response = "Paris is in Texas."  # type: ignore[union-attr]
-    assert told(answered, QUERY) == told(answered, f"{QUERY} ")
-    assert told(edited, QUERY) == scored(edited, QUERY) != told(answered, QUERY)
-    assert told(other, "Who is Ann?") == scored(other, "Who is Ann?") != told(answered, QUERY)
+    assert feedback_on(answered, QUERY) == feedback_on(answered, f"{QUERY} ")
+    assert feedback_on(edited, QUERY) == scored(edited, QUERY) != feedback_on(answered, QUERY)
+    assert feedback_on(other, "Who is Ann?") == scored(other, "Who is Ann?") != feedback_on(answered, QUERY)
     again = await evaluator.aevaluate_response(query="Who is Ann?", response=other)  # type: ignore[arg-type]
     assert again.feedback == scored(other, "Who is Ann?")
     moved = Response("Paris is in Texas.", metadata=answered.metadata)
-    assert told(moved, QUERY) == scored(moved, QUERY) != told(answered, QUERY)
+    assert feedback_on(moved, QUERY) == scored(moved, QUERY) != feedback_on(answered, QUERY)
 
 
 @pytest.mark.parametrize("mode", ["enforce", "annotate"])

@@ -22,18 +22,18 @@ QUERY = "Where is Paris?"
 Maker = Callable[..., BaseQueryEngine]
 
 
-def test_one_event_a_verdict(make_engine: Maker, llm: SemGradLLM, heard: Heard) -> None:
+def test_one_event_a_verdict(make_engine: Maker, llm: SemGradLLM, recorder: Heard) -> None:
     GuardedQueryEngine(make_engine(response_mode="refine"), STOP, escalate_to=lambda _: "elsewhere").query(QUERY)
     GuardedChatEngine(SimpleChatEngine.from_defaults(llm=llm), STOP, keep_draft=True).chat(QUERY)
     answer = llm.complete(QUERY)
-    found = [(event.source, event.record["action"]) for event in heard.verdicts]
+    found = [(event.source, event.record["action"]) for event in recorder.verdicts]
     assert found == [("query_engine", "escalate"), ("chat_engine", "abstain"), ("llm", "answer")]
-    query, chat, alone = [event.record for event in heard.verdicts]
+    query, chat, alone = [event.record for event in recorder.verdicts]
     assert query["escalated"]["model"] == "external"
     assert query["draft"] is None
     assert chat["draft"]
     assert alone == answer.raw["semgrad_guard"]
-    assert heard.verdicts[0].model_dump()["class_name"] == "UncertaintyEvent"
+    assert recorder.verdicts[0].model_dump()["class_name"] == "UncertaintyEvent"
 
 
 def test_the_handler_logs_each_verdict(make_engine: Maker, llm: SemGradLLM, caplog: pytest.LogCaptureFixture) -> None:

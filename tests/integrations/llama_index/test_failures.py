@@ -89,12 +89,12 @@ def whole_text(error: BaseException) -> str:
     seen: list[BaseException] = []
     left: list[BaseException | None] = [error]
     while left:
-        each = left.pop()
-        if each is None or each in seen:
+        current = left.pop()
+        if current is None or current in seen:
             continue
-        seen.append(each)
-        held.append(f"{each!r} {each.args} {vars(each)}")
-        left += [each.__cause__, each.__context__]
+        seen.append(current)
+        held.append(f"{current!r} {current.args} {vars(current)}")
+        left += [current.__cause__, current.__context__]
     return " ".join([*held, *traceback.format_exception(error)])
 
 
@@ -177,14 +177,14 @@ async def test_chats(way: str, saying: Make) -> None:
 
 @pytest.mark.parametrize("kind", [ReActAgent, GuardedReActAgent])
 async def test_the_error_of_a_tool_is_no_answer(kind: Any, saying: Make) -> None:
-    said = [("Thought: look\nAction: t\nAction Input: {}", 0.01)]
+    replies = [("Thought: look\nAction: t\nAction Input: {}", 0.01)]
     prompts = list[str]()
 
     def script(prompt: str) -> tuple[str, float]:
         if "Action Input" not in prompt:
             return DRAFT, 0.9
         prompts.append(prompt)
-        return said.pop() if said else ("Thought: x\nAnswer: It failed.", 0.01)
+        return replies.pop() if replies else ("Thought: x\nAnswer: It failed.", 0.01)
 
     llm = saying(script)
     guarded = GuardedQueryEngine(engine(llm, "tree_summarize", output_cls=City), POLICY)

@@ -99,11 +99,11 @@ def test_raising_gives_the_verdict_and_a_kept_draft(way: str, make_engine: Maker
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_observing_reports_to_the_event_handlers_only(way: str, make_engine: Maker, heard: Heard) -> None:
+def test_observing_reports_to_the_event_handlers_only(way: str, make_engine: Maker, recorder: Heard) -> None:
     inner = make_engine(streaming="stream" in way)
     response = ask(GuardedQueryEngine(inner, STOP, mode="observe"), way)
     assert "semgrad_guard" not in response.metadata
-    (event,) = heard.verdicts
+    (event,) = recorder.verdicts
     assert (event.source, event.record["action"], event.record["enforced"]) == ("query_engine", "abstain", False)
 
 

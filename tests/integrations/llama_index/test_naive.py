@@ -34,9 +34,9 @@ class Abstaining(SemGradLLM):
         return generation, record
 
 
-def asked(heard: Heard) -> list[str]:
+def prompts(recorder: Heard) -> list[str]:
     """Every prompt that the model has seen, as one text each."""
-    starts = [event for event in heard.events if isinstance(event, LLMChatStartEvent)]
+    starts = [event for event in recorder.events if isinstance(event, LLMChatStartEvent)]
     return ["\n".join(message.content or "" for message in event.messages) for event in starts]
 
 
@@ -63,17 +63,17 @@ def test_an_event_handler_cannot_abstain(make_engine: Maker) -> None:
 
 
 def test_an_abstaining_llm_is_refined_as_if_it_had_answered(
-    wide: LanguageModel, make_engine: Maker, heard: Heard
+    wide: LanguageModel, make_engine: Maker, recorder: Heard
 ) -> None:
     naive = RetrieverQueryEngine.from_args(
         Passages(*PASSAGES), llm=Abstaining.from_model(wide, max_tokens=4), response_mode="refine"
     )
     naive.query(QUERY)
-    assert "I don't know." in asked(heard)[1]
-    heard.events.clear()
+    assert "I don't know." in prompts(recorder)[1]
+    recorder.events.clear()
     GuardedQueryEngine(make_engine(response_mode="refine"), STOP).query(QUERY)
-    assert len(asked(heard)) == 2
-    assert not any("I don't know." in prompt for prompt in asked(heard))
+    assert len(prompts(recorder)) == 2
+    assert not any("I don't know." in prompt for prompt in prompts(recorder))
 
 
 def test_an_abstaining_llm_sends_its_abstention_as_the_query(wide: LanguageModel, make_engine: Maker) -> None:
@@ -96,7 +96,7 @@ def test_no_error_of_ours_is_one_that_llama_index_swallows_or_misreads() -> None
     """`Refine` swallows ValueError and TypeError, `asyncio_run` misreads RuntimeError."""
 
     def family(kind: type[SemGradGuardError]) -> list[type[SemGradGuardError]]:
-        return [kind, *(each for child in kind.__subclasses__() for each in family(child))]
+        return [kind, *(descendant for child in kind.__subclasses__() for descendant in family(child))]
 
     kinds = family(SemGradGuardError)
     assert LowConfidenceError in kinds

@@ -91,17 +91,17 @@ def test_the_users_own_question_is_promised(speaker: SemGradLLM, closed_book: Po
     assert promised(GuardedChatEngine(SimpleChatEngine.from_defaults(llm=speaker), closed_book).chat(KNOWN))
 
 
-@pytest.mark.parametrize("asked", [UNKNOWN, "Japan?", "capital of Japan"])
+@pytest.mark.parametrize("question", [UNKNOWN, "Japan?", "capital of Japan"])
 @pytest.mark.parametrize("by_a_model", [True, False])
 async def test_a_rewritten_question_is_not(
-    speaker: SemGradLLM, closed_book: Policy, asked: str, by_a_model: bool
+    speaker: SemGradLLM, closed_book: Policy, question: str, by_a_model: bool
 ) -> None:
     """Even where the user's words stand in what has been made of them, if a model has made it."""
-    if not by_a_model and asked in KNOWN:
+    if not by_a_model and question in KNOWN:
         return
     inner = TransformQueryEngine(Direct(llm=speaker), Rewriting(KNOWN, speaker if by_a_model else None))
     guarded = GuardedQueryEngine(inner, closed_book)
-    for response in (guarded.query(asked), await guarded.aquery(asked)):
+    for response in (guarded.query(question), await guarded.aquery(question)):
         assert str(response) == "Tokyo"
         assert not promised(response)
 
@@ -127,12 +127,12 @@ def test_an_engine_that_was_calibrated_with_its_rewriting_promises(llm: SemGradL
         assert Calibration.model_validate_json(made.model_dump_json()).id == made.id
         policies[rewrites] = Policy.from_calibration(made)
 
-    def asked(rewrites: bool, *, calibrated: bool) -> bool:
+    def promises(rewrites: bool, *, calibrated: bool) -> bool:
         return promised(GuardedQueryEngine(engines[rewrites], policies[calibrated]).query(question))
 
-    assert asked(True, calibrated=True)
-    assert asked(False, calibrated=False)
-    assert not asked(True, calibrated=False)
+    assert promises(True, calibrated=True)
+    assert promises(False, calibrated=False)
+    assert not promises(True, calibrated=False)
 
 
 @pytest.mark.parametrize("limits", [{"max_tokens": 1}, {"stop": ["k"]}])
@@ -257,16 +257,16 @@ async def test_a_text_beside_another_texts_record_is_not_promised(speaker: SemGr
 
 async def test_an_agent_that_is_handed_a_question_promises_nothing(speaker: SemGradLLM, closed_book: Policy) -> None:
     """What the guard of another one does not let through is harder than what its own calibration is about."""
-    said = Policy.from_calibration(closed_book.calibration)  # type: ignore[arg-type]
+    policy = Policy.from_calibration(closed_book.calibration)  # type: ignore[arg-type]
     first = GuardedReActAgent(
         name="first", description="tries", llm=speaker, policy=Policy(threshold=-1.0), escalate_to="second"
     )
-    second = GuardedReActAgent(name="second", description="knows", llm=speaker, policy=said)
+    second = GuardedReActAgent(name="second", description="knows", llm=speaker, policy=policy)
     output, _, _ = await run(AgentWorkflow(agents=[first, second], root_agent="first"))
     verdict = get_verdict(output)
     assert verdict is not None
-    assert any("another guard has handed the question on" in each for each in verdict.unfamiliar)
+    assert any("another guard has handed the question on" in reason for reason in verdict.unfamiliar)
     alone, _, _ = await run(second)
     verdict = get_verdict(alone)
     assert verdict is not None
-    assert not any("another guard" in each for each in verdict.unfamiliar)
+    assert not any("another guard" in reason for reason in verdict.unfamiliar)

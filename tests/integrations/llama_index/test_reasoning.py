@@ -23,8 +23,8 @@ def llm() -> SemGradLLM:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_a_chat_tells_the_reasoning_apart(llm: SemGradLLM, stream: bool) -> None:
-    asked = [ChatMessage(QUESTION)]
-    pieces: list[ChatResponse] = list(llm.stream_chat(asked)) if stream else [llm.chat(asked)]
+    messages = [ChatMessage(QUESTION)]
+    pieces: list[ChatResponse] = list(llm.stream_chat(messages)) if stream else [llm.chat(messages)]
     response = pieces[-1]
     if stream:
         assert "".join(piece.delta or "" for piece in pieces) == ANSWER
@@ -37,10 +37,10 @@ def test_a_chat_tells_the_reasoning_apart(llm: SemGradLLM, stream: bool) -> None
 
 
 def test_earlier_reasoning_is_no_part_of_the_next_prompt(llm: SemGradLLM) -> None:
-    said = ChatMessage(role="assistant", blocks=[ThinkingBlock(content=THOUGHT), TextBlock(text=ANSWER)])
-    asked = [ChatMessage(QUESTION), said, ChatMessage(QUESTION)]
+    reply = ChatMessage(role="assistant", blocks=[ThinkingBlock(content=THOUGHT), TextBlock(text=ANSWER)])
+    messages = [ChatMessage(QUESTION), reply, ChatMessage(QUESTION)]
     bare = [ChatMessage(QUESTION), ChatMessage(role="assistant", content=ANSWER), ChatMessage(QUESTION)]
-    assert llm.chat(asked).message.content == llm.chat(bare).message.content
+    assert llm.chat(messages).message.content == llm.chat(bare).message.content
 
 
 def test_a_completion_and_a_text_from_elsewhere(llm: SemGradLLM) -> None:

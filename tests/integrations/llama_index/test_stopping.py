@@ -66,12 +66,12 @@ async def test_a_cancelled_evaluation_waits_for_no_model(endless: tuple[SemGradL
     before = threading.enumerate()
     with model.turn:
         task = asyncio.ensure_future(UncertaintyEvaluator(llm, PASS).aevaluate(query=QUESTION, response="There."))
-        while not (begun := [each for each in threading.enumerate() if each not in before]):
+        while not (begun := [thread for thread in threading.enumerate() if thread not in before]):
             await asyncio.sleep(0.001)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        until(lambda: not any(each.is_alive() for each in begun))
+        until(lambda: not any(thread.is_alive() for thread in begun))
 
 
 def held(model: LanguageModel) -> tuple[asyncio.Event, Steps]:

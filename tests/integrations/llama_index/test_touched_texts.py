@@ -124,7 +124,7 @@ class Looped(CompactAndRefine):
 
 class Listed(Accumulate):
     def _format_response(self, outputs: Any, separator: str) -> str:
-        return super()._format_response([f"Surely {each}" for each in outputs], separator)
+        return super()._format_response([f"Surely {output}" for output in outputs], separator)
 
 
 class Short(TreeSummarize):
@@ -238,7 +238,7 @@ def test_digits_one_by_one_next_to_another_call(
 
     class ByDigit(Scripted):
         def _pieces(self, conversation: Any, options: Any) -> Any:
-            generation, text, pieces = self._scripted(conversation), "", list(self.said[-1])
+            generation, text, pieces = self._scripted(conversation), "", list(self.texts[-1])
             for piece in pieces:
                 text += piece
                 yield piece, text, None

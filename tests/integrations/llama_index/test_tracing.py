@@ -133,5 +133,7 @@ def test_the_current_span_where_nothing_is_instrumented(llm: SemGradLLM, exporte
 def test_our_own_span_holds_no_text(make_engine: Maker, instrumented: Exported) -> None:
     guarded = GuardedQueryEngine(make_engine(), STOP, mode="annotate")
     text = str(guarded.query(QUERY)).strip()
-    (span,) = [each for each in instrumented.span_exporter.get_finished_spans() if each.name == "ModelCall.score"]
+    (span,) = [
+        finished for finished in instrumented.span_exporter.get_finished_spans() if finished.name == "ModelCall.score"
+    ]
     assert text not in repr(dict(span.attributes or {}))

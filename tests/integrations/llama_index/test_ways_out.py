@@ -175,9 +175,9 @@ class _Setting(SimpleChatEngine):
     """Replaces the whole conversation."""
 
     def chat(self, message: str, chat_history: list[ChatMessage] | None = None) -> AgentChatResponse:
-        asked = [*self._memory.get_all(), ChatMessage(role="user", content=message)]
-        text = self._llm.chat(asked).message.content or ""
-        self._memory.set([*asked, ChatMessage(role="assistant", content=text)])
+        messages = [*self._memory.get_all(), ChatMessage(role="user", content=message)]
+        text = self._llm.chat(messages).message.content or ""
+        self._memory.set([*messages, ChatMessage(role="assistant", content=text)])
         return AgentChatResponse(text)
 
 

@@ -114,7 +114,7 @@ def test_a_failing_target_leaves_no_question_without_an_answer(way: str, llm: Se
     def failing(_: Any) -> str:
         raise OSError("down")
 
-    def said(guarded: GuardedChatEngine) -> str:
+    def reply(guarded: GuardedChatEngine) -> str:
         return str(guarded.chat("Hello") if way == "sync" else asyncio.run(guarded.achat("Hello")))
 
     def make(**options: Any) -> GuardedChatEngine:
@@ -124,9 +124,9 @@ def test_a_failing_target_leaves_no_question_without_an_answer(way: str, llm: Se
 
     raising, abstaining = make(), make(on_error="abstain", abstain_message=lambda verdict: f"No: {verdict.action}.")
     with pytest.raises(OSError, match="down"):
-        said(raising)
+        reply(raising)
     assert [message.role.value for message in raising.chat_history] == ["user", "assistant"]
-    assert said(abstaining) == "No: abstain."
+    assert reply(abstaining) == "No: abstain."
     assert [message.content for message in abstaining.chat_history] == ["Hello", "No: abstain."]
 
 
@@ -257,10 +257,10 @@ async def test_monitors_hear_every_answer_unscored_ones_too(make_engine: Any, ll
         """Counts what a monitor is told."""
 
         def add(self, uncertainty: float | None) -> Any:
-            heard.append(uncertainty)
+            received.append(uncertainty)
             return super().add(uncertainty)
 
-    heard: list[float | None] = []
+    received: list[float | None] = []
     scores = [i / 100 for i in range(100)]
     monitor: Any = Counting(calibrate(scores, [True] * 100, alpha=0.2, delta=0.2))
     response = GuardedQueryEngine(make_engine(), PASS, monitor=monitor).query(QUERY)
@@ -270,12 +270,12 @@ async def test_monitors_hear_every_answer_unscored_ones_too(make_engine: Any, ll
     await run(
         GuardedReActAgent(llm=SemGradLLM.from_model(llm.language_model, max_tokens=8), policy=PASS, monitor=monitor)
     )
-    assert [score is None for score in heard] == [False, True, False, False]
+    assert [score is None for score in received] == [False, True, False, False]
 
 
 def test_promises_are_none_without_a_calibration(make_engine: Any, llm: SemGradLLM) -> None:
     engines = [GuardedQueryEngine(make_engine(), PASS), GuardedReActAgent(llm=llm, policy=PASS)]
-    assert [each.promise for each in engines] == [None, None]
+    assert [engine.promise for engine in engines] == [None, None]
 
 
 def test_the_words_of_an_abstention_may_be_a_function(make_engine: Any) -> None:
@@ -308,8 +308,8 @@ def test_a_verbose_engine_is_silent_where_answers_may_be_withheld(
         inner._verbose = True
         nested = router(saying(lambda _: ('[{"choice": 1, "reason": "secret"}]', 0.1)), inner, inner)
         nested._verbose = True
-        for each in (inner, nested):
-            guarded = GuardedQueryEngine(each, STOP if mode != "raise" else PASS, mode=mode)  # type: ignore[arg-type]
+        for wrapped in (inner, nested):
+            guarded = GuardedQueryEngine(wrapped, STOP if mode != "raise" else PASS, mode=mode)  # type: ignore[arg-type]
             ask(guarded, way)
             assert ("secret" in capsys.readouterr().out) is printed
 
