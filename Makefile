@@ -23,7 +23,7 @@ NONCES ?= 100000
 KILLS ?= 20
 REQUESTS ?= 100000
 
-.PHONY: help check check-fast lint tests tests-fast coverage check-heavy check-gpu docs check-lowest check-research check-server check-upstreams check-browser check-load check-fuzz check-ray check-vllm check-templates check-models check-smollm2 serve release-check demo bench bench-full bench-rivals \
+.PHONY: help check check-fast lint tests tests-fast coverage check-heavy check-gpu check-guarantee docs check-lowest check-research check-server check-upstreams check-browser check-load check-fuzz check-ray check-vllm check-templates check-models check-smollm2 serve release-check demo bench bench-full bench-rivals \
 	format train-pocket clean
 
 help:  ## this list
@@ -76,6 +76,9 @@ release-check: $(STAMP)  ## the wheel in an empty environment, and the README's 
 
 check-heavy: $(STAMP)  ## long simulations of the shape of prompts, and the rest of the matrices by pairs (tens of minutes)
 	$(BIN)/python -m pytest -n auto -m heavy $(REQUIRE)
+
+check-guarantee: $(STAMP)  ## the promise of a calibration, simulated 10,000 times in 88 settings (a quarter of an hour); writes its page
+	$(BIN)/python scripts/check_guarantee.py --page docs/results/guarantee.md
 
 check-gpu: $(STAMP)  ## exactness, tiers and memory on a CUDA device (skipped where there is none; REQUIRE=--require)
 	$(BIN)/python -m pytest tests/engine/test_gpu.py -m heavy $(REQUIRE)

@@ -1,0 +1,238 @@
+"""Simulates the promise: how often a calibration's true risk exceeds alpha, and how much it delivers.
+
+python scripts/check_guarantee.py [--repetitions 10000] [--page docs/results/guarantee.md]
+
+Each cell draws so many calibration sets from a population whose risk is known exactly. It fails where more than .106 of
+them exceed alpha in a population of the procedure's assumption, or more than .12 elsewhere (delta = .1; three standard
+errors of 10,000 repetitions are .009). With `--page` it writes the table, and the picture next to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import math
+import platform
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special, stats
+
+from semgrad_guard.calibration import gates
+
+DELTA = 0.1
+SIZES = (50, 100, 300, 1000)
+WITHIN, HOSTILE = 0.106, 0.12
+Floats = NDArray[np.float64]
+
+
+class Population(Protocol):
+    """Scores and labels, with the share of answers and the error rate up to a threshold in closed form."""
+
+    def draw(self, rng: np.random.Generator, n: int) -> tuple[Floats, NDArray[np.bool_]]: ...
+
+    def share(self, threshold: float) -> float: ...
+
+    def risk(self, threshold: float) -> float: ...
+
+
+@dataclass(frozen=True)
+class Normal:
+    """Scores of right and of wrong answers are normal, so far apart that they have this AUROC."""
+
+    base: float
+    auroc: float
+
+    @property
+    def shift(self) -> float:
+        return float(stats.norm.ppf(self.auroc)) * math.sqrt(2)
+
+    def draw(self, rng: np.random.Generator, n: int) -> tuple[Floats, NDArray[np.bool_]]:
+        wrong = rng.random(n) < self.base
+        return rng.normal(size=n) + self.shift * wrong, wrong
+
+    def _wrong(self, threshold: float) -> float:
+        return self.base * float(special.ndtr(threshold - self.shift))
+
+    def share(self, threshold: float) -> float:
+        return self._wrong(threshold) + (1 - self.base) * float(special.ndtr(threshold))
+
+    def risk(self, threshold: float) -> float:
+        return self._wrong(threshold) / max(self.share(threshold), 1e-300)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Uniform scores; answers from one edge to the next are wrong at one rate."""
+
+    edges: tuple[float, ...]
+    rates: tuple[float, ...]
+
+    def draw(self, rng: np.random.Generator, n: int) -> tuple[Floats, NDArray[np.bool_]]:
+        scores = rng.random(n)
+        at = np.searchsorted(self.edges, scores, side="right") - 1
+        return scores, rng.random(n) < np.array(self.rates)[at]
+
+    def share(self, threshold: float) -> float:
+        return min(1.0, max(0.0, threshold))
+
+    def risk(self, threshold: float) -> float:
+        pieces = zip(pairwise((*self.edges, 1.0)), self.rates, strict=True)
+        wrong = sum(rate * max(0.0, min(threshold, end) - start) for (start, end), rate in pieces)
+        return wrong / max(threshold, 1e-300)
+
+
+@dataclass(frozen=True)
+class Design:
+    """A population with the alpha that is promised; `hostile` where it breaks an assumption of the default."""
+
+    title: str
+    population: Population
+    alpha: float
+    hostile: bool = False
+
+
+DESIGNS = (
+    Design("20 % wrong, AUROC 0.80", Normal(0.2, 0.8), 0.1),
+    Design("30 % wrong, AUROC 0.75", Normal(0.3, 0.75), 0.2),
+    Design("10 % wrong, AUROC 0.75", Normal(0.1, 0.75), 0.05),
+    Design("40 % wrong, AUROC 0.85", Normal(0.4, 0.85), 0.2),
+    Design("48 % wrong, AUROC 0.70", Normal(0.48, 0.7), 0.3),
+    Design("everywhere just above alpha", Steps((0.0,), (0.1001,)), 0.1),
+    Design("the surest 5 % half wrong", Steps((0.0, 0.05, 0.6), (0.5, 0.02, 0.5)), 0.1, hostile=True),
+    Design("the surest 25 % at 13 %", Steps((0.0, 0.25, 0.6), (0.13, 0.02, 0.5)), 0.1, hostile=True),
+    Design("slow fall to alpha", Steps((0.0, 0.15), (0.14, 0.092)), 0.1, hostile=True),
+    Design("a spike of mistakes", Steps((0.0, 0.3, 0.31, 0.7), (0.05, 1.0, 0.1, 0.6)), 0.1, hostile=True),
+    Design(
+        "a saw around alpha",
+        Steps((0.0, 0.2, 0.22, 0.4, 0.42, 0.6, 0.62), (0.08, 0.6, 0.08, 0.6, 0.08, 0.6, 0.11)),
+        0.1,
+        hostile=True,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The outcome of one design, size and procedure: means over the repetitions."""
+
+    design: Design
+    n: int
+    robust: bool
+    found: float
+    coverage: float
+    violated: float
+
+    @property
+    def holds(self) -> bool:
+        return self.violated <= (HOSTILE if self.design.hostile else WITHIN)
+
+
+def simulated(design: Design, n: int, robust: bool, repetitions: int) -> Cell:
+    rng = np.random.default_rng(1)
+    found = coverage = violated = 0.0
+    for _ in range(repetitions):
+        scores, wrong = design.population.draw(rng, n)
+        threshold = gates.walk(scores, wrong, alpha=design.alpha, delta=DELTA, robust=robust).threshold
+        if threshold is not None:
+            found += 1
+            coverage += design.population.share(threshold)
+            violated += design.population.risk(threshold) > design.alpha
+    return Cell(design, n, robust, found / repetitions, coverage / repetitions, violated / repetitions)
+
+
+def best(design: Design) -> float:
+    """The share that the largest threshold of a risk of at most alpha delivers."""
+    grid = np.linspace(-4, 6, 20_001) if isinstance(design.population, Normal) else np.linspace(0, 1, 20_001)[1:]
+    kept = [design.population.share(float(t)) for t in grid if design.population.risk(float(t)) <= design.alpha]
+    return max(kept, default=0.0)
+
+
+def table(cells: Sequence[Cell], *, robust: bool) -> Iterator[str]:
+    yield f"| population | alpha | {' | '.join(f'{n} labels' for n in SIZES)} | best possible |"
+    yield "| --- " * (len(SIZES) + 3) + "|"
+    for design in DESIGNS:
+        row = [cell for cell in cells if cell.design == design and cell.robust == robust]
+        shown = (f"{cell.coverage:.3f} in {cell.found:.2f} ({cell.violated:.3f})" for cell in row)
+        yield f"| {design.title} | {design.alpha:g} | {' | '.join(shown)} | {best(design):.3f} |"
+
+
+def page(cells: Sequence[Cell], *, repetitions: int, picture: str) -> str:
+    today, machine = datetime.datetime.now(datetime.UTC).date(), platform.processor() or platform.machine()
+    return "\n".join(
+        (
+            "# The promise, simulated",
+            "",
+            f"`make check-guarantee`, {today}, {machine}: {repetitions:,} calibrations a cell, delta = {DELTA:g}. "
+            "A cell gives the mean share of answers that is delivered, how often a threshold is found, and in brackets "
+            "how often the true error rate among the delivered answers exceeds alpha. The last is to be at most delta.",
+            "",
+            f"![Coverage by the number of labels]({picture})",
+            "",
+            "The last five populations break the assumption of the default: error rates do not rise with the score.",
+            "",
+            "## Default",
+            "",
+            *table(cells, robust=False),
+            "",
+            "## Robust: two walks that share delta",
+            "",
+            *table(cells, robust=True),
+            "",
+        )
+    )
+
+
+def draw(cells: Sequence[Cell], path: Path) -> None:
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "guarantee"
+    from matplotlib import pyplot as plt
+
+    figure, panels = plt.subplots(1, 3, figsize=(11, 3.4), sharey=True, layout="constrained")
+    for axes, design in zip(panels, (DESIGNS[0], DESIGNS[1], DESIGNS[6]), strict=True):
+        for robust, name, color in ((False, "default", "#1f6feb"), (True, "robust", "#bc4c00")):
+            row = [cell for cell in cells if cell.design == design and cell.robust == robust]
+            axes.plot(SIZES, [cell.coverage for cell in row], marker="o", color=color, label=name)
+        axes.axhline(best(design), color="#57606a", linestyle=(0, (4, 3)), linewidth=1, label="best possible")
+        axes.set(title=f"{design.title}, alpha {design.alpha:g}", xscale="log", xlabel="labels", ylim=(0, 1))
+        axes.set_xticks(SIZES, [str(n) for n in SIZES])
+        axes.minorticks_off()
+    panels[0].set_ylabel("share delivered")
+    panels[0].legend(frameon=False)
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repetitions", type=int, default=10_000)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--page", type=Path)
+    given = parser.parse_args()
+    work = [(design, n, robust, given.repetitions) for design in DESIGNS for robust in (False, True) for n in SIZES]
+    cells: list[Cell] = []
+    with ProcessPoolExecutor(given.workers) as pool:
+        for cell in pool.map(simulated, *zip(*work, strict=True)):
+            cells.append(cell)
+            print(
+                f"{len(cells)}/{len(work)} {cell.design.title}, {cell.n} labels{', robust' if cell.robust else ''}: "
+                f"{cell.coverage:.3f} delivered, {cell.violated:.3f} violated{'' if cell.holds else '  <- too often'}",
+                flush=True,
+            )
+    if given.page is not None:
+        picture = given.page.with_suffix(".svg")
+        draw(cells, picture)
+        given.page.write_text(page(cells, repetitions=given.repetitions, picture=picture.name), encoding="utf-8")
+    return 0 if all(cell.holds for cell in cells) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
