@@ -81,14 +81,14 @@ def score_parts_in_tier(
     scorer = Scorer(model)
     assert tier in scorer.tiers(), f"the self-check turned the {tier} tier down"
     scorer._exactness = replace(scorer.exactness(), tiers=(tier,) if tier == "full" else (tier, "full"))
-    scorer._current().inputs = InputCheck(Branches(), {"gradient": sys.maxsize})  # the oracle verifies, not the engine
-    with clean_slate():
+    with scorer.lock, clean_slate():  # one turn: a model with a patched function is verified anew in the next
+        scorer._current().inputs = InputCheck(Branches(), {"gradient": sys.maxsize})  # the oracle verifies it
         if tier == "captured" and captured is None:
             layer = objective.span(scorer.architecture.n_layers)[0]
             captured = scorer.current_replayer().record(batch, layer)
-    found = scorer.score_parts(batch, objective, captured)
-    assert {scores.tier for row in found for scores in row} == {tier}
-    return found
+        rows = scorer.score_parts(batch, objective, captured)
+    assert {scores.tier for row in rows for scores in row} == {tier}
+    return rows
 
 
 def generate(

@@ -174,7 +174,7 @@ def test_claims_of_longer_answers_are_marked(tmp_path: Path) -> None:
 
 def test_too_few_questions_for_a_promise_are_said(tmp_path: Path) -> None:
     cards = re.findall(r'class="rest">(.*?)</div>', write(tmp_path, example_run(n=80)).read_text(), re.DOTALL)
-    assert [re.findall(r"takes (\d+) questions", card) for card in cards] == [["114"], [], []]
+    assert [re.findall(r"takes (\d+) questions", card) for card in cards] == [["90"], [], []]
 
 
 def test_progress_is_told(tmp_path: Path) -> None:
