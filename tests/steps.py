@@ -1,4 +1,4 @@
-"""A model's steps, counted and held: what a test says of them does not depend on how fast the machine is."""
+"""A model's steps, counted and held: the claims of a test about them do not depend on how fast the machine is."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def until(found: Callable[[], object]) -> None:
 
 
 def until_stopped() -> None:
-    """Wait, in the thread that runs the model, until its work was told to stop, or is out of time."""
+    """Wait, in the thread that runs the model, until its work was cancelled, or is out of time."""
     until(lambda: current_stop().remaining == 0)
 
 

@@ -1,4 +1,4 @@
-"""Where things of this user are kept, on every system; without a home the error says what to name."""
+"""Where things of this user are kept, on every system; without a home the error names the remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make check-lowest` installs what it says: each dependency at its lower bound, torch as in constraints.txt."""
+"""`make check-lowest` installs the stated versions: each dependency at its lower bound, torch as in constraints.txt."""
 
 from __future__ import annotations
 

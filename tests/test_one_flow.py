@@ -11,7 +11,7 @@ GUARD = ROOT / "semgrad_guard" / "guard"
 DECIDING = {"decide", "decide_unscored", "abstained", "escalated", "rejected", "late", "without_text"}
 ELSEWHERE = {
     "semgrad_guard/records.py": "`Verdict.delivered` tells an escalation from the target's side, its action unchanged",
-    "integrations/langchain_semgrad_guard/demo/stages.py": "shows what a target of somebody else's may return",
+    "integrations/langchain_semgrad_guard/demo/stages.py": "shows what another party's target may return",
 }
 """The modules that write an action outside the guard, and why this is not a decision."""
 FILES = sorted(

@@ -46,7 +46,7 @@ GRAPH: Mapping[str, frozenset[str]] = {name: frozenset(imports(name)) - {name} f
 def children(package: str) -> dict[str, set[str]]:
     """What each direct child of a package imports of its siblings; a child is a module or a whole folder.
 
-    The package's own `__init__` re-exports names and is no sibling: whoever imports it from inside imports all.
+    The package's own `__init__` re-exports names and is no sibling: a module that imports it from inside imports all.
     """
     graph: dict[str, set[str]] = {}
     depth = package.count(".") + 2

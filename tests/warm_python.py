@@ -1,6 +1,6 @@
 """Programs in a Python that has loaded the libraries already: importing them takes longer than most programs run.
 
-`WarmPython` starts one process, which imports the libraries that we stand on and nothing of ours. For each program it
+`WarmPython` starts one process, which imports the libraries that we use and nothing of ours. For each program it
 forks a child, and the child becomes the program: its own folder, environment, arguments and output, and Python's own
 way out.
 """

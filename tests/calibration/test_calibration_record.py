@@ -163,7 +163,7 @@ def edited(record: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         else:
             for key in value:
                 yield f"{name}.{key}", {**record, name: {**value, key: "x"}}
-        yield f"beside {name}", {**record, f"{name}_": value}
+        yield f"next to {name}", {**record, f"{name}_": value}
         yield f"without {name}", {k: v for k, v in record.items() if k != name}
 
 

@@ -22,7 +22,7 @@ TOKENS = ("--max-tokens", "3")
 
 @dataclass(frozen=True)
 class Bad:
-    """One bad call. `codes` are the exit codes that are right, `says` a part of the message; `stdin` may be bytes.
+    """One bad call. `codes` are the exit codes that are right, `says` is a part of the message; `stdin` may be bytes.
 
     `keeps` tells that the call does some work before it finds out, so that files may be left in `{out}`: whole ones.
     """
@@ -170,7 +170,7 @@ def names() -> Iterator[Bad]:
 
 
 def conflicts() -> Iterator[Bad]:
-    """Options that exclude each other, that are missing, or that nobody knows."""
+    """Options that exclude each other, that are missing, or that do not exist."""
     calls: dict[str, tuple[str, ...]] = {
         "no command": ("bark",),
         "no question": ("ask", "--model", "{model}"),
@@ -241,7 +241,7 @@ def _line(**fields: Any) -> str:
 
 
 def _lines() -> dict[str, tuple[bytes, str]]:
-    """Broken lines that are broken for every command, and what is said of them."""
+    """Broken lines that are broken for every command, and the messages about them."""
     written: dict[str, tuple[str, str]] = {
         "a number as question": (_line(question=7), '"question"'),
         "a fraction as question": (_line(question=0.5), '"question"'),
@@ -425,7 +425,7 @@ def other_outputs() -> Iterator[Bad]:
     over = (*instead(EVALUATE, output="{in}/old"), "--labels", "{in}/old/graded.csv")
     yield Bad("evaluate over its labels", over, (1,), "overwrite an input")
     beside = (*instead(EVALUATE, output="{in}/old"), "--beside", "{in}/old")
-    yield Bad("evaluate over the run beside it", beside, (1,))
+    yield Bad("evaluate over the run next to it", beside, (1,))
 
 
 def no_files() -> Iterator[Bad]:
@@ -509,7 +509,7 @@ def records() -> Iterator[Bad]:
     for name in EDITED:
         yield Bad(f"ask with a calibration, {name}", (*ASK, f"--calibration={{in}}/edited/{name}.json"))
     for name in _JUNK:
-        yield Bad(f"evaluate beside: {name}", (*EVALUATE, f"--beside={{in}}/junk/{name}"))
+        yield Bad(f"evaluate next to: {name}", (*EVALUATE, f"--beside={{in}}/junk/{name}"))
 
 
 EDITED: dict[str, dict[str, Any]] = {
@@ -788,7 +788,7 @@ def _write(folder: Path, contents: Iterable[tuple[str, bytes]]) -> None:
 
 
 def _make_socket(path: Path) -> None:
-    """A socket's path may have some hundred letters only: bound where we stand."""
+    """A socket's path may have about a hundred letters only: bound in its own folder."""
     here = Path.cwd()
     os.chdir(path.parent)
     try:

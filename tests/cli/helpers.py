@@ -1,4 +1,4 @@
-"""What the tests of the commands share beside fixtures."""
+"""What the tests of the commands share in addition to fixtures."""
 
 from __future__ import annotations
 

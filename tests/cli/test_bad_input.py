@@ -1,4 +1,4 @@
-"""Bad input ends with a message that says what to do, on stderr, with code 1, and before any work where that can be."""
+"""Bad input ends with a message that names the remedy, on stderr, with code 1, and before any work where possible."""
 
 from __future__ import annotations
 

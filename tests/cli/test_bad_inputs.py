@@ -132,7 +132,7 @@ def check_left(out: Path, *, keeps: bool) -> None:
 
 
 def states(folders: Iterable[Path]) -> dict[str, tuple[int, ...]]:
-    """Of every file its kind, size and the time of its last change of any sort, which nobody can set."""
+    """Of every file its kind, size and the time of its last change of any sort, which no program can set."""
     return {
         path: (found.st_mode, found.st_ino, found.st_size, found.st_ctime_ns)
         for folder in folders

@@ -29,7 +29,7 @@ def calibrate(run: Run, model_folder: Path, tmp_path: Path, both_right: Path) ->
 
 @pytest.fixture
 def both_right(tmp_path: Path, texts: list[str], model_folder: Path) -> Path:
-    """Questions whose references are what the model says, in either number format."""
+    """Questions whose references are the model's answers, in either number format."""
     coarse = LanguageModel.from_pretrained(model_folder, dtype="bfloat16")
     others = [answer.text for answer in coarse.generate_batch(ASKED, GenerationOptions(max_tokens=TOKENS))]
     rows = zip(ASKED, texts, others, strict=True)

@@ -1,4 +1,4 @@
-"""Ctrl-C in the middle of a real calibration: a valid record, a word on how to go on, and the same result after all."""
+"""Ctrl-C in the middle of a real calibration: a valid record, a hint how to resume, and the same result after all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much a command says, what its options were called, and what a shell completes."""
+"""How much a command prints, what its options were called, and what a shell completes."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_options_stand_in_groups(run: Run, monkeypatch: pytest.MonkeyPatch, comm
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_a_dtype_that_this_processor_lacks_is_named(run: Run, dtype: str) -> None:
-    """What is true differs between machines: /proc/cpuinfo says it of this one."""
+    """What is true differs between machines: /proc/cpuinfo has it for this one."""
     if not Path("/proc/cpuinfo").exists() or platform.machine() != "x86_64":
         pytest.skip("the flags of an x86 processor are read from /proc/cpuinfo")
     flags = Path("/proc/cpuinfo").read_text().split()

@@ -150,7 +150,7 @@ NOWHERE = [
 @pytest.mark.filterwarnings("ignore:.*no longer used as device type")
 @pytest.mark.parametrize("device", NOWHERE)
 def test_a_device_that_holds_no_model_is_refused_in_a_line(run: Run, model_folder: Path, device: str) -> None:
-    with suppress(Exception):  # whatever torch says of it
+    with suppress(Exception):  # whatever error torch raises
         torch.ones(1, device=device).item()
         pytest.skip(f"there is a device {device} here")
     result = run("ask", "What?", "--model", model_folder, "--device", device)

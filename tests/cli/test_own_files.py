@@ -1,4 +1,4 @@
-"""What is there and is no file of the command's own is somebody's work: refused before any work, and left alone."""
+"""A file that the command did not write is another person's work: refused before any work, and left alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`probe`: the command, its files, and what it says."""
+"""`probe`: the command, its files, and its output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who ends a command from outside finds no lock and no stump afterwards, an exit code, and one line that says it."""
+"""Who ends a command from outside finds no lock and no stump afterwards, an exit code, and one line that reports it."""
 
 from __future__ import annotations
 

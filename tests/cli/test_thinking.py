@@ -24,7 +24,7 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def questions(tmp_path: Path) -> Path:
-    """Questions whose references stand in every thought, and in half of the answers."""
+    """Questions whose references occur in every thought, and in half of the answers."""
     return jsonl(tmp_path / "asked.jsonl", ({"question": q, "answers": [right]} for q, right in QUESTIONS.items()))
 
 

@@ -38,7 +38,7 @@ class Verdict:
 
     `tier` is the cheapest that scored it; `error` the worst relative error in float32 over its tiers, `noise_ratio`
     that of SemGrad and ParaGrad in bfloat16, in units of the model's own (None where it was not scored); `message`
-    what was said where it was not scored.
+    the message where it was not scored.
     """
 
     model_type: str
@@ -51,7 +51,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Expected:
-    """What plain autograd says: SemGrad, ParaGrad, entropies and log-probabilities of the response's tokens."""
+    """The results of plain autograd: SemGrad, ParaGrad, entropies and log-probabilities of the response's tokens."""
 
     semgrad: float
     paragrad: float

@@ -1,7 +1,7 @@
-"""A tiny random model of every causal-LM architecture that the installed transformers knows: nobody lists them here.
+"""A tiny random model of every causal-LM architecture that the installed transformers knows: without a list of them.
 
 A config class tells its own settings; what is a size there is made small by its name (`SIZES`). Only where settings
-depend on each other in a way that no name tells, `DIFFERENCES` says how, by the type of model.
+depend on each other in a way that no name tells, `DIFFERENCES` describes it, by the type of model.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ def gguf_name(name: str) -> str:
 
 
 def _permuted(config: Any, name: str, weight: np.ndarray) -> np.ndarray:
-    """Rotary pairs stand side by side in llama's queries and keys."""
+    """Rotary pairs are adjacent in llama's queries and keys."""
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for part, count in heads.items():
         if config.model_type == "llama" and part in name:

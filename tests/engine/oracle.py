@@ -20,7 +20,7 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Reference:
-    """What the official algorithm says about one response."""
+    """The official algorithm's results for one response."""
 
     semgrad: float
     paragrad: float

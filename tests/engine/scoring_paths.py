@@ -32,7 +32,7 @@ class Case:
     semantic_token: int
 
     def reference(self, model: Any, objective: Objective, **options: Any) -> Reference:
-        """What the oracle says."""
+        """The oracle's results."""
         n = objective.last_tokens
         return reference_scores(
             model,

@@ -52,7 +52,7 @@ def of_model(model: nn.Module) -> dict[str, Any]:
 
 
 def identity(value: Any) -> Any:
-    """What stays the same as long as nobody changes a value; containers by what they hold."""
+    """What stays the same as long as a value is not changed; containers by what they hold."""
     if isinstance(value, dict):
         return {key: identity(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set):

@@ -1,4 +1,4 @@
-"""What an owner may do to a model between two scores, and what plain autograd says of the model as it then is."""
+"""What an owner may do to a model between two scores, and the results of plain autograd for the model as it then is."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_the_page_is_what_the_results_say(check_models: Any) -> None:
 
 
 def test_the_results_hold_no_silent_error(check_models: Any) -> None:
-    """What a release of this package says about the transformers that it was checked with."""
+    """The results that a release of this package reports for the transformers that it was checked with."""
     results = json.loads(check_models.RESULTS.read_text(encoding="utf-8"))
     known = [result for result in results["architectures"] if "," not in result["name"]]
     exact = [result for result in known if result["outcome"] == "exact"]

@@ -18,7 +18,7 @@ from semgrad_guard.engine.scoring.scorer import scorer_of
 from .tiny_models import ARCHITECTURES, build, shared, token_ids
 
 OWN_ATTENTION = ("gemma2",)
-"""Architectures whose library attention says more than a mask: what is read would not be what was used."""
+"""Architectures whose library attention reads more than a mask: what is read would not be what was used."""
 
 PROMPTS, ANSWERS = [token_ids(9, 1), token_ids(5, 2)], [token_ids(4, 3), token_ids(7, 4)]
 

@@ -1,4 +1,4 @@
-"""Folders that cannot be loaded, and ways that a model cannot be loaded in: each is said as what it is."""
+"""Folders that cannot be loaded, and ways that a model cannot be loaded in: the message names the fault."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ PLACES = {
 
 @pytest.mark.parametrize("kind", PLACES)
 def test_layers_that_accelerate_moves_about(kind: str, checkpoint: Path, tmp_path: Path) -> None:
-    """What a GPU would need is said."""
+    """The message names the GPU that would be needed."""
     places = {**PLACES[kind], "lm_head": "cpu"}
     model = AutoModelForCausalLM.from_pretrained(checkpoint, device_map=places, offload_folder=tmp_path)
     with pytest.raises(UnsupportedModelError, match=r"dispatched by accelerate.*one device.*GiB"):

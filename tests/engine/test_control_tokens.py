@@ -1,4 +1,4 @@
-"""Control tokens in somebody's text make a prompt unfamiliar, wherever they stand."""
+"""Control tokens in a user's text make a prompt unfamiliar, wherever they occur."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared work is paid in full by everyone who needs it, and waited for by nobody alone."""
+"""Shared work is paid in full by everyone who needs it, and no request waits for it alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from semgrad_guard.engine.objective import Objective
 
 @pytest.fixture(autouse=True)
 def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock on which a millisecond passes whenever somebody looks, so that no load of the machine matters."""
+    """A clock on which a millisecond passes whenever it is read, so that no load of the machine matters."""
     ticks = itertools.count()
     monkeypatch.setattr(time, "perf_counter", lambda: next(ticks) / 1000)
 
@@ -78,7 +78,7 @@ def test_every_row_and_every_method_pays_its_share_of_a_replay(language_model: L
         assert found is not None
         share = found.milliseconds
         assert share > 0
-        # nobody waits for the whole batch, and nobody gets it for nothing
+        # no answer waits for the whole batch, and none gets it for nothing
         assert cost == pytest.approx(share, abs=3)
         assert later == pytest.approx(share, abs=3)
     assert max(cost for _, cost in first) * 2 < sum(cost for _, cost in first)

@@ -119,7 +119,7 @@ def test_a_file_without_a_template_asks_plainly(tmp_path: Path) -> None:
 
 
 def test_a_file_and_the_folder_that_holds_it_are_one_model(file: Path, tmp_path: Path) -> None:
-    """A folder may hold anything else beside; with safetensors in it, these are loaded."""
+    """A folder may hold other files as well; with safetensors in it, these are loaded."""
     shutil.copy(file, tmp_path / "tiny.gguf")
     (tmp_path / "README.md").write_text("# A model")
     by_file, by_folder = (LanguageModel.from_pretrained(str(path)) for path in (file, tmp_path))

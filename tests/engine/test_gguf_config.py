@@ -70,7 +70,7 @@ def test_stretched_positions(rope: dict[str, Any], metadata: dict[str, Any], tmp
 
 
 def test_divided_frequencies(tmp_path: Path) -> None:
-    """Llama 3.1 and later: a tensor of divisors stands in the file."""
+    """Llama 3.1 and later: the file holds a tensor of divisors."""
     model, plain = tiny(rope_parameters=LLAMA3), tiny()
     divisors = plain.model.rotary_emb.inv_freq / model.model.rotary_emb.inv_freq
     path = write(tmp_path / "m.gguf", model, extra={"rope_freqs.weight": divisors.numpy()})

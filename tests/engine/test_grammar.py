@@ -125,7 +125,7 @@ def test_rows_that_have_ended_are_left_alone(language_model: LanguageModel) -> N
 
 
 def test_an_answer_that_cannot_go_on_is_not_told(language_model: LanguageModel) -> None:
-    """An error may go to somebody from whom the answer is to be withheld."""
+    """An error may go to a caller from whom the answer is to be withheld."""
     secret, other = language_model.tokenizer("qx", add_special_tokens=False)["input_ids"]
     compiler = GrammarCompiler(language_model.tokenizer, end_tokens=[257])
     processor = compiler.processor(one_of([text_rule("qa", {})]), rows=1, width=1)

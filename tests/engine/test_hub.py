@@ -99,7 +99,7 @@ def hanging_up() -> Iterator[tuple[str, list[object]]]:
 
 
 def waiting_at(listening: socket.socket) -> int:
-    """How many connections nobody has taken up."""
+    """How many connections have not been accepted."""
     listening.setblocking(False)
     count = 0
     with suppress(BlockingIOError):
@@ -110,7 +110,7 @@ def waiting_at(listening: socket.socket) -> int:
 
 
 def silent_port() -> str:
-    """An address where nobody listens."""
+    """An address without a listener."""
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         return f"http://127.0.0.1:{taken.getsockname()[1]}"
 

@@ -117,7 +117,7 @@ SCENARIOS: Sequence[Callable[[LanguageModel], object]] = (
 
 
 def checks_of(scenario: Callable[[LanguageModel], object], model: LanguageModel) -> int:
-    """How often a run asks whether to go on."""
+    """How often a run asks whether to continue."""
     count = Countdown()
     with stopping(count):
         scenario(model)
@@ -170,7 +170,7 @@ def test_a_backward_pass_is_interrupted_between_its_layers(make_language_model: 
 
 @pytest.mark.parametrize("at", [0, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23])
 def test_a_self_check_that_was_stopped_is_made_again(make_language_model: Make, at: int) -> None:
-    """An interruption says nothing about a tier: none is given up for it."""
+    """An interruption proves nothing about a tier: none is given up for it."""
     model = make_language_model()
     with stopping(Countdown(at)), pytest.raises(AnswerCancelledError):
         model._scorer.tiers()
@@ -324,7 +324,7 @@ def test_cancelled_from_another_thread(make_language_model: Make) -> None:
 
 
 def held_stream(model: LanguageModel, steps: Steps | None = None) -> TextStream:
-    """A stream whose model waits, after some steps, until it is told to stop: it cannot be done before."""
+    """A stream whose model waits, after some steps, until it gets the signal to stop: it cannot be done before."""
     steps = steps or Steps(model)
     model._scorer.tiers()
     steps.expect(100, until_stopped)
@@ -332,7 +332,7 @@ def held_stream(model: LanguageModel, steps: Steps | None = None) -> TextStream:
 
 
 class TestStreams:
-    """A stream's thread stops with the stream, and under the stops of whoever uses it."""
+    """A stream's thread stops with the stream, and under the stops of the thread that uses it."""
 
     def test_closed_mid_way(self, make_language_model: Make) -> None:
         model = make_language_model()

@@ -1,4 +1,4 @@
-"""Loading checkpoints: what is found, what is refused, and how a model is told from another."""
+"""Loading checkpoints: what is found, what is refused, and how models are distinguished."""
 
 from __future__ import annotations
 

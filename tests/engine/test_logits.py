@@ -133,7 +133,7 @@ def test_a_distribution_is_that_of_its_parts(seed: int, cuts: list[int], sharpne
 
 @pytest.mark.parametrize("sharpness", [1.0, 4.0])
 def test_rows_that_rounding_would_hide_are_estimated(sharpness: float) -> None:
-    """In half precision alone: together they are at most its rounding's part, and what stands for them is near."""
+    """In half precision alone: together they are at most its rounding's part, and their substitute is near."""
     generator = torch.Generator().manual_seed(2)
     p = (torch.randn(TOKENS, VOCABULARY, generator=generator) * sharpness).softmax(1)
     a = -p

@@ -93,7 +93,7 @@ def test_one_part_is_the_whole() -> None:
     ids=["grid", "earlier", "later"],
 )
 def test_a_generation_keeps_what_will_be_asked_for(language_model: LanguageModel, objective: Objective) -> None:
-    """The capture begins before t*, or behind it, and at the embeddings, as the objective says; padding included."""
+    """The capture begins before t*, or behind it, and at the embeddings, as the objective states; padding included."""
     options = GenerationOptions(max_tokens=4)
     for answer in language_model.generate_batch(["q", "a longer question"], options, objective=objective):
         timed = answer.evidence.gradients(objective)

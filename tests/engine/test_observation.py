@@ -32,7 +32,7 @@ OBSERVING = Objective(gradients=False)
 
 
 def oracle(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> tuple[list[float], list[float], torch.Tensor]:
-    """Log-probabilities, entropies and the mean state, by one call of the model as anybody makes it."""
+    """Log-probabilities, entropies and the mean state, by one call of the model as any user makes it."""
     with torch.no_grad():
         output = model(torch.tensor([[*prompt, *answer]]), output_hidden_states=True)
     log_p = output.logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
@@ -86,7 +86,7 @@ def test_the_numbers_are_those_of_a_replay(language_model: LanguageModel, name: 
     assert seen.uncertainty == pytest.approx(KIND_OF[name]().value(scores.scores), rel=1e-9)
     details = HybridGrad()(generation.evidence).details
     assert details is not None
-    assert details[name] == pytest.approx(seen.uncertainty, rel=1e-9), "they stand beside every other score"
+    assert details[name] == pytest.approx(seen.uncertainty, rel=1e-9), "they come with every other score"
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -166,7 +166,7 @@ def test_an_adapters_chat_is_taken_up_as_well(dora: bool, tokenizer: PreTrainedT
 
 
 def read(ids: tuple[int, ...]) -> DynamicCache:
-    """A cache of one layer whose keys say which tokens they are of."""
+    """A cache of one layer whose keys show which tokens they are of."""
     cache = DynamicCache()
     keys = torch.tensor(ids, dtype=torch.float64).reshape(1, 1, -1, 1)
     cache.update(keys, keys + 0.5, 0)

@@ -25,7 +25,7 @@ QWEN = (
 
 
 def turns(user: str, end: str, header: str) -> str:
-    """A template with these marks around what the user says, and this header."""
+    """A template with these marks around the user's text, and this header."""
     return (
         f"{{% for m in messages %}}{user}{{{{ m.content }}}}{end}{{% endfor %}}"
         f"{{% if add_generation_prompt %}}{header}{{% endif %}}"

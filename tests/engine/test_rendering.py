@@ -36,7 +36,7 @@ def test_without_a_template_an_answer_begins_as_those_before_it():
     tokenizer.chat_template = None
     turns = [Message("user", "Q: 1?\nA:"), Message("assistant", "2"), Message("user", "Q: 3?\nA:")]
     assert render(tokenizer, turns).text == "Q: 1?\nA:\n\n2\n\nQ: 3?\nA:\n\n"
-    assert render(tokenizer, turns[:2]).text == "Q: 1?\nA:\n\n2"  # an answer that goes on
+    assert render(tokenizer, turns[:2]).text == "Q: 1?\nA:\n\n2"  # an answer that continues
 
 
 def test_without_a_template_line_breaks_are_tokens_as_before_a_word():

@@ -87,7 +87,7 @@ def written(
 
 
 def numbers(evidence: Evidence, objective: Objective) -> list[float]:
-    """What is told of an answer."""
+    """What is recorded of an answer."""
     found = evidence.observed()
     if found is None:
         return []
@@ -233,7 +233,7 @@ def test_frequencies_that_change_with_the_length(name: str, changes: dict[str, A
 
 
 def test_what_states_cannot_be_kept_of_does_not_join() -> None:
-    """The paper's span is empty in two layers: such a model answers, and scoring says why there is no score."""
+    """The paper's span is empty in two layers: such a model answers, and scoring gives a reason, and no score."""
     model = wrapped("llama", num_hidden_layers=2)
     prompt = model.render("Hi")
     assert not model.running_batch().takes(prompt, Options())

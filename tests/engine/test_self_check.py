@@ -1,4 +1,4 @@
-"""Models whose code defeats a fast tier: the self-check sees it, says so, and the scores stay exact."""
+"""Models whose code defeats a fast tier: the self-check sees it, warns, and the scores stay exact."""
 
 from __future__ import annotations
 

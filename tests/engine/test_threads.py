@@ -1,4 +1,4 @@
-"""Several threads at once: scores come out the same, and a generation beside them sees nothing of it."""
+"""Several threads at once: scores come out the same, and a generation at the same time sees nothing of it."""
 
 from __future__ import annotations
 

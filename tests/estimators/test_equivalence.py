@@ -1,4 +1,4 @@
-"""Which answers say the same: by words, by NLI in both directions, and the clusters that follow."""
+"""Which answers mean the same: by words, by NLI in both directions, and the clusters that follow."""
 
 from __future__ import annotations
 

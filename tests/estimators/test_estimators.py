@@ -71,7 +71,7 @@ def test_the_ablations_reach_the_replay(evidence) -> None:
 
 
 def test_older_calibrations_stay_valid() -> None:
-    """Settings that came later are told only where they differ from their defaults."""
+    """Settings that came later are recorded only where they differ from their defaults."""
     assert HybridGrad().settings() == {"variant": "paper", "layers": None, "tau": 1.0, "beta": 1.0}
     assert SemGrad().settings() == {"variant": "paper", "layers": None}
     assert ParaGrad().settings() == {"variant": "paper"}

@@ -112,7 +112,7 @@ def test_the_fit_is_that_of_a_pipeline_written_out() -> None:
 def other_kind(
     rng: np.random.Generator, n: int, *, informative: bool, rises: float = 1.0
 ) -> tuple[list[Record], list[bool]]:
-    """Answers whose likelihoods say a little, and whose states say nothing, or much where they are `told`."""
+    """Answers whose likelihoods predict a little, and whose states nothing, or much if `informative`."""
     wrong = rng.random(n) < 0.5
     states = rng.normal(size=(n, 40)) + (wrong[:, None] * rng.uniform(0.2, 0.6, 40) if informative else 0)
     likelihood = np.exp(rng.normal(size=n) + 0.8 * rises * wrong)

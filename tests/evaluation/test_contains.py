@@ -152,7 +152,7 @@ def test_a_mention_is_no_assertion(text: str) -> None:
         ("What type of energy do clothes retain?", "It's called thermal insulation.", "thermal energy", False),
         ("What type of tissue is the brain?", "It is the nervous system.", "nervous tissue", False),
         ("What type of tissue is the brain?", "It is a nervous one.", "nervous tissue", False),
-        ("What did he assert?", "He was told of a prince.", "he was a prince", False),
+        ("What did he assert?", "He was warned of a prince.", "he was a prince", False),
         ("What colour is it?", "It's a grey cat's fur: gray.", "grey", True),
         ("Name the colours.", "blue, white and red", "red, white and blue", True),
         ("Name the colours.", "blue and red", "red, white and blue", False),
@@ -313,7 +313,7 @@ def test_a_mention_is_no_assertion(text: str) -> None:
         ("Who wrote Emma?", "Jane Austen's brother Henry wrote Emma.", "Jane Austen", False),
         ("Which is the highest?", "Mt. Everest is.", "Mount Everest", True),
         ("Which city was it?", "It is St. Petersburg today.", "Saint Petersburg", True),
-        # What stands beside the reference:
+        # What stands next to the reference:
         (CAPITAL, "- Lyon\n- **Paris**\n- Nice", "Paris", False),
         (CAPITAL, "1. Paris\n2. Lyon\n3. Nice", "Paris", False),
         (CAPITAL, "- Capital: Paris\n- Currency: euro\n- Language: French", "Paris", True),

@@ -1,4 +1,4 @@
-"""Figures: what they draw, on any run; as files, and as SVG that can stand beside others in a page."""
+"""Figures: what they draw, on any run; as files, and as SVG that can share a page with others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The answer alone is graded: a thought names right answers and doubts them, and says nothing of what is delivered."""
+"""The answer alone is graded: a thought names right answers and doubts them, and proves nothing about the reply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A probe of a tiny model: its numbers against naive ones, what it leaves out, and how it goes on after a kill."""
+"""A probe of a tiny model: its numbers against naive ones, what it leaves out, and how it continues after a kill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables: every number against the metric it stands for, marks, undefined entries, CSV and pieces for paper."""
+"""Tables: every number against the metric of its column, marks, undefined entries, CSV and pieces for paper."""
 
 from __future__ import annotations
 

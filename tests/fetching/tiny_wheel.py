@@ -57,7 +57,7 @@ def serving(answer: Answer) -> Generator[str]:
             answer(self)
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Print nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=functools.partial(server.serve_forever, poll_interval=0.01), daemon=True).start()

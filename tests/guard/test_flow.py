@@ -1,4 +1,4 @@
-"""The flow: every driver delivers what `settle` says, in every mode, with every kind of target."""
+"""The flow: every driver delivers what `settle` decides, in every mode, with every kind of target."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def scored(uncertainty: float | None, text: str = TEXT) -> Verdict:
 
 @dataclass
 class Source:
-    """A model's part and a target's, as a door would give them; counts what is asked."""
+    """A model's part and a target's, as a door would give them; counts the requests."""
 
     uncertainty: float | None
     reply: Any = "the target's"
@@ -363,7 +363,7 @@ def test_one_failing_draft_leaves_the_others_alone() -> None:
 
 
 def test_awaitables_are_typed() -> None:
-    """A coroutine function stands wherever an awaitable is due."""
+    """A coroutine function works wherever an awaitable is due."""
     source = Source(0.5)
     ask: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]] = source.aask
     assert one(asyncio.run(arun(Terms(policy=Policy(threshold=1.0)), source.adrafts, ask))).verdict.text == TEXT

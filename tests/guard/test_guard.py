@@ -1,4 +1,4 @@
-"""Model, estimator and policy together: what is delivered, and what the verdict says of it."""
+"""Model, estimator and policy together: what is delivered, and what the verdict records of it."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ COUNT, BATCH = 150, 50
 
 
 def read(document: str) -> str:
-    """A document's last paragraph, which says what is asked for in plain sentences."""
+    """A document's last paragraph, which states the task in plain sentences."""
     return (EXAMPLES / "documents" / document).read_text(encoding="utf-8").strip().split("\n\n")[-1]
 
 

@@ -1,4 +1,4 @@
-"""What a policy makes of prompts unlike those of its calibration: decided as it says, and never promised."""
+"""What a policy makes of prompts unlike those of its calibration: decided by its rule, and never promised."""
 
 from __future__ import annotations
 

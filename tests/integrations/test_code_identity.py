@@ -103,7 +103,7 @@ class Picks:
 
 
 class Names:
-    """Values that code works with beside globals and closures."""
+    """Values that code works with in addition to globals and closures."""
 
     listed: ClassVar[list[Any]] = ["A"]
 

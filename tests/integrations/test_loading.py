@@ -59,6 +59,6 @@ def quantized_by_hand(path: str, settings: dict[str, object]) -> object:
 
 @pytest.mark.parametrize("door", [quantized_by_langchain, quantized_by_llama_index, quantized_by_hand])
 def test_every_door_takes_a_quantization(door: Callable[..., object], checkpoint: Path) -> None:
-    """Of a method that there is not, so that what is said of it comes back through the door."""
+    """Of a method that there is not, so that the message about it comes back through the door."""
     with pytest.raises(InputError, match="no quantization with quant_method 'nosuch'"):
         door(str(checkpoint), {"quant_method": "nosuch"})

@@ -1,4 +1,4 @@
-"""Both doors say alike what they do not know."""
+"""Both doors refuse unknown options with the same words."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def running(tmp_path: Path) -> Generator[tuple[str, dict[str, str]]]:
 def test_a_cluster_that_runs_already(
     program: Program, data: Path, tmp_path: Path, running: tuple[str, dict[str, str]]
 ) -> None:
-    """`auto` and HOST:PORT: the work is done there, and the cluster goes on running."""
+    """`auto` and HOST:PORT: the work is done there, and the cluster keeps running."""
     address, environment = running
     given = ("score", "--data", data)
     assert program(*given, "--output", tmp_path / "alone.jsonl").returncode == 0
@@ -130,7 +130,7 @@ print(len([each for each in jobs() if each["JobID"] != ray.get_runtime_context()
 
 
 def test_no_cluster_there(program: Program, data: Path, tmp_path: Path) -> None:
-    """Said at once: Ray by itself would look for one for minutes."""
+    """Reported at once: Ray by itself would look for one for minutes."""
     nowhere = f"127.0.0.1:{free_port()}"
     found = program("score", "--data", data, "--output", tmp_path / "out.jsonl", "--ray", nowhere)
     assert found.returncode == 1
@@ -139,7 +139,7 @@ def test_no_cluster_there(program: Program, data: Path, tmp_path: Path) -> None:
 
 
 def partitioned(kind: str, folder: Path, rows: list[dict[str, Any]]) -> Path:
-    """The rows as a folder of files of one kind, in folders that say what they hold."""
+    """The rows as a folder of files of one kind, in folders that name their contents."""
     for number in range(3):
         part = folder / f"kind={number}"
         part.mkdir(parents=True)

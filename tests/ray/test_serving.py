@@ -64,7 +64,7 @@ def deploy(url: str, postgres: Postgres, tmp_path: Path) -> Callable[..., None]:
 
 
 def expected(**changes: Any) -> dict[str, Answered]:
-    """What the server of one process says: text, uncertainty and action by question."""
+    """The replies of the server of one process: text, uncertainty and action by question."""
     from starlette.testclient import TestClient
 
     from semgrad_guard.server.assembly import assemble
@@ -110,7 +110,7 @@ def stream_of(client: httpx.Client, url: str, question: str) -> tuple[str, bool]
 
 @dataclass
 class Load:
-    """Clients that ask one question after the other until they are told to stop."""
+    """Clients that ask one question after the other until a signal stops them."""
 
     url: str
     clients: int = 4
@@ -294,7 +294,7 @@ def test_a_healthy_replica_says_so_and_a_dead_one_which_model_it_is(url: str) ->
 
 
 def test_it_is_run_from_the_command_line(tmp_path: Path) -> None:
-    """As docs/ray.md says: a file for `serve run`, with the same options as `semgrad-guard serve`."""
+    """As in docs/ray.md: a file for `serve run`, with the same options as `semgrad-guard serve`."""
     program = Path(sys.executable).with_name("serve")
     port = free_port()
     args = {"model": "pocket", "log": str(tmp_path / "log.db"), "max_tokens": "12"}
@@ -318,7 +318,7 @@ def test_it_is_run_from_the_command_line(tmp_path: Path) -> None:
 
 
 def answered(url: str, process: subprocess.Popen[bytes]) -> dict[str, Any]:
-    """What a server says once it is there."""
+    """A server's reply once it is there."""
     while process.poll() is None:
         try:
             response = httpx.post(f"{url}/chat/completions", json=body(QUESTIONS[0]), trust_env=False, timeout=LIMIT)

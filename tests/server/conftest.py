@@ -100,7 +100,7 @@ def watched(scheduler: Any) -> tuple[list[Any], list[str]]:
 
 
 def held(scheduler: Scheduler, begun: list[Any], *, at: int) -> Steps:
-    """Let the model wait at this step until the first request that began was told to stop: it is not done before."""
+    """Let the model wait at this step until the first request that began was cancelled: it is not done before."""
     until(lambda: scheduler.batching is not None)  # the model was looked at: those passes are no requests
     steps = Steps(scheduler.model)
     steps.at(at, lambda: until(lambda: begun[0].context.copy().run(current_stop).remaining == 0))

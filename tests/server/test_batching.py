@@ -1,4 +1,4 @@
-"""Requests that share a model: each gets what it would get alone, whoever else comes, goes or fails meanwhile."""
+"""Requests that share a model: each gets what it would get alone, whichever other comes, goes or fails meanwhile."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ async def test_one_that_is_cancelled_leaves_the_others(start: Start, language_mo
     others = [request(f"q{n}", max_tokens=20) for n in range(2)]
     tasks, notified = list[asyncio.Task[Any]](), threading.Event()
 
-    def leaves() -> None:  # in the model's thread, which goes on once the request has been told
+    def leaves() -> None:  # in the model's thread, which resumes once the request has been notified
         loop.call_soon_threadsafe(tasks[0].cancel)
         assert notified.wait(LIMIT)
 
@@ -201,7 +201,7 @@ async def test_one_that_is_cancelled_leaves_the_others(start: Start, language_mo
     while len(ended) < 4:
         await asyncio.sleep(0.001)
     assert sorted(ended) == ["AnswerCancelledError", *["NoneType"] * 3]
-    assert len(listener.pieces) == 3, "the model did not go on for nobody"
+    assert len(listener.pieces) == 3, "the model did not continue without a reader"
 
 
 async def test_one_whose_time_is_over_leaves_the_others(start: Start, language_model: LanguageModel) -> None:
@@ -358,7 +358,7 @@ async def test_where_layers_keep_a_state_prompts_of_equal_length_run_together(st
 
 
 async def test_other_work_is_passed_by_once(start: Start) -> None:
-    """What stands between two requests that run together begins next."""
+    """What is between two requests that run together begins next."""
     scheduler = start(of_kind("equal_lengths"))
     begun, _ = watched(scheduler)
     async with all_at_once(scheduler, 4):

@@ -141,7 +141,7 @@ async def test_structured_answers(serve: Serve) -> None:
     async with serve(ALL, options=options) as client:
         text = (await client.post(CHAT, json=asking(**more))).json()["choices"][0]["message"]["content"]
         assert json.loads(text)["a"] in ("x", "y")
-    async with serve(NONE, options=options) as client:  # no text stands in for JSON: OpenAI's refusal does
+    async with serve(NONE, options=options) as client:  # no text takes the place of JSON: OpenAI's refusal does
         message = (await client.post(CHAT, json=asking(**more))).json()["choices"][0]["message"]
         assert message == {"role": "assistant", "content": None, "refusal": "I don't know."}
         chunks = events((await client.post(CHAT, json=asking(**more, stream=True))).text)

@@ -1,4 +1,4 @@
-"""Clients that are slow, or send half a request: they are hung up on, and shut nobody out."""
+"""Clients that are slow, or send half a request: they are hung up on, and shut no other client out."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def is_healthy(url: str) -> bool:
 
 @pytest.mark.parametrize("sent", [b"", HALF, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET /he"])
 def test_a_head_must_come_in_time(make_served: Callable[..., ServedModel], sent: bytes) -> None:
-    """Nothing, half a head, or half of a second one. The health of the server is told meanwhile."""
+    """Nothing, half a head, or half of a second one. The health of the server is reported meanwhile."""
     app = make_app(Service([make_served(ALL)]))
     with listening(app, head_seconds=0.2, idle_seconds=1) as address, ExitStack() as opened:
         slow = [opened.enter_context(socket.create_connection(address, timeout=LIMIT)) for _ in range(20)]
@@ -76,7 +76,7 @@ def test_a_head_must_come_in_time(make_served: Callable[..., ServedModel], sent:
 
 @pytest.mark.parametrize("before", [b"", b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9999\r\n\r\n"])
 def test_bytes_that_drip_in_gain_no_time(make_served: Callable[..., ServedModel], before: bytes) -> None:
-    """Of a head, or of a body that nobody reads behind an answer that was sent long ago."""
+    """Of a head, or of a body that is not read behind an answer that was sent long ago."""
     app = make_app(Service([make_served(ALL)]))
     with (
         listening(app, head_seconds=0.3, idle_seconds=LONG) as address,

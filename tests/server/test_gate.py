@@ -1,4 +1,4 @@
-"""Who may come in, how much one may take, and that nothing said here is repeated anywhere."""
+"""Who may come in, how much one may take, and that no text of a request is repeated anywhere."""
 
 from __future__ import annotations
 

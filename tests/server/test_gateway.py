@@ -153,7 +153,7 @@ async def test_an_answer_behind_reasoning_has_no_score(serve: Serve, fields: dic
             found = (await client.post(PATH, json={**after(), **fields})).json()
         (record,) = found["semgrad_guard"]
         assert (found["action"], record["status"]) == (action, "unscored")
-        assert ("reasoning" in record["reason"]) is (action == "NONE")  # of a withheld answer nothing is told
+        assert ("reasoning" in record["reason"]) is (action == "NONE")  # of a withheld answer nothing is revealed
 
 
 async def test_two_conversations_under_one_id_judge_nothing(serve: Serve) -> None:
@@ -182,7 +182,7 @@ async def test_its_key_comes_as_litellm_sends_it(serve: Serve) -> None:
 
 
 async def test_a_promise_about_a_models_own_answers_is_none_about_others(make_served: Any) -> None:
-    """The embedded model by its shipped calibration: the same words are promised if it says them, and not otherwise."""
+    """The embedded model by its shipped calibration: the same words are promised if it writes them, otherwise not."""
     policy, model = Policy.from_calibration(Calibration.load(CALIBRATION_PATH)), LanguageModel.from_pretrained("pocket")
     options = GenerationOptions(max_tokens=16)
     app = make_app(Service([make_served(policy, model=model, name="pocket", options=options, scores_texts=True)]))

@@ -174,7 +174,7 @@ async def test_work_that_nobody_waits_for_is_stopped(make_served: Make) -> None:
                 ended.append("stopped")
                 raise
             time.sleep(0.005)
-        ended.append("went on")
+        ended.append("continued")
 
     task = asyncio.ensure_future(scheduler.work(work))
     while not begun.is_set():
@@ -270,7 +270,7 @@ def test_no_request_leads_to_a_file_or_a_template(make_served: Make, tmp_path: P
 
 
 def test_a_template_in_a_question_is_text(make_served: Make, language_model: LanguageModel) -> None:
-    """It is rendered as what was said, and not run."""
+    """It is rendered as text, and not run."""
     question = "{{ 7919 * 7919 }}{% for x in range(3) %}x{% endfor %}"
     assert question in language_model.render(question).text
     with running(make_served(ALL)) as address:

@@ -1,4 +1,4 @@
-"""What vLLM's server and its worker say to each other, and what the plugin leaves of vLLM's routes; without vLLM."""
+"""The messages between vLLM's server and its worker, and what the plugin leaves of vLLM's routes; without vLLM."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_texts_from_elsewhere(twin: TwinLanguageModel, say: Callable[..., Any]) 
     ],
 )
 def test_errors_keep_their_kind(error: Exception, kind: type[Exception], says: str) -> None:
-    """Ours also keep their words; the words of others may hold what was asked."""
+    """Ours also keep their words; the words of others may hold the question."""
 
     def work(_: ToRead) -> Any:
         raise error
@@ -293,7 +293,7 @@ def test_settings_that_cannot_be_read(tmp_path: Path, settings: Any, says: str) 
 
 
 def test_the_plugins_module_can_hardly_fail() -> None:
-    """vLLM goes on unguarded where a plugin cannot be imported: it must not need what may be missing."""
+    """vLLM continues unguarded where a plugin cannot be imported: it must not need what may be missing."""
     code = (
         "import sys\n"
         "for each in ('sqlalchemy', 'prometheus_client', 'httpx', 'fastapi', 'transformers'):\n"

@@ -68,7 +68,7 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 
 def writing(fields: dict[str, Any], usage: dict[str, Any]) -> httpx.MockTransport:
-    """An upstream that answers every question with these fields beside the answer."""
+    """An upstream that answers every question with these fields next to the answer."""
     message = {"role": "assistant", "content": ANSWER, **fields}
 
     def respond(request: httpx.Request) -> httpx.Response:

@@ -1,4 +1,4 @@
-"""Routes that produce text which nobody judges: refused with words, in whatever spelling, unless they are named."""
+"""Routes that produce text without a verdict: refused with words, in whatever spelling, unless they are named."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CLIENT = {"authorization": "Bearer of-the-client", "cookie": "a=b", "x-forwarded
 
 
 class Other(httpx.AsyncBaseTransport, httpx.AsyncByteStream):
-    """Another server: says a secret to whatever it is asked, and takes down who asked for what."""
+    """Another server: answers every request with a secret, and takes down who asked for what."""
 
     def __init__(self, *, status: int = 200, kind: str = "application/json", cut: bool = False) -> None:
         self.heard: list[tuple[str, bytes, dict[str, str]]] = []
@@ -107,7 +107,7 @@ SPELLINGS = [
 
 @pytest.mark.parametrize("path", SPELLINGS)
 async def test_no_other_spelling_leads_to_the_upstream(front: Callable[..., Any], path: str) -> None:
-    """The paths are sent as they stand here: a client library would tidy them up."""
+    """The paths are sent as they are here: a client library would tidy them up."""
     client, other = front("embeddings")
     status = (await raw(client, path))[0]["status"]
     assert status in (403, 404, 307, 405), status

@@ -26,7 +26,7 @@ WHOLE = '{"choices":[{"message":{"role":"assistant","content":"%s"},"finish_reas
 
 
 class Fixed(httpx.AsyncBaseTransport):
-    """A server that says the same to everybody."""
+    """A server that gives every client the same answer."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         if b'"stream":true' in await request.aread():

@@ -195,7 +195,7 @@ async def test_a_line_without_end_is_not_kept(serve: Serve, scorer: Scheduler) -
 async def test_what_passes_may_be_asked_for_again(
     serve: Serve, scorer: Scheduler, status: int, more: dict[str, str], expected: int, wait: str | None, stream: bool
 ) -> None:
-    """OpenAI's clients ask again on 429 and 5xx, after so many seconds, unless `x-should-retry` says otherwise."""
+    """OpenAI's clients ask again on 429 and 5xx, after so many seconds, unless `x-should-retry` decides it."""
     transport = httpx.MockTransport(lambda _: httpx.Response(status, headers=more))
     upstream = Upstream(RemoteServer("http://other/v1", transport=transport), scorer)
     async with serve(ALL, upstream=upstream, scheduler=scorer) as client:

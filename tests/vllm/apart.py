@@ -1,4 +1,4 @@
-"""What is said of an engine in another process, as JSON: `python apart.py FOLDER OUTPUT`."""
+"""The results of an engine in another process, as JSON: `python apart.py FOLDER OUTPUT`."""
 
 from __future__ import annotations
 

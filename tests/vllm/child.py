@@ -152,7 +152,7 @@ def half_apart(served: LanguageModel, own: LanguageModel) -> list[float]:
 
 
 def doors(served: LanguageModel) -> dict[str, list[Any]]:
-    """What LangChain's and LlamaIndex's models say on it, and what the model itself says."""
+    """What LangChain's and LlamaIndex's models return for it, and what the model itself returns."""
     from llama_index.core.llms import ChatMessage
 
     from langchain_semgrad_guard import ChatSemGrad, get_verdict  # they are imported late: they take seconds
@@ -214,7 +214,7 @@ def sampled(served: LanguageModel) -> list[str]:
 
 
 def cancelled(served: VLLMLanguageModel) -> dict[str, object]:
-    """A stream that is left stops the engine; a call that is cancelled says so."""
+    """A stream that is left stops the engine; a call that is cancelled reports it."""
     stream = served.stream(QUESTIONS[0], GenerationOptions(max_tokens=200))
     next(iter(stream))
     stream.close()

@@ -46,7 +46,7 @@ def test_rows_of_several_passes_become_a_batch() -> None:
     other.append((seen, 2, 1))
     passed(served, first)
     kept.end()
-    passed(served, first)  # nobody listens between passes
+    passed(served, first)  # no listener between passes
     seen = kept.begin(torch.tensor([2]), [one, other], 6 * bytes_each)
     other.append((seen, 0, 1))
     passed(served, second)

@@ -1,4 +1,4 @@
-"""Keys and values read back from pages whose order nobody has told: here without vLLM."""
+"""Keys and values read back from pages whose order is unknown: here without vLLM."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def serving(*arguments: object) -> Generator[str]:
 
 
 def answered(url: str, questions: Sequence[str], **given: Any) -> list[dict[str, Any]]:
-    """What the server says to all of them, asked at once."""
+    """The server's replies to all of them, sent at once."""
 
     def ask(question: str) -> dict[str, Any]:
         body = {"messages": [{"role": "user", "content": question}], "model": "model", **given}

@@ -127,7 +127,7 @@ def test_answers_and_scores_are_our_engines(annotated: httpx.Client, own: Langua
 
 @pytest.mark.parametrize("estimator", ["max_probability", "hybridgrad"])
 def test_scores_are_read_off_vllms_passes(folder: Path, own: LanguageModel, tmp_path: Path, estimator: str) -> None:
-    """No layer below the span runs again, all weights are vLLM's, and what nobody waits for is let go."""
+    """No layer below the span runs again, all weights are vLLM's, and what no request waits for is let go."""
     log, settings = tmp_path / "said.txt", {"mode": "annotate", "max_tokens": 20, "estimator": estimator}
     with serving(folder, log, worker="tests.vllm.counting.CountingWorker", **settings) as client:
         messages = [{"role": "user", "content": QUESTIONS[0]}]
@@ -281,7 +281,7 @@ def test_what_is_withheld_is_nowhere(folder: Path, own: LanguageModel, tmp_path:
 def test_without_the_guard_nothing_is_served(
     folder: Path, tmp_path: Path, settings: Any, more: tuple[str, ...], says: str
 ) -> None:
-    """A plugin that cannot work ends `vllm serve`; it must not go on unguarded."""
+    """A plugin that cannot work ends `vllm serve`; it must not continue unguarded."""
     log = tmp_path / "said.txt"
     with started(folder, log, settings, *more) as (process, _):
         assert process.wait(900) != 0

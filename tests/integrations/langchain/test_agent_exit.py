@@ -305,7 +305,7 @@ class Told(TypedDict):
 
 
 class Speaking(Bound):
-    """Says the structure as a call of the schema's tool."""
+    """Gives the structure as a call of the schema's tool."""
 
     def _drafted(self, call: Any) -> Any:
         return self._called(super()._drafted(call))

@@ -14,11 +14,11 @@ WAY = {(False, False): "sync", (True, False): "async", (False, True): "stream", 
 BOTH = (False, True)
 
 Script = Callable[[str], tuple[str, float]]
-"""What is said to a prompt, given as one text, and how uncertain it is."""
+"""The reply to a prompt, given as one text, and how uncertain it is."""
 
 
 class Scripted(SemGradLLM):
-    """Says what its script says; the tiny model behind it only lends the records their form."""
+    """Answers by its script; the tiny model behind it only lends the records their form."""
 
     script: Any = None
     texts: list[str] = []  # noqa: RUF012 - a pydantic field

@@ -1,4 +1,4 @@
-"""What an agent's model writes beside its answers: thoughts, made-up observations, text that nobody can parse."""
+"""What an agent's model writes as well as its answers: thoughts, made-up observations, text that cannot be parsed."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ QUESTION = "Where is Paris?"
 
 
 class Scripted(CustomLLM):
-    """Another LLM, which says what it was told to say."""
+    """Another LLM, which gives the answers that it was given."""
 
     lines: list[str]
 

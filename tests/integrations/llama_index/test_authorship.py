@@ -52,7 +52,7 @@ def saying(wide: LanguageModel) -> Callable[[Script], Scripted]:
 
 
 def by_prompt(*cases: tuple[str, tuple[str, float]], otherwise: tuple[str, float]) -> Script:
-    """The first case whose words stand in the prompt."""
+    """The first case whose words occur in the prompt."""
     return lambda prompt: next((reply for words, reply in cases if words in prompt), otherwise)
 
 
@@ -318,7 +318,7 @@ def test_structures(saying: Make) -> None:
 
 @pytest.mark.parametrize("way", WIDER)
 def test_texts_of_one_character(way: str, saying: Make) -> None:
-    """Python has them once, so that nobody's object is theirs alone."""
+    """Python has them once, so that no answer has such an object for itself."""
     llm = saying(lambda _: ("A", 0.6))
     assert record(engine(llm, streaming="stream" in way), way)["uncertainty"] == 0.6
     judged = Own(do=lambda _: (llm.complete("answer").text, llm.complete("judge").text)[0])

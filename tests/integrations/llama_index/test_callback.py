@@ -64,7 +64,7 @@ def test_no_response_mode_swallows_the_error(mode: Any, make_engine: Maker, sett
 
 
 def test_query_engines_replace_their_llms_callback_manager(wide: LanguageModel) -> None:
-    """Why the docs say `Settings.callback_manager`: a router on the LLM itself is gone once an engine has it."""
+    """Why the docs name `Settings.callback_manager`: a router on the LLM itself is gone once an engine has it."""
     llm = with_router(wide, STOP)
     RetrieverQueryEngine.from_args(Passages(*PASSAGES), llm=llm)
     assert not any(isinstance(handler, UncertaintyRouterCallback) for handler in llm.callback_manager.handlers)

@@ -22,7 +22,7 @@ PASS, STOP = Policy(threshold=1e308), Policy(threshold=-1e308)
 
 
 class Own(CustomQueryEngine):
-    """Returns what it is told to return."""
+    """Returns the response that it was given."""
 
     answer: Any
 
@@ -31,7 +31,7 @@ class Own(CustomQueryEngine):
 
 
 class OwnChat(SimpleChatEngine):
-    """Replies what it is told to reply."""
+    """Replies with the response that it was given."""
 
     answer: Any = None
 
@@ -90,7 +90,7 @@ EMPTY: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", EMPTY)
 async def test_an_empty_text_is_no_answer(llm: SemGradLLM, kind: str) -> None:
-    """LlamaIndex's own responses say "None" where there is no text. A user may choose not to say anything."""
+    """LlamaIndex's own responses read "None" where there is no text. A user may choose an empty text."""
     guarded = GuardedQueryEngine(Own(answer=lambda query: llm.complete(query).text), STOP, **EMPTY[kind])
     for response in (guarded.query(QUERY), await guarded.aquery(QUERY)):
         verdict = get_verdict(response)

@@ -32,7 +32,7 @@ DRAFT = f"No structure: {SECRET}"
 
 
 class Strict(BaseOutputParser):
-    """Parses nothing, and says so as LlamaIndex's parsers do."""
+    """Parses nothing, and reports it as LlamaIndex's parsers do."""
 
     def parse(self, output: str) -> Any:
         raise OutputParserException(f"cannot read {output}")

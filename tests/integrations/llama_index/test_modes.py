@@ -1,4 +1,4 @@
-"""Modes of `GuardedQueryEngine`: what is delivered, when, and where its verdict stands."""
+"""Modes of `GuardedQueryEngine`: what is delivered, when, and where its verdict is."""
 
 from __future__ import annotations
 

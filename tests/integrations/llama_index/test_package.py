@@ -1,4 +1,4 @@
-"""The package's door: its names, and what it says where LlamaIndex is missing."""
+"""The package's door: its names, and its message where LlamaIndex is missing."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_the_users_own_question_is_promised(speaker: SemGradLLM, closed_book: Po
 async def test_a_rewritten_question_is_not(
     speaker: SemGradLLM, closed_book: Policy, question: str, by_a_model: bool
 ) -> None:
-    """Even where the user's words stand in what has been made of them, if a model has made it."""
+    """Even where the user's words occur in what has been made of them, if a model has made it."""
     if not by_a_model and question in KNOWN:
         return
     inner = TransformQueryEngine(Direct(llm=speaker), Rewriting(KNOWN, speaker if by_a_model else None))
@@ -173,7 +173,7 @@ def test_one_part_that_is_cut_off_is_enough(pocket: LanguageModel) -> None:
     policy = ends()
     assert promised(GuardedQueryEngine(Both(limits=(16, 15)), policy, aggregate="max").query(question))
     assert not promised(GuardedQueryEngine(Both(limits=(16, 1)), policy, aggregate="max").query(question))
-    for cut in (ends(max_tokens=1), ends(stop=("v",))):  # the parts go on where those of the calibration ended
+    for cut in (ends(max_tokens=1), ends(stop=("v",))):  # the parts continue where those of the calibration ended
         assert not promised(GuardedQueryEngine(Both(limits=(16, 15)), cut, aggregate="max").query(question))
     assert promised(GuardedQueryEngine(Both(limits=(16, 15)), ends(stop=(";",)), aggregate="max").query(question))
 

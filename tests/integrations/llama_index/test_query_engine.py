@@ -1,4 +1,4 @@
-"""`GuardedQueryEngine`: response modes x sync, async and streaming, and what becomes of each draft."""
+"""`GuardedQueryEngine`: response modes x sync, async and streaming, and what happens to each draft."""
 
 from __future__ import annotations
 

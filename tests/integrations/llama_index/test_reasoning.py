@@ -51,7 +51,7 @@ def test_a_completion_and_a_text_from_elsewhere(llm: SemGradLLM) -> None:
 
 
 class Engine(CustomQueryEngine):
-    """An engine that returns what the model says."""
+    """An engine that returns the model's text."""
 
     llm: SemGradLLM
 

@@ -75,7 +75,7 @@ async def test_a_cancelled_evaluation_waits_for_no_model(endless: tuple[SemGradL
 
 
 def held(model: LanguageModel) -> tuple[asyncio.Event, Steps]:
-    """The model waits at its fifth step until it is told to stop; the event says that it has come there."""
+    """The model waits at its fifth step until it gets the signal to stop; the event is set once it is there."""
     loop, reached, steps = asyncio.get_running_loop(), asyncio.Event(), Steps(model)
     steps.at(5, lambda: (loop.call_soon_threadsafe(reached.set), until_stopped()))
     return reached, steps

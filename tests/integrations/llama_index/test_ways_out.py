@@ -1,4 +1,4 @@
-"""Ways out of a guarded engine beside its answer: errors, what stands beside a passage, printed lines, the memory."""
+"""Ways out of a guarded engine apart from its answer: errors, what accompanies a passage, printed lines, the memory."""
 
 from __future__ import annotations
 

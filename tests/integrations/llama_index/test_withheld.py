@@ -1,4 +1,4 @@
-"""What a withheld answer leaves behind, what may stand in its place, and what is refused at once."""
+"""What a withheld answer leaves behind, what may take its place, and what is refused at once."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def test_an_inner_engine_that_is_late_is_left_behind(way: str) -> None:
 
 async def test_monitors_hear_every_answer_unscored_ones_too(make_engine: Any, llm: SemGradLLM) -> None:
     class Counting(DriftMonitor):
-        """Counts what a monitor is told."""
+        """Counts the scores that a monitor gets."""
 
         def add(self, uncertainty: float | None) -> Any:
             received.append(uncertainty)
