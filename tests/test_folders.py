@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from semgrad_guard import folders
+from semgrad_guard import files as folders
 from semgrad_guard.errors import InputError
 
 

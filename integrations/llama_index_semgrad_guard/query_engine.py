@@ -1,4 +1,7 @@
-"""`GuardedQueryEngine`: a query engine around another, which delivers only the answers that a policy lets through."""
+"""`GuardedQueryEngine`: a query engine around another, which delivers only the answers that a policy lets through.
+
+Why: docs/adr/0054-guard-around-the-engine.md
+"""
 
 from __future__ import annotations
 

@@ -86,6 +86,14 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
             rich_help_panel=options.DECISION,
         ),
     ] = 0.1,
+    robust: Annotated[
+        bool,
+        typer.Option(
+            "--robust",
+            help="For scores with confident mistakes. Decide on it before you see labels.",
+            rich_help_panel=options.DECISION,
+        ),
+    ] = False,
     grader: Annotated[
         str | None,
         typer.Option(
@@ -192,7 +200,9 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     source = ModelSource(model, dtype, device, quantization_config, token, template, engine)
     run = _Run(source, spec, phrasing, decoding, batch_size, cluster, runs)
     with sole_writer(output):
-        outcome = run(questions.rows, files, graders=graders, alpha=alpha, delta=delta, upstream=upstream)
+        outcome = run(
+            questions.rows, files, graders=graders, alpha=alpha, delta=delta, robust=robust, upstream=upstream
+        )
         if (choice := outcome.calibration.choice) is not None:
             # An estimator other than the requested one is more than a note.
             tell = note if choice.asked in ("auto", choice.estimator) else say
@@ -235,6 +245,7 @@ class _Run:
         graders: Sequence[AnswerGrader],
         alpha: float,
         delta: float,
+        robust: bool,
         upstream: str | None,
     ) -> Outcome:
         """Answer the missing questions, grade, and calibrate."""
@@ -267,7 +278,7 @@ class _Run:
             GradedOther(other, grading.grade(rows, other.answers, grader, book=files.grades)) for other in others
         ]
         graded = Graded(kept, [answers[i] for i in grades.rows], grades.correct, grades.grader, prompts, of_others)
-        outcome = outcome_of(self.estimator, graded, bind, alpha=alpha, delta=delta)
+        outcome = outcome_of(self.estimator, graded, bind, alpha=alpha, delta=delta, robust=robust)
         return replace(outcome, no_verdict=grades.no_verdict)
 
     def _collect(

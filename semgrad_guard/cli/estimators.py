@@ -129,7 +129,13 @@ class Graded:
 
 
 def outcome_of(
-    spec: EstimatorSpec, graded: Graded, bind: Callable[[Estimator], Binding], *, alpha: float, delta: float
+    spec: EstimatorSpec,
+    graded: Graded,
+    bind: Callable[[Estimator], Binding],
+    *,
+    alpha: float,
+    delta: float,
+    robust: bool,
 ) -> Outcome:
     """Calibrate on graded answers; for a learned estimator and "auto", learn on a part of them first."""
     from semgrad_guard.evaluation.calibrating import (
@@ -142,8 +148,8 @@ def outcome_of(
     if learns(spec):
         known = LearningSet.of(graded.rows, graded.answers, graded.correct, prompts=graded.prompts)
         if spec.name == "auto":
-            return calibrate_best(known, estimators_for(spec), bind=bind, alpha=alpha, delta=delta)
-        return calibrate_learned(known, *_learned(spec), bind=bind, alpha=alpha, delta=delta)
+            return calibrate_best(known, estimators_for(spec), bind=bind, alpha=alpha, delta=delta, robust=robust)
+        return calibrate_learned(known, *_learned(spec), bind=bind, alpha=alpha, delta=delta, robust=robust)
     estimator = spec.estimator()
     binding = bind(estimator)
     return calibrate_answers(
@@ -154,6 +160,7 @@ def outcome_of(
         binding=binding,
         alpha=alpha,
         delta=delta,
+        robust=robust,
         prompts=graded.prompts,
         also=[other.answered(estimator.name, binding) for other in graded.also],
     )

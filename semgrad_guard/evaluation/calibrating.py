@@ -108,6 +108,7 @@ def calibrate_learned(
     bind: Callable[[Estimator], Binding],
     alpha: float,
     delta: float,
+    robust: bool = False,
     seed: int = 0,
 ) -> Outcome:
     """Fit a learned estimator on one part of the answers and choose the threshold on the rest.
@@ -132,9 +133,9 @@ def calibrate_learned(
         )
         rows = rest if seen else range(len(graded.questions))
         found = instead or HybridGrad()
-        return _calibrated(graded.part(rows), found, choice, bind=bind, alpha=alpha, delta=delta)
+        return _calibrated(graded.part(rows), found, choice, bind=bind, alpha=alpha, delta=delta, robust=robust)
     choice = _choice(estimator.name, found, f"Fitted on {len(learn)} answers.", part, seed=seed)
-    return _calibrated(graded.part(rest), found, choice, bind=bind, alpha=alpha, delta=delta)
+    return _calibrated(graded.part(rest), found, choice, bind=bind, alpha=alpha, delta=delta, robust=robust)
 
 
 def calibrate_best(
@@ -144,6 +145,7 @@ def calibrate_best(
     bind: Callable[[Estimator], Binding],
     alpha: float,
     delta: float,
+    robust: bool = False,
     seed: int = 0,
 ) -> Outcome:
     """Choose an estimator on one part of the answers, and its threshold on the rest.
@@ -163,7 +165,7 @@ def calibrate_best(
             f"{kept.name} is kept: comparing takes {needed} graded answers, and there are {n}. No label is spent on it."
         )
         choice = EstimatorChoice(asked="auto", estimator=kept.name, reason=reason, questions=(), split_seed=seed)
-        return _calibrated(graded, kept, choice, bind=bind, alpha=alpha, delta=delta)
+        return _calibrated(graded, kept, choice, bind=bind, alpha=alpha, delta=delta, robust=robust)
     part = graded.part(learn)
     compared, refused = _compared(part, candidates, seed=seed)
     aurocs = {
@@ -175,7 +177,7 @@ def calibrate_best(
     reason = f"{gradients}, by the AUROC on {len(learn)} answers: {figures}.{refused}"
     found = best.fitted(part.features[best.name], part.correct) if isinstance(best, LearnedEstimator) else best
     choice = _choice("auto", found, reason, part, seed=seed, aurocs=aurocs)
-    return _calibrated(graded.part(rest), found, choice, bind=bind, alpha=alpha, delta=delta)
+    return _calibrated(graded.part(rest), found, choice, bind=bind, alpha=alpha, delta=delta, robust=robust)
 
 
 Columns = Mapping[str, Sequence[float | None]]
@@ -310,6 +312,7 @@ def _calibrated(
     bind: Callable[[Estimator], Binding],
     alpha: float,
     delta: float,
+    robust: bool = False,
 ) -> Outcome:
     """The threshold, on the answers that were not learned from."""
     scores = rest.scores(estimator)
@@ -318,6 +321,7 @@ def _calibrated(
         rest.correct,
         alpha=alpha,
         delta=delta,
+        robust=robust,
         binding=bind(estimator),
         groups=rest.questions,
         choice=choice,
@@ -383,6 +387,7 @@ def calibrate_answers(
     binding: Binding,
     alpha: float,
     delta: float,
+    robust: bool = False,
     prompts: Sequence[PromptForm | None] | None = None,
     also: Sequence[EngineAnswers] = (),
 ) -> Outcome:
@@ -405,6 +410,7 @@ def calibrate_answers(
         binding=own.binding,
         alpha=alpha,
         delta=delta,
+        robust=robust,
         prompts=prompts,
         also=also,
     )

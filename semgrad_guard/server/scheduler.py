@@ -1,6 +1,8 @@
 """`Scheduler`: one thread owns a model, and everything for the model waits in one queue.
 
 Requests are submitted as data, and not as code, so that the inside may answer several of them together.
+
+Why: docs/adr/0140-one-thread-owns-a-model.md
 """
 
 from __future__ import annotations

@@ -146,6 +146,13 @@ def test_contexts_are_another_form_of_prompt(calibrate: Run, tmp_path: Path) -> 
     assert "3 of the 4 questions have a context" in mixed.stderr
 
 
+def test_the_robust_procedure_is_recorded(calibrate: Run, right: Path, tmp_path: Path) -> None:
+    shown = flat(calibrate(right, "--robust").stdout)
+    made = Calibration.load(tmp_path / "c.json")
+    assert made.procedure == "two-walks"
+    assert f"This assumes: {made.assumption}." in shown
+
+
 def test_too_few_questions_are_told_before_any_work(calibrate: Run, right: Path, tmp_path: Path) -> None:
     few = tmp_path / "few.jsonl"
     few.write_text("\n".join(right.read_text().splitlines()[:10]))

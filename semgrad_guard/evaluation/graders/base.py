@@ -83,10 +83,10 @@ class SecondOpinion:
         return self.merge(self.first.grade(answers), lambda open_: self.second.grade([answers[i] for i in open_]))
 
     @staticmethod
-    def merge(verdicts: Verdicts, decide: Callable[[list[int]], Verdicts]) -> Verdicts:
-        """The verdicts, with those of `decide` for the places where there are none."""
+    def merge(verdicts: Verdicts, judge: Callable[[list[int]], Verdicts]) -> Verdicts:
+        """The verdicts, with those of `judge` for the places where there are none."""
         without = [i for i, verdict in enumerate(verdicts) if verdict is None]
-        decided = dict(zip(without, decide(without) if without else (), strict=True))
+        decided = dict(zip(without, judge(without) if without else (), strict=True))
         return [decided.get(i, verdict) for i, verdict in enumerate(verdicts)]
 
 
