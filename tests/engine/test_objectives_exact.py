@@ -9,6 +9,7 @@ import torch
 
 from semgrad_guard import GenerationOptions, LanguageModel, gradient_scores
 from semgrad_guard.engine.generation.evidence import Evidence
+from semgrad_guard.engine.interruption import InterruptibleLock
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.scoring.scores import Tier, assemble
 from semgrad_guard.errors import InputError
@@ -87,6 +88,11 @@ def test_one_part_is_the_whole() -> None:
     assert part == whole[0]
 
 
+def one_turn(language_model: LanguageModel) -> InterruptibleLock:
+    """The softmax is patched here, so that the model counts as changed in each turn, and its kept states with it."""
+    return language_model._scorer.lock
+
+
 @pytest.mark.parametrize(
     "objective",
     [Objective(layers=(0, 1, 2, 3), last_tokens=30), Objective(token=-14), Objective(token=-1)],
@@ -95,8 +101,10 @@ def test_one_part_is_the_whole() -> None:
 def test_a_generation_keeps_what_will_be_asked_for(language_model: LanguageModel, objective: Objective) -> None:
     """The capture begins before t*, or behind it, and at the embeddings, as the objective states; padding included."""
     options = GenerationOptions(max_tokens=4)
-    for answer in language_model.generate_batch(["q", "a longer question"], options, objective=objective):
-        timed = answer.evidence.gradients(objective)
+    with one_turn(language_model):
+        answers = language_model.generate_batch(["q", "a longer question"], options, objective=objective)
+        scored = [answer.evidence.gradients(objective) for answer in answers]
+    for answer, timed in zip(answers, scored, strict=True):
         assert timed is not None
         assert timed.scores.tier == "captured"
         prompt = answer.prompt
@@ -113,8 +121,9 @@ def test_a_generation_keeps_what_will_be_asked_for(language_model: LanguageModel
 
 def test_a_trace_that_begins_earlier_serves_too(language_model: LanguageModel) -> None:
     options = GenerationOptions(max_tokens=4)
-    answers = language_model.generate_batch(["q", "longer"], options, objective=Objective(last_tokens=14))
-    found = [_scores(answer.evidence, Objective()) for answer in answers]
+    with one_turn(language_model):
+        answers = language_model.generate_batch(["q", "longer"], options, objective=Objective(last_tokens=14))
+        found = [_scores(answer.evidence, Objective()) for answer in answers]
     assert {scores.tier for scores in found} == {"captured"}
     for answer, scores in zip(answers, found, strict=True):
         prompt, t = answer.prompt, answer.prompt.semantic_token.offset
