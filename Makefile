@@ -36,7 +36,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[all,dev]'
 	touch $(STAMP)
 
-check: $(STAMP)  ## lint, types, import rules, docs, tests (eight minutes)
+check: $(STAMP)  ## lint, types, import rules, words, docs, tests (twelve minutes)
 	$(MAKE) --no-print-directory --jobs 2 lint docs tests
 
 check-fast: $(STAMP)  ## lint, types, import rules, and the tests that take seconds (two minutes)

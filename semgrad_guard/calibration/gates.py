@@ -126,10 +126,8 @@ def walk(
 
     procedure: Procedure
     if robust:
-        procedure, (counts, accepted) = (
-            "two-walks",
-            _two_walks(errors, gates, first=first, middle=MIDDLE * n, alpha=alpha, delta=delta),
-        )
+        procedure = "two-walks"
+        counts, accepted = _two_walks(errors, gates, first=first, middle=MIDDLE * n, alpha=alpha, delta=delta)
     elif n >= ENOUGH_TO_LOOK_AHEAD:
         procedure, counts = "look-ahead", gates(OWN * delta, first)
         accepted = _last_in_a_row(_passes_looking_ahead(counts, errors, alpha=alpha, delta=delta))
