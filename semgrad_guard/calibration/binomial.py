@@ -45,10 +45,7 @@ def fewest_answers(*, alpha: float, delta: float) -> int:
 def most_errors(answered: ArrayLike, *, alpha: float, delta: float) -> NDArray[np.intp]:
     """How many errors among `answered` answers still keep the promise; -1 where not even none would. Of any shape."""
     counts = np.asarray(answered, dtype=np.intp)
-    low, high = (
-        np.full_like(counts, -1),
-        counts.copy(),
-    )  # the ends: always passes, never passes
+    low, high = np.full_like(counts, -1), counts.copy()  # the ends: always passes, never passes
     while (high - low > 1).any():
         middle = (low + high) // 2
         passes = p_values(middle, counts, alpha=alpha) <= delta

@@ -73,7 +73,7 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
     score is None, NaN or infinite is never let through, and counted. All scored answers are tested at gates (see
     `gates`); `robust` takes the variant for scores with confident mistakes, and has to be chosen before labels are
     seen. `grid` holds thresholds fixed *without* these answers' labels, from unlabelled scores of other questions: they
-    are tested instead, and nothing is assumed about how risk varies with the score.
+    are tested instead (see `fixed_sequence`).
 
     `groups` names each answer's question. Copies of one question are not independent draws: they make the set look
     larger than it is, so only the first answer of each group is used, and the others are counted.

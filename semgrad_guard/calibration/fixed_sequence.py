@@ -71,9 +71,15 @@ def walk(
     answered = _answered(scores[order], grid)
     errors = np.concatenate(([0], np.cumsum(wrong[order])))[answered]
     kept = binomial.p_values(errors[first:], answered[first:], alpha=alpha) <= delta
-    n_kept = len(kept) if kept.all() else int(np.argmin(kept))
-    at = first + max(0, n_kept - 1)
-    return Walk(first, at if n_kept else None, int(answered[at]), int(errors[at]))
+    last = last_in_a_row(kept)
+    at = first + (last or 0)
+    return Walk(first, None if last is None else at, int(answered[at]), int(errors[at]))
+
+
+def last_in_a_row(passes: NDArray[np.bool_]) -> int | None:
+    """The index of the last test before the first that fails; None where the first fails, or there is none."""
+    row = len(passes) if passes.all() else int(np.argmin(passes))
+    return row - 1 if row else None
 
 
 def _answered(sorted_scores: NDArray[np.float64], grid: NDArray[np.float64]) -> NDArray[np.intp]:

@@ -49,6 +49,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semgrad_guard.calibration import binomial
+from semgrad_guard.calibration.fixed_sequence import last_in_a_row
 
 Procedure = Literal["gates", "look-ahead", "two-walks"]
 
@@ -130,10 +131,10 @@ def walk(
         counts, accepted = _two_walks(errors, gates, first=first, middle=MIDDLE * n, alpha=alpha, delta=delta)
     elif n >= ENOUGH_TO_LOOK_AHEAD:
         procedure, counts = "look-ahead", gates(OWN * delta, first)
-        accepted = _last_in_a_row(_passes_looking_ahead(counts, errors, alpha=alpha, delta=delta))
+        accepted = last_in_a_row(_passes_looking_ahead(counts, errors, alpha=alpha, delta=delta))
     else:
         procedure, counts = "gates", gates(delta, first)
-        accepted = _last_in_a_row(_passes(counts, errors, alpha=alpha, level=delta))
+        accepted = last_in_a_row(_passes(counts, errors, alpha=alpha, level=delta))
     if not len(counts):
         return Walk(procedure, (), None, 0, 0)
     at = int(counts[accepted or 0])
@@ -146,29 +147,16 @@ def gate_counts(n: int, *, alpha: float, level: float, first: float) -> NDArray[
 
     They begin at the first count of at least `first`, or at the largest where none is so large, and end at n.
     """
-    errors = np.arange(int(alpha * n) + 2)
-    low, high = errors.copy(), np.full_like(errors, n + 1)  # `low` answers never pass; more than n are none
-    while (high - low > 1).any():
-        middle = (low + high) // 2
-        passes = binomial.p_values(errors, middle, alpha=alpha) <= level
-        low, high = np.where(passes, low, middle), np.where(passes, middle, high)
-    counts = high[high <= n]
+    allowed = binomial.most_errors(np.arange(n + 1), alpha=alpha, delta=level)
+    counts = np.flatnonzero(np.diff(allowed)) + 1  # one more answer allows one more error, or none
     if len(counts):
         counts = np.union1d(counts[counts >= min(first, counts[-1])], [n])
     return counts[np.unique(np.linspace(0, len(counts) - 1, min(len(counts), MOST_GATES)).round().astype(np.intp))]
 
 
-def _passes(
-    counts: NDArray[np.intp], errors: NDArray[np.intp], *, alpha: float, level: float | NDArray[np.float64]
-) -> NDArray[np.bool_]:
+def _passes(counts: NDArray[np.intp], errors: NDArray[np.intp], *, alpha: float, level: float) -> NDArray[np.bool_]:
     """Whether each gate passes by itself; `errors` are cumulative over all answers."""
     return binomial.p_values(errors[counts - 1], counts, alpha=alpha) <= level
-
-
-def _last_in_a_row(passes: NDArray[np.bool_]) -> int | None:
-    """The last gate before the first that fails."""
-    row = len(passes) if passes.all() else int(np.argmin(passes))
-    return row - 1 if row else None
 
 
 def _two_walks(
@@ -185,15 +173,15 @@ def _two_walks(
     above = gates(half, middle)
     if not len(above):  # too few answers to share delta
         counts = gates(delta, first)
-        return counts, _last_in_a_row(_passes(counts, errors, alpha=alpha, level=delta))
+        return counts, last_in_a_row(_passes(counts, errors, alpha=alpha, level=delta))
     shared, lower, upper = above[:1], gates(half, first), gates(delta, 0.0)
     lower, upper = lower[lower < shared], upper[upper > shared]
-    low = _last_in_a_row(_passes(lower, errors, alpha=alpha, level=half))
+    low = last_in_a_row(_passes(lower, errors, alpha=alpha, level=half))
     level = delta if low == len(lower) - 1 or not len(lower) else half
     counts = np.concatenate([lower, shared, upper])
     if not _passes(shared, errors, alpha=alpha, level=level)[0]:
         return counts, low
-    up = _last_in_a_row(_passes(upper, errors, alpha=alpha, level=delta))
+    up = last_in_a_row(_passes(upper, errors, alpha=alpha, level=delta))
     return counts, len(lower) + (0 if up is None else up + 1)
 
 
