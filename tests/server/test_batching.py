@@ -10,6 +10,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -523,8 +524,10 @@ async def test_many_answers_leave_as_many_objects_as_a_few(start: Start) -> None
         gc.collect()
         return len(gc.get_objects())
 
-    before = await objects(20)  # whatever is made once has been made
-    assert await objects(20) - before < 20  # 80 answers
+    counts = [await objects(20) for _ in range(5)]  # before the first, whatever is made once has been made
+    grown = [after - before for before, after in pairwise(counts)]
+    # Another part of the process may make objects at any time; a leak of one object an answer grows by 80 every time.
+    assert min(grown) < 20, grown
 
 
 # Through the door.
