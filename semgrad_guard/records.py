@@ -200,22 +200,22 @@ class Verdict(BaseModel):
 
     `uncertainty` is higher for less certain answers; `confidence` is P(correct) in [0, 1] and exists only after
     calibration. `status` is `scored`, `unscored` (there was nothing to score) or `failed` (the score was not finite);
-    `reason` has details. With `action="escalate"` the scores describe this stage's draft, `text` is the target's answer
-    and `escalated` the target's own verdict. Where `enforced` is False the action is advice: the text is the model's
-    own answer, delivered whatever the decision. `promised` tells whether a calibrated threshold let the delivered text
-    through, to a prompt like those of the calibration; bare thresholds and unscored targets promise nothing. `upstream`
-    is the calibration that `calibration_id` was made after: an answer of such a stage is promised only as that of a
-    target of the stage before, and there none is promised that was calibrated otherwise. `familiar`
-    is whether the prompt is such a one (None: there is no calibration), and `unfamiliar` how it differs, or why
-    that is not known. `model` to `prompt_template` are compared with a calibration's binding. `paragrad_error` is the
-    standard error of a sampled ParaGrad. `mean_entropy`, `gnll` and `max_probability` are the numbers of these
-    estimators, which cost nothing in addition to any other. `deviation` is the largest relative error that the
-    self-check found in the way these scores were computed. `cut` is where the scored answer was cut off: after so many
-    tokens, or at this stop string; None where its model ended it, or where that is not known. `reasoning` is the
-    model's thought before the text, and not part of it: the answer is then unscored. `prompt` is the digest of the
-    prompt that it was given to (`digest_of` its text). `options` are those of a request to another server, where it
-    wrote the answer, and None where the scored model did. `decision_id` names the row of the decision log; there is one
-    as soon as the row is safe.
+    `reason` has details. With `action="escalate"` the scores describe this stage's draft, `text` is the target's
+    answer and `escalated` the target's own verdict. Where `enforced` is False the action is advice: the text is the
+    model's own answer, delivered whatever the decision, or without one (no threshold was given). `promised` tells
+    whether a calibrated threshold let the delivered text through, to a prompt like those of the calibration; bare
+    thresholds and unscored targets promise nothing. `upstream` is the calibration that `calibration_id` was made
+    after: an answer of such a stage is promised only as that of a target of the stage before, and there none is
+    promised that was calibrated otherwise. `familiar` is whether the prompt is such a one (None: there is no
+    calibration), and `unfamiliar` how it differs, or why that is not known. `model` to `prompt_template` are compared
+    with a calibration's binding. `paragrad_error` is the standard error of a sampled ParaGrad. `mean_entropy`, `gnll`
+    and `max_probability` are the numbers of these estimators, which cost nothing in addition to any other.
+    `deviation` is the largest relative error that the self-check found in the way these scores were computed. `cut`
+    is where the scored answer was cut off: after so many tokens, or at this stop string; None where its model ended
+    it, or where that is not known. `reasoning` is the model's thought before the text, and not part of it: the answer
+    is then unscored. `prompt` is the digest of the prompt that it was given to (`digest_of` its text). `options` are
+    those of a request to another server, where it wrote the answer, and None where the scored model did.
+    `decision_id` names the row of the decision log; there is one as soon as the row is safe.
 
     `schema_version` is 1 as long as every field keeps its name, type and meaning: a reader of version 1 must accept
     fields that it does not know, and records from before a field was added, which then has its default. A field that is

@@ -133,8 +133,7 @@ def _verdict(
             options=answerer.options,
             prompt_template=answerer.prompt_template,
         )
-        verdict = guard(conversation)
-    return verdict if policy is not None else verdict.model_copy(update={"threshold": None})
+        return guard(conversation)
 
 
 def _if_it_fits(policy: Policy, binding: Binding) -> Policy | None:

@@ -89,6 +89,16 @@ class Policy:
         """The calibration's binding; None for a bare policy or an unbound calibration."""
         return None if self.calibration is None else self.calibration.binding
 
+    @property
+    def compares(self) -> bool:
+        """Whether scores are compared with a threshold; `lets_every_score_through` compares none."""
+        return self.threshold != sys.float_info.max
+
+    @property
+    def recorded_threshold(self) -> float | None:
+        """The threshold in records: None where a calibration found none, and where none is compared with."""
+        return self.threshold if self.compares else None
+
     def decide(self, uncertainty: float | None, *, can_escalate: bool) -> Action:
         """The action for one answer; `can_escalate` tells whether there is a target."""
         elsewhere: Action = "escalate" if can_escalate else "abstain"

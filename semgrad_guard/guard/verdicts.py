@@ -41,7 +41,8 @@ def decide(
     let_through = action == "answer"
     changes: dict[str, Any] = {
         "action": action,
-        "threshold": policy.threshold,
+        "threshold": policy.recorded_threshold,
+        "enforced": policy.compares or not let_through,  # a delivered answer that nothing was compared with
         "confidence": policy.confidence(draft.uncertainty),
         "calibration_id": policy.calibration_id,
         "upstream": None if policy.binding is None else policy.binding.upstream,
@@ -93,7 +94,7 @@ def decide_unscored(
     reason: str = "the answer carries no score",
 ) -> Verdict:
     """Apply a policy to an answer that came without a score: there is nothing to bind to, `on_unscored` decides."""
-    facts: dict[str, Any] = {"threshold": policy.threshold, "calibration_id": policy.calibration_id}
+    facts: dict[str, Any] = {"threshold": policy.recorded_threshold, "calibration_id": policy.calibration_id}
     action = policy.decide(None, can_escalate=can_escalate)
     return unscored(text, reason=reason, model=model, **facts).model_copy(update={"action": action})
 

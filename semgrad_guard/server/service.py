@@ -77,7 +77,7 @@ class ServedModel:
         guard = {
             "estimator": self.scheduler.estimator.name,
             "mode": self.terms.mode,
-            "threshold": policy.threshold,
+            "threshold": policy.recorded_threshold,
             "calibration_id": policy.calibration_id,
             "escalates": self.target is not None,
             "written_by": "upstream" if self.upstream is not None else "engine",
@@ -281,7 +281,7 @@ class Service:
         """
         served = self.model(name)
         policy = served.terms.policy
-        model = {"object": "calibration", "model": served.name, "threshold": policy.threshold}
+        model = {"object": "calibration", "model": served.name, "threshold": policy.recorded_threshold}
         calibration = policy.calibration
         if calibration is None:
             reason = "This model has no calibration, so the effect of a threshold is not known."

@@ -44,6 +44,7 @@ def test_json_is_one_document_and_nothing_else(ask: Run) -> None:
     )
     assert record["uncertainty"] == record["semgrad"] > 0
     assert record["text"]
+    assert (record["threshold"], record["enforced"]) == (None, False), "nothing was compared with a threshold"
 
 
 def test_the_dtype_is_chosen_and_a_calibration_for_another_refused(ask: Run, calibration: Path) -> None:
@@ -124,7 +125,8 @@ def test_ways_of_putting_a_question_that_do_not_go_together_are_refused(
 @pytest.mark.parametrize(("threshold", "code", "action"), [("1e9", 0, "answer"), ("0", 3, "abstain")])
 def test_the_exit_code_tells_the_action(ask: Run, threshold: str, code: int, action: str) -> None:
     result = ask("What is item 1?", "--threshold", threshold, "--json")
-    assert (result.exit_code, json.loads(result.stdout)["action"]) == (code, action)
+    record = json.loads(result.stdout)
+    assert (result.exit_code, record["action"], record["enforced"]) == (code, action, True)
 
 
 def test_an_abstention_shows_what_it_withholds_and_why(ask: Run) -> None:

@@ -38,6 +38,7 @@ def test_one_text(score: Run, language_model: LanguageModel) -> None:
     result = score("--question", "Who wrote Emma?", "--response", "Jane Austen", "--json")
     assert result.exit_code == 0
     (record,) = records(result.stdout)
+    assert (record["threshold"], record["enforced"]) == (None, False)
     expected = HybridGrad()(language_model.evidence("Who wrote Emma?", "Jane Austen")).uncertainty
     assert record["uncertainty"] == pytest.approx(expected, rel=1e-12)
     assert (record["question"], record["response"]) == ("Who wrote Emma?", "Jane Austen")

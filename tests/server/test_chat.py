@@ -13,6 +13,7 @@ import pytest
 
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Message, Policy, calibrate
 from semgrad_guard.guard import Answerer
+from semgrad_guard.guard.policy import lets_every_score_through
 from semgrad_guard.server.app import Limits, make_app
 from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.service import ServedModel, Service
@@ -225,6 +226,15 @@ async def test_overrides_are_the_operators_to_allow(serve: Serve) -> None:
     async with serve(ALL, overridable=frozenset({"threshold", "mode"})) as client:
         record = (await client.post(CHAT, json=body)).json()["semgrad_guard"]
         assert (record["action"], record["enforced"], record["threshold"]) == ("abstain", False, -1.0)
+
+
+async def test_without_a_threshold_no_record_shows_one(serve: Serve) -> None:
+    async with serve(lets_every_score_through("abstain"), mode="annotate") as client:
+        record = (await client.post(CHAT, json=asking())).json()["semgrad_guard"]
+        [model] = (await client.get("/v1/models")).json()["data"]
+        curve = (await client.get("/v1/calibration")).json()
+    assert (record["action"], record["enforced"]) == ("answer", False)
+    assert record["threshold"] is model["semgrad_guard"]["threshold"] is curve["threshold"] is None
 
 
 @pytest.mark.parametrize("policy", [ALL, NONE], ids=["let through", "withheld"])

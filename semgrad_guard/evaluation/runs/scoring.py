@@ -65,8 +65,7 @@ class TextScorer:
 
     def _settled(self, draft: Verdict, prompt: PromptForm | None) -> Verdict:
         policy = self.policy or lets_every_score_through("abstain")
-        verdict = settle(draft, policy, "enforce", can_escalate=False, prompt=prompt).verdict
-        return verdict if self.policy is not None else verdict.model_copy(update={"threshold": None})
+        return settle(draft, policy, "enforce", can_escalate=False, prompt=prompt).verdict
 
 
 class ScoredText(BaseModel):
