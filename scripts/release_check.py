@@ -1,6 +1,7 @@
 """A rehearsal of a release: `make release-check`.
 
-Builds the wheel, installs it with its extras into an empty environment, and runs the README's code and commands there.
+Builds the wheel and the partner distributions of `integrations`. Installs the partners into an empty environment, then
+the wheel with its extras, and runs the README's code and commands there.
 Nothing of the checkout is on the path.
 
     python scripts/release_check.py [--torch-index URL] [--keep FOLDER]
@@ -77,14 +78,21 @@ def rehearse(work: Path, *, torch_index: str | None) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     builder = environment(work / "builder")
     run([builder / "python", "-m", "pip", "install", "--quiet", "build", "hatchling"], cwd=work)
-    run([builder / "python", "-m", "build", "--no-isolation", "--wheel", "--outdir", work, ROOT], cwd=work)
-    (wheel,) = work.glob("*.whl")
+    partners = [path.parent for path in sorted(ROOT.glob("integrations/*/pyproject.toml"))]
+    for project_folder in (ROOT, *partners):
+        run(
+            [builder / "python", "-m", "build", "--no-isolation", "--wheel", "--outdir", work, project_folder], cwd=work
+        )
+    (wheel,) = work.glob("semgrad_guard-*.whl")
     print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.2f} MB")
 
     programs = environment(work / "empty")
     index = ["--index-url", torch_index] if torch_index else []
     pip = [programs / "python", "-m", "pip", "install", "--quiet"]
     run([*pip, *index, "-c", ROOT / "constraints.txt", "torch"], cwd=work)
+    names = [path.name for path in partners]
+    run([*pip, "-c", ROOT / "constraints.txt", "--find-links", work, *names], cwd=work)
+    run([programs / "python", "-c", "import langchain_semgrad_guard, llama_index.llms.semgrad_guard"], cwd=work)
     run([*pip, "-c", ROOT / "constraints.txt", f"{wheel}[all]"], cwd=work)
     where = run([programs / "python", "-c", "import semgrad_guard; print(semgrad_guard.__file__)"], cwd=work)
     if str(work) not in str(Path(where.strip()).resolve()):

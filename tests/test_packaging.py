@@ -7,12 +7,18 @@ import subprocess
 import sys
 import tarfile
 import tomllib
+import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
+PARTNERS = {
+    "langchain-semgrad-guard": "from langchain_semgrad_guard import ChatSemGrad",
+    "llama-index-llms-semgrad-guard": "from llama_index.llms.semgrad_guard import SemGradLLM",
+}
+"""The distributions in `integrations`, and an import that each of them promises."""
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +68,8 @@ def test_the_wheel_leaves_llama_index_a_namespace(wheel_names: list[str], unpack
     other = tmp_path / "llama_index" / "llms" / "another" / "__init__.py"
     other.parent.mkdir(parents=True)
     other.write_text("NAME = 'another'")
-    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["llamahub"]
+    partner = ROOT / "integrations" / "llama-index-llms-semgrad-guard" / "pyproject.toml"
+    listed = tomllib.loads(partner.read_text())["tool"]["llamahub"]
     names = ", ".join(listed["class_authors"])
     code = (
         f"import sys; sys.path.append({str(tmp_path)!r});"
@@ -124,3 +131,33 @@ def test_the_command_runs_from_the_wheel(unpacked: Path) -> None:
     found = run_outside(unpacked, "-c", "from semgrad_guard.cli import app; app()", "--help")
     assert found.returncode == 0, found.stderr
     assert "calibrate" in found.stdout
+
+
+@pytest.mark.parametrize("partner", PARTNERS)
+def test_a_partner_distribution_holds_no_code_and_brings_the_integration(
+    distributions: Path, partner: str, tmp_path: Path
+) -> None:
+    """Into an environment of its own, where nothing but the libraries is at hand and no index is asked."""
+    described = tomllib.loads((ROOT / "integrations" / partner / "pyproject.toml").read_text())["project"]
+    assert described["version"] == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    build = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(tmp_path)]
+    subprocess.run([*build, str(ROOT / "integrations" / partner)], check=True, capture_output=True)
+    (built,), (wheel,) = tmp_path.glob("*.whl"), distributions.glob("*.whl")
+    assert {Path(name).parent.suffix for name in zipfile.ZipFile(built).namelist()} == {".dist-info"}
+
+    venv.create(tmp_path / "empty", symlinks=os.name != "nt")
+    python = tmp_path / "empty" / ("Scripts" if os.name == "nt" else "bin") / "python"
+    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-index"]
+    subprocess.run([*install, "--no-deps", str(wheel)], check=True)
+    (packages,) = (tmp_path / "empty").rglob("site-packages")
+    (packages / "libraries.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    subprocess.run([*install, str(built)], check=True)
+    code = f"import sys, semgrad_guard; {PARTNERS[partner]}; print(semgrad_guard.__file__)"
+    found = subprocess.run([python, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert Path(found.stdout.strip()).is_relative_to(packages)
+
+
+def test_a_clone_needs_no_partner_distribution() -> None:
+    """They are published after `semgrad-guard`, and an extra that names one could not be installed before."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert not [line for lines in extras.values() for line in lines if line.startswith(tuple(PARTNERS))]
