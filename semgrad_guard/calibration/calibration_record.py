@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from semgrad_guard.calibration.binding import Binding
 from semgrad_guard.calibration.choice import EstimatorChoice
 from semgrad_guard.calibration.confidence import ConfidenceMap
-from semgrad_guard.calibration.gates import ASSUMPTIONS, NO_ASSUMPTION, Procedure
+from semgrad_guard.calibration.gates import ASSUMPTIONS, Procedure
 from semgrad_guard.calibration.prompt_shape import PromptShape
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.files import atomic_write
@@ -82,8 +82,8 @@ class Calibration(BaseModel):
 
     @property
     def assumption(self) -> str:
-        """The assumption of the promise on how the error rate varies with the score."""
-        return ASSUMPTIONS[self.procedure] if self.procedure else NO_ASSUMPTION
+        """The assumption of the promise: on the draw of the questions, and on how the error rate varies with the score."""
+        return ASSUMPTIONS[self.procedure]
 
     def lets_through(self, uncertainty: float | None) -> bool:
         """Whether an answer is at or below the threshold; never without a finite score or without a threshold."""

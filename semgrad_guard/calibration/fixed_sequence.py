@@ -8,9 +8,13 @@ probability at most delta, however many thresholds there are (Bauer, Statistics 
 al., "Learn then Test", arXiv:2110.01052).
 
 The grid comes from outside. It is walked from the first point that lets through enough of the calibration answers.
-That looks at scores, never at labels. It is valid where risk does not fall along the grid: every answer after the
-first threshold tested is then at least as risky as those up to it. (Where the score points the wrong way, the excess
-is of the order of one grid cell; the tests measure it.)
+That looks at scores, never at labels, and is valid where answers beyond the point at which the risk reaches alpha are
+wrong at a rate of at least alpha. *Proof.* Let t be the first threshold of the grid with a risk above alpha. Where the
+walk begins at t or before, depends on the number of answers up to t alone; given it, their errors are binomial at the
+risk of t. Where it begins beyond, it begins at the first threshold with enough answers; the answers up to the threshold
+before are wrong at a risk above alpha, the others at a rate of at least alpha, independently. Both times the test that
+has to fail for a violation fails with probability at most delta. (Where the score points the wrong way, the excess is
+of the order of one grid cell; the tests measure it.)
 """
 
 from __future__ import annotations

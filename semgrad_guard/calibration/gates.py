@@ -53,27 +53,31 @@ from semgrad_guard.calibration.fixed_sequence import last_in_a_row
 
 Procedure = Literal["gates", "look-ahead", "two-walks"]
 
-_CROSSES_ONCE = "as the threshold rises, the error rate of the answers up to it exceeds alpha from one point on"
-ASSUMPTIONS: dict[Procedure, str] = {
+_INDEPENDENT = "calibration questions and later questions are independent draws from one population, and "
+_CROSSES_ONCE = (
+    _INDEPENDENT + "as the threshold rises, the error rate of the answers up to it exceeds alpha from one point on"
+)
+_WORSE_BEYOND = (
+    _INDEPENDENT + "beyond the threshold at which the error rate reaches alpha, all answers are wrong at a rate of at "
+    "least alpha"
+)
+ASSUMPTIONS: dict[Procedure | None, str] = {
     "gates": _CROSSES_ONCE,
-    "look-ahead": "beyond the threshold at which the error rate reaches alpha, all answers are wrong at a rate of at "
-    "least alpha",
+    "look-ahead": _WORSE_BEYOND,
     "two-walks": _CROSSES_ONCE,
+    None: _WORSE_BEYOND,
 }
-"""The assumption of each procedure on how the error rate varies with the score, besides independent answers."""
-
-NO_ASSUMPTION = "calibration questions and later questions are drawn from one population"
-"""The assumption of every procedure; all that a grid takes."""
+"""The assumption of each procedure, in one sentence; None is a grid (see `fixed_sequence`)."""
 
 START = 0.3
 """The share of the answers that the first gate holds, at least; in large sets `FEWEST_TIMES` the fewest are enough.
 
 An early start finds a threshold where few answers are good enough, and loses some coverage where many are. With
-alpha = delta = 0.1, a base error of 0.48 and AUROC 0.70 (alpha = 0.3), 1,000 labels find a threshold in 84 of 100 sets
-instead of 32; with a base error of 0.2 and AUROC 0.8 the coverage is 0.600 instead of 0.603.
+alpha = delta = 0.1, a base error of 0.48 and AUROC 0.70 (alpha = 0.3), 1,000 labels find a threshold in 86 of 100 sets
+instead of 32; with a base error of 0.2 and AUROC 0.8 the coverage is 0.596 instead of 0.603.
 """
 
-FEWEST_TIMES = 4
+FEWEST_TIMES = 6
 """The first gate needs no more than this many times the fewest answers that could keep the promise."""
 
 MIDDLE = 0.55
