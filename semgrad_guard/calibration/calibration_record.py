@@ -82,7 +82,7 @@ class Calibration(BaseModel):
 
     @property
     def assumption(self) -> str:
-        """The assumption of the promise: on the draw of the questions, and on how the error rate varies with the score."""
+        """The assumption of the promise: on the draw of questions, and on how the error rate varies with the score."""
         return ASSUMPTIONS[self.procedure]
 
     def lets_through(self, uncertainty: float | None) -> bool:

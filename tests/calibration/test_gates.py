@@ -165,7 +165,7 @@ def test_a_calibration_states_its_procedure_and_assumption() -> None:
     rng = np.random.default_rng(0)
     for n, robust, procedure in ((100, False, "gates"), (150, False, "look-ahead"), (150, True, "two-walks")):
         made = calibrate(list(rng.random(n)), [True] * n, alpha=ALPHA, delta=DELTA, robust=robust)
-        assert (made.procedure, made.assumption) == (procedure, gates.ASSUMPTIONS[procedure])
+        assert (made.procedure, made.assumption) == (procedure, gates.ASSUMPTIONS[made.procedure])
     on_a_grid = calibrate(list(rng.random(50)), [True] * 50, alpha=ALPHA, delta=DELTA, grid=[0.9, 1.0])
     assert (on_a_grid.procedure, on_a_grid.assumption) == (None, gates.ASSUMPTIONS[None])
     assert "all answers are wrong at a rate of at least alpha" in on_a_grid.assumption
