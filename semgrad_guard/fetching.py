@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from filelock import FileLock, Timeout
 
-from semgrad_guard.engine.models.gguf_header import require_reader
+from semgrad_guard.engine.models.gguf import require_reader
 from semgrad_guard.errors import FetchError
 from semgrad_guard.files import reason
 from semgrad_guard.named import ANOTHER_HOME, RECORD, Fetched, FetchedFile, NamedModel, Wheel, read_record

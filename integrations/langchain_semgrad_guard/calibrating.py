@@ -24,7 +24,7 @@ from semgrad_guard.adapters.calibrating import (
     acollect,
     collect,
 )
-from semgrad_guard.adapters.chain_identity import chain_identity
+from semgrad_guard.adapters.code_identity import chain_identity
 from semgrad_guard.adapters.examples import AnyGrader, ExampleCalibration
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.errors import CalibrationError, InputError

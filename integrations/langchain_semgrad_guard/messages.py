@@ -21,9 +21,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from langchain_core.utils.json_schema import dereference_refs
 
 from semgrad_guard import METADATA_KEY, Generation, Message, ToolCall, Verdict
-from semgrad_guard.adapters.call_ids import new_id, short_id
-from semgrad_guard.adapters.reasoning import BLOCKS, tells_reasoning
-from semgrad_guard.adapters.records import verdict_of_record
+from semgrad_guard.adapters.messages import BLOCKS, new_id, short_id, tells_reasoning, verdict_of_record
 from semgrad_guard.errors import InputError
 
 M = TypeVar("M", bound=AIMessage)

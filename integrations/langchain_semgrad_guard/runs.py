@@ -21,7 +21,7 @@ from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.prompt_values import PromptValue
 from langchain_core.tracers.context import register_configure_hook
 
-from semgrad_guard.adapters.rewriting import as_asked
+from semgrad_guard.adapters.messages import as_asked
 from semgrad_guard.errors import UnenforcedPolicyError
 from semgrad_guard.records import PromptForm
 

@@ -30,7 +30,7 @@ from langchain_semgrad_guard.enforcement import EnforcingChatModel, only
 from langchain_semgrad_guard.hearing import AsyncRun, Config, SyncRun, around, inside_stream
 from semgrad_guard import METADATA_KEY, Generation
 from semgrad_guard.adapters.limits import Limit
-from semgrad_guard.adapters.reasoning import HeldText
+from semgrad_guard.engine.prompts.reasoning import HeldText
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import Draft, LiveAnswer, off_loop
 

@@ -25,7 +25,7 @@ from llama_index_semgrad_guard.routing import Guarded
 from llama_index_semgrad_guard.streams import whole
 from semgrad_guard import Policy
 from semgrad_guard.adapters.calibrating import Collecting, LabelledDraft, Progress, Ran, acollect, collect
-from semgrad_guard.adapters.chain_identity import chain_identity
+from semgrad_guard.adapters.code_identity import chain_identity
 from semgrad_guard.adapters.examples import AnyGrader, ExampleCalibration
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.errors import CalibrationError, InputError

@@ -20,8 +20,7 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.base.response.schema import AsyncStreamingResponse, Response
 
 from semgrad_guard import METADATA_KEY, Generation, Message, ToolCall, Verdict
-from semgrad_guard.adapters.call_ids import short_id
-from semgrad_guard.adapters.records import verdict_of_record
+from semgrad_guard.adapters.messages import short_id, verdict_of_record
 from semgrad_guard.errors import InputError
 
 REASONING = "reasoning_content"

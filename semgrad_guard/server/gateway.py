@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictStr, ValidationError
 
 from semgrad_guard.adapters.answer_form import AnswerForm
-from semgrad_guard.adapters.reasoning import tells_reasoning
+from semgrad_guard.adapters.messages import tells_reasoning
 from semgrad_guard.decision_log.entries import Facts
 from semgrad_guard.errors import InputError, LowConfidenceError
 from semgrad_guard.guard import Draft, Outcome, arun

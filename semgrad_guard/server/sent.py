@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
-from semgrad_guard.adapters.reasoning import tells_reasoning
+from semgrad_guard.adapters.messages import tells_reasoning
 from semgrad_guard.errors import UpstreamError
 from semgrad_guard.records import ToolCall
 from semgrad_guard.server.answers import Answer

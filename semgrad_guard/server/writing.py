@@ -9,8 +9,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from semgrad_guard.adapters.answer_form import AnswerForm
-from semgrad_guard.adapters.call_ids import new_id
 from semgrad_guard.adapters.logprobs import openai_logprobs, token_texts
+from semgrad_guard.adapters.messages import new_id
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel

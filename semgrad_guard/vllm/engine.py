@@ -10,9 +10,8 @@ from semgrad_guard.engine.generation.decoding import Decoder
 from semgrad_guard.engine.generation.running_batch import BatchRequest
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import AnswerInterruptedError, InputError, UnsupportedModelError
-from semgrad_guard.vllm.recorded_batch import RecordedAnswer
-from semgrad_guard.vllm.recorder import Record, Recorder
-from semgrad_guard.vllm.sampling import require_grammars, sampling_of
+from semgrad_guard.vllm.decoder import require_grammars, sampling_of
+from semgrad_guard.vllm.recorder import Record, RecordedAnswer, Recorder
 from semgrad_guard.vllm.shared_weights import library
 
 _NUMBERS = count()

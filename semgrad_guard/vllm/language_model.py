@@ -23,8 +23,7 @@ from semgrad_guard.engine.scoring.observation import observed_layer
 from semgrad_guard.named import folder_of
 from semgrad_guard.vllm.decoder import VLLMBatch, VLLMDecoder
 from semgrad_guard.vllm.engine import Engine
-from semgrad_guard.vllm.recorded_batch import WrittenAnswers
-from semgrad_guard.vllm.recorder import Record, Recorder
+from semgrad_guard.vllm.recorder import Record, Recorder, WrittenAnswers
 from semgrad_guard.vllm.shared_weights import kept_weights, library, twin_of
 
 _BUDGET = 512 << 20

@@ -6,18 +6,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from semgrad_guard.engine.cost_accounting import add_cost
+from semgrad_guard.engine.generation.decoding import Decoder
+from semgrad_guard.engine.generation.generation import Generation
+from semgrad_guard.engine.generation.running_batch import BatchRequest, RunningAnswer, RunningBatch
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
+from semgrad_guard.engine.replay.caches import growing_cache
 from semgrad_guard.engine.replay.captured_states import CapturedStates, Survey, by_step
-from semgrad_guard.engine.replay.memory_budget import Memory
-from semgrad_guard.engine.replay.prefix_cache import growing_cache
+from semgrad_guard.engine.replay.memory_budget import Memory, unless_memory_runs_out
+from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
 from semgrad_guard.vllm.kept_outputs import KeptOutputs, Piece
 from semgrad_guard.vllm.paged_cache import PagedCache
 from semgrad_guard.vllm.shared_weights import library
@@ -291,3 +295,58 @@ class Recorder:
 def _unstopped(survey: Survey, states: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
     """A survey under no stop: in the middle of a pass one answer's end must not be that of all."""
     return Context().run(survey, states, raw)
+
+
+class RecordedAnswer(RunningAnswer):
+    """An answer with the states of its passes."""
+
+    def __init__(self, request: BatchRequest, decoder: Decoder, record: Record) -> None:
+        super().__init__(request, decoder)
+        self.record = record
+
+
+class RecordedBatch(RunningBatch):
+    """A running batch of such answers; `recorder` listens to the passes, where anything does."""
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        decoder: Callable[[], Decoder],
+        objective: Objective | None = None,
+        *,
+        recorder: Recorder | None,
+    ) -> None:
+        super().__init__(scorer, decoder, objective or Objective())
+        self._recorder = recorder
+
+    def generations(self, rows: Sequence[RunningAnswer]) -> list[Generation]:
+        """Answers that are done, in their order; those that can be scored in one backward pass are one batch."""
+        for row in rows:
+            row.behind = cast(RecordedAnswer, row).record.reach(len(row.ids))
+        return super().generations(rows)
+
+    def left_by(self, rows: Sequence[RunningAnswer]) -> CapturedStates | None:
+        """The states that vLLM's passes left of these answers, to observe and to replay them from."""
+        if (recorder := self._recorder) is None:
+            return None
+        records = [cast(RecordedAnswer, row).record for row in rows]
+        lengths = [len(row.ids) for row in rows]
+        with clean_slate():
+            return unless_memory_runs_out(lambda: recorder.left_by(records, lengths, rows[0].epoch))
+
+
+class WrittenAnswers(RecordedBatch):
+    """Answers that vLLM has written for another program: their tokens, and the states of its passes."""
+
+    def generations_of(self, written: Sequence[tuple[BatchRequest, Sequence[int], Record]]) -> list[Generation]:
+        """Each by its request, with its tokens and the token that ended it; to be scored together."""
+        decoder, rows = self._get_decoder(), list[RunningAnswer]()
+        self.require_the_same_model()
+        for request, tokens, record in written:
+            row = RecordedAnswer(request, decoder, record)
+            row.epoch = self._epoch
+            for token in tokens:
+                if not row.done:
+                    row.take(token)
+            rows.append(row)
+        return self.generations(rows)

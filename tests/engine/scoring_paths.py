@@ -11,8 +11,8 @@ import torch
 from transformers import GenerationConfig
 
 from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.replay.caches import cache_of
 from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
-from semgrad_guard.engine.replay.prefix_cache import cache_of
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.gradients import Rows
 from semgrad_guard.engine.scoring.input_check import Branches, InputCheck

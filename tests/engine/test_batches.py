@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
+from semgrad_guard.engine.replay.caches import cut
 from semgrad_guard.engine.replay.captured_states import Capture
-from semgrad_guard.engine.replay.prefix_cache import cut
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.gradient_scores import gradient_scores
 from semgrad_guard.engine.scoring.scorer import Scorer

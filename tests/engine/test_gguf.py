@@ -19,7 +19,7 @@ from transformers import BitsAndBytesConfig, modeling_gguf_pytorch_utils
 
 from semgrad_guard import LanguageModel
 from semgrad_guard.engine.generation.options import GenerationOptions
-from semgrad_guard.engine.models.gguf_header import read_header
+from semgrad_guard.engine.models.gguf import read_header
 from semgrad_guard.errors import InputError, MissingExtraError, ModelError, ModelNotFoundError, UnsupportedModelError
 
 from .gguf_files import END, TOKENS, Quantized, as_floats, gguf_name, quantized, tiny, write

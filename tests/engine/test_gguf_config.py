@@ -11,8 +11,7 @@ import torch
 from transformers import AutoConfig
 
 from semgrad_guard import LanguageModel
-from semgrad_guard.engine.models.gguf_config import complete_config
-from semgrad_guard.engine.models.gguf_header import GgufHeader
+from semgrad_guard.engine.models.gguf import GgufHeader, complete_config
 from semgrad_guard.errors import UnsupportedModelError
 
 from .gguf_files import SPECIAL, TOKENS, tiny, write

@@ -15,7 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
 from semgrad_guard.calibration import calibrate
-from semgrad_guard.engine.models.fingerprint import weight_fingerprint
+from semgrad_guard.engine.replay.conduct import weight_fingerprint
 from semgrad_guard.engine.scoring.scorer import scorer_of
 from semgrad_guard.errors import BindingMismatchError
 from semgrad_guard.guard import Answerer

@@ -13,9 +13,8 @@ from torch import nn
 from semgrad_guard.engine.models.architecture import LogitTransform
 from semgrad_guard.engine.replay import skinny_linear
 from semgrad_guard.engine.scoring import logits
-from semgrad_guard.engine.scoring.distribution import Distribution
 from semgrad_guard.engine.scoring.head import score_head
-from semgrad_guard.engine.scoring.logits import Logits
+from semgrad_guard.engine.scoring.logits import Distribution, Logits
 from semgrad_guard.engine.scoring.products import Products
 
 VOCABULARY, WIDTH, TOKENS = 6000, 48, 12

@@ -21,8 +21,7 @@ from typing import Any, ClassVar
 import pytest
 from pydantic import BaseModel, PrivateAttr
 
-from semgrad_guard.adapters.chain_identity import chain_identity
-from semgrad_guard.adapters.code_identity import Versioned, code_identity
+from semgrad_guard.adapters.code_identity import Versioned, chain_identity, code_identity
 from semgrad_guard.errors import InputError
 
 LIMIT = 3
@@ -188,7 +187,7 @@ def test_lambdas_of_one_name_differ_by_their_code() -> None:
 
 def test_the_identity_is_the_same_in_another_process() -> None:
     source = textwrap.dedent("""
-        from semgrad_guard.adapters.chain_identity import chain_identity
+        from semgrad_guard.adapters.code_identity import chain_identity
         from semgrad_guard.adapters.code_identity import code_identity
         def make(words):
             return lambda call: call.text in {"alpha", "beta", "gamma", "delta"} and call.kind in words

@@ -25,9 +25,9 @@ from semgrad_guard.engine.generation.visible import StopStrings, Visible, answer
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.grammar import GrammarCompiler
 from semgrad_guard.engine.prompts.prompt import Prompt
+from semgrad_guard.engine.replay.caches import cache_of
 from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
 from semgrad_guard.engine.replay.memory_budget import Memory, unless_memory_runs_out
-from semgrad_guard.engine.replay.prefix_cache import cache_of
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.logits import surveyed_step
 from semgrad_guard.engine.scoring.observation import observed_layer

@@ -24,10 +24,9 @@ from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.generation.stream import CertainText
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
+from semgrad_guard.engine.replay.caches import growing_cache, kept, stacked
 from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates, RowPasses
 from semgrad_guard.engine.replay.memory_budget import Memory, unless_memory_runs_out
-from semgrad_guard.engine.replay.prefix_cache import growing_cache
-from semgrad_guard.engine.replay.row_caches import kept, stacked
 from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
 from semgrad_guard.errors import AnswerInterruptedError
 

@@ -1,25 +1,35 @@
-"""Models in GGUF files (llama.cpp's format): which file a name means, and loading it by transformers."""
+"""Models in GGUF files (llama.cpp's format): which file a name means, and loading it by transformers.
+
+The package `gguf` reads the header, as it does for transformers. Files that transformers would refuse late, or read for
+ever (a part of a split model, a download cut off, counts beyond the end), are refused before any weight is read.
+
+transformers takes the numbers of its own table from a file and its classes' defaults for the rest. A model would then
+load and be another one: Llama 3.1 with the frequencies of Llama 3, Phi-3 without its window. So the rest is filled in
+here before the weights are read, and afterwards every number of the file must have its place in the model.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
 from tokenizers import Tokenizer
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.hub import extract_commit_hash
 
-from semgrad_guard.engine.models.gguf_config import complete_config, divide_frequencies, require_all_read
-from semgrad_guard.engine.models.gguf_header import GgufHeader, is_part, read_header
 from semgrad_guard.engine.models.loading import first_line, require_all_weights, why_unreachable, without_weight_bar
-from semgrad_guard.errors import InputError, ModelNotFoundError, UnsupportedModelError
+from semgrad_guard.errors import InputError, MissingExtraError, ModelNotFoundError, UnsupportedModelError
 
 _ON_THE_HUB = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+):(?P<file>[^:]+\.gguf)")
 
@@ -159,3 +169,223 @@ def _fetched(repository: str, file: str, *, revision: str | None, local_files_on
         raise ModelNotFoundError(
             f"cannot load '{repository}:{file}': {message}. Check the name and the access."
         ) from error
+
+
+_STATED = {
+    "attention.key_length": "head_dim",
+    "attention.sliding_window": "sliding_window",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
+"""Keys of a file, below its architecture's name, and the configuration's names for them."""
+
+_BY_TRANSFORMERS = ("gpt-oss", "gemma4", "qwen35", "qwen35moe", "lfm2", "minimax-m2")
+"""Architectures whose configuration is complete, or whose numbers mean something else."""
+
+_ROPE_DIVISORS = "rope_freqs.weight"
+
+
+def complete_config(config: Any, header: GgufHeader) -> None:
+    """Complete a configuration that transformers made from a file, by the file's own metadata.
+
+    Raises:
+        UnsupportedModelError: rotary positions are stretched, or restricted to a part, in a way that is not known here.
+    """
+    architecture = header.metadata["general.architecture"]
+    if architecture in _BY_TRANSFORMERS:
+        return
+    stated = {key.removeprefix(f"{architecture}."): value for key, value in header.metadata.items()}
+    for key, name in _STATED.items():
+        value = header.number(f"{architecture}.{key}", 0)
+        if value > 0 and getattr(config, name, None) != value:
+            setattr(config, name, value)
+    if rope := getattr(config, "rope_parameters", None):
+        # Where windows have rotary positions of their own, these stay as they are.
+        rope = rope.get("full_attention", rope)
+        rope["rope_theta"] = stated.get("rope.freq_base", rope["rope_theta"])
+        _rotate_a_part(config, rope, stated)
+        _stretch(rope, stated)
+
+
+def _rotate_a_part(config: Any, rope: dict[str, Any], stated: Mapping[str, Any]) -> None:
+    """How many numbers of a head are rotated."""
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    rotated = stated.get("rope.dimension_count", width)
+    if "partial_rotary_factor" in rope:
+        rope["partial_rotary_factor"] = rotated / width
+    elif rotated != width:
+        raise UnsupportedModelError(
+            f"this GGUF file rotates {rotated} of a head's {width} numbers, and transformers' {config.model_type} all; "
+            "load the folder with safetensors that the file was made from"
+        )
+
+
+def _stretch(rope: dict[str, Any], stated: Mapping[str, Any]) -> None:
+    """Contexts longer than those of the training."""
+    kind = stated.get("rope.scaling.type", "linear")
+    factor = stated.get("rope.scaling.factor", stated.get("rope.scale_linear", 1.0))
+    if kind == "none" or factor in (0.0, 1.0):
+        return
+    if kind not in ("linear", "yarn"):
+        raise UnsupportedModelError(
+            f"this GGUF file stretches its rotary positions ({kind}) in a way that transformers does not read from it; "
+            "load the folder with safetensors that the file was made from"
+        )
+    rope |= {"rope_type": kind, "factor": factor}
+    if kind == "yarn" and (original := stated.get("rope.scaling.original_context_length")) is not None:
+        rope["original_max_position_embeddings"] = original
+
+
+def divide_frequencies(model: nn.Module, header: GgufHeader, path: Path) -> None:
+    """Llama 3.1 and later: the file holds a divisor for every rotary frequency."""
+    stored = next((tensor for tensor in header.tensors if tensor.name == _ROPE_DIVISORS), None)
+    if stored is None or header.metadata["general.architecture"] in _BY_TRANSFORMERS:
+        return
+    from gguf import dequantize
+
+    divisors = torch.from_numpy(dequantize(stored.data, stored.tensor_type).copy())
+    frequencies = [buffer for name, buffer in model.named_buffers() if name.endswith("inv_freq")]
+    if not frequencies or any(buffer.shape != divisors.shape for buffer in frequencies):
+        raise UnsupportedModelError(
+            f"{str(path)!r} divides {stored.n_elements} rotary frequencies ({_ROPE_DIVISORS}), which this architecture "
+            "has not; load the folder with safetensors that the file was made from"
+        )
+    for buffer in frequencies:
+        buffer.div_(divisors.to(buffer))
+
+
+def require_all_read(model: nn.Module, header: GgufHeader, name: str) -> None:
+    """Refuse a file that holds more numbers than the model that was made of it: something was left out.
+
+    Raises:
+        UnsupportedModelError: there are such; the message names one.
+    """
+    config: Any = model.config
+    tensors = list(_of_the_model(header, int(config.num_hidden_layers), tied=bool(config.tie_word_embeddings)))
+    places = {id(value): value.numel() for value in model.state_dict(keep_vars=True).values()}
+    surplus = sum(tensor.n_elements for tensor in tensors) - sum(places.values())
+    if surplus <= 0:
+        return
+    left, without = list(places.values()), []
+    for tensor in tensors:
+        size = tensor.n_elements
+        left.remove(size) if size in left else without.append(tensor.name)
+    raise UnsupportedModelError(
+        f"{name!r} holds {surplus:,} numbers that transformers gives no place in {type(model).__name__} "
+        f"(of {', '.join(without[:2]) or 'merged tensors'}, it seems). The model would be another one. "
+        "Load the folder with safetensors that the file was made from, or try a newer transformers."
+    )
+
+
+def _of_the_model(header: GgufHeader, n_layers: int, *, tied: bool) -> Iterator[Any]:
+    """The tensors that make up the causal LM: no second copy of the embedding, no blocks that guess further ahead."""
+    for tensor in header.tensors:
+        block = tensor.name.split(".")[1] if tensor.name.startswith("blk.") else "0"
+        if tensor.name == _ROPE_DIVISORS or (tied and tensor.name == "output.weight") or int(block) >= n_layers:
+            continue
+        yield tensor
+
+
+_PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
+
+
+@dataclass(frozen=True)
+class GgufHeader:
+    """Metadata (arrays of strings, such as the vocabulary, by their length) and tensors (gguf's `ReaderTensor`s)."""
+
+    metadata: Mapping[str, Any]
+    tensors: tuple[Any, ...] = ()
+
+    @property
+    def end_tokens(self) -> tuple[int, ...]:
+        """Every token that may end an answer: of the text, of a turn, of a message."""
+        tokens = (self.number(f"tokenizer.ggml.{kind}_token_id", -1) for kind in ("eos", "eot", "eom"))
+        return tuple(dict.fromkeys(token for token in tokens if token >= 0))
+
+    def number(self, key: str, default: int) -> int:
+        """A whole number among the metadata."""
+        value = self.metadata.get(key, default)
+        return value if isinstance(value, int) else default
+
+
+def require_reader() -> None:
+    """Raise a `MissingExtraError` where the packages with which transformers reads GGUF files are absent."""
+    if absent := [package for package in ("gguf", "accelerate") if find_spec(package) is None]:
+        raise MissingExtraError(*absent, extra="gguf")
+
+
+def read_header(path: Path) -> GgufHeader:
+    """The header of a file that is there as a whole.
+
+    Raises:
+        MissingExtraError: the packages of the extra `gguf` are absent.
+        ModelNotFoundError: the file is damaged, or ends before its last tensor.
+        UnsupportedModelError: a part of a split model, another version of the format, or no tokenizer inside.
+    """
+    require_reader()
+    if is_part(path):
+        raise _is_a_part(path)
+    header = _read(path)
+    if header.number("split.count", 1) > 1:
+        raise _is_a_part(path)
+    if "tokenizer.ggml.tokens" not in header.metadata:
+        raise UnsupportedModelError(
+            f"{str(path)!r} holds no tokenizer. Convert the model again together with its tokenizer, or load the "
+            "folder with safetensors that it was made from."
+        )
+    return header
+
+
+def is_part(path: Path) -> bool:
+    """Whether the name is that of one part of a split model."""
+    return _PART.search(path.name) is not None
+
+
+def _is_a_part(path: Path) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{str(path)!r} is one part of a model that is split over several files, which transformers does not read. "
+        f"Join them first: llama-gguf-split --merge {path.name} model.gguf, with the first part's name."
+    )
+
+
+def _read(path: Path) -> GgufHeader:
+    from gguf import GGUFReader, GGUFValueType
+    from gguf.gguf_reader import READER_SUPPORTED_VERSIONS
+
+    class Reader(GGUFReader):
+        """gguf's, which reads nothing beyond the end of the file: a wrong count would keep it busy for ever."""
+
+        def _get(self, offset: int, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
+            end = offset + np.dtype(dtype).itemsize * int(count)
+            if end > self.data.size:
+                raise EOFError(f"it has {self.data.size:,} of at least {end:,} bytes")
+            self.data = self.data.view(np.ndarray)  # slices of a memmap take four times as long
+            return super()._get(offset, dtype, count, override_order)
+
+    with path.open("rb") as file:
+        start = file.read(8)
+    if not start.startswith(b"GGUF"):
+        raise _damaged(path, "it does not begin with the letters GGUF")
+    if len(start) == 8 and (version := int.from_bytes(start[4:], "little")) not in READER_SUPPORTED_VERSIONS:
+        raise UnsupportedModelError(
+            f"{str(path)!r} has version {version} of the format; gguf reads versions "
+            f"{' and '.join(map(str, READER_SUPPORTED_VERSIONS))} (little-endian). Convert the model again with a "
+            "current llama.cpp."
+        )
+    try:
+        with np.errstate(over="raise"):
+            reader = Reader(path)
+        strings = [GGUFValueType.ARRAY, GGUFValueType.STRING]
+        metadata = {
+            name: len(field.data) if field.types[:2] == strings else field.contents()
+            for name, field in reader.fields.items()
+        }
+    except EOFError as error:
+        raise ModelNotFoundError(f"{str(path)!r} is cut off: {error}. Download it again, to its end.") from error
+    except (ValueError, LookupError, ArithmeticError, RecursionError) as error:
+        raise _damaged(path, str(error)) from error
+    return GgufHeader(metadata, tuple(reader.tensors))
+
+
+def _damaged(path: Path, reason: str) -> ModelNotFoundError:
+    return ModelNotFoundError(f"{str(path)!r} is damaged: its header cannot be read ({reason}). Download it again.")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from semgrad_guard.engine.prompts.control import control_tokens
 from semgrad_guard.engine.prompts.reasoning import Thinking, has_marks, thinking_of
 from semgrad_guard.engine.prompts.semantic_token import MARK, TokenizedText, find_semantic_token, header_text
 from semgrad_guard.errors import EmptyPromptError, InputError, PromptTooLongError, UnsupportedModelError
@@ -346,3 +346,35 @@ def _override(offset: int, length: int) -> SemanticToken:
 def _stable_name(option: object) -> str:
     """A function (a tool) by its name: its `str` holds an address."""
     return getattr(option, "__qualname__", None) or str(option)
+
+
+_MARK = re.compile(r"[<\[{⟨｜].*[>\]}⟩｜]", re.DOTALL)
+"""The form of marks ("<think>", "[TOOL_CALLS]") that a tokenizer knows as one token and does not call special."""
+
+
+def control_tokens(tokenizer: PreTrainedTokenizerBase, texts: Any) -> tuple[str, ...]:
+    """The control tokens that a tokenizer reads in texts: those of users, passages and tool results alike.
+
+    With one of them a text can end its own turn and write another one, as the chat template does. `texts` is any
+    structure of texts: messages, passages, arguments of calls.
+    """
+    added = tokenizer.added_tokens_decoder.items()
+    control = {
+        id: token.content for id, token in added if token.content and (token.special or _MARK.fullmatch(token.content))
+    }
+    first = {content[0] for content in control.values()}
+    doubtful = [text for text in _strings(texts) if not first.isdisjoint(text)]
+    if not doubtful:
+        return ()
+    read = cast("Any", tokenizer)(doubtful, add_special_tokens=False)["input_ids"]
+    return tuple(sorted({control[id] for ids in read for id in ids if id in control}))
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _strings(list(cast("Mapping[Any, Any]", value).values()))
+    elif isinstance(value, (list, tuple)):
+        for part in cast("list[Any]", value):
+            yield from _strings(part)

@@ -10,10 +10,9 @@ import torch
 from transformers.cache_utils import Cache
 
 from semgrad_guard.engine.cost_accounting import add_cost
+from semgrad_guard.engine.replay.caches import can_be_cut, can_be_taken_apart, growing_cache, kept, stacked
 from semgrad_guard.engine.replay.memory_budget import Memory
-from semgrad_guard.engine.replay.prefix_cache import can_be_cut, growing_cache
 from semgrad_guard.engine.replay.projections import Outputs, Place
-from semgrad_guard.engine.replay.row_caches import can_be_taken_apart, kept, stacked
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 
 Steps = Sequence[Sequence[torch.Tensor] | torch.Tensor]

@@ -22,8 +22,7 @@ from torch import nn
 from semgrad_guard.engine.models.architecture import LogitTransform
 from semgrad_guard.engine.objective import Norm
 from semgrad_guard.engine.replay.skinny_linear import add_product, factor_dtype, precise_dtype
-from semgrad_guard.engine.scoring.distribution import Distribution
-from semgrad_guard.engine.scoring.logits import Logits
+from semgrad_guard.engine.scoring.logits import Distribution, Logits
 from semgrad_guard.engine.scoring.products import Products, SampledProducts
 
 
