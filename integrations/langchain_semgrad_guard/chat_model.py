@@ -33,12 +33,10 @@ from langchain_semgrad_guard.streams import AsyncWriting, LocalWriting, Streamin
 from langchain_semgrad_guard.structured_output import Method, structured
 from semgrad_guard import METADATA_KEY, Estimator, Generation, GenerationOptions, HybridGrad, LanguageModel, Verdict
 from semgrad_guard.adapters.answer_form import FORM_OPTIONS, AnswerForm
-from semgrad_guard.adapters.limits import Limit
 from semgrad_guard.adapters.logprobs import openai_logprobs
-from semgrad_guard.adapters.settings import call_options, loaded_weights, require_loaded, weights_of
-from semgrad_guard.adapters.weights import Weights
+from semgrad_guard.adapters.settings import Weights, call_options, loaded_weights, require_loaded, weights_of
 from semgrad_guard.errors import InputError, SemGradGuardError, require_known
-from semgrad_guard.guard import Answerer, AsyncLiveAnswer, as_estimator, assess, off_loop, template_name
+from semgrad_guard.guard import Answerer, AsyncLiveAnswer, Stop, as_estimator, assess, off_loop, stopping, template_name
 from semgrad_guard.named import reading_prompt
 from semgrad_guard.records import PromptForm
 
@@ -109,7 +107,7 @@ class ChatSemGrad(StreamingChatModel):
     @model_validator(mode="after")
     def _check_options(self) -> Self:
         self._options(None, {})
-        Limit(self.timeout)  # refuses what is no time
+        Stop(self.timeout)  # refuses a number that is not above 0
         return self
 
     @property
@@ -160,7 +158,7 @@ class ChatSemGrad(StreamingChatModel):
         self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: SyncRun = None, **kwargs: Any
     ) -> ChatResult:
         request = self._request(messages, stop, kwargs)
-        with Limit(self.timeout).counting():
+        with stopping(Stop(self.timeout)):
             generation = PendingBatch.take(self._owner, request) or self._generate_all([request])[0]
             message = self.message_of(generation, request)
         return ChatResult(generations=[ChatGeneration(message=message, generation_info=convert.info_of(message))])

@@ -29,10 +29,9 @@ from langchain_semgrad_guard.callback import Labels
 from langchain_semgrad_guard.enforcement import EnforcingChatModel, only
 from langchain_semgrad_guard.hearing import AsyncRun, Config, SyncRun, around, inside_stream
 from semgrad_guard import METADATA_KEY, Generation
-from semgrad_guard.adapters.limits import Limit
 from semgrad_guard.engine.prompts.reasoning import HeldText
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import Draft, LiveAnswer, off_loop
+from semgrad_guard.guard import Draft, LiveAnswer, Stop, off_loop, stopping
 
 
 class StreamingChatModel(EnforcingChatModel):
@@ -66,12 +65,12 @@ class StreamingChatModel(EnforcingChatModel):
                 yield piece
 
     def _unjudged_stream(self, call: Call) -> Iterator[ChatGenerationChunk]:
-        limit = Limit(self._limit)
-        with limit.counting():
+        stop = Stop(self._limit)
+        with stopping(stop):
             live = self._live(call)
         try:
             yield from live
-            with limit.counting():
+            with stopping(stop):
                 message = live.draft().answer
         finally:
             live.close()
@@ -79,13 +78,13 @@ class StreamingChatModel(EnforcingChatModel):
         yield from live.last(message)
 
     async def _aunjudged_stream(self, call: Call) -> AsyncGenerator[ChatGenerationChunk]:
-        limit = Limit(self._limit)
-        with limit.counting():
+        stop = Stop(self._limit)
+        with stopping(stop):
             live = await self._alive(call)
         try:
             async for piece in live:
                 yield piece
-            with limit.counting():
+            with stopping(stop):
                 message = (await live.draft()).answer
         finally:
             await live.aclose()

@@ -33,8 +33,7 @@ from llama_index_semgrad_guard.records import (
     without_calls,
 )
 from semgrad_guard import METADATA_KEY, Estimator, Generation, GenerationOptions, HybridGrad, LanguageModel, Verdict
-from semgrad_guard.adapters.settings import call_options, loaded_weights, require_loaded, weights_of
-from semgrad_guard.adapters.weights import Weights
+from semgrad_guard.adapters.settings import Weights, call_options, loaded_weights, require_loaded, weights_of
 from semgrad_guard.errors import InputError, UnsupportedToolsError, require_known
 from semgrad_guard.guard import Answerer, LiveAnswer, as_estimator, assess, off_loop, record_draft
 from semgrad_guard.named import reading_prompt
