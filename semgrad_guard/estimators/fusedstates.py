@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from semgrad_guard.engine.generation.evidence import Evidence
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.estimators.base import OBSERVING, observed_details
-from semgrad_guard.estimators.learned import LearnedEstimator, Shrinkage, observed_features
+from semgrad_guard.estimators.learned import PREDICTING_STATE, STATE, LearnedEstimator, Shrinkage, observed_features
 from semgrad_guard.records import FusedWeights, Score
 
 
@@ -16,7 +16,9 @@ from semgrad_guard.records import FusedWeights, Score
 class FusedStates(LearnedEstimator):
     """ln P(wrong) / P(correct), any real number, from likelihoods and a middle layer's mean state over the answer.
 
-    No gradient is computed and no layer is run again, so an answer costs no more than generating it. Without `weights`
+    The state is averaged over the positions of the answer's own tokens: of a short answer the last one tells most, and
+    it predicts nothing that the answer holds. No gradient is computed. Generating has read all of these tokens but the
+    last one of an answer that a limit cut off: such an answer takes one more pass. Without `weights`
     it only collects features (every score is None, with the reason); `FusedStates().fitted(records, correct)` scores.
     The weights mean nothing for another model: calibrations bind both. Weights of states are worth little on questions
     of another kind, so it leans on the likelihoods as far as the labels do not speak against it (`Shrinkage`).
@@ -36,16 +38,21 @@ class FusedStates(LearnedEstimator):
         return OBSERVING
 
     def settings(self) -> dict[str, Any]:
-        """The id of the fitted numbers."""
-        return {"weights": None if self.weights is None else self.weights.id}
+        """The id of the fitted numbers, and whose states they are; earlier calibrations know the id alone."""
+        weights = {"weights": None if self.weights is None else self.weights.id}
+        return {**weights, "states": "own"} if self._own else weights
+
+    @property
+    def _own(self) -> bool:
+        return self.weights is None or any(name.startswith(STATE) for name in self.weights.columns)
 
     def __call__(self, evidence: Evidence) -> Score:
-        seen, milliseconds = evidence.timed(evidence.observed)
+        seen, milliseconds = evidence.timed(lambda: evidence.observed(own=self._own))
         if seen is None:
             return Score(None, evidence.why_empty)
         details = observed_details(seen, milliseconds)
         if not seen.state:
             return Score(None, seen.reason or "this architecture's layers are not known, so there is no state", details)
-        features = observed_features(seen)
+        features = observed_features(seen, state=STATE if self._own else PREDICTING_STATE)
         number, reason = self.uncertainty(features)
         return Score(number, reason, details, features)

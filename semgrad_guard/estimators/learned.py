@@ -28,8 +28,11 @@ MIN_ANSWERS = 50
 MIN_EACH = 8
 """Nor is anything fitted with fewer right, or fewer wrong, answers than this."""
 
-STATE = "state/"
-"""Begins the names of a hidden state's numbers: `state/0`, `state/1`, ..."""
+STATE = "own_state/"
+"""Begins the names of a hidden state's numbers: `own_state/0`, `own_state/1`, ..."""
+
+PREDICTING_STATE = "state/"
+"""The same over the positions that predict the answer's tokens: read by weights of earlier calibrations."""
 
 ANCHOR = frozenset({"mean_nll", "mean_entropy", "greatest_entropy"})
 """Features whose logarithms, each in standard deviations, add up to the label-free score that learned ones lean on."""
@@ -317,11 +320,11 @@ def replay_features(scores: GradientScores) -> Mapping[str, float] | None:
     )
 
 
-def observed_features(seen: Observation) -> Mapping[str, float] | None:
+def observed_features(seen: Observation, *, state: str = STATE) -> Mapping[str, float] | None:
     """The features of an answer that was observed; None where there is nothing finite.
 
     Besides those of `replay_features` that need no gradient: `greatest_entropy` and `greatest_nll` over the answer's
-    tokens, and `state/0` to `state/d-1`, the mean hidden state to five digits.
+    tokens, and the mean hidden state to five digits, whose names begin with `state`.
     """
     if seen.greedy_nll is None or seen.mean_entropy is None or not seen.state:
         return None
@@ -335,8 +338,8 @@ def observed_features(seen: Observation) -> Mapping[str, float] | None:
         "greatest_entropy": max(seen.entropies),
         "greatest_nll": -min(seen.log_probs),
     }
-    state = {f"{STATE}{number}": float(f"{value:.5g}") for number, value in enumerate(seen.state)}
-    return {name: max(0.0, value) for name, value in likelihoods.items()} | state
+    states = {f"{state}{number}": float(f"{value:.5g}") for number, value in enumerate(seen.state)}
+    return {name: max(0.0, value) for name, value in likelihoods.items()} | states
 
 
 def _cells(grid: Sequence[Sequence[float]]) -> dict[str, float]:

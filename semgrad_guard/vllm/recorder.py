@@ -289,6 +289,7 @@ class Recorder:
             by_step([record.finals for record in records]),
             by_step([record.surveys for record in records]),
             sum(record.survey_ms for record in records),
+            tuple(map(len, states)),
         )
 
 

@@ -20,6 +20,7 @@ from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.observation import Observation, observed_layer
 from semgrad_guard.engine.scoring.scorer import clean_slate, scorer_of
 from semgrad_guard.estimators import KIND_OF, FusedStates, GreedyNLL, HybridGrad, MaxProbability, MeanEntropy
+from semgrad_guard.records import FusedWeights
 
 from .generated_models import build, require_known
 from .test_self_check import CappedLogits, WarmLogits
@@ -31,12 +32,15 @@ LONG = GenerationOptions(max_tokens=7, temperature=1.0, seed=1)
 OBSERVING = Objective(gradients=False)
 
 
-def oracle(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> tuple[list[float], list[float], torch.Tensor]:
+def oracle(
+    model: Any, prompt: Sequence[int], answer: Sequence[int], *, own: bool = False
+) -> tuple[list[float], list[float], torch.Tensor]:
     """Log-probabilities, entropies and the mean state, by one call of the model as any user makes it."""
     with torch.no_grad():
         output = model(torch.tensor([[*prompt, *answer]]), output_hidden_states=True)
     log_p = output.logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
-    states = output.hidden_states[observed_layer(model.config.num_hidden_layers)][0, len(prompt) - 1 : -1]
+    states = output.hidden_states[observed_layer(model.config.num_hidden_layers)][0, len(prompt) - 1 :]
+    states = states[1:] if own else states[:-1]
     chosen = log_p[range(len(answer)), list(answer)]
     return chosen.tolist(), (-(log_p.exp() * log_p).sum(-1)).tolist(), states.double().mean(0)
 
@@ -48,22 +52,29 @@ def require_equal(seen: Observation | None, expected: tuple[list[float], list[fl
     assert torch.allclose(torch.tensor(seen.state, dtype=torch.float64), expected[2], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("objective", [OBSERVING, Objective()])
 @pytest.mark.parametrize("scored_before", [False, True])
-def test_it_is_what_the_model_says(language_model: LanguageModel, objective: Objective, *, scored_before: bool) -> None:
+def test_it_is_what_the_model_says(
+    language_model: LanguageModel, objective: Objective, *, scored_before: bool, own: bool
+) -> None:
     generations = language_model.generate_batch(PROMPTS, LONG, objective=objective)
     if scored_before:
         HybridGrad()(generations[0].evidence)
     for generation in generations:
-        expected = oracle(language_model._model, generation.prompt.ids, generation.response_ids)
-        require_equal(generation.evidence.observed(), expected)
+        expected = oracle(language_model._model, generation.prompt.ids, generation.response_ids, own=own)
+        require_equal(generation.evidence.observed(own=own), expected)
         read = language_model.evidence("x", "abc")
-        require_equal(read.observed(), oracle(language_model._model, read.prompt.ids, read.response_ids))
+        require_equal(
+            read.observed(own=own), oracle(language_model._model, read.prompt.ids, read.response_ids, own=own)
+        )
 
 
 def test_nothing_is_replayed(language_model: LanguageModel) -> None:
     """Neither a pass nor a gradient: what the generation kept is all that is read, and it stays there for scoring."""
-    (generation,) = language_model.generate_batch(["A"], LONG, objective=OBSERVING)
+    options = GenerationOptions(max_tokens=200, temperature=1.0, seed=1)
+    generation = language_model.generate("A", options, objective=OBSERVING)
+    assert generation.cut is None, "the last token of an answer that was cut off has not been read"
     calls: list[str] = []
     handle = (
         language_model._scorer.current_replayer().layers[-1].register_forward_hook(lambda *_: calls.append("layer"))
@@ -169,7 +180,22 @@ def test_without_weights_it_collects(language_model: LanguageModel) -> None:
     assert score.uncertainty is None
     assert "not fitted" in str(score.reason)
     assert score.features is not None
-    assert sum(name.startswith("state/") for name in score.features) == 32
+    assert sum(name.startswith("own_state/") for name in score.features) == 32
+
+
+def test_weights_of_earlier_calibrations_read_the_states_that_predict(language_model: LanguageModel) -> None:
+    evidence = language_model.generate("A", LONG).evidence
+    features = FusedStates()(evidence).features
+    assert features is not None
+    column = {"lows": (-9.0,), "highs": (9.0,), "centres": (0.0,), "scales": (1.0,), "weights": (1.0,)}
+    facts = {"intercept": 0.0, "n": 50, "n_wrong": 20}
+    earlier = FusedStates(weights=FusedWeights(columns=("state/3",), **column, **facts))
+    now = FusedStates(weights=FusedWeights(columns=("own_state/3",), **column, **facts))
+    expected = oracle(language_model._model, evidence.prompt.ids, evidence.response_ids)[2][3]
+    assert earlier.settings() == {"weights": earlier.weights.id if earlier.weights else None}
+    assert earlier(evidence).uncertainty == pytest.approx(float(expected), rel=1e-4)
+    assert now(evidence).uncertainty == features["own_state/3"] != pytest.approx(float(expected), rel=1e-4)
+    assert now.settings()["states"] == "own"
 
 
 @pytest.mark.parametrize("kept", [0, 1, 3])

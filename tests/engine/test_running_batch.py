@@ -106,6 +106,9 @@ def require_alike(one: Generation, single: Generation, objective: Objective | No
     names = ("response_ids", "text", "finish_reason", "cut", "completion_tokens", "reused_tokens")
     assert [getattr(one, name) for name in names] == [getattr(single, name) for name in names]
     assert numbers(one.evidence, objective) == pytest.approx(numbers(single.evidence, objective), rel=1e-4, abs=1e-9)
+    if one.response_ids:
+        states = [seen.state for answer in (one, single) if (seen := answer.evidence.observed(own=True))]
+        assert states[0] == pytest.approx(states[1], rel=1e-3, abs=1e-5)
     if objective.gradients and one.response_ids:
         mine, its = one.evidence.gradients(objective), single.evidence.gradients(objective)
         assert mine is not None

@@ -158,9 +158,13 @@ class BatchScoring:
             add_cost(timed.milliseconds, once=(self._name, objective, row))
             return timed
 
-    def observed(self, row: int) -> Observation:
+    def observed(self, row: int, *, own: bool = False) -> Observation:
         """The observation of one row's tokens; the first call observes the whole batch and keeps states for scoring."""
-        return self.together(Observation, lambda _: self._scorer.observe(self._laid_out(), self._captured), row)
+
+        def work(_: Sequence[Evidence]) -> Sequence[Observation]:
+            return self._scorer.observe(self._laid_out(), self._captured, own=own)
+
+        return self.together((Observation, own), work, row)
 
     def head_gradient(self, objective: Objective, row: int) -> HeadGradient:
         """One row's gradient by the output head alone; the first call reads the whole batch."""
@@ -248,12 +252,13 @@ class Evidence:
             return None
         return self.scoring.scores(objective or Objective(), self.row)
 
-    def observed(self) -> Observation | None:
+    def observed(self, *, own: bool = False) -> Observation | None:
         """The observation of the answer's own tokens, without a gradient; None if it holds no token.
 
-        It is read off the states of the generation, as long as nothing has been scored.
+        It is read off the states of the generation, as long as nothing has been scored. `own`: its state is the mean
+        of the tokens' own, for which an answer that a limit cut off takes one pass.
         """
-        return self.scoring.observed(self.row) if self.response_ids else None
+        return self.scoring.observed(self.row, own=own) if self.response_ids else None
 
     def head_gradient(self, objective: Objective | None = None) -> HeadGradient | None:
         """ParaGrad alone, None if the answer holds no token: no layer is differentiated, nor run again (`observed`)."""

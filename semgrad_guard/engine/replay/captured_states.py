@@ -189,8 +189,8 @@ class _Layout:
 
     def __init__(self, rows: Sequence[RowPasses]) -> None:
         self.captures = list({id(capture): capture for row in rows for capture, _ in row.passes}.values())
-        lengths = [sum(capture.positions for capture, _ in row.passes) for row in rows]
-        self._shape = len(rows), max(lengths)
+        self.lengths = [sum(capture.positions for capture, _ in row.passes) for row in rows]
+        self._shape = len(rows), max(self.lengths)
         moves: dict[int, list[tuple[int, int]]] = {}  # of each capture: its row, and the place of that row's first
         for number, row in enumerate(rows):
             to = number * self._shape[1]
@@ -224,6 +224,7 @@ class CapturedStates:
     Its KV cache, h^(layer) and the outputs of the linear maps of the layers from there on, both from column `begins`
     (the earliest t*) on, and the states before the head and its output at each step and row (maps and head as far as
     they were kept). Of the cache, only the columns before the first state are needed.
+    Rows end after so many columns of `states` (`row_columns`; empty: all of them do so together).
     `surveys` are there where the head's output is not, and a survey was wanted; they took `survey_ms` of the
     generation's time. `epoch` is the model's own at that time (`Scorer.epoch`; None: any): the states of another one
     is of no use.
@@ -239,6 +240,7 @@ class CapturedStates:
     finals: Steps = ()
     surveys: Steps = ()
     survey_ms: float = 0.0
+    row_columns: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, cache: Cache, capture: Capture, epoch: object = None) -> CapturedStates:
@@ -273,6 +275,7 @@ class CapturedStates:
             by_step([row.finals() for row in rows]),
             surveys,
             sum(capture.survey_ms for row in rows for capture, _ in row.passes),
+            tuple(length - padding for length in layout.lengths),
         )
 
     def part(self, rows: Sequence[int], *, skip: int) -> CapturedStates:
@@ -295,12 +298,19 @@ class CapturedStates:
             finals=[[step[row] for row in rows] for step in self.finals],
             surveys=[[step[row] for row in rows] for step in self.surveys],
             survey_ms=self.survey_ms * len(rows) / len(self.states),
+            row_columns=tuple(self.row_columns[row] - gone for row in rows) if self.row_columns else (),
         )
 
     def holds(self, batch: TokenBatch) -> bool:
         """Whether these states reach from the batch's cut to its end, row for row (beams have more rows)."""
         reaches = self.begins <= batch.cut and self.begins + self.states.shape[1] >= batch.end
         return reaches and len(self.states) == len(batch.segments)
+
+    def holds_answers(self, batch: TokenBatch) -> bool:
+        """Whether the last tokens were read, too, by which their answers ended: a limit cuts answers off before."""
+        ends = self.row_columns or (self.states.shape[1],) * len(self.states)
+        needed = [batch.prompt_columns - self.begins + length for length in batch.lengths]
+        return all(end >= column for end, column in zip(ends, needed, strict=True))
 
     def fits(self, batch: TokenBatch) -> bool:
         """Whether the batch can be replayed from these states: the cache reaches up to its cut."""
@@ -325,9 +335,10 @@ class CapturedStates:
         columns = self._replayed(batch)
         return {place: _ordinary(output[:, columns].contiguous()) for place, output in self.outputs.items()}
 
-    def states_of(self, batch: TokenBatch) -> torch.Tensor:
-        """h^(layer) at the columns that are replayed [B, columns, d]."""
-        return _ordinary(self.states[:, self._replayed(batch)])
+    def states_of(self, batch: TokenBatch, *, whole: bool = False) -> torch.Tensor:
+        """h^(layer) at the columns that are replayed [B, columns, d]; `whole`: up to the answers' last tokens."""
+        columns = self._replayed(batch)
+        return _ordinary(self.states[:, columns.start : columns.stop + whole])
 
     def _replayed(self, batch: TokenBatch) -> slice:
         """The batch's columns [cut, end), counted from the first that was kept."""

@@ -256,16 +256,19 @@ class Replayer:
             output = self._call(inputs, cache=cache, **options)
         return output.logits[:, -keep:], seen[0][:, -keep:] if seen else None
 
-    def observed(self, batch: TokenBatch, layer: int) -> Observed:
-        """One pass up to the batch's end, without a graph; a row by itself goes by the model's ordinary call."""
+    def observed(self, batch: TokenBatch, layer: int, *, whole: bool = False) -> Observed:
+        """One pass up to the batch's end, without a graph; a row by itself goes by the model's ordinary call.
+
+        That reads the last token as well; with `whole` every pass does.
+        """
         seen: list[torch.Tensor] = []
         with torch.no_grad(), self._swaps.headless() as recorder, input_hooks(self.layers, {layer: seen.append}):
             if alone := len(batch.lengths) == 1:
                 self._ordinary(batch)
             else:
-                self._call(batch.inputs(0, batch.end))
+                self._call(batch.inputs(0, batch.end + whole))
         final = recorder.take()
-        return Observed(batch.end + alone - final.shape[1], final, by_token(seen[0], self.token_axis))
+        return Observed(batch.end + (alone or whole) - final.shape[1], final, by_token(seen[0], self.token_axis))
 
     def attention(self, batch: TokenBatch, layers: Sequence[int]) -> Mapping[int, Neighbours]:
         """The attention of the answers' tokens to each other in some layers, by one pass over all columns.

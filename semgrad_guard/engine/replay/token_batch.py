@@ -119,6 +119,10 @@ class TokenBatch:
         first = self.prompt_columns - 1 - start
         return torch.cat([states[row, first : first + length] for row, length in enumerate(self.lengths)])
 
+    def answering(self, states: torch.Tensor, start: int) -> torch.Tensor:
+        """From `states` of columns [start, end]: those of the response tokens themselves, row after row [n, d]."""
+        return self.predicting(states, start - 1)
+
     def targets(self) -> torch.Tensor:
         """The response tokens, row after row [n]."""
         begin = self.prompt_columns

@@ -31,10 +31,10 @@ class Observation:
     """One answer as its model sees it.
 
     `log_probs` and `entropies` hold one value per response token, in nats. `state` is the mean of h^(k) [d] over the
-    positions that predict the response tokens, k = `observed_layer(L)`, with a model's several residual streams side by
-    side; empty where the model's layers are not known. `spread` is 1/T ln det(Z' J Z + .001 I) of these states
-    Z [d, T], each centred by J over its d entries; None with them. Where a number is not finite there is nothing but
-    the `reason`.
+    positions that predict the response tokens, or of the tokens' own (`own`), k = `observed_layer(L)`, with a model's
+    several residual streams side by side; empty where the model's layers are not known. `spread` is
+    1/T ln det(Z' J Z + .001 I) of the states that predict them, Z [d, T], each centred by J over its d entries; None
+    without them. Where a number is not finite there is nothing but the `reason`.
     """
 
     log_probs: tuple[float, ...]
@@ -78,12 +78,19 @@ def observe(
     n_layers: int,
     transform: LogitTransform,
     captured: CapturedStates | None = None,
+    *,
+    own: bool = False,
 ) -> tuple[Observation, ...]:
     """Observe every row of a batch; `captured` is left by its generation and spares the pass.
 
-    `transform` follows the model's head.
+    `transform` follows the model's head. `own`: the tokens' own states are averaged. An answer that a limit cut off has
+    left none of its last token, and then it takes the pass.
     """
-    states, final, raw = _seen(batch, replayer, n_layers, captured)
+    if own and captured is not None and not captured.holds_answers(batch):
+        captured = None
+    states, start, final, raw = _seen(batch, replayer, n_layers, captured, whole=own)
+    predicting = batch.predicting(states, start)
+    averaged = batch.answering(states, start) if own else predicting
     surveys = None if raw is not None or captured is None else captured.surveyed(batch)
     logits = Logits(final, batch.targets(), replayer.head, transform=transform, raw=raw)
     if captured is not None and surveys is not None:
@@ -94,7 +101,8 @@ def observe(
         for part in zip(
             distribution.log_probs(aims).double().split(batch.lengths),
             distribution.entropies.double().split(batch.lengths),
-            states.double().split(batch.lengths),
+            averaged.double().split(batch.lengths),
+            predicting.double().split(batch.lengths),
             strict=True,
         )
     )
@@ -111,7 +119,7 @@ def head_gradients(
     objective: Objective,
 ) -> tuple[HeadGradient, ...]:
     """ParaGrad of every row of a batch, from the states before the head alone; arguments as in `observe`."""
-    _, final, raw = _seen(batch, replayer, n_layers, captured)
+    _, _, final, raw = _seen(batch, replayer, n_layers, captured)
     found = score_head(
         final,
         batch.targets(),
@@ -133,16 +141,16 @@ def head_gradients(
 
 
 def _seen(
-    batch: TokenBatch, replayer: Replayer, n_layers: int, captured: CapturedStates | None
-) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor] | None]:
-    """For each response token: h^(k) and the state before the head that predicted it [n, d], and the head's output."""
+    batch: TokenBatch, replayer: Replayer, n_layers: int, captured: CapturedStates | None, *, whole: bool = False
+) -> tuple[torch.Tensor, int, torch.Tensor, list[torch.Tensor] | None]:
+    """h^(k) [B, columns, d] and its first column; for each response token the state before the head that predicted it
+    [n, d], and the head's output. `whole`: h^(k) up to the last tokens."""
     layer = observed_layer(n_layers)
     final = None if captured is None or captured.layer != layer else captured.final_states(batch)
     if captured is not None and final is not None:
-        kept = by_token(captured.states_of(batch), 1)
-        return batch.predicting(kept, batch.cut), final, captured.raw_logits(batch)
-    seen = replayer.observed(batch, layer)
-    return batch.predicting(seen.hidden, seen.start), batch.predicting(seen.final, seen.start), None
+        return by_token(captured.states_of(batch, whole=whole), 1), batch.cut, final, captured.raw_logits(batch)
+    seen = replayer.observed(batch, layer, whole=whole)
+    return seen.hidden, seen.start, batch.predicting(seen.final, seen.start), None
 
 
 def without_states(log_probs: Sequence[float], entropies: Sequence[float], reason: str | None) -> Observation:
@@ -150,12 +158,14 @@ def without_states(log_probs: Sequence[float], entropies: Sequence[float], reaso
     return Observation(tuple(log_probs), tuple(entropies), reason=reason)
 
 
-def _observation(log_probs: torch.Tensor, entropies: torch.Tensor, states: torch.Tensor) -> Observation:
-    state = states.mean(0)
+def _observation(
+    log_probs: torch.Tensor, entropies: torch.Tensor, averaged: torch.Tensor, predicting: torch.Tensor
+) -> Observation:
+    state = averaged.mean(0)
     if not all(bool(series.isfinite().all()) for series in (log_probs, entropies, state)):
         return Observation((), (), reason="the model's logits or hidden states are not finite")
     seen = Observation(tuple(log_probs.tolist()), tuple(entropies.tolist()), tuple(state.tolist()))
-    return replace(seen, spread=_spread(states))
+    return replace(seen, spread=_spread(predicting))
 
 
 def _spread(states: torch.Tensor) -> float:

@@ -176,7 +176,9 @@ class Scorer(ModelStates):
             state.inputs.note(row, kind)
         return agreed is not False
 
-    def observe(self, batch: TokenBatch, captured: CapturedStates | None = None) -> tuple[Observation, ...]:
+    def observe(
+        self, batch: TokenBatch, captured: CapturedStates | None = None, *, own: bool = False
+    ) -> tuple[Observation, ...]:
         """The evidence of every row's own tokens without a gradient; `captured` is left by the batch's generation."""
         with self.lock, clean_slate():
             n_layers = self.architecture.n_layers
@@ -187,7 +189,7 @@ class Scorer(ModelStates):
             return self._read_off(
                 batch,
                 captured,
-                lambda rows, kept: observe(rows, replayer, n_layers, way.transform, kept),
+                lambda rows, kept: observe(rows, replayer, n_layers, way.transform, kept, own=own),
                 partial(without_states, (), ()),
             )
 
