@@ -33,7 +33,7 @@ NAMES = {
     "langchain_core.tracers.context": ("_configure_hooks", "register_configure_hook", "tracing_v2_callback_var"),
     "langchain_core.utils.utils": ("LC_ID_PREFIX",),
 }
-CALLS = {
+USES = {
     BaseChatModel.generate: ("_generate_with_cache", "on_chat_model_start"),
     BaseChatModel.agenerate: ("_agenerate_with_cache", "on_chat_model_start"),
     BaseChatModel.stream: ("_stream", "_should_stream", "on_chat_model_start"),
@@ -41,5 +41,5 @@ CALLS = {
 }
 """An override that LangChain never calls would withhold nothing."""
 
-ABSENT = tuple(absent_names(NAMES, CALLS))
+ABSENT = tuple(absent_names(NAMES, USES))
 """Those that the installed LangChain lacks."""

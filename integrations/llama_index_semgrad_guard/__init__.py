@@ -12,11 +12,16 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from semgrad_guard.errors import MissingExtraError
+from semgrad_guard.errors import MissingExtraError, UnsupportedFrameworkError
 from semgrad_guard.lazy import lazy_names
 
 if find_spec("llama_index") is None or find_spec("llama_index.core") is None:
     raise MissingExtraError("llama-index-core", extra="llama-index")
+
+from llama_index_semgrad_guard.private_names import ABSENT
+
+if ABSENT:
+    raise UnsupportedFrameworkError("llama-index-core", ABSENT, extra="llama-index")
 
 if TYPE_CHECKING:
     from llama_index_semgrad_guard.agents import GuardedReActAgent as GuardedReActAgent

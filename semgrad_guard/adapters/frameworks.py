@@ -12,14 +12,12 @@ from types import CodeType, FunctionType
 from typing import Any, cast
 
 
-def absent_names(
-    names: Mapping[str, Sequence[str]], calls: Mapping[Callable[..., Any], Sequence[str]]
-) -> Iterator[str]:
+def absent_names(names: Mapping[str, Sequence[str]], uses: Mapping[Callable[..., Any], Sequence[str]]) -> Iterator[str]:
     """The names that an integration needs and a framework lacks.
 
     Args:
         names: names by the "module" or "module:class" that holds them.
-        calls: functions of the framework, and the methods that each must call: an override must be reached.
+        uses: functions of the framework, and the names that each must use: an override must be called, a field be set.
     """
     for place, needed in names.items():
         module, _, holder = place.partition(":")
@@ -30,9 +28,9 @@ def absent_names(
             continue
         found = getattr(found, holder, None) if holder else found
         yield from (f"{place}.{name}" for name in needed if not hasattr(found, name))
-    for function, methods in calls.items():
-        called = set(_names_in(cast("FunctionType", function).__code__))
-        yield from (f"{function.__qualname__}'s call of {method}" for method in methods if method not in called)
+    for function, needed in uses.items():
+        used = set(_names_in(cast("FunctionType", function).__code__))
+        yield from (f"{function.__qualname__}'s use of {name}" for name in needed if name not in used)
 
 
 def _names_in(code: CodeType) -> Iterator[str]:

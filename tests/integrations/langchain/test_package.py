@@ -58,7 +58,7 @@ def test_a_missing_langchain_is_named_with_the_command(warm_python: WarmPython, 
     ("change", "absent"),
     [
         ("del BaseChatModel._generate_with_cache", "BaseChatModel._generate_with_cache"),
-        ("BaseChatModel.astream = lambda *_, **__: None", "call of _astream"),
+        ("BaseChatModel.astream = lambda *_, **__: None", "use of _astream"),
         ("from langchain_core.tracers import context; del context._configure_hooks", "context._configure_hooks"),
     ],
 )
