@@ -21,9 +21,8 @@ from workflows.runtime.types.results import WaitingForEvent  # pyright: ignore[r
 from llama_index_semgrad_guard.authorship import Answering, Delivery
 from llama_index_semgrad_guard.calls import Turn, is_ours
 from llama_index_semgrad_guard.events import report
-from llama_index_semgrad_guard.failures import sealed
 from llama_index_semgrad_guard.memory import StagedContext
-from llama_index_semgrad_guard.routing import Routing
+from llama_index_semgrad_guard.routing import Routing, sealed
 from semgrad_guard import Policy, Promise, Verdict
 from semgrad_guard.calibration import DriftMonitor
 from semgrad_guard.errors import AnswerFailedError, DeadlineExceededError, InputError

@@ -12,12 +12,10 @@ from llama_index.core.chat_engine.types import AgentChatResponse, BaseChatEngine
 from llama_index.core.llms.llm import LLM
 from llama_index.core.memory import BaseMemory
 
-from llama_index_semgrad_guard.authorship import Delivery
+from llama_index_semgrad_guard.authorship import Delivery, retrieved
 from llama_index_semgrad_guard.calls import Turn
-from llama_index_semgrad_guard.failures import sealed
 from llama_index_semgrad_guard.memory import StagedMemory
-from llama_index_semgrad_guard.routing import Guarded, GuardOptions, Routing, require_guardable, require_target
-from llama_index_semgrad_guard.sources import retrieved
+from llama_index_semgrad_guard.routing import Guarded, GuardOptions, Routing, require_guardable, require_target, sealed
 from llama_index_semgrad_guard.streams import alive, live
 from llama_index_semgrad_guard.targets import ChatTarget, ask_chat
 from semgrad_guard import Policy

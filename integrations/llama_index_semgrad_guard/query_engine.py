@@ -21,10 +21,9 @@ from llama_index.core.llms.llm import LLM
 from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
+from llama_index_semgrad_guard.authorship import about_passages, retrieved
 from llama_index_semgrad_guard.calls import Turn
-from llama_index_semgrad_guard.failures import sealed
-from llama_index_semgrad_guard.routing import Guarded, GuardOptions, Routing, require_guardable, require_target
-from llama_index_semgrad_guard.sources import about_passages, retrieved
+from llama_index_semgrad_guard.routing import Guarded, GuardOptions, Routing, require_guardable, require_target, sealed
 from llama_index_semgrad_guard.streams import (
     TextResponse,
     Whole,
