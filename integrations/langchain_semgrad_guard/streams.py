@@ -29,9 +29,8 @@ from langchain_semgrad_guard.callback import Labels
 from langchain_semgrad_guard.enforcement import EnforcingChatModel, only
 from langchain_semgrad_guard.hearing import AsyncRun, Config, SyncRun, around, inside_stream
 from semgrad_guard import METADATA_KEY, Generation
-from semgrad_guard.engine.prompts.reasoning import HeldText
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import Draft, LiveAnswer, Stop, off_loop, stopping
+from semgrad_guard.guard import Draft, HeldText, LiveAnswer, Stop, off_loop, stopping
 
 
 class StreamingChatModel(EnforcingChatModel):

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.interruption import Stop as Stop
     from semgrad_guard.engine.interruption import current_stop as current_stop
     from semgrad_guard.engine.interruption import stopping as stopping
+    from semgrad_guard.engine.prompts.reasoning import HeldText as HeldText
     from semgrad_guard.guard.answering import Answerer as Answerer
     from semgrad_guard.guard.answering import AsyncLiveAnswer as AsyncLiveAnswer
     from semgrad_guard.guard.answering import LiveAnswer as LiveAnswer
