@@ -23,7 +23,7 @@ from load_checks.saturation import logged
 from load_checks.scripted import FAULTS, Scripted, draft
 from load_checks.servers import Server, serving
 from load_checks.small_model import small_model
-from semgrad_guard.server.batching import ROWS
+from semgrad_guard.server.assembly import ROWS
 
 CLIENTS, NAME, PATIENCE = 16, "small", 120.0
 PATIENT = 30

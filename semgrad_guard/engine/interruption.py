@@ -173,6 +173,11 @@ class InterruptibleLock:
             if lock._holder is not threading.current_thread():
                 lock._lock, lock._holder, lock._depth = threading.RLock(), None, 0
 
+    @property
+    def is_mine(self) -> bool:
+        """Whether the running thread holds it."""
+        return self._holder is threading.current_thread()
+
     def __enter__(self) -> None:
         if stop := current_stop():
             stop.check()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import torch
 from transformers.generation.streamers import BaseStreamer
@@ -17,7 +17,7 @@ from semgrad_guard.engine.generation.evidence import BatchScoring, Evidence
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.generation.running_batch import RunningBatch
-from semgrad_guard.engine.generation.stream import CertainText, TextStream
+from semgrad_guard.engine.generation.stream import CertainText, Heard, TextStream
 from semgrad_guard.engine.loaded_model import LoadedModel
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt, render, require_bounded, tokenize
@@ -26,9 +26,12 @@ from semgrad_guard.engine.prompts.tool_format import ToolAnswer
 from semgrad_guard.engine.scoring.scores import GradientScores
 from semgrad_guard.engine.scoring.segments import By, Segment, score_segments
 from semgrad_guard.engine.scoring.semantic_preservation import last_states
+from semgrad_guard.engine.worker import Request, Ticket, Worker, worker_of
 from semgrad_guard.errors import EmptyResponseError, InputError, PromptTooLongError, ReasoningError
 from semgrad_guard.named import reading_prompt
 from semgrad_guard.records import Conversation
+
+R = TypeVar("R")
 
 
 class LanguageModel(LoadedModel):
@@ -66,12 +69,44 @@ class LanguageModel(LoadedModel):
         if not prompts:
             return []
         with self._scorer.lock:  # one turn, in which the model is looked at once
-            fitted = self._fitted(prompts, options)
-            self._require_known(prompts)
+            fitted, objective = self._fitted(prompts, options), objective or Objective()
+            self.require_known(prompts)
             rows = self.max_batch or len(prompts)
             batches = (prompts[start : start + rows] for start in range(0, len(prompts), rows))
-            written = [self._decoder.run(batch, fitted, objective or Objective()) for batch in batches]
-            return [*chain.from_iterable(written)]
+            return [*chain.from_iterable(self.write(batch, fitted, objective) for batch in batches)]
+
+    def submit(self, request: Request[R]) -> Ticket[R]:
+        """Have a request answered by the model's one thread, together with those of other callers; waits for nothing.
+
+        Concurrent callers share its steps: up to `max_batch` answers, 8 by default, are written at once.
+
+        Raises:
+            PromptTooLongError: the prompt leaves no room for an answer.
+            InputError: no answer can be made to follow the grammar.
+        """
+        options = tuple(self.fitted(request.prompt, options) for options in request.options)
+        self._decoder.require_grammars(options)
+        return self.worker.submit(self, replace(request, options=options))
+
+    def write(
+        self,
+        prompts: Sequence[Prompt],
+        options: GenerationOptions,
+        objective: Objective,
+        *,
+        on_piece: Callable[[str], None] | None = None,
+    ) -> list[Generation]:
+        """Answer prompts in one run; `on_piece` is called with the pieces of the answer to the only one."""
+        with self._scorer.lock:
+            self.require_known(prompts)
+            heard = None
+            if on_piece is not None:
+                certain = CertainText(self._decoder.decode, options, prompts[0].thinking)
+                heard = Heard(certain, on_piece)
+            written = self._decoder.run(prompts, options, objective, streamer=heard)
+            if heard is not None:
+                heard.finish(written[0].text)
+            return written
 
     def stream(
         self,
@@ -87,7 +122,7 @@ class LanguageModel(LoadedModel):
 
         def work(streamer: BaseStreamer) -> Generation:
             with self._scorer.lock:  # one turn here as well
-                self._require_known([prompt])
+                self.require_known([prompt])
                 return decoder.run([prompt], fitted, objective or Objective(), streamer=streamer)[0]
 
         return TextStream(work, CertainText(decoder.decode, fitted, prompt.thinking))
@@ -119,6 +154,11 @@ class LanguageModel(LoadedModel):
         return self._scorer.architecture.fixed_positions
 
     @property
+    def worker(self) -> Worker:
+        """The owner of the model's thread; all `LanguageModel`s of the same weights share it."""
+        return worker_of(self._scorer)
+
+    @property
     def joins(self) -> bool:
         """Whether answers of this model may join and leave a running batch (`running_batch`)."""
         return self._scorer.joins
@@ -135,11 +175,8 @@ class LanguageModel(LoadedModel):
 
         Raises:
             PromptTooLongError: it leaves nothing.
-            InputError: the tokenizer does not belong to the model.
         """
-        with self._scorer.lock:
-            self._require_known([prompt])
-            return self._fitted([prompt], options)
+        return self._fitted([prompt], options)
 
     def tool_answer(self, generation: Generation) -> ToolAnswer:
         """An answer to a prompt with tools, taken apart into text and calls.
@@ -261,8 +298,12 @@ class LanguageModel(LoadedModel):
         room = window - longest
         return options if options.max_tokens <= room else replace(options, max_tokens=room)
 
-    def _require_known(self, prompts: Sequence[Prompt]) -> None:
-        """Refuse tokens that the model has no row for. It looks at the model: within the turn that answers."""
+    def require_known(self, prompts: Sequence[Prompt]) -> None:
+        """Return if the model has a row for every token. It looks at the model: within the turn that answers.
+
+        Raises:
+            InputError: the tokenizer does not belong to the model.
+        """
         vocabulary, highest = self._scorer.vocabulary, max(max(prompt.ids) for prompt in prompts)
         if highest >= vocabulary:
             raise InputError(f"the tokenizer does not belong to this model: id {highest} >= {vocabulary}")

@@ -194,6 +194,11 @@ class LoadedModel:
         return self._scorer.lock
 
     @property
+    def has_turn(self) -> bool:
+        """Whether the running thread is within such a block."""
+        return self._scorer.lock.is_mine
+
+    @property
     def identity(self) -> ModelIdentity:
         """Name, revision, fingerprint, dtype and chat template of the model as it is now."""
         return ModelIdentity(
@@ -221,7 +226,10 @@ class LoadedModel:
 
     @property
     def max_batch(self) -> int | None:
-        """How many answers are written in one batch at most; None (the default) leaves it to the caller.
+        """How many answers are written in one batch at most.
+
+        None (the default) leaves it to a caller of several answers; single answers of concurrent callers are then
+        written eight at a time.
 
         In half precision an answer's text can depend on the batch that it is written in. With 1 it is the text of a
         single run, for `generate_batch`, a framework or a server alike.

@@ -14,6 +14,7 @@ from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.generation.stream import TextStream
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.replay.memory_budget import OUT_OF_MEMORY, give_back_memory, is_out_of_memory
+from semgrad_guard.engine.worker import Request, Ticket
 from semgrad_guard.errors import InputError, UnsupportedToolsError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard.flow import Draft
@@ -95,6 +96,30 @@ class Answerer:
             tool_calls=calls,
         )
         return Draft(verdict, generation, generation.prompt.form)
+
+    def submit(
+        self,
+        conversation: Conversation,
+        *,
+        template_options: TemplateOptions | None = None,
+        on_piece: Callable[[str], None] | None = None,
+    ) -> Ticket[Draft[Generation]]:
+        """Have a conversation answered and scored; waits for nothing. Concurrent callers share the model's steps.
+
+        `on_piece` is called with the pieces of the answer, in the model's thread, and must not wait.
+
+        Raises:
+            SemGradGuardError: it cannot be answered.
+        """
+        return self.model.submit(
+            Request(
+                prompt=self.model.render(conversation, **(template_options or {})),
+                options=(self.options,),
+                objective=self.estimator.objective,
+                on_piece=on_piece,
+                finish=lambda found: self.draft(found[0], template_options=template_options),
+            )
+        )
 
     def live(self, conversation: Conversation, *, template_options: TemplateOptions | None = None) -> LiveAnswer:
         """Answer piece by piece; the scored draft at the end."""

@@ -10,8 +10,7 @@ protocol      requests, checked, and translated into the records of the engine
 forwarded     requests for another server, as far as they are read here
 service       models, policies and targets: drafts are made, the guard decides
 writing       one model's prompts and scored drafts
-batching      requests that share a model
-scheduler     one thread owns a model; requests queue for it
+scheduler     the queue of requests to one model
 remote, sent  another server, and the form of its answers
 upstream      another server that writes drafts, or answers instead
 cuts          a client's cuts of a delivered answer

@@ -28,7 +28,6 @@ from semgrad_guard.guard.policy import lets_every_score_through
 from semgrad_guard.loading import ModelSource, load_estimator, load_policy, pocket_policy
 from semgrad_guard.named import POCKET
 from semgrad_guard.server.app import Limits, make_app
-from semgrad_guard.server.batching import MEMORY
 from semgrad_guard.server.gate import Keys
 from semgrad_guard.server.scheduler import ModelQueue, Scheduler
 from semgrad_guard.server.service import ServedModel, Service
@@ -39,6 +38,10 @@ from semgrad_guard.server.upstream import RemoteServer, RemoteTarget, Upstream
 if TYPE_CHECKING:
     from semgrad_guard.server.tracing import Evaluations
 
+ROWS = 32
+"""Answers that are written at once, unless `--max-batch` is another number."""
+MEMORY = Memory(logits=256 << 20, activations=1 << 30, outputs=512 << 20)
+"""The most that a batch of so many answers may hold for their scores."""
 T = TypeVar("T")
 
 
@@ -161,7 +164,7 @@ class _Maker:
         policy.check(Answerer(model, estimator, options_of(settings), served=scores_only).binding())
         if model.memory == Memory():
             model.memory = MEMORY
-        model.max_batch = settings.max_batch
+        model.max_batch = settings.max_batch or ROWS
         return Scheduler(model, estimator, limit=settings.queue, served=scores_only)
 
     def _terms(self, policy: Policy) -> Terms:

@@ -1,32 +1,25 @@
-"""`Scheduler`: one thread owns a model, and everything for the model waits in one queue.
-
-Requests are submitted as data, and not as code, so that the inside may answer several of them together.
-
-Why: docs/adr/0140-one-thread-owns-a-model.md
-"""
+"""`ModelQueue`: the server's view of a model, and `Scheduler`, that of a model in this process."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from contextvars import Context, copy_context
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextvars import copy_context
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
-from semgrad_guard.engine import model_threads
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.scoring.segments import By, Segment
+from semgrad_guard.engine.worker import Batching, Ticket
 from semgrad_guard.errors import AnswerCancelledError, QueueFullError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard import Draft, ain_time, cancelling
 from semgrad_guard.server.answers import Answer
-from semgrad_guard.server.batching import Batcher, Batching, Job, batcher_of
 from semgrad_guard.server.writing import AnswerRequest, ForeignText, Writer
 
 T = TypeVar("T")
@@ -34,6 +27,7 @@ logger = logging.getLogger("semgrad_guard.server")
 _FIRST_GUESS = 5.0
 """Seconds from one finished request to the next, as long as none has been seen."""
 _WEIGHT = 0.2
+_ENDING = "the server is shutting down; try again later"
 
 
 class ModelQueue(Protocol):
@@ -96,25 +90,13 @@ class ModelQueue(Protocol):
         ...
 
 
-class _Closing(Stop):
-    """Stops the work of the model's thread, and wakes it where it waits."""
-
-    def __init__(self, changed: threading.Condition) -> None:
-        super().__init__()
-        self._changed = changed
-
-    def cancel(self) -> None:
-        """As `Stop.cancel`."""
-        with self._changed:
-            super().cancel()
-            self._changed.notify_all()
-
-
 class Scheduler:
-    """A `ModelQueue` in this process: answers requests in the order of their arrival, together as far as possible.
+    """A `ModelQueue` in this process: a bounded view of the model's worker.
+
+    Requests are read in a thread of their own, in the order of their arrival: neither HTTP nor the model waits for it.
 
     Args:
-        model: the model; nothing else runs it while the scheduler lives.
+        model: the model.
         estimator: scores its answers.
         limit: how many requests may wait; one more is refused.
         prompt_template: the name for the form of the prompts.
@@ -139,15 +121,13 @@ class Scheduler:
             estimator.objective.span(model.n_layers)  # refused here, and not at each request
         self.model, self.estimator, self.limit = model, estimator, limit
         self.served = served
-        self.batching: Batching | None = None
         self._writer = Writer(model, estimator, prompt_template=prompt_template, served=served)
-        self._waiting: deque[Job] = deque()
-        self._changed = threading.Condition()
-        self._closing = _Closing(self._changed)
+        self._open: dict[Stop, Ticket[Any] | None] = {}
+        self._reader = ThreadPoolExecutor(1, "semgrad-guard-reader")
+        self._closed = False
         self._seconds_each, self._since = _FIRST_GUESS, time.monotonic()
-        self._thread = model_threads.start(
-            self._run, name=f"semgrad-guard-{model.name}", stop=self._closing, only_runs_the_model=True
-        )
+        if self.batching is None:  # before a request waits for it; a failure is tried again with the first request
+            model.worker.run(lambda: model.worker.look(model)).add_done_callback(_note_failure)
 
     @property
     def name(self) -> str:
@@ -155,23 +135,28 @@ class Scheduler:
         return self.model.name
 
     @property
+    def batching(self) -> Batching | None:
+        """As `ModelQueue.batching`."""
+        return self.model.worker.batching(self.model)
+
+    @property
     def depth(self) -> int:
         """As `ModelQueue.depth`."""
-        return len(self._waiting)
+        return sum(ticket is None or not (ticket.running() or ticket.done()) for ticket in list(self._open.values()))
 
     @property
     def is_full(self) -> bool:
         """As `ModelQueue.is_full`."""
-        return self._closing.cancelled or self.depth >= self.limit
+        return self._closed or self.depth >= self.limit
 
     @property
     def is_alive(self) -> bool:
         """As `ModelQueue.is_alive`."""
-        return self._thread.is_alive()
+        return not self._closed
 
     async def answer(self, request: AnswerRequest) -> list[Draft[Answer]]:
         """As `ModelQueue.answer`."""
-        return await self._submit(lambda context: Job(context, request=request))
+        return await self._submit(lambda: self._writer.submit(request))
 
     async def judged(self, text: ForeignText) -> Draft[None]:
         """As `ModelQueue.judged`."""
@@ -192,145 +177,70 @@ class Scheduler:
             QueueFullError: too many requests wait already.
             DeadlineExceededError: the current deadline was over before it was done.
         """
-        return await self._submit(lambda context: Job(context, work=work))
+        return await self._submit(lambda: self.model.worker.run(work))
 
-    async def _submit(self, make: Callable[[Context], Job]) -> Any:
+    async def _submit(self, make: Callable[[], Ticket[T]]) -> T:
+        self._require_room()
         stop = Stop()
-        with stopping(stop), cancelling(stop):
-            job = make(copy_context())
-            self._put(job)
-            try:
-                return await ain_time(asyncio.wrap_future(job.future))
-            finally:
-                if not job.future.done() or job.future.cancelled():
-                    stop.cancel()
-                    self._drop(job)
+        if not self._open:
+            self._since = time.monotonic()
+        self._open[stop] = None
+        try:
+            with stopping(stop), cancelling(stop):
+                return await ain_time(self._result(make, stop))
+        finally:
+            del self._open[stop]
+
+    async def _result(self, make: Callable[[], Ticket[T]], stop: Stop) -> T:
+        context = copy_context()
+
+        def read() -> Ticket[T]:
+            current_stop().check()
+            ticket = make()
+            ticket.add_done_callback(self._note_pace)
+            return ticket
+
+        loop = asyncio.get_running_loop()
+        ticket: Ticket[T] = await loop.run_in_executor(self._reader, lambda: context.run(read))
+        self._open[stop] = ticket
+        return await asyncio.wrap_future(ticket)
+
+    def _require_room(self) -> None:
+        if self._closed:
+            raise AnswerCancelledError(_ENDING)
+        if self.depth >= self.limit:
+            seconds = self.retry_after()
+            raise QueueFullError(
+                f"{self.depth} requests wait for {self.model.name} already, which is the limit. Try again "
+                f"in {seconds} s",
+                retry_after=seconds,
+            )
 
     def retry_after(self) -> int:
         """Whole seconds after which there should be room again, at least 1."""
         return max(1, math.ceil(self._seconds_each * (self.depth + 1)))
 
     def close(self) -> None:
-        """Refuse the requests that wait, stop those in work, and return once the model's thread has ended."""
-        with self._changed:
-            self._closing.cancel()
-            left, self._waiting = list(self._waiting), deque()
-        for job in left:
-            if job.begin():
-                job.fail(AnswerCancelledError("the server is shutting down; try again later"))
-        self._thread.join()
-
-    # The queue.
-
-    def _put(self, job: Job) -> None:
-        with self._changed:
-            if self._closing.cancelled:
-                raise AnswerCancelledError("the server is shutting down; try again later")
-            if len(self._waiting) >= self.limit:
-                seconds = self.retry_after()
-                raise QueueFullError(
-                    f"{len(self._waiting)} requests wait for {self.model.name} already, which is the limit. Try again "
-                    f"in {seconds} s",
-                    retry_after=seconds,
-                )
-            self._waiting.append(job)
-            self._changed.notify()
-
-    def _drop(self, job: Job) -> bool:
-        """Take a job out of the queue: whether it was still there, and is the caller's to settle."""
-        with self._changed:
-            if job not in self._waiting:
-                return False
-            self._waiting.remove(job)
-            return True
-
-    # The model's thread.
-
-    def _run(self) -> None:
-        batcher: Batcher | None = None
-        try:
-            batcher = self._look()  # before a request waits for it; a failure is tried again with the first request
-        except BaseException as error:  # noqa: BLE001 - logged, and raised again to a request
-            if not self._closing.cancelled:
-                logger.warning("the model could not be looked at; the next request tries again: %r", error)
-        while self._wait(idle=batcher is None or batcher.is_idle):
-            if batcher is None and (batcher := self._look_for_a_request()) is None:
-                continue
-            jobs = self._next(batcher)
-            if jobs and jobs[0].work is not None:
-                jobs[0].settle(jobs[0].work)
-            elif jobs:
-                batcher.begin(jobs)
-            del jobs  # an idle thread holds no answer
-            batcher.step()
-
-    def _look(self) -> Batcher:
-        """How requests share the model."""
-        self.batching, batcher = batcher_of(self._writer)
-        return batcher
-
-    def _look_for_a_request(self) -> Batcher | None:
-        """Look again; where that fails too, the first request in the queue gets the error."""
-        try:
-            return self._look()
-        except BaseException as error:  # noqa: BLE001 - raised by the caller
-            for job in self._queued()[:1]:
-                if self._takes(job):
-                    job.fail(error)
-            return None
-
-    def _wait(self, *, idle: bool) -> bool:
-        """Wait for something to do; in vain once the scheduler is closed and nothing is being written."""
-        with self._changed:
-            if idle:
-                self._changed.wait_for(lambda: self._waiting or self._closing.cancelled)
-                self._since = time.monotonic()
-            return not idle or (bool(self._waiting) and not self._closing.cancelled)
-
-    def _next(self, batcher: Batcher) -> list[Job]:
-        """The work that begins now: other work, or the oldest request and those that are written together with it.
-
-        The job that has waited longest always begins, so that none is passed by for ever.
-        """
-        batch: list[Job] = []
-        for job in self._queued():
-            if job.request is None and not batch:
-                return [job] if self._takes(job) else []
-            if job.request is not None and not self._reads(job):
-                continue
-            if job.request is not None and batcher.has_room([one.assigned for one in (*batch, job)]):
-                if self._takes(job):
-                    batch.append(job)
-            elif not (batch and batcher.looks_behind):
-                break
-        return batch
-
-    def _queued(self) -> list[Job]:
-        with self._changed:
-            return list(self._waiting)
-
-    def _takes(self, job: Job) -> bool:
-        """Take a job out of the queue to do it: whether its caller still waits."""
-        waits = self._drop(job) and job.begin()
-        if waits:
-            job.future.add_done_callback(self._note_pace)
-        return waits
-
-    def _reads(self, job: Job) -> bool:
-        """Read a request, once; one that cannot be answered gets its error, and leaves the queue."""
-        if job.assignment is None and job.request is not None:
-            try:
-                job.assignment = job.context.run(self._writer.assigned, job.request)
-            except BaseException as error:  # noqa: BLE001 - raised by the caller
-                if self._takes(job):
-                    job.fail(error)
-                return False
-        return True
+        """Refuse the requests that wait, stop those in work, and return once the model works for none of them."""
+        self._closed = True
+        for stop in list(self._open):
+            stop.cancel()
+        self._reader.shutdown()
+        tickets = [ticket for ticket in self._open.values() if ticket is not None]
+        for ticket in tickets:
+            ticket.refuse(AnswerCancelledError(_ENDING))
+        wait(tickets)
 
     def _note_pace(self, _: object) -> None:
         now = time.monotonic()
         self._seconds_each += _WEIGHT * (now - self._since - self._seconds_each)
         self._since = now
+
+
+def _note_failure(looked: Future[Any]) -> None:
+    error = looked.exception()
+    if error is not None and not isinstance(error, AnswerCancelledError):  # by the end of the process
+        logger.warning("the model could not be looked at; the next request tries again: %r", error)
 
 
 class LiveAnswers:

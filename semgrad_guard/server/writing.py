@@ -1,9 +1,10 @@
-"""How one model answers requests: prompts first, then scored drafts in the clients' form."""
+"""A server's requests to one model: prompts first, then scored drafts in the clients' form."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -16,6 +17,7 @@ from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.scoring.segments import By, Segment
+from semgrad_guard.engine.worker import Request, Ticket
 from semgrad_guard.errors import InputError, PromptTooLongError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.estimators.base import ReplayEstimator
@@ -87,7 +89,7 @@ class Assignment:
 
 
 class Writer:
-    """Reads requests to one model, and makes scored drafts of its texts. For the model's thread.
+    """Reads requests to one model, and makes scored drafts of its texts.
 
     `prompt_template` is the name for the form of the prompts; with `served` the model scores another server's texts.
     """
@@ -125,29 +127,22 @@ class Writer:
         seeded = tuple(replace(fitted, seed=seed) for seed in seeds)
         return Assignment(request, conversation, prompt, self.answerer(options), seeded)
 
-    def written(self, assignments: Sequence[Assignment]) -> list[list[Draft[Answer]]]:
-        """The scored drafts of requests that differ in their conversations alone, written together in one run."""
-        first = assignments[0]
-        template_options = first.request.form.template_options
-        if (on_piece := first.on_piece()) is not None:
-            drafts = [self._live(first, on_piece)]
-        else:
-            conversations = [one.conversation for one in assignments for _ in range(one.request.count)]
-            drafts = first.answerer.drafts(conversations, template_options=template_options)
-        left = iter(drafts)
-        return [[self._as_answer(next(left), one.request) for _ in one.options] for one in assignments]
+    def submit(self, request: AnswerRequest) -> Ticket[list[Draft[Answer]]]:
+        """Have a request answered; the ticket is of its scored drafts.
 
-    def written_singly(self, assignment: Assignment) -> list[Draft[Answer]]:
-        """The scored drafts of a request, each answer written in a run of its own."""
-        if len(assignment.options) == 1:
-            return self.written([assignment])[0]
-        answerer, drafts = assignment.answerer, list[Draft[Answer]]()
-        for options in assignment.options:
-            seeded = replace(answerer, options=replace(answerer.options, seed=options.seed))
-            template_options = assignment.request.form.template_options
-            [draft] = seeded.drafts([assignment.conversation], template_options=template_options)
-            drafts.append(self._as_answer(draft, assignment.request))
-        return drafts
+        Raises:
+            SemGradGuardError: it cannot be answered.
+        """
+        assignment = self.assigned(request)
+        return self.model.submit(
+            Request(
+                prompt=assignment.prompt,
+                options=assignment.options,
+                objective=self.estimator.objective,
+                on_piece=assignment.on_piece(),
+                finish=partial(self.drafts, assignment),
+            )
+        )
 
     def drafts(self, assignment: Assignment, generations: Sequence[Generation]) -> list[Draft[Answer]]:
         """The texts that were written for a request, scored."""
@@ -175,17 +170,6 @@ class Writer:
             raise InputError(f"{estimator.name} compares whole answers; leave 'by' out, or serve with hybridgrad")
         segments = self.model.score(text.conversation, text.text, by=by, objective=estimator.objective)
         return [(one, None if one.scores is None else estimator.value(one.scores)) for one in segments]
-
-    def _live(self, assignment: Assignment, on_piece: Callable[[str], None]) -> Draft[Generation]:
-        """The draft of an answer whose pieces are handed on while it is written."""
-        options = assignment.request.form.template_options
-        live = assignment.answerer.live(assignment.conversation, template_options=options)
-        try:
-            for piece in live:
-                on_piece(piece)
-            return live.draft()
-        finally:
-            live.close()
 
     def _as_answer(self, draft: Draft[Generation], request: AnswerRequest) -> Draft[Answer]:
         generation, verdict = draft.answer, draft.verdict

@@ -81,6 +81,23 @@ loop.run_forever()
 """
 )
 
+SUBMITTED = """
+from semgrad_guard.engine.worker import Request
+def submit(options=LONG, heard=None):
+    return model.submit(Request(prompt=model.render("What is tea?"), options=(options,), on_piece=heard,
+                                finish=lambda found: found[0].completion_tokens))
+heard = threading.Event()
+ticket = submit(heard=lambda _: heard.set())
+heard.wait()
+"""
+
+IN_A_CHILD = """
+child = os.fork()
+if not child:  # thread and queue are the parent's
+    raise SystemExit(submit(GenerationOptions(max_tokens=5)).result())
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
 RAISES = "raise SystemExit(3)"
 
 FORKED = """
@@ -113,8 +130,21 @@ FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
         pytest.param(FORKED_WITH_A_DAEMON, 0, "nothing", marks=FORKS),
         (SCHEDULER, 0, ""),
         (SERVED, 0, ""),
+        (SUBMITTED, 0, ""),
+        pytest.param(SUBMITTED + IN_A_CHILD, 5, "", marks=FORKS),
     ],
-    ids=["stream", "raises", "forked", "off_loop", "daemon", "forked_daemon", "self_check", "served"],
+    ids=(
+        "stream",
+        "raises",
+        "forked",
+        "off_loop",
+        "daemon",
+        "forked_daemon",
+        "self_check",
+        "served",
+        "submitted",
+        "forked_submitted",
+    ),
 )
 def test_a_process_ends_with_its_own_code(
     program: str, code: int, printed: str, warm_python: WarmPython, tmp_path: Path

@@ -66,6 +66,7 @@ def make_served(language_model: LanguageModel) -> Iterator[Callable[..., ServedM
     yield make
     for served in made:
         served.scheduler.close()
+        unwatched(served.scheduler)
 
 
 @pytest.fixture
@@ -87,21 +88,32 @@ def serve(make_served: Callable[..., ServedModel]) -> Serve:
 
 def watched(scheduler: Any) -> tuple[list[Any], list[str]]:
     """What a scheduler begins from now on, and the kind of error ("NoneType": none) with which each of it ends."""
-    begun, ended, takes = list[Any](), list[str](), scheduler._takes
+    until(lambda: scheduler.batching is not None)  # a look at the model is no request
+    begun, ended, takes = list[Any](), list[str](), scheduler.model.worker._takes
 
     def noting(job: Any) -> bool:
         if waits := takes(job):
             begun.append(job)
-            job.future.add_done_callback(lambda done: ended.append(type(done.exception()).__name__))
+            job.ticket.add_done_callback(lambda done: ended.append(type(done.exception()).__name__))
         return waits
 
-    scheduler._takes = noting
+    scheduler.model.worker._takes = noting
     return begun, ended
+
+
+def unwatched(scheduler: Any) -> None:
+    """Watch the worker of this scheduler's model no longer; other tests share it."""
+    if isinstance(scheduler, Scheduler):
+        vars(scheduler.model.worker).pop("_takes", None)
+
+
+def question_of(job: Any) -> str | None:
+    """The question of a request, from its rendered prompt; None for other work."""
+    return None if job.request is None else job.request.prompt.text.partition("user\n")[2].partition("<")[0]
 
 
 def held(scheduler: Scheduler, begun: list[Any], *, at: int) -> Steps:
     """Let the model wait at this step until the first request that began was cancelled: it is not done before."""
-    until(lambda: scheduler.batching is not None)  # the model was looked at: those passes are no requests
     steps = Steps(scheduler.model)
     steps.at(at, lambda: until(lambda: begun[0].context.copy().run(current_stop).remaining == 0))
     return steps

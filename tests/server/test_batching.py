@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Message
 from semgrad_guard.adapters.answer_form import AnswerForm
 from semgrad_guard.engine.interruption import Stop, stopping
+from semgrad_guard.engine.worker import batching
 from semgrad_guard.errors import (
     AnswerInterruptedError,
     DeadlineExceededError,
@@ -28,7 +29,6 @@ from semgrad_guard.errors import (
     PromptTooLongError,
 )
 from semgrad_guard.guard import Answerer, Draft
-from semgrad_guard.server import batching
 from semgrad_guard.server.answers import Answer
 from semgrad_guard.server.scheduler import LiveAnswers, Scheduler
 from semgrad_guard.server.writing import AnswerRequest
@@ -38,7 +38,7 @@ from tests.engine.generated_models import require_known, tiny_config
 from tests.engine.tiny_models import build, spread_weights
 from tests.steps import LIMIT
 
-from .conftest import ALL, Serve, asking, events, watched
+from .conftest import ALL, Serve, asking, events, question_of, unwatched, watched
 
 CHAT = "/v1/chat/completions"
 Start = Callable[..., Scheduler]
@@ -57,6 +57,7 @@ def start(language_model: LanguageModel) -> Iterator[Start]:
     yield make
     for scheduler in made:
         scheduler.close()
+        unwatched(scheduler)
 
 
 def request(text: str, **given: Any) -> AnswerRequest:
@@ -83,12 +84,12 @@ def require_alone(model: LanguageModel, wanted: AnswerRequest, drafts: Sequence[
 
 
 @asynccontextmanager
-async def all_at_once(scheduler: Scheduler, count: int) -> AsyncIterator[None]:
-    """The model is busy until as many requests wait."""
+async def all_at_once(scheduler: Scheduler, count: int, tasks: Sequence[asyncio.Task[Any]] = ()) -> AsyncIterator[None]:
+    """The model is busy until as many requests wait; those of these tasks that were refused at once wait no more."""
     waiting = threading.Event()
     busy = asyncio.ensure_future(scheduler.work(waiting.wait))
     yield
-    while scheduler.depth < count:
+    while scheduler.model.worker.depth + sum(task.done() for task in tasks) < count:
         await asyncio.sleep(0.001)
     waiting.set()
     await busy
@@ -98,8 +99,9 @@ async def answered(scheduler: Scheduler, requests: Sequence[AnswerRequest], *, t
     """The drafts, or the errors, of requests that begin together, or as they come."""
     if not together:
         return await asyncio.gather(*map(scheduler.answer, requests), return_exceptions=True)
-    async with all_at_once(scheduler, len(requests)):
-        tasks = [asyncio.ensure_future(scheduler.answer(wanted)) for wanted in requests]
+    tasks = list[asyncio.Task[Any]]()
+    async with all_at_once(scheduler, len(requests), tasks):
+        tasks += [asyncio.ensure_future(scheduler.answer(wanted)) for wanted in requests]
     return await asyncio.gather(*tasks, return_exceptions=True)
 
 
@@ -352,7 +354,7 @@ async def test_where_layers_keep_a_state_prompts_of_equal_length_run_together(st
     hook.remove()
     assert scheduler.batching == "equal_lengths"
     assert max(rows) == 3
-    order = [job.request.conversation[0].content for job in begun if job.request is not None]
+    order = [question for job in begun if (question := question_of(job))]
     assert order == ["hello", "world", "xxxxx", "a longer question", "a longer questioo", "other", "words", "yyyyy"]
     for wanted, drafts in zip(requests, found, strict=True):
         require_alone(model, wanted, drafts)
@@ -369,7 +371,7 @@ async def test_other_work_is_passed_by_once(start: Start) -> None:
         await asyncio.sleep(0)
         rest = [asyncio.ensure_future(scheduler.answer(request(text))) for text in ("two", "longer")]
     await asyncio.gather(first, between, *rest)
-    order = [None if job.request is None else job.request.conversation[0].content for job in begun]
+    order = [question_of(job) for job in begun]
     assert order == [None, "one", "two", None, "longer"]
 
 
@@ -458,7 +460,7 @@ async def test_the_queue_keeps_its_order_and_nobody_starves(
 ) -> None:
     """A request that needs much room is not overtaken by those that would fit before it."""
     width = len(language_model.render("q0").ids) + 8
-    monkeypatch.setattr(batching, "_CELLS", 3 * width)
+    monkeypatch.setattr(batching, "_CELLS", 3 * width / batching.ROWS)
     scheduler = start()
     begun, _ = watched(scheduler)
     requests = [request(f"q{n}", count=3 if n == 2 else 1) for n in range(8)]
@@ -471,7 +473,7 @@ async def test_the_queue_keeps_its_order_and_nobody_starves(
     for wanted, task in zip(requests, tasks, strict=True):
         require_alone(language_model, wanted, await task)
     assert await between == "work"
-    order = [None if job.request is None else job.request.conversation[0].content for job in begun]
+    order = [question_of(job) for job in begun]
     assert order == [None, "q0", "q1", "q2", "q3", "q4", None, "q5", "q6", "q7"]
 
 
@@ -479,7 +481,7 @@ async def test_a_steady_stream_of_short_requests_does_not_hold_up_a_large_one(
     start: Start, language_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     width = len(language_model.render("large").ids) + 8
-    monkeypatch.setattr(batching, "_CELLS", 3 * width)
+    monkeypatch.setattr(batching, "_CELLS", 3 * width / batching.ROWS)
     scheduler, done = start(), list[str]()
     stopped = asyncio.Event()
 
@@ -497,8 +499,8 @@ async def test_a_steady_stream_of_short_requests_does_not_hold_up_a_large_one(
     stopped.set()
     await asyncio.gather(*short)
     require_alone(language_model, large, drafts)
-    order = [job.request for job in begun]
-    assert order.index(large) - before <= 3, "only those that came before it begin before it"
+    order = [question_of(job) for job in begun]
+    assert order.index("large") - before <= 3, "only those that came before it begin before it"
 
 
 @pytest.mark.parametrize("kind", ["steps", "none"])

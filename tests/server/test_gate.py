@@ -17,8 +17,8 @@ import httpx
 import pytest
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel
+from semgrad_guard.engine.worker import batching
 from semgrad_guard.errors import EmptyLayerSpanError, InputError
-from semgrad_guard.server import batching
 from semgrad_guard.server.app import Limits
 from semgrad_guard.server.gate import Keys
 from semgrad_guard.server.hosting import allowed_hosts, is_loopback, listen

@@ -285,6 +285,15 @@ class Decoder:
             processors.insert(0, self._grammars.processor(options.grammar, rows=rows, width=width))
         return processors
 
+    def require_grammars(self, options: Sequence[GenerationOptions]) -> None:
+        """Return if answers can follow the options' grammars.
+
+        Raises:
+            InputError: no answer can be made to follow one.
+        """
+        for grammar in {one.grammar for one in options} - {None}:
+            self._grammars.matcher(grammar)
+
     @cached_property
     def _grammars(self) -> GrammarCompiler:
         return GrammarCompiler(self._tokenizer, end_tokens=self.end_tokens)

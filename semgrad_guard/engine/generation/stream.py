@@ -194,3 +194,25 @@ class _Tokens(BaseStreamer):
 
     def end(self) -> None:
         """The worker itself ends the queue."""
+
+
+class Heard(BaseStreamer):
+    """Hands on the pieces of a one-row generation as soon as they are certain."""
+
+    def __init__(self, certain: CertainText, on_piece: Callable[[str], None]) -> None:
+        self._certain, self._on_piece, self._prompt_seen = certain, on_piece, False
+
+    def put(self, value: torch.Tensor) -> None:
+        """Take in new tokens; the first call brings the prompt, which is skipped."""
+        for token in value.reshape(-1).tolist() if self._prompt_seen else ():
+            if piece := self._certain.add(token):
+                self._on_piece(piece)
+        self._prompt_seen = True
+
+    def end(self) -> None:
+        """The rest is known with the whole text (`finish`)."""
+
+    def finish(self, text: str) -> None:
+        """Hand on the rest of the whole text."""
+        if rest := self._certain.rest(text):
+            self._on_piece(rest)

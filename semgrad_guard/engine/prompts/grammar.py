@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any, cast
 
@@ -36,6 +37,10 @@ def text_rule(text: str, special_tokens: Mapping[str, int]) -> str:
 def one_of(rules: Sequence[str]) -> str:
     """The grammar of an answer that follows one of these rules."""
     return "start: " + " | ".join(rules)
+
+
+_KNOWN = 16
+"""Grammars that are kept compiled: a request's is compiled in its caller's thread, and used in the model's."""
 
 
 def closed(schema: Any) -> Any:
@@ -70,9 +75,10 @@ class GrammarCompiler:
             )
         self._end_tokens = end_tokens
         self._tokenizer: Any = from_tokenizer(cast("Any", tokenizer), eos_token=list(end_tokens))
+        self.matcher = lru_cache(maxsize=_KNOWN)(self._matcher)
 
-    def processor(self, grammar: str, *, rows: int, width: int) -> GrammarProcessor:
-        """A processor for one generation of `rows` answers to prompts of (padded) `width` tokens.
+    def _matcher(self, grammar: str) -> Any:
+        """llguidance's form of a grammar, to be copied for each answer.
 
         Raises:
             InputError: the grammar, which holds the caller's schema, cannot be followed.
@@ -83,6 +89,15 @@ class GrammarCompiler:
         if matcher.is_error():
             message = matcher.get_error().partition("\n")[0]
             raise InputError(f"no answer can be made to follow this schema: {message}")
+        return matcher
+
+    def processor(self, grammar: str, *, rows: int, width: int) -> GrammarProcessor:
+        """A processor for one generation of `rows` answers to prompts of (padded) `width` tokens.
+
+        Raises:
+            InputError: the grammar cannot be followed.
+        """
+        matcher = self.matcher(grammar)
         return GrammarProcessor([matcher.deep_copy() for _ in range(rows)], width, self._end_tokens)
 
 

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.prompts.reasoning import HeldText
 from semgrad_guard.engine.scoring.segments import By, Segment
+from semgrad_guard.engine.worker import Batching
 from semgrad_guard.errors import InputError, QueueFullError, ScoringError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard import Draft, ain_time
 from semgrad_guard.server.answers import Answer
-from semgrad_guard.server.batching import Batching
 from semgrad_guard.server.in_vllm.messages import (
     ELSEWHERE,
     METHOD,

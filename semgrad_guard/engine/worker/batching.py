@@ -1,0 +1,279 @@
+"""Requests that are answered together: they join and leave at every step, or where a model cannot, in whole runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from semgrad_guard.engine.generation.generation import Generation
+from semgrad_guard.engine.generation.running_batch import BatchRequest, RunningAnswer
+from semgrad_guard.engine.interruption import Stops
+from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.worker.request import Job, Request
+from semgrad_guard.errors import AnswerInterruptedError
+
+if TYPE_CHECKING:  # it submits requests itself
+    from semgrad_guard.engine.language_model import LanguageModel
+
+Batching = Literal["steps", "together", "equal_lengths", "none"]
+"""How requests share a model: they join and leave at any step; those that wait and are alike run together, whatever the
+lengths of their prompts, or with prompts of equal length; not at all.
+"""
+
+ROWS = 8
+"""Answers that are written at once, unless `LanguageModel.max_batch` is another number."""
+_CELLS = 1 << 11  # tokens of a batch for each of these rows, padding counted: they bound its memory
+_READ = 2048  # tokens of prompts that are read between two steps of the answers that are being written
+_LINGER = 4  # steps that a finished answer waits for others to be scored with
+
+
+def rows_of(model: LanguageModel) -> int:
+    """How many answers of this model are written at once."""
+    return model.max_batch or ROWS
+
+
+def batching_of(model: LanguageModel) -> Batching:
+    """How requests can share a model. The first call makes the model's self-check."""
+    if rows_of(model) == 1:
+        return "none"
+    if model.joins:
+        return "steps"
+    return "together" if model.pads else "equal_lengths" if model.stacks else "none"
+
+
+class WholeRuns:
+    """Each run of the model answers one request, or several that are alike, from the first token to the last.
+
+    Up to so many `rows`; where it `pads`, their prompts may be of unequal length. `looks_behind`: a request may begin
+    together with the first of the queue, before others between them, which cannot.
+    """
+
+    looks_behind = True
+
+    def __init__(self, rows: int, *, pads: bool = True) -> None:
+        self._most, self._pads = rows, pads
+
+    def has_room(self, jobs: Sequence[Job], *, beside: int) -> bool:
+        """Whether these can be one run: of one model, objective and options, with no client that listens."""
+        del beside
+        (model, first), *others = submitted = [job.submitted for job in jobs]
+        rows = sum(len(one.options) for _, one in submitted)
+        longest = max(len(one.prompt.ids) + one.options[0].max_tokens for _, one in submitted)
+        limit = model.fixed_positions
+        fit = rows <= self._most and rows * longest <= _CELLS * self._most and (limit is None or longest <= limit)
+        level = self._pads or len({len(one.prompt.ids) for _, one in submitted}) == 1
+        return not others or (fit and level and all(own is model and _alike(first, other) for own, other in others))
+
+    def begin(self, jobs: Sequence[Job]) -> None:
+        """Answer them, one alone under its stops; where several fail, each by itself."""
+        results = None
+        if len(jobs) > 1:
+            with suppress(BaseException):  # raised again by the request that causes it
+                results = _together([job.submitted for job in jobs])
+        for index, job in enumerate(jobs):
+            if results is None:
+                job.settle(lambda job=job: self._alone(*job.submitted))
+            else:
+                job.settle(lambda own=results[index]: own)
+
+    def _alone(self, model: LanguageModel, request: Request[Any]) -> Any:
+        """The result of one request, its answers together where they differ in their seeds alone, as rows of a run."""
+        first, rows = request.options[0], enumerate(request.options)
+        seeded = all(options == replace(first, seed=_moved(first.seed, number)) for number, options in rows)
+        if len(request.options) <= self._most and seeded:
+            return _together([(model, request)])[0]
+        with model.turn:
+            singly = [_run(model, [replace(request, options=(options,))])[0] for options in request.options]
+            return request.finish(singly)
+
+
+def _together(submitted: Sequence[tuple[LanguageModel, Request[Any]]]) -> list[Any]:
+    """The results of requests to one model, written in one run."""
+    model, requests = submitted[0][0], [request for _, request in submitted]
+    with model.turn:  # in which the model is looked at once, for the answers and for their scores
+        written = iter(_run(model, requests))
+        return [request.finish([next(written) for _ in request.options]) for request in requests]
+
+
+def _alike(first: Request[Any], other: Request[Any]) -> bool:
+    options = {*first.options, *other.options}
+    same = first.objective == other.objective and len(options) == 1 and first.options[0].seed is None
+    return same and first.on_piece is None and other.on_piece is None
+
+
+def _moved(seed: int | None, by: int) -> int | None:
+    return None if seed is None else seed + by
+
+
+def _run(model: LanguageModel, requests: Sequence[Request[Any]]) -> list[Generation]:
+    first = requests[0]
+    prompts = [request.prompt for request in requests for _ in request.options]
+    return model.write(prompts, first.options[0], first.objective, on_piece=first.on_piece)
+
+
+@dataclass(eq=False)
+class _Writing:
+    """A request that is being written, its answers in rows of the batch; `waited` counts the steps since its end."""
+
+    job: Job
+    rows: Sequence[RunningAnswer]
+    waited: int = 0
+
+    @property
+    def stops(self) -> Stops:
+        """The stops of its caller."""
+        return self.job.stops
+
+    @property
+    def done(self) -> bool:
+        """Whether all its answers are."""
+        return all(row.done for row in self.rows)
+
+    @property
+    def error(self) -> Exception | None:
+        """The error that ended one of its answers early."""
+        return next((row.error for row in self.rows if row.error), None)
+
+
+class RunningRequests:
+    """Requests of one model and objective join a running batch at any step, and leave it when they are done."""
+
+    looks_behind = False
+
+    def __init__(self, model: LanguageModel, objective: Objective, rows: int) -> None:
+        self.key = model, objective
+        self._model, self._most = model, rows
+        self._batch = model.running_batch(objective)
+        self._writing: list[_Writing] = []
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is being written."""
+        return not self._writing
+
+    @property
+    def rows(self) -> int:
+        """How many answers are being written."""
+        return len(self._batch.rows)
+
+    def has_room(self, jobs: Sequence[Job], *, beside: int) -> bool:
+        """Whether all of these can join now, besides so many answers in other batches."""
+        submitted = [job.submitted for job in jobs]
+        if any((model, one.objective) != self.key for model, one in submitted):
+            return False
+        new = [(one.prompt, options) for _, one in submitted for options in one.options]
+        if self.is_idle and not beside and len(submitted) == 1:
+            return True
+        read = sum(len(one.prompt.ids) for _, one in submitted)
+        rows = beside + self.rows + len(new)
+        return rows <= self._most and read <= _READ and self._batch.has_room(new, cells=_CELLS * self._most)
+
+    def begin(self, jobs: Sequence[Job]) -> None:
+        """Read the prompts of requests, next to those that are being written.
+
+        A request that cannot join is written by itself, between two steps of the others.
+        """
+        joining: list[Job] = []
+        for job in jobs:
+            if self._can_join(job.submitted[1]):
+                joining.append(job)
+            else:
+                WholeRuns(self._most).begin([job])
+        if joining:
+            try:
+                self._batch.require_the_same_model()
+            except AnswerInterruptedError as error:  # the model was changed: this ends old answers, and no new ones
+                self._end([writing for writing in self._writing if not writing.done], error)
+            self._join(joining)
+
+    def _can_join(self, request: Request[Any]) -> bool:
+        try:
+            self._model.require_known([request.prompt])
+            fits = len(request.options) <= self._most
+            return fits and all(self._batch.takes(request.prompt, options) for options in request.options)
+        except Exception:  # noqa: BLE001 - raised again where it is written
+            return False
+
+    def _join(self, jobs: Sequence[Job]) -> None:
+        """Read prompts in one pass, or where that fails one by one.
+
+        The pass that reads one prompt ends when its caller leaves; one that reads several, only with the process.
+        """
+        requests = [
+            BatchRequest(request.prompt, options, None if number else request.on_piece)
+            for _, request in (job.submitted for job in jobs)
+            for number, options in enumerate(request.options)
+        ]
+        alone = jobs[0] if len(jobs) == 1 else None
+        try:
+            rows = iter(alone.run(lambda: self._batch.join(requests)) if alone else self._batch.join(requests))
+        except BaseException as error:  # noqa: BLE001 - raised by the caller
+            if alone:
+                alone.fail(error)
+            else:
+                for job in jobs:
+                    self._join([job])
+            return
+        self._writing += [_Writing(job, [next(rows) for _ in job.submitted[1].options]) for job in jobs]
+
+    def step(self) -> None:
+        """One more token of every answer, and the scores of those that are done.
+
+        The step of one request alone ends within a layer of its stops, that of several between two steps.
+        """
+        for writing in list(self._writing):
+            try:
+                writing.stops.check()
+            except AnswerInterruptedError as error:  # its caller has left, or its time is over
+                self._end([writing], error)
+        try:
+            if len(self._writing) == 1:
+                self._writing[0].job.run(self._batch.step)
+            else:
+                self._batch.step()
+        except BaseException as error:  # noqa: BLE001 - raised by the callers
+            self._end([writing for writing in self._writing if not writing.done], error)
+        self._settle()
+
+    def end(self, error: BaseException) -> None:
+        """Give every caller this error."""
+        self._end(self._writing, error)
+
+    def _settle(self) -> None:
+        """Score finished answers: together with others that soon will be, as long as that is a matter of steps."""
+        for writing in [writing for writing in self._writing if writing.done]:
+            if error := writing.error:
+                self._end([writing], error)
+        done = [writing for writing in self._writing if writing.done]
+        for writing in done:
+            writing.waited += 1
+        enough = max(1, self.rows // 4)
+        if done and (not self.rows or len(done) >= enough or max(one.waited for one in done) > _LINGER):
+            self._writing = [writing for writing in self._writing if not writing.done]
+            self._deliver(done)
+
+    def _deliver(self, done: Sequence[_Writing]) -> None:
+        try:
+            generations = iter(self._batch.generations([row for writing in done for row in writing.rows]))
+            with self._model.turn:  # in which the model is looked at once
+                for writing in done:
+                    own, job = [next(generations) for _ in writing.rows], writing.job
+                    if error := writing.error:  # a listener did not take the last piece
+                        job.fail(error)
+                    else:
+                        job.settle(lambda job=job, own=own: job.submitted[1].finish(own))
+        except BaseException as error:  # noqa: BLE001 - raised by the callers
+            for writing in done:
+                if not writing.job.ticket.done():
+                    writing.job.fail(error)
+
+    def _end(self, ended: Sequence[_Writing], error: BaseException) -> None:
+        self._writing = [writing for writing in self._writing if writing not in ended]
+        self._batch.drop(row for writing in ended for row in writing.rows)
+        for writing in ended:
+            writing.job.fail(error)
+
+
+Batcher = RunningRequests | WholeRuns

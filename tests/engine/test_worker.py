@@ -1,0 +1,169 @@
+"""One thread owns a model: concurrent callers share its steps, and none of them waits for a stranger or for itself."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from semgrad_guard import GenerationOptions, LanguageModel
+from semgrad_guard.engine.generation.generation import Generation
+from semgrad_guard.engine.interruption import Stop, stopping
+from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.worker import Request, Ticket, worker
+from semgrad_guard.errors import AnswerCancelledError, DeadlineExceededError, InputError, PromptTooLongError
+from tests.steps import LIMIT, Steps, until
+
+Make = Callable[..., LanguageModel]
+QUESTIONS = ("hello", "a longer question", "x", "What is tea?")
+
+
+def submitted(
+    model: LanguageModel, text: str, *, objective: Objective | None = None, on_piece: Any = None, **options: Any
+) -> Ticket[Generation]:
+    prompt = model.render(text)
+    wanted = (GenerationOptions(**{"max_tokens": 8, **options}),)
+    objective = objective or Objective()
+    return model.submit(
+        Request(prompt=prompt, options=wanted, objective=objective, on_piece=on_piece, finish=lambda found: found[0])
+    )
+
+
+def scored(generation: Generation, objective: Objective | None = None) -> float | None:
+    found = generation.evidence.gradients(objective)
+    return None if found is None else found.scores.semgrad
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "semgrad-guard-worker"]
+
+
+def busy(model: LanguageModel) -> threading.Event:
+    """The model's thread waits until this is set."""
+    free, begun = threading.Event(), threading.Event()
+    model.worker.run(lambda: (begun.set(), free.wait(LIMIT)))
+    assert begun.wait(LIMIT)
+    return free
+
+
+def test_callers_with_several_objectives_share_one_thread_and_its_steps(make_language_model: Make) -> None:
+    model = make_language_model(seed=2)
+    objectives = [Objective(), Objective("official"), Objective(gradients=False), Objective()]
+    options = GenerationOptions(max_tokens=8)
+    alone = [model.generate(text, options, objective=one) for text, one in zip(QUESTIONS, objectives, strict=True)]
+    before, free, log = len(threads()), busy(model), list[str]()
+    tickets = [
+        submitted(model, text, objective=objective, on_piece=lambda _, text=text: log.append(text))
+        for text, objective in zip(QUESTIONS, objectives, strict=True)
+    ]
+    assert len(threads()) == before + 1
+    assert len(threads()) == before + 1
+    free.set()
+    for ticket, single, objective in zip(tickets, alone, objectives, strict=True):
+        found = ticket.outcome()
+        assert (found.text, found.response_ids) == (single.text, single.response_ids)
+        if objective.gradients:
+            assert scored(found, objective) == pytest.approx(scored(single, objective), rel=2e-5)
+    assert len(set(log[: len(QUESTIONS)])) > 1, "they were written side by side"
+
+
+def test_one_row_at_most_gives_the_texts_of_single_runs(make_language_model: Make) -> None:
+    model = make_language_model(seed=2)
+    model.max_batch = 1
+    expected = [model.generate(text, GenerationOptions(max_tokens=8)).text for text in QUESTIONS]
+    assert [ticket.outcome().text for ticket in [submitted(model, text) for text in QUESTIONS]] == expected
+    assert model.worker.batching(model) == "none"
+
+
+def test_a_request_that_cannot_be_answered_is_refused_at_once(language_model: LanguageModel) -> None:
+    with pytest.raises(PromptTooLongError):
+        submitted(language_model, "c" * 400)
+    with pytest.raises(InputError, match="schema"):
+        submitted(language_model, "hello", grammar='start: %json {"$ref": "#/nowhere"}')
+
+
+def test_a_cancelled_or_late_caller_does_not_wait_for_its_turn(make_language_model: Make) -> None:
+    """Three that wait behind answers which fill the batch: one is cancelled, one late, and one is answered."""
+    model = make_language_model(seed=2)
+    model.max_batch, stop = 2, Stop(10 * LIMIT)
+    reached, go_on = threading.Event(), threading.Event()
+    steps = Steps(model)
+    steps.at(6, lambda: (reached.set(), go_on.wait(LIMIT)))
+    written = [submitted(model, text, max_tokens=40) for text in ("one", "two")]
+    assert reached.wait(LIMIT)
+    cancelled = submitted(model, "cancelled")
+    with stopping(stop):
+        late = submitted(model, "late")
+    waits = submitted(model, "waits")
+    assert cancelled.cancel()
+    assert cancelled.cancelled()
+    stop._deadline = 0.0
+    go_on.set()
+    with pytest.raises(DeadlineExceededError):
+        late.result(LIMIT)
+    assert not any(ticket.done() for ticket in written), "it did not wait for them"
+    assert waits.result(LIMIT).text == model.generate("waits", GenerationOptions(max_tokens=8)).text
+
+
+def test_cancelling_what_is_being_written_ends_it(make_language_model: Make) -> None:
+    model, pieces = make_language_model(seed=2), list[str]()
+    ticket: Ticket[Generation] | None = None
+    given = threading.Event()
+
+    def listen(piece: str) -> None:
+        assert given.wait(LIMIT)
+        pieces.append(piece)
+        if len(pieces) == 3 and ticket is not None:
+            ticket.cancel()
+
+    ticket = submitted(model, "hello", max_tokens=150, temperature=1.0, seed=3, on_piece=listen)
+    given.set()
+    with pytest.raises(AnswerCancelledError):
+        ticket.result(LIMIT)
+    assert len(pieces) <= 4
+
+
+async def test_a_cancelled_task_cancels_its_request(make_language_model: Make) -> None:
+    model = make_language_model(seed=2)
+    free = busy(model)
+    ticket = submitted(model, "hello")
+    task = asyncio.ensure_future(asyncio.wait_for(asyncio.wrap_future(ticket), LIMIT))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    free.set()
+    assert ticket.cancelled()
+
+
+def test_a_caller_that_has_the_models_turn_is_answered_within_it(language_model: LanguageModel) -> None:
+    expected = language_model.generate("hello", GenerationOptions(max_tokens=8)).text
+    with language_model.turn:
+        assert submitted(language_model, "hello").result(LIMIT).text == expected
+    nested = language_model.worker.run(lambda: submitted(language_model, "hello").result(LIMIT).text)
+    assert nested.result(LIMIT) == expected
+
+
+def test_weights_are_freed_with_their_last_user(make_language_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The idle thread holds none of them, and ends some time later."""
+    monkeypatch.setattr(worker, "IDLE", 1.0)
+    before, model = threads(), make_language_model(seed=2)
+    ghosts = [weakref.ref(model), weakref.ref(model._model), weakref.ref(model.worker), weakref.ref(model._scorer)]
+    assert submitted(model, "hello").outcome().completion_tokens > 1
+    [idle] = [thread for thread in threads() if thread not in before]
+    del model
+    until(lambda: gc.collect() is not None and not any(ghost() for ghost in ghosts))
+    idle.join(LIMIT)
+    assert not idle.is_alive()
+
+
+def test_an_idle_thread_that_has_ended_begins_anew(make_language_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "IDLE", 0.01)
+    before, model = threads(), make_language_model(seed=2)
+    expected = submitted(model, "hello").outcome().text
+    until(lambda: set(threads()) <= set(before))
+    assert submitted(model, "hello").outcome().text == expected
