@@ -2,42 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from typing import Any, TypeVar, overload
 
 import torch
 from transformers.generation.streamers import BaseStreamer
 
-from semgrad_guard.engine.generation.decoding import Decoder
-from semgrad_guard.engine.generation.equal_rows import equal_rows_stand_alone
 from semgrad_guard.engine.generation.evidence import BatchScoring, Evidence
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
-from semgrad_guard.engine.generation.running_batch import RunningBatch
-from semgrad_guard.engine.generation.stream import CertainText, Heard, TextStream
-from semgrad_guard.engine.loaded_model import LoadedModel
+from semgrad_guard.engine.generation.stream import CertainText, TextStream
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.prompts.prompt import Prompt, render, require_bounded, tokenize
+from semgrad_guard.engine.prompts.prompt import Prompt, require_bounded, tokenize
 from semgrad_guard.engine.prompts.reasoning import taken_apart
 from semgrad_guard.engine.prompts.tool_format import ToolAnswer
 from semgrad_guard.engine.scoring.scores import GradientScores
 from semgrad_guard.engine.scoring.segments import By, Segment, score_segments
 from semgrad_guard.engine.scoring.semantic_preservation import last_states
 from semgrad_guard.engine.worker import Request, Ticket, Worker, worker_of
-from semgrad_guard.errors import EmptyResponseError, InputError, PromptTooLongError, ReasoningError
+from semgrad_guard.engine.writing_model import WritingModel
+from semgrad_guard.errors import EmptyResponseError, PromptTooLongError, ReasoningError
 from semgrad_guard.named import reading_prompt
 from semgrad_guard.records import Conversation
 
 R = TypeVar("R")
 
 
-class LanguageModel(LoadedModel):
+class LanguageModel(WritingModel):
     """A causal LM whose answers can be scored. Thread-safe by one lock per model: batches give throughput."""
-
-    _decoding: tuple[tuple[int, ...], Decoder] | None = None
 
     def generate(
         self,
@@ -88,26 +82,6 @@ class LanguageModel(LoadedModel):
         self._decoder.require_grammars(options)
         return self.worker.submit(self, replace(request, options=options))
 
-    def write(
-        self,
-        prompts: Sequence[Prompt],
-        options: GenerationOptions,
-        objective: Objective,
-        *,
-        on_piece: Callable[[str], None] | None = None,
-    ) -> list[Generation]:
-        """Answer prompts in one run; `on_piece` is called with the pieces of the answer to the only one."""
-        with self._scorer.lock:
-            self.require_known(prompts)
-            heard = None
-            if on_piece is not None:
-                certain = CertainText(self._decoder.decode, options, prompts[0].thinking)
-                heard = Heard(certain, on_piece)
-            written = self._decoder.run(prompts, options, objective, streamer=heard)
-            if heard is not None:
-                heard.finish(written[0].text)
-            return written
-
     def stream(
         self,
         conversation: Conversation,
@@ -133,50 +107,9 @@ class LanguageModel(LoadedModel):
         return reading_prompt(self.name)
 
     @property
-    def pads(self) -> bool:
-        """Whether prompts of unequal length may be answered in one batch (`generate_batch`)."""
-        return self._scorer.pads
-
-    @property
-    def stacks(self) -> bool:
-        """Whether prompts of equal length may be answered in one batch.
-
-        Where unequal ones may not, a short answer to made-up prompts tells, each time.
-        """
-        return self.pads or equal_rows_stand_alone(self._scorer)
-
-    @property
-    def fixed_positions(self) -> int | None:
-        """Up to how many tokens, prompt and answer, a row of a batch does not depend on how long others are.
-
-        None: any number. Rotary frequencies that change with the length are those of the longest row.
-        """
-        return self._scorer.architecture.fixed_positions
-
-    @property
     def worker(self) -> Worker:
         """The owner of the model's thread; all `LanguageModel`s of the same weights share it."""
         return worker_of(self._scorer)
-
-    @property
-    def joins(self) -> bool:
-        """Whether answers of this model may join and leave a running batch (`running_batch`)."""
-        return self._scorer.joins
-
-    def running_batch(self, objective: Objective | None = None) -> RunningBatch:
-        """A batch that answers join and leave at any step. For a model that `joins`; for one thread.
-
-        `objective` is that of later scoring, as in `generate`.
-        """
-        return RunningBatch(self._scorer, lambda: self._decoder, objective or Objective())
-
-    def fitted(self, prompt: Prompt, options: GenerationOptions) -> GenerationOptions:
-        """The options with `max_tokens` cut to the room that the context window leaves after a prompt.
-
-        Raises:
-            PromptTooLongError: it leaves nothing.
-        """
-        return self._fitted([prompt], options)
 
     def tool_answer(self, generation: Generation) -> ToolAnswer:
         """An answer to a prompt with tools, taken apart into text and calls.
@@ -265,45 +198,3 @@ class LanguageModel(LoadedModel):
         if timed is None:
             raise EmptyResponseError("the response is empty; there is nothing to score")
         return timed.scores
-
-    @property
-    def _decoder(self) -> Decoder:
-        """One for the tokens that end an answer now; their owner may change them, in the generation config."""
-        end_tokens = self._end_tokens
-        if self._decoding is None or self._decoding[0] != end_tokens:
-            self._decoding = end_tokens, self._decoder_ending(end_tokens)
-        return self._decoding[1]
-
-    def _decoder_ending(self, end_tokens: tuple[int, ...]) -> Decoder:
-        return Decoder(
-            self._scorer,
-            self.tokenizer,
-            end_tokens=end_tokens,
-            # no method of this object: the decoder must not keep it alive
-            render=partial(render, self.tokenizer, template_options=self._template_options),
-            window=self.context_window,
-        )
-
-    def _fitted(self, prompts: Sequence[Prompt], options: GenerationOptions | None) -> GenerationOptions:
-        """The options with `max_tokens` cut to the room that the context window leaves."""
-        options = options or GenerationOptions()
-        window, longest = self.context_window, max(len(prompt.ids) for prompt in prompts)
-        if window is None:
-            return options
-        if longest >= window:
-            raise PromptTooLongError(
-                f"the prompt has {longest} tokens, which leaves no room for an answer in this model's context window "
-                f"of {window}; shorten it or use a model with a larger window"
-            )
-        room = window - longest
-        return options if options.max_tokens <= room else replace(options, max_tokens=room)
-
-    def require_known(self, prompts: Sequence[Prompt]) -> None:
-        """Return if the model has a row for every token. It looks at the model: within the turn that answers.
-
-        Raises:
-            InputError: the tokenizer does not belong to the model.
-        """
-        vocabulary, highest = self._scorer.vocabulary, max(max(prompt.ids) for prompt in prompts)
-        if highest >= vocabulary:
-            raise InputError(f"the tokenizer does not belong to this model: id {highest} >= {vocabulary}")

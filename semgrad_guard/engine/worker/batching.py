@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.running_batch import BatchRequest, RunningAnswer
 from semgrad_guard.engine.interruption import Stops
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.worker.request import Job, Request
+from semgrad_guard.engine.writing_model import WritingModel
 from semgrad_guard.errors import AnswerInterruptedError
-
-if TYPE_CHECKING:  # it submits requests itself
-    from semgrad_guard.engine.language_model import LanguageModel
 
 Batching = Literal["steps", "together", "equal_lengths", "none"]
 """How requests share a model: they join and leave at any step; those that wait and are alike run together, whatever the
@@ -29,12 +27,12 @@ _READ = 2048  # tokens of prompts that are read between two steps of the answers
 _LINGER = 4  # steps that a finished answer waits for others to be scored with
 
 
-def rows_of(model: LanguageModel) -> int:
+def rows_of(model: WritingModel) -> int:
     """How many answers of this model are written at once."""
     return model.max_batch or ROWS
 
 
-def batching_of(model: LanguageModel) -> Batching:
+def batching_of(model: WritingModel) -> Batching:
     """How requests can share a model. The first call makes the model's self-check."""
     if rows_of(model) == 1:
         return "none"
@@ -78,7 +76,7 @@ class WholeRuns:
             else:
                 job.settle(lambda own=results[index]: own)
 
-    def _alone(self, model: LanguageModel, request: Request[Any]) -> Any:
+    def _alone(self, model: WritingModel, request: Request[Any]) -> Any:
         """The result of one request, its answers together where they differ in their seeds alone, as rows of a run."""
         first, rows = request.options[0], enumerate(request.options)
         seeded = all(options == replace(first, seed=_moved(first.seed, number)) for number, options in rows)
@@ -89,7 +87,7 @@ class WholeRuns:
             return request.finish(singly)
 
 
-def _together(submitted: Sequence[tuple[LanguageModel, Request[Any]]]) -> list[Any]:
+def _together(submitted: Sequence[tuple[WritingModel, Request[Any]]]) -> list[Any]:
     """The results of requests to one model, written in one run."""
     model, requests = submitted[0][0], [request for _, request in submitted]
     with model.turn:  # in which the model is looked at once, for the answers and for their scores
@@ -107,7 +105,7 @@ def _moved(seed: int | None, by: int) -> int | None:
     return None if seed is None else seed + by
 
 
-def _run(model: LanguageModel, requests: Sequence[Request[Any]]) -> list[Generation]:
+def _run(model: WritingModel, requests: Sequence[Request[Any]]) -> list[Generation]:
     first = requests[0]
     prompts = [request.prompt for request in requests for _ in request.options]
     return model.write(prompts, first.options[0], first.objective, on_piece=first.on_piece)
@@ -142,7 +140,7 @@ class RunningRequests:
 
     looks_behind = False
 
-    def __init__(self, model: LanguageModel, objective: Objective, rows: int) -> None:
+    def __init__(self, model: WritingModel, objective: Objective, rows: int) -> None:
         self.key = model, objective
         self._model, self._most = model, rows
         self._batch = model.running_batch(objective)

@@ -7,17 +7,15 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.interruption import Stop, Stops, current_stop, stopping
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
+from semgrad_guard.engine.writing_model import WritingModel
 from semgrad_guard.errors import SemGradGuardError
-
-if TYPE_CHECKING:  # it submits requests itself
-    from semgrad_guard.engine.language_model import LanguageModel
 
 R = TypeVar("R")
 _SLICE = 0.02
@@ -94,7 +92,7 @@ class Job:
     context: Context
     stops: Stops
     request: Request[Any] | None = None
-    model: LanguageModel | None = None
+    model: WritingModel | None = None
     work: Callable[[], Any] | None = None
 
     @classmethod
@@ -105,7 +103,7 @@ class Job:
             return cls(Ticket(stop, withdraw), copy_context(), current_stop(), **given)
 
     @property
-    def submitted(self) -> tuple[LanguageModel, Request[Any]]:
+    def submitted(self) -> tuple[WritingModel, Request[Any]]:
         """The model and the request.
 
         Raises:

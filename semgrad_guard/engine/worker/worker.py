@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from semgrad_guard.engine import model_threads
@@ -23,10 +23,8 @@ from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.scoring.scorer import Scorer
 from semgrad_guard.engine.worker.batching import Batcher, Batching, RunningRequests, WholeRuns, batching_of, rows_of
 from semgrad_guard.engine.worker.request import Job, Request, Ticket
+from semgrad_guard.engine.writing_model import WritingModel
 from semgrad_guard.errors import AnswerCancelledError, AnswerInterruptedError
-
-if TYPE_CHECKING:  # it submits requests itself
-    from semgrad_guard.engine.language_model import LanguageModel
 
 R = TypeVar("R")
 IDLE = 5.0
@@ -134,15 +132,15 @@ class Worker:
     def renew(self) -> None:
         """Begin anew: after a fork, thread and requests are the parent's."""
         self._queue = _Queue()
-        self._running: dict[tuple[LanguageModel, Objective], RunningRequests] = {}
-        self._known: WeakKeyDictionary[LanguageModel, tuple[int | None, Batching]] = WeakKeyDictionary()
+        self._running: dict[tuple[WritingModel, Objective], RunningRequests] = {}
+        self._known: WeakKeyDictionary[WritingModel, tuple[int | None, Batching]] = WeakKeyDictionary()
 
     @property
     def depth(self) -> int:
         """How many jobs wait, without those in work."""
         return len(self._queue.waiting)
 
-    def submit(self, model: LanguageModel, request: Request[R]) -> Ticket[R]:
+    def submit(self, model: WritingModel, request: Request[R]) -> Ticket[R]:
         """Have a request answered; waits for nothing. The stops and the context of the caller go along.
 
         A thread that has the model's turn already, or that is the worker's own, would wait for itself: there the
@@ -154,12 +152,12 @@ class Worker:
         """Have other work done between two steps of the answers that are being written, in its order."""
         return self._put(Job.of(self._withdraw, work=work))
 
-    def batching(self, model: LanguageModel) -> Batching | None:
+    def batching(self, model: WritingModel) -> Batching | None:
         """How requests share this model; None as long as that is not known."""
         most, batching = self._known.get(model, (None, None))
         return batching if most == model.max_batch else None
 
-    def look(self, model: LanguageModel) -> Batching:
+    def look(self, model: WritingModel) -> Batching:
         """How requests share this model. The first call makes the model's self-check; for the model's thread."""
         if (found := self.batching(model)) is None:
             found = batching_of(model)
