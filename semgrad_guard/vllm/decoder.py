@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import Context
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -19,11 +19,9 @@ from semgrad_guard.engine.interruption import current_stop
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.scoring.scorer import Scorer
-from semgrad_guard.errors import InputError
 from semgrad_guard.records import Conversation
 from semgrad_guard.vllm.engine import Engine, VLLMAnswer
 from semgrad_guard.vllm.recorder import RecordedBatch
-from semgrad_guard.vllm.shared_weights import library
 
 
 class VLLMBatch(RecordedBatch):
@@ -139,38 +137,3 @@ class VLLMDecoder(Decoder):
                 if row.error is not None:
                     raise row.error
             return batch.generations(rows)
-
-
-def require_grammars(config: Any) -> None:
-    """Return if vLLM reads our grammars; `config` is its `VllmConfig`.
-
-    Raises:
-        InputError: other programs than llguidance would read them, and otherwise.
-    """
-    if config.structured_outputs_config.backend != "guidance":
-        raise InputError(
-            "an answer in this form takes vLLM's backend guidance: load it with structured_outputs_config={'backend': "
-            "'guidance'}, or start `vllm serve` with --structured-outputs-config.backend guidance"
-        )
-
-
-def sampling_of(options: GenerationOptions, **more: Any) -> Any:
-    """vLLM's parameters for these options, and `more` of its own; a sampled answer is vLLM's for that seed, not ours.
-
-    vLLM's own end tokens are ignored: `more` names the tokens that end an answer, or the caller handles them.
-    A grammar is read by llguidance, there as here.
-    """
-    vllm = library("vllm.sampling_params")
-    form: dict[str, Any] = {}
-    if options.grammar is not None:
-        form["structured_outputs"] = vllm.StructuredOutputsParams(grammar=options.grammar)
-    return vllm.SamplingParams(
-        max_tokens=options.max_tokens,
-        temperature=options.temperature,
-        top_p=options.top_p,
-        top_k=options.top_k or -1,
-        seed=options.seed,
-        ignore_eos=True,
-        **form,
-        **more,
-    )

@@ -32,7 +32,7 @@ from semgrad_guard.server.in_vllm.messages import (
 )
 from semgrad_guard.server.settings import ServerSettings
 from semgrad_guard.server.writing import AnswerRequest, ForeignText
-from semgrad_guard.vllm.decoder import sampling_of
+from semgrad_guard.vllm.engine import sampling_of
 from semgrad_guard.vllm.shared_weights import library
 
 A = TypeVar("A")

@@ -28,7 +28,7 @@ from semgrad_guard.server.in_vllm.messages import (
     Written,
 )
 from semgrad_guard.server.writing import ForeignText, Writer
-from semgrad_guard.vllm.decoder import require_grammars
+from semgrad_guard.vllm.engine import require_grammars
 from semgrad_guard.vllm.language_model import TwinLanguageModel
 from semgrad_guard.vllm.recorder import Record, Recorder
 
