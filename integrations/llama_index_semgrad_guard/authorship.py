@@ -55,7 +55,7 @@ _SYNTHESIZING = frozenset(
     }
 )
 _OF_ENGINES = frozenset({"query", "aquery", "chat", "achat"})
-_SYNTHESIZING = frozenset({"synthesize", "asynthesize"})
+_OF_SYNTHESIZERS = frozenset({"synthesize", "asynthesize"})
 _STRUCTURING = frozenset({"structured_predict", "astructured_predict"})
 
 
@@ -335,7 +335,7 @@ def answers_before(turn: Turn, written: Sequence[ModelCall], inside: Step | None
 
 
 def _answers(step: Step) -> bool:
-    if step.method in _SYNTHESIZING:
+    if step.method in _OF_SYNTHESIZERS:
         return isinstance(step.component, BaseSynthesizer)
     if step.method == "run":
         return isinstance(step.component, Workflow)

@@ -302,6 +302,15 @@ def test_refined_answers_whose_filter_reads_them_count_all(saying: Make) -> None
     assert record(RetrieverQueryEngine(Passages(*PASSAGES), refine))["uncertainty"] == 0.9
 
 
+def test_a_step_of_a_synthesizer_in_an_engine_of_ones_own(saying: Make) -> None:
+    script = in_turn(
+        ('{"query_satisfied": true, "answer": "It is X"}', 0.9), ('{"query_satisfied": false, "answer": "no"}', 0.01)
+    )
+    refine = Refine(llm=saying(script), structured_answer_filtering=True)
+    own = Own(do=lambda _: refine.get_response("Where?", list(PASSAGES)))
+    assert record(own)["uncertainty"] == 0.9
+
+
 class City(BaseModel):
     name: str
 
