@@ -25,6 +25,7 @@ from semgrad_guard.calibration.calibration_set import CalibrationSet, read_grid,
 from semgrad_guard.calibration.choice import EstimatorChoice
 from semgrad_guard.calibration.confidence import ConfidenceMethod, fit
 from semgrad_guard.calibration.prompt_shape import PromptForm, PromptShape
+from semgrad_guard.calibration.slots import read_slots
 from semgrad_guard.errors import CalibrationError
 
 _NOTHING: dict[str, Any] = {
@@ -64,6 +65,8 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
     created: str | None = None,
     choice: EstimatorChoice | None = None,
     prompts: Iterable[PromptForm | None] | None = None,
+    extra_prompts: Iterable[PromptForm] = (),
+    slots: Iterable[str] = (),
     also: Sequence[EngineAnswers] = (),
     n_recorded: int = 0,
 ) -> Calibration:
@@ -83,7 +86,9 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
 
     `prompts` are the forms of the answers' prompts (`model.render(conversation).form`; None: none was sent). Their
     common shape is kept, and the promise is about prompts of that shape. Without them the calibration gives a threshold
-    and promises nothing.
+    and promises nothing. `extra_prompts` are forms of further real prompts, without labels, that are to be familiar as
+    well (second turns, greetings); the promise about them assumes that questions in such prompts are like those of the
+    labelled ones. `slots` are pieces of prompts in which a name or a date varies ("You help {user}."; see `slots.py`).
 
     `also` are answers of other engines, for which the promise is to hold as well: with probability at least 1 - delta,
     the error rate among the answers let through is at most alpha for each of them. This needs `groups` and `binding`.
@@ -100,6 +105,9 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
     if choice is not None:
         for engine in engines:
             choice.require_others(map(str, engine.questions or ()))
+    extra_prompts, slots = list(extra_prompts), read_slots(slots)
+    if prompts is None and (extra_prompts or slots):
+        raise CalibrationError("extra_prompts and slots widen the shape of `prompts`: pass these, too.")
     outside = None if grid is None else read_grid(grid)
     if robust and outside is not None:
         raise CalibrationError("`robust` is about gates, which a `grid` replaces. Give one of them.")
@@ -123,9 +131,16 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
         binding=_bound(engines, at),
         choice=choice,
         n_recorded=n_recorded,
-        shape=None if prompts is None else PromptShape.of(read_prompts(prompts, own.answers)),
+        shape=None if prompts is None else _shape(read_prompts(prompts, own.answers), extra_prompts, slots),
         **outcome,
     )
+
+
+def _shape(prompts: Sequence[PromptForm], extra: Iterable[PromptForm], slots: Iterable[str]) -> PromptShape:
+    others = list(extra)
+    if any(not isinstance(form, PromptForm) for form in others):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise CalibrationError("extra_prompts are forms of prompts: `model.render(conversation).form`.")
+    return PromptShape.of(prompts, extra=others, slots=slots)
 
 
 @dataclass(frozen=True)

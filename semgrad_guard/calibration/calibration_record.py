@@ -214,7 +214,7 @@ def _content_id(calibration: Calibration) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
-_OPTIONAL = frozenset({"max_tokens", "stop", "also", "options", "rewritten", "control"})
+_OPTIONAL = frozenset({"max_tokens", "stop", "also", "options", "rewritten", "control", "slots"})
 """Fields of bindings and shapes that a file holds only where they state something."""
 
 

@@ -13,6 +13,10 @@ most. With 150 calibration prompts at least .99 of new ones are familiar in ever
 Small sets: with fewer than about 30 prompts ranges are narrow and accidents look static, so that many prompts of the
 same kind count as unfamiliar, and with one prompt all but its like. A shape errs towards promising less.
 
+Unlabelled prompts widen a shape (`extra`): those whose roles follow each other as in the calibration's own count like
+these, and others, such as second turns, have a shape of their own beside it (`also`). What holds for any one of them is
+familiar. Declared slots (`slots.py`) do not count.
+
 What it cannot see: text in a gap that has the length and the words of the texts there at calibration. An instruction
 inside a retrieved passage is a passage; where questions of many kinds and lengths were calibrated on, one more
 sentence, or a short question in a related language, may look like another question. The form of a single calibration
@@ -33,6 +37,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from semgrad_guard.calibration.prompt_parts import Skeleton, Words
+from semgrad_guard.calibration.slots import SLOT_TOKENS, read_slots, without_values
 from semgrad_guard.calibration.vocabulary import Vocabulary
 from semgrad_guard.errors import InputError
 from semgrad_guard.records import PromptForm
@@ -64,6 +69,10 @@ class Range(BaseModel):
         share = min(1.0, _SLACK_SIZE / len(values))
         low = max(lowest - share * (lower - lowest), lowest / 2)
         return cls(low=math.ceil(low), high=math.floor(highest + share * (highest - upper)))
+
+    def wider(self, by: int) -> Self:
+        """The range with so much more at both ends."""
+        return self.model_copy(update={"low": self.low - by, "high": self.high + by})
 
     def __contains__(self, value: int) -> bool:
         return self.low <= value <= self.high
@@ -125,7 +134,8 @@ class PromptShape(BaseModel):
     the control tokens in their turns' texts. `static` is the text that all share. `gaps` are the ranges of the texts
     between the static pieces (None where there is none), and
     `user_text` those of the last user turn. `vocabulary` holds all words. No text of a prompt is kept, only digests
-    and a bitmap: words can be tried on them, not read out.
+    and a bitmap: words can be tried on them, not read out. `slots` are the declared ones, as they were given, and
+    `also` the shapes of unlabelled prompts of other roles.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -142,17 +152,29 @@ class PromptShape(BaseModel):
     vocabulary: Vocabulary
     rewritten: bool = False
     control: tuple[str, ...] = ()
+    slots: tuple[str, ...] = ()
+    also: tuple[PromptShape, ...] = ()
 
     @classmethod
-    def of(cls, forms: Iterable[PromptForm]) -> Self:
-        """The shape of these prompts.
+    def of(cls, forms: Iterable[PromptForm], *, extra: Iterable[PromptForm] = (), slots: Iterable[str] = ()) -> Self:
+        """The shape of these prompts, and of unlabelled ones (`extra`) that are familiar as well.
 
         Raises:
-            InputError: there are none.
+            InputError: there are none, or a slot cannot be read.
         """
-        seen = list(forms)
+        declared = read_slots(slots)
+        seen = [without_values(form, declared) for form in forms]
         if not seen:
             raise InputError("a shape is computed from the prompts of a calibration, and there are none")
+        own = {_kind(form) for form in seen}
+        others: dict[object, list[PromptForm]] = {}
+        for form in (without_values(form, declared) for form in extra):
+            others.setdefault(None if _kind(form) in own else _kind(form), []).append(form)
+        whole = cls._of([*seen, *others.pop(None, [])], declared)
+        return whole.model_copy(update={"also": tuple(cls._of(group, declared) for group in others.values())})
+
+    @classmethod
+    def _of(cls, seen: Sequence[PromptForm], slots: tuple[str, ...]) -> Self:
         texts, questions = [Words.of(form.text) for form in seen], [Words.of(form.user_text) for form in seen]
         own = [text.vocabulary | turn.vocabulary for text, turn in zip(texts, questions, strict=True)]
         counts = Counter(word for words in own for word in words)
@@ -176,16 +198,24 @@ class PromptShape(BaseModel):
             vocabulary=Vocabulary.of(counts),
             rewritten=any(form.rewritten for form in seen),
             control=tuple(sorted({token for form in seen for token in form.control})),
+            slots=slots,
         )
 
     def differences(self, form: PromptForm) -> tuple[str, ...]:
         """The differences of a prompt from those of the calibration, in plain words; empty for a familiar one."""
+        filled = without_values(form, self.slots)
+        if any(not shape._differences(filled) for shape in self.also):
+            return ()
+        return self._differences(filled)
+
+    def _differences(self, form: PromptForm) -> tuple[str, ...]:
+        tokens = self.tokens.wider(SLOT_TOKENS * len(self.slots))
         return (
             *self._of_turns(form.roles),
             *([] if form.tools in self.tools else ["it comes with other tools than the calibration prompts"]),
             *([_REWRITTEN] if form.rewritten and not self.rewritten else []),
             *(_CONTROL.format(token) for token in form.control if token not in self.control),
-            *([] if form.tokens in self.tokens else [_counted(form.tokens, "tokens", self.tokens)]),
+            *([] if form.tokens in tokens else [_counted(form.tokens, "tokens", self.tokens)]),
             *self._of_text(Words.of(form.text)),
             *self._measured_against(self.user_text, Words.of(form.user_text), "the last user turn"),
         )
@@ -216,6 +246,11 @@ def _measured(text: Words, new: set[str]) -> _Measured:
     share = 100 * len(new) // max(1, len(text.vocabulary))
     counts = {"words": len(text), "lines": text.lines, "sentences": text.sentences}
     return {**counts, "new_words": len(new), "new_share": share}
+
+
+def _kind(form: PromptForm) -> tuple[frozenset[tuple[str, str]], str | None]:
+    """The pairs of roles that follow each other, and the tools."""
+    return frozenset(_steps(form.roles)), form.tools
 
 
 def _steps(roles: Sequence[str]) -> list[tuple[str, str]]:

@@ -15,8 +15,7 @@ from semgrad_guard.loading import load_estimator
 
 if TYPE_CHECKING:
     from semgrad_guard.calibration import Binding, EngineAnswers, EngineIdentity
-    from semgrad_guard.estimators import Estimator, HybridGrad
-    from semgrad_guard.estimators.learned import LearnedEstimator
+    from semgrad_guard.estimators import Estimator
     from semgrad_guard.evaluation.calibrating import Outcome
     from semgrad_guard.evaluation.questions.data import Question
     from semgrad_guard.evaluation.runs.answers import Answer
@@ -75,14 +74,14 @@ def _settings_of(estimator: Any) -> set[str]:
 
 
 def estimators_for(spec: EstimatorSpec) -> Sequence[Estimator]:
-    """The estimators behind an `--estimator`: with a learned one HybridGrad, which takes its place where it cannot be
-    fitted. They share one replay unless a setting that only some of them take tells them apart."""
-    from semgrad_guard.evaluation.calibrating import CANDIDATES, LEARNED
+    """The estimators behind an `--estimator`: with a learned one also the one that takes its place where there are too
+    few labels. They share one replay unless a setting that only some of them take tells them apart."""
+    from semgrad_guard.evaluation.calibrating import CANDIDATES, LABEL_FREE, LEARNED
 
     if spec.name == "auto":
         return [spec.set_where_taken(candidate) for candidate in CANDIDATES]
     if spec.name in LEARNED:
-        return [*_learned(spec)]
+        return [spec.set_on(LEARNED[str(spec.name)]), LABEL_FREE]
     return [spec.estimator()]
 
 
@@ -139,6 +138,7 @@ def outcome_of(
 ) -> Outcome:
     """Calibrate on graded answers; for a learned estimator and "auto", learn on a part of them first."""
     from semgrad_guard.evaluation.calibrating import (
+        LEARNED,
         LearningSet,
         calibrate_answers,
         calibrate_best,
@@ -149,7 +149,8 @@ def outcome_of(
         known = LearningSet.of(graded.rows, graded.answers, graded.correct, prompts=graded.prompts)
         if spec.name == "auto":
             return calibrate_best(known, estimators_for(spec), bind=bind, alpha=alpha, delta=delta, robust=robust)
-        return calibrate_learned(known, *_learned(spec), bind=bind, alpha=alpha, delta=delta, robust=robust)
+        learned = spec.set_on(LEARNED[str(spec.name)])
+        return calibrate_learned(known, learned, bind=bind, alpha=alpha, delta=delta, robust=robust)
     estimator = spec.estimator()
     binding = bind(estimator)
     return calibrate_answers(
@@ -164,14 +165,6 @@ def outcome_of(
         prompts=graded.prompts,
         also=[other.answered(estimator.name, binding) for other in graded.also],
     )
-
-
-def _learned(spec: EstimatorSpec) -> tuple[LearnedEstimator, HybridGrad]:
-    """The learned estimator of that name, not yet fitted, and its substitute."""
-    from semgrad_guard.estimators import HybridGrad
-    from semgrad_guard.evaluation.calibrating import LEARNED
-
-    return spec.set_on(LEARNED[str(spec.name)]), spec.set_where_taken(HybridGrad())
 
 
 _OF_ENGINES = frozenset({"fingerprint", "dtype"})

@@ -11,12 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 
 from semgrad_guard.calibration import Binding, Calibration, EngineAnswers, EstimatorChoice, calibrate
-from semgrad_guard.calibration.choice import EstimatorName
 from semgrad_guard.errors import FitError, MissingExtraError
 from semgrad_guard.estimators import (
     NEEDS_LABELS,
@@ -43,8 +41,18 @@ CANDIDATES: tuple[Estimator, ...] = (
 """The choices of `auto`: those that generating computes anyway, then those that need a replay."""
 
 LEARN_SHARE, LEARN_MOST = 1 / 4, 200
-"""How many of the answers are learned from: this share, and no more than so many. (The threshold lacks the answers
-lacks: docs/results/fused.md.)"""
+"""How many of the answers are learned from: this share, at least `MIN_ANSWERS`, and no more than so many. (The
+threshold lacks the answers that are learned from: docs/results/fused.md.)"""
+
+LEARN_FROM, CHOOSE_FROM = 200, 200
+"""From how many answers on an estimator is fitted, and chosen by `auto`.
+
+With fewer, a threshold for `LABEL_FREE` on all of them lets through as much or more (docs/estimators.md).
+"""
+
+LABEL_FREE = MaxProbability()
+"""Takes the place of learned scores: fixed before any label is seen, at no cost, and ahead of HybridGrad on a real
+model (docs/results/smollm2.md)."""
 
 _FOLDS, _REPEATS = 5, 5
 _RESAMPLES = 200  # of the answers, for the standard error of a difference
@@ -93,6 +101,14 @@ class LearningSet:
             None if self.prompts is None else [self.prompts[i] for i in rows],
         )
 
+    def usable(self, estimators: Sequence[Estimator]) -> list[bool]:
+        """Which answers have finite features for all learned ones of these estimators: a fit counts no others."""
+        columns = [self.features[one.name] for one in estimators if isinstance(one, LearnedEstimator)]
+        return [
+            all(record is not None and all(map(math.isfinite, record.values())) for record in row)
+            for row in zip(*columns, strict=True)
+        ] or [True] * len(self.questions)
+
     def scores(self, estimator: Estimator) -> list[float | None]:
         """The uncertainties by an estimator: a fitted one's from the features."""
         if isinstance(estimator, LearnedEstimator):
@@ -103,7 +119,6 @@ class LearningSet:
 def calibrate_learned(
     graded: LearningSet,
     estimator: LearnedEstimator,
-    instead: HybridGrad | None = None,
     *,
     bind: Callable[[Estimator], Binding],
     alpha: float,
@@ -113,28 +128,26 @@ def calibrate_learned(
 ) -> Outcome:
     """Fit a learned estimator on one part of the answers and choose the threshold on the rest.
 
-    Where it cannot be fitted, HybridGrad takes its place (`instead`, for one with settings of its own): the
-    calibration's binding and `choice` tell it. The rest is then all answers if their mere number is the reason, for
-    nothing was learned from a label.
+    `LABEL_FREE` takes its place where the answers with features are fewer than `LEARN_FROM`, on all answers, for
+    nothing was learned from a label; and where it cannot be fitted, on the rest. The calibration's binding and `choice`
+    tell it.
     """
-    learn, rest = split(len(graded.questions), seed=seed)
+    usable = graded.usable([estimator])
+    learn, rest = split(usable, seed=seed, least=LEARN_FROM)
     part = graded.part(learn)
-    try:
-        found: Estimator = estimator.fitted(part.features[estimator.name], part.correct)
-    except FitError as error:
-        seen = tuple(part.questions) if len(learn) >= MIN_ANSWERS else ()
-        reason = f"HybridGrad takes the place of {estimator.title}. {error}"
-        choice = EstimatorChoice(
-            asked=cast(EstimatorName, estimator.name),
-            estimator=HybridGrad.name,
-            reason=reason,
-            questions=seen,
-            split_seed=seed,
+    found: Estimator = LABEL_FREE
+    reason = f"{LABEL_FREE.title} takes the place of {estimator.title}"
+    if not learn:
+        reason = (
+            f"{reason}, which learns from {LEARN_FROM} graded answers on; there are {sum(usable)}. No label is spent."
         )
-        rows = rest if seen else range(len(graded.questions))
-        found = instead or HybridGrad()
-        return _calibrated(graded.part(rows), found, choice, bind=bind, alpha=alpha, delta=delta, robust=robust)
-    choice = _choice(estimator.name, found, f"Fitted on {len(learn)} answers.", part, seed=seed)
+    else:
+        try:
+            found = estimator.fitted(part.features[estimator.name], part.correct)
+            reason = f"Fitted on {len(learn)} answers."
+        except FitError as error:
+            reason = f"{reason}. {error}"
+    choice = _choice(estimator.name, found, reason, part, seed=seed)
     return _calibrated(graded.part(rest), found, choice, bind=bind, alpha=alpha, delta=delta, robust=robust)
 
 
@@ -154,23 +167,22 @@ def calibrate_best(
     take none, where it is behind by no more than one standard error of the difference: their answers cost no more
     than generating them, and learned weights lean on likelihoods where labels are few. Learned candidates
     are judged by repeated cross-validation in that part, and fitted on all of it if they are chosen. Where all answers
-    are right, or all are wrong, nothing can be compared: then it is HybridGrad, or the first candidate. So it is where
-    the part would be too small for a learned candidate: no label is spent then.
+    are right, or all are wrong, nothing can be compared: then it is the first candidate that learns nothing. So it is
+    with fewer than `CHOOSE_FROM` answers that all candidates can score: no label is spent then.
     """
-    learn, rest = split(len(graded.questions), seed=seed)
-    if len(learn) < MIN_ANSWERS:
-        kept = _default(candidates)
-        needed, n = math.ceil(MIN_ANSWERS / LEARN_SHARE), len(graded.questions)
-        reason = (
-            f"{kept.name} is kept: comparing takes {needed} graded answers, and there are {n}. No label is spent on it."
-        )
-        choice = EstimatorChoice(asked="auto", estimator=kept.name, reason=reason, questions=(), split_seed=seed)
-        return _calibrated(graded, kept, choice, bind=bind, alpha=alpha, delta=delta, robust=robust)
+    usable = graded.usable([one for one in candidates if sum(graded.usable([one])) >= CHOOSE_FROM])
+    learn, rest = split(usable, seed=seed, least=CHOOSE_FROM)
     part = graded.part(learn)
+    if not learn:
+        kept = _default(candidates)
+        reason = (
+            f"{kept.name} is kept: comparing takes {CHOOSE_FROM} graded answers, and there are {sum(usable)}. No label "
+            "is spent on it."
+        )
+        choice = _choice("auto", kept, reason, part, seed=seed)
+        return _calibrated(graded, kept, choice, bind=bind, alpha=alpha, delta=delta, robust=robust)
     compared, refused = _compared(part, candidates, seed=seed)
-    aurocs = {
-        candidate.name: auroc(compared[candidate.name], part.correct) if learn else None for candidate in candidates
-    }
+    aurocs = {candidate.name: auroc(compared[candidate.name], part.correct) for candidate in candidates}
     best = _chosen(part, candidates, compared, aurocs, seed=seed)
     figures = ", ".join(f"{name} {'-' if value is None else f'{value:.3f}'}" for name, value in aurocs.items())
     gradients = "Gradients are worth their price here" if best.objective.gradients else "Gradients add nothing clear"
@@ -202,7 +214,7 @@ def _compared(part: LearningSet, candidates: Sequence[Estimator], *, seed: int) 
 
 
 def _default(candidates: Sequence[Estimator]) -> Estimator:
-    return next((candidate for candidate in candidates if isinstance(candidate, HybridGrad)), candidates[0])
+    return next((one for one in candidates if not isinstance(one, LearnedEstimator)), candidates[0])
 
 
 def _chosen(
@@ -246,11 +258,17 @@ def _standard_error(
     return float(np.std(drawn)) if drawn else None
 
 
-def split(n: int, *, seed: int) -> tuple[list[int], list[int]]:
-    """Rows to learn from and rows to calibrate on, of n; the seed decides, and no label."""
-    order = np.random.default_rng([seed, n]).permutation(n)
-    size = min(LEARN_MOST, math.floor(n * LEARN_SHARE))
-    return sorted(order[:size].tolist()), sorted(order[size:].tolist())
+def split(usable: Sequence[bool], *, seed: int, least: int) -> tuple[list[int], list[int]]:
+    """Rows to learn from and rows to calibrate on; the seed decides, and no label.
+
+    Only usable rows are learned from, and none where they are fewer than `least`.
+    """
+    n = len(usable)
+    order: list[int] = np.random.default_rng([seed, n]).permutation(n).tolist()
+    candidates = [row for row in order if usable[row]]
+    size = min(LEARN_MOST, max(MIN_ANSWERS, math.floor(n * LEARN_SHARE))) if len(candidates) >= least else 0
+    learn = set(candidates[:size])
+    return sorted(learn), sorted(set(order) - learn)
 
 
 def out_of_fold(part: LearningSet, estimator: LearnedEstimator, *, seed: int) -> list[float | None]:

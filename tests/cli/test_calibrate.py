@@ -193,14 +193,6 @@ def test_learned_estimators_take_what_they_know(calibrate: Run, right: Path) -> 
     assert "fused takes no --beta" in flat(refused.stderr)
 
 
-def test_a_stand_in_has_the_settings_too(calibrate: Run, right: Path, tmp_path: Path) -> None:
-    calibrate(right, "--estimator", "fused", "--variant", "official")  # too few answers to fit
-    binding = Calibration.load(tmp_path / "c.json").binding
-    assert binding is not None
-    assert binding.settings is not None
-    assert (binding.estimator, binding.settings["variant"]) == ("hybridgrad", "official")
-
-
 def test_auto_sets_what_each_candidate_takes() -> None:
     found = {
         estimator.name: estimator.settings() for estimator in estimators_for(EstimatorSpec("auto", "official", tau=2.0))

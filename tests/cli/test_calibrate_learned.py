@@ -79,10 +79,10 @@ def test_too_few_questions_fall_back_in_words(
     few = jsonl(tmp_path / "few.jsonl", data.read_text().splitlines()[:60])
     result = calibrate(tmp_path / "c.json", "--estimator", "fused", "--data", few, *loudness)
     stderr = flat(result.stderr)
-    assert "hybridgrad: HybridGrad takes the place of FusedGrad. FusedGrad takes at least 50 graded answers" in stderr
+    assert "max_probability: Max probability takes the place of FusedGrad, which learns from" in stderr
     made = Calibration.load(tmp_path / "c.json")
     assert made.binding is not None
-    assert (made.binding.estimator, made.n) == ("hybridgrad", 60)
+    assert (made.binding.estimator, made.n) == ("max_probability", 60)
 
 
 def test_auto_names_the_best_and_its_rivals(calibrate: Run, tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from semgrad_guard.calibration import Binding, Calibration, calibrate
 from semgrad_guard.errors import CalibrationError
 from semgrad_guard.estimators import Estimator, FusedGrad, HybridGrad, SemGrad
 from semgrad_guard.evaluation.calibrating import (
+    CHOOSE_FROM,
+    LEARN_FROM,
     LEARN_MOST,
     LearningSet,
     calibrate_best,
@@ -36,6 +38,7 @@ def population(rng: np.random.Generator, n: int) -> LearningSet:
     wrong = rng.random(n) < 1 / (1 + np.exp(-2 * hard))
     features = [dict(zip(names, row, strict=True)) for row in values.tolist()]
     singles = {name: values[:, i].tolist() for i, name in enumerate(("semgrad", "hybridgrad"))}
+    singles["max_probability"] = singles["hybridgrad"]
     return LearningSet([f"q{i}" for i in range(n)], (~wrong).tolist(), {"fused": features}, singles)
 
 
@@ -111,26 +114,45 @@ def test_what_was_learned_and_from_what_is_kept() -> None:
     assert FusedGrad.fit(learned.features["fused"], learned.correct).weights == choice.weights
 
 
-def test_too_few_answers_leave_all_of_them_to_hybridgrad() -> None:
-    answers = population(np.random.default_rng(3), 180)
+def test_too_few_answers_leave_all_of_them_to_a_label_free_score() -> None:
+    few = LEARN_FROM - 1
+    answers = population(np.random.default_rng(3), few)
     made = calibrate_learned(answers, FusedGrad(), bind=bind, alpha=ALPHA, delta=DELTA).calibration
     assert made.choice is not None
     assert made.binding is not None
-    assert (made.choice.estimator, made.binding.estimator, made.n) == ("hybridgrad", "hybridgrad", 180)
-    assert made.choice.reason.startswith("HybridGrad takes the place of FusedGrad. FusedGrad takes at least 50")
-    assert "there are 45" in made.choice.reason
+    assert (made.choice.estimator, made.binding.estimator, made.n) == ("max_probability", "max_probability", few)
+    assert made.choice.reason.startswith("Max probability takes the place of FusedGrad")
+    assert f"from {LEARN_FROM} graded answers on; there are {few}. No label is spent" in made.choice.reason
     assert (made.choice.weights, made.choice.questions) == (None, ())
-    direct = calibrate(answers.uncertainties["hybridgrad"], answers.correct, alpha=ALPHA, delta=DELTA)
+    direct = calibrate(answers.uncertainties["max_probability"], answers.correct, alpha=ALPHA, delta=DELTA)
     assert made.threshold == direct.threshold
 
 
-def test_too_few_wrong_ones_leave_the_rest_to_hybridgrad() -> None:
+@pytest.mark.parametrize("failed", [None, {"semgrad": math.nan}])
+@pytest.mark.parametrize("row", range(0, LEARN_FROM, 20))
+def test_a_single_failed_answer_is_no_reason_not_to_learn(row: int, failed: dict[str, float] | None) -> None:
+    """One of the answers has no features: it is calibrated on, unscored, and another one is learned from."""
+    drawn = population(np.random.default_rng(3), LEARN_FROM + 1)
+    features = [*drawn.features["fused"][:row], failed, *drawn.features["fused"][row + 1 :]]
+    answers = LearningSet(drawn.questions, drawn.correct, {"fused": features}, drawn.uncertainties)
+    learned = calibrate_learned(answers, FusedGrad(), bind=bind, alpha=ALPHA, delta=DELTA).calibration
+    chosen = best(answers, (FusedGrad(), SemGrad()))
+    for made in (learned, chosen):
+        assert made.choice is not None
+        assert len(made.choice.questions) == 50
+        assert f"q{row}" not in made.choice.questions
+    assert learned.binding is not None
+    assert learned.binding.estimator == "fused"
+
+
+def test_too_few_wrong_ones_leave_the_rest_to_a_label_free_score() -> None:
     """That they were too few was read off labels: these answers may not choose the threshold as well."""
     drawn = population(np.random.default_rng(4), 300)
     answers = LearningSet(drawn.questions, [True] * 295 + [False] * 5, drawn.features, drawn.uncertainties)
     made = calibrate_learned(answers, FusedGrad(), bind=bind, alpha=ALPHA, delta=DELTA).calibration
     assert made.choice is not None
-    assert (made.choice.estimator, made.n, len(made.choice.questions)) == ("hybridgrad", 225, 75)
+    assert (made.choice.estimator, made.n, len(made.choice.questions)) == ("max_probability", 225, 75)
+    assert "Max probability takes the place of FusedGrad. FusedGrad takes at least 50" in made.choice.reason
 
 
 def best(answers: LearningSet, candidates: Sequence[Estimator]) -> Calibration:
@@ -194,17 +216,19 @@ def test_out_of_fold_scores_are_honest() -> None:
 
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 150, 5000])
 def test_a_split_takes_every_row_once_and_looks_at_nothing_but_the_seed(n: int) -> None:
-    learn, rest = split(n, seed=1)
+    learn, rest = split([True] * n, seed=1, least=100)
     assert sorted([*learn, *rest]) == list(range(n))
-    assert len(learn) == min(LEARN_MOST, n // 4)
-    assert split(n, seed=1) == (learn, rest)
-    assert n < 4 or split(n, seed=2) != (learn, rest)
+    assert len(learn) == (min(LEARN_MOST, max(50, n // 4)) if n >= 100 else 0)
+    assert split([True] * n, seed=1, least=100) == (learn, rest)
+    assert n < 100 or split([True] * n, seed=2, least=100) != (learn, rest)
 
 
-@pytest.mark.parametrize(("n", "spent"), [(199, 0), (200, 50)])
+@pytest.mark.parametrize(("n", "spent"), [(CHOOSE_FROM - 1, 0), (CHOOSE_FROM, 50)])
 def test_auto_spends_no_label_where_there_are_too_few(n: int, spent: int) -> None:
     answers = population(np.random.default_rng(0), n)
-    found = calibrate_best(answers, (SemGrad(), HybridGrad()), bind=bind, alpha=ALPHA, delta=DELTA).calibration
+    found = calibrate_best(
+        answers, (FusedGrad(), SemGrad(), HybridGrad()), bind=bind, alpha=ALPHA, delta=DELTA
+    ).calibration
     assert found.choice is not None
     assert (found.n, len(found.choice.questions)) == (n - spent, spent)
-    assert spent or ("hybridgrad is kept: comparing takes 200 graded answers, and there are 199" in found.choice.reason)
+    assert spent or ("semgrad is kept: comparing takes 200 graded answers, and there are 199" in found.choice.reason)
