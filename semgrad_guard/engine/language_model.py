@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from operator import itemgetter
 from typing import Any, TypeVar, overload
 
 import torch
-from transformers.generation.streamers import BaseStreamer
 
 from semgrad_guard.engine.generation.evidence import BatchScoring, Evidence
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
-from semgrad_guard.engine.generation.stream import CertainText, TextStream
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt, require_bounded, tokenize
 from semgrad_guard.engine.prompts.reasoning import taken_apart
@@ -21,7 +20,7 @@ from semgrad_guard.engine.prompts.tool_format import ToolAnswer
 from semgrad_guard.engine.scoring.scores import GradientScores
 from semgrad_guard.engine.scoring.segments import By, Segment, score_segments
 from semgrad_guard.engine.scoring.semantic_preservation import last_states
-from semgrad_guard.engine.worker import Request, Ticket, Worker, worker_of
+from semgrad_guard.engine.worker import Request, TextStream, Ticket, Worker, worker_of
 from semgrad_guard.engine.writing_model import WritingModel
 from semgrad_guard.errors import EmptyResponseError, PromptTooLongError, ReasoningError
 from semgrad_guard.named import reading_prompt
@@ -92,14 +91,13 @@ class LanguageModel(WritingModel):
     ) -> TextStream:
         """Answer piece by piece: iterate for text, then read `.generation`, which can be scored like any other."""
         prompt = self.render(conversation, **(template_options or {}))
-        fitted, decoder = self._fitted([prompt], options), self._decoder
-
-        def work(streamer: BaseStreamer) -> Generation:
-            with self._scorer.lock:  # one turn here as well
-                self.require_known([prompt])
-                return decoder.run([prompt], fitted, objective or Objective(), streamer=streamer)[0]
-
-        return TextStream(work, CertainText(decoder.decode, fitted, prompt.thinking))
+        wanted = Request(
+            prompt=prompt,
+            options=(self.fitted(prompt, options or GenerationOptions()),),
+            objective=objective or Objective(),
+            finish=itemgetter(0),
+        )
+        return TextStream(lambda on_piece: self.submit(replace(wanted, on_piece=on_piece)))
 
     @property
     def reading_prompt(self) -> str:

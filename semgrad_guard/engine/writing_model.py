@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from semgrad_guard.engine.generation.certain_text import CertainText, Heard
 from semgrad_guard.engine.generation.decoding import Decoder
 from semgrad_guard.engine.generation.equal_rows import equal_rows_stand_alone
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.generation.running_batch import RunningBatch
-from semgrad_guard.engine.generation.stream import CertainText, Heard
 from semgrad_guard.engine.loaded_model import LoadedModel
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt, render

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -11,10 +13,9 @@ from semgrad_guard.calibration import Binding
 from semgrad_guard.engine.generation.evidence import Evidence
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
-from semgrad_guard.engine.generation.stream import TextStream
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.replay.memory_budget import OUT_OF_MEMORY, give_back_memory, is_out_of_memory
-from semgrad_guard.engine.worker import Request, Ticket
+from semgrad_guard.engine.worker import Request, TextStream, Ticket
 from semgrad_guard.errors import InputError, UnsupportedToolsError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard.flow import Draft
@@ -72,12 +73,26 @@ class Answerer:
     def drafts(
         self, conversations: Sequence[Conversation], *, template_options: TemplateOptions | None = None
     ) -> list[Draft[Generation]]:
-        """Answer several conversations in one generation, and score them in one backward pass."""
+        """Answer several conversations in one generation, and score them in one backward pass.
+
+        A single one shares the model's steps with those of other callers.
+        """
+        if len(conversations) == 1:
+            return [self.submit(conversations[0], template_options=template_options).outcome()]
         with self.model.turn:  # one look at the model, for the answers and for their scores
             generations = self.model.generate_batch(
                 conversations, self.options, objective=self.estimator.objective, template_options=template_options
             )
             return [self.draft(generation, template_options=template_options) for generation in generations]
+
+    async def adrafts(
+        self, conversations: Sequence[Conversation], *, template_options: TemplateOptions | None = None
+    ) -> list[Draft[Generation]]:
+        """Like `drafts`, on the event loop: a conversation waits in no thread of its own."""
+        if len(conversations) != 1:
+            return await off_loop(lambda: self.drafts(conversations, template_options=template_options))
+        submit = partial(self.submit, conversations[0], template_options=template_options)
+        return [await asyncio.wrap_future(await off_loop(submit))]
 
     def draft(self, generation: Generation, *, template_options: TemplateOptions | None = None) -> Draft[Generation]:
         """One answer with its score; an answer to a prompt with tools is taken apart into text and calls."""
@@ -208,8 +223,16 @@ class AsyncLiveAnswer:
         self._live = live
 
     async def __aiter__(self) -> AsyncIterator[str]:
-        while piece := await off_loop(lambda: next(self._live.stream, "")):
-            yield piece
+        loop, pieces = asyncio.get_running_loop(), asyncio.Queue[str | None]()
+        begin = partial(self._live.stream.begin, partial(loop.call_soon_threadsafe, pieces.put_nowait))
+        whole = asyncio.wrap_future(await off_loop(begin))
+        whole.add_done_callback(lambda _: pieces.put_nowait(None))
+        try:
+            while (piece := await pieces.get()) is not None:
+                yield piece
+            await whole
+        finally:
+            whole.cancel()
 
     async def draft(self) -> Draft[Generation]:
         """The whole answer with its score."""

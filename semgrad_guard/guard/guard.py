@@ -200,7 +200,7 @@ class Guard:
     ) -> Steps[list[Outcome[Generation] | Exception]]:
         return answers(
             self.terms,
-            Work(lambda: self._drafts(conversations, tools)),
+            Work(lambda: self._drafts(conversations, tools), lambda: self._adrafts(conversations, tools)),
             lambda waiting: self._asking(waiting, conversations, tools),
             count=len(conversations),
         )
@@ -208,6 +208,10 @@ class Guard:
     def _drafts(self, conversations: Sequence[Conversation], tools: Tools | None) -> list[Draft[Generation]]:
         seen = [self._seen(conversation) for conversation in conversations]
         return self._answerer.drafts(seen, template_options=_template_options(tools))
+
+    async def _adrafts(self, conversations: Sequence[Conversation], tools: Tools | None) -> list[Draft[Generation]]:
+        seen = await off_loop(lambda: [self._seen(conversation) for conversation in conversations])
+        return await self._answerer.adrafts(seen, template_options=_template_options(tools))
 
     def _seen(self, conversation: Conversation) -> Conversation:
         return self._prepare(conversation) if self._prepare else conversation

@@ -14,10 +14,10 @@ import torch
 
 from semgrad_guard import GenerationOptions, LanguageModel, Memory
 from semgrad_guard.engine.generation.sampling_plans import Sampling
-from semgrad_guard.engine.generation.stream import TextStream
 from semgrad_guard.engine.interruption import InterruptibleLock, Stop, current_stop, stopping
 from semgrad_guard.engine.replay.memory_budget import FRUGAL
 from semgrad_guard.engine.texts.text_pairs import Entailment
+from semgrad_guard.engine.worker import TextStream
 from semgrad_guard.errors import AnswerCancelledError, DeadlineExceededError, InputError
 from tests.steps import LIMIT, until_stopped
 
@@ -372,12 +372,9 @@ class TestStreams:
         model = make_language_model()
         stream = held_stream(model)
         next(stream)
-        (thread,) = (t for t in threading.enumerate() if t.name == "semgrad-guard-stream")
-        worker = stream._worker
+        ticket = stream.begin()
         del stream
-        thread.join(LIMIT)
-        assert not thread.is_alive()
-        assert isinstance(worker.result, AnswerCancelledError)
+        assert isinstance(ticket.exception(LIMIT), AnswerCancelledError)
 
     @pytest.mark.parametrize("where", ["opened", "read"])
     def test_the_callers_stop_reaches_its_thread(self, make_language_model: Make, where: str) -> None:

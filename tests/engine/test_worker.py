@@ -10,13 +10,20 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
-from semgrad_guard import GenerationOptions, LanguageModel
+from semgrad_guard import GenerationOptions, Guard, LanguageModel, Policy, Verdict
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.interruption import Stop, stopping
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.worker import Request, Ticket, worker
-from semgrad_guard.errors import AnswerCancelledError, DeadlineExceededError, InputError, PromptTooLongError
+from semgrad_guard.errors import (
+    AnswerCancelledError,
+    AnswerInterruptedError,
+    DeadlineExceededError,
+    InputError,
+    PromptTooLongError,
+)
 from tests.steps import LIMIT, Steps, until
 
 Make = Callable[..., LanguageModel]
@@ -167,3 +174,52 @@ def test_an_idle_thread_that_has_ended_begins_anew(make_language_model: Make, mo
     expected = submitted(model, "hello").outcome().text
     until(lambda: set(threads()) <= set(before))
     assert submitted(model, "hello").outcome().text == expected
+
+
+@pytest.mark.parametrize("how", ["coroutines", "threads", "streams"])
+def test_concurrent_guards_share_steps(make_language_model: Make, how: str) -> None:
+    """Six questions take little more passes than one; their verdicts are those of single calls."""
+    model = make_language_model(seed=2)
+    guard = Guard(model, Policy(threshold=1e9), options=GenerationOptions(max_tokens=12, temperature=1.0, seed=4))
+    questions = [f"question {number}" for number in range(6)]
+    alone = [guard(question) for question in questions]
+    free, steps = busy(model), Steps(model)
+
+    async def together() -> list[Verdict]:
+        tasks = [asyncio.ensure_future(ask(question)) for question in questions]
+        while model.worker.depth < len(questions):
+            await asyncio.sleep(0.001)
+        free.set()
+        return await asyncio.gather(*tasks)
+
+    async def ask(question: str) -> Verdict:
+        if how == "coroutines":
+            return await guard.acall(question)
+        if how == "threads":
+            return await asyncio.to_thread(guard, question)
+        stream = guard.astream(question)
+        pieces = [piece async for piece in stream]
+        verdict = await stream.verdict()
+        assert "".join(pieces) == verdict.text
+        return verdict
+
+    found = asyncio.run(together())
+    assert steps.in_all() <= (60 if how == "streams" else 30)  # each stream is scored in its reader's thread
+    for one, single in zip(found, alone, strict=True):
+        assert (one.text, one.action) == (single.text, single.action)
+        assert one.uncertainty == pytest.approx(single.uncertainty, rel=2e-5)
+
+
+def test_a_change_of_the_model_between_two_looks_is_seen_before_delivery(make_language_model: Make) -> None:
+    model, pieces = make_language_model(seed=2), list[str]()
+
+    def listen(piece: str) -> None:
+        pieces.append(piece)
+        if len(pieces) == 2:
+            with torch.no_grad():
+                model._model.get_output_embeddings().weight.mul_(1.1)
+
+    ticket = submitted(model, "hello", max_tokens=5, temperature=1.0, seed=3, on_piece=listen)
+    with pytest.raises(AnswerInterruptedError, match="changed while it wrote"):
+        ticket.result(LIMIT)
+    assert submitted(model, "hello").result(LIMIT).text

@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from transformers.cache_utils import Cache
 
+from semgrad_guard.engine.generation.certain_text import CertainText
 from semgrad_guard.engine.generation.decoding import Decoder, Written
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
-from semgrad_guard.engine.generation.stream import CertainText
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.replay.caches import growing_cache, kept, stacked
@@ -31,6 +31,7 @@ from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
 from semgrad_guard.errors import AnswerInterruptedError
 
 _ALIKE, _FEW = 1.25, 16  # how much longer a prompt may be than the shortest of its group: times, plus tokens
+_LOOK = 16  # steps from one look at the model to the next: a look costs some twentieth of a step
 _Alike = tuple[int, tuple[str, ...], int, bool, int]
 """The common properties of one scoring: where states begin, stop strings, model, whether tokens were replaced.
 
@@ -131,6 +132,7 @@ class RunningBatch:
         self._cache: Cache = growing_cache()
         self._mask = torch.zeros(0, 0, dtype=torch.long)
         self._capture: Capture | None = None
+        self._unseen = 0
 
     @property
     def rows(self) -> Sequence[RunningAnswer]:
@@ -213,15 +215,21 @@ class RunningBatch:
             return
         with self._scorer.lock, clean_slate():
             rows = list(self._rows)
+            self._unseen = (self._unseen + 1) % _LOOK
+            if self._unseen:
+                self._scorer.trust()
             try:
                 self.require_the_same_model()
                 self._mask = F.pad(self._mask, (0, 1), value=1)
                 ids = torch.tensor([[row.ids[-1]] for row in rows], device=self._scorer.device)
                 logits = self._scorer.current_replayer().step(ids, self._mask, self._cache, self._stretch())
+                _write(rows, logits)
+                if self._unseen and any(row.done for row in rows):  # no answer leaves a model that was changed
+                    self._scorer.look_again()
+                    self.require_the_same_model()
             except BaseException:
                 self.drop(rows)  # the cache may have grown in some of its layers
                 raise
-            _write(rows, logits)
             self._leave()
 
     def drop(self, rows: Iterable[RunningAnswer]) -> None:

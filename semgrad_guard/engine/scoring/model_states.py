@@ -130,6 +130,14 @@ class ModelStates:
             state.replayer.memory = self.memory
             return state
 
+    def trust(self) -> None:
+        """Take the model to be unchanged for the rest of this turn of the lock, without a look at it."""
+        self._looked_in_turn = self.lock.turn
+
+    def look_again(self) -> None:
+        """Have the model looked at once more in this turn of the lock."""
+        self._looked_in_turn = -1
+
     def _look(self) -> None:
         """Find out whether the owner has changed anything since the last turn; results from before are dropped."""
         model = self._model()

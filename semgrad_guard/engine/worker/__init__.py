@@ -2,6 +2,7 @@
 
 from semgrad_guard.engine.worker.batching import Batching
 from semgrad_guard.engine.worker.request import Request, Ticket
+from semgrad_guard.engine.worker.stream import TextStream
 from semgrad_guard.engine.worker.worker import Worker, worker_of
 
-__all__ = ["Batching", "Request", "Ticket", "Worker", "worker_of"]
+__all__ = ["Batching", "Request", "TextStream", "Ticket", "Worker", "worker_of"]

@@ -226,13 +226,14 @@ class RunningRequests:
                 writing.stops.check()
             except AnswerInterruptedError as error:  # its caller has left, or its time is over
                 self._end([writing], error)
+        unfinished = [writing for writing in self._writing if not writing.done]
         try:
             if len(self._writing) == 1:
                 self._writing[0].job.run(self._batch.step)
             else:
                 self._batch.step()
         except BaseException as error:  # noqa: BLE001 - raised by the callers
-            self._end([writing for writing in self._writing if not writing.done], error)
+            self._end(unfinished, error)
         self._settle()
 
     def end(self, error: BaseException) -> None:

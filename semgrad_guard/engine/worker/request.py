@@ -18,7 +18,7 @@ from semgrad_guard.engine.writing_model import WritingModel
 from semgrad_guard.errors import SemGradGuardError
 
 R = TypeVar("R")
-_SLICE = 0.02
+SLICE = 0.02
 """Seconds between two checks of a caller that waits under a stop."""
 
 
@@ -70,7 +70,7 @@ class Ticket(Future[R]):
         try:
             while stop:
                 try:
-                    return self.result(_SLICE)
+                    return self.result(SLICE)
                 except FutureTimeoutError:
                     if self.done():
                         raise  # the request's own
