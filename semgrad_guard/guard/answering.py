@@ -224,8 +224,11 @@ class AsyncLiveAnswer:
 
     async def __aiter__(self) -> AsyncIterator[str]:
         loop, pieces = asyncio.get_running_loop(), asyncio.Queue[str | None]()
-        begin = partial(self._live.stream.begin, partial(loop.call_soon_threadsafe, pieces.put_nowait))
-        whole = asyncio.wrap_future(await off_loop(begin))
+
+        def on_piece(piece: str) -> None:
+            loop.call_soon_threadsafe(pieces.put_nowait, piece)
+
+        whole = asyncio.wrap_future(await off_loop(lambda: self._live.stream.begin(on_piece)))
         whole.add_done_callback(lambda _: pieces.put_nowait(None))
         try:
             while (piece := await pieces.get()) is not None:

@@ -212,12 +212,13 @@ def test_concurrent_guards_share_steps(make_language_model: Make, how: str) -> N
 
 def test_a_change_of_the_model_between_two_looks_is_seen_before_delivery(make_language_model: Make) -> None:
     model, pieces = make_language_model(seed=2), list[str]()
+    head: Any = model._model.get_output_embeddings()
 
     def listen(piece: str) -> None:
         pieces.append(piece)
         if len(pieces) == 2:
             with torch.no_grad():
-                model._model.get_output_embeddings().weight.mul_(1.1)
+                head.weight.mul_(1.1)
 
     ticket = submitted(model, "hello", max_tokens=5, temperature=1.0, seed=3, on_piece=listen)
     with pytest.raises(AnswerInterruptedError, match="changed while it wrote"):
