@@ -24,6 +24,7 @@ from semgrad_guard.adapters.calibrating import (
     acollect,
     collect,
 )
+from semgrad_guard.adapters.chosen_estimator import ChosenEstimator
 from semgrad_guard.adapters.code_identity import chain_identity
 from semgrad_guard.adapters.examples import AnyGrader, ExampleCalibration
 from semgrad_guard.calibration import Calibration
@@ -76,7 +77,8 @@ def calibrate_chain(
             agent's state nor a mapping with an "answer".
         progress: a line on stderr, a function of (done, in all), or False.
         config: for every run.
-        **options: others of `ExampleCalibration` (`labels`, `upstream`, `grid`, `confidence`, `seed`).
+        **options: others of `ExampleCalibration` (`estimator`, `extra_prompts`, `slots`, `labels`,
+            `upstream`, `grid`, `robust`, `confidence`).
 
     Raises:
         CalibrationError: an example made no scored call, or several of which none is chosen.
@@ -85,7 +87,7 @@ def calibrate_chain(
         Exception: whatever the chain raises.
     """
     job = ExampleCalibration(examples, grader, alpha=alpha, delta=delta, show=progress is True, **options)
-    runs = _Runs(chain, config, output)
+    runs = _Runs(chain, config, output, job.estimator)
     how = runs.collecting(record, max_concurrency, aggregate, answering, progress)
     return job(collect(job.examples, runs.run, how))
 
@@ -108,7 +110,7 @@ async def acalibrate_chain(
 ) -> Calibration:
     """Like `calibrate_chain`, by the chain's asynchronous methods."""
     job = ExampleCalibration(examples, grader, alpha=alpha, delta=delta, show=progress is True, **options)
-    runs = _Runs(chain, config, output)
+    runs = _Runs(chain, config, output, job.estimator)
     how = runs.collecting(record, max_concurrency, aggregate, answering, progress)
     return job(await acollect(job.examples, runs.arun, how))
 
@@ -117,10 +119,15 @@ class _Runs:
     """Runs of one chain, several inputs at a time, each with its drafts."""
 
     def __init__(
-        self, chain: Runnable[Any, Any] | Callable[[Any], Any], config: RunnableConfig | None, output: Output | None
+        self,
+        chain: Runnable[Any, Any] | Callable[[Any], Any],
+        config: RunnableConfig | None,
+        output: Output | None,
+        estimator: ChosenEstimator,
     ) -> None:
         self._chain: Runnable[Any, Any] = coerce_to_runnable(cast("Any", chain))
-        self._config, self._output = config, output or _text
+        self._config, self._output, self._estimator = config, output or _text, estimator
+        estimator.require_fitted([self._chain, config], models=(BaseLanguageModel,))
 
     def collecting(
         self,
@@ -138,19 +145,20 @@ class _Runs:
             answering=answering,
             record=None if record is None else Path(record),
             progress=progress,
+            needed=tuple(estimator.name for estimator in self._estimator.needed),
         )
 
     def run(self, inputs: Sequence[Any]) -> list[Ran | Exception]:
         """Run the inputs together."""
         listeners = [_Calls() for _ in inputs]
-        with recording() as recorder:
+        with recording(self._estimator.recorded) as recorder:
             outputs = self._chain.batch(list(inputs), self._configs(listeners), return_exceptions=True)
         return self._ran(outputs, listeners, recorder)
 
     async def arun(self, inputs: Sequence[Any]) -> list[Ran | Exception]:
         """Like `run`, on the event loop."""
         listeners = [_Calls() for _ in inputs]
-        with recording() as recorder:
+        with recording(self._estimator.recorded) as recorder:
             outputs = await self._chain.abatch(list(inputs), self._configs(listeners), return_exceptions=True)
         return self._ran(outputs, listeners, recorder)
 

@@ -25,6 +25,7 @@ from llama_index_semgrad_guard.routing import Guarded
 from llama_index_semgrad_guard.streams import whole
 from semgrad_guard import Policy
 from semgrad_guard.adapters.calibrating import Collecting, LabelledDraft, Progress, Ran, acollect, collect
+from semgrad_guard.adapters.chosen_estimator import ChosenEstimator
 from semgrad_guard.adapters.code_identity import chain_identity
 from semgrad_guard.adapters.examples import AnyGrader, ExampleCalibration
 from semgrad_guard.calibration import Calibration
@@ -74,7 +75,8 @@ def calibrate_engine(
         aggregate, answering: as in `GuardedQueryEngine`, and the same there; a guarded engine brings its own.
         output: finds the delivered text in the engine's response; default: the whole of it.
         progress: a line on stderr, a function of (done, in all), or False.
-        **options: others of `ExampleCalibration` (`labels`, `upstream`, `grid`, `confidence`, `seed`).
+        **options: others of `ExampleCalibration` (`estimator`, `extra_prompts`, `slots`, `labels`,
+            `upstream`, `grid`, `robust`, `confidence`).
 
     Raises:
         CalibrationError: an example's answer has no score, or is scored in another way than those before it.
@@ -83,7 +85,7 @@ def calibrate_engine(
         Exception: the engine's own.
     """
     job = ExampleCalibration(examples, grader, alpha=alpha, delta=delta, show=progress is True, **options)
-    runs = _Runs(engine, aggregate, answering, output)
+    runs = _Runs(engine, aggregate, answering, output, job.estimator)
     return job(collect(job.examples, runs.run, runs.collecting(record, max_concurrency, progress)))
 
 
@@ -104,7 +106,7 @@ async def acalibrate_engine(
 ) -> Calibration:
     """Like `calibrate_engine`, by the engine's asynchronous methods."""
     job = ExampleCalibration(examples, grader, alpha=alpha, delta=delta, show=progress is True, **options)
-    runs = _Runs(engine, aggregate, answering, output)
+    runs = _Runs(engine, aggregate, answering, output, job.estimator)
     return job(await acollect(job.examples, runs.arun, runs.collecting(record, max_concurrency, progress)))
 
 
@@ -112,9 +114,15 @@ class _Runs:
     """Runs of one engine, guarded so that its scores are those that a guard computes."""
 
     def __init__(
-        self, engine: Engine, aggregate: Aggregate | None, answering: Answering | None, output: Callable[[Any], str]
+        self,
+        engine: Engine,
+        aggregate: Aggregate | None,
+        answering: Answering | None,
+        output: Callable[[Any], str],
+        estimator: ChosenEstimator,
     ) -> None:
-        self._guarded, self._output = _guarded(engine, aggregate, answering), output
+        self._guarded, self._output, self._estimator = _guarded(engine, aggregate, answering), output, estimator
+        estimator.require_fitted([engine], models=(LLM,))
 
     def collecting(self, record: str | Path | None, max_concurrency: int, progress: Progress | bool) -> Collecting:
         """How the examples are answered."""
@@ -123,6 +131,7 @@ class _Runs:
             at_once=max_concurrency,
             record=None if record is None else Path(record),
             progress=progress,
+            needed=tuple(estimator.name for estimator in self._estimator.needed),
         )
 
     def run(self, inputs: Sequence[Any]) -> list[Ran | Exception]:
@@ -138,7 +147,7 @@ class _Runs:
 
     def _ran(self, given: Any) -> Steps[Ran | Exception]:
         try:
-            with recording() as recorder:
+            with recording(self._estimator.recorded) as recorder:
                 response = yield from self._response(given)
             drafts = recorder.drafts[-1:]  # of guards within guards, the outermost decides last
             verdict = drafts[0].verdict if drafts else None

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from semgrad_guard.calibration import Binding
 from semgrad_guard.errors import BindingMismatchError, CalibrationError, InputError
 from semgrad_guard.evaluation.job_record import JobRecord, Progress
-from semgrad_guard.guard.recorder import RecordedDraft
+from semgrad_guard.guard.recorder import RecordedDraft, RecordedScore
 from semgrad_guard.guard.verdicts import UNSCORED, binding_of
 from semgrad_guard.records import PromptForm, Verdict
 
@@ -81,6 +81,8 @@ class AnsweredExample(BaseModel):
     binding: Binding | None
     prompt: PromptForm | None
     cut: int | str | None = None
+    scores: dict[str, RecordedScore] = Field(default_factory=dict[str, RecordedScore])
+    """Those of other estimators, by name."""
     recorded: bool = Field(default=False, exclude=True)
     """Whether it was read from a record."""
 
@@ -96,6 +98,7 @@ class Collecting:
         answering: counts only the drafts of calls with this label.
         record: a JSON Lines file that keeps every answer with its prompt; an interrupted run resumes from it, once some
             of its inputs were answered again as they were before.
+        needed: the estimators whose scores every example needs, besides the model's own.
         progress: True: a line on stderr; a function is called with (done, in all); False: silence.
     """
 
@@ -105,8 +108,14 @@ class Collecting:
     answering: str | None = None
     record: Path | None = None
     progress: Progress | bool = True
+    needed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.needed and self.aggregate != "one":
+            raise InputError(
+                "estimator=... is for examples of one scored call, and aggregate joins the scores of several. Name the "
+                "call that answers (answering=...), or give the chain's model that estimator, and leave it out here."
+            )
         if self.at_once < 1:
             raise InputError(f"max_concurrency must be at least 1, not {self.at_once}")
         if self.aggregate not in ("one", "max"):
@@ -225,6 +234,7 @@ class _Work:
         self._examples, self._how, self._record = examples, how, record
         self._numbers = {example.key: number for number, example in reversed(list(enumerate(examples, start=1)))}
         recorded = {} if record is None else record.rows
+        self._require_scores(recorded)
         self._done = {key: row.model_copy(update={"recorded": True}) for key, row in recorded.items()}
         distinct = {example.key: example for example in examples}
         known = self.tried = [example for key, example in distinct.items() if key in self._done]
@@ -237,6 +247,13 @@ class _Work:
             ProgressLine() if how.progress is True else how.progress or (lambda _done, _total: None)
         )
         self._report(len(self._done), self._in_all)
+
+    def _require_scores(self, recorded: Mapping[str, AnsweredExample]) -> None:
+        names = (
+            name for row in recorded.values() if row.binding for name in self._how.needed if name not in row.scores
+        )
+        if (name := next(names, None)) is not None:
+            raise InputError(f"{self._how.record} holds no scores by {name}. Choose another file for this estimator.")
 
     def next(self) -> list[Example]:
         """The next inputs to run; none when all are answered."""
@@ -307,6 +324,11 @@ class _Work:
                 f"Example {number} was answered by another model, or scored in another way, than those before it "
                 f"({bound.model_dump_json()} instead of {before.model_dump_json()}). A calibration is for one."
             )
+        if bound is not None and (missing := [name for name in self._how.needed if name not in draft.scores]):
+            raise CalibrationError(
+                f"Example {number} has no score by {missing[0]}: its answer is made of several calls, or of none of a "
+                "model at hand. Give the model that estimator itself, and leave estimator=... out."
+            )
         return AnsweredExample(
             key=example.key,
             text=ran.text,
@@ -314,6 +336,7 @@ class _Work:
             binding=bound,
             prompt=draft.prompt,
             cut=draft.verdict.cut,
+            scores=dict(draft.scores),
         )
 
 

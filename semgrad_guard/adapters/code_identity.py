@@ -219,14 +219,21 @@ def chain_identity(parts: Iterable[Any], *, models: tuple[type, ...]) -> str:
 
     Of a language model (one of `models`) only options of its answers count, as it may count its calls in others.
     """
-    facts, seen, waiting = set[str](), dict[int, Any](), list(parts)
+    facts = set[str]()
+    parts_within(parts, models=models, facts=facts)
+    return sixteen_digits(*sorted(facts))
+
+
+def parts_within(parts: Iterable[Any], *, models: tuple[type, ...], facts: set[str] | None = None) -> list[Any]:
+    """The objects within `parts`, themselves included; their own facts are added to `facts`."""
+    facts, seen, waiting = set[str]() if facts is None else facts, dict[int, Any](), list(parts)
     while waiting and len(seen) < _MOST:
         value = waiting.pop()
         if isinstance(value, _SCALARS) or id(value) in seen:
             continue
         seen[id(value)] = value
         waiting += _inner(value, facts, models)
-    return sixteen_digits(*sorted(facts))
+    return list(seen.values())
 
 
 def _inner(value: Any, facts: set[str], models: tuple[type, ...]) -> list[Any]:

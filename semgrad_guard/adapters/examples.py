@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from semgrad_guard.adapters.calibrating import AnsweredExample, Example, read_examples
-from semgrad_guard.calibration import Calibration, calibrate
+from semgrad_guard.adapters.chosen_estimator import ChosenEstimator
+from semgrad_guard.calibration import Calibration
 from semgrad_guard.calibration.calibration_set import read_rate
+from semgrad_guard.calibration.slots import read_slots
 from semgrad_guard.errors import CalibrationError, InputError, require_known
 from semgrad_guard.evaluation.graders import AnswerGrader, AnswerToGrade, Grader
 from semgrad_guard.evaluation.graders.base import Verdicts, settling
@@ -18,12 +20,13 @@ from semgrad_guard.evaluation.graders.by_words import no_verdict
 from semgrad_guard.evaluation.graders.labels import NAME, SheetAnswer, labels_for
 from semgrad_guard.evaluation.graders.look import GradedAnswer, doubt, some_of
 from semgrad_guard.evaluation.graders.naming import load_graders
-from semgrad_guard.evaluation.metrics.guarantee import Effect
 
 AnyGrader = str | Grader | AnswerGrader | Callable[[str, Sequence[str]], bool]
 """A grader, its name (as on the command line), or a function of the delivered text and the right answers."""
 
-_OPTIONS = frozenset({"upstream", "labels", "grid", "robust", "confidence", "created"})
+_OPTIONS = frozenset(
+    {"estimator", "extra_prompts", "slots", "upstream", "labels", "grid", "robust", "confidence", "created"}
+)
 logger = logging.getLogger("semgrad_guard")
 
 
@@ -58,9 +61,11 @@ class ExampleCalibration:
         delta: the largest probability of breaking that promise, in (0, 1).
         show: whether the ten answers are printed on stderr.
         **options: `labels` (a CSV file for people's grades, begun or extended by the answers that it lacks, never
-            overwritten), `upstream` (the id of the calibration of the stage before, where these examples are the
-            questions that it does not let through), and `grid`, `robust`, `confidence` and `created`, as in
-            `calibrate`.
+            overwritten), `estimator` (its name, an object or "auto", as on the command line, instead of the model's
+            own; a learned one is fitted on a part of the examples), `extra_prompts` (further inputs, without answers:
+            they are run, and their prompts are familiar as well), `slots` (see `calibrate`), `upstream` (the id of the
+            calibration of the stage before, where these examples are the questions that it does not let through), and
+            `grid`, `robust`, `confidence` and `created`, as in `calibrate`.
 
     Raises:
         InputError: bad examples, an unknown grader or an unknown option.
@@ -82,8 +87,13 @@ class ExampleCalibration:
         self._upstream: str | None = options.pop("upstream", None)
         given: str | Path | None = options.pop("labels", None)
         self._labels = None if given is None else Path(given)
+        self.estimator = ChosenEstimator.of(options.pop("estimator", None))
+        extra = [(given, None) for given in options.pop("extra_prompts", ())]
+        options["slots"] = read_slots(options.pop("slots", ()))
         self._show, self._options = show, options
-        self.grader, self.examples = as_grader(grader), read_examples(examples)
+        self.grader, self._labelled = as_grader(grader), read_examples(examples)
+        self.examples = [*self._labelled, *(read_examples(extra) if extra else ())]
+        """Those to run: the labelled ones first, then the inputs whose prompts alone count."""
 
     def __call__(self, answered: Sequence[AnsweredExample]) -> Calibration:
         """Grade the delivered texts, in the examples' order, and calibrate on them.
@@ -97,11 +107,13 @@ class ExampleCalibration:
             raise CalibrationError(
                 f"The prompt of example {unknown[0]} is not known, so a promise could not say which prompts it is for."
             )
+        extra = [one.prompt for one in answered[len(self._labelled) :] if one.prompt is not None]
+        answered = answered[: len(self._labelled)]
         verdicts, name = self._grades(answered)
         people = self._labels is not None
         rows = [i for i, verdict in enumerate(verdicts) if verdict is not None or not people]
         correct = [verdicts[i] is True for i in rows]
-        self._look([(self.examples[i], answered[i].text) for i in rows], [verdicts[i] for i in rows], name)
+        self._look([(self._labelled[i], answered[i].text) for i in rows], [verdicts[i] for i in rows], name)
         if not people and (count := verdicts.count(None)):
             logger.warning("semgrad-guard: %s", no_verdict(count, len(verdicts), name))
         recorded = len({one.key for one in answered if one.recorded})
@@ -113,26 +125,29 @@ class ExampleCalibration:
         if binding is None:
             raise CalibrationError("No model was asked for any example (nothing was retrieved), so there is no score.")
         named = {"grader": name, "upstream": self._upstream, **_ends([one.cut for one in answered])}
-        made = calibrate(
-            [one.uncertainty for one in kept],
+        outcome = self.estimator.outcome(
+            kept,
             correct,
+            binding.model_copy(update=named),
             **self._rates,
-            binding=binding.model_copy(update=named),
-            groups=[self.examples[i].key for i in rows],
-            prompts=[one.prompt for one in kept],
+            extra_prompts=extra,
             n_recorded=len({one.key for one in kept if one.recorded}),
             **self._options,
         )
-        effect = Effect.of(zip([one.uncertainty for one in kept], correct, strict=True), made.lets_through)
+        if (choice := outcome.calibration.choice) is not None:
+            if choice.asked not in ("auto", choice.estimator):
+                logger.warning("semgrad-guard: %s", choice.reason)
+            elif self._show:
+                print(f"{choice.estimator}: {choice.reason}", file=sys.stderr, flush=True)
         if self._show:
-            print(f"On these examples: {effect}.", file=sys.stderr, flush=True)
-        if (remark := effect.doubt(self._rates["alpha"])) is not None:
+            print(f"On these examples: {outcome.effect}.", file=sys.stderr, flush=True)
+        if (remark := outcome.effect.doubt(self._rates["alpha"])) is not None:
             logger.warning("semgrad-guard: %s", remark)
-        return made
+        return outcome.calibration
 
     def _grades(self, answered: Sequence[AnsweredExample]) -> tuple[Verdicts, str]:
         """The grades in order, None where there is no label or no verdict, and whose they are."""
-        pairs = list(zip(self.examples, answered, strict=True))
+        pairs = list(zip(self._labelled, answered, strict=True))
         if self._labels is not None:
             sheet = [SheetAnswer(one.key, one.question, one.answers, answer.text) for one, answer in pairs]
             return labels_for(self._labels, sheet), NAME

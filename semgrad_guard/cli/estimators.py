@@ -131,12 +131,12 @@ def outcome_of(
     spec: EstimatorSpec,
     graded: Graded,
     bind: Callable[[Estimator], Binding],
-    *,
-    alpha: float,
-    delta: float,
-    robust: bool,
+    **how: Any,
 ) -> Outcome:
-    """Calibrate on graded answers; for a learned estimator and "auto", learn on a part of them first."""
+    """Calibrate on graded answers; for a learned estimator and "auto", learn on a part of them first.
+
+    `how` are options of `calibrate` (alpha, delta, robust ...).
+    """
     from semgrad_guard.evaluation.calibrating import (
         LEARNED,
         LearningSet,
@@ -148,9 +148,9 @@ def outcome_of(
     if learns(spec):
         known = LearningSet.of(graded.rows, graded.answers, graded.correct, prompts=graded.prompts)
         if spec.name == "auto":
-            return calibrate_best(known, estimators_for(spec), bind=bind, alpha=alpha, delta=delta, robust=robust)
+            return calibrate_best(known, estimators_for(spec), bind=bind, **how)
         learned = spec.set_on(LEARNED[str(spec.name)])
-        return calibrate_learned(known, learned, bind=bind, alpha=alpha, delta=delta, robust=robust)
+        return calibrate_learned(known, learned, bind=bind, **how)
     estimator = spec.estimator()
     binding = bind(estimator)
     return calibrate_answers(
@@ -159,11 +159,9 @@ def outcome_of(
         correct=graded.correct,
         grader=graded.grader,
         binding=binding,
-        alpha=alpha,
-        delta=delta,
-        robust=robust,
         prompts=graded.prompts,
         also=[other.answered(estimator.name, binding) for other in graded.also],
+        **how,
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -121,16 +122,14 @@ def calibrate_learned(
     estimator: LearnedEstimator,
     *,
     bind: Callable[[Estimator], Binding],
-    alpha: float,
-    delta: float,
-    robust: bool = False,
     seed: int = 0,
+    **how: Any,
 ) -> Outcome:
     """Fit a learned estimator on one part of the answers and choose the threshold on the rest.
 
     `LABEL_FREE` takes its place where the answers with features are fewer than `LEARN_FROM`, on all answers, for
     nothing was learned from a label; and where it cannot be fitted, on the rest. The calibration's binding and `choice`
-    tell it.
+    tell it. `how` are options of `calibrate` (alpha, delta, robust ...).
     """
     usable = graded.usable([estimator])
     learn, rest = split(usable, seed=seed, least=LEARN_FROM)
@@ -148,7 +147,7 @@ def calibrate_learned(
         except FitError as error:
             reason = f"{reason}. {error}"
     choice = _choice(estimator.name, found, reason, part, seed=seed)
-    return _calibrated(graded.part(rest), found, choice, bind=bind, alpha=alpha, delta=delta, robust=robust)
+    return _calibrated(graded.part(rest), found, choice, bind=bind, **how)
 
 
 def calibrate_best(
@@ -156,10 +155,8 @@ def calibrate_best(
     candidates: Sequence[Estimator] = CANDIDATES,
     *,
     bind: Callable[[Estimator], Binding],
-    alpha: float,
-    delta: float,
-    robust: bool = False,
     seed: int = 0,
+    **how: Any,
 ) -> Outcome:
     """Choose an estimator on one part of the answers, and its threshold on the rest.
 
@@ -168,7 +165,8 @@ def calibrate_best(
     than generating them, and learned weights lean on likelihoods where labels are few. Learned candidates
     are judged by repeated cross-validation in that part, and fitted on all of it if they are chosen. Where all answers
     are right, or all are wrong, nothing can be compared: then it is the first candidate that learns nothing. So it is
-    with fewer than `CHOOSE_FROM` answers that all candidates can score: no label is spent then.
+    with fewer than `CHOOSE_FROM` answers that all candidates can score: no label is spent then. `how` are
+    options of `calibrate`.
     """
     usable = graded.usable([one for one in candidates if sum(graded.usable([one])) >= CHOOSE_FROM])
     learn, rest = split(usable, seed=seed, least=CHOOSE_FROM)
@@ -180,7 +178,7 @@ def calibrate_best(
             "is spent on it."
         )
         choice = _choice("auto", kept, reason, part, seed=seed)
-        return _calibrated(graded, kept, choice, bind=bind, alpha=alpha, delta=delta, robust=robust)
+        return _calibrated(graded, kept, choice, bind=bind, **how)
     compared, refused = _compared(part, candidates, seed=seed)
     aurocs = {candidate.name: auroc(compared[candidate.name], part.correct) for candidate in candidates}
     best = _chosen(part, candidates, compared, aurocs, seed=seed)
@@ -189,7 +187,7 @@ def calibrate_best(
     reason = f"{gradients}, by the AUROC on {len(learn)} answers: {figures}.{refused}"
     found = best.fitted(part.features[best.name], part.correct) if isinstance(best, LearnedEstimator) else best
     choice = _choice("auto", found, reason, part, seed=seed, aurocs=aurocs)
-    return _calibrated(graded.part(rest), found, choice, bind=bind, alpha=alpha, delta=delta, robust=robust)
+    return _calibrated(graded.part(rest), found, choice, bind=bind, **how)
 
 
 Columns = Mapping[str, Sequence[float | None]]
@@ -328,22 +326,18 @@ def _calibrated(
     choice: EstimatorChoice,
     *,
     bind: Callable[[Estimator], Binding],
-    alpha: float,
-    delta: float,
-    robust: bool = False,
+    **how: Any,
 ) -> Outcome:
     """The threshold, on the answers that were not learned from."""
     scores = rest.scores(estimator)
     found = calibrate(
         scores,
         rest.correct,
-        alpha=alpha,
-        delta=delta,
-        robust=robust,
         binding=bind(estimator),
         groups=rest.questions,
         choice=choice,
         prompts=rest.prompts,
+        **how,
     )
     return Outcome(found, scores, list(rest.correct))
 
@@ -403,17 +397,16 @@ def calibrate_answers(
     correct: Sequence[bool],
     grader: str,
     binding: Binding,
-    alpha: float,
-    delta: float,
-    robust: bool = False,
     prompts: Sequence[PromptForm | None] | None = None,
     also: Sequence[EngineAnswers] = (),
+    **how: Any,
 ) -> Outcome:
     """Calibrate on the graded answers of a run, and where there are any on those of other engines (`also`).
 
     `estimator` is the name that the run gave to the estimator to use, `correct` are the grades in order, `grader` is
     whose they are: a name for the binding. A question without an answer counts as unscored and wrong. `prompts`
-    are the forms of the questions' prompts (`Phrasing.forms`); nothing is promised without them.
+    are the forms of the questions' prompts (`Phrasing.forms`); nothing is promised without them. `how` are further
+    options of `calibrate` (alpha, delta, robust ...).
     """
     own = EngineAnswers(
         [answer.uncertainty(estimator) for answer in answers],
@@ -426,11 +419,9 @@ def calibrate_answers(
         own.correct,
         groups=own.groups,
         binding=own.binding,
-        alpha=alpha,
-        delta=delta,
-        robust=robust,
         prompts=prompts,
         also=also,
+        **how,
     )
     named = None if found.binding is None else found.binding.engine
     shown = next((engine for engine in also if engine.binding.engine == named), own)

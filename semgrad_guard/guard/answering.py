@@ -19,6 +19,7 @@ from semgrad_guard.engine.worker import Request, TextStream, Ticket
 from semgrad_guard.errors import InputError, UnsupportedToolsError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard.flow import Draft
+from semgrad_guard.guard.recorder import RecordedScore, current_recorder
 from semgrad_guard.guard.timing import off_loop
 from semgrad_guard.guard.verdicts import unscored
 from semgrad_guard.records import Conversation, Score, Status, ToolCall, Verdict, digest_of
@@ -263,13 +264,19 @@ def assess(
     `options` and `template_options` (tools, for example) are those the answer was made with: calibrations are bound to
     them. `served`: another server's model wrote it.
     """
+    recorder, options = current_recorder(), options or GenerationOptions()
     with model.turn:  # the score and the identity with it are of one state of the model
+        # The others come first: a score with gradients frees the states that they are read off.
+        others = {
+            other.name: (_score(other, evidence), scoring_settings(model, other, options, served=served))
+            for other in (() if recorder is None else recorder.estimators)
+        }
         score, identity = _score(estimator, evidence), model.identity
-        settings = scoring_settings(model, estimator, options or GenerationOptions(), served=served)
+        settings = scoring_settings(model, estimator, options, served=served)
         template = template_name(model, prompt_template, template_options)
     token = evidence.prompt.semantic_token
     status: Status = "scored" if score.uncertainty is not None else "failed" if evidence.response_ids else "unscored"
-    return Verdict(
+    verdict = Verdict(
         status=status,
         action="answer",
         text=text,
@@ -289,6 +296,19 @@ def assess(
         reason=score.reason,
         **(score.details or {}),
     )
+    if recorder is not None:
+        recorder.note(
+            verdict,
+            {
+                name: RecordedScore(
+                    uncertainty=one.uncertainty,
+                    settings=bound,
+                    features=None if one.features is None else dict(one.features),
+                )
+                for name, (one, bound) in others.items()
+            },
+        )
+    return verdict
 
 
 def _score(estimator: Estimator, evidence: Evidence) -> Score:

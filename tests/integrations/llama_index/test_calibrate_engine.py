@@ -25,6 +25,7 @@ from llama_index_semgrad_guard import (
 )
 from semgrad_guard import LanguageModel, Policy
 from semgrad_guard.errors import BindingMismatchError, CalibrationError, InputError
+from semgrad_guard.estimators import FusedStates
 
 from .conftest import PASSAGES, Passages
 from .scripted import Scripted
@@ -174,3 +175,24 @@ def test_an_example_for_which_nothing_is_retrieved_has_no_score(llm: SemGradLLM,
     assert (calibration.n, calibration.n_unscored) == (8, 4)
     again = calibrate_engine(inner, examples, wrong, **calibrating)
     assert again.binding == calibration.binding
+
+
+@pytest.mark.parametrize("estimator", ["auto", "states", "greatest_entropy", "hybridgrad"])
+def test_every_estimator_serves_and_free_scores_are_kept(estimator: str, llm: SemGradLLM, tmp_path: Path) -> None:
+    record = tmp_path / "record.jsonl"
+    made = calibrate_engine(engine(llm), EXAMPLES, wrong, **RATES, estimator=estimator, record=record)
+    expected = estimator if estimator in ("greatest_entropy", "hybridgrad") else "max_probability"
+    assert made.binding is not None
+    assert (made.binding.estimator, made.n) == (expected, len(EXAMPLES))
+    kept = json.loads(record.read_text().splitlines()[1])["scores"]
+    assert {"max_probability", "mean_entropy", "gnll", "greatest_entropy", "hidden_score", estimator} - {"auto"} <= set(
+        kept
+    )
+
+
+def test_an_unfitted_estimator_is_refused_before_the_first_answer(llm: SemGradLLM) -> None:
+    own = llm.model_copy(update={"estimator": FusedStates()})
+    seen: list[tuple[int, int]] = []
+    with pytest.raises(CalibrationError, match="which is not fitted"):
+        calibrate_engine(engine(own), EXAMPLES, wrong, alpha=0.3, delta=0.2, progress=lambda *done: seen.append(done))
+    assert seen == []
