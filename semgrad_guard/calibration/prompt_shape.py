@@ -14,7 +14,7 @@ Small sets: with fewer than about 30 prompts ranges are narrow and accidents loo
 same kind count as unfamiliar, and with one prompt all but its like. A shape errs towards promising less.
 
 Unlabelled prompts widen a shape (`extra`): those whose roles follow each other as in the calibration's own count like
-these, and others, such as second turns, have a shape of their own beside it (`also`). What holds for any one of them is
+these, and others, such as second turns, have a shape of their own (`also`). What holds for any one of them is
 familiar. Declared slots (`slots.py`) do not count.
 
 What it cannot see: text in a gap that has the length and the words of the texts there at calibration. An instruction

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from semgrad_guard.evaluation.questions.data import Question, QuestionFile
     from semgrad_guard.evaluation.questions.prompts import Phrasing
     from semgrad_guard.evaluation.runs.answers import Answer
+    from semgrad_guard.records import Message
 
 
 def calibrate(  # noqa: PLR0913  # a command's options are its arguments
@@ -94,6 +95,24 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
             rich_help_panel=options.DECISION,
         ),
     ] = False,
+    extra_prompts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            parser=values.path,
+            help='Further real prompts (second turns, greetings), a line of JSON {"messages": [...]} each: they are '
+            "familiar as well, and take no answers.",
+            rich_help_panel=options.DECISION,
+        ),
+    ] = None,
+    slot: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT",
+            help='Text of the prompt in which a name or a date varies: "You help {user}." Repeat it for several.',
+            rich_help_panel=options.DECISION,
+        ),
+    ] = None,
     grader: Annotated[
         str | None,
         typer.Option(
@@ -177,6 +196,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     it, the command says so and what would help. An estimator that learns from labels (states, fused, auto) does so on a
     quarter of the answers, and the threshold is chosen on the rest.
     """
+    from semgrad_guard.calibration.slots import read_slots
     from semgrad_guard.evaluation.files import beside, sole_writer
 
     values.one_from_stdin(data=data, prompt=prompt, system=system, labels=labels)
@@ -189,7 +209,8 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     if runs and labels is not None:
         raise InputError("--also takes a grader for the answers of every run; --labels are about those of one")
     phrasing, sources = loading.phrasing(system, prompt, few_shot, shots)
-    files.check([data, Path(model), *sources, *runs, *([probe] if probe else [])])
+    given = [path for path in (probe, extra_prompts) if path is not None]
+    files.check([data, Path(model), *sources, *runs, *given])
     columns = {"question_field": question_field, "answers_field": answers_field, "context_field": context_field}
     questions = _read(data, columns, strict=strict, alpha=alpha, delta=delta)
     estimators_for(spec)  # refuses settings that they do not take, before any work
@@ -198,7 +219,9 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     decoding = loading.decoding(max_tokens=max_tokens, temperature=temperature, seed=seed, stop=stop or ())
     template, token = dict(template_option or ()), loading.load_token(probe)
     source = ModelSource(model, dtype, device, quantization_config, token, template, engine)
-    run = _Run(source, spec, phrasing, decoding, batch_size, cluster, runs)
+    conversations = [] if extra_prompts is None else loading.read_conversations(extra_prompts)
+    shape = _Shape(conversations, read_slots(slot or ()))
+    run = _Run(source, spec, phrasing, decoding, batch_size, cluster, runs, shape)
     with sole_writer(output):
         outcome = run(
             questions.rows, files, graders=graders, alpha=alpha, delta=delta, robust=robust, upstream=upstream
@@ -226,6 +249,14 @@ def _code(calibration: Calibration, questions: QuestionFile) -> ExitCode:
 
 
 @dataclass(frozen=True)
+class _Shape:
+    """Conversations and slots that widen the shape of the prompts."""
+
+    conversations: Sequence[Sequence[Message]]
+    slots: Sequence[str]
+
+
+@dataclass(frozen=True)
 class _Run:
     """How to answer and score."""
 
@@ -236,6 +267,7 @@ class _Run:
     batch_size: int
     cluster: Cluster
     also: Sequence[Path]
+    shape: _Shape
 
     def __call__(
         self,
@@ -278,7 +310,9 @@ class _Run:
             GradedOther(other, grading.grade(rows, other.answers, grader, book=files.grades)) for other in others
         ]
         graded = Graded(kept, [answers[i] for i in grades.rows], grades.correct, grades.grader, prompts, of_others)
-        outcome = outcome_of(self.estimator, graded, bind, alpha=alpha, delta=delta, robust=robust)
+        extra = [model.render(conversation).form for conversation in self.shape.conversations]
+        shape = {"extra_prompts": extra, "slots": self.shape.slots}
+        outcome = outcome_of(self.estimator, graded, bind, alpha=alpha, delta=delta, robust=robust, **shape)
         return replace(outcome, no_verdict=grades.no_verdict)
 
     def _collect(

@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import typer
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from semgrad_guard.evaluation.runs.run import Batch, Spread
     from semgrad_guard.guard import OnUnscored, Policy
     from semgrad_guard.ray.pool import Recipe
+    from semgrad_guard.records import Message
 
 A = TypeVar("A", bound="Row")
 
@@ -101,6 +102,31 @@ def phrasing(
         return Phrasing(system, prompt, None, examples), files
     template, read = text_or_file(prompt)
     return Phrasing(system, "plain", template, examples), [*files, *read]
+
+
+def read_conversations(path: Path) -> list[list[Message]]:
+    """The conversations of a file, a line of JSON {"messages": [{"role": ..., "content": ...}, ...]} each.
+
+    Raises:
+        InputError: a line is something else.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    from semgrad_guard.evaluation.files import read_text
+    from semgrad_guard.records import Message
+
+    read_line = TypeAdapter(dict[Literal["messages"], list[Message]]).validate_json
+    found: list[list[Message]] = []
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            found.append(read_line(line)["messages"])
+        except (ValidationError, KeyError) as error:
+            raise InputError(
+                f'line {number} of {path} is not a prompt: write {{"messages": [{{"role": "user", "content": "..."}}]}}'
+            ) from error
+    return found
 
 
 def read_examples(path: Path | None, shots: int | None) -> Sequence[Question]:

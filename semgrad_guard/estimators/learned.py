@@ -143,7 +143,7 @@ def require_enough(wrong: NDArray[np.bool_], title: str) -> None:
         raise FitError(
             f"{title} takes at least {MIN_ANSWERS} graded answers with scores, {MIN_EACH} of them right and "
             f"{MIN_EACH} wrong, to be fitted on; there are {n}, {n - n_wrong} right and {n_wrong} wrong. "
-            "Grade more answers, or use HybridGrad, which needs none."
+            "Grade more answers, or use MaxProbability, which needs none."
         )
 
 
@@ -159,7 +159,7 @@ def fit_weights(records: Sequence[Features], wrong: NDArray[np.bool_], shrinkage
     names = (*(LOG + name for name in plain), *(name for name in plain if name in _AS_IS), *states)
     columns = [column for column in (_column(name, records) for name in names) if column is not None]
     if not columns:
-        raise FitError("No feature differs between the answers: there is nothing to learn. Use HybridGrad.")
+        raise FitError("No feature differs between the answers: there is nothing to learn. Use MaxProbability.")
     width = max(1, len(states))
     worth = np.array(
         [shrinkage.state / math.sqrt(width) if c.name.startswith(STATE) else shrinkage.plain for c in columns]
