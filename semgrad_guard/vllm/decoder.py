@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import Context
 from dataclasses import replace
 from typing import cast
@@ -60,14 +60,22 @@ class VLLMBatch(RecordedBatch):
             self._rows += rows
             return list(rows)
 
-    def step(self) -> None:
+    def join_in_pieces(self, requests: Sequence[BatchRequest], piece: int) -> Iterator[list[RunningAnswer] | None]:
+        """Like `join`: vLLM itself reads prompts in pieces."""
+        del piece
+        yield self.join(requests)
+
+    def step(self, *, look: bool = True) -> None:
         """One more token of every answer whose prompt was read; those that are done with it leave the batch.
+
+        Every step looks at the model, whatever `look` is.
 
         Whatever it raises: no answer can continue, and the batch is empty.
 
         Raises:
             AnswerInterruptedError: the model was changed while it wrote, or the current stop ended it.
         """
+        del look
         with self._scorer.lock:
             try:
                 current_stop().check()

@@ -16,7 +16,7 @@ from semgrad_guard import GenerationOptions, Guard, LanguageModel, Policy, Verdi
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.interruption import Stop, stopping
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.worker import Request, Ticket, worker
+from semgrad_guard.engine.worker import Request, Ticket, batching, worker
 from semgrad_guard.errors import (
     AnswerCancelledError,
     AnswerInterruptedError,
@@ -224,3 +224,59 @@ def test_a_change_of_the_model_between_two_looks_is_seen_before_delivery(make_la
     with pytest.raises(AnswerInterruptedError, match="changed while it wrote"):
         ticket.result(LIMIT)
     assert submitted(model, "hello").result(LIMIT).text
+
+
+class Passes:
+    """The number of tokens that each row of each pass reads, from now on."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.widths = list[int]()
+        copy: Any = model._scorer.current_replayer()._copy
+        embedding = copy.get_input_embeddings()
+        self._handle = embedding.register_forward_pre_hook(lambda _, given: self.widths.append(given[0].shape[1]))
+
+    def end(self) -> None:
+        self._handle.remove()
+
+
+@pytest.mark.parametrize("objective", [Objective(), Objective(gradients=False), Objective(last_tokens=9)], ids=str)
+def test_a_long_prompt_is_read_between_the_steps_of_others(make_language_model: Make, objective: Objective) -> None:
+    model = make_language_model(seed=2, max_position_embeddings=4096)
+    text, options = "a long question, " * 60, GenerationOptions(max_tokens=6, temperature=1.0, seed=3)
+    alone = model.generate(text, options, objective=objective)
+    expected = scored(alone, objective) if objective.gradients else None
+    submitted(model, "hello").outcome()
+    passes, log = Passes(model), list[str]()
+    other = submitted(model, "hello", max_tokens=40, temperature=1.0, seed=6, on_piece=lambda _: log.append("other"))
+    until(lambda: len(log) > 2)
+    ticket = submitted(model, text, objective=objective, max_tokens=6, temperature=1.0, seed=3,
+                       on_piece=lambda _: log.append("long"))  # fmt: skip
+    found = ticket.result(LIMIT)
+    other.result(LIMIT)
+    passes.end()
+    assert max(passes.widths) <= batching._READ
+    assert (found.text, found.response_ids) == (alone.text, alone.response_ids)
+    if expected is not None:
+        assert scored(found, objective) == pytest.approx(expected, rel=2e-5)
+
+
+def test_a_long_prompt_whose_caller_leaves_is_read_no_further(make_language_model: Make) -> None:
+    model = make_language_model(seed=2, max_position_embeddings=4096)
+    submitted(model, "hello").outcome()
+    free, passes = busy(model), Passes(model)
+    ticket = submitted(model, "a long question, " * 60)
+    long = submitted(model, "another question, " * 60)
+    other = submitted(model, "hello")
+    copy: Any = model._scorer.current_replayer()._copy
+
+    def leave(*_: object) -> None:
+        ticket.cancel()
+
+    copy.get_input_embeddings().register_forward_pre_hook(leave)
+    free.set()
+    with pytest.raises(AnswerCancelledError):
+        ticket.result(LIMIT)
+    assert sum(width > 100 for width in passes.widths) <= 2
+    assert other.result(LIMIT).text
+    assert long.result(LIMIT).text
+    passes.end()

@@ -73,7 +73,8 @@ def require_alone(model: LanguageModel, wanted: AnswerRequest, drafts: Sequence[
         seed = None if wanted.options.seed is None else wanted.options.seed + number
         options = replace(wanted.options, seed=seed, grammar=wanted.form.grammar(model))
         answerer = Answerer(model, HybridGrad(), options=options)
-        [single] = answerer.drafts([wanted.conversation])
+        with model.turn:  # within it, in a run of its own
+            [single] = answerer.drafts([wanted.conversation])
         generation, verdict = single.answer, single.verdict
         expected = (generation.text, generation.finish_reason, generation.completion_tokens, generation.cut)
         answer = draft.answer
@@ -320,6 +321,7 @@ async def test_a_limit_of_rows_holds_in_every_kind_of_batching(start: Start, kin
     model, rows = of_kind(kind), list[int]()
     model.max_batch = most
     scheduler = start(model)
+    await scheduler.work(lambda: None)
     requests = [request("hello"), request("a longer question"), request("x", count=3), request("late", max_tokens=3)]
     layer: Any = model._scorer.current_replayer().layers[0]
     model.generate("Hi", Options(max_tokens=1)).evidence.gradients()  # the self-check is no request

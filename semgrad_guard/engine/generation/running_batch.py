@@ -10,7 +10,7 @@ Why: docs/adr/0146-requests-join-a-running-batch.md
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -31,7 +31,7 @@ from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
 from semgrad_guard.errors import AnswerInterruptedError
 
 _ALIKE, _FEW = 1.25, 16  # how much longer a prompt may be than the shortest of its group: times, plus tokens
-_LOOK = 16  # steps from one look at the model to the next: a look costs some twentieth of a step
+_CHANGED = "the model was changed while it wrote; nothing is delivered. Ask again"
 _Alike = tuple[int, tuple[str, ...], int, bool, int]
 """The common properties of one scoring: where states begin, stop strings, model, whether tokens were replaced.
 
@@ -132,7 +132,6 @@ class RunningBatch:
         self._cache: Cache = growing_cache()
         self._mask = torch.zeros(0, 0, dtype=torch.long)
         self._capture: Capture | None = None
-        self._unseen = 0
 
     @property
     def rows(self) -> Sequence[RunningAnswer]:
@@ -173,26 +172,61 @@ class RunningBatch:
             known = bool(self._scorer.memory.prompts)  # the cache of an earlier prompt serves one row alone
             try:
                 for group in _of_like_length(rows, most=1 if known else len(rows)):
-                    self._read(group, decoder)
+                    for _ in self._read(group, decoder, piece=None):
+                        pass
             except BaseException:
                 self.drop(rows)
                 raise
             self._leave()
             return rows
 
-    def _read(self, rows: Sequence[RunningAnswer], decoder: Decoder) -> None:
-        """Prefill some rows, and add them to the present ones."""
+    def join_in_pieces(self, requests: Sequence[BatchRequest], piece: int) -> Iterator[list[RunningAnswer] | None]:
+        """Like `join`, for answers to one prompt. After each `piece` of it others may take a step; the rows come last.
+
+        In one piece where a pass that begins behind a cache would not be exact.
+
+        Raises:
+            AnswerInterruptedError: as `join`, or the model was changed between two pieces.
+        """
+        decoder, changes = self._get_decoder(), self._scorer.changes
+        rows = [RunningAnswer(request, decoder) for request in requests]
+        resumes = self._scorer.can_resume(len(rows[0].prompt.ids) + rows[0].options.max_tokens)
+        reading = self._read(rows, decoder, piece=piece if resumes else None)
+        done = False
+        while not done:
+            with self._scorer.lock, clean_slate():
+                if changes is not self._scorer.changes:
+                    raise AnswerInterruptedError(_CHANGED)
+                try:
+                    done = next(reading)
+                    if done:
+                        self._leave()
+                except BaseException:
+                    self.drop(rows)
+                    raise
+            yield rows if done else None
+
+    def _read(self, rows: Sequence[RunningAnswer], decoder: Decoder, *, piece: int | None) -> Iterator[bool]:
+        """Prefill some rows, and add them to the present ones: whether that is done, after each piece of the prompts.
+
+        The last piece begins no later than the states that are kept for scoring.
+        """
         prompts, replayer = [row.prompt for row in rows], self._scorer.current_replayer()
         capture = decoder.capture(prompts, self._objective, self._left())
         if capture is None:
             raise ValueError("no answer can join: this model's states cannot be kept while it writes")
         ids, mask = decoder.padded(prompts)
-        cache = growing_cache()
+        cache, most = growing_cache(), min(capture.start, ids.shape[1] - 1)
         if decoder.prompt_budget(prompts, rows[0].options, capture):
-            cache = replayer.prompts.begin(prompts[0].ids, min(capture.start, ids.shape[1] - 1))
-        reused = cache.get_seq_length()
-        capture.skip(reused)
-        logits = replayer.step(ids[:, reused:], mask, cache, capture)
+            cache = replayer.prompts.begin(prompts[0].ids, most)
+        reused = begin = cache.get_seq_length()
+        while piece is not None and begin + piece < most:
+            replayer.step(ids[:, begin : begin + piece], mask[:, : begin + piece], cache, None)
+            begin += piece
+            yield False
+        self.require_the_same_model()
+        capture.skip(begin)
+        logits = replayer.step(ids[:, begin:], mask, cache, capture)
         for number, row in enumerate(rows):
             row.reused, row.epoch, row.behind = reused, self._epoch, ids.shape[1] - capture.start
             row.passes.append((capture, number))
@@ -202,9 +236,12 @@ class RunningBatch:
         self._cache = stacked([self._cache, cache]) if self._rows else cache
         self._rows += rows
         self._capture = None
+        yield True
 
-    def step(self) -> None:
+    def step(self, *, look: bool = True) -> None:
         """Write one more token of every answer; those that are done with it leave the batch.
+
+        Without a `look` at the model a change is seen at a later step, or before an answer leaves.
 
         Whatever it raises: no answer can continue, and the batch is empty.
 
@@ -215,8 +252,7 @@ class RunningBatch:
             return
         with self._scorer.lock, clean_slate():
             rows = list(self._rows)
-            self._unseen = (self._unseen + 1) % _LOOK
-            if self._unseen:
+            if not look:
                 self._scorer.trust()
             try:
                 self.require_the_same_model()
@@ -224,7 +260,7 @@ class RunningBatch:
                 ids = torch.tensor([[row.ids[-1]] for row in rows], device=self._scorer.device)
                 logits = self._scorer.current_replayer().step(ids, self._mask, self._cache, self._stretch())
                 _write(rows, logits)
-                if self._unseen and any(row.done for row in rows):  # no answer leaves a model that was changed
+                if not look and any(row.done for row in rows):  # no answer leaves a model that was changed
                     self._scorer.look_again()
                     self.require_the_same_model()
             except BaseException:
@@ -324,7 +360,7 @@ class RunningBatch:
         """
         changes = self._scorer.changes
         if self._rows and changes is not self._changes:
-            raise AnswerInterruptedError("the model was changed while it wrote; nothing is delivered. Ask again")
+            raise AnswerInterruptedError(_CHANGED)
         self._epoch, self._changes = self._scorer.epoch, changes
 
 

@@ -207,7 +207,7 @@ class Replayer:
             model: Any = self._copy
             return model.generate(input_ids=ids, attention_mask=mask, **{CACHE: cache}, **options)
 
-    def step(self, ids: torch.Tensor, mask: torch.Tensor, cache: Cache, capture: Capture) -> torch.Tensor:
+    def step(self, ids: torch.Tensor, mask: torch.Tensor, cache: Cache, capture: Capture | None) -> torch.Tensor:
         """Read `ids` [B, n], the columns behind those of `cache`, which grows by them: the head's output [B, V] then.
 
         `mask` [B, N] tells of all columns, the new ones included.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from semgrad_guard.engine.generation.generation import Generation
@@ -23,7 +24,8 @@ lengths of their prompts, or with prompts of equal length; not at all.
 ROWS = 8
 """Answers that are written at once, unless `LanguageModel.max_batch` is another number."""
 _CELLS = 1 << 11  # tokens of a batch for each of these rows, padding counted: they bound its memory
-_READ = 2048  # tokens of prompts that are read between two steps of the answers that are being written
+_READ = 256  # tokens of prompts that are read between two steps of the answers that are being written
+_LOOK = 16  # steps from one look at the model to the next: a look costs some twentieth of a step
 _LINGER = 4  # steps that a finished answer waits for others to be scored with
 
 
@@ -112,6 +114,14 @@ def _run(model: WritingModel, requests: Sequence[Request[Any]]) -> list[Generati
 
 
 @dataclass(eq=False)
+class _Reading:
+    """A request with a long prompt, which is read piece by piece."""
+
+    job: Job
+    pieces: Iterator[list[RunningAnswer] | None]
+
+
+@dataclass(eq=False)
 class _Writing:
     """A request that is being written, its answers in rows of the batch; `waited` counts the steps since its end."""
 
@@ -145,16 +155,18 @@ class RunningRequests:
         self._model, self._most = model, rows
         self._batch = model.running_batch(objective)
         self._writing: list[_Writing] = []
+        self._reading: list[_Reading] = []
+        self._steps = 0
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is being written."""
-        return not self._writing
+        """Whether nothing is being read or written."""
+        return not self._writing and not self._reading
 
     @property
     def rows(self) -> int:
-        """How many answers are being written."""
-        return len(self._batch.rows)
+        """How many answers are being written, or will be."""
+        return len(self._batch.rows) + sum(len(one.job.submitted[1].options) for one in self._reading)
 
     def has_room(self, jobs: Sequence[Job], *, beside: int) -> bool:
         """Whether all of these can join now, besides so many answers in other batches."""
@@ -166,7 +178,9 @@ class RunningRequests:
             return True
         read = sum(len(one.prompt.ids) for _, one in submitted)
         rows = beside + self.rows + len(new)
-        return rows <= self._most and read <= _READ and self._batch.has_room(new, cells=_CELLS * self._most)
+        first = self.is_idle and not beside  # nobody else waits for the pass
+        fits = rows <= self._most and read <= _READ * (1 + first)
+        return fits and self._batch.has_room(new, cells=_CELLS * self._most)
 
     def begin(self, jobs: Sequence[Job]) -> None:
         """Read the prompts of requests, next to those that are being written.
@@ -175,10 +189,13 @@ class RunningRequests:
         """
         joining: list[Job] = []
         for job in jobs:
-            if self._can_join(job.submitted[1]):
-                joining.append(job)
-            else:
+            request = job.submitted[1]
+            if not self._can_join(request):
                 WholeRuns(self._most).begin([job])
+            elif len(request.prompt.ids) > _READ:
+                self._reading.append(_Reading(job, self._batch.join_in_pieces(_rows_of([request]), _READ)))
+            else:
+                joining.append(job)
         if joining:
             try:
                 self._batch.require_the_same_model()
@@ -199,11 +216,7 @@ class RunningRequests:
 
         The pass that reads one prompt ends when its caller leaves; one that reads several, only with the process.
         """
-        requests = [
-            BatchRequest(request.prompt, options, None if number else request.on_piece)
-            for _, request in (job.submitted for job in jobs)
-            for number, options in enumerate(request.options)
-        ]
+        requests = _rows_of([job.submitted[1] for job in jobs])
         alone = jobs[0] if len(jobs) == 1 else None
         try:
             rows = iter(alone.run(lambda: self._batch.join(requests)) if alone else self._batch.join(requests))
@@ -216,28 +229,46 @@ class RunningRequests:
             return
         self._writing += [_Writing(job, [next(rows) for _ in job.submitted[1].options]) for job in jobs]
 
+    def _read_on(self) -> None:
+        """Read one more piece of the prompt that has waited longest."""
+        for reading in list(self._reading):
+            try:
+                reading.job.stops.check()
+                if reading is self._reading[0] and (rows := reading.job.run(partial(next, reading.pieces))) is not None:
+                    self._reading.remove(reading)
+                    self._writing.append(_Writing(reading.job, rows))
+            except BaseException as error:  # noqa: BLE001 - raised by the caller
+                self._reading.remove(reading)
+                reading.job.fail(error)
+
     def step(self) -> None:
-        """One more token of every answer, and the scores of those that are done.
+        """One more piece of a prompt, one more token of every answer, and the scores of those that are done.
 
         The step of one request alone ends within a layer of its stops, that of several between two steps.
         """
+        self._read_on()
         for writing in list(self._writing):
             try:
                 writing.stops.check()
             except AnswerInterruptedError as error:  # its caller has left, or its time is over
                 self._end([writing], error)
+        self._steps += 1
         unfinished = [writing for writing in self._writing if not writing.done]
         try:
+            step = partial(self._batch.step, look=self._steps % _LOOK == 0)
             if len(self._writing) == 1:
-                self._writing[0].job.run(self._batch.step)
+                self._writing[0].job.run(step)
             else:
-                self._batch.step()
+                step()
         except BaseException as error:  # noqa: BLE001 - raised by the callers
             self._end(unfinished, error)
         self._settle()
 
     def end(self, error: BaseException) -> None:
         """Give every caller this error."""
+        for reading in self._reading:
+            reading.job.fail(error)
+        self._reading = []
         self._end(self._writing, error)
 
     def _settle(self) -> None:
@@ -248,8 +279,8 @@ class RunningRequests:
         done = [writing for writing in self._writing if writing.done]
         for writing in done:
             writing.waited += 1
-        enough = max(1, self.rows // 4)
-        if done and (not self.rows or len(done) >= enough or max(one.waited for one in done) > _LINGER):
+        enough = max(1, len(self._batch.rows) // 4)
+        if done and (not self._batch.rows or len(done) >= enough or max(one.waited for one in done) > _LINGER):
             self._writing = [writing for writing in self._writing if not writing.done]
             self._deliver(done)
 
@@ -273,6 +304,14 @@ class RunningRequests:
         self._batch.drop(row for writing in ended for row in writing.rows)
         for writing in ended:
             writing.job.fail(error)
+
+
+def _rows_of(requests: Sequence[Request[Any]]) -> list[BatchRequest]:
+    return [
+        BatchRequest(request.prompt, options, None if number else request.on_piece)
+        for request in requests
+        for number, options in enumerate(request.options)
+    ]
 
 
 Batcher = RunningRequests | WholeRuns
