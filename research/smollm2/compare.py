@@ -27,12 +27,11 @@ from semgrad_guard.estimators import (
     Estimator,
     FusedGrad,
     FusedStates,
-    HybridGrad,
     MaxProbability,
     ParaGrad,
 )
 from semgrad_guard.estimators.learned import LearnedEstimator
-from semgrad_guard.evaluation.calibrating import CANDIDATES, LearningSet, calibrate_best, calibrate_learned
+from semgrad_guard.evaluation.calibrating import CANDIDATES, LABEL_FREE, LearningSet, calibrate_best, calibrate_learned
 from semgrad_guard.evaluation.graders import GRADERS
 from semgrad_guard.evaluation.graders.grading import grade
 from semgrad_guard.evaluation.job_record import read_record
@@ -125,7 +124,7 @@ def covered(known: LearningSet, others: LearningSet) -> Row:
     alpha = 2 / 3 * (1 - sum(known.correct) / len(known.correct))
     states = calibrate_learned(known, FusedStates(), bind=bind, alpha=alpha, delta=DELTA).calibration
     weights = None if states.choice is None else states.choice.weights
-    own: Estimator = HybridGrad() if weights is None else FusedStates(weights=weights)
+    own: Estimator = LABEL_FREE if weights is None else FusedStates(weights=weights)
     found: Row = {"alpha": alpha, "states": _let_through(own, states.threshold, others)}
     for estimator in SINGLE:
         made = calibrate(known.scores(estimator), known.correct, alpha=alpha, delta=DELTA)

@@ -45,6 +45,8 @@ from semgrad_guard.records import PromptForm
 __all__ = ["PromptForm", "PromptShape"]
 
 _SLACK_SIZE = 100
+_EXTRA_SLACK = 0.2
+"""The least slack of unlabelled prompts of other roles, as a share: few of them are shown, often of a few lengths."""
 _START, _END = "", ""
 _REWRITTEN = (
     "what it asks may not be what the user asked (a model, or code, has had a hand in it), and in no calibration "
@@ -63,12 +65,16 @@ class Range(BaseModel):
     high: int
 
     @classmethod
-    def of(cls, values: Sequence[int]) -> Self:
-        """The values' range with slack to both sides; never below half of the smallest, so never down to nothing."""
+    def of(cls, values: Sequence[int], least: float = 0.0) -> Self:
+        """The values' range with slack to both sides; never below half of the smallest, so never down to nothing.
+
+        Where values differ, slack is at least this share (`least`) of the outermost.
+        """
         lowest, lower, upper, highest = (float(v) for v in np.quantile(values, [0, 0.25, 0.75, 1]))
         share = min(1.0, _SLACK_SIZE / len(values))
-        low = max(lowest - share * (lower - lowest), lowest / 2)
-        return cls(low=math.ceil(low), high=math.floor(highest + share * (highest - upper)))
+        least = least if lowest < highest else 0.0
+        low = max(lowest - max(share * (lower - lowest), least * lowest), lowest / 2)
+        return cls(low=math.ceil(low), high=math.floor(highest + max(share * (highest - upper), least * highest)))
 
     def wider(self, by: int) -> Self:
         """The range with so much more at both ends."""
@@ -97,10 +103,10 @@ class TextRange(BaseModel):
     new_share: Range
 
     @classmethod
-    def of(cls, rows: Sequence[_Measured]) -> Self:
+    def of(cls, rows: Sequence[_Measured], least: float = 0.0) -> Self:
         """The ranges of several pieces of text."""
         columns = zip(*(row.values() for row in rows), strict=True)
-        return cls(**{name: Range.of(column) for name, column in zip(rows[0], columns, strict=True)})
+        return cls(**{name: Range.of(column, least) for name, column in zip(rows[0], columns, strict=True)})
 
     def differences(self, found: _Measured, part: str) -> list[str]:
         """The measures that lie outside, in words."""
@@ -171,10 +177,11 @@ class PromptShape(BaseModel):
         for form in (without_values(form, declared) for form in extra):
             others.setdefault(None if _kind(form) in own else _kind(form), []).append(form)
         whole = cls._of([*seen, *others.pop(None, [])], declared)
-        return whole.model_copy(update={"also": tuple(cls._of(group, declared) for group in others.values())})
+        also = tuple(cls._of(group, declared, _EXTRA_SLACK) for group in others.values())
+        return whole.model_copy(update={"also": also})
 
     @classmethod
-    def _of(cls, seen: Sequence[PromptForm], slots: tuple[str, ...]) -> Self:
+    def _of(cls, seen: Sequence[PromptForm], slots: tuple[str, ...], least: float = 0.0) -> Self:
         texts, questions = [Words.of(form.text) for form in seen], [Words.of(form.user_text) for form in seen]
         own = [text.vocabulary | turn.vocabulary for text, turn in zip(texts, questions, strict=True)]
         counts = Counter(word for words in own for word in words)
@@ -186,15 +193,15 @@ class PromptShape(BaseModel):
             steps=tuple(sorted({step for form in seen for step in _steps(form.roles)})),
             turns=Range.of([len(form.roles) for form in seen]),
             tools=tuple(sorted({form.tools for form in seen}, key=lambda tools: tools or "")),
-            tokens=Range.of([form.tokens for form in seen]),
+            tokens=Range.of([form.tokens for form in seen], least),
             static=static,
             gaps=tuple(
-                TextRange.of([_measured(text, text.vocabulary & only_here) for text in gap])
+                TextRange.of([_measured(text, text.vocabulary & only_here) for text in gap], least)
                 if any(map(len, gap))
                 else None
                 for gap in gaps
             ),
-            user_text=TextRange.of([_measured(turn, turn.vocabulary & only_here) for turn in questions]),
+            user_text=TextRange.of([_measured(turn, turn.vocabulary & only_here) for turn in questions], least),
             vocabulary=Vocabulary.of(counts),
             rewritten=any(form.rewritten for form in seen),
             control=tuple(sorted({token for form in seen for token in form.control})),

@@ -147,6 +147,16 @@ def test_whatever_was_not_shown_stays_unfamiliar(name: str) -> None:
     assert sum(bool(known.differences(make(random))) for _ in range(30)) >= 29
 
 
+def test_a_hundred_second_turns_are_enough_in_nearly_every_draw() -> None:
+    overlooked = 0
+    for seed in range(8):
+        known = PromptShape.of(made.drawn(made.closed_book, 150, seed), extra=made.drawn(second, 100, seed + 50))
+        held_out = made.drawn(second, 100, seed + 1000)
+        overlooked += sum(bool(known.differences(prompt)) for prompt in held_out)
+        assert known.differences(second(Random(seed), f"{question(Random(seed))} Answer in one word. Be quick."))
+    assert overlooked <= 8
+
+
 @pytest.mark.parametrize(
     "slot", ["", "no place", "{user}", "{user} is helped", "{a} and {b}", "You help\n{user}", "help {}"]
 )
