@@ -8,45 +8,59 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
+from semgrad_guard.declared import Option, require_valid
 from semgrad_guard.errors import BindingMismatchError, InputError, MissingExtraError
+from semgrad_guard.estimators import KINDS, NEEDS_LABELS
 from semgrad_guard.named import NAMES
+from semgrad_guard.settings import ONE_THRESHOLD, UNCERTAINTY, EngineOptions, PolicyOptions
 
 if TYPE_CHECKING:
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.engine.loaded_model import ModelIdentity
     from semgrad_guard.engine.prompts.semantic_token import TokenChoice
     from semgrad_guard.estimators import Estimator
-    from semgrad_guard.guard import OnUnscored, Policy
+    from semgrad_guard.guard import Policy
+
+ESTIMATOR_NAMES = tuple(name for name in KINDS if name not in NEEDS_LABELS)
+"""The estimators that need no labels."""
 
 
-@dataclass(frozen=True)
-class ModelSource:
-    """A model by name, and how it is loaded: weights do not travel.
+@dataclass(frozen=True, kw_only=True)
+class EstimatorChoice:
+    """The estimator by its name; None leaves it to the calibration."""
 
-    `engine` are the arguments of `vllm.LLM`, where vLLM writes the answers. With `identity`, only a model that is the
-    same is taken.
-    """
+    estimator: Annotated[
+        str | None,
+        Option(
+            f"How uncertainty is measured: {', '.join(ESTIMATOR_NAMES)}.",
+            UNCERTAINTY,
+            names=ESTIMATOR_NAMES,
+            shown="the calibration's, or hybridgrad",
+        ),
+    ] = None
 
-    name: str
-    dtype: str | None = None
-    device: str | None = None
-    quantization: Mapping[str, Any] | None = None
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSource(EngineOptions):
+    """A model by name, and how it is loaded: weights do not travel. With `identity`, only the same model is taken."""
+
     semantic_token: TokenChoice | None = None
-    template_options: Mapping[str, Any] | None = None
-    engine: Mapping[str, Any] | None = None
     identity: ModelIdentity | None = None
 
+    def __post_init__(self) -> None:
+        require_valid(self, EngineOptions)
+
     @classmethod
-    def of(cls, name: str, **settings: Any) -> Self:
+    def of(cls, model: str, **settings: Any) -> Self:
         """A folder is named by its whole path: workers start elsewhere."""
-        is_path = name not in NAMES and Path(name).exists()
-        return cls(str(Path(name).resolve()) if is_path else name, **settings)
+        is_path = model not in NAMES and Path(model).exists()
+        return cls(model=str(Path(model).resolve()) if is_path else model, **settings)
 
     def for_workers(self, identity: ModelIdentity) -> Self:
         """The same for workers, which start in another folder and take no other model than this one."""
-        return replace(self, name=self.of(self.name).name, identity=identity)
+        return replace(self, model=self.of(self.model).model, identity=identity)
 
     @property
     def on_gpu(self) -> bool:
@@ -66,7 +80,7 @@ class ModelSource:
         model = self._by_transformers() if self.engine is None else self._by_vllm(self.engine, verbose=verbose)
         if self.identity is not None and model.identity != self.identity:
             raise BindingMismatchError(
-                f"A worker's {self.name} is another model than the one here ({model.identity} and not "
+                f"A worker's {self.model} is another model than the one here ({model.identity} and not "
                 f"{self.identity}). Bring the same files onto every machine."
             )
         return model
@@ -75,16 +89,16 @@ class ModelSource:
         from semgrad_guard.engine.language_model import LanguageModel
 
         return LanguageModel.from_pretrained(
-            self.name,
+            self.model,
             dtype=self.dtype,
             device_map=_place(self.device),
-            quantization_config=self.quantization,
+            quantization_config=self.quantization_config,
             semantic_token=self.semantic_token,
-            template_options=self.template_options,
+            template_options=self.template_option,
         )
 
     def _by_vllm(self, engine: Mapping[str, Any], *, verbose: bool) -> LanguageModel:
-        if self.device is not None or self.quantization is not None:
+        if self.device is not None or self.quantization_config is not None:
             raise InputError(
                 "--engine vllm takes neither --device nor --quantization-config: vLLM goes where it was built for, and "
                 "scoring takes whole weights"
@@ -95,7 +109,7 @@ class ModelSource:
 
         given: dict[str, Any] = {**engine, **({} if self.dtype is None else {"dtype": self.dtype})}
         return VLLMLanguageModel.from_pretrained(
-            self.name, semantic_token=self.semantic_token, template_options=self.template_options, **given
+            self.model, semantic_token=self.semantic_token, template_options=self.template_option, **given
         )
 
 
@@ -136,9 +150,7 @@ def load_estimator(name: str | None, policy: Policy | None = None) -> Estimator:
     return KIND_OF[name]()
 
 
-def load_policy(
-    calibration: Path | None, threshold: float | None, on_unscored: OnUnscored = "abstain"
-) -> Policy | None:
+def load_policy(calibration: Path | None, options: PolicyOptions | None = None) -> Policy | None:
     """The policy of a calibration's file or a threshold, if one of them is given.
 
     Raises:
@@ -148,17 +160,18 @@ def load_policy(
     from semgrad_guard.calibration import Calibration
     from semgrad_guard.guard import Policy
 
-    if calibration is not None and threshold is not None:
-        raise InputError("give --calibration or --threshold, not both: a calibration has its own threshold")
+    options = options or PolicyOptions()
+    if calibration is not None and options.threshold is not None:
+        raise InputError(ONE_THRESHOLD)
     if calibration is not None:
-        return Policy.from_calibration(Calibration.load(calibration), on_unscored=on_unscored)
-    return None if threshold is None else Policy(threshold=threshold, on_unscored=on_unscored)
+        return Policy.from_calibration(Calibration.load(calibration), on_unscored=options.on_unscored)
+    return None if options.threshold is None else Policy(threshold=options.threshold, on_unscored=options.on_unscored)
 
 
-def pocket_policy(on_unscored: OnUnscored = "abstain") -> Policy | None:
+def pocket_policy(options: PolicyOptions | None = None) -> Policy | None:
     """A policy with the embedded model's own calibration, if it is there."""
     path = pocket_calibration()
-    return None if path is None else load_policy(path, None, on_unscored)
+    return None if path is None else load_policy(path, options)
 
 
 def pocket_calibration() -> Path | None:

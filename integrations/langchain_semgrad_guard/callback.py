@@ -23,7 +23,6 @@ from langchain_semgrad_guard.targets import target_of
 from semgrad_guard import METADATA_KEY, DriftMonitor, Policy, Verdict
 from semgrad_guard.errors import UnenforcedPolicyError
 from semgrad_guard.guard import (
-    ABSTAIN_MESSAGE,
     AbstainMessage,
     DecisionSink,
     Draft,
@@ -120,10 +119,10 @@ class UncertaintyRouterCallback(RunHandler):
         policy: Policy,
         escalate_to: Runnable[Any, Any] | None = None,
         *,
-        mode: Mode = "enforce",
-        abstain_message: AbstainMessage = ABSTAIN_MESSAGE,
-        keep_draft: bool = False,
-        on_error: OnError = "raise",
+        mode: Mode = Terms.mode,
+        abstain_message: AbstainMessage = Terms.abstain_message,
+        keep_draft: bool = Terms.keep_draft,
+        on_error: OnError = Terms.on_error,
         timeout: float | None = None,
         monitor: DriftMonitor | None = None,
         log: DecisionSink | None = None,

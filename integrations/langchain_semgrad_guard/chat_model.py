@@ -17,7 +17,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    PrivateAttr,
     SecretStr,
     SkipValidation,
     model_validator,
@@ -34,17 +33,16 @@ from langchain_semgrad_guard.structured_output import Method, structured
 from semgrad_guard import METADATA_KEY, Estimator, Generation, GenerationOptions, HybridGrad, LanguageModel, Verdict
 from semgrad_guard.adapters.answer_form import FORM_OPTIONS, AnswerForm
 from semgrad_guard.adapters.logprobs import openai_logprobs
-from semgrad_guard.adapters.settings import Weights, call_options, loaded_weights, require_loaded, weights_of
+from semgrad_guard.adapters.settings import LocalModelFields, Timeout, call_options, loaded_weights, require_loaded
 from semgrad_guard.errors import InputError, SemGradGuardError, require_known
 from semgrad_guard.guard import Answerer, AsyncLiveAnswer, Stop, as_estimator, assess, off_loop, stopping, template_name
-from semgrad_guard.named import reading_prompt
 from semgrad_guard.records import PromptForm
 
 _CALL_OPTIONS = FORM_OPTIONS | {"logprobs", "stream"}
 """Options of a call other than those for generating its answer."""
 
 
-class ChatSemGrad(StreamingChatModel):
+class ChatSemGrad(LocalModelFields, StreamingChatModel):
     """A Hugging Face causal LM, run here, whose answers carry an uncertainty.
 
         chat = ChatSemGrad(model="pocket")
@@ -57,46 +55,20 @@ class ChatSemGrad(StreamingChatModel):
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
 
-    model: str = "pocket"
-    """"pocket" (the embedded model), a folder, or a hub id."""
-    revision: str | None = None
-    dtype: Any = None
-    """As in transformers ("bfloat16", torch.float32); default: the checkpoint's own, float32 for the pocket model."""
-    device_map: Any = None
-    quantization_config: Any = None
-    """As in transformers: the weights are quantized while they are loaded."""
-    attn_implementation: str | None = None
-    template_options: Mapping[str, Any] | None = None
-    """Given to the chat template with every prompt, e.g. {"enable_thinking": False}."""
-
-    max_tokens: int | None = None
-    """Longest answer in tokens; 256 by default."""
-    temperature: float = 0.0
-    """0 is greedy, and the default: scores are made for greedy answers."""
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int | None = None
-    stop: list[str] | None = None
-    """Strings that end an answer; those of a call replace them."""
-
     estimator: Annotated[Estimator, SkipValidation, BeforeValidator(as_estimator)] = Field(default_factory=HybridGrad)
     """An estimator; or a calibration or a policy, for the estimator that they were made with."""
-    prompt_template: str = "chat"
-    """A name for the form of the prompts; a calibration for another form is refused."""
     max_batch_size: int = Field(default=16, ge=1)
     """How many answers are generated at once, where a call's config has no `max_concurrency`."""
 
     logprobs: bool = False
     """Put the tokens' log-probabilities into the metadata, in OpenAI's shape; a call may set it too."""
     streaming: bool = False
-    timeout: float | None = None
+    timeout: Timeout = None
     """Seconds for generating and scoring; beneath a router that sets no limit, for its target as well."""
     max_retries: int | None = None
     """Accepted as a standard parameter; a local model has no request to retry."""
     api_key: SecretStr | None = Field(default=None, exclude=True, repr=False)
     """Accepted as a standard parameter; a local model needs no key."""
-
-    _weights: Weights | None = PrivateAttr(default=None)
 
     def __init__(self, **fields: Any) -> None:
         known = type(self).model_fields
@@ -107,16 +79,7 @@ class ChatSemGrad(StreamingChatModel):
     @model_validator(mode="after")
     def _check_options(self) -> Self:
         self._options(None, {})
-        Stop(self.timeout)  # refuses a number that is not above 0
         return self
-
-    @property
-    def language_model(self) -> LanguageModel:
-        """The model itself, loaded now if it was not."""
-        weights = weights_of(self, self._weights)
-        if weights is not self._weights:  # assigning a private attribute costs more than the comparison
-            self._weights = weights
-        return weights.get()
 
     @classmethod
     def from_model(cls, language_model: LanguageModel, /, **fields: Any) -> Self:
@@ -146,11 +109,6 @@ class ChatSemGrad(StreamingChatModel):
                 f"from_pipeline takes a pipeline('text-generation', ...), not {getattr(pipeline, 'task', pipeline)!r}"
             )
         return cls.from_model(LanguageModel.from_transformers(pipeline.model, pipeline.tokenizer), **fields)
-
-    @property
-    def reading_prompt(self) -> str:
-        """A prompt for answering from a passage that this model reads well, with {context} and {question} in it."""
-        return reading_prompt(self.model)
 
     # How it answers.
 

@@ -26,13 +26,13 @@ from langchain_semgrad_guard.structured_output import Method, structured, struct
 from semgrad_guard import DriftMonitor, Estimator, HybridGrad, LanguageModel, Policy, estimator_of
 from semgrad_guard.errors import InputError, UnenforcedPolicyError
 from semgrad_guard.guard import (
-    ABSTAIN_MESSAGE,
     AbstainMessage,
     Answerer,
     DecisionSink,
     Mode,
     OnError,
     Promise,
+    Terms,
     as_estimator,
     off_loop,
     promise_along,
@@ -288,10 +288,10 @@ class GuardedChatModel(AroundChatModel):
 
     policy: Annotated[Policy, SkipValidation]
     escalate_to: Annotated[Any, SkipValidation] = None
-    mode: Annotated[Mode, SkipValidation] = "enforce"
-    abstain_message: Annotated[AbstainMessage, SkipValidation] = ABSTAIN_MESSAGE
-    keep_draft: bool = False
-    on_error: Annotated[OnError, SkipValidation] = "raise"
+    mode: Annotated[Mode, SkipValidation] = Terms.mode
+    abstain_message: Annotated[AbstainMessage, SkipValidation] = Terms.abstain_message
+    keep_draft: bool = Terms.keep_draft
+    on_error: Annotated[OnError, SkipValidation] = Terms.on_error
     timeout: Annotated[float | None, SkipValidation] = None
     monitor: Annotated[DriftMonitor | None, SkipValidation] = None
     log: Annotated[DecisionSink | None, SkipValidation] = None

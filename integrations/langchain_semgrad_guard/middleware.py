@@ -19,7 +19,7 @@ from langchain_semgrad_guard.callback import rules_of
 from langchain_semgrad_guard.review import REVIEW_KEY, HumanReview, question_of, settled
 from semgrad_guard import METADATA_KEY, Calibration, DriftMonitor, Estimator, LanguageModel, Policy, estimator_of
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import ABSTAIN_MESSAGE, AbstainMessage, DecisionSink, Mode, OnError, as_estimator
+from semgrad_guard.guard import AbstainMessage, DecisionSink, Mode, OnError, Terms, as_estimator
 
 
 class UncertaintyState(AgentState[Any]):
@@ -71,12 +71,12 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         self,
         policy: Policy,
         *,
-        mode: Mode = "enforce",
+        mode: Mode = Terms.mode,
         escalate_to: Runnable[Any, Any] | HumanReview | None = None,
-        abstain_message: AbstainMessage = ABSTAIN_MESSAGE,
+        abstain_message: AbstainMessage = Terms.abstain_message,
         trusted_tools: Collection[str] = (),
-        keep_draft: bool = False,
-        on_error: OnError = "raise",
+        keep_draft: bool = Terms.keep_draft,
+        on_error: OnError = Terms.on_error,
         timeout: float | None = None,
         monitor: DriftMonitor | None = None,
         log: DecisionSink | None = None,

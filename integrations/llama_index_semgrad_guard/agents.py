@@ -27,7 +27,6 @@ from semgrad_guard import Policy, Promise, Verdict
 from semgrad_guard.calibration import DriftMonitor
 from semgrad_guard.errors import AnswerFailedError, DeadlineExceededError, InputError
 from semgrad_guard.guard import (
-    ABSTAIN_MESSAGE,
     AbstainMessage,
     DecisionSink,
     Draft,
@@ -36,6 +35,7 @@ from semgrad_guard.guard import (
     Mode,
     OnError,
     Reply,
+    Terms,
     Waiting,
     Work,
     adrive,
@@ -101,13 +101,13 @@ class GuardedReActAgent(ReActAgent):
     """Which scores to let through."""
     escalate_to: Annotated[str | Reviewer | None, SkipValidation] = None
     """The name of another agent of the `AgentWorkflow`, or a `Reviewer` such as `ask_person`."""
-    abstain_message: Annotated[AbstainMessage, SkipValidation] = ABSTAIN_MESSAGE
-    mode: Annotated[Mode, SkipValidation] = "enforce"
+    abstain_message: Annotated[AbstainMessage, SkipValidation] = Terms.abstain_message
+    mode: Annotated[Mode, SkipValidation] = Terms.mode
     """As in `GuardedQueryEngine`; "raise" makes the run fail with a `LowConfidenceError`."""
-    keep_draft: bool = False
+    keep_draft: bool = Terms.keep_draft
     answering: Annotated[Answering | None, SkipValidation] = None
     """As in `GuardedQueryEngine`; default: all of a step's calls, which is one."""
-    on_error: Annotated[OnError, SkipValidation] = "raise"
+    on_error: Annotated[OnError, SkipValidation] = Terms.on_error
     """Where a reviewer or a step fails or is late: "raise" or "abstain"."""
     step_timeout: float | None = None
     """Seconds for generating and scoring in one step. `timeout` is LlamaIndex's own, for the whole run."""

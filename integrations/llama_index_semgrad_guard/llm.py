@@ -18,7 +18,7 @@ from llama_index.core.base.llms.types import (
 )
 from llama_index.core.llms import callbacks
 from llama_index.core.llms.llm import LLM, default_completion_to_prompt
-from pydantic import BeforeValidator, Field, PrivateAttr, SkipValidation
+from pydantic import BeforeValidator, Field, SkipValidation
 
 from llama_index_semgrad_guard.calls import ModelCall, current_turn, stray
 from llama_index_semgrad_guard.events import report
@@ -33,10 +33,9 @@ from llama_index_semgrad_guard.records import (
     without_calls,
 )
 from semgrad_guard import METADATA_KEY, Estimator, Generation, GenerationOptions, HybridGrad, LanguageModel, Verdict
-from semgrad_guard.adapters.settings import Weights, call_options, loaded_weights, require_loaded, weights_of
+from semgrad_guard.adapters.settings import LocalModelFields, call_options, loaded_weights, require_loaded
 from semgrad_guard.errors import InputError, UnsupportedToolsError, require_known
 from semgrad_guard.guard import Answerer, LiveAnswer, as_estimator, assess, off_loop, record_draft
-from semgrad_guard.named import reading_prompt
 from semgrad_guard.records import Conversation
 
 _PROMPT_FUNCTIONS: Mapping[str, Any] = {
@@ -72,7 +71,7 @@ def _traced_completion(method: F) -> F:
     return cast("F", callbacks.llm_completion_callback()(method))  # pyright: ignore[reportUnknownMemberType]
 
 
-class SemGradLLM(LLM):
+class SemGradLLM(LocalModelFields, LLM):
     """A Hugging Face causal LM, run here, whose answers carry an uncertainty.
 
         llm = SemGradLLM(model="pocket")
@@ -84,27 +83,6 @@ class SemGradLLM(LLM):
     methods leave the event loop free, and a cancelled one stops generating at the next token.
     """
 
-    model: str = "pocket"
-    """"pocket" (the embedded model), a folder, or a hub id."""
-    revision: str | None = None
-    dtype: Any = None
-    """As in transformers ("bfloat16", torch.float32); default: the checkpoint's own, float32 for the pocket model."""
-    device_map: Any = None
-    quantization_config: Any = None
-    """As in transformers: the weights are quantized while they are loaded."""
-    attn_implementation: str | None = None
-    template_options: Mapping[str, Any] | None = None
-    """Given to the chat template with every prompt, e.g. {"enable_thinking": False}."""
-
-    max_tokens: int = Field(default=256, ge=1)
-    """Longest answer in tokens."""
-    temperature: float = 0.0
-    """0 is greedy, and the default: scores are made for greedy answers."""
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int | None = None
-    stop: list[str] | None = None
-    """Strings that end an answer; those of a call replace them."""
     context_window: int | None = None
     """The window that LlamaIndex packs prompts for; default: the model's own, but at least 1024."""
 
@@ -112,23 +90,11 @@ class SemGradLLM(LLM):
         default_factory=HybridGrad, exclude=True
     )
     """An estimator; or a calibration or a policy, for the one that it was made with."""
-    prompt_template: str = "chat"
-    """A name for the form of the prompts; a calibration for another form is refused."""
-
-    _weights: Weights | None = PrivateAttr(default=None)
 
     def __init__(self, **fields: Any) -> None:
         require_known(type(self).__name__, fields, type(self).model_fields)
         super().__init__(**fields)
         self._options({})
-
-    @property
-    def language_model(self) -> LanguageModel:
-        """The model itself, loaded now if it was not."""
-        weights = weights_of(self, self._weights)
-        if weights is not self._weights:  # assigning a private attribute costs more than the comparison
-            self._weights = weights
-        return weights.get()
 
     @classmethod
     def from_model(cls, language_model: LanguageModel, /, **fields: Any) -> Self:
@@ -166,11 +132,6 @@ class SemGradLLM(LLM):
     def class_name(cls) -> str:
         """LlamaIndex's name for this class."""
         return "SemGradLLM"
-
-    @property
-    def reading_prompt(self) -> str:
-        """A prompt for answering from a passage that this model reads well, with {context} and {question} in it."""
-        return reading_prompt(self.model)
 
     @property
     def metadata(self) -> LLMMetadata:

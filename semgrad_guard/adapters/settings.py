@@ -1,6 +1,5 @@
 """The common fields of the frameworks' model classes: for loading weights and for decoding an answer.
 
-Field classes differ from framework to framework, so these functions read the fields off any object that has them.
 Weights load at the first answer, once for equal fields.
 """
 
@@ -12,12 +11,26 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+)
+
+from semgrad_guard.declared import declared_options
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.errors import InputError, require_known
+from semgrad_guard.named import reading_prompt
+from semgrad_guard.settings import AnswerOptions, MaxTokens, ModelOptions, Seed, Temperature, TopK, TopP
+from semgrad_guard.settings import Timeout as Timeout
 
 _LOADING = ("revision", "dtype", "device_map", "quantization_config", "attn_implementation", "template_options")
-_DECODING = frozenset({"max_tokens", "temperature", "top_p", "top_k", "seed", "stop"})
+_DECODING = frozenset(declared_options(AnswerOptions))
 
 _shared: weakref.WeakValueDictionary[str, Weights] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
@@ -74,10 +87,63 @@ class Weights:
             return found
 
 
-def weights_of(fields: Any, held: Weights | None) -> Weights:
-    """The weights for these fields: those already held, if the fields are still the same."""
-    loading = _loading(fields)
-    return held if held is not None and held.key == _key_of(loading) else Weights.shared(**loading)
+class LocalModelFields(BaseModel):
+    """The fields of a framework's class for a local model."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
+
+    model: str = ModelOptions.model
+    """"pocket" (the embedded model), a folder, or a hub id."""
+    revision: str | None = None
+    dtype: Any = None
+    """As in transformers ("bfloat16", torch.float32); default: the checkpoint's own, float32 for the pocket model."""
+    device_map: Any = None
+    quantization_config: Any = None
+    """As in transformers: the weights are quantized while they are loaded."""
+    attn_implementation: str | None = None
+    template_options: Mapping[str, Any] | None = None
+    """Given to the chat template with every prompt, e.g. {"enable_thinking": False}."""
+
+    max_tokens: MaxTokens = AnswerOptions.max_tokens
+    """Longest answer in tokens; None is the default."""
+    temperature: Temperature = AnswerOptions.temperature
+    """0 is greedy, and the default: scores are made for greedy answers."""
+    top_p: TopP = AnswerOptions.top_p
+    top_k: TopK = AnswerOptions.top_k
+    seed: Seed | None = AnswerOptions.seed
+    stop: list[str] | None = None
+    """Strings that end an answer; those of a call replace them."""
+    prompt_template: str = "chat"
+    """A name for the form of the prompts; a calibration for another form is refused."""
+
+    _weights: Weights | None = PrivateAttr(default=None)
+
+    @field_validator("max_tokens", mode="before")
+    @classmethod
+    def _longest(cls, value: Any) -> Any:
+        return AnswerOptions.max_tokens if value is None else value
+
+    @field_validator("max_tokens", "temperature", "top_p", "top_k", "seed", "timeout", mode="wrap", check_fields=False)
+    @classmethod
+    def _bounded(cls, value: Any, read: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+        """A value out of its range is an error of ours, as in every other place."""
+        try:
+            return read(value)
+        except ValidationError as error:
+            raise InputError(f"{info.field_name}: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
+
+    @property
+    def language_model(self) -> LanguageModel:
+        """The model itself, loaded now if it was not."""
+        loading = _loading(self)
+        if self._weights is None or self._weights.key != _key_of(loading):
+            self._weights = Weights.shared(**loading)
+        return self._weights.get()
+
+    @property
+    def reading_prompt(self) -> str:
+        """A prompt for answering from a passage that this model reads well, with {context} and {question} in it."""
+        return reading_prompt(self.model)
 
 
 def loaded_weights(fields: Any, model: LanguageModel) -> Weights:

@@ -11,9 +11,11 @@ from semgrad_guard.cli import loading, options, values
 from semgrad_guard.cli.estimators import EstimatorSpec
 from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.terminal import OUT, note, say, status
+from semgrad_guard.declared import Option
 from semgrad_guard.errors import BindingMismatchError, EmptyPromptError
 from semgrad_guard.loading import ModelSource, pocket_policy
 from semgrad_guard.named import POCKET
+from semgrad_guard.settings import EngineOptions, PolicyOptions
 
 if TYPE_CHECKING:
     from semgrad_guard.calibration import Binding
@@ -25,49 +27,24 @@ if TYPE_CHECKING:
     from semgrad_guard.records import Message, Verdict
 
 
-def ask(  # noqa: PLR0913  # a command's options are its arguments
+def ask(  # a command's options are its arguments
     question: Annotated[
         str,
         typer.Argument(
-            metavar="QUESTION",
-            parser=values.text,
-            help='What to ask; "-" reads it from stdin.',
-            show_default=False,
+            metavar="QUESTION", parser=values.text, help='What to ask; "-" reads it from stdin.', show_default=False
         ),
     ],
     *,
-    model: options.Model = POCKET,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    quantization_config: options.QuantizationConfig = None,
-    template_option: options.TemplateOption = None,
-    engine: options.Engine = None,
-    estimator: options.EstimatorOption = None,
-    variant: options.Variant = None,
-    tau: options.Tau = None,
-    beta: options.Beta = None,
-    sampled_rows: options.SampledRows = None,
+    model: EngineOptions,
+    estimator: EstimatorSpec,
     calibration: options.CalibrationFile = None,
-    threshold: options.Threshold = None,
-    on_unscored: options.OnUnscored = "abstain",
+    decision: PolicyOptions,
     probe: options.ProbeFile = None,
-    max_tokens: options.MaxTokens = 256,
-    temperature: options.Temperature = 0.0,
-    seed: options.Seed = 0,
-    stop: options.Stop = None,
-    system: options.System = None,
-    prompt: options.Prompt = "plain",
+    answers: options.Decoding,
+    wording: options.Wording,
     context: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT",
-            parser=values.text,
-            help="The passage to answer from; @FILE reads it from a file.",
-            rich_help_panel=options.ANSWERS,
-        ),
+        str | None, Option("The passage to answer from; @FILE reads it from a file.", options.ANSWERS, "TEXT")
     ] = None,
-    few_shot: options.FewShot = None,
-    shots: options.Shots = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Ask a local model, and see how uncertain its answer is.
@@ -78,27 +55,26 @@ def ask(  # noqa: PLR0913  # a command's options are its arguments
     The embedded model brings its calibration along; it is used unless you give another or use other settings than its
     own.
     """
-    values.one_from_stdin(question=question, prompt=prompt, system=system, context=context)
+    values.one_from_stdin(question=question, prompt=wording.prompt, system=wording.system, context=context)
     text = loading.given_text(question)
     if not text.strip():
         raise EmptyPromptError("The question is empty; ask something.")
-    row, phrasing = _row(text, context), loading.phrasing(system, prompt, few_shot, shots)[0]
+    row, phrasing = _row(text, context), loading.phrasing(wording)[0]
     phrasing.require([row])
-    policy, token = loading.load_policy(calibration, threshold, on_unscored), loading.load_token(probe)
-    embedded = pocket_policy(on_unscored) if policy is None and model == POCKET else None
-    chosen = EstimatorSpec(estimator, variant, tau, beta, sampled_rows).estimator(policy or embedded)
-    template = dict(template_option or ())
+    policy, token = loading.load_policy(calibration, decision), loading.load_token(probe)
+    embedded = pocket_policy(decision) if policy is None and model.model == POCKET else None
+    chosen = estimator.make(policy or embedded)
     answerer = _answerer(
-        loading.load(ModelSource(model, dtype, device, quantization_config, token, template, engine)),
+        loading.load(ModelSource(**vars(model), semantic_token=token)),
         chosen,
-        loading.decoding(max_tokens=max_tokens, temperature=temperature, seed=seed, stop=stop or ()),
+        loading.decoding(answers),
         phrasing.name([row]),
     )
     if policy is not None:
         policy.check(answerer.binding())
     elif embedded is not None:
         policy = _if_it_fits(embedded, answerer.binding())
-    verdict = _verdict(answerer, phrasing.conversation(row), policy, on_unscored)
+    verdict = _verdict(answerer, phrasing.conversation(row), policy, decision.on_unscored)
     _show(verdict, text, as_json=as_json)
     raise typer.Exit(_code(verdict))
 

@@ -15,6 +15,7 @@ from semgrad_guard.cli.estimators import (
     EstimatorSpec,
     Graded,
     GradedOther,
+    LearnedEstimatorSpec,
     estimators_for,
     learns,
     outcome_of,
@@ -23,9 +24,10 @@ from semgrad_guard.cli.estimators import (
 from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.loading import Cluster, spreading
 from semgrad_guard.cli.terminal import kept_on_interrupt, note, say, say_unscored
+from semgrad_guard.declared import Bounds, Option
 from semgrad_guard.errors import InputError
 from semgrad_guard.loading import ModelSource
-from semgrad_guard.named import POCKET
+from semgrad_guard.settings import EngineOptions
 
 if TYPE_CHECKING:
     from semgrad_guard.calibration import Binding, Calibration
@@ -44,147 +46,95 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     *,
     data: Annotated[
         Path,
-        typer.Option(
-            metavar="FILE",
-            parser=values.stream,
-            help='A file or folder of JSON Lines, JSON, CSV or Parquet with "question" and "answers"; "-" is stdin, '
+        Option(
+            'A file or folder of JSON Lines, JSON, CSV or Parquet with "question" and "answers"; "-" is stdin, '
             '"pocket" are questions about the embedded model\'s world.',
-            show_default=False,
-            rich_help_panel=options.DATA,
+            options.DATA,
+            "FILE",
+            reads="stream",
         ),
     ],
-    output: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE",
-            parser=values.path,
-            help="Where to save the calibration.",
-            show_default=False,
-            rich_help_panel=options.DATA,
-        ),
-    ],
-    model: options.Model = POCKET,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    quantization_config: options.QuantizationConfig = None,
-    template_option: options.TemplateOption = None,
-    engine: options.Engine = None,
+    output: Annotated[Path, Option("Where to save the calibration.", options.DATA, "FILE")],
+    model: EngineOptions,
     alpha: Annotated[
         float,
-        typer.Option(
-            metavar="X",
-            parser=values.number(0.0001, 0.9999),
-            help="The error rate to promise among the answers let through.",
-            rich_help_panel=options.DECISION,
+        Option(
+            "The error rate to promise among the answers let through.", options.DECISION, "X", Bounds(0.0001, 0.9999)
         ),
     ] = 0.1,
     delta: Annotated[
-        float,
-        typer.Option(
-            metavar="X",
-            parser=values.number(0.000001, 0.9999),
-            help="How likely the promise may fail.",
-            rich_help_panel=options.DECISION,
-        ),
+        float, Option("How likely the promise may fail.", options.DECISION, "X", Bounds(0.000001, 0.9999))
     ] = 0.1,
     robust: Annotated[
         bool,
-        typer.Option(
-            "--robust",
-            help="For scores with confident mistakes. Decide on it before you see labels.",
-            rich_help_panel=options.DECISION,
+        Option(
+            "For scores with confident mistakes. Decide on it before you see labels.",
+            options.DECISION,
+            spelled="--robust",
         ),
     ] = False,
     extra_prompts: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            parser=values.path,
-            help='Further real prompts (second turns, greetings), a line of JSON {"messages": [...]} each: they are '
+        Option(
+            'Further real prompts (second turns, greetings), a line of JSON {"messages": [...]} each: they are '
             "familiar as well, and take no answers.",
-            rich_help_panel=options.DECISION,
+            options.DECISION,
+            "FILE",
         ),
     ] = None,
     slot: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="TEXT",
-            help='Text of the prompt in which a name or a date varies: "You help {user}." Repeat it for several.',
-            rich_help_panel=options.DECISION,
+        Option(
+            'Text of the prompt in which a name or a date varies: "You help {user}." Repeat it for several.',
+            options.DECISION,
+            "TEXT",
         ),
     ] = None,
     grader: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            parser=values.grader,
-            autocompletion=values.completing(get_args(options.GraderName)),
-            help="What counts as correct: contains (a reference is asserted), exact-match, token-f1 (at least 0.5), "
+        Option(
+            "What counts as correct: contains (a reference is asserted), exact-match, token-f1 (at least 0.5), "
             "rouge-l (at least 0.3), nli=MODEL, bem=MODEL or judge=PROVIDER:MODEL. contains+judge=... hands the judge "
             "the answers on which contains comes to no verdict.",
-            show_default=options.DEFAULT_GRADER,
-            rich_help_panel=options.GRADING,
+            options.GRADING,
+            reads="grader",
+            shown=options.DEFAULT_GRADER,
+            completions=get_args(options.GraderName),
         ),
     ] = None,
     labels: options.Labels = None,
-    estimator: options.LearnedEstimatorOption = "hybridgrad",
-    variant: options.Variant = None,
-    tau: options.Tau = None,
-    beta: options.Beta = None,
-    sampled_rows: options.SampledRows = None,
+    estimator: LearnedEstimatorSpec,
     answers: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            parser=values.path,
-            help="The record of the run, which an interrupted run continues.",
-            show_default="next to output",
-            rich_help_panel=options.DATA,
+        Option(
+            "The record of the run, which an interrupted run continues.", options.DATA, "FILE", shown="next to output"
         ),
     ] = None,
     batch_size: options.BatchSize = 8,
-    max_tokens: options.MaxTokens = 256,
-    temperature: options.Temperature = 0.0,
-    seed: options.Seed = 0,
-    system: options.System = None,
-    prompt: options.Prompt = "plain",
-    few_shot: options.FewShot = None,
-    shots: options.Shots = None,
-    stop: options.Stop = None,
-    question_field: options.QuestionField = None,
-    answers_field: options.AnswersField = None,
-    context_field: options.ContextField = None,
+    decoding: options.Decoding,
+    wording: options.Wording,
+    columns: options.AnsweredColumns,
     probe: options.ProbeFile = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            parser=values.path,
-            help="Draw risk against coverage (.png, .svg, .pdf).",
-            rich_help_panel=options.DATA,
-        ),
-    ] = None,
+    plot: Annotated[Path | None, Option("Draw risk against coverage (.png, .svg, .pdf).", options.DATA, "FILE")] = None,
     also: Annotated[
         list[Path] | None,
-        typer.Option(
-            metavar="FILE",
-            parser=values.path,
-            help="Answers to the same questions by the model in another engine or number format (the .answers.jsonl of "
+        Option(
+            "Answers to the same questions by the model in another engine or number format (the .answers.jsonl of "
             "its calibration): the promise then holds for both. Repeat the option for several.",
-            rich_help_panel=options.DECISION,
+            options.DECISION,
+            "FILE",
         ),
     ] = None,
     upstream: Annotated[
         str | None,
-        typer.Option(
-            metavar="ID",
-            parser=values.calibration_id,
-            help="Id of the stage before, if these are the questions that it did not let through.",
-            rich_help_panel=options.DECISION,
+        Option(
+            "Id of the stage before, if these are the questions that it did not let through.",
+            options.DECISION,
+            "ID",
+            reads="calibration_id",
         ),
     ] = None,
-    ray: options.Ray = None,
-    workers: options.Workers = None,
+    cluster: Cluster,
     strict: options.Strict = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -199,29 +149,24 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     from semgrad_guard.calibration.slots import read_slots
     from semgrad_guard.evaluation.files import beside, sole_writer
 
-    values.one_from_stdin(data=data, prompt=prompt, system=system, labels=labels)
+    values.one_from_stdin(data=data, prompt=wording.prompt, system=wording.system, labels=labels)
     runs = tuple(also or ())
-    cluster = Cluster.of(ray, workers)
     files = Files(output, answers or beside(output, ".answers.jsonl"), plot, labels)
-    spec = EstimatorSpec(estimator, variant, tau, beta, sampled_rows)
-    if runs and learns(spec):
-        raise InputError(f"--also takes an estimator that learns nothing from labels, not {spec.name}")
+    if runs and learns(estimator):
+        raise InputError(f"--also takes an estimator that learns nothing from labels, not {estimator.estimator}")
     if runs and labels is not None:
         raise InputError("--also takes a grader for the answers of every run; --labels are about those of one")
-    phrasing, sources = loading.phrasing(system, prompt, few_shot, shots)
+    phrasing, sources = loading.phrasing(wording)
     given = [path for path in (probe, extra_prompts) if path is not None]
-    files.check([data, Path(model), *sources, *runs, *given])
-    columns = {"question_field": question_field, "answers_field": answers_field, "context_field": context_field}
+    files.check([data, Path(model.model), *sources, *runs, *given])
     questions = _read(data, columns, strict=strict, alpha=alpha, delta=delta)
-    estimators_for(spec)  # refuses settings that they do not take, before any work
+    estimators_for(estimator)  # refuses settings that they do not take, before any work
     graders = grading.load_graders([] if grader is None else [grader])
     grading.check_labels(labels, begun_at=labels)
-    decoding = loading.decoding(max_tokens=max_tokens, temperature=temperature, seed=seed, stop=stop or ())
-    template, token = dict(template_option or ()), loading.load_token(probe)
-    source = ModelSource(model, dtype, device, quantization_config, token, template, engine)
+    source = ModelSource(**vars(model), semantic_token=loading.load_token(probe))
     conversations = [] if extra_prompts is None else loading.read_conversations(extra_prompts)
     shape = _Shape(conversations, read_slots(slot or ()))
-    run = _Run(source, spec, phrasing, decoding, batch_size, cluster, runs, shape)
+    run = _Run(source, estimator, phrasing, loading.decoding(decoding), batch_size, cluster, runs, shape)
     with sole_writer(output):
         outcome = run(
             questions.rows, files, graders=graders, alpha=alpha, delta=delta, robust=robust, upstream=upstream
@@ -339,7 +284,7 @@ class _Run:
             )
 
 
-def _read(data: Path, columns: Mapping[str, str | None], *, strict: bool, alpha: float, delta: float) -> QuestionFile:
+def _read(data: Path, columns: options.Columns, *, strict: bool, alpha: float, delta: float) -> QuestionFile:
     """The questions, with a warning if they are too few for the promise whatever the answers."""
     from semgrad_guard.calibration import binomial
 

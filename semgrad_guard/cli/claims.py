@@ -37,7 +37,7 @@ def replay_estimator(spec: EstimatorSpec) -> ReplayEstimator:
     """The requested estimator, if it reads its number off a replay: only those know parts of an answer."""
     from semgrad_guard.estimators.base import ReplayEstimator
 
-    estimator = spec.estimator()
+    estimator = spec.make()
     if not isinstance(estimator, ReplayEstimator):
         raise typer.BadParameter(
             f"{estimator.name} compares whole answers; --by needs an estimator of one replay, e.g. hybridgrad"

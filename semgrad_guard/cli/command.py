@@ -16,6 +16,7 @@ from rich.traceback import Traceback
 from typer.core import TyperCommand
 
 from semgrad_guard.cli import options, signals
+from semgrad_guard.cli.deriving import derive, parameters_of
 from semgrad_guard.cli.help import ExitCode, flowing
 from semgrad_guard.cli.terminal import ERR, Loudness, is_verbose, say, speaking
 from semgrad_guard.errors import SemGradGuardError
@@ -74,6 +75,7 @@ def add(app: typer.Typer, function: Callable[..., None], epilog: str, *, continu
 def _guarded(function: Callable[..., None], continues: bool) -> Callable[..., None]:
     """The function with --quiet and --verbose. Our own errors end it with a message and code 1, and so do those of the
     system; Ctrl-C with 130, other signals alike. Anything else is a bug, and shows."""
+    derived = derive(function)
     how_to_go_on = "Run the same command again to continue." if continues else "Nothing is kept."
 
     @functools.wraps(function)
@@ -89,7 +91,7 @@ def _guarded(function: Callable[..., None], continues: bool) -> Callable[..., No
         ):
             try:
                 try:
-                    function(**given)
+                    function(**derived.collected(given))
                 finally:
                     sys.stdout.flush()  # here, where an error has a message, and not when Python ends
             except KeyboardInterrupt as error:
@@ -109,14 +111,9 @@ def _guarded(function: Callable[..., None], continues: bool) -> Callable[..., No
                 _let_go_of_stdout()
                 raise typer.Exit(ExitCode.ERROR) from error
 
-    signature = inspect.signature(function, eval_str=True)
-    both = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
-        for name, kind in (("quiet", options.Quiet), ("verbose", options.Verbose))
-    ]
-    parameters = [*signature.parameters.values(), *both]
+    parameters = [*derived.parameters, *parameters_of(options.Loud)]
     wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    cast("Any", wrapped).__signature__ = signature.replace(parameters=parameters)
+    cast("Any", wrapped).__signature__ = inspect.Signature(parameters)
     return wrapped
 
 

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from semgrad_guard.cli import options, values
+from semgrad_guard.cli import options
 from semgrad_guard.cli.terminal import OUT
+from semgrad_guard.declared import Option
 from semgrad_guard.errors import DecisionLogError
+from semgrad_guard.settings import LogAddress
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,19 +26,10 @@ _COLUMNS = ("decisions", "answer", "escalate", "abstain", "unscored")
 
 def decisions(
     *,
-    since: Annotated[
-        str,
-        typer.Option(
-            metavar="TIME",
-            parser=values.text,
-            help="From when on: 7d, 12h, 30m, 2w, or 2026-01-31 (UTC).",
-            rich_help_panel=options.DATA,
-        ),
-    ] = "7d",
-    log: options.LogAddress = None,
+    since: Annotated[str, Option("From when on: 7d, 12h, 30m, 2w, or 2026-01-31 (UTC).", options.DATA, "TIME")] = "7d",
+    log: LogAddress = None,
     as_csv: Annotated[
-        bool,
-        typer.Option("--csv", help="Every decision as a line of CSV on stdout.", rich_help_panel=options.OUTPUT),
+        bool, Option("Every decision as a line of CSV on stdout.", options.OUTPUT, spelled="--csv")
     ] = False,
     as_json: options.AsJson = False,
 ) -> None:

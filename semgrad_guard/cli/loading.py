@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 
 from semgrad_guard import loading
+from semgrad_guard.cli.options import CLUSTER, Columns, Decoding, Wording
 from semgrad_guard.cli.terminal import detail, is_verbose, note, note_problems, say_problems, status
+from semgrad_guard.declared import Bounds, Option
 from semgrad_guard.errors import InputError
 from semgrad_guard.loading import ModelSource
+from semgrad_guard.settings import ONE_THRESHOLD, PolicyOptions, require_name
 
 if TYPE_CHECKING:
     from semgrad_guard.engine.generation.options import GenerationOptions
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     from semgrad_guard.evaluation.questions.data import Need, Question, QuestionFile
     from semgrad_guard.evaluation.questions.prompts import Phrasing
     from semgrad_guard.evaluation.runs.run import Batch, Spread
-    from semgrad_guard.guard import OnUnscored, Policy
+    from semgrad_guard.guard import Policy
     from semgrad_guard.ray.pool import Recipe
     from semgrad_guard.records import Message
 
@@ -33,13 +36,13 @@ A = TypeVar("A", bound="Row")
 
 def load(source: ModelSource) -> LanguageModel:
     """The model, while the terminal shows its name."""
-    if source.engine is not None and (source.device is not None or source.quantization is not None):
+    if source.engine is not None and (source.device is not None or source.quantization_config is not None):
         raise typer.BadParameter(
             "--engine vllm takes neither --device nor --quantization-config: vLLM goes where it was built for, and "
             "scoring takes whole weights"
         )
     began = time.monotonic()
-    with status(f"Loading {source.name} …"):
+    with status(f"Loading {source.model} …"):
         model = source.load(verbose=is_verbose())
     for doubt in model.doubts:
         note(doubt, label="Warning")
@@ -87,20 +90,18 @@ def text_or_file(given: str) -> tuple[str, list[Path]]:
     return read_text(path).removesuffix("\n"), [path]
 
 
-def phrasing(
-    system: str | None, prompt: str, few_shot: Path | None = None, shots: int | None = None
-) -> tuple[Phrasing, list[Path]]:
+def phrasing(wording: Wording) -> tuple[Phrasing, list[Path]]:
     """How questions are put to the model, and the files that the options read it from."""
     from semgrad_guard.evaluation.questions.prompts import Phrasing
 
-    files = [] if few_shot is None else [few_shot]
+    system, files = wording.system, [] if wording.few_shot is None else [wording.few_shot]
     if system is not None:
         system, read = text_or_file(system)
         files += read
-    examples = read_examples(few_shot, shots)
-    if prompt == "plain" or prompt == "paper":
-        return Phrasing(system, prompt, None, examples), files
-    template, read = text_or_file(prompt)
+    examples = read_examples(wording.few_shot, wording.shots)
+    if wording.prompt == "plain" or wording.prompt == "paper":
+        return Phrasing(system, wording.prompt, None, examples), files
+    template, read = text_or_file(wording.prompt)
     return Phrasing(system, "plain", template, examples), [*files, *read]
 
 
@@ -144,13 +145,11 @@ def read_examples(path: Path | None, shots: int | None) -> Sequence[Question]:
     return found.rows[:shots]
 
 
-def read_data(
-    data: str | Path, columns: Mapping[str, str | None], *, needs: Need = "answers", strict: bool
-) -> QuestionFile:
-    """The questions of a source; `columns` are the names that the user gave, as `read_questions` takes them."""
+def read_data(data: str | Path, columns: Columns, *, needs: Need = "answers", strict: bool) -> QuestionFile:
+    """The questions of a source."""
     from semgrad_guard.evaluation.questions.data import read_questions
 
-    found = read_questions(data, needs=needs, strict=strict, **columns)
+    found = read_questions(data, needs=needs, strict=strict, **vars(columns))
     say_problems(found.problems)
     note_problems([*found.duplicates, *found.shared_ids])
     if found.unread:
@@ -168,53 +167,63 @@ def load_token(probe: Path | None) -> TokenChoice | None:
     return None if probe is None else TokenChoice.load(probe)
 
 
-def decoding(*, max_tokens: int, temperature: float, seed: int, stop: Sequence[str] = ()) -> GenerationOptions:
+def decoding(options: Decoding) -> GenerationOptions:
     """How to generate."""
     from semgrad_guard.engine.generation.options import GenerationOptions
 
-    return GenerationOptions(max_tokens=max_tokens, temperature=temperature, seed=seed, stop=tuple(stop))
+    return GenerationOptions(**vars(options))
 
 
-def load_policy(
-    calibration: Path | None, threshold: float | None, on_unscored: OnUnscored = "abstain"
-) -> Policy | None:
+def load_policy(calibration: Path | None, options: PolicyOptions | None = None) -> Policy | None:
     """The policy of the options, if they have one.
 
     Raises:
         BadParameter: they have two.
     """
-    if calibration is not None and threshold is not None:
-        raise typer.BadParameter("give --calibration or --threshold, not both: a calibration has its own threshold")
-    return loading.load_policy(calibration, threshold, on_unscored)
+    if calibration is not None and options is not None and options.threshold is not None:
+        raise typer.BadParameter(ONE_THRESHOLD)
+    return loading.load_policy(calibration, options)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """The options: where the cluster is, if there is to be one, and how many workers load the model."""
+    """The options: where the cluster is, if there is to be one, and how many workers load the model.
 
-    address: str | None = None
-    workers: int | None = None
+    Raises:
+        BadParameter: workers without a cluster.
+        MissingExtraError: Ray is not installed.
+    """
 
-    @classmethod
-    def of(cls, address: str | None, workers: int | None) -> Cluster:
-        """The options, refused before any work where they cannot be followed.
+    ray: Annotated[
+        str | None,
+        Option(
+            "Spread the work over a Ray cluster: auto, HOST:PORT or ray://HOST:PORT. Without an address, one "
+            "starts in this process.",
+            CLUSTER,
+            "[ADDRESS]",
+            check=require_name,
+            spelled="--ray",
+        ),
+    ] = None
+    workers: Annotated[
+        int | None,
+        Option(
+            "With --ray: how many processes load the model. They share the CPUs, or the GPUs.",
+            CLUSTER,
+            "N",
+            Bounds(1, 1_000_000),
+            shown="one a GPU, or one a machine without",
+            spelled="--workers",
+        ),
+    ] = None
 
-        Raises:
-            MissingExtraError: Ray is not installed.
-        """
-        if address is None:
-            if workers is not None:
-                raise typer.BadParameter("--workers is for --ray; give both")
-            return cls()
-        from semgrad_guard.ray.cluster import library
+    def __post_init__(self) -> None:
+        if self.ray is not None:
+            from semgrad_guard.ray.cluster import library
 
-        library()
-        return cls(address, workers)
-
-    @property
-    def is_used(self) -> bool:
-        """Whether batches are spread at all."""
-        return self.address is not None
+            library()
+        elif self.workers is not None:
+            raise typer.BadParameter("--workers is for --ray; give both")
 
 
 @contextmanager
@@ -222,7 +231,7 @@ def spreading(
     cluster: Cluster, model: LanguageModel, source: ModelSource, recipe: Recipe[list[A]]
 ) -> Generator[Spread[A] | None]:
     """A function that spreads batches for as long as this lasts, on request; the first batch starts the cluster."""
-    address = cluster.address
+    address = cluster.ray
     if address is None:
         yield None
         return

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from semgrad_guard.cli import loading, options, signals, values
+from semgrad_guard.cli import loading, options, signals
 from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.terminal import OUT, note, progress, say
+from semgrad_guard.declared import Bounds, Option
 from semgrad_guard.loading import ModelSource
-from semgrad_guard.named import POCKET
+from semgrad_guard.settings import MaxTokens, ModelOptions
 
 if TYPE_CHECKING:
     from semgrad_guard.evaluation.files import Output
@@ -29,64 +30,30 @@ def probe(  # noqa: PLR0913  # a command's options are its arguments
     *,
     data: Annotated[
         Path,
-        typer.Option(
-            metavar="FILE",
-            parser=values.stream,
-            help='Questions with "paraphrases" and, best, "answers"; "-" reads them from stdin.',
-            show_default=False,
-            rich_help_panel=options.DATA,
+        Option(
+            'Questions with "paraphrases" and, best, "answers"; "-" reads them from stdin.',
+            options.DATA,
+            "FILE",
+            reads="stream",
         ),
     ],
-    output: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE",
-            parser=values.path,
-            help="Where to save the record.",
-            show_default=False,
-            rich_help_panel=options.DATA,
-        ),
-    ],
-    model: options.Model = POCKET,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    quantization_config: options.QuantizationConfig = None,
-    template_option: options.TemplateOption = None,
+    output: Annotated[Path, Option("Where to save the record.", options.DATA, "FILE")],
+    model: ModelOptions,
     tokens: Annotated[
-        int,
-        typer.Option(
-            parser=values.whole(1, 1_000_000),
-            metavar="N",
-            help="How many of a prompt's last tokens to look at.",
-            rich_help_panel=_LOOKED_AT,
-        ),
+        int, Option("How many of a prompt's last tokens to look at.", _LOOKED_AT, "N", Bounds(1, 1_000_000))
     ] = 10,
     answers: Annotated[
-        bool,
-        typer.Option(
-            "--answers/--no-answers",
-            help="Let the model answer, and see where SemGrad works.",
-            rich_help_panel=_LOOKED_AT,
-        ),
+        bool, Option("Let the model answer, and see where SemGrad works.", _LOOKED_AT, spelled="--answers/--no-answers")
     ] = True,
     grader: Annotated[
-        options.GraderName | None,
-        typer.Option(
-            metavar="NAME",
-            help="What counts as correct.",
-            show_default=options.DEFAULT_GRADER,
-            rich_help_panel=_LOOKED_AT,
-        ),
+        options.GraderName | None, Option("What counts as correct.", _LOOKED_AT, shown=options.DEFAULT_GRADER)
     ] = None,
     batch_size: options.BatchSize = 8,
-    max_tokens: options.MaxTokens = 64,
+    max_tokens: MaxTokens = 64,
     system: options.System = None,
-    question_field: options.QuestionField = None,
-    answers_field: options.AnswersField = None,
-    context_field: options.ContextField = None,
+    columns: options.AnsweredColumns,
     plots: Annotated[
-        bool,
-        typer.Option("--plots/--no-plots", help="Draw the pictures, next to the record.", rich_help_panel=options.DATA),
+        bool, Option("Draw the pictures, next to the record.", options.DATA, spelled="--plots/--no-plots")
     ] = True,
     strict: options.Strict = False,
     as_json: options.AsJson = False,
@@ -101,22 +68,21 @@ def probe(  # noqa: PLR0913  # a command's options are its arguments
     from semgrad_guard.evaluation.probing.probe import ProbePlan
 
     files = _Files.beside(output, plots=plots)
-    phrasing, sources = loading.phrasing(system, "plain")
-    files.check([data, Path(model), *sources])
-    columns = {"question_field": question_field, "answers_field": answers_field, "context_field": context_field}
+    phrasing, sources = loading.phrasing(options.Wording(system=system))
+    files.check([data, Path(model.model), *sources])
     questions = _read(data, columns, strict=strict)
     with sole_writer(output):
         found = _probe(
             questions,
             files,
-            ModelSource(model, dtype, device, quantization_config, template_options=dict(template_option or ())),
+            ModelSource(**vars(model)),
             answers=answers,
             grader=grader,
             plan=ProbePlan(
                 tokens=tokens,
                 batch_size=batch_size,
                 system=phrasing.system,
-                options=loading.decoding(max_tokens=max_tokens, temperature=0.0, seed=0),
+                options=loading.decoding(options.Decoding(max_tokens=max_tokens)),
             ),
         )
         found.save(output)
@@ -171,7 +137,7 @@ class _Files:
         ]
 
 
-def _read(data: Path, columns: Mapping[str, str | None], *, strict: bool) -> QuestionFile:
+def _read(data: Path, columns: options.Columns, *, strict: bool) -> QuestionFile:
     from semgrad_guard.evaluation.questions.data import with_paraphrases
 
     questions = loading.read_data(data, columns, needs="question", strict=strict)
@@ -182,13 +148,7 @@ def _read(data: Path, columns: Mapping[str, str | None], *, strict: bool) -> Que
 
 
 def _probe(
-    questions: QuestionFile,
-    files: _Files,
-    source: ModelSource,
-    *,
-    answers: bool,
-    grader: str | None,
-    plan: ProbePlan,
+    questions: QuestionFile, files: _Files, source: ModelSource, *, answers: bool, grader: str | None, plan: ProbePlan
 ) -> Probe:
     from semgrad_guard.evaluation.graders import GRADERS, default_grader
     from semgrad_guard.evaluation.probing.probe import probe

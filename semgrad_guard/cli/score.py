@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,9 +13,10 @@ from semgrad_guard.cli.estimators import EstimatorSpec
 from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.loading import Cluster, spreading
 from semgrad_guard.cli.terminal import OUT, kept_on_interrupt, progress, say, say_problems
+from semgrad_guard.declared import Bounds, Option
 from semgrad_guard.errors import EmptyPromptError, EmptyResponseError, InputError
 from semgrad_guard.loading import ModelSource
-from semgrad_guard.named import POCKET
+from semgrad_guard.settings import ModelOptions
 
 if TYPE_CHECKING:
     from semgrad_guard.calibration import Drift
@@ -30,71 +31,40 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
     *,
     data: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            parser=values.stream,
-            help='A file or folder of JSON Lines, JSON, CSV or Parquet with "question" and "response", and perhaps '
+        Option(
+            'A file or folder of JSON Lines, JSON, CSV or Parquet with "question" and "response", and perhaps '
             '"context", the passage that the text was answered from; "-" is stdin.',
-            rich_help_panel=options.DATA,
+            options.DATA,
+            "FILE",
+            reads="stream",
         ),
     ] = None,
     question: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT",
-            parser=values.text,
-            help='One question, instead of a file; "-" reads it from stdin.',
-            rich_help_panel=options.DATA,
-        ),
+        str | None, Option('One question, instead of a file; "-" reads it from stdin.', options.DATA, "TEXT")
     ] = None,
     response: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT",
-            parser=values.text,
-            help='The text to score as its answer; "-" reads it from stdin.',
-            rich_help_panel=options.DATA,
-        ),
+        str | None, Option('The text to score as its answer; "-" reads it from stdin.', options.DATA, "TEXT")
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            parser=values.stream,
-            help='Write the scores there, as JSON Lines; "-" is stdout, as with --json.',
-            rich_help_panel=options.DATA,
+        Option(
+            'Write the scores there, as JSON Lines; "-" is stdout, as with --json.',
+            options.DATA,
+            "FILE",
+            reads="stream",
         ),
     ] = None,
     batch_size: Annotated[
-        int,
-        typer.Option(
-            parser=values.whole(1, 1_000_000),
-            metavar="N",
-            help="Texts scored at once; with --by, one after the other.",
-            rich_help_panel=options.DATA,
-        ),
+        int, Option("Texts scored at once; with --by, one after the other.", options.DATA, "N", Bounds(1, 1_000_000))
     ] = 8,
-    model: options.Model = POCKET,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    quantization_config: options.QuantizationConfig = None,
-    template_option: options.TemplateOption = None,
-    estimator: options.EstimatorOption = None,
-    variant: options.Variant = None,
-    tau: options.Tau = None,
-    beta: options.Beta = None,
-    sampled_rows: options.SampledRows = None,
+    model: ModelOptions,
+    estimator: EstimatorSpec,
     calibration: options.CalibrationFile = None,
     by: options.By = None,
     probe: options.ProbeFile = None,
-    system: options.System = None,
-    prompt: options.Prompt = "plain",
-    few_shot: options.FewShot = None,
-    shots: options.Shots = None,
-    question_field: options.QuestionField = None,
-    context_field: options.ContextField = None,
-    ray: options.Ray = None,
-    workers: options.Workers = None,
+    wording: options.Wording,
+    columns: options.Columns,
+    cluster: Cluster,
     strict: options.Strict = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -112,32 +82,28 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
         raise typer.BadParameter("a calibration is for whole answers; give --by or --calibration, not both")
     if output == STDOUT:
         output, as_json = None, True
-    cluster = Cluster.of(ray, workers)
-    if cluster.is_used and (by is not None or data is None or output is None):
+    if cluster.ray and (by is not None or data is None or output is None):
         raise typer.BadParameter(
             "--ray is for whole answers of a file: give --data and --output FILE, next to which everything is kept "
             "as it comes, and no --by"
         )
-    phrasing, sources = loading.phrasing(system, prompt, few_shot, shots)
-    scores_file.require_outputs(output, [data, calibration, probe, Path(model), *sources])
-    values.one_from_stdin(data=data, prompt=prompt, system=system, question=question, response=response)
-    columns = {"question_field": question_field, "context_field": context_field}
+    phrasing, sources = loading.phrasing(wording)
+    scores_file.require_outputs(output, [data, calibration, probe, Path(model.model), *sources])
+    values.one_from_stdin(data=data, prompt=wording.prompt, system=wording.system, question=question, response=response)
     rows, problems = _rows(data, question, response, columns=columns, strict=strict)
     phrasing.require(rows)
-    spec = EstimatorSpec(estimator, variant, tau, beta, sampled_rows)
-    template, token = dict(template_option or ()), loading.load_token(probe)
-    source = ModelSource(model, dtype, device, quantization_config, token, template)
+    source = ModelSource(**vars(model), semantic_token=loading.load_token(probe))
     with scores_file.sole_writer(output):
         if by is not None:
-            chosen = claims.replay_estimator(spec)
+            chosen = claims.replay_estimator(estimator)
             found = claims.score_claims(
                 rows, loading.load(source), chosen, by=by, phrasing=phrasing, output=output, as_json=as_json
             )
             raise typer.Exit(_code(found.left_out or problems, found.unscored))
-        policy = loading.load_policy(calibration, None)
-        estimate = spec.estimator(policy)
+        policy = loading.load_policy(calibration)
+        estimate = estimator.make(policy)
         scorer = TextScorer(loading.load(source), estimate, policy, phrasing)
-        if cluster.is_used and output is not None:
+        if cluster.ray and output is not None:
             scored, left_out = _score_spread(
                 rows, scorer, batch_size, record=scores_file.record(output), cluster=cluster, source=source
             )
@@ -150,7 +116,7 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
         if moved is not None:
             scored = [(row, verdict.model_copy(update={"drift": moved.moved})) for row, verdict in scored]
         _deliver(scored, moved, output, as_json=as_json, decided=policy is not None, single=data is None)
-        if cluster.is_used and output is not None:
+        if cluster.ray and output is not None:
             scores_file.record(output).unlink(missing_ok=True)
         unscored = [no_score(row, verdict) for row, verdict in scored if verdict.status != "scored"]
         say_problems(unscored)
@@ -163,12 +129,7 @@ def _code(broken: Sequence[object], unscored: Sequence[object]) -> ExitCode:
 
 
 def _rows(
-    data: Path | None,
-    question: str | None,
-    response: str | None,
-    *,
-    columns: Mapping[str, str | None],
-    strict: bool,
+    data: Path | None, question: str | None, response: str | None, *, columns: options.Columns, strict: bool
 ) -> tuple[Sequence[Question], Sequence[Exception]]:
     """The rows to score, from a file or from the command line, and the broken lines."""
     from semgrad_guard.evaluation.questions.data import Question

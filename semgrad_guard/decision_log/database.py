@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -14,6 +15,7 @@ from urllib.parse import urlsplit
 from semgrad_guard.decision_log.entries import Decision, Entry, Feedback
 from semgrad_guard.errors import DecisionLogError, InputError, MissingExtraError
 from semgrad_guard.files import make_private, reason, state_folder, take_back
+from semgrad_guard.settings import LOG_VARIABLE
 
 try:
     import sqlalchemy as sa
@@ -283,7 +285,8 @@ class Database:
 
 
 def log_address(given: str | None) -> str | Path:
-    """The URL or the file of a decision log; the default file where none is given."""
+    """The URL or the file of a decision log; without one that of the environment, or the default file."""
+    given = given or os.environ.get(LOG_VARIABLE)
     if given is not None:
         return given if "://" in given else Path(given)
     return state_folder(otherwise="Name a file: --log decisions.db") / "decisions.db"

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
+from semgrad_guard.declared import declared_options
 from semgrad_guard.errors import EmptyLayerSpanError, InputError
+from semgrad_guard.settings import ScoringOptions, Variant
 
-Variant = Literal["paper", "official"]
 Norm = Literal["l1", "l2"]
 
 
@@ -47,16 +48,16 @@ class Objective:
     gradients: bool = True
 
     def __post_init__(self) -> None:
-        if self.variant not in ("paper", "official"):
-            raise InputError(f"variant must be 'paper' or 'official', not {self.variant!r}")
+        options = declared_options(ScoringOptions)
+        options["variant"].require(self.variant)
         if self.norm not in ("l1", "l2"):
             raise InputError(f"norm must be 'l1' or 'l2', not {self.norm!r}")
         if self.token is not None and self.token >= 0:
             raise InputError(f"token counts from the prompt's end, -1 being its last token; it is {self.token}")
         if self.last_tokens is not None and self.last_tokens < 1:
             raise InputError(f"last_tokens must be at least 1, not {self.last_tokens}")
-        if self.sampled_rows is not None and self.sampled_rows < 2:
-            raise InputError(f"sampled_rows must be at least 2, which an error takes, not {self.sampled_rows}")
+        if self.sampled_rows is not None:
+            options["sampled_rows"].require(self.sampled_rows)
         if self.sampled_rows is not None and self.norm != "l1":
             raise InputError(
                 "sampled_rows estimates sums of absolute values, norm='l1'; leave it out for norm='l2', which is exact"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
+from semgrad_guard.declared import declared_options
 from semgrad_guard.engine.objective import Norm, Objective, Variant
 from semgrad_guard.engine.scoring.scores import GradientScores
-from semgrad_guard.errors import InputError
 from semgrad_guard.estimators.base import ReplayEstimator
+from semgrad_guard.settings import ScoringOptions
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class HybridGrad(ReplayEstimator):
     title: ClassVar[str] = "HybridGrad"
 
     def __post_init__(self) -> None:
-        if not 0 < self.tau < math.inf or not 0 <= self.beta < math.inf:
-            raise InputError(f"HybridGrad needs finite tau > 0 and beta >= 0, not tau={self.tau}, beta={self.beta}")
+        for name in ("tau", "beta"):
+            declared_options(ScoringOptions)[name].require(getattr(self, name))
         Objective(norm=self.norm, sampled_rows=self.sampled_rows)  # refuses settings that cannot be sampled
 
     @property

@@ -45,13 +45,9 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.guard import Guard as Guard
     from semgrad_guard.guard.guard import GuardedStream as GuardedStream
     from semgrad_guard.guard.guard import Target as Target
-    from semgrad_guard.guard.modes import ABSTAIN_MESSAGE as ABSTAIN_MESSAGE
-    from semgrad_guard.guard.modes import Mode as Mode
-    from semgrad_guard.guard.modes import require_mode as require_mode
-    from semgrad_guard.guard.modes import withholds as withholds
-    from semgrad_guard.guard.policy import OnUnscored as OnUnscored
     from semgrad_guard.guard.policy import Policy as Policy
     from semgrad_guard.guard.policy import require_policy as require_policy
+    from semgrad_guard.guard.policy import withholds as withholds
     from semgrad_guard.guard.promise import Promise as Promise
     from semgrad_guard.guard.promise import combined_promise as combined_promise
     from semgrad_guard.guard.promise import promise_along as promise_along
@@ -69,7 +65,6 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.streams import arun_stream as arun_stream
     from semgrad_guard.guard.streams import run_stream as run_stream
     from semgrad_guard.guard.terms import AbstainMessage as AbstainMessage
-    from semgrad_guard.guard.terms import OnError as OnError
     from semgrad_guard.guard.terms import Terms as Terms
     from semgrad_guard.guard.timing import ain_time as ain_time
     from semgrad_guard.guard.timing import cancelling as cancelling
@@ -90,5 +85,9 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.verdicts import undecided as undecided
     from semgrad_guard.guard.verdicts import unlike as unlike
     from semgrad_guard.guard.verdicts import unscored as unscored
+    from semgrad_guard.settings import ABSTAIN_MESSAGE as ABSTAIN_MESSAGE
+    from semgrad_guard.settings import Mode as Mode
+    from semgrad_guard.settings import OnError as OnError
+    from semgrad_guard.settings import OnUnscored as OnUnscored
 else:
     __getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -17,8 +17,7 @@ from typing import Any, Generic, TypeVar, cast
 from semgrad_guard.calibration.prompt_shape import PromptForm
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
 from semgrad_guard.errors import AnswerFailedError, DeadlineExceededError, InputError, LowConfidenceError, UpstreamError
-from semgrad_guard.guard.modes import Mode, withholds
-from semgrad_guard.guard.policy import Policy
+from semgrad_guard.guard.policy import Policy, withholds
 from semgrad_guard.guard.recorder import current_recorder
 from semgrad_guard.guard.steps import Steps, Work, adrive, drive
 from semgrad_guard.guard.terms import Terms
@@ -35,6 +34,7 @@ from semgrad_guard.guard.verdicts import (
     without_text,
 )
 from semgrad_guard.records import METADATA_KEY, Verdict
+from semgrad_guard.settings import Mode
 
 A = TypeVar("A")
 """The frontend's object: a message, a response, or nothing but the text."""

@@ -18,15 +18,15 @@ from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard.answering import Answerer
 from semgrad_guard.guard.calibrated_estimator import estimator_of
 from semgrad_guard.guard.flow import Draft, Outcome, Reply, TargetReply, Waiting, answers, one
-from semgrad_guard.guard.modes import ABSTAIN_MESSAGE, Mode
 from semgrad_guard.guard.policy import Policy, require_policy
 from semgrad_guard.guard.promise import Promise, promise_along
 from semgrad_guard.guard.steps import Steps, Work, adrive, drive
 from semgrad_guard.guard.streams import arun_stream, run_stream
-from semgrad_guard.guard.terms import AbstainMessage, OnError, Terms
+from semgrad_guard.guard.terms import AbstainMessage, Terms
 from semgrad_guard.guard.timing import off_loop
 from semgrad_guard.guard.verdicts import require_sequel
 from semgrad_guard.records import Conversation, Verdict
+from semgrad_guard.settings import Mode, OnError
 
 Answer = str | Verdict
 Target = Callable[[Conversation], Answer | Awaitable[Answer]]
@@ -75,12 +75,12 @@ class Guard:
         *,
         estimator: Estimator | None = None,
         escalate_to: Target | None = None,
-        mode: Mode = "enforce",
+        mode: Mode = Terms.mode,
         prepare: Callable[[Conversation], Conversation] | None = None,
         prompt_template: str = "chat",
         options: GenerationOptions | None = None,
-        abstain_message: AbstainMessage = ABSTAIN_MESSAGE,
-        on_error: OnError = "raise",
+        abstain_message: AbstainMessage = Terms.abstain_message,
+        on_error: OnError = Terms.on_error,
         timeout: float | None = None,
         monitor: DriftMonitor | None = None,
         notify: Callable[[Verdict], None] | None = None,

@@ -7,18 +7,19 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, get_args
+from typing import Any
 
 from semgrad_guard.calibration.binding import Binding
 from semgrad_guard.calibration.calibration_record import Calibration, is_score
 from semgrad_guard.calibration.call_options import unlike_calls
+from semgrad_guard.declared import require_valid
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard.modes import OnUnfamiliar, OnUnscored
 from semgrad_guard.records import Action, PromptForm
+from semgrad_guard.settings import Mode, OnUnfamiliar, OnUnscored, PolicyOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Policy:
+class Policy(PolicyOptions):
     """Let through uncertainties at or below `threshold`; escalate or abstain above it.
 
     `Policy(threshold=x)` is bare: no promise, no confidence. `Policy.from_calibration(calibration)` carries the
@@ -35,18 +36,11 @@ class Policy:
         CalibrationError: the calibration was changed after it was made.
     """
 
-    threshold: float | None = None
-    on_unscored: OnUnscored = "abstain"
     on_unfamiliar: OnUnfamiliar = "threshold"
     calibration: Calibration | None = None
 
     def __post_init__(self) -> None:
-        if self.on_unscored not in get_args(OnUnscored):
-            raise InputError(f"on_unscored must be 'abstain', 'answer' or 'escalate', not {self.on_unscored!r}.")
-        if self.on_unfamiliar not in get_args(OnUnfamiliar):
-            raise InputError(
-                f"on_unfamiliar must be 'threshold', 'abstain', 'escalate' or 'raise', not {self.on_unfamiliar!r}."
-            )
+        require_valid(self)
         if self.on_unfamiliar != "threshold" and (self.calibration is None or self.calibration.shape is None):
             raise InputError(
                 f"on_unfamiliar={self.on_unfamiliar!r} needs a calibration that knows the shape of its prompts, or "
@@ -61,7 +55,7 @@ class Policy:
         cls,
         calibration: Calibration,
         *,
-        on_unscored: OnUnscored = "abstain",
+        on_unscored: OnUnscored = PolicyOptions.on_unscored,
         on_unfamiliar: OnUnfamiliar = "threshold",
     ) -> Policy:
         """A policy that keeps the calibration's promise.
@@ -145,6 +139,11 @@ class Policy:
         if self.calibration.shape is not None:
             mine, binding = mine.without_prompt_name(), binding.without_prompt_name()
         mine.require(binding)
+
+
+def withholds(mode: Mode) -> bool:
+    """Whether a mode may keep an answer back, so that nothing of it may leave before it is judged."""
+    return mode in ("enforce", "raise")
 
 
 def require_policy(policy: object) -> Policy:

@@ -32,8 +32,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from semgrad_guard.calibration.calibration_set import read_rate
 from semgrad_guard.errors import BindingMismatchError, InputError
-from semgrad_guard.guard.modes import withholds
-from semgrad_guard.guard.policy import Policy
+from semgrad_guard.guard.policy import Policy, withholds
 
 
 class Promise(BaseModel):

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from semgrad_guard.calibration import DriftMonitor
 from semgrad_guard.decision_log.entries import DecisionSink
+from semgrad_guard.declared import require_valid
 from semgrad_guard.engine.interruption import Stop
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard.modes import ABSTAIN_MESSAGE, Mode, require_mode, withholds
-from semgrad_guard.guard.policy import Policy, require_policy
+from semgrad_guard.guard.policy import Policy, require_policy, withholds
 from semgrad_guard.guard.verdicts import abstained
 from semgrad_guard.records import Verdict
+from semgrad_guard.settings import ABSTAIN_MESSAGE, DeliveryOptions, Timeout
 
-OnError = Literal["raise", "abstain"]
 AbstainMessage = str | Callable[[Verdict], str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
+class Terms(DeliveryOptions):
     """How a guard decides, and how it carries the decision out.
 
     Args:
@@ -44,12 +43,10 @@ class Terms:
     """
 
     policy: Policy
-    mode: Mode = "enforce"
     can_escalate: bool = False
     abstain_message: AbstainMessage = ABSTAIN_MESSAGE
     keep_draft: bool = False
-    on_error: OnError = "raise"
-    timeout: float | None = None
+    timeout: Timeout = None
     monitor: DriftMonitor | None = None
     notify: Callable[[Verdict], None] | None = None
     log: DecisionSink | None = None
@@ -57,18 +54,11 @@ class Terms:
 
     def __post_init__(self) -> None:
         require_policy(self.policy)
-        require_mode(self.mode)
-        if self.on_error not in ("raise", "abstain"):
-            raise InputError(f"on_error must be 'raise' or 'abstain', not {self.on_error!r}")
+        require_valid(self)
         if not isinstance(self.abstain_message, str) and not callable(self.abstain_message):
             raise InputError("abstain_message is a text, or a function of the verdict")
         if not isinstance(cast("Any", self.keep_draft), bool):
             raise InputError(f"keep_draft is True or False, not {self.keep_draft!r}")
-        seconds: Any = self.timeout
-        if seconds is not None and (
-            not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 < seconds < math.inf
-        ):
-            raise InputError(f"timeout is a number of seconds above 0, or None for no limit, not {self.timeout!r}")
         if self.monitor is not None and not callable(getattr(self.monitor, "add", None)):
             raise InputError(f"monitor must be a DriftMonitor, not a {type(self.monitor).__name__}")
         if self.notify is not None and not callable(self.notify):

@@ -17,9 +17,9 @@ from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.evaluation.runs.scoring import TextScorer
 from semgrad_guard.guard import Policy, estimator_of
 from semgrad_guard.loading import ModelSource
-from semgrad_guard.named import POCKET
 from semgrad_guard.ray.cluster import library
 from semgrad_guard.records import METADATA_KEY
+from semgrad_guard.settings import DtypeName, ModelOptions
 
 _TEXTS = ("status", "action", "estimator", "model", "fingerprint", "calibration_id", "prompt_template", "tier")
 _NUMBERS = ("uncertainty", "confidence", "threshold", "semgrad", "paragrad", "paragrad_error", "mean_entropy")
@@ -40,14 +40,14 @@ _BATCHES_A_BLOCK = 8
 def score(
     dataset: Any,
     *,
-    model: str = POCKET,
+    model: str = ModelOptions.model,
     estimator: Estimator | None = None,
     calibration: Calibration | Path | str | None = None,
     system: str | None = None,
-    dtype: str | None = None,
+    dtype: DtypeName | None = None,
     device: str | None = None,
-    quantization_config: Mapping[str, Any] | None = None,
-    template_options: Mapping[str, Any] | None = None,
+    quantization_config: dict[str, Any] | None = None,
+    template_options: dict[str, Any] | None = None,
     batch_size: int = 8,
     workers: int = 1,
     threads: int = 1,
@@ -85,7 +85,7 @@ def score(
     held = Calibration.load(calibration) if isinstance(calibration, str | Path) else calibration
     policy = None if held is None else Policy.from_calibration(held)
     source = ModelSource.of(
-        model, dtype=dtype, device=device, quantization=quantization_config, template_options=template_options
+        model, dtype=dtype, device=device, quantization_config=quantization_config, template_option=template_options
     )
     scoring = _Scoring(source, estimator or estimator_of(held), policy, system, threads)
     # Workers that took all CPUs would wait for rows forever: reading rows needs a CPU, too.

@@ -10,12 +10,10 @@ from pydantic import NonNegativeFloat, PositiveInt, model_validator
 
 from semgrad_guard.errors import ClusterError, MissingExtraError
 from semgrad_guard.server.settings import ServerSettings
-
-_DRAIN = 30
-"""Seconds that running requests have to finish once a replica is to end, as `semgrad-guard serve` gives them."""
+from semgrad_guard.settings import DRAIN_SECONDS, LOG_VARIABLE
 
 
-class ReplicaSettings(ServerSettings):
+class ReplicaSettings(ServerSettings, frozen=True):
     """The options of `semgrad-guard serve`, and how many replicas there are.
 
     Between `min_replicas` and `max_replicas` run, so many that each has `target_requests` at once. Each takes `cpus`
@@ -31,13 +29,13 @@ class ReplicaSettings(ServerSettings):
     cpus: NonNegativeFloat = 1
     gpus: NonNegativeFloat = 0
     health_check_seconds: NonNegativeFloat = 10
-    drain_seconds: NonNegativeFloat = _DRAIN
+    drain_seconds: NonNegativeFloat = DRAIN_SECONDS
 
     @model_validator(mode="after")
     def _shared(self) -> "ReplicaSettings":
         if self.min_replicas > self.max_replicas:
             raise ValueError(f"min_replicas={self.min_replicas} is more than max_replicas={self.max_replicas}")
-        if self.log is None and not self.no_log and "SEMGRAD_GUARD_LOG" not in os.environ:
+        if self.log is None and not self.no_log and LOG_VARIABLE not in os.environ:
             raise ValueError(
                 "replicas share one decision log: give log=postgresql+psycopg://USER@HOST/NAME, or a file where all "
                 "of them are on one machine (log=/data/decisions.db), or no_log=true"

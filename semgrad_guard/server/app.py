@@ -40,6 +40,7 @@ from semgrad_guard.server.protocol import (
 from semgrad_guard.server.service import Service
 from semgrad_guard.server.streaming import ClientGoneError, streamed, unless_gone
 from semgrad_guard.server.unguarded import Unguarded, refusal
+from semgrad_guard.settings import ServeOptions
 
 if TYPE_CHECKING:  # it needs the extra `log`
     from semgrad_guard.decision_log.decision_log import DecisionLog
@@ -60,9 +61,9 @@ class Limits:
     times, which do not depend on the draft.
     """
 
-    body_bytes: int = 2_000_000
+    body_bytes: int = ServeOptions.max_body
     body_seconds: float = 30.0
-    connections: int = 256
+    connections: int = ServeOptions.connections
     beat_seconds: float = 15.0
 
 

@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from semgrad_guard.calibration import DriftMonitor
 from semgrad_guard.decision_log.database import log_address
 from semgrad_guard.decision_log.decision_log import DecisionLog
+from semgrad_guard.declared import values_of
 from semgrad_guard.engine import model_threads
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
@@ -31,9 +32,10 @@ from semgrad_guard.server.app import Limits, make_app
 from semgrad_guard.server.gate import Keys
 from semgrad_guard.server.scheduler import ModelQueue, Scheduler
 from semgrad_guard.server.service import ServedModel, Service
-from semgrad_guard.server.settings import API_KEY, TARGET_KEY, UPSTREAM_KEY, ServerSettings
+from semgrad_guard.server.settings import ServerSettings
 from semgrad_guard.server.unguarded import Unguarded
 from semgrad_guard.server.upstream import RemoteServer, RemoteTarget, Upstream
+from semgrad_guard.settings import API_KEY, TARGET_KEY, UPSTREAM_KEY, LoadingOptions
 
 if TYPE_CHECKING:
     from semgrad_guard.server.tracing import Evaluations
@@ -180,15 +182,8 @@ class _Maker:
         )
 
     def _source(self, name: str) -> ModelSource:
-        settings = self.settings
-        return ModelSource(
-            name,
-            settings.dtype,
-            device=settings.device,
-            quantization=settings.quantization_config,
-            template_options=settings.template_option,
-            engine=None if self.upstream is not None else settings.engine,
-        )
+        loading = values_of(self.settings, LoadingOptions)
+        return ModelSource(model=name, engine=self.settings.engine if self.upstream is None else None, **loading)
 
 
 def options_of(settings: ServerSettings) -> GenerationOptions:
@@ -203,11 +198,11 @@ def policy_of(settings: ServerSettings, name: str) -> Policy:
         InputError: there is none.
         CalibrationError: a calibration's file cannot be read as one.
     """
-    policy = load_policy(settings.calibrations.get(name), settings.threshold, settings.on_unscored)
+    policy = load_policy(settings.calibrations.get(name), settings)
     own = (settings.estimator, settings.dtype, settings.quantization_config, settings.engine)
     changed = settings.template_option or any(setting is not None for setting in own)
     if policy is None and name == POCKET and settings.upstream is None and not changed:
-        policy = pocket_policy(settings.on_unscored)
+        policy = pocket_policy(settings)
     if policy is not None:
         return policy
     if settings.mode in ("annotate", "observe"):

@@ -16,11 +16,10 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from semgrad_guard.errors import InputError
+from semgrad_guard.settings import API_KEY, DRAIN_SECONDS
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-_REMEDY = "set SEMGRAD_GUARD_API_KEY, or give --api-key-file. Without one it listens on 127.0.0.1"
-_DRAIN = 30
-"""Seconds that running requests have to finish once the server is to end."""
+_REMEDY = f"set {API_KEY}, or give --api-key-file. Without one it listens on 127.0.0.1"
 _OPEN_FOR_ONE = 4
 _MANY = 65_536
 
@@ -213,7 +212,7 @@ def server_of(app: FastAPI, limits: ConnectionLimits, *, started: Callable[[], N
         lifespan="on",
         ws="none",
         timeout_keep_alive=limits.idle_seconds,
-        timeout_graceful_shutdown=_DRAIN,
+        timeout_graceful_shutdown=DRAIN_SECONDS,
         h11_max_incomplete_event_size=limits.head_bytes,
     )
     return _Announced(config, started)

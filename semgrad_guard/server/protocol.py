@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal, cast
+from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
@@ -20,9 +20,9 @@ from semgrad_guard.calibration.call_options import HARMLESS, NEUTRAL
 from semgrad_guard.decision_log.entries import Sampling
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import Mode
 from semgrad_guard.records import Message, ToolCall
 from semgrad_guard.server.cuts import Cuts
+from semgrad_guard.settings import Mode, Threshold, Timeout
 
 DEPTH = 64
 """How deeply a body may be nested."""
@@ -107,8 +107,8 @@ class Overrides(_Sent):
     """The guard's settings for one request, as far as the operator allows them."""
 
     mode: Mode | None = None
-    threshold: Annotated[float, Field(allow_inf_nan=False)] | None = None
-    timeout: Annotated[float, Field(gt=0, le=86_400)] | None = None
+    threshold: Threshold = None
+    timeout: Timeout = None
 
 
 class ChatRequest(BaseModel):

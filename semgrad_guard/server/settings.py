@@ -2,25 +2,70 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import BaseModel, model_validator
 
-from semgrad_guard.guard.modes import ABSTAIN_MESSAGE, Mode, OnUnscored
+from semgrad_guard.declared import Option
+from semgrad_guard.loading import EstimatorChoice
 from semgrad_guard.named import POCKET
-
-API_KEY, UPSTREAM_KEY, TARGET_KEY = (
-    "SEMGRAD_GUARD_API_KEY",
-    "SEMGRAD_GUARD_UPSTREAM_API_KEY",
-    "SEMGRAD_GUARD_ESCALATION_API_KEY",
+from semgrad_guard.settings import (
+    DECISION,
+    MODEL,
+    MODEL_HELP,
+    ONE_THRESHOLD,
+    AnswerLimit,
+    DeliveryOptions,
+    EngineChoice,
+    LoadingOptions,
+    LogOptions,
+    OtherServers,
+    PolicyOptions,
+    ServeOptions,
+    require_name,
 )
-"""The environment variables with keys: for clients, for the upstream, for the server that is escalated to."""
-
-Overridable = Literal["mode", "threshold", "timeout"]
 
 
-class ServerSettings(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class _Models:
+    model: Annotated[
+        tuple[str, ...] | str | None,
+        Option(f"{MODEL_HELP}; repeat the option for several.", MODEL, shown=POCKET, several=True, check=require_name),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Calibrations:
+    calibration: Annotated[
+        tuple[str, ...] | str,
+        Option(
+            "Made by `calibrate`. With several models, NAME=FILE for each.",
+            *(DECISION, "FILE"),
+            several=True,
+            check=require_name,
+        ),
+    ] = ()
+
+
+class ServerSettings(
+    BaseModel,
+    _Models,
+    LoadingOptions,
+    EngineChoice,
+    EstimatorChoice,
+    _Calibrations,
+    PolicyOptions,
+    DeliveryOptions,
+    AnswerLimit,
+    ServeOptions,
+    OtherServers,
+    LogOptions,
+    frozen=True,
+    extra="forbid",
+    protected_namespaces=(),
+):
     """The options of `semgrad-guard serve` by name, without where it listens; `semgrad-guard serve -h` explains them.
 
     `model` and `calibration` may be one or several: NAME=FILE for each calibration where there are several models. API
@@ -30,46 +75,10 @@ class ServerSettings(BaseModel):
         ValidationError: one is out of its range, or two contradict each other.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-    model: tuple[str, ...] | str | None = None
-    dtype: str | None = None
-    device: str | None = None
-    quantization_config: dict[str, Any] | None = None
-    template_option: dict[str, Any] = Field(default_factory=dict[str, Any])
-    engine: dict[str, Any] | None = None
-    estimator: str | None = None
-    calibration: tuple[str, ...] | str = ()
-    threshold: float | None = None
-    on_unscored: OnUnscored = "abstain"
-    mode: Mode = "enforce"
-    abstain_message: str = ABSTAIN_MESSAGE
-    on_error: Literal["raise", "abstain"] = "raise"
-    allow_override: frozenset[Overridable] = frozenset()
-    allow_score: bool = False
-    max_tokens: PositiveInt = 256
-    api_key_file: Path | None = None
-    allow_host: tuple[str, ...] = ()
-    timeout: float | None = Field(default=None, gt=0)
-    queue: PositiveInt = 64
-    max_batch: PositiveInt | None = None
-    connections: PositiveInt = 256
-    max_body: PositiveInt = 2_000_000
-    max_prompt_tokens: PositiveInt | None = None
-    upstream: str | None = None
-    scorer: str | None = None
-    allow_unguarded: tuple[str, ...] = ()
-    escalate_to: str | None = None
-    log: str | None = None
-    journal: Path | None = None
-    log_text: bool = False
-    keep_log: NonNegativeInt | None = None
-    no_log: bool = False
-
     @model_validator(mode="after")
     def _agree(self) -> ServerSettings:
         if self.calibration and self.threshold is not None:
-            raise ValueError("give --calibration or --threshold, not both: a calibration has its own threshold")
+            raise ValueError(ONE_THRESHOLD)
         if self.upstream is None and self.scorer is not None:
             raise ValueError("--scorer goes with --upstream; without one, --model answers and scores itself")
         if self.upstream is None and self.allow_unguarded:

@@ -123,12 +123,12 @@ def numbers() -> Iterator[Bad]:
     }
     whole = {
         ("ask", "--max-tokens"): ("0", "-1"),
-        ("ask", "--seed"): ("-1",),
+        ("ask", "--seed"): (),
         ("ask", "--sampled-rows"): ("1", "0", "-5"),
         ("score", "--batch-size"): ("0", "-1"),
         ("calibrate", "--max-tokens"): ("0",),
         ("calibrate", "--batch-size"): ("0",),
-        ("calibrate", "--seed"): ("-1",),
+        ("calibrate", "--seed"): (),
         ("evaluate", "--limit"): ("0", "-1"),
         ("evaluate", "--batch-size"): ("0",),
         ("evaluate", "--sampled-questions"): ("0",),

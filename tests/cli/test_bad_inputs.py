@@ -21,7 +21,7 @@ from . import bad_inputs
 from .bad_inputs import Bad
 from .helpers import flat
 
-OPTIONAL = ("dtype", "device", "quantization", "semantic_token", "template_options", "engine")
+OPTIONAL = ("dtype", "device", "quantization_config", "semantic_token", "template_option", "engine")
 PROGRAM = get_command(app)
 CASES = bad_inputs.all_of_them()
 Places = dict[str, Path]
@@ -78,8 +78,8 @@ def _one_model(monkeypatch: pytest.MonkeyPatch, model_folder: Path, one_load: Ca
     real = loading.load
 
     def load(source: ModelSource) -> Any:
-        plain = source.name == str(model_folder) and not any(vars(source)[name] for name in OPTIONAL)
-        return one_load(source.name) if plain else real(source)
+        plain = source.model == str(model_folder) and not any(vars(source)[name] for name in OPTIONAL)
+        return one_load(source.model) if plain else real(source)
 
     monkeypatch.setattr(loading, "load", load)
     # The runner builds the program anew for every call, which takes as long as most cases do.
@@ -89,7 +89,7 @@ def _one_model(monkeypatch: pytest.MonkeyPatch, model_folder: Path, one_load: Ca
 @pytest.fixture(scope="module")
 def one_load() -> Callable[..., Any]:
     real = loading.load
-    return cache(lambda name: real(ModelSource(name)))
+    return cache(lambda name: real(ModelSource(model=name)))
 
 
 def test_there_are_enough_of_them() -> None:

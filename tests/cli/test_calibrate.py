@@ -12,7 +12,7 @@ from click.testing import Result
 
 from semgrad_guard import Calibration, GenerationOptions, LanguageModel, Message
 from semgrad_guard.calibration.prompt_shape import PromptForm, PromptShape
-from semgrad_guard.cli.estimators import EstimatorSpec, estimators_for
+from semgrad_guard.cli.estimators import LearnedEstimatorSpec, estimators_for
 from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.evaluation.calibrating import CANDIDATES
 from semgrad_guard.evaluation.questions.prompts import PAPER_PROMPT
@@ -195,7 +195,8 @@ def test_learned_estimators_take_what_they_know(calibrate: Run, right: Path) -> 
 
 def test_auto_sets_what_each_candidate_takes() -> None:
     found = {
-        estimator.name: estimator.settings() for estimator in estimators_for(EstimatorSpec("auto", "official", tau=2.0))
+        estimator.name: estimator.settings()
+        for estimator in estimators_for(LearnedEstimatorSpec(estimator="auto", variant="official", tau=2.0))
     }
     assert {name for name, settings in found.items() if settings.get("variant") == "official"} == {
         "hybridgrad", "semgrad", "paragrad", "fused",

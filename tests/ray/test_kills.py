@@ -115,7 +115,7 @@ def test_errors_come_as_they_are(ray: Any, model: LanguageModel, questions: list
 
     recipe = Answering(model, ESTIMATORS, OPTIONS).recipe
     for source, error in (
-        (ModelSource(str(tmp_path / "nowhere")), ModelNotFoundError),
+        (ModelSource(model=str(tmp_path / "nowhere")), ModelNotFoundError),
         (ModelSource.of("pocket", dtype="bfloat16", identity=model.identity), BindingMismatchError),
     ):
         with pytest.raises(error):

@@ -19,11 +19,11 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from semgrad_guard.errors import InputError, require_known
+from semgrad_guard.declared import require_valid
+from semgrad_guard.errors import require_known
+from semgrad_guard.settings import AnswerOptions
 
 T = TypeVar("T")
-
-_COLDEST = 1e-6
 
 
 def knows_its_options(kind: type[T]) -> type[T]:
@@ -42,37 +42,22 @@ def knows_its_options(kind: type[T]) -> type[T]:
 
 @knows_its_options
 @dataclass(frozen=True, kw_only=True)
-class GenerationOptions:
+class GenerationOptions(AnswerOptions):
     """How to generate. Greedy by default, as in the paper; a model's own sampling defaults play no part.
 
-    `max_tokens` >= 1; `temperature` >= 1e-6, or 0, which is greedy; `top_p` in (0, 1]; `top_k` >= 0, where 0 means all;
-    `seed` repeats a sampled answer (row i of a batch draws from seed + i); `stop` strings end an answer before
-    themselves; `grammar` (Lark, as llguidance reads it) is the form that an answer must follow. Scores always use the
-    raw, untempered and unconstrained distribution.
+    `max_tokens` >= 1; `temperature` from 1e-6 to 100, or 0, which is greedy; `top_p` in (0, 1]; `top_k` >= 0, where 0
+    means all; `seed` repeats a sampled answer (row i of a batch draws from seed + i); `stop` strings end an answer
+    before themselves; `grammar` (Lark, as llguidance reads it) is the form that an answer must follow. Scores always
+    use the raw, untempered and unconstrained distribution.
+
+    Raises:
+        InputError: one is out of its range.
     """
 
-    max_tokens: int = 256
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
     grammar: str | None = None
 
     def __post_init__(self) -> None:
-        checks = (
-            (self.max_tokens >= 1, f"max_tokens must be at least 1, not {self.max_tokens}"),
-            (
-                self.temperature == 0 or _COLDEST <= self.temperature < math.inf,  # below, logits leave float32
-                f"temperature must be 0 (greedy) or {_COLDEST} or more, not {self.temperature}",
-            ),
-            (0 < self.top_p <= 1, f"top_p must lie in (0, 1], not {self.top_p}"),
-            (self.top_k >= 0, f"top_k must be 0 (all tokens) or more, not {self.top_k}"),
-            (all(self.stop), "a stop string must hold at least one character"),
-        )
-        for holds, message in checks:
-            if not holds:
-                raise InputError(message)
+        require_valid(self)
 
     def processors(self, rows: int) -> LogitsProcessorList:
         """The logits processors that turn a greedy search into this sampling; none where it is greedy already."""

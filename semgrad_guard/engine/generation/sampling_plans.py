@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
+from semgrad_guard.declared import declared_options
 from semgrad_guard.engine.generation.options import knows_its_options, sampling_processors
 from semgrad_guard.errors import InputError
+from semgrad_guard.settings import AnswerOptions
 
 Ids = Sequence[int]
 
@@ -36,11 +38,11 @@ class Sampling:
 
     def __post_init__(self) -> None:
         _check_sizes(self.count, self.max_tokens)
-        if not self.temperature > 0 or not 0 < self.top_p <= 1 or self.top_k < 0:
-            raise InputError(
-                "samples need temperature > 0, top_p in (0, 1] and top_k >= 0, not "
-                f"{self.temperature}, {self.top_p} and {self.top_k}"
-            )
+        options = declared_options(AnswerOptions)
+        for name in ("temperature", "top_p", "top_k"):
+            options[name].require(getattr(self, name))
+        if self.temperature == 0:
+            raise InputError("samples need a temperature above 0: at 0 all of them are the likeliest answer")
 
     def processors(self, prompts: Sequence[Ids], _: tuple[int, ...]) -> LogitsProcessorList:
         """For `count` rows a prompt."""

@@ -1,0 +1,380 @@
+"""The options of models, answers, estimators, policies and servers: each is declared here, once.
+
+An option is a field of one of these classes, with its type, bounds, default and description. The engine, the guard, the
+command line, the server, Ray and both integrations derive theirs: they inherit the field, or take its type and default.
+An option with a panel is one of the command line, too. Importing this loads neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from semgrad_guard.declared import Bounds, Option
+from semgrad_guard.named import POCKET
+
+MODEL, UNCERTAINTY, DECISION, ANSWERS = "Model", "Uncertainty", "Decision", "Answers"
+SERVER, OTHERS, LOG = "Server", "Other servers", "Decision log"
+"""The groups in which help lists options."""
+
+MODEL_HELP = (
+    '"pocket" (the embedded model), "smollm2" (SmolLM2-135M-Instruct in four bits, once fetched), a folder with '
+    "safetensors, a GGUF file, or a Hugging Face hub id"
+)
+API_KEY, UPSTREAM_KEY, TARGET_KEY = (
+    "SEMGRAD_GUARD_API_KEY",
+    "SEMGRAD_GUARD_UPSTREAM_API_KEY",
+    "SEMGRAD_GUARD_ESCALATION_API_KEY",
+)
+"""The environment variables with keys: for clients, for the upstream, for the server that is escalated to."""
+LOG_VARIABLE = "SEMGRAD_GUARD_LOG"
+ONE_THRESHOLD = "give --calibration or --threshold, not both: a calibration has its own threshold"
+DRAIN_SECONDS = 30
+"""How long running requests have to finish once a server is to end."""
+
+Mode = Literal["enforce", "annotate", "observe", "raise"]
+"""How a decision is carried out: enforced; written on the answer; only reported; or raised as an error."""
+OnUnscored = Literal["abstain", "answer", "escalate"]
+"""The action for an answer without a finite score."""
+OnUnfamiliar = Literal["threshold", "abstain", "escalate", "raise"]
+"""The action for an answer to a prompt unlike those that a policy was calibrated on."""
+OnError = Literal["raise", "abstain"]
+Overridable = Literal["mode", "threshold", "timeout"]
+DtypeName = Literal["float32", "bfloat16", "float16"]
+Variant = Literal["paper", "official"]
+
+
+def require_name(name: str) -> None:
+    """Raise a ValueError for a name that no model, file or server can have."""
+    if not name.strip() or "\0" in name:
+        raise ValueError("it holds a null character, which no name can" if name.strip() else "the name is empty")
+
+
+def _not_empty(text: str) -> None:
+    if not text:
+        raise ValueError("the text is empty")
+
+
+def _tells_how(config: dict[str, Any]) -> None:
+    if not isinstance(config.get("quant_method"), str):
+        raise ValueError(
+            'it does not say how to quantize; give an object with a quant_method: {"quant_method": "bitsandbytes", …}'
+        )
+
+
+def _not_too_cold(temperature: float) -> None:
+    if 0 < temperature < 1e-6:  # logits would leave float32
+        raise ValueError(f"it must be 0 (greedy) or 1e-06 or more, not {temperature}")
+
+
+# Options that several classes have.
+
+MaxTokens = Annotated[int, Option("The longest answer, in tokens.", ANSWERS, "N", Bounds(1, 2**63 - 1))]
+Temperature = Annotated[
+    float,
+    Option("0 always takes the likeliest token; above 0 samples.", ANSWERS, "X", Bounds(0, 100), check=_not_too_cold),
+]
+TopP = Annotated[float, Option("Samples among tokens of this probability together.", bounds=Bounds(0, 1, True))]
+TopK = Annotated[int, Option("Samples among so many likeliest tokens; 0 means all.", bounds=Bounds(0))]
+Seed = Annotated[int, Option("Repeats a sampled answer.", ANSWERS, "N", Bounds(-(2**63), 2**63 - 1))]
+Stop = Annotated[
+    tuple[str, ...],
+    Option(
+        "Stop the answer before this text. Repeat the option for several texts.",
+        *(ANSWERS, "TEXT"),
+        reads="some_text",
+        several=True,
+        check=_not_empty,
+    ),
+]
+Threshold = Annotated[
+    float | None, Option("Let through uncertainties at or below this one; promises nothing.", DECISION, "X")
+]
+Timeout = Annotated[
+    float | None,
+    Option("For waiting, answering, scoring and escalating together.", SERVER, "SECONDS", Bounds(0, 86_400, True)),
+]
+LogAddress = Annotated[
+    str | None,
+    Option(
+        "The decision log: a file (SQLite), or a URL such as postgresql+psycopg://user@host/name; also as "
+        f"{LOG_VARIABLE} in the environment.",
+        *(LOG, "FILE"),
+        shown="semgrad-guard/decisions.db in your state folder",
+        variable=LOG_VARIABLE,
+        check=require_name,
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelName:
+    """Which model."""
+
+    model: Annotated[str, Option(f"{MODEL_HELP}.", MODEL, check=require_name)] = POCKET
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadingOptions:
+    """How its weights are loaded, and its prompts written."""
+
+    dtype: Annotated[
+        DtypeName | None, Option("float32, bfloat16 or float16, if not the checkpoint's own. Scores follow it.", MODEL)
+    ] = None
+    device: Annotated[str | None, Option("Where the model goes: cpu, cuda, cuda:1.", MODEL, check=require_name)] = None
+    quantization_config: Annotated[
+        dict[str, Any] | None,
+        Option(
+            'Quantize the weights while they are loaded, as transformers takes it: {"quant_method": "bitsandbytes", '
+            '"load_in_4bit": true}; @FILE reads it from a file.',
+            *(MODEL, "JSON"),
+            reads="quantization",
+            check=_tells_how,
+        ),
+    ] = None
+    template_option: Annotated[
+        dict[str, Any] | None,
+        Option(
+            "Told to the chat template with every prompt, the value in JSON: enable_thinking=false turns thinking off "
+            "where the template has that switch. Repeat the option for several.",
+            *(MODEL, "NAME=VALUE"),
+            reads="template_option",
+            several=True,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineChoice:
+    """Who writes its answers."""
+
+    engine: Annotated[
+        dict[str, Any] | None,
+        Option(
+            'Have vLLM write the answers (docs/vllm.md); with arguments of vllm.LLM: vllm={"max_model_len": 4096}.',
+            *(MODEL, "vllm[=JSON]"),
+            reads="engine",
+            shown="transformers",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(ModelName, LoadingOptions):
+    """A model that scores, and answers by transformers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions(ModelOptions, EngineChoice):
+    """A model, and who writes its answers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoringOptions:
+    """The settings of estimators; None leaves one to the calibration, or to the estimator's own default."""
+
+    variant: Annotated[
+        Variant | None,
+        Option(
+            "The gradients of hybridgrad, semgrad, paragrad, exgrad or fused: the paper's, or its published code's.",
+            UNCERTAINTY,
+            shown="the calibration's, or paper",
+        ),
+    ] = None
+    tau: Annotated[
+        float | None,
+        Option(
+            "hybridgrad's: a small one leans to SemGrad, a large one to ParaGrad.",
+            *(UNCERTAINTY, "X", Bounds(0, open_below=True)),
+            shown="the calibration's, or 1",
+        ),
+    ] = None
+    beta: Annotated[
+        float | None,
+        Option("hybridgrad's: the weight of ParaGrad.", UNCERTAINTY, "X", Bounds(0), shown="the calibration's, or 1"),
+    ] = None
+    sampled_rows: Annotated[
+        int | None,
+        Option(
+            "Estimate ParaGrad from N rows of the output head (2,000 to 4,000): a little faster, with an error bar.",
+            *(UNCERTAINTY, "N", Bounds(2, 10_000_000)),
+            shown="the calibration's, or all",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyOptions:
+    """Which answers are let through."""
+
+    threshold: Threshold = None
+    on_unscored: Annotated[
+        OnUnscored,
+        Option(
+            "What to do with an answer that cannot be scored: abstain, escalate (abstain where there is no target), or "
+            "deliver it without a promise.",
+            *(DECISION, "ACTION"),
+        ),
+    ] = "abstain"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeliveryOptions:
+    """How a decision is carried out."""
+
+    mode: Annotated[
+        Mode,
+        Option(
+            "enforce: withhold what is not let through; annotate or observe: deliver it with its verdict; raise: "
+            "answer with an error.",
+            *(DECISION, "MODE"),
+        ),
+    ] = "enforce"
+    on_error: Annotated[
+        OnError,
+        Option("If the model times out or an upstream server fails: return an error, or abstain.", DECISION, "ACTION"),
+    ] = "raise"
+
+
+ABSTAIN_MESSAGE = "I don't know."
+"""The default text in the place of a withheld answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerLimit:
+    """How long an answer may be."""
+
+    max_tokens: MaxTokens = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerOptions(AnswerLimit):
+    """How an answer is written."""
+
+    temperature: Temperature = 0.0
+    top_p: TopP = 1.0
+    top_k: TopK = 0
+    seed: Seed | None = None
+    stop: Stop = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """What clients of a server may do, and how much of it."""
+
+    abstain_message: Annotated[
+        str, Option("Delivered in place of what is withheld.", DECISION, "TEXT", reads="some_text", check=_not_empty)
+    ] = ABSTAIN_MESSAGE
+    allow_override: Annotated[
+        frozenset[Overridable],
+        Option(
+            "What a request may set otherwise: mode, threshold or timeout; repeat the option for several.",
+            DECISION,
+            several=True,
+        ),
+    ] = frozenset()
+    allow_score: Annotated[
+        bool,
+        Option(
+            "Let clients have texts of their own scored (/v1/score) in the modes that withhold answers, too. Who can, "
+            "can try guesses at a withheld answer.",
+            DECISION,
+        ),
+    ] = False
+    api_key_file: Annotated[
+        Path | None,
+        Option(f"API keys that clients must send, one a line; or one in the environment, {API_KEY}.", SERVER, "FILE"),
+    ] = None
+    allow_host: Annotated[
+        tuple[str, ...],
+        Option(
+            "A further name under which clients may call the server; repeat the option for several.",
+            SERVER,
+            several=True,
+            check=require_name,
+        ),
+    ] = ()
+    timeout: Timeout = None
+    queue: Annotated[
+        int,
+        Option(
+            "Requests that may wait for a model; further ones are refused, to be sent again.",
+            *(SERVER, "N", Bounds(1, 100_000)),
+        ),
+    ] = 64
+    max_batch: Annotated[
+        int | None,
+        Option(
+            "Answers written in one batch. 1 gives the texts of single runs, also in half precision.",
+            *(SERVER, "N", Bounds(1, 100_000)),
+        ),
+    ] = None
+    connections: Annotated[
+        int, Option("Requests that are answered at once, waiting ones included.", SERVER, "N", Bounds(1, 100_000))
+    ] = 256
+    max_body: Annotated[int, Option("The longest request.", SERVER, "BYTES", Bounds(1000, 2**31))] = 2_000_000
+    max_prompt_tokens: Annotated[
+        int | None, Option("The longest prompt.", SERVER, "N", Bounds(1, 2**31), shown="what the model can read")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherServers:
+    """The servers that write answers, or are escalated to."""
+
+    upstream: Annotated[
+        str | None,
+        Option(
+            "A server with OpenAI's protocol that writes the answers (http://localhost:8000/v1); its key stands in the "
+            f"environment, {UPSTREAM_KEY}. --model is then a name of its own.",
+            *(OTHERS, "URL"),
+            check=require_name,
+        ),
+    ] = None
+    scorer: Annotated[
+        str | None,
+        Option(
+            "With --upstream: a local copy of the weights, which scores what the upstream writes.",
+            OTHERS,
+            check=require_name,
+        ),
+    ] = None
+    allow_unguarded: Annotated[
+        tuple[str, ...],
+        Option(
+            "With --upstream: a route of it that is passed on without a verdict (embeddings, completions, responses); "
+            "repeat the option for several. All others are refused.",
+            *(OTHERS, "ROUTE"),
+            several=True,
+            check=require_name,
+        ),
+    ] = ()
+    escalate_to: Annotated[
+        str | None,
+        Option(
+            f"Asked for what is not let through; passed on unscored. Its key stands in the environment, {TARGET_KEY}.",
+            *(OTHERS, "URL#MODEL"),
+            check=require_name,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogOptions:
+    """The decision log of a server."""
+
+    log: LogAddress = None
+    journal: Annotated[
+        Path | None,
+        Option(
+            "A folder on a local disk: decisions are safe there until the database has them.",
+            *(LOG, "FOLDER"),
+            shown="next to the log",
+        ),
+    ] = None
+    log_text: Annotated[bool, Option("Also write down questions and delivered answers.", LOG)] = False
+    keep_log: Annotated[
+        int | None, Option("Delete decisions that are older.", LOG, "DAYS", Bounds(1, 36_500), shown="never")
+    ] = None
+    no_log: Annotated[bool, Option("Keep no decision log.", LOG)] = False

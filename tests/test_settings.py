@@ -1,0 +1,203 @@
+"""An option is declared once: every front has its default, bounds, choices and description from there."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
+from typing import Annotated, Any
+
+import pytest
+import typer
+from pydantic import BaseModel, ValidationError
+from typer.main import get_command
+
+from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, UncertaintyMiddleware, UncertaintyRouterCallback
+from llama_index_semgrad_guard import GuardedReActAgent, SemGradLLM
+from semgrad_guard import settings
+from semgrad_guard.cli import app
+from semgrad_guard.cli.deriving import derive
+from semgrad_guard.cli.estimators import LearnedEstimatorSpec
+from semgrad_guard.cli.options import Decoding
+from semgrad_guard.declared import Bounds, Option, declared_options
+from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.generation.sampling_plans import Sampling
+from semgrad_guard.engine.objective import Objective
+from semgrad_guard.errors import InputError
+from semgrad_guard.estimators import HybridGrad
+from semgrad_guard.guard import Guard, Policy, Terms
+from semgrad_guard.loading import EstimatorChoice, ModelSource
+from semgrad_guard.ray import score
+from semgrad_guard.ray.serving import ReplicaSettings
+from semgrad_guard.server.app import Limits
+from semgrad_guard.server.protocol import Overrides
+from semgrad_guard.server.settings import ServerSettings
+
+COMMANDS: Any = get_command(app).commands  # type: ignore[attr-defined]
+GROUPS = [*(kind for kind in vars(settings).values() if is_dataclass(kind)), EstimatorChoice]
+DECLARED = {name: option for group in GROUPS for name, option in declared_options(group).items()}
+"""The declaration of every option."""
+CLASSES = (
+    *(GenerationOptions, Policy, Terms, ServerSettings, ReplicaSettings, Overrides, Limits, Decoding),
+    *(ChatSemGrad, SemGradLLM, GuardedChatModel, GuardedReActAgent, HybridGrad, Objective, Sampling),
+)
+FUNCTIONS = (Guard, UncertaintyRouterCallback, UncertaintyMiddleware, Policy.from_calibration, score)
+APART: Mapping[tuple[str, str], str] = {
+    ("Decoding", "seed"): "a command repeats its answers",
+    ("Sampling", "seed"): "a sample is repeated",
+    ("Sampling", "temperature"): "samples differ",
+    ("HybridGrad", "variant"): "None leaves it to the estimator, and this is the estimator's",
+    ("HybridGrad", "tau"): "as above",
+    ("HybridGrad", "beta"): "as above",
+    ("Objective", "variant"): "as above",
+    ("ask", "seed"): "a command repeats its answers",
+    ("calibrate", "seed"): "as above",
+    ("Overrides", "mode"): "None leaves it to the server",
+    ("ServerSettings", "model"): "one or several, with an upstream by its own names",
+    ("ReplicaSettings", "model"): "as above",
+    ("serve", "model"): "as above",
+    ("demo", "model"): "one of those with a name",
+    ("calibrate", "upstream"): "a calibration's id",
+    ("Guard", "model"): "a loaded model",
+    ("GuardedChatModel", "model"): "a chat model",
+    ("ChatSemGrad", "estimator"): "an object",
+    ("SemGradLLM", "estimator"): "as above",
+    ("ChatSemGrad", "stop"): "LangChain's type",
+    ("SemGradLLM", "stop"): "as above",
+    ("calibrate", "estimator"): "those that learn from labels, too",
+    ("probe", "max_tokens"): "short answers are graded as well",
+    ("evaluate", "seed"): "of the methods that sample",
+}
+"""Where a front has another default, or an option of the same name, and why."""
+
+
+def defaults() -> Iterator[tuple[str, str, Any]]:
+    """Front, option and default, of every front in Python."""
+    for kind in CLASSES:
+        found = (
+            {f.name: f.default for f in fields(kind)}
+            if not issubclass(kind, BaseModel)
+            else {name: field.default for name, field in kind.model_fields.items()}
+        )
+        yield from ((kind.__name__, name, default) for name, default in found.items() if name in DECLARED)
+    for function in FUNCTIONS:
+        for name, parameter in inspect.signature(function).parameters.items():
+            if name in DECLARED:
+                yield function.__qualname__, name, parameter.default
+
+
+def test_every_front_has_the_declared_defaults() -> None:
+    apart = {(front, name) for front, name, default in defaults() if default != DECLARED[name].default}
+    assert apart == {place for place in APART if place[0] not in COMMANDS}
+
+
+def test_an_option_is_declared_once() -> None:
+    own = [(name, group) for group in GROUPS for name in vars(group).get("__annotations__", ())]
+    twice = {name for name, _ in own if sum(name == other for other, _ in own) > 1}
+    assert not twice
+
+
+def test_the_command_line_has_the_declared_options() -> None:
+    seen = 0
+    for command, option in ((name, option) for name, found in COMMANDS.items() for option in found.params):
+        declared = DECLARED.get(option.name)
+        if declared is None or declared.option.panel is None or (command, option.name) in APART:
+            continue
+        seen += 1
+        assert option.help == declared.option.description, (command, option.name)
+        assert option.multiple == declared.option.several, (command, option.name)
+        assert option.multiple or option.default == declared.default, (command, option.name)
+    assert seen > 60
+
+
+def test_an_option_of_a_server_is_one_of_its_command_and_of_ray() -> None:
+    command = {option.name for option in COMMANDS["serve"].params}
+    assert set(declared_options(ServerSettings)) <= command
+    assert set(declared_options(ServerSettings)) <= set(ReplicaSettings.model_fields)
+
+
+def read(name: str, value: str) -> Any:
+    """An option's value as the command line reads it."""
+
+    def command(*, options: Any) -> None: ...
+
+    command.__annotations__["options"] = next(group for group in GROUPS if name in declared_options(group))
+    (parameter,) = [parameter for parameter in derive(command).parameters if parameter.name == name]
+    return parameter.annotation.__metadata__[0].parser(value)
+
+
+NUMBERS = sorted(name for name, option in DECLARED.items() if option.kind in (int, float))
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_out_of_its_range_is_refused_by_every_front(name: str) -> None:
+    option = DECLARED[name]
+    outside = option.kind(option.option.bounds.low - 1) if math.isfinite(option.option.bounds.low) else math.nan
+    kinds: tuple[Any, ...] = (
+        *(GenerationOptions, Policy, partial(Terms, policy=Policy(threshold=1.0)), HybridGrad, Objective),
+        *(ServerSettings, Overrides, ChatSemGrad, SemGradLLM),
+    )
+    for kind in kinds:
+        if name in inspect.signature(kind).parameters:
+            with pytest.raises((InputError, ValidationError), match=name):
+                kind(**{name: outside})
+    if option.option.panel is not None:
+        with pytest.raises(typer.BadParameter, match=r"out of range|finite"):
+            read(name, str(outside))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"keep_log": 0},  # deleted every decision
+        {"max_body": 1},
+        {"timeout": 1e9},
+        {"threshold": float("inf")},
+        {"queue": 10**9},
+        {"estimator": "guess"},  # a KeyError when the model was loaded
+        {"estimator": "states"},  # was never fitted
+        {"dtype": "int8"},
+        {"quantization_config": {}},
+        {"abstain_message": ""},
+        {"allow_host": [""]},
+    ],
+)
+def test_a_file_of_settings_is_read_as_strictly_as_the_command_line(given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(given))):
+        ServerSettings(**given)
+
+
+def test_a_source_of_a_model_is_checked_wherever_it_comes_from() -> None:
+    with pytest.raises(InputError, match="dtype must be one of"):
+        ModelSource(model="pocket", dtype="int8")  # type: ignore[arg-type]
+
+
+def test_learned_estimators_are_named_for_calibrations_only() -> None:
+    assert "states" not in declared_options(EstimatorChoice)["estimator"].choices
+    assert "states" in declared_options(LearnedEstimatorSpec)["estimator"].choices
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithPatience(settings.AnswerLimit):
+    """A class of options with one more: all that a new option takes."""
+
+    patience: Annotated[int, Option("Tries.", settings.ANSWERS, "N", Bounds(1, 9))] = 2
+
+
+def test_a_new_option_is_declared_in_one_place() -> None:
+    def command(*, options: WithPatience) -> None: ...
+
+    class Served(BaseModel, WithPatience, frozen=True): ...
+
+    derived = derive(command)
+    parameter = {parameter.name: parameter for parameter in derived.parameters}["patience"]
+    info = parameter.annotation.__metadata__[0]
+    assert (parameter.default, info.help, info.metavar) == (2, "Tries.", "N")
+    assert derived.collected({"max_tokens": 3, "patience": 4})["options"] == WithPatience(max_tokens=3, patience=4)
+    assert Served().patience == 2
+    with pytest.raises(ValueError, match="patience"):
+        Served(patience=10)
+    with pytest.raises(InputError, match="patience: 0 is out of range: it is at least 1 and at most 9"):
+        declared_options(WithPatience)["patience"].require(0)
