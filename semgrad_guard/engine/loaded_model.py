@@ -199,6 +199,11 @@ class LoadedModel:
         return self._scorer.lock.is_mine
 
     @property
+    def changes(self) -> object:
+        """Another object after every change of the model that was seen, this look included."""
+        return self._scorer.changes
+
+    @property
     def identity(self) -> ModelIdentity:
         """Name, revision, fingerprint, dtype and chat template of the model as it is now."""
         return ModelIdentity(

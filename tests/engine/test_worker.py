@@ -280,3 +280,17 @@ def test_a_long_prompt_whose_caller_leaves_is_read_no_further(make_language_mode
     assert other.result(LIMIT).text
     assert long.result(LIMIT).text
     passes.end()
+
+
+def test_rows_that_see_each_other_after_a_change_are_written_one_by_one(make_language_model: Make) -> None:
+    model = make_language_model(seed=2)
+    submitted(model, "hello").outcome()
+    assert model.worker.batching(model) == "steps"
+    layer: Any = model._model.get_submodule("model.layers.0")
+    layer.register_forward_hook(lambda *call: call[2] + 0.3 * call[2].mean(0, keepdim=True))
+    expected = [model.generate(text, GenerationOptions(max_tokens=8)).text for text in QUESTIONS]
+    free = busy(model)
+    tickets = [submitted(model, text) for text in QUESTIONS]
+    free.set()
+    assert [ticket.result(LIMIT).text for ticket in tickets] == expected
+    assert model.worker.batching(model) == "none"

@@ -133,7 +133,7 @@ class Worker:
         """Begin anew: after a fork, thread and requests are the parent's."""
         self._queue = _Queue()
         self._running: dict[tuple[WritingModel, Objective], RunningRequests] = {}
-        self._known: WeakKeyDictionary[WritingModel, tuple[int | None, Batching]] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[WritingModel, tuple[tuple[int | None, object], Batching]] = WeakKeyDictionary()
 
     @property
     def depth(self) -> int:
@@ -154,15 +154,19 @@ class Worker:
 
     def batching(self, model: WritingModel) -> Batching | None:
         """How requests share this model; None as long as that is not known."""
-        most, batching = self._known.get(model, (None, None))
-        return batching if most == model.max_batch else None
+        known = self._known.get(model)
+        return known[1] if known is not None and known[0][0] == model.max_batch else None
 
     def look(self, model: WritingModel) -> Batching:
-        """How requests share this model. The first call makes the model's self-check; for the model's thread."""
-        if (found := self.batching(model)) is None:
-            found = batching_of(model)
-            self._known[model] = model.max_batch, found
-        return found
+        """How requests share this model as it is now; for the model's thread.
+
+        The first call, and one after a change of the model, makes its self-check: a hook may let rows see each other.
+        """
+        with model.turn:
+            state, known = (model.max_batch, model.changes), self._known.get(model)
+            if known is None or known[0] != state:
+                known = self._known[model] = state, batching_of(model)
+            return known[1]
 
     def _put(self, job: Job, *, here: bool = False) -> Ticket[Any]:
         if here or threading.current_thread() is self._queue.thread:
