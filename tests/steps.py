@@ -8,6 +8,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from semgrad_guard import LanguageModel
 from semgrad_guard.engine.interruption import current_stop
 from semgrad_guard.engine.scoring.self_check import self_check
@@ -55,3 +57,37 @@ class Steps:
         with self._model.turn:
             self._handle.remove()
             return self.count
+
+
+class Gate:
+    """Lets requests pass to their model once so many have come: from then on they are under way at the same time."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.came, self.tickets = list[Any](), list[Any]()
+        self.at, self.through, self.most = 0, 0, 0
+        self._under_way, self._lock = 0, threading.Lock()
+        original = LanguageModel.submit
+
+        def submit(model: LanguageModel, request: Any) -> Any:
+            self.came.append(request)
+            until(lambda: len(self.came) >= self.at)
+            self._add(1)
+            ticket = original(model, request)
+            ticket.add_done_callback(lambda _: self._add(-1))
+            with self._lock:
+                self.tickets.append(ticket)
+                self.through += 1
+            return ticket
+
+        patch.setattr(LanguageModel, "submit", submit)
+
+    def opens_at(self, count: int, steps: Steps) -> None:
+        """Hold the next requests back until they are so many, and the model at its first step until it has them all."""
+        self.came.clear()
+        self.at, self.through = count, 0
+        steps.at(1, lambda: until(lambda: self.through >= count))
+
+    def _add(self, change: int) -> None:
+        with self._lock:
+            self._under_way += change
+            self.most = max(self.most, self._under_way)

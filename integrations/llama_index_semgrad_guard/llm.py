@@ -35,7 +35,7 @@ from llama_index_semgrad_guard.records import (
 from semgrad_guard import METADATA_KEY, Estimator, Generation, GenerationOptions, HybridGrad, LanguageModel, Verdict
 from semgrad_guard.adapters.settings import LocalModelFields, call_options, loaded_weights, require_loaded
 from semgrad_guard.errors import InputError, UnsupportedToolsError, require_known
-from semgrad_guard.guard import Answerer, LiveAnswer, as_estimator, assess, off_loop, record_draft
+from semgrad_guard.guard import Answerer, AsyncLiveAnswer, LiveAnswer, as_estimator, assess, off_loop, record_draft
 from semgrad_guard.records import Conversation
 
 _PROMPT_FUNCTIONS: Mapping[str, Any] = {
@@ -79,8 +79,9 @@ class SemGradLLM(LocalModelFields, LLM):
 
     The record is in `raw` and in `additional_kwargs` of the response, never in its message, which may become part of
     the next prompt. Within a `GuardedQueryEngine` the engine scores and decides, and `raw` holds no score. Weights
-    load at the first answer (or when LlamaIndex reads the context window); equal instances share them. The async
-    methods leave the event loop free, and a cancelled one stops generating at the next token.
+    load at the first answer (or when LlamaIndex reads the context window); equal instances share them. Calls that are
+    under way at the same time, in tasks or threads, share the model's steps. The async methods leave the event loop
+    free, and a cancelled one stops generating at the next token.
     """
 
     context_window: int | None = None
@@ -189,8 +190,8 @@ class SemGradLLM(LocalModelFields, LLM):
         return Answerer(self.language_model, self.estimator, options, self.prompt_template)
 
     def _answer(self, conversation: Conversation, options: GenerationOptions) -> tuple[Generation, dict[str, Any]]:
-        generation = self.language_model.generate(conversation, options, objective=self.estimator.objective)
-        return generation, self._record(generation, options)
+        draft = self._answerer(options).submit(conversation).outcome()
+        return draft.answer, self._record(draft.answer, options, verdict=draft.verdict)
 
     def _live(self, conversation: Conversation, options: GenerationOptions) -> LiveAnswer:
         live, turn = self._answerer(options).live(conversation), current_turn()
@@ -213,7 +214,7 @@ class SemGradLLM(LocalModelFields, LLM):
     async def _apieces(self, conversation: Conversation, options: GenerationOptions) -> AsyncGenerator[Piece]:
         text, pieces, live = "", list[str](), await off_loop(lambda: self._live(conversation, options))
         try:
-            while piece := await off_loop(lambda: next(live.stream, "")):
+            async for piece in AsyncLiveAnswer(live):
                 pieces.append(piece)
                 text += piece
                 yield piece, text, None
@@ -228,15 +229,17 @@ class SemGradLLM(LocalModelFields, LLM):
         generation: Generation,
         options: GenerationOptions,
         *,
+        verdict: Verdict | None = None,
         text: str | None = None,
         pieces: Sequence[str] = (),
     ) -> dict[str, Any]:
-        """Model, usage and, unless a guard records the calls and scores those that it needs, the score.
+        """Model, usage and, unless a guard records the calls and takes the scores that it needs, the score.
 
-        `text` and `pieces` are the objects that go out, where they are not the generation's own.
+        `verdict` is the score where it was made with the answer: afterwards it costs further passes. `text` and
+        `pieces` are the objects that go out, where they are not the generation's own.
         """
         record = raw_record(generation, self.model)
-        call = ModelCall(generation, lambda made: self._assess(made, options), text=text, pieces=pieces)
+        call = ModelCall(generation, lambda made: verdict or self._assess(made, options), text=text, pieces=pieces)
         turn = current_turn()
         if turn is not None:
             turn.add(call)

@@ -81,19 +81,6 @@ def test_aggregates(make_engine: Maker) -> None:
         score(inner, "median")
 
 
-def test_only_the_call_that_wrote_the_answer_is_scored(make_engine: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
-    scored: list[str] = []
-    assess = SemGradLLM._assess
-
-    def counting(self: SemGradLLM, generation: Any, options: Any) -> Any:
-        scored.append(generation.text)
-        return assess(self, generation, options)
-
-    monkeypatch.setattr(SemGradLLM, "_assess", counting)
-    response = GuardedQueryEngine(make_engine(response_mode="refine"), PASS).query(QUERY)
-    assert scored == [str(response)]
-
-
 @pytest.mark.parametrize("mode", ["tree_summarize", "accumulate"])
 def test_use_async_keeps_the_calls_together(mode: str, make_engine: Maker) -> None:
     response = GuardedQueryEngine(make_engine(response_mode=mode, use_async=True), PASS).query(QUERY)
