@@ -10,18 +10,11 @@ from semgrad_guard.adapters.calibrating import AnsweredExample
 from semgrad_guard.adapters.code_identity import parts_within
 from semgrad_guard.calibration import Binding, calibrate
 from semgrad_guard.errors import CalibrationError, InputError
-from semgrad_guard.estimators import (
-    KIND_OF,
-    Estimator,
-    GreatestEntropy,
-    GreedyNLL,
-    HiddenScore,
-    MaxProbability,
-    MeanEntropy,
-)
+from semgrad_guard.estimators import KIND_OF, Estimator
 from semgrad_guard.estimators.learned import LearnedEstimator
 from semgrad_guard.evaluation.calibrating import (
     CANDIDATES,
+    FREE,
     LABEL_FREE,
     LearningSet,
     Outcome,
@@ -30,9 +23,6 @@ from semgrad_guard.evaluation.calibrating import (
 )
 from semgrad_guard.guard import as_estimator
 from semgrad_guard.guard.recorder import RecordedScore
-
-FREE: tuple[Estimator, ...] = (MaxProbability(), MeanEntropy(), GreedyNLL(), GreatestEntropy(), HiddenScore())
-"""Those that generating computes anyway: every record of examples keeps their scores."""
 
 
 @dataclass(frozen=True)

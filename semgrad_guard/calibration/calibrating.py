@@ -18,20 +18,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from semgrad_guard.calibration import binomial, fixed_sequence, gates
+from semgrad_guard.calibration import binomial, fixed_sequence, gates, planning
 from semgrad_guard.calibration.binding import Binding
 from semgrad_guard.calibration.calibration_record import Calibration
-from semgrad_guard.calibration.calibration_set import CalibrationSet, read_grid, read_prompts, read_rate, read_set
+from semgrad_guard.calibration.calibration_set import (
+    CalibrationSet,
+    Copies,
+    read_grid,
+    read_prompts,
+    read_rate,
+    read_set,
+)
 from semgrad_guard.calibration.choice import EstimatorChoice
 from semgrad_guard.calibration.confidence import ConfidenceMethod, fit
 from semgrad_guard.calibration.prompt_shape import PromptForm, PromptShape
 from semgrad_guard.calibration.slots import read_slots
+from semgrad_guard.calibration.tries import share_of
 from semgrad_guard.errors import CalibrationError
 
 _NOTHING: dict[str, Any] = {
     "threshold": None,
     "coverage": 0.0,
-    "risk_bound": None,
+    "bound_if_fixed": None,
     "n_answered": 0,
     "n_answered_wrong": 0,
 }
@@ -59,9 +67,11 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
     delta: float,
     grid: Iterable[float] | None = None,
     binding: Binding | None = None,
-    confidence: ConfidenceMethod = "isotonic",
+    confidence: ConfidenceMethod | None = None,
     robust: bool = False,
     groups: Iterable[Hashable] | None = None,
+    copies: Copies | None = None,
+    tries: int = 0,
     created: str | None = None,
     choice: EstimatorChoice | None = None,
     prompts: Iterable[PromptForm | None] | None = None,
@@ -69,6 +79,7 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
     slots: Iterable[str] = (),
     also: Sequence[EngineAnswers] = (),
     n_recorded: int = 0,
+    aurocs: Mapping[str, float | None] | None = None,
 ) -> Calibration:
     """Find the largest threshold whose error rate is at most alpha, with probability at least 1 - delta.
 
@@ -78,11 +89,20 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
     seen. `grid` holds thresholds fixed *without* these answers' labels, from unlabelled scores of other questions: they
     are tested instead (see `fixed_sequence`).
 
-    `groups` names each answer's question. Copies of one question are not independent draws: they make the set look
-    larger than it is, so only the first answer of each group is used, and the others are counted.
+    `groups` names each answer's question. In a list of questions, copies of one are not independent draws: they make
+    the set look larger than it is, so only the first answer of each group is used, and the others are counted
+    (`copies="once"`, the default). In a sample of traffic a popular question repeats because it is asked often:
+    `copies="keep"` uses every answer, and the promise is about the traffic.
+
+    `tries` numbers the calibrations on these labels, this one included: they share delta (see `tries.py`). 0: this is
+    the only one.
+
+    `confidence` is the map to P(correct); None takes Platt's for fewer than 300 scored answers, and isotonic regression
+    from then on.
 
     `choice` tells how the estimator was learned from other answers, and is kept. If `groups` name a question among
-    those that it was learned from, the set is refused.
+    those that it was learned from, the set is refused; not of traffic, in which a question that is drawn for both parts
+    will be drawn again.
 
     `prompts` are the forms of the answers' prompts (`model.render(conversation).form`; None: none was sent). Their
     common shape is kept, and the promise is about prompts of that shape. Without them the calibration gives a threshold
@@ -93,16 +113,20 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
     `also` are answers of other engines, for which the promise is to hold as well: with probability at least 1 - delta,
     the error rate among the answers let through is at most alpha for each of them. This needs `groups` and `binding`.
 
-    `n_recorded` answers were read from a record; the calibration keeps their number.
+    `n_recorded` answers were read from a record; the calibration keeps their number. It keeps `aurocs`, too: those of
+    all estimators that scored these answers.
 
     Where no threshold keeps the promise, `threshold` is None, with a `reason`: nothing is then let through.
     """
     alpha, delta = read_rate(alpha, "alpha"), read_rate(delta, "delta")
-    if confidence not in ("isotonic", "platt"):
+    if confidence not in ("isotonic", "platt", None):
         raise CalibrationError(f"confidence must be 'isotonic' or 'platt', not {confidence!r}.")
-    own = _Engine.read(uncertainties, correct, groups=groups, binding=binding)
-    engines = [own, *_others(own, also)]
-    if choice is not None:
+    if copies not in ("keep", "once", None):
+        raise CalibrationError(f"copies must be 'keep' (a sample of traffic) or 'once' (a list), not {copies!r}.")
+    treated = copies or "once"
+    own = _Engine.read(uncertainties, correct, groups=groups, binding=binding, copies=treated)
+    engines = [own, *_others(own, also, copies=treated)]
+    if choice is not None and copies != "keep":
         for engine in engines:
             choice.require_others(map(str, engine.questions or ()))
     extra_prompts, slots = list(extra_prompts), read_slots(slots)
@@ -112,9 +136,9 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
     if robust and outside is not None:
         raise CalibrationError("`robust` is about gates, which a `grid` replaces. Give one of them.")
     if outside is None:
-        at, outcome = _at_gates(engines, robust=robust, alpha=alpha, delta=delta)
+        at, outcome = _at_gates(engines, robust=robust, alpha=alpha, delta=share_of(delta, tries))
     else:
-        at, outcome = _on_grid(engines, outside, alpha=alpha, delta=delta)
+        at, outcome = _on_grid(engines, outside, alpha=alpha, delta=share_of(delta, tries))
     answers = engines[at].answers
     return Calibration.seal(
         created=created or datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -132,6 +156,10 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
         choice=choice,
         n_recorded=n_recorded,
         shape=None if prompts is None else _shape(read_prompts(prompts, own.answers), extra_prompts, slots),
+        copies=copies,
+        tries=tries,
+        auroc=planning.auroc(answers.scores, answers.correct),
+        aurocs=dict(aurocs or {}),
         **outcome,
     )
 
@@ -159,13 +187,14 @@ class _Engine:
         *,
         groups: Iterable[Hashable] | None,
         binding: Binding | None,
+        copies: Copies,
     ) -> _Engine:
         """The columns, checked."""
         named = list(groups) if isinstance(groups, Iterable) else groups
-        return cls(read_set(uncertainties, correct, groups=named), named, binding)
+        return cls(read_set(uncertainties, correct, groups=named, copies=copies), named, binding)
 
 
-def _others(own: _Engine, also: Sequence[EngineAnswers]) -> list[_Engine]:
+def _others(own: _Engine, also: Sequence[EngineAnswers], *, copies: Copies) -> list[_Engine]:
     """The further engines: their bindings are the first one's, except for the engine."""
     others: list[_Engine] = []
     for answers in also:
@@ -181,9 +210,8 @@ def _others(own: _Engine, also: Sequence[EngineAnswers]) -> list[_Engine]:
                 f"{own.binding.fingerprint!r} and {answers.binding.fingerprint!r} do not."
             )
         own.binding.in_engine(engine).require(answers.binding)
-        others.append(
-            _Engine.read(answers.uncertainties, answers.correct, groups=answers.groups, binding=answers.binding)
-        )
+        columns = answers.uncertainties, answers.correct
+        others.append(_Engine.read(*columns, groups=answers.groups, binding=answers.binding, copies=copies))
     return others
 
 
@@ -212,7 +240,7 @@ def _at_gates(engines: Sequence[_Engine], *, robust: bool, alpha: float, delta: 
 def _order(outcome: Mapping[str, Any]) -> tuple[float, float]:
     """Engines without a threshold come first, then those with the smallest; of equal ones that of the largest bound."""
     threshold = outcome["threshold"]
-    return (-math.inf if threshold is None else threshold, -(outcome["risk_bound"] or 0.0))
+    return (-math.inf if threshold is None else threshold, -(outcome["bound_if_fixed"] or 0.0))
 
 
 def _on_grid(
@@ -256,13 +284,14 @@ def _outcome(
     """The fields of a `Calibration` that depend on one engine's walk and the threshold that it ended at."""
     fewest = binomial.fewest_answers(alpha=alpha, delta=delta)
     if threshold is None:
-        tell = _too_few(answers, fewest, alpha=alpha, delta=delta) if len(answers.scores) < fewest else None
-        return {**_NOTHING, "reason": tell or _not_kept(walk, fewest, alpha=alpha, delta=delta)}
+        if len(answers.scores) < fewest:
+            return {**_NOTHING, "reason": _too_few(answers, fewest, alpha=alpha, delta=delta)}
+        return {**_NOTHING, "reason": _not_kept(answers, walk, fewest, alpha=alpha, delta=delta)}
     return {
         "threshold": threshold,
         "reason": None,
         "coverage": int((answers.scores <= threshold).sum()) / answers.n,
-        "risk_bound": binomial.upper_bound(walk.wrong, walk.answered, delta=delta),
+        "bound_if_fixed": binomial.upper_bound(walk.wrong, walk.answered, delta=delta),
         "n_answered": walk.answered,
         "n_answered_wrong": walk.wrong,
     }
@@ -277,12 +306,14 @@ def _too_few(answers: CalibrationSet, fewest: int, *, alpha: float, delta: float
         )
     return (
         f"Too few answers ({answers.n} answers, {len(answers.scores)} of them scored): even without a single error, an "
-        f"error rate of at most {alpha:g} with probability {1 - delta:g} takes {fewest} scored answers, and about "
-        "three times as many to allow for errors. Label more answers, or promise less (a larger alpha or delta)."
+        f"error rate of at most {alpha:g} with probability {1 - delta:g} takes {fewest} scored answers. "
+        + planning.advice(answers.scores, answers.correct, alpha=alpha, delta=delta)
     )
 
 
-def _not_kept(walk: gates.Walk | fixed_sequence.Walk, fewest: int, *, alpha: float, delta: float) -> str:
+def _not_kept(
+    answers: CalibrationSet, walk: gates.Walk | fixed_sequence.Walk, fewest: int, *, alpha: float, delta: float
+) -> str:
     """Why even the most certain answers fail the promise, and what would help."""
     if walk.answered < fewest:
         return (
@@ -291,13 +322,8 @@ def _not_kept(walk: gates.Walk | fixed_sequence.Walk, fewest: int, *, alpha: flo
             "a grid that reaches higher uncertainties, or none."
         )
     allowed = int(binomial.most_errors(walk.answered, alpha=alpha, delta=delta))
-    seen = (
+    return (
         f"Of the {walk.answered} most certain answers, {walk.wrong} were wrong; at most {allowed} may be, for an error "
         f"rate of at most {alpha:g} with probability {1 - delta:g}. "
-    )
-    if walk.wrong <= alpha * walk.answered:
-        return seen + "Their error rate is within alpha but not surely so: label more answers, or promise less."
-    return seen + (
-        "Their error rate is above alpha, so more answers alone are unlikely to help: "
-        "promise less (a larger alpha), or use a model or an estimator that tells right from wrong better."
+        + planning.advice(answers.scores, answers.correct, alpha=alpha, delta=delta)
     )

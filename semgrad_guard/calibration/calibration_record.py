@@ -16,10 +16,13 @@ from typing import Any, Literal, Self, TypeGuard, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from semgrad_guard.calibration.binding import Binding
+from semgrad_guard.calibration.calibration_set import Copies
 from semgrad_guard.calibration.choice import EstimatorChoice
 from semgrad_guard.calibration.confidence import ConfidenceMap
+from semgrad_guard.calibration.effect import Effect
 from semgrad_guard.calibration.gates import ASSUMPTIONS, Procedure
 from semgrad_guard.calibration.prompt_shape import PromptShape
+from semgrad_guard.calibration.tries import share_of
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.files import atomic_write
 from semgrad_guard.records import PromptForm
@@ -30,22 +33,25 @@ class Calibration(BaseModel):
 
     `threshold` lets through uncertainties at or below it; None, with a `reason`, lets nothing through. `coverage` is
     the share of the calibration questions at or below it, in [0, 1]. Of the `n_answered` tested answers there,
-    `n_answered_wrong` were wrong. `risk_bound` is the exact upper bound (level 1 - delta) on their error rate, for a
-    threshold fixed beforehand: this one was selected, so alpha is the promise, and not `risk_bound`. `n` counts
-    distinct questions, `n_wrong` the errors among them, `n_unscored` those without a finite score, `n_duplicates`
-    repeats that were left out, `n_tested` the scored ones that were tested. `procedure` names the tests (see
-    `gates.Procedure`), at the thresholds `grid`; None: a grid that came from outside, or from a part of the answers
-    (`split_seed`), as in older calibrations. `scores` are the calibration scores, rising, kept for `drift`. `choice`
-    tells how the estimator was chosen or fitted, where that was learned from labels (not those of the threshold).
-    `shape` is that of the prompts; a calibration without one gives a threshold and promises nothing. Where
+    `n_answered_wrong` were wrong. `bound_if_fixed` is the exact upper bound (at the tests' `level`) on their error
+    rate, were the threshold fixed beforehand: it was selected, so alpha is the promise, and not this bound. `n` counts
+    questions, `n_wrong` the errors among them, `n_unscored` those without a finite score, `n_duplicates` repeats that
+    were left out, `n_tested` the scored ones that were tested. `copies` tells what became of repeated questions: the
+    promise is about the traffic that they are drawn from ("keep"), or about distinct questions ("once", None). `tries`
+    counts the calibrations on these labels up to this one, where they are counted (see `tries.py`). `procedure` names
+    the tests (see `gates.Procedure`), at the thresholds `grid`; None: a grid that came from outside, or from a part of
+    the answers (`split_seed`), as in older calibrations. `scores` are the calibration scores, rising, kept for `drift`.
+    `choice` tells how the estimator was chosen or fitted, where that was learned from labels (not those of the
+    threshold). `shape` is that of the prompts; a calibration without one gives a threshold and promises nothing. Where
     the answers of several engines were tested (`binding.also`), the promise holds for each of them, and all of this is
     about the engine that set the threshold. `n_recorded` counts the questions whose answers were read from a record
-    and not given anew. `id` is a hash over all of it.
+    and not given anew. `auroc` is that of the scores, and `aurocs` those of all estimators that
+    scored the answers, by name. `id` is a hash over all of it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    schema_version: Literal[1]
+    schema_version: Literal[1, 2]
     id: str
     created: str
     alpha: float = Field(gt=0, lt=1)
@@ -53,7 +59,7 @@ class Calibration(BaseModel):
     threshold: float | None
     reason: str | None
     coverage: float = Field(ge=0, le=1)
-    risk_bound: float | None
+    bound_if_fixed: float | None
     n: int = Field(ge=1)
     n_wrong: int = Field(ge=0)
     n_unscored: int = Field(ge=0)
@@ -70,11 +76,15 @@ class Calibration(BaseModel):
     shape: PromptShape | None = None
     n_recorded: int = Field(default=0, ge=0)
     procedure: Procedure | None = None
+    copies: Copies | None = None
+    tries: int = Field(default=0, ge=0)
+    auroc: float | None = None
+    aurocs: dict[str, float | None] = Field(default_factory=dict)
 
     @classmethod
     def seal(cls, **content: Any) -> Self:
         """A calibration with this content (every field but `id` and `schema_version`), whose id is the hash over it."""
-        content = {"schema_version": 1, **content}
+        content = {"schema_version": 2, **content}
         try:
             return cls(id=_content_id(cls.model_construct(id="", **content)), **content)
         except ValidationError as error:
@@ -84,6 +94,18 @@ class Calibration(BaseModel):
     def assumption(self) -> str:
         """The assumption of the promise: on the draw of questions, and on how the error rate varies with the score."""
         return ASSUMPTIONS[self.procedure]
+
+    @property
+    def level(self) -> float:
+        """The level of the tests: delta, or its share for this try."""
+        return share_of(self.delta, self.tries)
+
+    @property
+    def effect(self) -> Effect | None:
+        """The effect of the threshold on the questions; None in older calibrations, which tested a part of them."""
+        if self.n_tested < self.n - self.n_unscored:
+            return None
+        return Effect(self.n, self.n_wrong, self.n_answered, self.n_answered_wrong)
 
     def lets_through(self, uncertainty: float | None) -> bool:
         """Whether an answer is at or below the threshold; never without a finite score or without a threshold."""
@@ -214,14 +236,24 @@ def _content_id(calibration: Calibration) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
+_SINCE_2 = {"risk_bound": "bound_if_fixed"}
+"""Names of version 1, and those of version 2: the old one is not true after a selection. An old file keeps its id."""
+
 _OPTIONAL = frozenset({"max_tokens", "stop", "also", "options", "rewritten", "control", "slots"})
 """Fields of bindings and shapes that a file holds only where they state something."""
 
 
+_SINCE = ("choice", "shape", "n_recorded", "procedure", "copies", "tries", "aurocs")
+"""Fields that came later: a file holds them only where they state something, so that older files keep their ids."""
+
+
 def _content(calibration: Calibration) -> dict[str, Any]:
     """The fields as plain JSON, without the optional ones that state nothing."""
-    absent = {name for name in ("choice", "shape", "n_recorded", "procedure") if not getattr(calibration, name)}
+    absent = {name for name in _SINCE if not getattr(calibration, name)}
+    absent |= {"auroc"} if calibration.auroc is None else set()
     content = calibration.model_dump(mode="json", exclude=absent, warnings=False)
+    if calibration.schema_version == 1:
+        content.update({old: content.pop(new) for old, new in _SINCE_2.items()})
     for place in ("binding", "shape"):
         if isinstance(content.get(place), dict):
             fields = cast("dict[str, Any]", content[place])
@@ -244,7 +276,8 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _spelled_out(text: str) -> str:
-    """The text of a file, its packed weights spelled out; text that is not JSON as it is, as pydantic names the place.
+    """The text of a file, its packed weights spelled out and its fields by their present names; text that is not JSON
+    as it is, as pydantic names the place.
 
     Raises:
         ValueError: an object has a name twice, or its weights cannot be read.
@@ -255,6 +288,8 @@ def _spelled_out(text: str) -> str:
         return text
     content = json.loads(text, object_pairs_hook=_distinct)
     spelled = _with_plain_weights(content)
+    if _object(spelled).get("schema_version") == 1:
+        spelled = {_SINCE_2.get(name, name): value for name, value in _object(spelled).items()}
     return text if spelled is content else json.dumps(spelled)
 
 

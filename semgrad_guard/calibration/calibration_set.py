@@ -6,7 +6,7 @@ import math
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,14 +14,17 @@ from numpy.typing import NDArray
 from semgrad_guard.errors import CalibrationError
 from semgrad_guard.records import PromptForm
 
+Copies = Literal["keep", "once"]
+"""Repeated questions: of a sample of traffic all are kept, of a list of questions the first answer of each."""
+
 
 @dataclass(frozen=True)
 class CalibrationSet:
-    """Distinct questions: those with a finite score as arrays, the others as counts.
+    """Questions: those with a finite score as arrays, the others as counts.
 
     `scores` and `correct` belong together, in the caller's order. `n_unscored_wrong` of the `n_unscored` answers
     without a finite score were wrong. `n_duplicates` repeats of an earlier question were left out. `rows` are the
-    caller's rows of the distinct questions, `scored` those of `scores`.
+    caller's rows of the others, `scored` those of `scores`.
     """
 
     scores: NDArray[np.float64]
@@ -34,14 +37,14 @@ class CalibrationSet:
 
     @property
     def n(self) -> int:
-        """Distinct questions, scored or not."""
+        """Questions, scored or not."""
         return len(self.scores) + self.n_unscored
 
 
 def read_set(
-    uncertainties: Iterable[float | None], correct: Iterable[Any], *, groups: Iterable[Hashable] | None
+    uncertainties: Iterable[float | None], correct: Iterable[Any], *, groups: Iterable[Hashable] | None, copies: Copies
 ) -> CalibrationSet:
-    """Check the three columns and keep the first answer of each group."""
+    """Check the three columns; with `copies="once"` keep the first answer of each group."""
     scores = np.array(
         [_score(value, row) for row, value in enumerate(_column(uncertainties, "uncertainties"))], dtype=np.float64
     )
@@ -49,7 +52,10 @@ def read_set(
     _same_length("uncertainties", len(scores), "correct", len(labels))
     if not len(scores):
         raise CalibrationError("The calibration set is empty. Pass one uncertainty and one correct/wrong per answer.")
-    first = list(range(len(scores))) if groups is None else _first_of_each(groups, len(scores))
+    every = list(range(len(scores)))
+    first = every if groups is None else _first_of_each(groups, len(scores))
+    if copies == "keep":
+        first = every
     kept_scores, kept_labels = scores[first], labels[first]
     scored = np.isfinite(kept_scores)
     return CalibrationSet(

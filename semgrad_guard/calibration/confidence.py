@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 ConfidenceMethod = Literal["isotonic", "platt"]
+FEWEST_FOR_ISOTONIC = 300
+"""Scored answers below which the default is Platt: an isotonic map of 50 claims .93 where .82 are right."""
 _FROZEN = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
@@ -68,8 +70,14 @@ class PlattMap(BaseModel):
 ConfidenceMap = Annotated[IsotonicMap | PlattMap, Field(discriminator="method")]
 
 
-def fit(scores: NDArray[np.float64], correct: NDArray[np.bool_], method: ConfidenceMethod) -> IsotonicMap | PlattMap:
-    """Fit P(correct | uncertainty) on at least one finite score and its label."""
+def fit(
+    scores: NDArray[np.float64], correct: NDArray[np.bool_], method: ConfidenceMethod | None = None
+) -> IsotonicMap | PlattMap:
+    """Fit P(correct | uncertainty) on at least one finite score and its label; by default as their number allows."""
+    if method is None:
+        method = "isotonic" if len(scores) >= FEWEST_FOR_ISOTONIC else "platt"
+    order = np.lexsort((correct, scores))  # a sum of floats depends on its order, and an id must not
+    scores, correct = scores[order], correct[order]
     return fit_isotonic(scores, correct) if method == "isotonic" else fit_platt(scores, correct)
 
 

@@ -80,9 +80,14 @@ def walk(
     return Walk(first, None if last is None else at, int(answered[at]), int(errors[at]))
 
 
+def in_a_row(passes: NDArray[np.bool_]) -> NDArray[np.intp]:
+    """How many tests pass before the first that fails, along the last axis."""
+    return np.logical_and.accumulate(passes, axis=-1).sum(axis=-1)
+
+
 def last_in_a_row(passes: NDArray[np.bool_]) -> int | None:
     """The index of the last test before the first that fails; None where the first fails, or there is none."""
-    row = len(passes) if passes.all() else int(np.argmin(passes))
+    row = int(in_a_row(passes))
     return row - 1 if row else None
 
 

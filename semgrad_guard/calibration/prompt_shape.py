@@ -208,6 +208,16 @@ class PromptShape(BaseModel):
             slots=slots,
         )
 
+    @property
+    def covers(self) -> str:
+        """The prompts that are familiar, in one line."""
+        again = ("assistant", "user") in self.steps
+        turns = f"conversations of {self.turns} messages" if again else "one turn"
+        texts = " and ".join(f"{gap.words}" for gap in self.gaps if gap is not None)
+        between = f", texts of {texts} words in it" if texts else ""
+        more = "longer conversations are" if again else "a second turn is"
+        return f"{turns}{between}; {more} not promised"
+
     def differences(self, form: PromptForm) -> tuple[str, ...]:
         """The differences of a prompt from those of the calibration, in plain words; empty for a familiar one."""
         filled = without_values(form, self.slots)

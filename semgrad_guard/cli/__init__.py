@@ -22,11 +22,13 @@ from semgrad_guard.cli.help import (
     EVALUATE,
     EXIT_CODES,
     FETCH,
+    PLAN,
     PROBE,
     PROGRAM,
     SCORE,
     SERVE,
 )
+from semgrad_guard.cli.plan import plan
 from semgrad_guard.cli.probe import probe
 from semgrad_guard.cli.score import score
 from semgrad_guard.cli.serve import serve
@@ -60,6 +62,7 @@ def main(
 for _command, _epilog, _continues in (
     (ask, ASK, False),
     (score, SCORE, False),
+    (plan, PLAN, False),
     (calibrate, CALIBRATE, True),
     (evaluate, EVALUATE, True),
     (probe, PROBE, True),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
+import click
 import typer
 
 from semgrad_guard.cli import grading, loading, options, values
@@ -23,14 +25,15 @@ from semgrad_guard.cli.estimators import (
 )
 from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.loading import Cluster, spreading
-from semgrad_guard.cli.terminal import kept_on_interrupt, note, say, say_unscored
-from semgrad_guard.declared import Bounds, Option
+from semgrad_guard.cli.terminal import ERR, kept_on_interrupt, note, say, say_unscored
+from semgrad_guard.declared import Option
 from semgrad_guard.errors import InputError
 from semgrad_guard.loading import ModelSource
 from semgrad_guard.settings import EngineOptions
 
 if TYPE_CHECKING:
     from semgrad_guard.calibration import Binding, Calibration
+    from semgrad_guard.calibration.calibration_set import Copies
     from semgrad_guard.engine.generation.options import GenerationOptions
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.estimators import Estimator
@@ -56,15 +59,8 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     ],
     output: Annotated[Path, Option("Where to save the calibration.", options.DATA, "FILE")],
     model: EngineOptions,
-    alpha: Annotated[
-        float,
-        Option(
-            "The error rate to promise among the answers let through.", options.DECISION, "X", Bounds(0.0001, 0.9999)
-        ),
-    ] = 0.1,
-    delta: Annotated[
-        float, Option("How likely the promise may fail.", options.DECISION, "X", Bounds(0.000001, 0.9999))
-    ] = 0.1,
+    alpha: options.Alpha = 0.1,
+    delta: options.Delta = 0.1,
     robust: Annotated[
         bool,
         Option(
@@ -88,6 +84,16 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
             'Text of the prompt in which a name or a date varies: "You help {user}." Repeat it for several.',
             options.DECISION,
             "TEXT",
+        ),
+    ] = None,
+    copies: Annotated[
+        Literal["keep", "once"] | None,
+        Option(
+            "Questions that the file repeats: keep them where it is a sample of traffic, in which popular ones repeat; "
+            "count them once where it is a list of questions.",
+            options.DATA,
+            "keep|once",
+            shown="asks",
         ),
     ] = None,
     grader: Annotated[
@@ -159,7 +165,11 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     phrasing, sources = loading.phrasing(wording)
     given = [path for path in (probe, extra_prompts) if path is not None]
     files.check([data, Path(model.model), *sources, *runs, *given])
-    questions = _read(data, columns, strict=strict, alpha=alpha, delta=delta)
+    questions = _read(data, columns, strict=strict, alpha=alpha, delta=delta, copies=copies)
+    if copies is None and questions.duplicates:
+        copies = _chosen(questions)
+    if copies == "keep" and questions.times and (runs or decoding.temperature > 0):
+        raise InputError("--copies keep takes greedy answers of one engine: no --also, and --temperature 0")
     estimators_for(estimator)  # refuses settings that they do not take, before any work
     graders = grading.load_graders([] if grader is None else [grader])
     grading.check_labels(labels, begun_at=labels)
@@ -169,7 +179,14 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     run = _Run(source, estimator, phrasing, loading.decoding(decoding), batch_size, cluster, runs, shape)
     with sole_writer(output):
         outcome = run(
-            questions.rows, files, graders=graders, alpha=alpha, delta=delta, robust=robust, upstream=upstream
+            questions,
+            files,
+            graders=graders,
+            alpha=alpha,
+            delta=delta,
+            robust=robust,
+            upstream=upstream,
+            copies=copies,
         )
         if (choice := outcome.calibration.choice) is not None:
             # An estimator other than the requested one is more than a note.
@@ -216,7 +233,7 @@ class _Run:
 
     def __call__(
         self,
-        rows: Sequence[Question],
+        questions: QuestionFile,
         files: Files,
         *,
         graders: Sequence[AnswerGrader],
@@ -224,12 +241,15 @@ class _Run:
         delta: float,
         robust: bool,
         upstream: str | None,
+        copies: Copies | None,
     ) -> Outcome:
         """Answer the missing questions, grade, and calibrate."""
         from semgrad_guard.evaluation.graders import GRADERS, default_grader
+        from semgrad_guard.evaluation.job_record import number_of_try
         from semgrad_guard.evaluation.runs.run import run_binding, run_settings
         from semgrad_guard.guard import template_name
 
+        rows = questions.rows
         self.phrasing.require(rows)
         template = self.phrasing.name(rows)
         model = loading.load(self.source)
@@ -248,16 +268,24 @@ class _Run:
                 model, estimator, options=self.decoding, template=template, grader=grades.grader, upstream=upstream
             )
 
-        kept = [rows[i] for i in grades.rows]
+        times = questions.times if copies == "keep" else ()
+        numbers = [number for number, row in enumerate(grades.rows) for _ in range(times[row] if times else 1)]
+        places = [grades.rows[number] for number in numbers]
+        kept = [rows[i] for i in places]
+        say_near([rows[i] for i in grades.rows])
         forms = self.phrasing.forms(kept, model.render)
         prompts = forms if any(forms) else None
         of_others = [
             GradedOther(other, grading.grade(rows, other.answers, grader, book=files.grades)) for other in others
         ]
-        graded = Graded(kept, [answers[i] for i in grades.rows], grades.correct, grades.grader, prompts, of_others)
+        correct = [grades.correct[number] for number in numbers]
+        graded = Graded(kept, [answers[i] for i in places], correct, grades.grader, prompts, of_others, copies)
         extra = [model.render(conversation).form for conversation in self.shape.conversations]
+        promise: dict[str, Any] = {"alpha": alpha, "delta": delta, "robust": robust}
+        settings = {"estimator": asdict(self.estimator), "labels": graded.labels(), "copies": copies, **promise}
+        how = {**promise, "tries": number_of_try(files.answers, settings)}
         shape = {"extra_prompts": extra, "slots": self.shape.slots}
-        outcome = outcome_of(self.estimator, graded, bind, alpha=alpha, delta=delta, robust=robust, **shape)
+        outcome = outcome_of(self.estimator, graded, bind, **how, **shape)
         return replace(outcome, no_verdict=grades.no_verdict)
 
     def _collect(
@@ -284,12 +312,52 @@ class _Run:
             )
 
 
-def _read(data: Path, columns: options.Columns, *, strict: bool, alpha: float, delta: float) -> QuestionFile:
+def say_near(questions: Sequence[Question]) -> None:
+    """Warn of questions that are probably wordings of one fact."""
+    from semgrad_guard.evaluation.questions.near import wordings
+
+    near = [(row, first) for row, first in enumerate(wordings(questions)) if row != first]
+    if near:
+        row, first = near[0]
+        say(
+            f"{len(near)} of {len(questions)} questions are close to another one: {questions[row].question!r} and "
+            f"{questions[first].question!r}, for example. Wordings of one fact are not independent draws: the promise "
+            "is weaker than stated where they are many. Keep one of each.",
+            label="Warning",
+        )
+
+
+def _chosen(questions: QuestionFile) -> Copies:
+    """What the file is, by the person at the terminal.
+
+    Raises:
+        InputError: there is none.
+    """
+    repeated = f"{len(questions.duplicates)} lines of {questions.path} repeat a question"
+    if not (ERR.is_terminal and sys.stdin.isatty()):
+        raise InputError(
+            f"{repeated}. Is the file a sample of traffic, in which popular questions repeat, or a list of questions? "
+            "Give --copies keep (the promise is about traffic), or --copies once (about distinct questions)."
+        )
+    say(f"{repeated}. keep: the file is a sample of traffic. once: it is a list of questions.")
+    return typer.prompt("copies", type=click.Choice(["keep", "once"]), err=True)
+
+
+def _read(
+    data: Path,
+    columns: options.Columns,
+    *,
+    strict: bool,
+    alpha: float,
+    delta: float,
+    copies: Copies | None,
+) -> QuestionFile:
     """The questions, with a warning if they are too few for the promise whatever the answers."""
     from semgrad_guard.calibration import binomial
+    from semgrad_guard.calibration.tries import share_of
 
-    questions = loading.read_data(data, columns, strict=strict)
-    fewest = binomial.fewest_answers(alpha=alpha, delta=delta)
+    questions = loading.read_data(data, columns, strict=strict, keeps=copies == "keep")
+    fewest = binomial.fewest_answers(alpha=alpha, delta=share_of(delta, 1))
     if len(questions.rows) < fewest:
         say(
             f"{len(questions.rows)} questions cannot keep this promise, whatever the answers: it takes at least "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -18,6 +19,7 @@ from semgrad_guard.settings import UNCERTAINTY, ScoringOptions
 
 if TYPE_CHECKING:
     from semgrad_guard.calibration import Binding, EngineAnswers, EngineIdentity
+    from semgrad_guard.calibration.calibration_set import Copies
     from semgrad_guard.estimators import Estimator
     from semgrad_guard.evaluation.calibrating import Outcome
     from semgrad_guard.evaluation.questions.data import Question
@@ -86,15 +88,22 @@ def _settings_of(estimator: Any) -> set[str]:
 
 
 def estimators_for(spec: EstimatorSpec) -> Sequence[Estimator]:
-    """The estimators behind an `--estimator`: with a learned one also the one that takes its place where there are too
-    few labels. They share one replay unless a setting that only some of them take tells them apart."""
-    from semgrad_guard.evaluation.calibrating import CANDIDATES, LABEL_FREE, LEARNED
+    """The estimators behind an `--estimator`: with it the scores that generating computes anyway, one of which takes
+    the place of a learned one where there are too few labels. They share one replay unless a setting that only some of
+    them take tells them apart."""
+    from semgrad_guard.evaluation.calibrating import FREE, LEARNED
 
-    if spec.estimator == "auto":
-        return [spec.set_where_taken(candidate) for candidate in CANDIDATES]
-    if spec.estimator in LEARNED:
-        return [spec.set_on(LEARNED[str(spec.estimator)]), LABEL_FREE]
-    return [spec.make()]
+    own: list[Estimator] = candidates_for(spec) if spec.estimator == "auto" else []
+    if not own:
+        own = [spec.set_on(LEARNED[str(spec.estimator)]) if spec.estimator in LEARNED else spec.make()]
+    return [*own, *(free for free in FREE if free.name not in [one.name for one in own])]
+
+
+def candidates_for(spec: EstimatorSpec) -> list[Estimator]:
+    """The estimators that `auto` compares."""
+    from semgrad_guard.evaluation.calibrating import CANDIDATES
+
+    return [spec.set_where_taken(candidate) for candidate in CANDIDATES]
 
 
 def learns(spec: EstimatorSpec) -> bool:
@@ -137,6 +146,13 @@ class Graded:
     grader: str
     prompts: Sequence[PromptForm | None] | None
     also: Sequence[GradedOther] = ()
+    copies: Copies | None = None
+
+    def labels(self) -> str:
+        """A digest of the answers and their grades."""
+        rows = [[answer.key, right] for answer, right in zip(self.answers, self.correct, strict=True)]
+        others = [[other.run.engine.fingerprint, *other.grades.correct] for other in self.also]
+        return hashlib.sha256(json.dumps([rows, others]).encode()).hexdigest()[:16]
 
 
 def outcome_of(
@@ -157,10 +173,13 @@ def outcome_of(
         calibrate_learned,
     )
 
+    how = {"copies": graded.copies, **how}
     if learns(spec):
-        known = LearningSet.of(graded.rows, graded.answers, graded.correct, prompts=graded.prompts)
+        known = LearningSet.of(
+            graded.rows, graded.answers, graded.correct, prompts=graded.prompts, copies=graded.copies
+        )
         if spec.estimator == "auto":
-            return calibrate_best(known, estimators_for(spec), bind=bind, **how)
+            return calibrate_best(known, candidates_for(spec), bind=bind, **how)
         learned = spec.set_on(LEARNED[str(spec.estimator)])
         return calibrate_learned(known, learned, bind=bind, **how)
     estimator = spec.make()

@@ -76,7 +76,7 @@ semgrad-guard calibrate --data questions.jsonl --output calibration.json --alpha
 [bold]A line of the file[/] (and "context": "...", to answer from a passage)
 {"question": "Who wrote Emma?", "answers": ["Jane Austen", "Austen"]}
 
-With alpha = delta = 0.1 you need at least 22 questions; a few hundred are usually enough. Every answer is kept as it comes: after Ctrl-C, run the same command again.
+With alpha = delta = 0.1 you need at least 23 questions; [bold]semgrad-guard plan[/] tells how many are enough. Every answer is kept as it comes: after Ctrl-C, run the same command again.
 
 [bold]Exit codes[/]
 0 done, 4 no threshold keeps the promise, 5 some lines were broken, 6 no answer could be scored, 1 error, 2 wrong usage, 130 interrupted
@@ -131,6 +131,15 @@ semgrad-guard decisions --since 30d --csv > decisions.csv
 
 [bold]Exit codes[/]
 0 done, 1 error, 2 wrong usage
+""".strip()
+
+PLAN = """
+[bold]Examples[/]
+semgrad-guard plan --error 0.2 --auroc 0.8
+semgrad-guard plan --error 0.3 --auroc 0.75 --alpha 0.2 --labels 150 --json
+
+[bold]Exit codes[/]
+0 done, 2 wrong usage
 """.strip()
 
 FETCH = """

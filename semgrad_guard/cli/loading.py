@@ -145,13 +145,15 @@ def read_examples(path: Path | None, shots: int | None) -> Sequence[Question]:
     return found.rows[:shots]
 
 
-def read_data(data: str | Path, columns: Columns, *, needs: Need = "answers", strict: bool) -> QuestionFile:
-    """The questions of a source."""
+def read_data(
+    data: str | Path, columns: Columns, *, needs: Need = "answers", strict: bool, keeps: bool = False
+) -> QuestionFile:
+    """The questions of a source. Repeated lines that are left out are named, unless the caller keeps them."""
     from semgrad_guard.evaluation.questions.data import read_questions
 
     found = read_questions(data, needs=needs, strict=strict, **vars(columns))
     say_problems(found.problems)
-    note_problems([*found.duplicates, *found.shared_ids])
+    note_problems([*(() if keeps else found.duplicates), *found.shared_ids])
     if found.unread:
         names = ", ".join(f'"{name}"' for name in found.unread)
         note(f"columns that are not read: {names}.")

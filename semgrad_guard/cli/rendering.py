@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from semgrad_guard.calibration import Binding, Calibration, Drift
+from semgrad_guard.calibration.report import promise, report
 from semgrad_guard.cli.terminal import printable
 from semgrad_guard.evaluation.highlight import Claim, shades
 from semgrad_guard.records import Verdict
@@ -97,18 +98,18 @@ def drift_line(found: Drift) -> str:
 
 def calibration_view(outcome: Outcome) -> RenderableType:
     """The promise, its effect on the answers, and P(correct) along the scores."""
-    calibration, effect, auroc, aurc = outcome.calibration, outcome.effect, outcome.auroc, outcome.aurc
+    calibration, auroc, aurc, sentences = outcome.calibration, outcome.auroc, outcome.aurc, report(outcome.calibration)
     wrong = f"{calibration.n_wrong} of {calibration.n} answers wrong"
     undecided = f", {outcome.no_verdict} answers without a verdict among them" if outcome.no_verdict else ""
     unscored = f", {calibration.n_unscored} without a score" if calibration.n_unscored else ""
-    undefined = f"undefined: all answers are {'wrong' if effect.wrong else 'right'}"
+    undefined = f"undefined: all answers are {'wrong' if calibration.n_wrong else 'right'}"
     facts = _pairs(
         ("questions", f"{wrong}{undecided}{unscored}"),
         *_right(calibration.binding),
         ("AUROC", undefined if auroc is None else f"{auroc:.3f} (1: every wrong answer is less certain)"),
         ("AURC", f"{figure(aurc)} (mean error rate over all coverages)"),
         *_outcome(calibration),
-        *([("effect", str(effect))] if calibration.threshold is not None else []),
+        *((name, sentences[name]) for name in ("effect", "prompts", "chance", "scores") if name in sentences),
     )
     parts: list[RenderableType] = [_promise(calibration), facts]
     if calibration.confidence_map is not None:
@@ -174,10 +175,7 @@ def percent(value: float | None) -> str:
 
 
 def _promise(calibration: Calibration) -> Panel:
-    text = (
-        f"Among the answers let through, at most {100 * calibration.alpha:g}% are wrong, "
-        f"with {100 * (1 - calibration.delta):g}% probability."
-    )
+    text = promise(calibration)
     if calibration.threshold is not None:
         text += f" This assumes: {calibration.assumption}."
         return Panel(text, title="The promise holds", title_align="left", border_style="green", box=box.ROUNDED)
@@ -191,7 +189,7 @@ def _outcome(calibration: Calibration) -> list[tuple[str, str]]:
     if calibration.threshold is None:
         return [("threshold", "none")]
     seen = f"{calibration.n_answered_wrong} of {calibration.n_answered} tested answers were wrong"
-    bound = f"were the threshold fixed beforehand, at most {percent(calibration.risk_bound)}"
+    bound = f"were the threshold fixed beforehand, at most {percent(calibration.bound_if_fixed)}"
     return [
         ("threshold", f"uncertainty at most {figure(calibration.threshold)}"),
         ("coverage", f"{percent(calibration.coverage)} of the questions are answered"),

@@ -16,13 +16,17 @@ from typing import Any
 import numpy as np
 
 from semgrad_guard.calibration import Binding, Calibration, EngineAnswers, EstimatorChoice, calibrate
+from semgrad_guard.calibration.calibration_set import Copies
+from semgrad_guard.calibration.effect import Effect
 from semgrad_guard.errors import FitError, MissingExtraError
 from semgrad_guard.estimators import (
     NEEDS_LABELS,
     Estimator,
     FusedGrad,
     FusedStates,
+    GreatestEntropy,
     GreedyNLL,
+    HiddenScore,
     HybridGrad,
     MaxProbability,
     MeanEntropy,
@@ -31,8 +35,8 @@ from semgrad_guard.estimators import (
 )
 from semgrad_guard.estimators.learned import MIN_ANSWERS, Features, LearnedEstimator, require_enough
 from semgrad_guard.evaluation.metrics import aurc, auroc
-from semgrad_guard.evaluation.metrics.guarantee import Effect
 from semgrad_guard.evaluation.questions.data import Question
+from semgrad_guard.evaluation.questions.near import wordings
 from semgrad_guard.evaluation.runs.answers import Answer
 from semgrad_guard.records import PromptForm
 
@@ -40,6 +44,9 @@ CANDIDATES: tuple[Estimator, ...] = (
     MaxProbability(), MeanEntropy(), GreedyNLL(), FusedStates(), HybridGrad(), SemGrad(), ParaGrad(), FusedGrad(),
 )  # fmt: skip
 """The choices of `auto`: those that generating computes anyway, then those that need a replay."""
+
+FREE: tuple[Estimator, ...] = (MaxProbability(), MeanEntropy(), GreedyNLL(), GreatestEntropy(), HiddenScore())
+"""Those that generating computes anyway: every record keeps their scores, and a calibration their AUROC."""
 
 LEARN_SHARE, LEARN_MOST = 1 / 4, 200
 """How many of the answers are learned from: this share, at least `MIN_ANSWERS`, and no more than so many. (The
@@ -64,7 +71,9 @@ _MARGIN = 1.0  # standard errors that a preferred estimator may lie behind the b
 class LearningSet:
     """Answers in the questions' order: their questions' names, grades, and by estimator features or scores.
 
-    `prompts` are the forms of the questions' prompts; nothing is promised without them.
+    `prompts` are the forms of the questions' prompts; nothing is promised without them. `facts` numbers the
+    questions, copies and near-duplicates alike: they stay on one side of a split (of traffic, every row is a draw by
+    itself).
     """
 
     questions: Sequence[str]
@@ -72,6 +81,7 @@ class LearningSet:
     features: Mapping[str, Sequence[Features | None]]
     uncertainties: Mapping[str, Sequence[float | None]]
     prompts: Sequence[PromptForm | None] | None = None
+    facts: Sequence[int] | None = None
 
     @classmethod
     def of(
@@ -81,6 +91,7 @@ class LearningSet:
         correct: Sequence[bool],
         *,
         prompts: Sequence[PromptForm | None] | None = None,
+        copies: Copies | None = None,
     ) -> LearningSet:
         """The graded answers of a run whose estimators go by their own names."""
         names = list(answers[0].scores) if answers else []
@@ -90,6 +101,7 @@ class LearningSet:
             {name: [answer.scores[name].features for answer in answers] for name in names if name in NEEDS_LABELS},
             {name: [answer.uncertainty(name) for answer in answers] for name in names if name not in NEEDS_LABELS},
             prompts,
+            None if copies == "keep" else wordings(questions),
         )
 
     def part(self, rows: Sequence[int]) -> LearningSet:
@@ -100,6 +112,7 @@ class LearningSet:
             {name: [column[i] for i in rows] for name, column in self.features.items()},
             {name: [column[i] for i in rows] for name, column in self.uncertainties.items()},
             None if self.prompts is None else [self.prompts[i] for i in rows],
+            None if self.facts is None else [self.facts[i] for i in rows],
         )
 
     def usable(self, estimators: Sequence[Estimator]) -> list[bool]:
@@ -132,7 +145,7 @@ def calibrate_learned(
     tell it. `how` are options of `calibrate` (alpha, delta, robust ...).
     """
     usable = graded.usable([estimator])
-    learn, rest = split(usable, seed=seed, least=LEARN_FROM)
+    learn, rest = split(usable, seed=seed, least=LEARN_FROM, facts=graded.facts)
     part = graded.part(learn)
     found: Estimator = LABEL_FREE
     reason = f"{LABEL_FREE.title} takes the place of {estimator.title}"
@@ -169,7 +182,7 @@ def calibrate_best(
     options of `calibrate`.
     """
     usable = graded.usable([one for one in candidates if sum(graded.usable([one])) >= CHOOSE_FROM])
-    learn, rest = split(usable, seed=seed, least=CHOOSE_FROM)
+    learn, rest = split(usable, seed=seed, least=CHOOSE_FROM, facts=graded.facts)
     part = graded.part(learn)
     if not learn:
         kept = _default(candidates)
@@ -256,17 +269,20 @@ def _standard_error(
     return float(np.std(drawn)) if drawn else None
 
 
-def split(usable: Sequence[bool], *, seed: int, least: int) -> tuple[list[int], list[int]]:
+def split(
+    usable: Sequence[bool], *, seed: int, least: int, facts: Sequence[int] | None = None
+) -> tuple[list[int], list[int]]:
     """Rows to learn from and rows to calibrate on; the seed decides, and no label.
 
-    Only usable rows are learned from, and none where they are fewer than `least`.
+    Only usable rows are learned from, and none where they are fewer than `least`. Rows of one fact stay together.
     """
-    n = len(usable)
+    n, facts = len(usable), facts or range(len(usable))
     order: list[int] = np.random.default_rng([seed, n]).permutation(n).tolist()
     candidates = [row for row in order if usable[row]]
     size = min(LEARN_MOST, max(MIN_ANSWERS, math.floor(n * LEARN_SHARE))) if len(candidates) >= least else 0
-    learn = set(candidates[:size])
-    return sorted(learn), sorted(set(order) - learn)
+    learned = {facts[row] for row in candidates[:size]}
+    learn = [row for row in range(n) if usable[row] and facts[row] in learned]
+    return learn, [row for row in range(n) if facts[row] not in learned]
 
 
 def out_of_fold(part: LearningSet, estimator: LearnedEstimator, *, seed: int) -> list[float | None]:
@@ -335,6 +351,7 @@ def _calibrated(
         rest.correct,
         binding=bind(estimator),
         groups=rest.questions,
+        aurocs={name: auroc(column, rest.correct) for name, column in rest.uncertainties.items() if rest.correct},
         choice=choice,
         prompts=rest.prompts,
         **how,
@@ -419,6 +436,11 @@ def calibrate_answers(
         own.correct,
         groups=own.groups,
         binding=own.binding,
+        aurocs={
+            name: auroc([answer.uncertainty(name) for answer in answers], list(correct))
+            for name in (answers[0].scores if answers else ())
+            if name not in NEEDS_LABELS
+        },
         prompts=prompts,
         also=also,
         **how,

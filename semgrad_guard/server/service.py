@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from semgrad_guard.calibration.curve import risk_curve
+from semgrad_guard.calibration.report import report
 from semgrad_guard.decision_log.entries import DecisionSink, Facts
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.interruption import Stop
@@ -79,6 +80,7 @@ class ServedModel:
             "mode": self.terms.mode,
             "threshold": policy.recorded_threshold,
             "calibration_id": policy.calibration_id,
+            "report": None if policy.calibration is None else report(policy.calibration),
             "escalates": self.target is not None,
             "written_by": "upstream" if self.upstream is not None else "engine",
             "batching": None if self.upstream is not None else self.scheduler.batching,
@@ -286,11 +288,12 @@ class Service:
         if calibration is None:
             reason = "This model has no calibration, so the effect of a threshold is not known."
             return {**model, "calibration_id": None, "n": 0, "curve": [], "reason": reason, "promise": None}
-        kept = calibration.threshold is not None
+        sentences = report(calibration)
+        subjects = [name for name in ("effect", "prompts", "chance", "scores") if name in sentences]
         promise = (
-            f"Promised at {calibration.threshold:.3g}: of the answers let through at most {calibration.alpha:.0%} are "
-            f"wrong, with probability {1 - calibration.delta:.0%}. Another threshold promises nothing."
-            if kept
+            f"Promised at {calibration.threshold:.3g}: {sentences['promise']} Another threshold promises nothing. "
+            + " ".join(f"{name.capitalize()}: {sentences[name]}." for name in ("assumption", *subjects))
+            if calibration.threshold is not None
             else f"Nothing is promised: {calibration.reason}"
         )
         curve = [asdict(point) for point in risk_curve(calibration)]

@@ -20,6 +20,7 @@ from semgrad_guard.calibration import Binding, Calibration, calibrate
 from semgrad_guard.calibration.choice import EstimatorChoice
 from semgrad_guard.calibration.prompt_shape import PromptShape
 from semgrad_guard.errors import CalibrationError
+from semgrad_guard.pocket import CALIBRATION_PATH
 from semgrad_guard.records import FusedWeights
 
 from .made_prompts import closed_book, drawn
@@ -114,7 +115,7 @@ def test_any_calibration_survives_the_file(answers: list[tuple[float, bool]], al
 def test_the_file_is_plain_json_one_field_a_line(tmp_path: Path) -> None:
     text = example().save(tmp_path / "c.json").read_text()
     record = json.loads(text)
-    assert record["schema_version"] == 1
+    assert record["schema_version"] == 2
     assert len(text.splitlines()) == len(record) + 2
 
 
@@ -134,7 +135,7 @@ def test_the_id_depends_on_everything_and_only_on_content() -> None:
         example(created="2026-02-01"),
         example(binding=None),
         example(binding=BINDING.model_copy(update={"upstream": "x"})),
-        example(confidence="platt"),
+        example(confidence="isotonic"),
         example(grid=[1.0]),
     ]
     assert len({example().id, *(other.id for other in others)}) == len(others) + 1
@@ -247,6 +248,15 @@ def test_a_failed_rename_keeps_the_old_file_and_leaves_no_other(
         example().save(path)
     assert [p.name for p in tmp_path.iterdir()] == ["c.json"]
     assert path.read_text() == "old"
+
+
+def test_a_file_of_the_first_version_keeps_its_id_and_its_names(tmp_path: Path) -> None:
+    old = Calibration.load(CALIBRATION_PATH)
+    assert (old.schema_version, old.bound_if_fixed, old.effect) == (1, pytest.approx(0.0902, abs=1e-4), None)
+    again = old.save(tmp_path / "c.json")
+    assert json.loads(again.read_text())["risk_bound"] == old.bound_if_fixed
+    assert Calibration.load(again) == old.require_intact()
+    assert (old.copies, old.tries, old.level) == (None, 0, old.delta)
 
 
 def test_a_calibration_is_frozen_and_cannot_be_forged() -> None:

@@ -74,7 +74,11 @@ def test_the_harder_engine_decides_and_the_numbers_are_its_own() -> None:
     assert both.binding is not None
     assert (both.binding.fingerprint, both.binding.also) == ("hard", (EngineIdentity(fingerprint="easy"),))
     assert turned.binding == both.binding
-    assert (turned.threshold, turned.risk_bound, turned.scores) == (both.threshold, both.risk_bound, both.scores)
+    assert (turned.threshold, turned.bound_if_fixed, turned.scores) == (
+        both.threshold,
+        both.bound_if_fixed,
+        both.scores,
+    )
     assert both.threshold is not None
     assert alone["hard"].threshold is not None
     assert both.threshold < (alone["easy"].threshold or 0)

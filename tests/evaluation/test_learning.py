@@ -223,6 +223,14 @@ def test_a_split_takes_every_row_once_and_looks_at_nothing_but_the_seed(n: int) 
     assert n < 100 or split([True] * n, seed=2, least=100) != (learn, rest)
 
 
+def test_a_split_keeps_near_duplicates_on_one_side() -> None:
+    facts = [row // 2 for row in range(400)]
+    learn, rest = split([True] * 400, seed=0, least=100, facts=facts)
+    assert len(learn) >= 100
+    assert sorted([*learn, *rest]) == list(range(400))
+    assert not {facts[row] for row in learn} & {facts[row] for row in rest}
+
+
 @pytest.mark.parametrize(("n", "spent"), [(CHOOSE_FROM - 1, 0), (CHOOSE_FROM, 50)])
 def test_auto_spends_no_label_where_there_are_too_few(n: int, spent: int) -> None:
     answers = population(np.random.default_rng(0), n)

@@ -105,7 +105,7 @@ async def test_the_curve_of_a_calibration(serve: Serve) -> None:
         assert found["calibration_id"] == calibration.id
         assert calibration.threshold in [point["threshold"] for point in found["curve"]]
         assert found["promise"].startswith(
-            f"Promised at {calibration.threshold:.3g}: of the answers let through at most 20%"
+            f"Promised at {calibration.threshold:.3g}: Among the answers let through, at most 20% are wrong"
         )
         assert (await client.get("/v1/calibration", params={"model": "x"})).status_code == 404
     async with serve(NONE) as client:

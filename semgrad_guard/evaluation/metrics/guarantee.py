@@ -7,7 +7,7 @@ coverage; over many seeded halves. Neither AUROC nor AURC tells a user of the gu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -128,52 +128,3 @@ def _measure(scores: Floats, correct: NDArray[np.bool_], limit: float | None) ->
     if not let_through.any():
         return 0.0, math.nan, error
     return float(let_through.mean()), float((~correct[let_through]).mean()), error
-
-
-@dataclass(frozen=True)
-class Effect:
-    """Counts of graded answers: all of them, and those that a threshold lets through."""
-
-    answers: int
-    wrong: int
-    delivered: int
-    delivered_wrong: int
-
-    @classmethod
-    def of(cls, graded: Iterable[tuple[float | None, bool]], lets_through: Callable[[float | None], bool]) -> Effect:
-        """Of (uncertainty, whether the answer is right)."""
-        rows = [(correct, lets_through(uncertainty)) for uncertainty, correct in graded]
-        delivered = [correct for correct, passes in rows if passes]
-        wrong = sum(not correct for correct, _ in rows)
-        return cls(len(rows), wrong, len(delivered), sum(not correct for correct in delivered))
-
-    @property
-    def error(self) -> float:
-        """The error rate without the guard."""
-        return self.wrong / max(1, self.answers)
-
-    @property
-    def withheld_wrong(self) -> int:
-        """The wrong answers that are withheld."""
-        return self.wrong - self.delivered_wrong
-
-    @property
-    def withheld_right(self) -> int:
-        """The right answers that are withheld."""
-        return self.answers - self.delivered - self.withheld_wrong
-
-    def __str__(self) -> str:
-        guarded = self.delivered_wrong / max(1, self.delivered)
-        return (
-            f"error {self.error:.1%} without the guard, {guarded:.1%} with it; withheld: {self.withheld_wrong} of "
-            f"{self.wrong} wrong answers, {self.withheld_right} of {self.answers - self.wrong} right ones"
-        )
-
-    def doubt(self, alpha: float) -> str | None:
-        """A warning if the promise allows as many errors as the model makes without a guard, else None."""
-        if alpha < self.error:
-            return None
-        return (
-            f"alpha is {alpha:.1%}, and without a guard {self.error:.1%} of these answers are wrong: such a promise "
-            "may withhold nothing. Take an alpha below that, and calibrate on other questions."
-        )

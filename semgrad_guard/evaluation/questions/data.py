@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -72,7 +73,8 @@ class QuestionFile:
     """The content of a source: its distinct `rows`, and the lines that were left out.
 
     `problems` are the broken lines, among them those that contradict an earlier one. `duplicates` tells which lines
-    repeat an earlier one: copies are not independent draws, and would make a calibration set look larger than it is.
+    repeat an earlier one: in a list of questions copies are not independent draws. `times` tells how often each of the
+    rows occurs; empty where none is repeated.
     `shared_ids` tells which lines have an id that an earlier, different one has; they are kept. `unread` are the
     columns that mean nothing here.
     """
@@ -83,6 +85,7 @@ class QuestionFile:
     duplicates: tuple[str, ...]
     shared_ids: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
+    times: tuple[int, ...] = ()
 
 
 def read_questions(
@@ -119,6 +122,7 @@ def read_questions(
     given = Columns(question_field, answers_field, context_field)
     unread: dict[str, None] = {}
     rows: dict[str, tuple[Entry, Question]] = {}
+    times: Counter[str] = Counter()
     problems: list[DataFileError] = []
     duplicates: list[str] = []
     for entry in entries(str(path)):
@@ -126,6 +130,7 @@ def read_questions(
             row, left = _read(entry, needs, given)
             first, known = rows.setdefault(identity(row, needs), (entry, row))
             _require_agreement(row, known, entry, first, needs)
+            times[identity(row, needs)] += 1
         except DataFileError as problem:
             if strict:
                 raise
@@ -138,7 +143,9 @@ def read_questions(
     if not rows:
         raise _nothing_in(source, problems)
     kept = tuple(row for _, row in rows.values())
-    return QuestionFile(source, kept, tuple(problems), tuple(duplicates), _shared_ids(rows.values()), tuple(unread))
+    often = tuple(times[key] for key in rows) if duplicates else ()
+    shared = _shared_ids(rows.values())
+    return QuestionFile(source, kept, tuple(problems), tuple(duplicates), shared, tuple(unread), often)
 
 
 def with_paraphrases(questions: Sequence[Question]) -> list[Question]:

@@ -1,0 +1,47 @@
+"""The report of a calibration, from its record alone: for the terminal, for the server's page and for its models."""
+
+from __future__ import annotations
+
+from semgrad_guard.calibration.calibration_record import Calibration
+from semgrad_guard.calibration.planning import plan
+
+
+def report(calibration: Calibration) -> dict[str, str]:
+    """Sentences by their subject: promise, assumption, effect, prompts, chance and scores; those that apply."""
+    sentences = {"promise": promise(calibration), "assumption": calibration.assumption}
+    if calibration.effect is not None and calibration.threshold is not None:
+        sentences["effect"] = str(calibration.effect)
+    if calibration.shape is not None:
+        sentences["prompts"] = calibration.shape.covers
+    if calibration.auroc is not None and calibration.n_tested:
+        error, level = calibration.n_wrong / calibration.n, calibration.level
+        chance = plan(calibration.n_tested, error=error, auroc=calibration.auroc, alpha=calibration.alpha, delta=level)
+        sentences["chance"] = f"with {error:.0%} wrong and an AUROC of {calibration.auroc:.2f}, {chance}"
+    if calibration.aurocs:
+        sentences["scores"] = _scores(calibration)
+    return sentences
+
+
+def promise(calibration: Calibration) -> str:
+    """The promise in one sentence, whether or not a threshold keeps it."""
+    to = {"keep": " to traffic like this", "once": " to distinct questions", None: ""}[calibration.copies]
+    text = (
+        f"Among the answers let through{to}, at most {100 * calibration.alpha:g}% are wrong, "
+        f"with {100 * (1 - calibration.delta):g}% probability"
+    )
+    if calibration.tries < 2:
+        return f"{text}."
+    return (
+        f"{text} for all {calibration.tries} tries on these labels together (this one has level "
+        f"{calibration.level:.2g})."
+    )
+
+
+def _scores(calibration: Calibration) -> str:
+    """The AUROC of every score that was at hand, and the highest of them."""
+    known = {name: value for name, value in calibration.aurocs.items() if value is not None}
+    figures = ", ".join(f"{name} {value:.3f}" for name, value in known.items())
+    best = max(known, key=lambda name: known[name], default=None)
+    if best is None or calibration.binding is None or best == calibration.binding.estimator:
+        return f"AUROC {figures}" if figures else "no AUROC: all answers are right, or all wrong"
+    return f"AUROC {figures}; the highest is that of {best} (--estimator auto compares on other labels)"

@@ -1,0 +1,28 @@
+"""`plan`: the effect to expect of so many labels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from click.testing import Result
+
+from semgrad_guard.calibration import plan
+
+
+def test_a_plan_is_told_and_printed_as_json(run: Callable[..., Result]) -> None:
+    shown = run("plan", "--error", 0.2, "--auroc", 0.8)
+    expected = [plan(n, error=0.2, auroc=0.8, alpha=0.1, delta=0.1) for n in (50, 100, 300, 1000)]
+    assert shown.stdout.splitlines() == [
+        "Any guard has to withhold at least 11.1% of the answers.",
+        *(f"{one}." for one in expected),
+    ]
+    one = json.loads(run("plan", "--error", 0.2, "--auroc", 0.8, "--labels", 100, "--json").stdout)
+    assert [row["n"] for row in one] == [100]
+    assert (one[0]["found"], one[0]["withheld"]) == (expected[1].found, pytest.approx(1 / 9))
+
+
+@pytest.mark.parametrize("wrong", [("--error", 2), ("--auroc", -1), ("--labels", 0), ("--alpha", 0)])
+def test_numbers_out_of_range_are_refused(run: Callable[..., Result], wrong: tuple[str, object]) -> None:
+    assert run("plan", "--error", 0.2, "--auroc", 0.8, *wrong).exit_code == 2
