@@ -209,12 +209,12 @@ def best(design: Design) -> float:
 
 def confidence_table() -> Iterator[str]:
     """P(correct) of at least 0.9, claimed and true, by map and number of labels: 200 sets a cell."""
-    yield "| population | labels | isotonic: claimed / true (share) | Platt: claimed / true (share) |"
+    yield "| population | labels | isotonic: claimed / true (share) | curve over ranks: claimed / true (share) |"
     yield "| --- | --- | --- | --- |"
     rng = np.random.default_rng(3)
     for population in (Normal(0.2, 0.8), Normal(0.44, 0.75), Normal(0.05, 0.8)):
         for n in (*SIZES[:2], 200, *SIZES[2:]):
-            sums: dict[confidence.ConfidenceMethod, Floats] = {"isotonic": np.zeros(3), "platt": np.zeros(3)}
+            sums: dict[confidence.ConfidenceMethod, Floats] = {"isotonic": np.zeros(3), "ranks": np.zeros(3)}
             for _ in range(200):
                 scores, wrong = population.draw(rng, n)
                 later, truth = population.draw(rng, 300)
@@ -269,7 +269,7 @@ def page(cells: Sequence[Cell], tries: Sequence[str], *, repetitions: int, pictu
             "## P(correct)",
             "",
             "The mean P(correct) of answers with 0.9 and more, the share of them that is right, and their share of all "
-            "answers. The default is Platt's map for fewer than 300 labels, and isotonic regression from then on.",
+            "answers. The default is Platt's curve over ranks below 300 labels, and isotonic regression from then on.",
             "",
             *confidence_table(),
             "",

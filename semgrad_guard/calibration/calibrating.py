@@ -97,8 +97,8 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
     `tries` numbers the calibrations on these labels, this one included: they share delta (see `tries.py`). 0: this is
     the only one.
 
-    `confidence` is the map to P(correct); None takes Platt's for fewer than 300 scored answers, and isotonic regression
-    from then on.
+    `confidence` is the map to P(correct); None takes Platt's curve over ranks for fewer than 300 scored answers, and
+    isotonic regression from then on.
 
     `choice` tells how the estimator was learned from other answers, and is kept. If `groups` name a question among
     those that it was learned from, the set is refused; not of traffic, in which a question that is drawn for both parts
@@ -119,8 +119,8 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
     Where no threshold keeps the promise, `threshold` is None, with a `reason`: nothing is then let through.
     """
     alpha, delta = read_rate(alpha, "alpha"), read_rate(delta, "delta")
-    if confidence not in ("isotonic", "platt", None):
-        raise CalibrationError(f"confidence must be 'isotonic' or 'platt', not {confidence!r}.")
+    if confidence not in ("isotonic", "platt", "ranks", None):
+        raise CalibrationError(f"confidence must be 'isotonic' or 'platt' or 'ranks', not {confidence!r}.")
     if copies not in ("keep", "once", None):
         raise CalibrationError(f"copies must be 'keep' (a sample of traffic) or 'once' (a list), not {copies!r}.")
     treated = copies or "once"

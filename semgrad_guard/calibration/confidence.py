@@ -9,27 +9,33 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
+from scipy import special as _untyped_special  # pyright: ignore[reportMissingTypeStubs]
 
-ConfidenceMethod = Literal["isotonic", "platt"]
+_special = cast(Any, _untyped_special)
+
+ConfidenceMethod = Literal["isotonic", "platt", "ranks"]
 FEWEST_FOR_ISOTONIC = 300
-"""Scored answers below which the default is Platt: an isotonic map of 50 claims .93 where .82 are right."""
+"""Scored answers below which the default is Platt's curve over the scores' ranks: an isotonic map of 50 claims .93
+where .82 are right, and a curve over the scores themselves depends on their scale, often many powers of ten."""
 _FROZEN = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class IsotonicMap(BaseModel):
-    """Straight lines between knots, flat beyond them: `uncertainties` rise, `confidences` never do.
+    """Straight lines between knots, flat beyond them: `uncertainties` rise, `confidences` never do. Fitted by isotonic
+    regression, or a logistic curve over the normal quantiles of the scores' ranks ("ranks").
 
     Zadrozny & Elkan, "Transforming classifier scores into accurate multiclass probability estimates", KDD 2002.
     """
 
     model_config = _FROZEN
 
-    method: Literal["isotonic"] = "isotonic"
+    method: Literal["isotonic", "ranks"] = "isotonic"
     uncertainties: tuple[float, ...] = Field(min_length=1)
     confidences: tuple[float, ...] = Field(min_length=1)
 
@@ -75,10 +81,10 @@ def fit(
 ) -> IsotonicMap | PlattMap:
     """Fit P(correct | uncertainty) on at least one finite score and its label; by default as their number allows."""
     if method is None:
-        method = "isotonic" if len(scores) >= FEWEST_FOR_ISOTONIC else "platt"
+        method = "isotonic" if len(scores) >= FEWEST_FOR_ISOTONIC else "ranks"
     order = np.lexsort((correct, scores))  # a sum of floats depends on its order, and an id must not
     scores, correct = scores[order], correct[order]
-    return fit_isotonic(scores, correct) if method == "isotonic" else fit_platt(scores, correct)
+    return _FITS[method](scores, correct)
 
 
 def fit_isotonic(scores: NDArray[np.float64], correct: NDArray[np.bool_]) -> IsotonicMap:
@@ -99,13 +105,31 @@ def fit_platt(scores: NDArray[np.float64], correct: NDArray[np.bool_]) -> PlattM
     centre, spread = float(np.mean(unit)), float(np.std(unit))
     if spread * size == 0.0:
         spread = 1.0
-    n_correct, n_wrong = int(correct.sum()), int((~correct).sum())
-    targets = np.where(correct, (n_correct + 1.0) / (n_correct + 2.0), 1.0 / (n_wrong + 2.0))
-    slope, intercept = _logistic((unit - centre) / spread, targets)
+    slope, intercept = _logistic((unit - centre) / spread, _targets(correct))
     lowest, highest = _limits(len(scores))
     return PlattMap(
         centre=centre * size, scale=spread * size, slope=slope, intercept=intercept, lowest=lowest, highest=highest
     )
+
+
+def fit_ranks(scores: NDArray[np.float64], correct: NDArray[np.bool_]) -> IsotonicMap:
+    """Platt's logistic curve over the normal quantiles of the scores' ranks, whatever the scale of the scores."""
+    knots, where, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    quantiles = np.asarray(_special.ndtri((np.cumsum(counts) - counts / 2) / len(scores)), dtype=np.float64)
+    slope, intercept = _logistic(quantiles[where], _targets(correct))
+    fitted = np.clip(_special.expit(intercept - slope * quantiles), *_limits(len(scores)))
+    return IsotonicMap(method="ranks", uncertainties=tuple(knots.tolist()), confidences=tuple(fitted.tolist()))
+
+
+_FITS: dict[ConfidenceMethod, Callable[[NDArray[np.float64], NDArray[np.bool_]], IsotonicMap | PlattMap]] = {
+    "isotonic": fit_isotonic, "platt": fit_platt, "ranks": fit_ranks
+}  # fmt: skip
+
+
+def _targets(correct: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Platt's smoothed labels."""
+    n_correct, n_wrong = int(correct.sum()), int((~correct).sum())
+    return np.where(correct, (n_correct + 1.0) / (n_correct + 2.0), 1.0 / (n_wrong + 2.0))
 
 
 def _logistic(x: NDArray[np.float64], targets: NDArray[np.float64]) -> tuple[float, float]:

@@ -217,7 +217,17 @@ def test_tries_on_the_same_labels_share_delta() -> None:
 
 
 def test_few_labels_get_a_smooth_map_and_many_an_isotonic_one() -> None:
-    assert [type(useful(n).confidence_map).__name__ for n in (299, 300)] == ["PlattMap", "IsotonicMap"]
+    maps = [useful(n).confidence_map for n in (299, 300)]
+    assert [found and found.method for found in maps] == ["ranks", "isotonic"]
+
+
+def test_the_map_of_few_labels_does_not_depend_on_the_scale_of_the_scores() -> None:
+    rng = np.random.default_rng(0)
+    wrong = rng.random(100) < 0.3
+    scores = rng.normal(size=100) + 2 * wrong
+    plain, skewed = (calibrate(u, ~wrong, alpha=0.2, delta=0.1) for u in (scores, np.exp(8 * scores)))
+    assert plain.confidence(float(scores.min())) == skewed.confidence(float(np.exp(8 * scores.min())))
+    assert (plain.confidence(float(scores.min())) or 0) > 0.95
 
 
 def test_the_effect_follows_from_the_record() -> None:

@@ -116,12 +116,12 @@ def test_between_knots_is_a_straight_line_even_where_distances_overflow() -> Non
 def test_few_labels_do_not_make_a_confidence_that_does_not_hold() -> None:
     """Where 0.9 and more is claimed, so many are right; an isotonic map of 50 labels claims too much."""
     rng = np.random.default_rng(0)
-    claimed, true = {"isotonic": 0.0, "platt": 0.0}, {"isotonic": 0.0, "platt": 0.0}
-    counts = {"isotonic": 0, "platt": 0}
+    claimed, true = {"isotonic": 0.0, "ranks": 0.0}, {"isotonic": 0.0, "ranks": 0.0}
+    counts = {"isotonic": 0, "ranks": 0}
     for _ in range(150):
         wrong, later = rng.random(50) < 0.44, rng.random(200) < 0.44
         scores, new = rng.normal(size=50) + 0.95 * wrong, rng.normal(size=200) + 0.95 * later
-        for method in ("isotonic", "platt"):
+        for method in ("isotonic", "ranks"):
             fitted = fit(scores, ~wrong, method)
             high = np.array([fitted(score) for score in new.tolist()])
             claimed[method] += float(high[high >= 0.9].sum())
@@ -129,4 +129,4 @@ def test_few_labels_do_not_make_a_confidence_that_does_not_hold() -> None:
             counts[method] += int((high >= 0.9).sum())
     gap = {method: (claimed[method] - true[method]) / counts[method] for method in claimed}
     print(gap)
-    assert gap["platt"] < 0.07 < 0.09 < gap["isotonic"]
+    assert gap["ranks"] < 0.07 < 0.09 < gap["isotonic"]
