@@ -23,6 +23,7 @@ ConfidenceMethod = Literal["isotonic", "platt", "ranks"]
 FEWEST_FOR_ISOTONIC = 300
 """Scored answers below which the default is Platt's curve over the scores' ranks: an isotonic map of 50 claims .93
 where .82 are right, and a curve over the scores themselves depends on their scale, often many powers of ten."""
+_KNOTS = 32  # of a curve over ranks
 _FROZEN = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
@@ -118,7 +119,10 @@ def fit_ranks(scores: NDArray[np.float64], correct: NDArray[np.bool_]) -> Isoton
     quantiles = np.asarray(_special.ndtri((np.cumsum(counts) - counts / 2) / len(scores)), dtype=np.float64)
     slope, intercept = _logistic(quantiles[where], _targets(correct))
     fitted = np.clip(_special.expit(intercept - slope * quantiles), *_limits(len(scores)))
-    return IsotonicMap(method="ranks", uncertainties=tuple(knots.tolist()), confidences=tuple(fitted.tolist()))
+    kept = np.unique(np.linspace(0, len(knots) - 1, _KNOTS).round().astype(np.intp))
+    return IsotonicMap(
+        method="ranks", uncertainties=tuple(knots[kept].tolist()), confidences=tuple(fitted[kept].tolist())
+    )
 
 
 _FITS: dict[ConfidenceMethod, Callable[[NDArray[np.float64], NDArray[np.bool_]], IsotonicMap | PlattMap]] = {
