@@ -13,6 +13,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, TypeVar, cast
 from weakref import ReferenceType, WeakKeyDictionary, ref
@@ -205,9 +206,17 @@ class Worker:
             for job in jobs:
                 job.settle(cast("Callable[[], Any]", job.work))
             return
+        turn = nullcontext()
         if isinstance(batcher, RunningRequests):
             self._running[batcher.key] = batcher
-        batcher.begin(jobs)
+            turn = batcher.key[0].turn  # in which the model is looked at once
+        try:
+            with turn:
+                batcher.begin(jobs)
+        except BaseException as error:  # noqa: BLE001 - raised by the callers
+            for job in jobs:
+                if not job.ticket.done():
+                    job.fail(error)
 
     def _end_the_late(self) -> None:
         """Jobs whose callers have left, or whose time is over, do not wait for their turn to learn it."""
