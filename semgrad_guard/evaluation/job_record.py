@@ -18,10 +18,9 @@ from pydantic import ValidationError
 
 from semgrad_guard.errors import BindingMismatchError, DataFileError, InputError
 from semgrad_guard.evaluation.files import first_line, sole_writer
-from semgrad_guard.files import make_private, take_back
+from semgrad_guard.files import atomic_write, make_private, take_back
 
 _MARK = "semgrad_guard_record"
-_TRY = b'{"semgrad_guard_try": '
 
 Progress = Callable[[int, int], None]
 """Called with the number of finished items and the number of all items."""
@@ -184,21 +183,17 @@ def read_record(path: Path, row: type[R], *, kind: str = "answers") -> tuple[dic
 def number_of_try(path: Path, settings: Mapping[str, Any]) -> int:
     """The number of a calibration among all those on the labels of a record's answers, from 1 on.
 
-    A line of the record keeps every calibration, before its outcome is known. One that is repeated as it was has the
-    number that it had.
+    The first line of the record keeps every calibration, before its outcome is known. One that is repeated as it was
+    has the number that it had.
     """
-    line = _TRY + json.dumps(settings, sort_keys=True).encode() + b"}"
     with sole_writer(path):
-        tries = [known for known in path.read_bytes().split(b"\n") if known.startswith(_TRY)]
-        if line not in tries:
-            try:
-                with path.open("ab") as file:
-                    file.write(line + b"\n")
-                    os.fsync(file.fileno())
-            except OSError as error:
-                raise InputError(f"Cannot write {path}: {error.strerror or error}.") from error
-            tries.append(line)
-    return tries.index(line) + 1
+        header, _, rows = path.read_bytes().partition(b"\n")
+        content: dict[str, Any] = json.loads(header)
+        tries, mine = content.setdefault("tries", []), json.loads(json.dumps(settings))
+        if mine not in tries:
+            tries.append(mine)
+            atomic_write(path, json.dumps(content).encode() + b"\n" + rows, private=True)
+    return tries.index(mine) + 1
 
 
 def differing(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> dict[str, str]:
@@ -240,7 +235,7 @@ def _rows(path: Path, whole: bytes, row: type[R], kind: str) -> list[R]:
     rows: list[R] = []
     for number, line in enumerate(whole.split(b"\n")[1:], start=2):
         try:
-            if line and not line.startswith(_TRY):
+            if line:
                 rows.append(row.model_validate_json(line))
         except ValidationError as error:
             raise DataFileError(
