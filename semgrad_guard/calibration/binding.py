@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
@@ -19,6 +20,9 @@ _OF_ESTIMATORS = frozenset({"estimator", "settings"})
 
 CALIBRATION_TIME_FIELDS = ("grader", "upstream", "max_tokens", "stop", "also")
 """The fields that only a calibration knows: an answer's record leaves them None."""
+
+GRADER_VERSIONS = {"contains": 2}
+"""Our graders whose rules have changed, with the version of their rules; it belongs to their names (`contains@2`)."""
 
 _NOT_COMPARED = frozenset({"max_tokens", "stop", "also", "options"})
 """Where answers could be cut off is compared with the answers that were (`Binding.cut_elsewhere`), `also` with the
@@ -68,6 +72,17 @@ class Binding(BaseModel):
             return None
         dtype = (self.settings or {}).get("dtype")
         return EngineIdentity(fingerprint=self.fingerprint, dtype=None if dtype is None else str(dtype))
+
+    @property
+    def outdated_grader(self) -> str | None:
+        """In words, that the grader judges by other rules now than it did for this calibration; None where not."""
+        name, _, version = re.split(r"[(>+]", self.grader or "")[0].partition("@")
+        if version == str(GRADER_VERSIONS.get(name, version)):
+            return None
+        return (
+            f"the calibration's answers were graded by {self.grader}, whose rules have changed since (it is "
+            f"{name}@{GRADER_VERSIONS[name]} now); make it anew with `semgrad-guard calibrate`"
+        )
 
     def in_engine(self, engine: EngineIdentity) -> Self:
         """The same conditions in another engine."""

@@ -120,8 +120,11 @@ class Calibration(BaseModel):
     def unfamiliar(self, prompt: PromptForm | None) -> tuple[str, ...]:
         """Why nothing is promised about an answer to this prompt, in plain words; empty for a familiar one.
 
-        None is an unknown prompt.
+        None is an unknown prompt. Nothing is promised about any answer where the grader's rules have changed since.
         """
+        outdated = None if self.binding is None else self.binding.outdated_grader
+        if outdated is not None:
+            return (outdated,)
         if self.shape is None:
             return (
                 "the calibration does not know what its prompts looked like (it was given none); make "

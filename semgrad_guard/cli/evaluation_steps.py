@@ -229,7 +229,7 @@ def grade(
     """Every grader's verdicts; people, where there are labels, decide."""
     from semgrad_guard.evaluation.graders import GRADERS, default_grader
     from semgrad_guard.evaluation.graders.base import WordGrader
-    from semgrad_guard.evaluation.graders.by_words import no_verdict
+    from semgrad_guard.evaluation.graders.by_words import BY_WORDS, no_verdict
     from semgrad_guard.evaluation.graders.grading import grade, with_references
     from semgrad_guard.evaluation.graders.labels import NAME, labels_for
     from semgrad_guard.evaluation.graders.look import GradedAnswer
@@ -248,13 +248,13 @@ def grade(
     shown = [
         GradedAnswer(answer.question, answer.text or "", answer.references, verdict)
         for answer, verdict in zip(answers, verdicts, strict=True)
-        if verdict is not None or decides in GRADERS
+        if verdict is not None or decides in BY_WORDS
     ]
     show_grades(shown, decides)
     results = Results(answers, grades, run.settings, _name(questions, files))
     for name, count in results.ungraded.items():
         left_out = f"{count} of {len(answers)} answers have no verdict by {name}; they are left out of the results."
-        say(no_verdict(count, len(answers), name) if name in GRADERS else left_out, label="Warning")
+        say(no_verdict(count, len(answers), name) if name in BY_WORDS else left_out, label="Warning")
     for title, reason in results.unfitted.items():
         note(f"{title} is left out. {reason}")
     return results

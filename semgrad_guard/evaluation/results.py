@@ -17,7 +17,7 @@ from semgrad_guard.evaluation.calibrating import LEARNED, cross_fitted
 from semgrad_guard.evaluation.files import first_line
 from semgrad_guard.evaluation.graded import GradedRun
 from semgrad_guard.evaluation.graders.base import Verdicts
-from semgrad_guard.evaluation.graders.by_words import GRADERS, right_means
+from semgrad_guard.evaluation.graders.by_words import BY_WORDS, right_means
 from semgrad_guard.evaluation.questions.spreadsheet import write_table
 from semgrad_guard.evaluation.runs.answers import EvaluatedAnswer
 from semgrad_guard.guard.calibrated_estimator import estimator_of
@@ -53,7 +53,7 @@ class Results:
 
         No verdict by words is final, and means wrong, as in a calibration.
         """
-        needed = [verdicts for name, verdicts in self.grades.items() if name not in GRADERS]
+        needed = [verdicts for name, verdicts in self.grades.items() if name not in BY_WORDS]
         return [i for i in range(len(self.answers)) if all(verdicts[i] is not None for verdicts in needed)]
 
     @cached_property
@@ -92,7 +92,7 @@ class Results:
                 "questions": len(self.answers),
                 **({"right means": means} if (means := right_means(decides)) else {}),
                 "left out: no verdict": len(self.answers) - len(answers),
-                "no verdict: counted as wrong": self.ungraded.get(decides, 0) if decides in GRADERS else 0,
+                "no verdict: counted as wrong": self.ungraded.get(decides, 0) if decides in BY_WORDS else 0,
                 "without an answer": sum(a.text is None for a in answers),
                 "answers generated together": sorted({a.rows for a in answers}),
                 **self._note,

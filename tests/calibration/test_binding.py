@@ -167,3 +167,10 @@ def test_what_a_moved_folder_takes_is_said_beside_its_name() -> None:
     moved = FULL.model_copy(update={"model": "copy", "prompt_template": "zephyr"})
     with pytest.raises(BindingMismatchError, match=r"model is 'copy'.* give it its name again\); prompt_template is"):
         FULL.require(moved)
+
+
+@pytest.mark.parametrize(
+    "grader", [None, "exact-match", "contains@2", "contains@2+judge(openai:x)", "human", "token-f1>=0.5"]
+)
+def test_a_grader_of_the_present_rules_is_not_outdated(grader: str | None) -> None:
+    assert Binding(model="m", estimator="e", grader=grader).outdated_grader is None

@@ -46,7 +46,7 @@ def test_the_promise_is_told_and_saved(calibrate: Run, right: Path, tmp_path: Pa
     assert "P(correct)" in shown
     assert made.id in shown
     assert made.binding is not None
-    assert (made.binding.grader, made.binding.upstream) == ("contains", "0123456789abcdef")
+    assert (made.binding.grader, made.binding.upstream) == ("contains@2", "0123456789abcdef")
     assert made.binding.prompt_template is not None
     assert made.binding.prompt_template.startswith("chat@")
     assert (tmp_path / "risk.png").read_bytes().startswith(b"\x89PNG")

@@ -34,7 +34,7 @@ def write(folder: Path, runs: Any = RUN, **options: Any) -> Path:
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     about = {"right means": "one sentence asserts a reference", "no verdict: counted as wrong": 3}
-    first = replace(RUN, title="first", settings={**RUN.settings, "grader": "contains", **about})
+    first = replace(RUN, title="first", settings={**RUN.settings, "grader": "contains@2", **about})
     runs = [first, replace(example_run(n=80, methods=METHODS, seed=1), title="second")]
     return write(tmp_path_factory.mktemp("report") / "new" / "folder", runs, probe=MAPS, title="Ours & others")
 
@@ -67,7 +67,9 @@ def test_the_page_begins_with_what_a_reader_decides_by(page: Path) -> None:
     headings = re.findall(r"<h2>(.*?)</h2>", text)
     assert headings[0].startswith("What to decide by")
     assert headings[1] == "AUROC"
-    right = "Right by contains means: one sentence asserts a reference. 3 answers have no verdict, and count as wrong."
+    right = (
+        "Right by contains@2 means: one sentence asserts a reference. 3 answers have no verdict, and count as wrong."
+    )
     assert text.count(f"<p>{right}</p>") == 1
     assert len(re.findall('class="promise"', text)) == 6
     assert len(re.findall(r"<svg ", text)) == 2 * 4 + 2

@@ -54,8 +54,8 @@ def test_answers_without_a_verdict_are_left_out_and_counted() -> None:
 
 
 def test_no_verdict_by_words_counts_as_wrong() -> None:
-    found = results({"contains": [True, None, False, None], "judge": [True, True, None, True]})
-    assert found.ungraded == {"contains": 2, "judge": 1}
+    found = results({"contains@2": [True, None, False, None], "judge": [True, True, None, True]})
+    assert found.ungraded == {"contains@2": 2, "judge": 1}
     run = found.graded_run
     assert (list(run.correct), list(run.other_graders["judge"])) == ([True, False, False], [True, True, True])
     assert run.settings["no verdict: counted as wrong"] == 2

@@ -18,7 +18,8 @@ GRADERS: dict[str, WordGrader] = {
     "rouge-l": RougeL(),
 }
 """Those that need no model, by the names the command line offers."""
-
+BY_WORDS = frozenset(grader.name for grader in GRADERS.values())
+"""Their names in records. Where one of them comes to no verdict, that is final, and means wrong."""
 
 _NOT_ALL_OF_IT = "one sentence asserts a reference; what else the answer says is not checked"
 _IN_COMMON = "the answer has enough words in common with a reference; what else it says is not checked"
@@ -32,13 +33,13 @@ _RIGHT_MEANS = {
 
 def right_means(grader: str) -> str | None:
     """The limits of "right", for a grader that does not look at the whole answer; `grader` is its full name."""
-    return _RIGHT_MEANS.get(re.split(r"[(>+]", grader)[0])
+    return _RIGHT_MEANS.get(re.split(r"[(@>+]", grader)[0])
 
 
 def no_verdict(count: int, among: int, grader: str) -> str:
     """The notice about answers on which a grader came to no verdict."""
     notice = f"{count} of {among} answers have no verdict by {grader}; they count as wrong."
-    if grader != "contains":
+    if grader != GRADERS["contains"].name:
         return notice
     return f"{notice} The grader contains+judge=PROVIDER:MODEL or contains+nli=MODEL lets a model decide on them."
 

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
 from semgrad_guard.evaluation.graders.assertion import stance
-from semgrad_guard.evaluation.graders.question import SMALL, Question, akin
+from semgrad_guard.evaluation.graders.question import Question, akin
 from semgrad_guard.evaluation.graders.reading import MONTHS, Text, Word, read, words_of
 
 _NO_UNITS = words_of("in a at as are am is an or and of us do so be bar point hand")
 """Words that pint takes for units and texts do not."""
 _TEMPERATURE = re.compile(r"(?:degrees? )?(c|f)(?:elsius|entigrade|ahrenheit)?")
 _CURRENCIES = ("dollar", "euro", "yen", "cent", "franc", "rupee", "crown")
-_UNIT_WANTED = re.compile(r"(?i)\bin (?:degrees )?(?:kilo|met|mile|feet|foot|celsius|fahrenheit|gram|pound|inch)")
 _EVENTS = (
     words_of("born birth begin began begun start built erected construct founded establish open"),
     words_of("die died death end ended fall fell closed destroy demolish abolish"),
 )
-_LONGEST, _ABBREVIATED, _DIGITS = 4, 3, 3
-_ROUGHLY, _CLOSELY, _EXACTLY = 0.01, 0.001, 1e-9
+_LONGEST, _ABBREVIATED = 4, 3
+_EQUAL, _CLOSE = 0.001, 0.01
 _YEARS = range(1000, 2101)
 
 
@@ -43,14 +42,9 @@ class Quantity:
 
 def whole_quantity(reference: str) -> Quantity | None:
     """The quantity that a reference consists of; None for any other."""
-    text = read(reference)
-    start = next(
-        (i for i, form in enumerate(text.forms) if form not in ("about", "around", "for", "in", "a", "the")), 0
-    )
-    if not text.words or not text.words[start].is_number:
-        return None
-    found = _quantity_at(text, start)
-    return found if found.end == len(text.words) else None
+    text = read(re.sub(r"(?i)^(?:(?:about|around|for|in|an?|the) )+", "", reference))
+    found = _quantity_at(text, 0) if text.words and text.words[0].is_number else None
+    return found if found and found.end == len(text.words) else None
 
 
 def gives_quantity(question: Question, answer: Text, wanted: Quantity, references: Sequence[str]) -> bool | None:
@@ -58,25 +52,17 @@ def gives_quantity(question: Question, answer: Text, wanted: Quantity, reference
     numbers = [_quantity_at(answer, i) for i, word in enumerate(answer.words) if word.is_number]
     numbers = [number for number in numbers if _could_answer(question, answer, number, wanted)]
     same = {number: _same(number, wanted) for number in numbers}
-    equal = [number for number in numbers if same[number] is not False]
-    stances = {stance(answer, number.start, number.end) for number in equal}
-    if not {"asserted", "open"} & stances:
+    stances = {stance(answer, number.start, number.end) for number in numbers if same[number] is not False}
+    if stances <= {"denied", "apart"}:
         return False
-    counted = [
-        number
-        for number in numbers
-        if (number.unit and wanted.unit) or {*answer.forms[number.end : number.end + 2]} & question.content
-    ]
-    sentences = {number: answer.forms[slice(*answer.sentence(number.start))] for number in numbers}
-    stated = [number for number in numbers if "answer" in sentences[number]]
-    about = [number for number in counted or numbers if question.share(sentences[number]) == 1]
-    fitting = sorted({*stated, *(about or counted or numbers)}, key=lambda number: number.start)
-    given = fitting[0]
-    converted = given.unit != wanted.unit and given.unit and _UNIT_WANTED.search(question.text)
+    counted = [n for n in numbers if (n.unit and wanted.unit) or {*answer.forms[n.end : n.end + 2]} & question.content]
+    sentences = {n: answer.forms[slice(*answer.sentence(n.start))] for n in numbers}
+    about = [n for n in counted or numbers if question.share(sentences[n]) == 1] or counted or numbers
+    certain = all(same[n] for n in numbers if n in about or "answer" in sentences[n])
     dated = {*MONTHS} & {form for reference in references for form in read(reference).forms}
-    other_day = dated and {*MONTHS} & {*answer.forms[max(given.start - 3, 0) : given.end + 2]}
-    certain = all(same[number] for number in fitting) and stances == {"asserted"}
-    return True if certain and not converted and not other_day else None
+    other_day = dated and {*MONTHS} & {*answer.forms[max(about[0].start - 3, 0) : about[0].end + 2]}
+    converted = any(n.unit not in (None, wanted.unit) and _some({wanted.unit or ""}, question.content) for n in about)
+    return True if certain and stances == {"asserted"} and not other_day and not converted else None
 
 
 def _quantity_at(text: Text, start: int) -> Quantity:
@@ -89,60 +75,41 @@ def _quantity_at(text: Text, start: int) -> Quantity:
 
 
 def _could_answer(question: Question, answer: Text, number: Quantity, wanted: Quantity) -> bool:
-    """Not the question's own number, a pronoun, another kind of quantity, or of another event."""
-    word, after = answer.words[number.start], answer.words[number.end : number.end + 1]
-    same = number.number == wanted.number
-    foreign = not same and (number.number in question.words.forms or word.raw.lower() == "one")
-    other_kind = number.unit and wanted.unit and not _comparable(number.unit, wanted.unit)
-    of_things = wanted.unit and not number.unit and after and after[0].gap == " " and after[0].form not in SMALL
-    near = answer.forms[max(number.start - 1, 0) : number.end + 1]
-    day = not wanted.is_year and {*MONTHS} & {*near}
-    year = number.is_year != wanted.is_year and "," not in word.raw and (not same or near[0] == "in")
-    events = [event for event in _EVENTS if any(akin(form, word) for form in question.content for word in event)]
-    before = answer.forms[answer.sentence(number.start)[0] : number.start][::-1]
-    event = next((event for form in before for event in _EVENTS if any(akin(form, word) for word in event)), None)
-    return not (
-        foreign or other_kind or of_things or day or year or (len(events) == 1 and event not in (None, events[0]))
-    )
+    """Not the question's own number, or another number of another kind or of another event."""
+    before = answer.forms[answer.sentence(number.start)[0] : number.start]
+    events = [event for form in before[::-1] for event in _EVENTS if _some(event, [form])]
+    wanted_events = [event for event in _EVENTS if _some(event, question.content)]
+    if events and len(wanted_events) == 1 and events[0] not in wanted_events:
+        return False
+    if number.number == wanted.number:
+        return wanted.is_year or not {*MONTHS} & {*answer.forms[max(number.start - 1, 0) : number.end + 1]}
+    units = number.unit and wanted.unit
+    comparable = not units or _registry().Unit(number.unit).is_compatible_with(wanted.unit)
+    return comparable and number.number not in question.words.forms and number.is_year == wanted.is_year
+
+
+def _some(words: Collection[str], forms: Collection[str]) -> bool:
+    return any(akin(word, form) for word in words for form in forms)
 
 
 def _same(one: Quantity, wanted: Quantity) -> bool | None:
     """Whether they are equal, where a number without a unit is compared with any; None where a guess would be needed.
 
-    Of two units, as far apart as rounding to the last digit of the coarser number explains, up to 1 %; 0.1 % always is
-    near enough. A time in another unit is mostly about something else, and a rate can be the quantity of each time.
+    Of two units up to 0.1 % apart; up to 1 % is a guess. A time in another unit is mostly about something else, and a
+    rate can be the quantity of each time.
     """
     if one.unit == wanted.unit or not one.unit or not wanted.unit:
-        return _equal(one.number, wanted.number)
+        short, long = sorted((one.number, wanted.number), key=lambda number: len(number.partition(".")[2]))
+        rounded = f"{float(long):.{len(short.partition('.')[2])}f}"
+        return one.number == wanted.number or (rounded == short and len(short.replace(".", "")) > 2 and "." in long)
     units = _registry()
     given, goal = (units.Quantity(float(quantity.number), quantity.unit) for quantity in (one, wanted))
     if not given.is_compatible_with(goal):
         return None if one.number == wanted.number else False
-    value, target = given.to(goal.units).magnitude, goal.magnitude
-    coarser = units.Quantity(float(one.number) + _step(one.number), one.unit).to(goal.units).magnitude - value
-    rounding = max(coarser, _step(wanted.number)) / 2
-    near = abs(value - target) <= max(min(rounding, _ROUGHLY * abs(target)), _CLOSELY * abs(target), _EXACTLY)
-    return near and (None if goal.check("[time]") else True)
-
-
-def _equal(one: str, other: str) -> bool:
-    """Equal, or equal once the longer one is rounded to the decimals of the shorter, which has three digits or more."""
-    short, long = sorted((one, other), key=lambda number: len(number.partition(".")[2]))
-    decimals = len(short.partition(".")[2])
-    if "." not in long or len(short.replace(".", "").lstrip("0")) < _DIGITS:
-        return one == other
-    return abs(round(float(long), decimals) - float(short)) < 10.0 ** -(decimals + 2)
-
-
-def _step(number: str) -> float:
-    """One in the last place."""
-    return 10.0 ** -len(number.partition(".")[2])
-
-
-def _comparable(unit: str, other: str) -> bool:
-    """Two units of one kind; of a rate, its quantity."""
-    pairs = ((unit, other), (unit.partition(" / ")[0], other.partition(" / ")[0]))
-    return any(_registry().Unit(one).is_compatible_with(two) for one, two in pairs)
+    apart = abs(given.to(goal.units).magnitude - goal.magnitude)
+    if apart > max(_CLOSE * abs(goal.magnitude), 1e-9):
+        return False
+    return True if apart <= max(_EQUAL * abs(goal.magnitude), 1e-9) and not goal.check("[time]") else None
 
 
 @lru_cache(maxsize=1)

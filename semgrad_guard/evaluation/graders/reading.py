@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -19,26 +19,22 @@ def words_of(text: str) -> frozenset[str]:
 ARTICLES = words_of("a an the")
 _MONTHS = "january february march april may june july august september october november december"
 MONTHS = tuple(_MONTHS.split())
-_BELOW_TWENTY = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
+_ONE_TO_NINETEEN = """one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
     seventeen eighteen nineteen"""
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
+_ROUND_NUMBERS = "twenty thirty forty fifty sixty seventy eighty ninety"
+_BELOW_TWENTY, _TENS = ["zero", *_ONE_TO_NINETEEN.split()], _ROUND_NUMBERS.split()
 _CARDINALS = {
-    **{word: value for value, word in enumerate(_BELOW_TWENTY.split())},
-    **{word: 10 * value for value, word in enumerate(_TENS.split(), start=2)},
+    **{word: value for value, word in enumerate(_BELOW_TWENTY)},
+    **{word: 10 * value for value, word in enumerate(_TENS, start=2)},
 }
 _SCALES = {"hundred": 100, "thousand": 1_000, "million": 1_000_000, "billion": 1_000_000_000}
+_NUMBER = rf"\d[\d,]*(?:\.\d+)?|{'|'.join(_CARDINALS)}"
 _ORDINALS = {
     **{f"{word.removesuffix('y')}{'ie' * word.endswith('y')}th": n for word, n in _CARDINALS.items()},
-    "first": 1,
-    "second": 2,
-    "third": 3,
-    "fifth": 5,
-    "eighth": 8,
-    "ninth": 9,
-    "twelfth": 12,
-}
-_SHORT_MONTHS = {**{month[:3]: month for month in MONTHS}, "sept": "september"}
+    "first": 1, "second": 2, "third": 3, "fifth": 5, "eighth": 8, "ninth": 9, "twelfth": 12,
+}  # fmt: skip
 _VARIANTS = {
+    **{month[:3]: month for month in MONTHS}, "sept": "september",
     "men": "man", "women": "woman", "children": "child", "teeth": "tooth", "geese": "goose",
     "mice": "mouse", "feet": "foot", "people": "person", "leaves": "leaf", "wolves": "wolf", "knives": "knife",
     "grey": "gray", "centre": "center", "theatre": "theater", "bce": "bc", "ce": "ad", "st": "saint", "mt": "mount",
@@ -52,7 +48,10 @@ _WORD = re.compile(
     r"\d[\d,]*(?:\.\d+)?(?:st|nd|rd|th)?(?![^\W\d_])|(?:[A-Z]\.){2,}|[ap]\.m\b\.?|[^\W_]+(?:['’][^\W_]+)*['’]?|[%$€£¥°&]"
 )
 _ONE_SPELLING: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
-    (re.compile(r"\b(\d{4})-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])\b"), lambda of: _date(*of.groups())),
+    (
+        re.compile(r"\b(\d{4})-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])\b"),
+        lambda of: f"{int(of[3])} {MONTHS[int(of[2]) - 1].title()} {of[1]}",
+    ),
     (re.compile(r"(?:(?<=\n)[ \t]*\d+|\A1(?=.*\n))[.)] (?=\S)"), "- "),
     (re.compile(r"\b(\d\d)(\d\d)[-–](\d\d)\b(?!-)"), r"\1\2–\1\3"),
     (
@@ -62,8 +61,15 @@ _ONE_SPELLING: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]
     (re.compile(r"(?<=\d):00(?![\d:])"), ""),
     (re.compile(r"([$€£¥])(\d[\d.,]*\d|\d)((?: (?:thousand|[mb]illion))?)"), r"\2\3 \1"),
     (re.compile(r"(?<=\d)(?=(?:[kmc]?m|[km]?g|m?l|[kMGT]B|[kMG]?[Wh]|ft|hr|s|min|[mk]ph|[CF])\b)"), " "),
+    (re.compile(r"\b(?:minus|negative) (?=\d)"), "-"),
+    (re.compile(rf"(?i)\b({'|'.join(_TENS)})[- ]({'|'.join(_BELOW_TWENTY[1:10])})\b"), lambda of: _sum(of[1], of[2])),
+    (re.compile(rf"(?i)\b({_NUMBER})[ -]({'|'.join(_SCALES)})\b"), lambda of: _sum(of[1], scale=of[2])),
+    (
+        re.compile(rf"(?i)\b(\d+00) (?:and )?(\d\d?|{'|'.join(_CARDINALS)})\b(?! ?[\d,.-]*\d)"),
+        lambda of: _sum(of[1], of[2]),
+    ),
 )
-"""One spelling of dates, items of a list, spans of years, thousands, full hours, money, and units at their numbers."""
+"""One spelling of dates, items of a list, spans of years, thousands, full hours, money, units and signs."""
 _SIGN = re.compile(r"(?:^|[ (=:*])[-−–]$")
 _END = re.compile(r"[.!?。]+|\n\s*\n|;")
 _ABBREVIATED = words_of("dr mr mrs ms prof st mt approx ca vs jr sr jan feb mar apr jun jul aug sep sept oct nov dec")
@@ -135,10 +141,16 @@ def read(text: str) -> Text:
         raw, gap = found.group().rstrip("'’"), text[at : found.start()]
         if re.fullmatch(r"(?:[A-Z]\.){2,}|[ap]\.m\.?", raw):
             raw = raw.replace(".", "")
-        word = Word(raw, _form(raw, after_name=bool(words) and words[-1].is_capital and gap == " "), gap)
-        if word.is_number and _is_negative(gap, words):
-            word = Word(raw, f"-{word.form}", gap)
-        _add(words, word)
+        before = words[-1] if words else None
+        word = Word(raw, _form(raw, after_name=before is not None and before.is_capital and gap == " "), gap)
+        if (
+            word.is_number
+            and _SIGN.search(gap)
+            and "\n" not in gap
+            and not (before and before.is_number and "=" not in gap)
+        ):
+            word = Word(raw, f"-{word.form}", gap)  # a sign: no bullet, no dash, and no number to take it from
+        words.append(word)
         at = found.end()
     return Text(tuple(words), text[at:])
 
@@ -148,8 +160,11 @@ def same_word(one: str, other: str) -> bool:
     return one == other or (one[:1].isdigit() and one.removesuffix("th") == other.removesuffix("th"))
 
 
-def _date(year: str, month: str, day: str) -> str:
-    return f"{int(day)} {MONTHS[int(month) - 1].title()} {year}"
+def _sum(*numbers: str, scale: str = "") -> str:
+    """Numbers in words or digits, added up and put into digits: "twenty-five", "3.2 million", "300 and six"."""
+    words = [number.lower().replace(",", "") for number in numbers]
+    total = sum(float(_CARDINALS.get(word, word)) for word in words)
+    return f"{total * _SCALES.get(scale.lower(), 1):.6f}".rstrip("0").rstrip(".")
 
 
 def _form(raw: str, *, after_name: bool) -> str:
@@ -167,8 +182,9 @@ def _form(raw: str, *, after_name: bool) -> str:
         return str(_CARDINALS[word])
     if word in _ORDINALS:
         return f"{_ORDINALS[word]}th"
-    one = _singular(word)
-    variant = _SHORT_MONTHS.get(word) or _VARIANTS.get(word) or _VARIANTS.get(one)
+    one = re.sub(r"(?<=..)ies$", "y", word) if len(word) > 4 else word
+    one = re.sub(r"(?<=ss|sh|ch|.x|.z)es$|(?<=..[^sui])s$", "", one)
+    variant = _VARIANTS.get(word) or _VARIANTS.get(one)
     return variant or _BRITISH.sub(lambda end: "iz" if end[1] else "or", one)
 
 
@@ -176,47 +192,6 @@ def _plain(word: str) -> str:
     """Lower case without diacritics: "Skłodowska" is "sklodowska", "CO₂" is "co2"."""
     decomposed = unicodedata.normalize("NFKD", word.casefold().translate(_LETTERS))
     return "".join(character for character in decomposed if not unicodedata.combining(character))
-
-
-def _singular(word: str) -> str:
-    if len(word) <= 3 or word.endswith(("ss", "us", "is")) or not word.endswith("s"):
-        return word
-    if word.endswith("ies") and len(word) > 4:
-        return f"{word[:-3]}y"
-    return word[:-2] if word.endswith(("sses", "shes", "ches", "xes", "zes")) else word[:-1]
-
-
-def _is_negative(gap: str, before: Sequence[Word]) -> bool:
-    """A sign is before the number ("-5", "minus 5"): no bullet, no dash, and no number to take it from."""
-    if before and gap == " " and before[-1].form in ("minus", "negative"):
-        return len(before) < 2 or not before[-2].is_number
-    after_number = bool(before) and before[-1].is_number and not set(gap) & set("=:")
-    return bool(_SIGN.search(gap)) and "\n" not in gap and not after_number
-
-
-def _add(words: list[Word], word: Word) -> None:
-    """Add a word, as part of the number before it where it continues one: "twenty-five", "3.2 million"."""
-    name = _plain(word.raw).removesuffix("s")
-    if name in _CARDINALS and [w.form for w in words[-1:]] == ["and"] and _is_number_word(words[-2:-1]):
-        words.pop()  # "three hundred and six"
-    last = words[-1] if words else word
-    if last is word or word.gap not in (" ", "-", "‑") or not last.is_number:
-        words.append(word)
-        return
-    number, value = float(last.form), _CARDINALS.get(name, 0)
-    fits = (number % 100 == 0 and value < 100 <= number) or (number % 10 == 0 and value < 10 <= number % 100)
-    if scale := _SCALES.get(name):
-        number += number % scale * (scale - 1)  # of 1,000,200 thousand only the 200 are thousands
-    elif value and fits and _is_number_word([last]):
-        number += value
-    else:
-        words.append(word)
-        return
-    words[-1] = Word(f"{last.raw} {word.raw}", f"{number:.6f}".rstrip("0").rstrip("."), last.gap)
-
-
-def _is_number_word(words: Sequence[Word]) -> bool:
-    return bool(words) and words[0].is_number and words[0].raw[-1:].isalpha()
 
 
 def _ends(before: Word, word: Word) -> bool:
