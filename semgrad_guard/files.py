@@ -114,6 +114,11 @@ def reason(error: Exception) -> str:
     return str(getattr(error, "strerror", None) or error).rstrip(".")
 
 
+def first_line(error: Exception) -> str:
+    """The first line of an error's text, without its full stop; the name of its type where it has no text."""
+    return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+
+
 NAME = "semgrad-guard"
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from langchain_semgrad_guard.demo import report, run
 from langchain_semgrad_guard.demo.library import SHOWN, questions
 from semgrad_guard import METADATA_KEY, Verdict
+from semgrad_guard.evaluation.graders import Contains
 
 from .fetched import require_smollm2
 from .warm_python import WarmPython
@@ -54,7 +55,7 @@ def test_the_demo_runs_on_smollm2(tmp_path: Path, capsys: pytest.CaptureFixture[
     out = " ".join(capsys.readouterr().out.split())
     delivered = re.search(r"(\d+) delivered .*?, (\d+) wrong", out)
     assert delivered is not None
-    assert int(delivered[1]) > 24  # of 48: a useful share
+    assert int(delivered[1]) >= 21  # of 42: a useful share
     assert int(delivered[2]) <= 0.14 * int(delivered[1])  # promised: .07, with probability .9
     withheld = re.search(r"withheld: (\d+) of (\d+) wrong answers", out)
     assert withheld is not None
@@ -128,3 +129,23 @@ def test_the_demos_table_is_a_line_a_question_at_80_columns(stages: int) -> None
     assert max(map(len, lines)) <= 80
     texts = [*(row.question for row in shown), draft, "… 0.25 - answer abstain memory I don't know."]
     assert set(" ".join(lines[1:9]).split()) <= {word for text in texts for word in text.split()}
+
+
+def test_the_demo_grades_answers_by_their_questions() -> None:
+    (question,) = (row for row in questions() if row.question == "Do you know the capital of Mongolia?")
+    record = Verdict(
+        status="scored",
+        action="answer",
+        text="The capital of Mongolia is Ulaanbaatar.",
+        estimator="hybridgrad",
+        model="smollm2",
+        uncertainty=0.1,
+        promised=True,
+    )
+    messages = [AIMessage(content=record.text, response_metadata={METADATA_KEY: record.metadata()})]
+    written = io.StringIO()
+    console = Console(width=200, file=written)
+    report.outcome(console, [question], messages, alpha=0.1, delta=0.1, grader=Contains())
+    report.effect(console, [question], messages, grader=Contains())
+    assert "1 delivered (0 of them from the library), 0 wrong" in written.getvalue()
+    assert "error 0.0% without the guard" in written.getvalue()

@@ -16,10 +16,10 @@ from semgrad_guard.calibration.slots import read_slots
 from semgrad_guard.errors import CalibrationError, InputError, require_known
 from semgrad_guard.evaluation.graders import AnswerGrader, AnswerToGrade, Grader
 from semgrad_guard.evaluation.graders.base import Verdicts, settling
-from semgrad_guard.evaluation.graders.by_words import no_verdict
+from semgrad_guard.evaluation.graders.grading import GradedAnswer, doubt, some_of
 from semgrad_guard.evaluation.graders.labels import NAME, SheetAnswer, labels_for
-from semgrad_guard.evaluation.graders.look import GradedAnswer, doubt, some_of
 from semgrad_guard.evaluation.graders.naming import load_graders
+from semgrad_guard.evaluation.graders.words import no_verdict
 
 AnyGrader = str | Grader | AnswerGrader | Callable[[str, Sequence[str]], bool]
 """A grader, its name (as on the command line), or a function of the delivered text and the right answers."""

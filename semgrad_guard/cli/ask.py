@@ -19,9 +19,6 @@ from semgrad_guard.settings import EngineOptions, PolicyOptions
 
 if TYPE_CHECKING:
     from semgrad_guard.calibration import Binding
-    from semgrad_guard.engine.generation.options import GenerationOptions
-    from semgrad_guard.engine.language_model import LanguageModel
-    from semgrad_guard.estimators import Estimator
     from semgrad_guard.evaluation.questions.data import Question
     from semgrad_guard.guard import Answerer, OnUnscored, Policy
     from semgrad_guard.records import Message, Verdict
@@ -61,14 +58,16 @@ def ask(  # a command's options are its arguments
         raise EmptyPromptError("The question is empty; ask something.")
     row, phrasing = _row(text, context), loading.phrasing(wording)[0]
     phrasing.require([row])
+    from semgrad_guard.guard import Answerer
+
     policy, token = loading.load_policy(calibration, decision), loading.load_token(probe)
     embedded = pocket_policy(decision) if policy is None and model.model == POCKET else None
     chosen = estimator.make(policy or embedded)
-    answerer = _answerer(
+    answerer = Answerer(
         loading.load(ModelSource(**vars(model), semantic_token=token)),
         chosen,
         loading.decoding(answers),
-        phrasing.name([row]),
+        prompt_template=phrasing.name([row]),
     )
     if policy is not None:
         policy.check(answerer.binding())
@@ -86,12 +85,6 @@ def _row(question: str, context: str | None) -> Question:
     if passage is not None and not passage.strip():
         raise EmptyPromptError("The passage is empty; leave --context out to ask without one.")
     return Question(question=question, context=passage)
-
-
-def _answerer(model: LanguageModel, estimator: Estimator, options: GenerationOptions, template: str) -> Answerer:
-    from semgrad_guard.guard import Answerer
-
-    return Answerer(model, estimator, options, prompt_template=template)
 
 
 def _verdict(

@@ -229,10 +229,9 @@ def grade(
     """Every grader's verdicts; people, where there are labels, decide."""
     from semgrad_guard.evaluation.graders import GRADERS, default_grader
     from semgrad_guard.evaluation.graders.base import WordGrader
-    from semgrad_guard.evaluation.graders.by_words import BY_WORDS, no_verdict
-    from semgrad_guard.evaluation.graders.grading import grade, with_references
+    from semgrad_guard.evaluation.graders.grading import GradedAnswer, grade, with_references
     from semgrad_guard.evaluation.graders.labels import NAME, labels_for
-    from semgrad_guard.evaluation.graders.look import GradedAnswer
+    from semgrad_guard.evaluation.graders.words import BY_WORDS, no_verdict
     from semgrad_guard.evaluation.results import Results
 
     answers = run.answers if questions is None else with_references(run.answers, questions.rows)

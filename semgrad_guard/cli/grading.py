@@ -76,10 +76,9 @@ def grade(
     without an answer is wrong, and so is an answer on which the grader comes to no verdict.
     """
     from semgrad_guard.evaluation.graders import AnswerToGrade
-    from semgrad_guard.evaluation.graders.by_words import no_verdict
-    from semgrad_guard.evaluation.graders.grading import grade_texts
+    from semgrad_guard.evaluation.graders.grading import GradedAnswer, grade_texts
     from semgrad_guard.evaluation.graders.labels import NAME, SheetAnswer, labels_for
-    from semgrad_guard.evaluation.graders.look import GradedAnswer
+    from semgrad_guard.evaluation.graders.words import no_verdict
 
     items = [SheetAnswer(q.key, q.question, q.answers, a.text) for q, a in zip(questions, answers, strict=True)]
     to_grade = [AnswerToGrade(item.question, item.text or "", item.references) for item in items]

@@ -200,7 +200,7 @@ def _outcome(calibration: Calibration) -> list[tuple[str, str]]:
 
 def _right(binding: Binding | None) -> list[tuple[str, str]]:
     """The meaning of "right", if its grader does not look at the whole answer."""
-    from semgrad_guard.evaluation.graders.by_words import right_means
+    from semgrad_guard.evaluation.graders.words import right_means
 
     meaning = None if binding is None or binding.grader is None else right_means(binding.grader)
     return [] if meaning is None else [("right", meaning)]

@@ -21,8 +21,9 @@ from semgrad_guard.settings import ModelOptions
 if TYPE_CHECKING:
     from semgrad_guard.calibration import Drift
     from semgrad_guard.evaluation.questions.data import Question
-    from semgrad_guard.evaluation.runs.scoring import Scored, TextScorer
+    from semgrad_guard.evaluation.runs.scoring import ScoredText, TextScorer
     from semgrad_guard.guard import Policy
+    from semgrad_guard.records import Verdict
 
 STDOUT = Path("-")
 
@@ -76,7 +77,7 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
 
     With --by, every sentence or clause has a number of its own; all of them come from one replay.
     """
-    from semgrad_guard.evaluation.runs.scoring import TextScorer, no_score
+    from semgrad_guard.evaluation.runs.scoring import TextScorer, no_score, too_long
 
     if by is not None and calibration is not None:
         raise typer.BadParameter("a calibration is for whole answers; give --by or --calibration, not both")
@@ -104,11 +105,18 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
         estimate = estimator.make(policy)
         scorer = TextScorer(loading.load(source), estimate, policy, phrasing)
         if cluster.ray and output is not None:
-            scored, left_out = _score_spread(
-                rows, scorer, batch_size, record=scores_file.record(output), cluster=cluster, source=source
+            texts = _score_spread(
+                rows,
+                scorer,
+                batch_size=batch_size,
+                record=scores_file.record(output),
+                cluster=cluster,
+                source=source,
             )
         else:
-            scored, left_out = _score(rows, scorer, batch_size)
+            texts = _score(rows, scorer, batch_size)
+        scored = [(row, text.verdict) for row, text in zip(rows, texts, strict=True) if text.verdict is not None]
+        left_out = [too_long(row, text.too_long) for row, text in zip(rows, texts, strict=True) if text.too_long]
         say_problems(left_out)
         if not scored:
             raise InputError("none of the texts could be scored")
@@ -147,44 +155,36 @@ def _rows(
     return [Question(question=question, response=response)], []
 
 
-def _score(rows: Sequence[Question], scorer: TextScorer, batch_size: int) -> tuple[list[Scored], list[str]]:
-    """Rows with their verdicts, and warnings about those that do not fit the context window."""
-    from semgrad_guard.evaluation.runs.scoring import left_out
-
-    scored: list[Scored] = []
-    failed: list[str] = []
+def _score(rows: Sequence[Question], scorer: TextScorer, batch_size: int) -> list[ScoredText]:
+    texts: list[ScoredText] = []
     with progress("Scoring") as tell:
         tell(0, len(rows))
         for start in range(0, len(rows), batch_size):
-            found = scorer(rows[start : start + batch_size])
-            scored += found.scored
-            failed += [left_out(row, error) for row, error in found.too_long]
-            tell(min(start + batch_size, len(rows)), len(rows))
-    return scored, failed
+            texts += scorer(rows[start : start + batch_size])
+            tell(len(texts), len(rows))
+    return texts
 
 
 def _score_spread(
     rows: Sequence[Question],
     scorer: TextScorer,
-    batch_size: int,
     *,
+    batch_size: int,
     record: Path,
     cluster: Cluster,
     source: ModelSource,
-) -> tuple[Sequence[Scored], list[str]]:
+) -> list[ScoredText]:
     """The same by a cluster's workers; Ctrl-C tells how many are kept, and how to resume."""
-    from semgrad_guard.evaluation.runs.scoring import ScoringRecipe, left_out, score_kept
+    from semgrad_guard.evaluation.runs.scoring import score_kept
 
-    recipe = ScoringRecipe(scorer.estimator, scorer.policy, scorer.phrasing)
     with (
         kept_on_interrupt("Scoring", f"scores are kept in {record}") as tell,
-        spreading(cluster, scorer.model, source, recipe) as spread,
+        spreading(cluster, scorer.model, source, scorer.recipe) as spread,
     ):
-        found = score_kept(rows, record, scorer, spread=spread, batch_size=batch_size, on_progress=tell)
-    return found.scored, [left_out(row, error) for row, error in found.too_long]
+        return score_kept(rows, record, scorer, spread=spread, batch_size=batch_size, on_progress=tell)
 
 
-def _drift(scored: Sequence[Scored], policy: Policy | None) -> Drift | None:
+def _drift(scored: Sequence[tuple[Question, Verdict]], policy: Policy | None) -> Drift | None:
     from semgrad_guard.calibration import drift
 
     if policy is None or policy.calibration is None or not policy.calibration.scores:
@@ -193,7 +193,13 @@ def _drift(scored: Sequence[Scored], policy: Policy | None) -> Drift | None:
 
 
 def _deliver(
-    scored: Sequence[Scored], found: Drift | None, output: Path | None, *, as_json: bool, decided: bool, single: bool
+    scored: Sequence[tuple[Question, Verdict]],
+    found: Drift | None,
+    output: Path | None,
+    *,
+    as_json: bool,
+    decided: bool,
+    single: bool,
 ) -> None:
     from semgrad_guard.cli.rendering import drift_line, scores_view, verdict_view
     from semgrad_guard.evaluation.runs.scoring import score_record

@@ -19,7 +19,7 @@ from rich.text import Text
 from semgrad_guard.cli import signals
 
 if TYPE_CHECKING:
-    from semgrad_guard.evaluation.graders.look import GradedAnswer
+    from semgrad_guard.evaluation.graders.grading import GradedAnswer
     from semgrad_guard.evaluation.runs.answers import Answer
 
 
@@ -178,7 +178,7 @@ def kept_on_interrupt(what: str, kept: str) -> Generator[Teller]:
 
 def show_grades(answers: Sequence[GradedAnswer], grader: str) -> None:
     """Ten answers with their grades, and a warning where the grades are in doubt: before anything is made of them."""
-    from semgrad_guard.evaluation.graders.look import doubt, some_of
+    from semgrad_guard.evaluation.graders.grading import doubt, some_of
 
     some = some_of(answers)
     note(f"{len(some)} of {len(answers)} answers, graded by {grader}. Question [reference] answer:", label="Look")

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from semgrad_guard.errors import ClusterError, MissingExtraError
+from semgrad_guard.files import first_line
 
 _SECONDS = 10
 """A machine that is there answers within these."""
@@ -55,10 +56,10 @@ def cluster(address: str = "local", *, verbose: bool = False, **options: Any) ->
         with _own_signals():
             ray.init(address=address, log_to_driver=verbose, logging_level="ERROR", **local, **options)
     except (OSError, ValueError, RuntimeError) as error:
-        message = str(error).strip().partition("\n")[0].rstrip(".")
         raise ClusterError(
-            f"There is no Ray cluster at {address!r}: {message}. Start one (ray start --head), set RAY_AUTH_MODE=token "
-            "where it asks for a token, or leave the address away: a cluster of one then starts in this process."
+            f"There is no Ray cluster at {address!r}: {first_line(error)}. Start one (ray start --head), set "
+            "RAY_AUTH_MODE=token where it asks for a token, or leave the address away: a cluster of one then starts in "
+            "this process."
         ) from error
     try:
         yield ray

@@ -18,7 +18,7 @@ from semgrad_guard.evaluation.runs.scoring import TextScorer
 from semgrad_guard.guard import Policy, estimator_of
 from semgrad_guard.loading import ModelSource
 from semgrad_guard.ray.cluster import library
-from semgrad_guard.records import METADATA_KEY
+from semgrad_guard.records import METADATA_KEY, Verdict
 from semgrad_guard.settings import DtypeName, ModelOptions
 
 _TEXTS = ("status", "action", "estimator", "model", "fingerprint", "calibration_id", "prompt_template", "tier")
@@ -144,13 +144,14 @@ class _RowScorer:
 
     def _records(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         questions = [_question(row) for row in rows]
-        results = self._score([question for question in questions if isinstance(question, Question)])
-        by_row = {id(row): verdict for row, verdict in results.scored}
-        by_row |= {id(row): self._score.unscored(row.response or "", str(error)) for row, error in results.too_long}
-        verdicts = [
-            by_row[id(question)] if isinstance(question, Question) else self._score.unscored("", question)
-            for question in questions
-        ]
+        found = iter(self._score([question for question in questions if isinstance(question, Question)]))
+        verdicts: list[Verdict] = []
+        for question in questions:
+            if isinstance(question, str):
+                verdicts.append(self._score.unscored("", question))
+                continue
+            text = next(found)
+            verdicts.append(text.verdict or self._score.unscored(question.response or "", text.too_long or ""))
         records = [verdict.metadata() for verdict in verdicts]
         return [{name: record.get(name) for name in _FIELDS} for record in records]
 

@@ -19,6 +19,7 @@ from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.errors import ClusterError, SemGradGuardError
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.runs.run import Batch
+from semgrad_guard.files import first_line
 from semgrad_guard.loading import ModelSource
 from semgrad_guard.ray.cluster import cpus_each, workers_for
 
@@ -161,7 +162,7 @@ class _Pool(Generic[R]):
         self.deaths[where] += 1
         if self.deaths[where] >= _DEATHS:
             raise ClusterError(
-                f"{_DEATHS} workers died {what}: {_first_line(error)}. If memory is short, take fewer --workers or a "
+                f"{_DEATHS} workers died {what}: {first_line(error)}. If memory is short, take fewer --workers or a "
                 "smaller --batch-size. What is done is kept."
             ) from error
 
@@ -174,7 +175,3 @@ def _own(error: Any) -> Exception:
     """A worker's own error, if it is one of ours; else Ray's, with the worker's traceback."""
     cause = getattr(error, "cause", None)
     return cause if isinstance(cause, SemGradGuardError) else error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0].rstrip(".")

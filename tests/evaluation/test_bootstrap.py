@@ -23,8 +23,8 @@ def one_by_one(name: str, scores: list[float | None], correct: list[bool]) -> fl
     found = {
         "auroc": metrics.auroc,
         "aurc": metrics.aurc,
-        "prr": metrics.prr,
-        "half": lambda u, c: metrics.accuracy_at(u, c, coverage=0.5),
+        "prr": lambda u, c: tally(u, c).prr()[0],
+        "half": lambda u, c: tally(u, c).accuracy_at(0.5)[0],
     }[name](scores, correct)
     return math.nan if found is None else found
 

@@ -394,6 +394,9 @@ def test_it_is_what_chat_models_are_graded_by() -> None:
     assert default_grader("chat@plain") == "exact-match"
     assert GRADERS["contains"] == Contains()
     assert Contains()("It's Paris.", ["Paris"])
+    capital = ("The capital of France is Paris.", ["Paris"])
+    assert Contains()(*capital, question=CAPITAL)
+    assert not Contains()(*capital)  # without its question France may be the answer
 
 
 def test_answers_that_were_read() -> None:

@@ -14,11 +14,13 @@ import pytest
 
 from semgrad_guard.errors import InputError
 from semgrad_guard.evaluation import metrics
-from semgrad_guard.evaluation.graded import GradedRun, example_run
+from semgrad_guard.evaluation.graded import GradedRun
 from semgrad_guard.evaluation.metrics.confidence_quality import crossfitted
 from semgrad_guard.evaluation.report import figures
 from semgrad_guard.evaluation.report.drawing import inline_svg, save
 from semgrad_guard.evaluation.report.figures import BETAS, TAUS, hybrid
+
+from .made_answers import example_run
 
 RUN = example_run(n=120, methods=("HybridGrad", "SemGrad", "ParaGrad", "SAR", "Deg", "G-NLL", "M.I."))
 SPS = np.add.outer(np.arange(6), np.arange(4)) / 10.0

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from semgrad_guard.errors import InputError
-from semgrad_guard.evaluation.graded import GradedRun, example_run, require_distinct
+from semgrad_guard.evaluation.graded import GradedRun, require_distinct
 from semgrad_guard.evaluation.report.summary import summarize
+
+from .made_answers import example_run
 
 
 def run(**changes: Any) -> GradedRun:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from semgrad_guard.evaluation.graders.grading import GradedAnswer, doubt, some_of
 from semgrad_guard.evaluation.graders.labels import NAME
-from semgrad_guard.evaluation.graders.look import GradedAnswer, doubt, some_of
 
 
 def graded(right: int, wrong: int) -> list[GradedAnswer]:

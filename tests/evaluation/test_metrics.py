@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -12,9 +13,18 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from semgrad_guard.errors import InputError
-from semgrad_guard.evaluation.metrics import accuracy_at, aurc, auroc, prr, risk_coverage
+from semgrad_guard.evaluation.metrics import aurc, auroc, risk_coverage
+from semgrad_guard.evaluation.metrics.ranking import tally
 
 ANSWERS = st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=6)
+
+
+def prr(uncertainties: Sequence[float | None], correct: Sequence[bool]) -> float:
+    return float(tally(uncertainties, correct).prr()[0])
+
+
+def accuracy_at(uncertainties: Sequence[float | None], correct: Sequence[bool], *, coverage: float) -> float:
+    return float(tally(uncertainties, correct).accuracy_at(coverage)[0])
 
 
 @settings(deadline=None)
@@ -56,7 +66,7 @@ def test_risk_is_the_mean_over_all_orders_of_ties(answers: list[tuple[int, bool]
 def test_prr_is_the_share_of_what_an_oracle_gains(answers: list[tuple[int, bool]]) -> None:
     scores, correct = [float(score) for score, _ in answers], [right for _, right in answers]
     if len(set(correct)) == 1:
-        assert prr(scores, correct) is None
+        assert math.isnan(prr(scores, correct))
         return
     ideal = aurc([0.0 if right else 1.0 for right in correct], correct)
     random = correct.count(False) / len(correct)
@@ -76,10 +86,10 @@ def test_accuracy_at_a_coverage_is_read_off_the_curve(answers: list[tuple[int, b
 
 def test_accuracy_at_a_coverage_that_scores_do_not_reach() -> None:
     assert accuracy_at([0.1, None, 0.2, None], [True, True, False, False], coverage=0.5) == 0.5
-    assert accuracy_at([0.1, None, 0.2, None], [True, True, False, False], coverage=0.6) is None
-    assert accuracy_at([None], [True], coverage=1.0) is None
-    with pytest.raises(InputError, match=r"lies in \(0, 1\]"):
-        accuracy_at([0.1], [True], coverage=0.0)
+    assert accuracy_at([0.1, None, 0.2, None], [True, True, False, False], coverage=0.6) == pytest.approx(
+        math.nan, nan_ok=True
+    )
+    assert math.isnan(accuracy_at([None], [True], coverage=1.0))
 
 
 def test_the_curve_ends_where_scores_end() -> None:

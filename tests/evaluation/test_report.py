@@ -16,11 +16,13 @@ import pytest
 
 from semgrad_guard.errors import InputError, MissingExtraError
 from semgrad_guard.evaluation import metrics
-from semgrad_guard.evaluation.graded import GradedRun, example_run
+from semgrad_guard.evaluation.graded import GradedRun
 from semgrad_guard.evaluation.report import drawing, paper, write_report
 from semgrad_guard.evaluation.report.figures import ProbeMaps
 from semgrad_guard.evaluation.report.paper import STANDING, deviations
 from semgrad_guard.evaluation.report.summary import standing, summarize
+
+from .made_answers import example_run
 
 METHODS = ("HybridGrad", "SemGrad", "ParaGrad", "SAR")
 RUN = example_run(n=80, methods=METHODS)

@@ -9,14 +9,12 @@ from pathlib import Path
 import pytest
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel
-from semgrad_guard.errors import PromptTooLongError
 from semgrad_guard.estimators import GreedyNLL
 from semgrad_guard.evaluation.questions.data import Question
-from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.evaluation.runs.answers import Answer
 from semgrad_guard.evaluation.runs.experiment import Experiment
 from semgrad_guard.evaluation.runs.run import Answering, Batch, batches_of, collect_answers
-from semgrad_guard.evaluation.runs.scoring import KeptScoring, ScoringRecipe, TextScorer, score_kept
+from semgrad_guard.evaluation.runs.scoring import TextScorer, score_kept
 
 QUESTIONS = [Question(question=f"question {'x' * (i % 4)} {i}", response="so" * i or "no") for i in range(11)]
 ESTIMATORS = {"ours": HybridGrad(), "free": GreedyNLL()}
@@ -78,23 +76,21 @@ def test_scores_that_are_kept(tmp_path: Path, language_model: LanguageModel) -> 
     starts: list[int] = []
 
     def spread(batches: Iterable[Batch]) -> Iterator[list[object]]:
-        work = ScoringRecipe(HybridGrad(), None, Phrasing())(language_model)
-        assert isinstance(work, KeptScoring)
+        work = scorer.recipe(language_model)
         for batch in batches:
             starts.append(batch.start)
             yield work(batch.rows, batch.start)  # type: ignore[misc]
             if len(starts) == 2:
                 raise KeyboardInterrupt
 
-    def score() -> list[tuple[str | None, float | None]]:
-        found = score_kept(rows, path, scorer, spread=spread, batch_size=2)  # type: ignore[arg-type]
-        assert [row.response for row, _ in found.too_long] == [rows[4].response]
-        assert isinstance(found.too_long[0][1], PromptTooLongError)
-        return [(row.response, verdict.uncertainty) for row, verdict in found.scored]
+    def score() -> list[float | None]:
+        *found, last = score_kept(rows, path, scorer, spread=spread, batch_size=2)  # type: ignore[arg-type]
+        assert (last.verdict, "context window" in (last.too_long or "")) == (None, True)
+        return [text.verdict.uncertainty for text in found if text.verdict]
 
     with pytest.raises(KeyboardInterrupt):
         score()
     found = score()
     assert starts == [0, 2, 4]
-    expected = [pair for i in (0, 2) for pair in scorer(rows[i : i + 2]).scored]
-    assert found == [(row.response, verdict.uncertainty) for row, verdict in expected]
+    expected = [text.verdict for i in (0, 2) for text in scorer(rows[i : i + 2])]
+    assert found == [verdict.uncertainty for verdict in expected if verdict]

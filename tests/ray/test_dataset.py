@@ -31,7 +31,8 @@ def model() -> LanguageModel:
 def alone(model: LanguageModel, rows: list[dict[str, Any]]) -> list[Verdict]:
     scorer = TextScorer(model, HybridGrad())
     questions = [Question.model_validate(row) for row in rows]
-    return [verdict for i in range(0, len(questions), 8) for _, verdict in scorer(questions[i : i + 8]).scored]
+    texts = [text for i in range(0, len(questions), 8) for text in scorer(questions[i : i + 8])]
+    return [text.verdict for text in texts if text.verdict]
 
 
 def numbers(found: list[dict[str, Any]]) -> list[Any]:
@@ -135,7 +136,7 @@ def test_records_travel(ray: Any, model: LanguageModel, questions: list[Question
     """Scores, verdicts, evidence and evaluated answers through pickle, and through an object store."""
     estimator = HybridGrad()
     evidence = model.generate("What is the capital of Japan?", GenerationOptions(max_tokens=4)).evidence
-    verdict = TextScorer(model, estimator)([Question(question="What?", response="Tea.")]).scored[0][1]
+    verdict = TextScorer(model, estimator)([Question(question="What?", response="Tea.")])[0].verdict
     experiment = Experiment(model, [estimator], GenerationOptions(max_tokens=4))
     (evaluated,) = experiment.run(questions[:1], tmp_path / "run.jsonl")
     score = estimator(evidence)

@@ -107,7 +107,7 @@ def outcome(
     """How the promise did on questions that calibrated nothing."""
     verdicts = [_verdict(message) for message in answers]
     delivered = [(q, m) for q, m, v in zip(questions, answers, verdicts, strict=True) if v.promised]
-    wrong = sum(not grader(str(m.text), q.answers) for q, m in delivered)
+    wrong = sum(not grader(str(m.text), q.answers, question=q.question) for q, m in delivered)
     retrieved = sum(bool(_sources(message)) for _, message in delivered)
     console.print(
         f"On {len(questions)} held-out questions: {len(delivered)} delivered ({retrieved} of them from the library), "
@@ -122,7 +122,10 @@ def effect(
     """The guard's effect: the error rates without it and with it, and the withheld answers of either kind."""
     verdicts = [_verdict(message) for message in answers]
     graded = [
-        (float(not verdict.promised), grader(verdict.draft or verdict.text, question.answers))
+        (
+            float(not verdict.promised),
+            grader(verdict.draft or verdict.text, question.answers, question=question.question),
+        )
         for question, verdict in zip(questions, verdicts, strict=True)
     ]
     console.print(f"Effect: {Effect.of(graded, lambda withheld: withheld == 0)}.")

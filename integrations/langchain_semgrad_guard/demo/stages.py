@@ -102,7 +102,7 @@ def graded(
     if verdict is None:
         raise ScoringError("the chain's answer carries no verdict; end it with a ChatSemGrad")
     verdict = verdict.escalated_from or verdict  # the draft of the first stage
-    correct = bool(grader(verdict.draft or verdict.text, question.answers))
+    correct = grader(verdict.draft or verdict.text, question.answers, question=question.question)
     run = (message.id or "").removeprefix(f"{LC_ID_PREFIX}-")
     return GradedDraft(question, verdict, correct, (prompts or {}).get(run))
 

@@ -23,14 +23,14 @@ class AnswerToGrade:
 
 
 class Grader(Protocol):
-    """Decides whether a text is correct, given any number of reference answers."""
+    """Decides whether a text is correct, given any number of reference answers; `contains` reads the question, too."""
 
     @property
     def name(self) -> str:
         """A calibration is bound to it; it names the settings too."""
         ...
 
-    def __call__(self, text: str, answers: Iterable[str]) -> bool: ...
+    def __call__(self, text: str, answers: Iterable[str], *, question: str = "") -> bool: ...
 
 
 class AnswerGrader(Protocol):
@@ -58,8 +58,8 @@ class WordGrader:
         """Names the grader and its settings."""
         raise NotImplementedError
 
-    def __call__(self, text: str, answers: Iterable[str]) -> bool:
-        return self.grade([AnswerToGrade("", text, tuple(answers))])[0] is True
+    def __call__(self, text: str, answers: Iterable[str], *, question: str = "") -> bool:
+        return self.grade([AnswerToGrade(question, text, tuple(answers))])[0] is True
 
     def grade(self, answers: Sequence[AnswerToGrade]) -> Verdicts:
         """A verdict for each answer, in order."""

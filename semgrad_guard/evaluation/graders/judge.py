@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from semgrad_guard.engine.prompts.reasoning import taken_apart
 from semgrad_guard.errors import GradingError, MissingExtraError
 from semgrad_guard.evaluation.graders.base import AnswerToGrade, Verdicts, settling
+from semgrad_guard.files import first_line
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
@@ -61,7 +62,7 @@ class Judge:
             return cls(init_chat_model(name, temperature=0), name=name)
         except Exception as error:
             raise GradingError(
-                f"The judge {name!r} cannot be set up: {_first_line(error)} Name it as PROVIDER:MODEL, install the "
+                f"The judge {name!r} cannot be set up: {first_line(error)}. Name it as PROVIDER:MODEL, install the "
                 "provider's LangChain package, and set its key."
             ) from error
 
@@ -84,7 +85,7 @@ class Judge:
             replies = self._chat.batch([[("user", prompt)] for prompt in prompts], {"max_concurrency": self._parallel})
         except Exception as error:
             raise GradingError(
-                f"{self.name} cannot be asked: {_first_line(error)} Grades given so far are kept; run the same command "
+                f"{self.name} cannot be asked: {first_line(error)}. Grades given so far are kept; run the same command "
                 "again to resume."
             ) from error
         return [read_verdict(reply.text) for reply in replies]
@@ -103,8 +104,3 @@ def read_verdict(reply: str) -> bool | None:
 def _prompt(answer: AnswerToGrade) -> str:
     references = "\n".join(f"- {reference}" for reference in answer.references)
     return PROMPT.format(question=answer.question, references=references, answer=answer.text)
-
-
-def _first_line(error: Exception) -> str:
-    line = str(error).strip().partition("\n")[0].rstrip(".")
-    return f"{line or type(error).__name__}."

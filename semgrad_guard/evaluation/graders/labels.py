@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from semgrad_guard.errors import GradingError
-from semgrad_guard.evaluation.files import STDIN
-from semgrad_guard.evaluation.questions.spreadsheet import Row, append_rows, read_table, write_table
+from semgrad_guard.evaluation.files import STDIN, Row, append_rows, read_table, write_table
 
 COLUMNS = ("key", "question", "references", "answer", "correct")
 _NULL = "\N{REPLACEMENT CHARACTER}"

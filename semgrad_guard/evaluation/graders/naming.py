@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from semgrad_guard.errors import InputError
 from semgrad_guard.evaluation.graders.base import AnswerGrader, SecondOpinion
-from semgrad_guard.evaluation.graders.by_words import GRADERS
+from semgrad_guard.evaluation.graders.words import GRADERS
 
 if TYPE_CHECKING:
     from semgrad_guard.engine.texts.text_pairs import Entailment

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from semgrad_guard.calibration.binomial import upper_bound
 from semgrad_guard.calibration.confidence import ConfidenceMethod, fit
 from semgrad_guard.evaluation.metrics.bootstrap import RESAMPLES, Estimate, estimate, resamples
-from semgrad_guard.evaluation.metrics.ranking import Floats, as_arrays
+from semgrad_guard.evaluation.metrics.ranking import Floats, as_arrays, divide
 
 FOLDS = 5
 BINS = 10
@@ -65,7 +65,7 @@ def brier(confidence: Floats, correct: Sequence[bool], *, data: str = "", count:
     scored, right = np.isfinite(confidence), np.asarray(correct, dtype=np.float64)
     squares = np.where(scored, (np.where(scored, confidence, 0.0) - right) ** 2, 0.0)
     columns = np.stack([squares, scored.astype(np.float64)], axis=1)
-    return _of_sums(columns, lambda sums: _ratio(sums[:, 0], sums[:, 1]), data=data, count=count)
+    return _of_sums(columns, lambda sums: divide(sums[:, 0], sums[:, 1]), data=data, count=count)
 
 
 def expected_calibration_error(
@@ -82,7 +82,7 @@ def expected_calibration_error(
     columns = np.concatenate([member * gap[:, None], member], axis=1)
 
     def measure(sums: Floats) -> Floats:
-        return _ratio(np.abs(sums[:, :BINS]).sum(axis=1), sums[:, BINS:].sum(axis=1))
+        return divide(np.abs(sums[:, :BINS]).sum(axis=1), sums[:, BINS:].sum(axis=1))
 
     return _of_sums(columns, measure, data=data, count=count)
 
@@ -112,7 +112,3 @@ def _of_sums(columns: Floats, measure: Callable[[Floats], Floats], *, data: str,
     value = measure(columns.sum(axis=0, keepdims=True))[0]
     blocks = [measure(w.astype(np.float64) @ columns) for w in resamples(len(columns), data=data, count=count)]
     return estimate(float(value), np.concatenate(blocks))
-
-
-def _ratio(above: Floats, below: Floats) -> Floats:
-    return np.where(below > 0, above / np.maximum(below, 1.0), np.nan)

@@ -53,23 +53,6 @@ def aurc(uncertainties: Sequence[float | None], correct: Sequence[bool]) -> floa
     return _only(tally(uncertainties, correct).aurc())
 
 
-def prr(uncertainties: Sequence[float | None], correct: Sequence[bool]) -> float | None:
-    """Prediction rejection ratio: 1 for an oracle, 0 for random order, negative for worse; None where undefined.
-
-    The area under the risk-coverage curve that is gained over random order, as a share of an oracle's gain on the
-    scored answers. None where all of them are right, or all wrong.
-    Source: Malinin & Gales, "Uncertainty estimation in autoregressive structured prediction", ICLR 2021.
-    """
-    return _only(tally(uncertainties, correct).prr())
-
-
-def accuracy_at(uncertainties: Sequence[float | None], correct: Sequence[bool], *, coverage: float) -> float | None:
-    """Expected accuracy of the most certain share `coverage` of all answers; None where fewer have a score."""
-    if not 0.0 < coverage <= 1.0:
-        raise InputError(f"a coverage lies in (0, 1], it is {coverage}")
-    return _only(tally(uncertainties, correct).accuracy_at(coverage))
-
-
 def _only(values: Floats) -> float | None:
     """The one value; None for nan."""
     return None if math.isnan(values[0]) else float(values[0])
@@ -99,7 +82,7 @@ class Tally:
         """[resamples] P(a wrong answer is less certain than a right one), ties half; nan where one kind is missing."""
         below = np.cumsum(self.right, axis=1) - self.right / 2
         pairs = self.right.sum(axis=1) * self.wrong.sum(axis=1)
-        return _divide((self.wrong * below).sum(axis=1), pairs)
+        return divide((self.wrong * below).sum(axis=1), pairs)
 
     def aurc(self) -> Floats:
         """[resamples] mean selective risk over k = 1 ... scored answers, ties in expectation; nan without any.
@@ -109,15 +92,15 @@ class Tally:
         """
         size = self.wrong + self.right
         answered, errors = np.cumsum(size, axis=1), np.cumsum(self.wrong, axis=1)
-        share = _divide(self.wrong, size, where_zero=0.0)
+        share = divide(self.wrong, size, where_zero=0.0)
         harmonic = np.concatenate(([0.0], np.cumsum(1.0 / np.arange(1, int(answered.max()) + 1))))  # H(0), H(1), ...
         steps = harmonic[answered.astype(np.int64)] - harmonic[(answered - size).astype(np.int64)]
         before = (errors - self.wrong) - share * (answered - size)
-        return _divide((before * steps + self.wrong).sum(axis=1), self.scored)
+        return divide((before * steps + self.wrong).sum(axis=1), self.scored)
 
     def error_rate(self) -> Floats:
         """[resamples] the share of wrong answers among the scored ones; nan without any."""
-        return _divide(self.wrong.sum(axis=1), self.scored)
+        return divide(self.wrong.sum(axis=1), self.scored)
 
     def oracle(self) -> Tally:
         """The tally of an oracle that scores the same answers: all right ones first."""
@@ -126,13 +109,15 @@ class Tally:
         return Tally(np.stack([none, wrong], axis=1), np.stack([right, none], axis=1), self.n)
 
     def prr(self) -> Floats:
-        """[resamples] prediction rejection ratio: 1 for the oracle, 0 for random order, nan where one kind is missing.
+        """[resamples] prediction rejection ratio: 1 for an oracle, 0 for random order, negative for worse; nan where
+        all answers are right, or all wrong.
 
-        The area gained over random rejection as a share of an oracle's gain.
+        The area under the risk-coverage curve that is gained over random order, as a share of an oracle's gain on the
+        scored answers.
         Source: Malinin & Gales, "Uncertainty estimation in autoregressive structured prediction", ICLR 2021.
         """
         random = self.error_rate()
-        return _divide(random - self.aurc(), random - self.oracle().aurc())
+        return divide(random - self.aurc(), random - self.oracle().aurc())
 
     def accuracy_at(self, coverage: float) -> Floats:
         """[resamples] expected accuracy of the most certain ceil(coverage * n); nan where fewer have a score."""
@@ -141,10 +126,10 @@ class Tally:
         answered, errors = np.cumsum(size, axis=1), np.cumsum(self.wrong, axis=1)
         rows = np.arange(len(size))
         level = np.minimum((answered < wanted[:, None]).sum(axis=1), size.shape[1] - 1)
-        share = _divide(self.wrong, size, where_zero=0.0)[rows, level]
+        share = divide(self.wrong, size, where_zero=0.0)[rows, level]
         missed = errors[rows, level] - share * (answered[rows, level] - wanted)
         reached = (wanted >= 1) & (wanted <= self.scored)
-        return np.where(reached, 1.0 - _divide(missed, wanted), math.nan)
+        return np.where(reached, 1.0 - divide(missed, wanted), math.nan)
 
 
 def tally(uncertainties: Sequence[float | None], correct: Sequence[bool], weights: Ints | None = None) -> Tally:
@@ -180,7 +165,7 @@ def as_arrays(uncertainties: Sequence[float | None], correct: Sequence[bool]) ->
     return scores, labels
 
 
-def _divide(numerator: Floats, denominator: Floats, *, where_zero: float = math.nan) -> Floats:
+def divide(numerator: Floats, denominator: Floats, *, where_zero: float = math.nan) -> Floats:
     """The quotient, and `where_zero` where the denominator vanishes (a difference of two equal areas included)."""
     zero = np.abs(denominator) < 1e-12
     return np.where(zero, where_zero, numerator / np.where(zero, 1.0, denominator))

@@ -6,7 +6,7 @@ import hashlib
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,10 @@ from semgrad_guard.evaluation.job_record import JobRecord, Progress, differing
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.evaluation.runs.answers import Answer
-from semgrad_guard.evaluation.runs.run import complete, in_turn, run_settings, why_too_long
+from semgrad_guard.evaluation.runs.run import complete, in_turn, run_settings, where_it_fits
 from semgrad_guard.files import atomic_write
 from semgrad_guard.guard import template_name
+from semgrad_guard.records import Message
 
 
 class GridAnswer(Answer):
@@ -65,27 +66,22 @@ def collect_grids(
     settings = {**run_settings(model, {}, options=options, template=phrasing.name(questions)), "grid_tokens": tokens}
 
     def answer(batch: Sequence[Question], _: int) -> list[GridAnswer]:
-        turns = [phrasing.conversation(question) for question in batch]
-        reasons = [why_too_long(model, turn) for turn in turns]
-        fitting = [turn for turn, reason in zip(turns, reasons, strict=True) if reason is None]
-        generations = iter(model.generate_batch(fitting, options, objective=objective))
-        return [
-            _answered(question, next(generations), objective) if reason is None else _unanswered(question, reason)
-            for question, reason in zip(batch, reasons, strict=True)
-        ]
+        return where_it_fits(model, phrasing, batch, fitting, _unanswered)
+
+    def fitting(some: Sequence[Question], conversations: Sequence[list[Message]]) -> Iterator[GridAnswer]:
+        generations = model.generate_batch(conversations, options, objective=objective)
+        return map(partial(_answered, objective=objective), some, generations)
 
     with JobRecord(path, settings, GridAnswer) as record:
         return complete(record, questions, in_turn(answer), batch_size=batch_size, on_progress=on_progress)
 
 
-def _answered(question: Question, generation: Generation, objective: Objective) -> GridAnswer:
+def _answered(question: Question, generation: Generation, *, objective: Objective) -> GridAnswer:
     timed = generation.evidence.gradients(objective)
     grid = timed.scores.grid if timed is not None else ()
     reason = generation.evidence.why_empty if timed is None else timed.scores.reason or "a gradient is not finite"
-    return GridAnswer(
-        key=question.key,
-        id=question.id,
-        question=question.question,
+    return GridAnswer.to(
+        question,
         text=generation.text,
         finish_reason=generation.finish_reason,
         scores={},
@@ -96,7 +92,7 @@ def _answered(question: Question, generation: Generation, objective: Objective) 
 
 
 def _unanswered(question: Question, reason: str) -> GridAnswer:
-    return GridAnswer(key=question.key, id=question.id, question=question.question, text=None, scores={}, reason=reason)
+    return GridAnswer.to(question, text=None, scores={}, reason=reason)
 
 
 _SAVE_EVERY = 20.0

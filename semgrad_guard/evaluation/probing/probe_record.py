@@ -26,7 +26,7 @@ class GradedGrid(BaseModel):
 
     `auroc` is None where it is undefined; `by_token` is that of the paper's layers together. `pearson` and `spearman`
     correlate `auroc` with the Semantic Preservation Score over all layers and tokens. `proposal`, `difference`, `low`
-    and `high` are the comparison of the rule, if it made one (`token_rule.py`).
+    and `high` are the comparison of the rule, if it made one (`probe.py`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

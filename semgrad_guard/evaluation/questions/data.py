@@ -140,8 +140,10 @@ def read_questions(
         if first is not entry:
             duplicates.append(f"{entry.place} repeats {first.place_beside(entry)} and is left out.")
     source = Path(path)
+    if not rows and not problems:
+        raise DataFileError(f"{called(source)} holds no question: it is empty.")
     if not rows:
-        raise _nothing_in(source, problems)
+        raise DataFileError(f"{called(source)} holds no usable line ({len(problems)} broken). The first: {problems[0]}")
     kept = tuple(row for _, row in rows.values())
     often = tuple(times[key] for key in rows) if duplicates else ()
     shared = _shared_ids(rows.values())
@@ -237,12 +239,6 @@ def _fault(error: ValidationError, record: Record, columns: Mapping[str, str]) -
     if fault["type"] in _DUE:
         return f'has a wrong "{name}": it must be {_DUE[fault["type"]]}'
     return f'has a wrong "{name}": {fault["msg"][0].lower()}{fault["msg"][1:]}'
-
-
-def _nothing_in(source: Path, problems: list[DataFileError]) -> DataFileError:
-    if not problems:
-        return DataFileError(f"{called(source)} holds no question: it is empty.")
-    return DataFileError(f"{called(source)} holds no usable line ({len(problems)} broken). The first: {problems[0]}")
 
 
 def identity(row: Question, needs: Need) -> str:

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from semgrad_guard.errors import DataFileError, MissingExtraError
-from semgrad_guard.evaluation.files import STDIN, called, read_data
+from semgrad_guard.evaluation.files import STDIN, called, read_data, read_table
 from semgrad_guard.evaluation.questions.columns import records_in
-from semgrad_guard.evaluation.questions.spreadsheet import read_table
+from semgrad_guard.files import first_line
 from semgrad_guard.pocket import QUESTIONS_PATH
 
 POCKET = "pocket"
@@ -79,9 +79,11 @@ def _file(path: Path) -> Iterator[Entry]:
         return _parquet(path)
     content = _content(path)
     if path.suffix.lower() == ".json" or path == STDIN:
-        if content.lstrip().startswith(b"["):
-            return _json_list(path, content)
         document = _parsed(content, called(path), span="of the file")
+        if content.lstrip().startswith(b"["):
+            if isinstance(document, DataFileError):
+                raise document
+            return _numbered(path, cast("list[Any]", document))
         try:
             records = records_in(document)
         except (AttributeError, KeyError, TypeError) as error:
@@ -128,8 +130,7 @@ def _parquet(path: Path) -> Iterator[Entry]:
                 for record in batch.to_pylist():
                     yield Entry(str(path), "row", next(number), record)
     except (OSError, pyarrow.ArrowException) as error:
-        message = str(error).strip().partition("\n")[0].rstrip(".")
-        raise DataFileError(f"Cannot read {path}: {message}. Is it a Parquet file?") from error
+        raise DataFileError(f"Cannot read {path}: {first_line(error)}. Is it a Parquet file?") from error
 
 
 def _content(path: Path) -> bytes:
@@ -145,13 +146,6 @@ def _json_lines(path: Path, content: bytes) -> Iterator[Entry]:
         if line.strip():
             place = f"{called(path)}, line {number}"
             yield Entry(called(path), "line", number, _parsed(line, place, span="of the line"))
-
-
-def _json_list(path: Path, content: bytes) -> Iterator[Entry]:
-    found = _parsed(content, called(path), span="of the file")
-    if isinstance(found, DataFileError):
-        raise found
-    yield from _numbered(path, cast("list[Any]", found))
 
 
 def _numbered(path: Path, records: Iterable[Any]) -> Iterator[Entry]:
@@ -215,10 +209,9 @@ def _load(name: str, config: str | None, split: str | None) -> Iterable[Any]:
     try:
         found: Any = library.load_from_disk(name) if saved else library.load_dataset(name, config, split=split)
     except (OSError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().partition("\n")[0].rstrip(".")
         raise DataFileError(
-            f"Cannot load the dataset {name!r}: {reason}. Name it as {HUB}NAME[:CONFIG][@SPLIT], and check that the "
-            "hub can be reached."
+            f"Cannot load the dataset {name!r}: {first_line(error)}. Name it as {HUB}NAME[:CONFIG][@SPLIT], and check "
+            "that the hub can be reached."
         ) from error
     return _one_split(found, name, split if saved else None)
 

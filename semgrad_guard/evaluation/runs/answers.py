@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from semgrad_guard.evaluation.questions.data import Question
 
 
 class AnswerScore(BaseModel):
@@ -32,6 +34,11 @@ class Answer(BaseModel):
     text: str | None
     finish_reason: str | None = None
     scores: dict[str, AnswerScore]
+
+    @classmethod
+    def to(cls, question: Question, **fields: Any) -> Self:
+        """The answer to a question, with these fields."""
+        return cls(key=question.key, id=question.id, question=question.question, **fields)
 
     def uncertainty(self, estimator: str) -> float | None:
         """The number of the estimator that has this name in the run."""

@@ -33,7 +33,7 @@ from semgrad_guard.evaluation.runs.run import (
     in_turn,
     run_settings,
     seeded,
-    why_too_long,
+    where_it_fits,
 )
 from semgrad_guard.records import Message
 
@@ -215,23 +215,15 @@ class Experiment:
     def _answer(
         self, batch: Sequence[Question], start: int, *, part: Part, on_step: Step | None
     ) -> list[EvaluatedAnswer]:
-        conversations = [self.phrasing.conversation(question) for question in batch]
-        too_long = {i: reason for i, turns in enumerate(conversations) if (reason := why_too_long(self.model, turns))}
-        fitting = [i for i in range(len(batch)) if i not in too_long]
-        questions, turns = [batch[i] for i in fitting], [conversations[i] for i in fitting]
-        measured = self._measure(questions, turns, start, part=part, on_step=on_step) if fitting else []
-        answered = dict(zip(fitting, measured, strict=True))
-        return [
-            answered[i] if i in answered else self._unanswered(question, too_long[i])
-            for i, question in enumerate(batch)
-        ]
+        measured = partial(self._measure, start=start, part=part, on_step=on_step)
+        return where_it_fits(self.model, self.phrasing, batch, measured, self._unanswered)
 
     def _measure(
         self,
         questions: Sequence[Question],
         conversations: Sequence[list[Message]],
-        start: int,
         *,
+        start: int,
         part: Part,
         on_step: Step | None,
     ) -> list[EvaluatedAnswer]:
@@ -250,8 +242,9 @@ class Experiment:
         )
         share = round(generating / len(questions), 3)
         return [
-            EvaluatedAnswer(
-                **_facts(question, generation),
+            _answered(
+                question,
+                **_facts(generation),
                 **_columns(row, self._named),
                 rows=len(questions),
                 generation_ms=share,
@@ -263,28 +256,21 @@ class Experiment:
 
     def _unanswered(self, question: Question, reason: str) -> EvaluatedAnswer:
         none = AnswerScore(uncertainty=None, reason=reason)
-        return EvaluatedAnswer(**_asked(question), text=None, scores=dict.fromkeys(self._named, none))
+        return _answered(question, text=None, scores=dict.fromkeys(self._named, none))
 
 
 _NOT_ASKED = AnswerScore(uncertainty=None, reason="the question is not among those that samples are drawn for")
 
 
-def _asked(question: Question) -> dict[str, Any]:
-    return {
-        "key": question.key,
-        "id": question.id,
-        "question": question.question,
-        "references": question.answers,
-        "kind": question.kind,
-        "context": question.context,
-    }
+def _answered(question: Question, **fields: Any) -> EvaluatedAnswer:
+    given = {"references": question.answers, "kind": question.kind, "context": question.context}
+    return EvaluatedAnswer.to(question, **given, **fields)
 
 
-def _facts(question: Question, generation: Generation) -> dict[str, Any]:
+def _facts(generation: Generation) -> dict[str, Any]:
     """The results of plain generation and one replay, which the methods share."""
     timed = generation.evidence.gradients(Objective())
     return {
-        **_asked(question),
         "text": generation.text,
         "finish_reason": generation.finish_reason,
         "token_ids": generation.evidence.response_ids,

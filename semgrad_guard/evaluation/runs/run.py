@@ -54,19 +54,13 @@ class Answering:
 
     def __call__(self, batch: Sequence[Question], start: int) -> list[Answer]:
         """The answers to a batch, in its order; those that do not fit the context window without text."""
-        conversations = [self.phrasing.conversation(question) for question in batch]
-        too_long = {i: reason for i, turns in enumerate(conversations) if (reason := why_too_long(self.model, turns))}
-        fitting = [i for i in range(len(batch)) if i not in too_long]
-        generations = self.model.generate_batch(
-            [conversations[i] for i in fitting],
-            seeded(self.options, start),
-            objective=shared_objective(self.estimators.values()),
-        )
-        answered = {i: self._scored(batch[i], g) for i, g in zip(fitting, generations, strict=True)}
-        return [
-            answered[i] if i in answered else self._unanswered(question, too_long[i])
-            for i, question in enumerate(batch)
-        ]
+        objective = shared_objective(self.estimators.values())
+
+        def answer(questions: Sequence[Question], conversations: Sequence[list[Message]]) -> Iterator[Answer]:
+            generations = self.model.generate_batch(conversations, seeded(self.options, start), objective=objective)
+            return map(self._scored, questions, generations)
+
+        return where_it_fits(self.model, self.phrasing, batch, answer, self._unanswered)
 
     @property
     def recipe(self) -> Callable[[LanguageModel], Answering]:
@@ -75,10 +69,8 @@ class Answering:
 
     def _scored(self, question: Question, generation: Generation) -> Answer:
         scores = {name: self.estimators[name](generation.evidence) for name in observing_first(self.estimators)}
-        return Answer(
-            key=question.key,
-            id=question.id,
-            question=question.question,
+        return Answer.to(
+            question,
             text=generation.text,
             finish_reason=generation.finish_reason,
             scores={name: kept_score(scores[name]) for name in self.estimators},
@@ -86,7 +78,7 @@ class Answering:
 
     def _unanswered(self, question: Question, reason: str) -> Answer:
         none = dict.fromkeys(self.estimators, AnswerScore(uncertainty=None, reason=reason))
-        return Answer(key=question.key, id=question.id, question=question.question, text=None, scores=none)
+        return Answer.to(question, text=None, scores=none)
 
 
 def collect_answers(
@@ -219,6 +211,28 @@ def shared_objective(estimators: Iterable[Estimator]) -> Objective:
 def observing_first(estimators: Mapping[str, Estimator]) -> list[str]:
     """The names in an order that costs least: the first replay frees the leftovers of a generation."""
     return sorted(estimators, key=lambda name: estimators[name].objective.gradients)
+
+
+def where_it_fits(
+    model: LanguageModel,
+    phrasing: Phrasing,
+    batch: Sequence[Question],
+    answer: Callable[[Sequence[Question], Sequence[list[Message]]], Iterable[R]],
+    unanswered: Callable[[Question, str], R],
+) -> list[R]:
+    """The answers to a batch, in its order.
+
+    `answer` gets the questions whose prompts leave room in the context window, with their messages; `unanswered` gets
+    each of the others, with the reason.
+    """
+    conversations = [phrasing.conversation(question) for question in batch]
+    reasons = [why_too_long(model, messages) for messages in conversations]
+    fitting = [i for i, reason in enumerate(reasons) if reason is None]
+    answers = iter(answer([batch[i] for i in fitting], [conversations[i] for i in fitting]) if fitting else ())
+    return [
+        next(answers) if reason is None else unanswered(question, reason)
+        for question, reason in zip(batch, reasons, strict=True)
+    ]
 
 
 def why_too_long(model: LanguageModel, turns: Sequence[Message]) -> str | None:
