@@ -114,10 +114,11 @@ def _reader(declared: Declared) -> Reader:
 
 
 def _made(group: type[Any], given: dict[str, Any]) -> Any:
-    """An object of the class; repeated NAME=VALUE are a mapping."""
-    mappings = {name for name, option in declared_options(group).items() if get_origin(option.kind) is dict}
+    """An object of the class; repeated values are in the container that it declares: a tuple, or a mapping."""
+    kinds = {name: get_origin(option.kind) for name, option in declared_options(group).items()}
+    given = {name: kinds[name](value) if kinds[name] in (dict, tuple) else value for name, value in given.items()}
     try:
-        return group(**{name: dict(value) if name in mappings else value for name, value in given.items()})
+        return group(**given)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise typer.BadParameter(first["msg"].removeprefix("Value error, ")) from error
