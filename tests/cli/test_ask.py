@@ -83,7 +83,8 @@ def calibrated(run: Run, model_folder: Path, tmp_path: Path) -> tuple[Path, list
     fixed = ["--model", model_folder, "--max-tokens", TOKENS, "--batch-size", 60, "--alpha", 0.3]
     answers, path = tmp_path / "answers.jsonl", tmp_path / "told.json"
     run("calibrate", *fixed, "--data", jsonl(tmp_path / "t.jsonl", rows), "--output", path, "--answers", answers, *way)
-    texts = [json.loads(line).get("text") for line in answers.read_text().splitlines()[1:]]
+    kept = [json.loads(line) for line in answers.read_text().splitlines()]
+    texts = [row["text"] for row in kept if "text" in row]  # not the settings, nor the plan of the calibration
     right = [row | {"answers": [text]} for row, text in zip(rows, texts, strict=True)]
     result = run("calibrate", *fixed, "--data", jsonl(tmp_path / "t.jsonl", right), "--output", path, *way)
     assert result.exit_code == 0, result.output
