@@ -1,29 +1,23 @@
-"""Shared by all tests: one thread, and a tiny random chat model with a byte-level tokenizer."""
+"""Shared by all tests. What needs a model is in model_fixtures.py."""
 
 from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test downloads anything
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["OMP_NUM_THREADS"] = "1"  # tests run side by side, on tiny models
 
-import torch
 from hypothesis import settings
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from semgrad_guard import LanguageModel
-
-from .engine.tiny_pair_models import save_pair_model
 from .postgresql import Postgres, require_postgresql
 from .warm_python import WarmPython, warm_python
 
-torch.set_num_threads(1)
 settings.register_profile("outcome", deadline=None)  # judged by the outcome, not by how busy the machine is
 settings.load_profile("outcome")
 
@@ -87,6 +81,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require", action="store_true", help="a skipped test is a failure: nothing was left out")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Loads the libraries, but not where tests are only handed to workers."""
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        config.pluginmanager.import_plugin("tests.model_fixtures")
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Under `--fast`, not even the imports of what is slow are paid for."""
     if not config.getoption("--fast") or not collection_path.is_relative_to(HERE):
@@ -127,43 +127,6 @@ def _what_stays() -> None:
     gc.freeze()
 
 
-CHATML = (
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-
-
-def byte_tokenizer(*, chat_template: str | None = CHATML) -> PreTrainedTokenizerFast:
-    """One token a byte, and ChatML's two special tokens: every text can be read and written."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={byte: i for i, byte in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|im_end|>", chat_template=chat_template
-    )
-
-
-def random_llama(*, seed: int = 0, **changes: object) -> LlamaForCausalLM:
-    """Random weights, float64: exact comparisons stay exact."""
-    settings: dict[str, object] = {
-        "vocab_size": 258,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 256,
-        "initializer_range": 0.3,
-        "bos_token_id": None,
-        "eos_token_id": 257,
-        "pad_token_id": 257,
-    }
-    torch.manual_seed(seed)
-    return LlamaForCausalLM(LlamaConfig(**{**settings, **changes})).double().eval()
-
-
 @pytest.fixture(scope="module")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Generator[Postgres]:
     """A PostgreSQL server; skips where there is none to start."""
@@ -171,46 +134,3 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Generator[Postgres]:
     made = Postgres(tmp_path_factory.mktemp("postgres") / "server")
     yield made
     made.stop()
-
-
-@pytest.fixture(scope="session")
-def tokenizer() -> PreTrainedTokenizerFast:
-    return byte_tokenizer()
-
-
-@pytest.fixture(scope="session")
-def language_model(tokenizer: PreTrainedTokenizerFast) -> LanguageModel:
-    return LanguageModel.from_transformers(random_llama(), tokenizer, name="random-llama")
-
-
-@pytest.fixture(scope="session")
-def make_language_model(tokenizer: PreTrainedTokenizerFast) -> Callable[..., LanguageModel]:
-    """Another random model: `make_language_model(seed=1, max_position_embeddings=64)`."""
-
-    def make(*, chat_template: str | None = CHATML, **changes: object) -> LanguageModel:
-        return LanguageModel.from_transformers(
-            random_llama(**changes),  # type: ignore[arg-type]
-            byte_tokenizer(chat_template=chat_template),
-            name="random-llama",
-        )
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerFast) -> Path:
-    """The random model as a folder on disk, in float32."""
-    folder = tmp_path_factory.mktemp("checkpoint")
-    random_llama().float().save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def make_pair_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """A tiny random sequence classifier on disk: `make_pair_model(labels=MNLI, architecture="bert", seed=0)`."""
-
-    def make(**options: object) -> Path:
-        return save_pair_model(tmp_path_factory.mktemp("classifier") / "model", **options)  # type: ignore[arg-type]
-
-    return make

@@ -38,7 +38,7 @@ def share_familiar(family: Family, n: int, *, repeats: int, seed: int) -> float:
 
 @pytest.mark.parametrize("family", made.FAMILIES)
 def test_prompts_drawn_like_those_of_the_calibration_are_familiar(family: Family) -> None:
-    assert share_familiar(family, 150, repeats=20, seed=0) >= 0.99
+    assert share_familiar(family, 150, repeats=10, seed=0) >= 0.99
 
 
 @pytest.mark.heavy
@@ -179,7 +179,7 @@ STRANGERS = [
 def test_a_stranger_is_unfamiliar(family: Family, name: str, make: Family) -> None:
     known = shape(family)
     random = Random(name)
-    overlooked = [prompt.text for prompt in (make(random) for _ in range(50)) if not known.differences(prompt)]
+    overlooked = [prompt.text for prompt in (make(random) for _ in range(20)) if not known.differences(prompt)]
     assert not overlooked
 
 
@@ -187,7 +187,7 @@ def test_a_stranger_is_unfamiliar(family: Family, name: str, make: Family) -> No
 @pytest.mark.parametrize("family", made.FAMILIES, ids=lambda family: family.__name__)
 def test_every_family_is_foreign_to_every_other(family: Family, other: Family) -> None:
     if family is not other and {family, other} != {made.agent, made.with_tools}:  # an agent's first turn is both
-        assert all(shape(family).differences(prompt) for prompt in made.drawn(other, 40, 77))
+        assert all(shape(family).differences(prompt) for prompt in made.drawn(other, 20, 77))
 
 
 def test_the_date_that_a_template_prints_is_no_difference() -> None:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import pytest
 from click.testing import Result
 
 from semgrad_guard import Calibration
-from tests.steps import LIMIT
+from tests.warm_python import Program, WarmPython
 
 from .helpers import ASKED
 
@@ -30,10 +27,10 @@ def arguments(model: Path, data: Path, output: Path) -> list[str]:
 
 def held(record: Path, lines: int, arguments: Sequence[str]) -> list[str]:
     """The command of a run that goes no further once its record has so many lines."""
-    return [sys.executable, str(Path(__file__).with_name("held_program.py")), str(record), str(lines), *arguments]
+    return [str(Path(__file__).with_name("held_program.py")), str(record), str(lines), *arguments]
 
 
-def wait_until_held(record: Path, process: subprocess.Popen[str]) -> None:
+def wait_until_held(record: Path, process: Program | subprocess.Popen[str]) -> None:
     """Wait until a run holds itself. One that ends before that fails."""
     while not record.with_suffix(".held").exists():
         with suppress(subprocess.TimeoutExpired):
@@ -42,23 +39,15 @@ def wait_until_held(record: Path, process: subprocess.Popen[str]) -> None:
     record.with_suffix(".held").unlink()
 
 
-def test_an_interrupted_calibration_continues(run: Run, model_folder: Path, right: Path, tmp_path: Path) -> None:
+def test_an_interrupted_calibration_continues(
+    run: Run, warm_python: WarmPython, model_folder: Path, right: Path, tmp_path: Path
+) -> None:
     output, record = tmp_path / "c.json", tmp_path / "c.answers.jsonl"
     command = held(record, 5, arguments(model_folder, right, output))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-        cwd=tmp_path,
-        # A runner without a terminal may have us ignore Ctrl-C, which children inherit.
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.default_int_handler),
-    ) as process:
+    with warm_python.start(command, folder=tmp_path) as process:
         wait_until_held(record, process)
         process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=LIMIT)
+        stdout, stderr = process.communicate()
 
     assert (process.returncode, stdout) == (130, "")
     assert "Traceback" not in stderr

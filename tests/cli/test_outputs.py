@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +14,7 @@ from typer.testing import CliRunner
 from semgrad_guard import LanguageModel
 from semgrad_guard.cli import app
 from semgrad_guard.evaluation.files import sole_writer
+from tests.warm_python import WarmPython
 
 from .helpers import ASKED, TOKENS, flat, jsonl
 from .test_interrupt import held, wait_until_held
@@ -45,6 +42,7 @@ def job(model_folder: Path, right: Path, tmp_path: Path) -> Job:
     return arguments
 
 
+PROGRAM = ("-m", "semgrad_guard.cli")
 COMMANDS = ("score", "calibrate", "evaluate", "probe")
 
 
@@ -118,11 +116,11 @@ def test_a_mark_changes_no_question(model_folder: Path) -> None:
     assert records[0]["uncertainty"] == records[1]["uncertainty"]
 
 
-def test_the_file_behind_stdin_is_an_input(model_folder: Path, tmp_path: Path) -> None:
+def test_the_file_behind_stdin_is_an_input(warm_python: WarmPython, tmp_path: Path) -> None:
     data = jsonl(tmp_path / "r.jsonl", [{"question": "q", "response": "r"}])
     before = data.read_bytes()
     with data.open("rb") as stdin:
-        done = program(["score", "--data", "-", "--output", str(data)], stdin=stdin.fileno())
+        done = warm_python.run([*PROGRAM, "score", "--data", "-", "--output", str(data)], stdin=stdin.fileno())
     assert done.returncode == 1
     assert "would overwrite an input of this command (stdin is read)" in done.stderr
     assert data.read_bytes() == before
@@ -139,41 +137,14 @@ def test_an_overlong_question_is_refused_before_it_is_read(
     assert "the context window is 256: shorten the line or leave it out" in flat(result.stderr)
 
 
-def program(
-    arguments: Sequence[str], *, largest: int | None = None, stdin: int | None = None, stdout: int = subprocess.PIPE
-) -> subprocess.CompletedProcess[str]:
-    """The program by itself; `largest` is the greatest size of a file that it may write."""
-    command = [sys.executable, "-m", "semgrad_guard.cli", *arguments]
-    limit = None if largest is None else partial(limit_files, largest)
-    return subprocess.run(
-        command,
-        stdin=stdin,
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
-        preexec_fn=limit,
-    )
-
-
-def environment() -> dict[str, str]:
-    """This one, with files that are written through a buffer: Python drops what an unbuffered write leaves over."""
-    given = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    return {name: value for name, value in given.items() if name != "PYTHONUNBUFFERED"}
-
-
-def limit_files(size: int) -> None:
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_full_disk_is_named_and_nothing_half_written_stays(run: Run, job: Job, tmp_path: Path, command: str) -> None:
+def test_a_full_disk_is_named_and_nothing_half_written_stays(
+    run: Run, job: Job, warm_python: WarmPython, tmp_path: Path, command: str
+) -> None:
     folder = tmp_path / "full"
     folder.mkdir()
-    done = program(job(command, folder / "output.json"), largest=600)
+    done = warm_python.run([*PROGRAM, *job(command, folder / "output.json")], largest=600)
     assert done.returncode == 1, done.stderr
     assert "File too large" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
@@ -185,22 +156,23 @@ def test_a_full_disk_is_named_and_nothing_half_written_stays(run: Run, job: Job,
 
 
 @pytest.mark.slow
-def test_output_that_nobody_can_take_is_named(job: Job, tmp_path: Path, model_folder: Path) -> None:
+def test_output_that_nobody_can_take_is_named(warm_python: WarmPython, tmp_path: Path, model_folder: Path) -> None:
+    asked = [*PROGRAM, "ask", "What?", "--model", str(model_folder), "--json"]
     with (tmp_path / "shown").open("w") as shown:
-        done = program(["ask", "What?", "--model", str(model_folder), "--json"], largest=100, stdout=shown.fileno())
+        done = warm_python.run(asked, largest=100, stdout=shown.fileno())
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "File too large" in done.stderr
 
 
 @pytest.mark.slow
-def test_a_killed_run_holds_nothing_and_a_running_one_does(run: Run, job: Job, tmp_path: Path) -> None:
+def test_a_killed_run_holds_nothing_and_a_running_one_does(
+    run: Run, job: Job, warm_python: WarmPython, tmp_path: Path
+) -> None:
     output, record = tmp_path / "c.json", tmp_path / "c.answers.jsonl"
     arguments = job("calibrate", output)
     arguments[arguments.index("--batch-size") + 1] = "1"
-    pipe = subprocess.PIPE
-    command = held(record, 3, arguments)
-    with subprocess.Popen(command, stderr=pipe, stdout=pipe, text=True, env=environment()) as process:
+    with warm_python.start(held(record, 3, arguments)) as process:
         wait_until_held(record, process)
         assert "Another run is writing" in run(*arguments).stderr
         process.kill()

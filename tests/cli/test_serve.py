@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,20 +19,18 @@ from semgrad_guard.decision_log.decision_log import DecisionLog
 from semgrad_guard.decision_log.entries import Facts
 from semgrad_guard.records import Verdict
 from tests.steps import LIMIT
+from tests.warm_python import WarmPython
 
 from .helpers import flat
 
 Run = Callable[..., Result]
 
 
-def test_a_server_from_start_to_end(model_folder: Path, tmp_path: Path, run: Run) -> None:
+def test_a_server_from_start_to_end(warm_python: WarmPython, model_folder: Path, tmp_path: Path, run: Run) -> None:
     log = tmp_path / "log.db"
-    command = [sys.executable, "-m", "semgrad_guard.cli", "serve", "--model", str(model_folder), "--threshold", "-1"]
-    with subprocess.Popen(
-        [*command, "--port", "0", "--log", str(log), "--max-tokens", "4", "--max-prompt-tokens", "100", "--quiet"],
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+    command = ["-m", "semgrad_guard.cli", "serve", "--model", str(model_folder), "--threshold", "-1"]
+    limits = ["--max-tokens", "4", "--max-prompt-tokens", "100"]
+    with warm_python.start([*command, "--port", "0", "--log", str(log), *limits, "--quiet"]) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line.startswith("Serving tiny at http://127.0.0.1:"), line
@@ -57,9 +53,9 @@ def test_a_server_from_start_to_end(model_folder: Path, tmp_path: Path, run: Run
     assert listed[1].startswith(decision_id)
 
 
-def test_a_server_ends_in_good_order_from_its_first_line_on(model_folder: Path) -> None:
-    command = [sys.executable, "-m", "semgrad_guard.cli", "serve", "--model", str(model_folder), "--threshold", "-1"]
-    with subprocess.Popen([*command, "--port", "0", "--no-log"], stdout=subprocess.PIPE, text=True) as process:
+def test_a_server_ends_in_good_order_from_its_first_line_on(warm_python: WarmPython, model_folder: Path) -> None:
+    command = ["-m", "semgrad_guard.cli", "serve", "--model", str(model_folder), "--threshold", "-1"]
+    with warm_python.start([*command, "--port", "0", "--no-log"]) as process:
         assert process.stdout is not None
         assert " at http://127.0.0.1:" in process.stdout.readline()
         os.kill(process.pid, signal.SIGTERM)

@@ -15,10 +15,10 @@ from click.testing import Result
 
 from semgrad_guard.cli import loading, signals
 from tests.steps import LIMIT
+from tests.warm_python import WarmPython
 
 from .helpers import jsonl
 from .test_interrupt import arguments, held, wait_until_held
-from .test_outputs import environment
 
 Run = Callable[..., Result]
 SIGNALS = [name for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -60,15 +60,15 @@ def test_an_ignored_signal_stays_ignored() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_terminated_calibration_leaves_no_lock(run: Run, model_folder: Path, right: Path, tmp_path: Path) -> None:
+def test_a_terminated_calibration_leaves_no_lock(
+    warm_python: WarmPython, model_folder: Path, right: Path, tmp_path: Path
+) -> None:
     output, record = tmp_path / "c.json", tmp_path / "c.answers.jsonl"
     command = held(record, 5, arguments(model_folder, right, output))
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
-    ) as process:
+    with warm_python.start(command) as process:
         wait_until_held(record, process)
         process.send_signal(signal.SIGTERM)
-        stdout, stderr = process.communicate(timeout=LIMIT)
+        stdout, stderr = process.communicate()
     assert (process.returncode, stdout) == (143, "")
     assert stderr.splitlines()[-1].startswith("Ended by SIGTERM: ")
     assert "answers are kept in" in stderr.splitlines()[-1]
@@ -76,19 +76,15 @@ def test_a_terminated_calibration_leaves_no_lock(run: Run, model_folder: Path, r
 
 
 @pytest.mark.parametrize("closed", ["at once", "by its reader"])
-def test_a_closed_stdout_is_named(model_folder: Path, closed: str) -> None:
-    command = [sys.executable, "-m", "semgrad_guard.cli", "ask", "What?", "--model", str(model_folder)]
+def test_a_closed_stdout_is_named(warm_python: WarmPython, model_folder: Path, closed: str) -> None:
+    command = ["-m", "semgrad_guard.cli", "ask", "What?", "--model", str(model_folder)]
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run(
-        command,
-        stdout=writer,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
-        preexec_fn=(lambda: os.close(1)) if closed == "at once" else None,
-        check=False,
-    )
+    if closed == "by its reader":
+        done = warm_python.run(command, stdout=writer)
+    else:  # Python looks for it as it starts
+        pipe, whole = subprocess.PIPE, [sys.executable, *command]
+        done = subprocess.run(whole, stderr=pipe, text=True, preexec_fn=lambda: os.close(1), check=False)
     os.close(writer)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("Error: ")

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
-from semgrad_guard import LanguageModel
+from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.errors import MissingExtraError, ModelNotFoundError, UnsupportedModelError
 
 from .oracle import reference_scores, worst_relative_error
@@ -50,7 +50,7 @@ def error_of(model: LanguageModel, expected: Any) -> float:
     """The worst relative error, of a given text and of an answer."""
     prompt = model.render("q")
     ids: Any = model.tokenizer("an answer", add_special_tokens=False)["input_ids"]
-    answer = model.generate("q")
+    answer = model.generate("q", GenerationOptions(max_tokens=6))
     timed = answer.evidence.gradients()
     assert timed is not None
     pairs = ((model.score("q", "an answer"), ids), (timed.scores, list(answer.response_ids)))

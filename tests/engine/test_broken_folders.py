@@ -21,7 +21,7 @@ from transformers import (
 
 from semgrad_guard import LanguageModel
 from semgrad_guard.errors import InputError, ModelError, ModelNotFoundError, UnsupportedModelError
-from tests.conftest import byte_tokenizer, random_llama
+from tests.random_llama import byte_tokenizer, random_llama
 
 Break = Callable[[Path], object]
 

@@ -11,7 +11,7 @@ import torch
 from semgrad_guard import LanguageModel
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.scoring.gradient_scores import gradient_scores
-from tests.conftest import byte_tokenizer, random_llama
+from tests.random_llama import byte_tokenizer, random_llama
 
 from .oracle import reference_scores, worst_relative_error
 from .scoring_paths import CASES

@@ -13,7 +13,7 @@ from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.scorer import scorer_of
 from semgrad_guard.estimators import ExGrad, ParaGrad
-from tests.conftest import byte_tokenizer
+from tests.random_llama import byte_tokenizer
 
 from .tiny_models import ARCHITECTURES, build, shared, token_ids
 

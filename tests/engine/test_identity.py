@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -20,6 +17,7 @@ from semgrad_guard.engine.scoring.scorer import scorer_of
 from semgrad_guard.errors import BindingMismatchError
 from semgrad_guard.guard import Answerer
 from semgrad_guard.records import OWN_CODE
+from tests.warm_python import WarmPython
 
 from .snapshots import unchanged
 from .switches import PREPARED, SWITCHES, Switch, runs_own_code, scaled
@@ -67,12 +65,12 @@ def test_what_changes_no_number_changes_no_identity() -> None:
         lambda: model.requires_grad_(False),
         lambda: model.gradient_checkpointing_enable(),
         lambda: model.enable_input_require_grads(),
-        lambda: model.compile(backend="eager"),
         lambda: setattr(model, "forward", model.forward),
         lambda: setattr(model.config, "use_cache", False),
         lambda: setattr(model.config, "pad_token_id", 3),
         lambda: model(input_ids=torch.tensor([[1, 2, 3]]), output_hidden_states=True),
         lambda: model.generate(input_ids=torch.tensor([[1, 2, 3]]), max_new_tokens=2, pad_token_id=0),
+        lambda: model.compile(backend="eager"),  # the last one: what runs after it is traced first, which takes seconds
     ):
         change()
         assert fingerprint(model) == plain == weight_fingerprint(model)
@@ -190,11 +188,8 @@ print(scorer_of(model).fingerprint)
 """
 
 
-def test_it_is_the_same_in_another_process() -> None:
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-    command = [sys.executable, "-c", ELSEWHERE]
-    found = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=True).stdout
+def test_it_is_the_same_in_another_process(warm_python: WarmPython) -> None:
+    found = warm_python.run(["-c", ELSEWHERE]).stdout
     plain, marked = found.split()
     assert plain == switched("activation by a function")[1] == marked.partition(OWN_CODE)[0]
     assert OWN_CODE in marked

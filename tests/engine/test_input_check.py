@@ -18,7 +18,7 @@ from semgrad_guard.engine.replay.memory_budget import FRUGAL
 from semgrad_guard.engine.scoring.gradient_scores import gradient_scores
 from semgrad_guard.engine.scoring.scorer import scorer_of
 from semgrad_guard.estimators import Estimator, HybridGrad, MeanEntropy
-from tests.conftest import random_llama
+from tests.random_llama import random_llama
 
 from .generated_models import build as generated
 from .scoring_paths import Case, batch_of

@@ -90,7 +90,8 @@ def with_little_memory(model: LanguageModel) -> object:
 
 def a_second_turn(model: LanguageModel) -> object:
     model.memory = Memory(prompts=1 << 20)
-    return [generated(model), scores_of(observed(model, GenerationOptions(max_tokens=2)))]
+    first = model.generate("What is tea?", GenerationOptions(max_tokens=1)).text
+    return first, scores_of(observed(model, GenerationOptions(max_tokens=2)))
 
 
 def samples(model: LanguageModel) -> object:
@@ -270,7 +271,7 @@ def test_a_deadline_ends_a_generation_and_says_how_long_it_was(make_language_mod
 
 def test_a_deadline_holds_for_generating_and_scoring_together(make_language_model: Make) -> None:
     model = make_language_model()
-    generation, stop = model.generate("What is tea?"), Stop(0.01)
+    generation, stop = model.generate("What is tea?", GenerationOptions(max_tokens=3)), Stop(0.01)
     time.sleep(0.02)
     for work in (generation.evidence.gradients, lambda: model.score("a", "b"), lambda: model.generate("c")):
         with stopping(stop), pytest.raises(DeadlineExceededError):

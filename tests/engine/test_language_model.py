@@ -18,7 +18,7 @@ from semgrad_guard.errors import (
     InputError,
     PromptTooLongError,
 )
-from tests.conftest import byte_tokenizer
+from tests.random_llama import byte_tokenizer
 
 from .generated_models import build as generated
 

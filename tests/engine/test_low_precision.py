@@ -13,6 +13,7 @@ from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.scoring.gradient_scores import gradient_scores
 from semgrad_guard.engine.scoring.scorer import scorer_of
 from semgrad_guard.engine.scoring.scores import GradientScores
+from tests.pairwise import pairwise
 
 from .oracle import worst_relative_error
 from .scoring_paths import CASES, batch_of
@@ -22,8 +23,8 @@ PROMPTS = [token_ids(6 + i % 9, 100 + i) for i in range(30)]
 RESPONSES = [token_ids(1 + i % 6, 200 + i) for i in range(30)]
 
 
-def scores_of(model: Any) -> list[GradientScores]:
-    return gradient_scores(model, PROMPTS, RESPONSES, semantic_token=-3)
+def scores_of(model: Any, count: int = 30) -> list[GradientScores]:
+    return gradient_scores(model, PROMPTS[:count], RESPONSES[:count], semantic_token=-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -73,11 +74,11 @@ def test_a_gradient_that_overflows_gives_a_reason_and_keeps_the_finite_figures()
     assert len(found.entropies) == len(RESPONSES[1])
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize(
-    "where", ["lm_head.weight", "model.layers.0.mlp.down_proj.weight", "model.embed_tokens.weight"]
+@pairwise(
+    value=[float("nan"), float("inf"), float("-inf")],
+    where=["lm_head.weight", "model.layers.0.mlp.down_proj.weight", "model.embed_tokens.weight"],
+    dtype=[torch.float32, torch.bfloat16],
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_broken_weights_give_a_reason_and_no_number(where: str, value: float, dtype: torch.dtype) -> None:
     sound, broken = build("llama", dtype=dtype), build("llama", dtype=dtype)
     for checked_before in (False, True):
@@ -86,7 +87,7 @@ def test_broken_weights_give_a_reason_and_no_number(where: str, value: float, dt
             scorer_of(model).tiers()
         with torch.no_grad():
             model.get_parameter(where)[:, ::2] = value
-        for found in scores_of(model)[:3]:
+        for found in scores_of(model, 3):
             assert found.reason
             assert found.semgrad is found.paragrad is found.hybridgrad is None
             numbers = (found.mean_entropy, found.greedy_nll, *found.entropies, *found.log_probs)

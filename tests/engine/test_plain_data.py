@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import DetachedRecordError, ScoringError
 from semgrad_guard.estimators.p_true import PTrue
 from semgrad_guard.estimators.semantic_entropy import SemanticEntropy
+from tests.warm_python import WarmPython
 
 PLAN = Sampling(count=2, max_tokens=3)
 
@@ -115,7 +114,7 @@ def test_prompts_scores_samples_and_verdicts(language_model: LanguageModel, copi
         assert copied(record) == record
 
 
-def test_read_in_a_process_without_a_model(answers: list[Generation], tmp_path: Path) -> None:
+def test_read_in_a_process_without_a_model(answers: list[Generation], warm_python: WarmPython, tmp_path: Path) -> None:
     scores = answers[0].evidence.gradients()
     assert scores is not None
     path = tmp_path / "answer.pickle"
@@ -124,5 +123,5 @@ def test_read_in_a_process_without_a_model(answers: list[Generation], tmp_path: 
         "import pickle, sys; answer = pickle.load(open(sys.argv[1], 'rb')); "
         "print(repr(answer.evidence.gradients().scores.hybridgrad))"
     )
-    run = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    run = warm_python.run(["-c", code, str(path)])
     assert float(run.stdout) == scores.scores.hybridgrad

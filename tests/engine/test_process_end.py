@@ -16,7 +16,7 @@ atexit.register(lambda: (time.sleep(pause), print(*ends)))  # before ours, and s
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Message
 from semgrad_guard.guard import off_loop
-from tests.conftest import byte_tokenizer, random_llama
+from tests.random_llama import byte_tokenizer, random_llama
 
 sizes = {"hidden_size": 256, "intermediate_size": 512, "max_position_embeddings": 4096, "eos_token_id": None}
 model = LanguageModel.from_transformers(random_llama(**sizes), byte_tokenizer(), name="random")

@@ -24,7 +24,7 @@ from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.grammar import one_of, text_rule
 from semgrad_guard.engine.replay.memory_budget import FRUGAL, Memory
 from semgrad_guard.errors import AnswerCancelledError, AnswerInterruptedError, InputError
-from tests.conftest import byte_tokenizer
+from tests.random_llama import byte_tokenizer
 
 from .snapshots import unchanged
 from .tiny_models import ARCHITECTURES, build

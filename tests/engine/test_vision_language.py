@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 
 from semgrad_guard import LanguageModel
 from semgrad_guard.engine.generation.options import GenerationOptions
-from tests.conftest import byte_tokenizer
+from tests.random_llama import byte_tokenizer
 
 from .oracle import reference_scores, worst_relative_error
 

@@ -32,10 +32,10 @@ from semgrad_guard.guard import Answerer, Draft
 from semgrad_guard.server.answers import Answer
 from semgrad_guard.server.scheduler import LiveAnswers, Scheduler
 from semgrad_guard.server.writing import AnswerRequest
-from tests.conftest import byte_tokenizer
 from tests.engine.chat_templates import template
 from tests.engine.generated_models import require_known, tiny_config
 from tests.engine.tiny_models import build, spread_weights
+from tests.random_llama import byte_tokenizer
 from tests.steps import LIMIT
 
 from .conftest import ALL, Serve, asking, events, question_of, unwatched, watched

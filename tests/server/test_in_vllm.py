@@ -48,7 +48,7 @@ from semgrad_guard.server.service import Service
 from semgrad_guard.server.settings import ServerSettings
 from semgrad_guard.server.writing import AnswerRequest, ForeignText
 from semgrad_guard.vllm.language_model import TwinLanguageModel
-from tests.conftest import byte_tokenizer, random_llama
+from tests.random_llama import byte_tokenizer, random_llama
 from tests.thinking import ANSWERS, THOUGHTS, thinking_model
 from tests.thinking import written as thought_through
 

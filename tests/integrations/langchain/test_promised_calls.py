@@ -51,6 +51,22 @@ def served(**fields: Any) -> ServerClient:
     return ServerClient(responses=["An answer."], **fields)
 
 
+def guarding(model: LanguageModel, policy: Policy, **fields: Any) -> GuardedChatModel:
+    return GuardedChatModel(served(**fields), policy, scorer=model)
+
+
+@pytest.fixture(scope="module")
+def of_the_chat(language_model: LanguageModel) -> Policy:
+    """The promise of a model that answers itself."""
+    return policy_of(ChatSemGrad.from_model(language_model, max_tokens=12))
+
+
+@pytest.fixture(scope="module")
+def of_the_server(language_model: LanguageModel) -> Policy:
+    """The promise of another server's model."""
+    return policy_of(guarding(language_model, Policy(threshold=0.0)))
+
+
 WAYS: dict[str, Callable[..., Verdict]] = {
     "call": lambda guard, options: verdict_of(guard.invoke(QUESTIONS[3], **options)),
     "bound": lambda guard, options: verdict_of(guard.bind(**options).invoke(QUESTIONS[3])),
@@ -70,12 +86,12 @@ def sum_of(chunks: Iterator[Any]) -> Any:
 
 @pytest.mark.parametrize("name", [None, "chat"])
 @pytest.mark.parametrize("way", WAYS)
-def test_options_of_a_call_to_a_server(chat: ChatSemGrad, language_model: LanguageModel, way: str, name: Any) -> None:
-    def guard(policy: Policy) -> GuardedChatModel:
-        return GuardedChatModel(served(), policy, scorer=language_model, prompt_template=name, mode="annotate")
-
-    policy = policy_of(guard(Policy(threshold=0.0)) if name is None else chat)
-    assert WAYS[way](guard(policy), {}).promised
+def test_options_of_a_call_to_a_server(
+    of_the_chat: Policy, of_the_server: Policy, language_model: LanguageModel, way: str, name: Any
+) -> None:
+    policy = of_the_server if name is None else of_the_chat
+    guard = GuardedChatModel(served(), policy, scorer=language_model, prompt_template=name, mode="annotate")
+    assert WAYS[way](guard, {}).promised
     for options in (
         {"temperature": 1.5},
         {"model": "other"},
@@ -83,7 +99,7 @@ def test_options_of_a_call_to_a_server(chat: ChatSemGrad, language_model: Langua
         {"logit_bias": {"1": 9}},
         {"max_tokens": 1},
     ):
-        verdict = WAYS[way](guard(policy), options)
+        verdict = WAYS[way](guard, options)
         assert not verdict.promised, options
         assert f"the option {next(iter(options))} of the call" in verdict.unfamiliar[-1]
 
@@ -91,13 +107,13 @@ def test_options_of_a_call_to_a_server(chat: ChatSemGrad, language_model: Langua
 @pytest.mark.parametrize(
     "fields", [{"temperature": 1.0}, {"model_kwargs": {"typical_p": 0.5}}, {"stop": ["n"]}, {"top_p": 0.5}]
 )
-def test_options_in_the_models_fields(language_model: LanguageModel, fields: dict[str, Any]) -> None:
-    def guard(policy: Policy, **own: Any) -> GuardedChatModel:
-        return GuardedChatModel(served(**own), policy, scorer=language_model)
-
-    plain, own = policy_of(guard(Policy(threshold=0.0))), policy_of(guard(Policy(threshold=0.0), **fields))
-    assert not verdict_of(guard(plain, **fields).invoke(QUESTIONS[3])).promised
-    assert verdict_of(guard(own, **fields).invoke(QUESTIONS[3])).promised, "calibrated with them"
+def test_options_in_the_models_fields(
+    of_the_server: Policy, language_model: LanguageModel, fields: dict[str, Any]
+) -> None:
+    own = policy_of(guarding(language_model, Policy(threshold=0.0), **fields))
+    for policy, promised in ((of_the_server, False), (own, True)):  # calibrated without them, and with them
+        guard = guarding(language_model, policy, **fields)
+        assert verdict_of(guard.invoke(QUESTIONS[3])).promised is promised
 
 
 class Semantic(BaseCache):
@@ -116,9 +132,8 @@ class Semantic(BaseCache):
         self.kept = None
 
 
-def test_an_answer_to_another_question_from_a_cache_is_not_promised(chat: ChatSemGrad) -> None:
-    policy = policy_of(chat)
-    guard = GuardedChatModel(chat, policy)
+def test_an_answer_to_another_question_from_a_cache_is_not_promised(chat: ChatSemGrad, of_the_chat: Policy) -> None:
+    guard = GuardedChatModel(chat, of_the_chat)
     set_llm_cache(Semantic())
     try:
         first, same, other = (verdict_of(guard.invoke(QUESTIONS[i])) for i in (3, 3, 4))
@@ -128,15 +143,11 @@ def test_an_answer_to_another_question_from_a_cache_is_not_promised(chat: ChatSe
     assert other.unfamiliar == ("the answer was given to another prompt (it comes from a cache, say)",)
 
 
-def test_nor_is_one_of_a_server_behind_such_a_cache(language_model: LanguageModel) -> None:
-    def guard(policy: Policy) -> GuardedChatModel:
-        return GuardedChatModel(served(), policy, scorer=language_model)
-
-    policy = policy_of(guard(Policy(threshold=0.0)))
+def test_nor_is_one_of_a_server_behind_such_a_cache(language_model: LanguageModel, of_the_server: Policy) -> None:
     for cache, promised in ((InMemoryCache(), True), (Semantic(), False)):
         set_llm_cache(cache)
         try:
-            verdict = verdict_of(guard(policy).invoke(QUESTIONS[3]))
+            verdict = verdict_of(guarding(language_model, of_the_server).invoke(QUESTIONS[3]))
         finally:
             set_llm_cache(None)
         assert verdict.promised is promised

@@ -44,6 +44,8 @@ UNKNOWING = {
     ),
 }
 """Tests of knowledge that neither the embedded nor a random model can have, and why."""
+BRIEF = {"max_tokens": 64}
+"""Long enough for a call, and for the start of JSON that these models would fill up to any limit."""
 TEMPLATES = Path(__file__).parents[2] / "fixtures" / "chat_templates"
 
 
@@ -118,6 +120,7 @@ class TestTiny(_Knowledge, ChatModelIntegrationTests):
         return {
             "model": self.folder,
             "template_options": {"chat_template": (TEMPLATES / "qwen2.5.jinja").read_text()},
+            **BRIEF,
         }
 
     @property
@@ -130,7 +133,7 @@ class TestModel(_Knowledge, ChatModelIntegrationTests):
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {"model": REAL_MODEL or "pocket"}
+        return {"model": REAL_MODEL} if REAL_MODEL else {"model": "pocket", **BRIEF}
 
     @property
     def has_tool_calling(self) -> bool:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, UncertaintyRouterCallback
-from semgrad_guard import LanguageModel
+from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.errors import DeadlineExceededError
 from tests.steps import Steps, until, until_stopped
 
@@ -69,7 +69,7 @@ def test_a_cancelled_task_stops_the_model(model: Any, language_model: LanguageMo
 
     before = torch.get_num_threads()
     assert asyncio.run(run()) == 5
-    assert language_model.generate("And now?").response_ids
+    assert language_model.generate("And now?", GenerationOptions(max_tokens=2)).response_ids
     assert torch.get_num_threads() == before
 
 
@@ -88,7 +88,7 @@ def test_an_interrupted_batch_stops_every_run(long: ChatSemGrad, language_model:
         signal.signal(signal.SIGINT, before)
     assert steps.in_all() <= 5
     until(lambda: not [thread for thread in threading.enumerate() if thread not in threads])
-    assert language_model.generate("And now?").response_ids
+    assert language_model.generate("And now?", GenerationOptions(max_tokens=2)).response_ids
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -112,7 +112,7 @@ def test_a_stream_that_is_left_stops_the_model(
         next(stream)
         stream.close()
     assert steps.in_all() <= 5
-    assert language_model.generate("And now?").response_ids
+    assert language_model.generate("And now?", GenerationOptions(max_tokens=2)).response_ids
 
 
 @pytest.mark.parametrize("guard", ["alone", "guard", "router"])

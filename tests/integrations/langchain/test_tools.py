@@ -170,14 +170,15 @@ def test_a_free_answer_streams_while_it_is_written(tooled: ChatSemGrad) -> None:
 
 
 def test_tools_change_the_prompt_and_its_name(tooled: ChatSemGrad) -> None:
-    bare, tools = get_verdict(tooled.invoke(QUESTION)), get_verdict(tooled.bind_tools([paint]).invoke(QUESTION))
-    none = get_verdict(tooled.bind_tools([paint], tool_choice="none").invoke(QUESTION))
+    brief = tooled.model_copy(update={"max_tokens": 4})
+    plain, given = brief.invoke(QUESTION), brief.bind_tools([paint], tool_choice="auto").invoke(QUESTION)
+    bare, tools = get_verdict(plain), get_verdict(brief.bind_tools([paint]).invoke(QUESTION))
+    none = get_verdict(brief.bind_tools([paint], tool_choice="none").invoke(QUESTION))
     assert bare is not None
     assert tools is not None
     assert none is not None
     assert bare.prompt_template == none.prompt_template != tools.prompt_template
-    given = tooled.bind_tools([paint], tool_choice="auto").invoke(QUESTION)
-    assert given.usage_metadata["input_tokens"] > tooled.invoke(QUESTION).usage_metadata["input_tokens"] + 100  # type: ignore[index]
+    assert given.usage_metadata["input_tokens"] > plain.usage_metadata["input_tokens"] + 100  # type: ignore[index]
 
 
 def test_a_batch_calls_together(tooled: ChatSemGrad, monkeypatch: pytest.MonkeyPatch) -> None:
