@@ -30,10 +30,11 @@ help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | sort | awk -F '\t' '{printf "%-16s %s\n", $$1, $$2}'
 
 
+# --no-compile: most of the 17,000 files of the libraries are never imported, and compiling them takes most of a minute.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet -c constraints.txt torch==2.13.0
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[all,dev]'
+	$(BIN)/pip install --quiet --no-compile -c constraints.txt torch==2.13.0
+	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e '.[all,dev]'
 	touch $(STAMP)
 
 check: $(STAMP)  ## lint, types, import rules, words, docs, tests (twelve minutes)

@@ -32,16 +32,34 @@ def pairwise(
         for row in product(*(range(len(given)) for given in values))
         if where is None or where(**dict(zip(factors, _chosen(values, row), strict=True)))
     ]
-    covering = covering_array(matrix)
+    return _parametrized(factors, values, matrix, covering_array(matrix), indirect)
+
+
+def in_turn(*, indirect: Sequence[str] = (), **factors: Iterable[Any]) -> pytest.MarkDecorator:
+    """Parametrize a test by all combinations of two factors, every second one of them marked `heavy`.
+
+    The values of one factor take turns with the values of the other: for what two factors hardly do to each other.
+
+        @in_turn(name=ARCHITECTURES, variant=["paper", "official"])
+        def test_the_score_is_exact(name, variant): ...
+    """
+    values = [list(given) for given in factors.values()]
+    matrix = list(product(*(range(len(given)) for given in values)))
+    return _parametrized(factors, values, matrix, {row for row in matrix if sum(row) % 2 == 0}, indirect)
+
+
+def _parametrized(
+    names: Iterable[str], values: list[list[Any]], matrix: Sequence[Row], light: set[Row], indirect: Sequence[str]
+) -> pytest.MarkDecorator:
     cells = [
         pytest.param(
             *_chosen(values, row),
-            id="-".join(_name(*factor) for factor in zip(factors, row, _chosen(values, row), strict=True)),
-            marks=() if row in covering else pytest.mark.heavy,
+            id="-".join(_name(*factor) for factor in zip(names, row, _chosen(values, row), strict=True)),
+            marks=() if row in light else pytest.mark.heavy,
         )
         for row in matrix
     ]
-    return pytest.mark.parametrize(tuple(factors), cells, indirect=list(indirect))
+    return pytest.mark.parametrize(tuple(names), cells, indirect=list(indirect))
 
 
 def covering_array(matrix: Sequence[Row]) -> set[Row]:

@@ -6,7 +6,7 @@ from itertools import combinations, product
 
 import pytest
 
-from .pairwise import covering_array, pairwise
+from .pairwise import covering_array, in_turn, pairwise
 
 
 @pytest.mark.parametrize(("sizes", "most"), [((3, 9), 27), ((2, 9, 4), 36), ((2, 2, 2, 2), 6), ((4, 9, 2, 2, 3), 45)])
@@ -32,3 +32,9 @@ def test_the_rest_of_the_matrix_is_heavy() -> None:
 
 def test_a_single_factor_is_whole() -> None:
     assert not any(cell.marks for cell in pairwise(mode="abcd").args[1])
+
+
+def test_two_factors_take_turns() -> None:
+    names, cells = in_turn(name="abc", variant=[1, 2]).args
+    assert (names, len(cells)) == (("name", "variant"), 6)
+    assert [cell.values for cell in cells if not cell.marks] == [("a", 1), ("b", 2), ("c", 1)]

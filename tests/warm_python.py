@@ -161,8 +161,8 @@ def serve(descriptor: int) -> list[str] | None:
         if not os.fork():
             requests.detach()
             return keep(request, given)
-        for each in given:
-            os.close(each)
+        for descriptor in given:
+            os.close(descriptor)
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -174,8 +174,8 @@ def keep(request: bytes, given: list[int]) -> list[str]:
     if not child:
         return become(*json.loads(request), given)
     *files, reported = given
-    for each in files:
-        os.close(each)
+    for descriptor in files:
+        os.close(descriptor)
     os.write(reported, b"%d\n" % child)
     os.write(reported, b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     os._exit(0)

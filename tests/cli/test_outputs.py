@@ -157,9 +157,9 @@ def test_a_full_disk_is_named_and_nothing_half_written_stays(
 
 @pytest.mark.slow
 def test_output_that_nobody_can_take_is_named(warm_python: WarmPython, tmp_path: Path, model_folder: Path) -> None:
-    asked = [*PROGRAM, "ask", "What?", "--model", str(model_folder), "--json"]
+    arguments = [*PROGRAM, "ask", "What?", "--model", str(model_folder), "--json"]
     with (tmp_path / "shown").open("w") as shown:
-        done = warm_python.run(asked, largest=100, stdout=shown.fileno())
+        done = warm_python.run(arguments, largest=100, stdout=shown.fileno())
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "File too large" in done.stderr

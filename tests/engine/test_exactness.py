@@ -10,6 +10,7 @@ import torch
 from semgrad_guard.engine.objective import Objective, Variant
 from semgrad_guard.engine.scoring.scorer import Scorer
 from semgrad_guard.engine.scoring.scores import Tier
+from tests.pairwise import in_turn
 
 from .oracle import worst_relative_error
 from .scoring_paths import CASES, Case, batch_of, generate, score_in_tier
@@ -32,8 +33,7 @@ def tolerance(name: str) -> float:
     return 1e-9 if name in ALL_DOUBLE else 1e-7
 
 
-@pytest.mark.parametrize("variant", ["paper", "official"])
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@in_turn(name=ARCHITECTURES, variant=["paper", "official"])
 def test_all_tiers_equal_the_oracle_on_a_padded_batch(name: str, variant: Variant, record: Record) -> None:
     model, objective = shared(name), Objective(variant)
     expected = [case.reference(model, objective) for case in CASES]
@@ -44,8 +44,7 @@ def test_all_tiers_equal_the_oracle_on_a_padded_batch(name: str, variant: Varian
         assert error < tolerance(name), tier
 
 
-@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@in_turn(name=ARCHITECTURES, sampled=[False, True])
 def test_states_captured_by_a_real_generation_give_the_same_scores(name: str, sampled: bool, record: Record) -> None:
     model, objective = shared(name), Objective()
     prompts, offsets = [case.prompt for case in CASES], [case.semantic_token for case in CASES]

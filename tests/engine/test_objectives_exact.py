@@ -13,6 +13,7 @@ from semgrad_guard.engine.interruption import InterruptibleLock
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.scoring.scores import Tier, assemble
 from semgrad_guard.errors import InputError
+from tests.pairwise import in_turn
 
 from .oracle import reference_scores, worst_relative_error
 from .scoring_paths import CASES, Case, batch_of, score_in_tier, score_parts_in_tier
@@ -34,10 +35,9 @@ OBJECTIVES = {
 }
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
-@pytest.mark.parametrize("name", SOME)
-def test_every_form_equals_the_oracle_on_a_padded_batch(name: str, objective: Objective) -> None:
-    model = shared(name)
+@in_turn(name=SOME, form=OBJECTIVES)
+def test_every_form_equals_the_oracle_on_a_padded_batch(name: str, form: str) -> None:
+    model, objective = shared(name), OBJECTIVES[form]
     expected = [case.reference(model, objective) for case in CASES]
     for tier in TIERS:
         found = score_in_tier(tier, model, CASES, objective)

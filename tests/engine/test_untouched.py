@@ -21,6 +21,7 @@ from semgrad_guard.engine.scoring.gradient_scores import gradient_scores
 from semgrad_guard.engine.scoring.scorer import scorer_of
 from semgrad_guard.engine.scoring.scores import GradientScores, Tier
 from semgrad_guard.errors import DeadlineExceededError, EmptyLayerSpanError, InputError, UnsupportedModelError
+from tests.leaks import smallest_growth, tensors_alive
 
 from .oracle import worst_relative_error
 from .scoring_paths import CASES, batch_of, score_in_tier
@@ -365,15 +366,8 @@ def test_a_scored_model_can_be_collected() -> None:
 
 
 def test_no_graph_or_state_outlives_a_score() -> None:
-    model = build("llama", dtype=torch.float32)
-    score(model)
-    gc.collect()
-    before = tensors_alive()
-    for _ in range(3):
+    model, counts = build("llama", dtype=torch.float32), list[int]()
+    for _ in range(4):
         score(model)
-    gc.collect()
-    assert tensors_alive() == before
-
-
-def tensors_alive() -> int:
-    return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+        counts.append(tensors_alive())
+    assert smallest_growth(counts) <= 0, counts

@@ -16,7 +16,7 @@ from semgrad_guard.pocket import CALIBRATION_PATH
 from semgrad_guard.records import in_context
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-COUNT, BATCH = 150, 50
+COUNT, BATCH = 60, 30
 
 
 def read(document: str) -> str:

@@ -118,7 +118,7 @@ BODY = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: 
 def test_half_sent_bodies_give_way(make_served: Callable[..., ServedModel], form: bytes) -> None:
     """They neither fill the server's places for requests, nor hold all of its connections."""
     app = make_app(Service([make_served(ALL)]), limits=Limits(connections=2, body_seconds=LONG))
-    with listening(app, most=10, head_seconds=0.2, idle_seconds=LONG) as address, ExitStack() as opened:
+    with listening(app, most=10, head_seconds=LONG, idle_seconds=LONG) as address, ExitStack() as opened:
         url = f"http://{address[0]}:{address[1]}"
         slow = list[socket.socket]()
         for _ in range(30):

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from semgrad_guard import GenerationOptions
+from tests.steps import LIMIT
 
 from .conftest import ALL, Serve
 
@@ -66,7 +67,7 @@ def test_no_request_is_a_bug(serve: Serve, loop: asyncio.AbstractEventLoop) -> N
         async with serve(ALL, options=GenerationOptions(max_tokens=4)) as client:
             sent = json.dumps(body).encode()
             response = await client.post(
-                "/v1/chat/completions", content=sent, headers={"content-type": "application/json"}, timeout=30
+                "/v1/chat/completions", content=sent, headers={"content-type": "application/json"}, timeout=LIMIT
             )
             client.service.close()
         assert response.status_code < 500, (body, response.text)

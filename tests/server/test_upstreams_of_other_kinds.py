@@ -15,6 +15,7 @@ from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.upstream import RemoteServer, Upstream
 from semgrad_guard.server.writing import ForeignText
 from tests.ports import free_port
+from tests.steps import LIMIT
 
 from .conftest import ALL, NONE, Serve, asking, events
 from .test_upstream import CHAT, answering, completion, sends
@@ -171,7 +172,7 @@ async def test_a_line_without_end_is_not_kept(serve: Serve, scorer: Scheduler) -
     async with answering(endless) as url:
         upstream = Upstream(RemoteServer(url), scorer)
         async with serve(ANY, upstream=upstream, scheduler=scorer) as client:
-            response = await client.post(CHAT, json=asking(stream=True), timeout=60)
+            response = await client.post(CHAT, json=asking(stream=True), timeout=LIMIT)
         await upstream.server.close()
     assert response.status_code == 502
     assert "sent more than" in response.json()["error"]["message"]

@@ -14,7 +14,7 @@ from langchain_core.runnables import Runnable, RunnableLambda
 from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouterCallback, get_verdict
 from semgrad_guard import LanguageModel, Policy
 from semgrad_guard.errors import BindingMismatchError, InputError, UnenforcedPolicyError
-from tests.pairwise import pairwise
+from tests.pairwise import in_turn, pairwise
 
 from .support import (
     EVERYTHING,
@@ -72,6 +72,7 @@ def assert_closed_once(wire: Wire, ledger: Ledger) -> None:
     ledger.assert_balanced()
 
 
+@in_turn(route=ROUTES, attach=ATTACHED, indirect=["route", "attach"])
 def test_a_certain_answer_is_delivered(
     chat: ChatSemGrad, route: Route, attach: Any, draft: str, wire: Wire, ledger: Ledger
 ) -> None:
@@ -83,6 +84,7 @@ def test_a_certain_answer_is_delivered(
     assert_closed_once(wire, ledger)
 
 
+@in_turn(route=ROUTES, attach=ATTACHED, indirect=["route", "attach"])
 def test_an_uncertain_answer_is_withheld(
     chat: ChatSemGrad, route: Route, attach: Any, draft: str, wire: Wire, ledger: Ledger
 ) -> None:
@@ -118,6 +120,7 @@ def test_an_uncertain_answer_goes_to_any_runnable(
     assert any(run.name == "RunnableLambda" or run.run_type == "chain" for run in ledger.runs), "the target is traced"
 
 
+@in_turn(route=ROUTES, attach=ATTACHED, indirect=["route", "attach"])
 def test_an_uncertain_answer_goes_to_a_scored_model(
     chat: ChatSemGrad, route: Route, attach: Any, draft: str, wire: Wire, ledger: Ledger, second: ChatSemGrad
 ) -> None:
@@ -134,6 +137,7 @@ def test_an_uncertain_answer_goes_to_a_scored_model(
     assert len(ledger.models()) == 2, "the draft's run and the target's"
 
 
+@in_turn(route=ROUTES, attach=ATTACHED, indirect=["route", "attach"])
 def test_a_target_may_carry_a_router_of_its_own(
     chat: ChatSemGrad, route: Route, attach: Any, draft: str, wire: Wire, ledger: Ledger, second: ChatSemGrad
 ) -> None:
@@ -170,6 +174,7 @@ def test_chains_deliver_the_same(
     assert all(run.trace_id == root.trace_id for run in ledger.runs), "escalations stand in the chain's own trace"
 
 
+@in_turn(route=ROUTES, attach=ATTACHED, indirect=["route", "attach"])
 def test_a_policy_for_something_else_is_refused(
     chat: ChatSemGrad, route: Route, attach: Any, wire: Wire, ledger: Ledger
 ) -> None:

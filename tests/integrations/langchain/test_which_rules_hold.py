@@ -26,6 +26,7 @@ from langchain_semgrad_guard import (
     get_verdict,
 )
 from semgrad_guard.errors import UnenforcedPolicyError
+from tests.steps import LIMIT
 
 from .agents import ASKED, RUNS
 from .support import EVENT_ROUTES, EVERYTHING, NOTHING, QUESTION, ROUTES, collect, text_of
@@ -154,7 +155,7 @@ async def test_a_seat_ends_with_its_run(chat: ChatSemGrad) -> None:
     assert all(isinstance(error, ValueError) for error in found)
     object.__delattr__(guard, "_convert_input")
     requests = asyncio.get_running_loop().run_in_executor(None, contexts[1].run, guard.invoke, QUESTION)
-    assert (await asyncio.wait_for(requests, 60)).text == "No."
+    assert (await asyncio.wait_for(requests, LIMIT)).text == "No."
 
 
 def test_an_escalation_ends_with_its_answer(chat: ChatSemGrad) -> None:
