@@ -76,17 +76,17 @@ def test_a_gradient_that_overflows_gives_a_reason_and_keeps_the_finite_figures()
 
 @pairwise(
     value=[float("nan"), float("inf"), float("-inf")],
-    where=["lm_head.weight", "model.layers.0.mlp.down_proj.weight", "model.embed_tokens.weight"],
+    weight=["lm_head.weight", "model.layers.0.mlp.down_proj.weight", "model.embed_tokens.weight"],
     dtype=[torch.float32, torch.bfloat16],
 )
-def test_broken_weights_give_a_reason_and_no_number(where: str, value: float, dtype: torch.dtype) -> None:
+def test_broken_weights_give_a_reason_and_no_number(weight: str, value: float, dtype: torch.dtype) -> None:
     sound, broken = build("llama", dtype=dtype), build("llama", dtype=dtype)
     for checked_before in (False, True):
         model = sound if checked_before else broken
         if checked_before:
             scorer_of(model).tiers()
         with torch.no_grad():
-            model.get_parameter(where)[:, ::2] = value
+            model.get_parameter(weight)[:, ::2] = value
         for found in scores_of(model, 3):
             assert found.reason
             assert found.semgrad is found.paragrad is found.hybridgrad is None
