@@ -14,7 +14,7 @@ from semgrad_guard.errors import CalibrationError, InputError
 
 
 def calibration_of(scores: list[float] | np.ndarray) -> Calibration:
-    return calibrate(scores, [True] * len(scores), alpha=0.5, delta=0.5, confidence="isotonic")
+    return calibrate(scores, [True] * len(scores), alpha=0.5, delta=0.5)
 
 
 def test_one_look_is_scipys_test() -> None:
@@ -151,7 +151,7 @@ def test_memory_is_bounded_and_long_runs_keep_going() -> None:
 
 def with_unscored(scored: int, unscored: int) -> Calibration:
     scores = [*np.linspace(0, 1, scored).tolist(), *[None] * unscored]
-    return calibrate(scores, [True] * len(scores), alpha=0.5, delta=0.5, confidence="isotonic")
+    return calibrate(scores, [True] * len(scores), alpha=0.5, delta=0.5)
 
 
 def test_answers_without_a_score_are_counted_and_raise_an_alarm() -> None:
