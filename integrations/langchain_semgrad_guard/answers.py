@@ -21,13 +21,14 @@ from semgrad_guard.guard import (
     Outcome,
     Refusal,
     Reply,
+    Steps,
     Terms,
     Waiting,
-    arun,
+    Work,
+    answers,
     arun_stream,
     as_draft,
     is_withheld,
-    run,
     run_stream,
     unscored,
 )
@@ -35,7 +36,6 @@ from semgrad_guard.records import PromptForm
 
 NO_SCORE = "the answer carries no score"
 CHANGED = "calls were added to an answer that had been judged"
-Result = ChatResult | Exception
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,49 +161,44 @@ def draft_verdict(message: BaseMessage) -> Verdict:
 
 
 class Answers:
-    """The answers to calls under one set of rules. A call has one, or as many as its result holds (`n`).
+    """The answers to a call under its rules: one, or as many as its result holds (`n`).
 
-    `form` is the form of a call's prompt. `limit` is the model's own, in seconds, where the rules set none.
+    `form` gives the form of the call's prompt. `limit` is the model's own, in seconds, where the rules set none.
     """
 
     def __init__(
-        self,
-        rules: Rules,
-        calls: Sequence[Call],
-        *,
-        form: Callable[[Rules, Call], PromptForm | None],
-        limit: float | None = None,
+        self, rules: Rules, call: Call, *, form: Callable[[], PromptForm | None], limit: float | None = None
     ) -> None:
         terms = rules.terms
         self._terms = terms if limit is None or terms.timeout is not None else replace(terms, timeout=limit)
-        self._rules, self._calls, self._form = rules, calls, form
-        self._results: Sequence[Result] = ()
-        self._drafts: list[tuple[Call, AIMessage | None]] = []
+        self._rules, self._call, self._form = rules, call, form
+        self._result: ChatResult | None = None
 
-    def judged(self, make: Callable[[], Sequence[Result]]) -> list[Result]:
-        """Make the drafts, judge them, and call the target for those that are not let through: one result per call."""
+    def judged(self, make: Steps[ChatResult]) -> Steps[ChatResult]:
+        """Make the drafts, judge them, and call the target for those that are not let through.
 
-        def ask(waiting: Sequence[Waiting[AIMessage]]) -> Sequence[TargetReply]:
-            if self._rules.target is None:
-                return ()
-            with escalating(self._rules.owner):
-                return self._rules.target.ask(self._requests(waiting))
+        Raises:
+            Exception: of drafting, or the first one in an answer's place.
+        """
 
-        return self._delivered(run(self._terms, lambda: self._drafted(make()), ask))
+        def drafted() -> Steps[list[Draft[AIMessage]]]:
+            self._result = yield from make
+            prompt = self._form()
+            return [self._rules.draft(message, prompt, self._call.source) for message in self._drafts]
 
-    async def ajudged(self, make: Callable[[], Awaitable[Sequence[Result]]]) -> list[Result]:
-        """Like `judged`, without blocking the event loop."""
-
-        async def draft() -> list[Draft[AIMessage] | Exception]:
-            return self._drafted(await make())
-
-        async def ask(waiting: Sequence[Waiting[AIMessage]]) -> Sequence[TargetReply]:
-            if self._rules.target is None:
-                return ()
-            with escalating(self._rules.owner):
-                return await self._rules.target.aask(self._requests(waiting))
-
-        return self._delivered(await arun(self._terms, draft, ask))
+        outcomes = yield from answers(self._terms, Work.of(drafted), self._ask)
+        # Results of our own: the drafts' objects may be in a cache.
+        drafts, partly = [None] if self._result is None else self._drafts, False
+        generations: list[ChatGeneration] = []
+        for index, (draft, outcome) in enumerate(zip(drafts, outcomes, strict=True)):
+            if isinstance(outcome, Exception):
+                raise outcome
+            message, whole = self._rules.delivered(outcome, draft), self._rules.is_whole(outcome, draft)
+            partly = partly or not whole
+            info = self._result.generations[index].generation_info if self._result and whole else None
+            generations.append(ChatGeneration(message=message, generation_info=info))
+        output = None if self._result is None else self._result.llm_output
+        return ChatResult(generations=generations, llm_output=convert.safe(output) if partly else output)
 
     def streamed(self, start: Callable[[], LiveAnswer]) -> Iterator[ChatGenerationChunk]:
         """The pieces of the one answer as they are written, the verdict in the last; the mode withholds nothing."""
@@ -237,46 +232,21 @@ class Answers:
     ) -> Sequence[ChatGenerationChunk]:
         return live.last(self._rules.delivered(step, step.answer)) if isinstance(step, Outcome) else (step,)
 
-    def _drafted(self, results: Sequence[Result]) -> list[Draft[AIMessage] | Exception]:
-        """The results' messages as drafts, call by call; an error takes the place of its call's drafts."""
-        self._results = results
-        drafts: list[Draft[AIMessage] | Exception] = []
-        for call, result in zip(self._calls, results, strict=True):
-            if isinstance(result, Exception):
-                self._drafts.append((call, None))
-                drafts.append(result)
-                continue
-            prompt = self._form(self._rules, call)
-            for generation in result.generations:
-                message = cast("AIMessage", generation.message)
-                self._drafts.append((call, message))
-                drafts.append(self._rules.draft(message, prompt, call.source))
-        return drafts
+    @property
+    def _drafts(self) -> list[AIMessage]:
+        return [] if self._result is None else [cast("AIMessage", made.message) for made in self._result.generations]
 
-    def _requests(self, waiting: Sequence[Waiting[AIMessage]]) -> list[TargetRequest]:
-        return [TargetRequest(self._drafts[draft.index][0], draft.answer, draft.verdict) for draft in waiting]
+    def _ask(self, waiting: Sequence[Waiting[AIMessage]]) -> Work:
+        requests = [TargetRequest(self._call, draft.answer, draft.verdict) for draft in waiting]
 
-    def _delivered(self, outcomes: Sequence[Outcome[AIMessage] | Exception]) -> list[Result]:
-        """One result for each call, in results of our own: the drafts' objects may be in a cache."""
-        pairs = iter(zip(self._drafts, outcomes, strict=True))
-        return [self._result(result, pairs) for result in self._results]
+        def replies() -> Steps[Sequence[TargetReply]]:
+            target = self._rules.target
+            if target is None:
+                return ()
+            with escalating(self._rules.owner):
+                return (yield Work(lambda: target.ask(requests), lambda: target.aask(requests)))
 
-    def _result(self, result: Result, pairs: Any) -> Result:
-        drafts = [None] if isinstance(result, Exception) else result.generations
-        generations: list[ChatGeneration] = []
-        error: Exception | None = None
-        partly = False
-        for generation, ((_, draft), outcome) in zip(drafts, pairs, strict=False):
-            if isinstance(outcome, Exception):
-                error = error or outcome
-                continue
-            message = self._rules.delivered(outcome, draft)
-            whole = self._rules.is_whole(outcome, draft)
-            partly = partly or not whole
-            info = generation.generation_info if generation is not None and whole else None
-            generations.append(ChatGeneration(message=message, generation_info=info))
-        output = None if isinstance(result, Exception) else result.llm_output
-        return error or ChatResult(generations=generations, llm_output=convert.safe(output) if partly else output)
+        return Work.of(replies)
 
 
 # A target may hold the guarded model itself: inside its own escalation a guard still judges, but hands on no further.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 from uuid import UUID
@@ -16,9 +17,8 @@ from langchain_core.tracers import LangChainTracer
 from langchain_core.tracers.schemas import Run
 
 from langchain_semgrad_guard.answers import NO_SCORE, Rules, is_escalating
-from langchain_semgrad_guard.hearing import around
 from langchain_semgrad_guard.messages import stage_verdict, verdict_of
-from langchain_semgrad_guard.runs import WITNESS, RunHandler, Traces
+from langchain_semgrad_guard.runs import WITNESS, RunHandler, around
 from langchain_semgrad_guard.targets import target_of
 from semgrad_guard import METADATA_KEY, DriftMonitor, Policy, Verdict
 from semgrad_guard.errors import UnenforcedPolicyError
@@ -69,6 +69,98 @@ class EnforcingDescription(dict[str, Any]):
     LangChain passes this very object to every handler, on every path: no tag, metadata or parameter could claim this
     type by accident.
     """
+
+
+Compared = tuple[str, str, tuple[Any, ...]]
+"""A message as it is compared: its role, its text and its calls."""
+
+
+@dataclass
+class _Trace:
+    """One outermost run: the messages of its calls, the answers, and whether any of the calls was guarded."""
+
+    calls: dict[UUID, list[Compared]] = field(default_factory=dict[UUID, "list[Compared]"])
+    answers: set[tuple[str, tuple[Any, ...]]] = field(default_factory=set[tuple[str, tuple[Any, ...]]])
+    is_guarded: bool = False
+
+
+class Traces:
+    """The outermost runs that a router hears from their beginning (it is in their config). Safe for several threads."""
+
+    def __init__(self) -> None:
+        self.names: dict[UUID, str] = {}
+        """The names of models' runs that are under way."""
+        self._outermost: dict[UUID, _Trace] = {}
+        self._of_models: dict[UUID, _Trace] = {}
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[type[Traces], tuple[()]]:
+        return Traces, ()  # a copy in another process hears other runs
+
+    def begins(self, run: UUID) -> None:
+        """An outermost run begins."""
+        with self._lock:
+            self._outermost[run] = _Trace()
+
+    def ends(self, run: UUID) -> bool | None:
+        """A run ends. Of an outermost one: whether a guarded call was among its calls; None if it made none."""
+        with self._lock:
+            self.names.pop(run, None)
+            self._of_models.pop(run, None)
+            trace = self._outermost.pop(run, None)
+        return trace.is_guarded if trace is not None and trace.calls else None
+
+    def model_starts(
+        self,
+        run: UUID,
+        parent: UUID | None,
+        messages: Sequence[BaseMessage],
+        *,
+        name: str | None,
+        guarded: bool,
+        alone: bool,
+    ) -> None:
+        """A model is called; `alone`: the router guards every call of the outermost run, so that all must be answers.
+
+        An agent's next step shows the model its own earlier messages, and a retry repeats a call. Any other second call
+        means that one of the two writes no answer.
+
+        Raises:
+            UnenforcedPolicyError: it is such a call.
+        """
+        with self._lock:
+            if name is not None:
+                self.names[run] = name
+            root = WITNESS.outermost(parent)
+            trace = None if root is None else self._outermost.get(root)
+            if trace is None:
+                return
+            call, before = [_compared(message) for message in messages], list(trace.calls.values())
+            follows = any(role == "ai" and (text, calls) in trace.answers for role, text, calls in call)
+            self._of_models[run], trace.calls[run] = trace, call
+            trace.is_guarded = trace.is_guarded or guarded
+        if alone and before and call not in before and not follows:
+            raise UnenforcedPolicyError(
+                "this run makes several calls that have nothing to do with each other, and the router in its config "
+                "would guard all of them: where one condenses a question, summarizes a history or writes a query, an "
+                "abstention would be taken for that. Name the call that writes the answer: "
+                'chat.with_config(tags=["answer"]) in the chain, and UncertaintyRouterCallback(..., answering="answer")'
+            )
+
+    def model_ends(self, run: UUID, response: LLMResult) -> None:
+        """A model has answered."""
+        with self._lock:
+            trace = self._of_models.get(run)
+            if trace is not None:
+                made = [generation for generations in response.generations for generation in generations]
+                messages = [generation.message for generation in made if isinstance(generation, ChatGeneration)]
+                trace.answers.update(_compared(message)[1:] for message in messages)
+        self.ends(run)
+
+
+def _compared(message: BaseMessage) -> Compared:
+    calls = tuple(call["id"] for call in message.tool_calls) if isinstance(message, AIMessage) else ()
+    return message.type.removesuffix("MessageChunk").lower(), str(message.text), calls
 
 
 class UncertaintyRouterCallback(RunHandler):

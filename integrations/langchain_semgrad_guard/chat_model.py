@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Self
 
 from langchain_core.language_models import LanguageModelInput, ModelProfile
@@ -24,22 +23,41 @@ from pydantic import (
 
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.answers import Call
-from langchain_semgrad_guard.batching import PendingBatch, Request
-from langchain_semgrad_guard.hearing import AsyncRun, SyncRun
 from langchain_semgrad_guard.messages import AnyTool, call_fields, openai_tools
 from langchain_semgrad_guard.profile import count_tokens, profile_of, profile_on_disk
+from langchain_semgrad_guard.runs import AsyncRun, SyncRun
 from langchain_semgrad_guard.streams import AsyncWriting, LocalWriting, StreamingChatModel
 from langchain_semgrad_guard.structured_output import Method, structured
-from semgrad_guard import METADATA_KEY, Estimator, Generation, GenerationOptions, HybridGrad, LanguageModel, Verdict
+from semgrad_guard import METADATA_KEY, Estimator, Generation, GenerationOptions, HybridGrad, LanguageModel, Message
 from semgrad_guard.adapters.answer_form import FORM_OPTIONS, AnswerForm
 from semgrad_guard.adapters.logprobs import openai_logprobs
 from semgrad_guard.adapters.settings import LocalModelFields, Timeout, call_options, loaded_weights, require_loaded
-from semgrad_guard.errors import InputError, SemGradGuardError, require_known
-from semgrad_guard.guard import Answerer, AsyncLiveAnswer, Stop, as_estimator, assess, off_loop, stopping, template_name
+from semgrad_guard.errors import InputError, require_known
+from semgrad_guard.guard import (
+    Answerer,
+    AsyncLiveAnswer,
+    Draft,
+    Stop,
+    as_estimator,
+    assess,
+    off_loop,
+    stopping,
+    template_name,
+)
 from semgrad_guard.records import PromptForm
 
 _CALL_OPTIONS = FORM_OPTIONS | {"logprobs", "stream"}
 """Options of a call other than those for generating its answer."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """Everything that an answer of a local model and its record depend on."""
+
+    conversation: tuple[Message, ...]
+    options: GenerationOptions
+    form: AnswerForm
+    logprobs: bool = False
 
 
 class ChatSemGrad(LocalModelFields, StreamingChatModel):
@@ -50,7 +68,8 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
 
     Alone it scores and delivers every answer. With an `UncertaintyRouterCallback` attached (in `callbacks=`, in a
     config, or by `with_config`) it delivers what the router lets through. Weights load at the first answer; copies and
-    equal instances share them. Batches run as one generation and one backward pass.
+    equal instances share them. Calls that are under way at the same time, in threads, tasks or a batch, share the
+    model's steps.
     """
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
@@ -58,7 +77,7 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
     estimator: Annotated[Estimator, SkipValidation, BeforeValidator(as_estimator)] = Field(default_factory=HybridGrad)
     """An estimator; or a calibration or a policy, for the estimator that they were made with."""
     max_batch_size: int = Field(default=16, ge=1)
-    """How many answers are generated at once, where a call's config has no `max_concurrency`."""
+    """How many runs of a `batch` are under way at once, where its config has no `max_concurrency`."""
 
     logprobs: bool = False
     """Put the tokens' log-probabilities into the metadata, in OpenAI's shape; a call may set it too."""
@@ -117,8 +136,10 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
     ) -> ChatResult:
         request = self._request(messages, stop, kwargs)
         with stopping(Stop(self.timeout)):
-            generation = PendingBatch.take(self._owner, request) or self._generate_all([request])[0]
-            message = self.message_of(generation, request)
+            ticket = self._answerer(request).submit(
+                request.conversation, template_options=request.form.template_options
+            )
+            message = self.message_of(ticket.outcome(), request)
         return ChatResult(generations=[ChatGeneration(message=message, generation_info=convert.info_of(message))])
 
     async def _agenerate(
@@ -133,35 +154,19 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
         logprobs = bool(kwargs.get("logprobs", self.logprobs))
         return Request(form.instructed(conversation), replace(options, grammar=grammar), form, logprobs)
 
-    def _generate_all(self, requests: Sequence[Request]) -> list[Generation]:
-        return self.language_model.generate_batch(
-            [request.conversation for request in requests],
-            requests[0].options,
-            objective=self.estimator.objective,
-            template_options=requests[0].form.template_options,
-        )
+    def _answerer(self, request: Request) -> Answerer:
+        return Answerer(self.language_model, self.estimator, request.options, self.prompt_template)
 
-    def message_of(self, generation: Generation, request: Request) -> AIMessage:
-        """An answer with its record; scoring happens here."""
-        answer, evidence = request.form.taken_apart(self.language_model, generation), generation.evidence
-        verdict = self._verdict(evidence, answer.text, request)
+    def message_of(self, draft: Draft[Generation], request: Request) -> AIMessage:
+        """A scored answer as a message with its record."""
+        generation, verdict = draft.answer, draft.verdict
+        answer = request.form.taken_apart(self.language_model, generation)
         metadata = convert.response_metadata("tool_calls" if answer.calls else generation.finish_reason, verdict)
         if request.logprobs:
-            metadata["logprobs"] = openai_logprobs(self.language_model, self.estimator, evidence)
+            metadata["logprobs"] = openai_logprobs(self.language_model, self.estimator, generation.evidence)
         record: dict[str, Any] = {"usage_metadata": convert.usage(generation), "response_metadata": metadata}
         thought = convert.reasoning_fields(verdict)
         return AIMessage(content=answer.text, **thought, **call_fields(answer.calls, answer.broken), **record)
-
-    def _verdict(self, evidence: Any, text: str, request: Request) -> Verdict:
-        return assess(
-            self.language_model,
-            self.estimator,
-            evidence,
-            text=text,
-            options=request.options,
-            prompt_template=self.prompt_template,
-            template_options=request.form.template_options,
-        )
 
     def _options(self, stop: Sequence[str] | None, kwargs: Mapping[str, Any]) -> GenerationOptions:
         """The options of one call: the fields, and the call's own."""
@@ -173,7 +178,7 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
         _ = self.language_model.identity
 
     @property
-    def _group_size(self) -> int:
+    def _at_once(self) -> int:
         return self.max_batch_size
 
     @property
@@ -186,35 +191,16 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
 
     def _live(self, call: Call) -> LocalWriting:
         request = self._request(call.messages, call.stop, call.options)
-        model, form = self.language_model, request.form
-        end = model.tool_format.shown if form.tools else len
-        answerer = Answerer(model, self.estimator, options=request.options, prompt_template=self.prompt_template)
+        form = request.form
         return LocalWriting(
-            answerer.live(request.conversation, template_options=form.template_options),
-            draft=lambda generation: self.draft_of(self.message_of(generation, request), call),
-            end=end,
+            self._answerer(request).live(request.conversation, template_options=form.template_options),
+            draft=lambda draft: self.draft_of(self.message_of(draft, request), call),
+            end=self.language_model.tool_format.shown if form.tools else len,
         )
 
     async def _alive(self, call: Call) -> AsyncWriting:
         writing = await off_loop(lambda: self._live(call))
         return AsyncWriting(writing, AsyncLiveAnswer(writing.live))
-
-    @contextmanager
-    def _together(self, calls: Sequence[Call]) -> Generator[None]:
-        several = calls if len(calls) > 1 else ()
-        requests = [request for request in map(self._announced_request, several) if request is not None]
-        if len(requests) < 2:
-            yield
-            return
-        with PendingBatch(self._owner, requests, self._generate_all, self.max_batch_size).opened():
-            yield
-
-    def _announced_request(self, call: Call) -> Request | None:
-        """A call's request; None for one that will fail in a run of its own."""
-        try:
-            return self._request(call.messages, call.stop, call.options)
-        except SemGradGuardError:
-            return None
 
     # Scores for other texts, tools, structures.
 
@@ -233,8 +219,14 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
         conversation = convert.to_conversation(self._convert_input(messages).to_messages())
         reasoned = convert.reasoned(answer)
         evidence = self.language_model.evidence(conversation, convert.message_text(answer), reasoned=reasoned)
-        request = Request(conversation, self._options(None, {}), AnswerForm())
-        verdict = self._verdict(evidence, evidence.text, request)
+        verdict = assess(
+            self.language_model,
+            self.estimator,
+            evidence,
+            text=evidence.text,
+            options=self._options(None, {}),
+            prompt_template=self.prompt_template,
+        )
         answer = convert.with_answer(answer, verdict)
         metadata = {**answer.response_metadata, METADATA_KEY: verdict.metadata()}
         if self.logprobs:

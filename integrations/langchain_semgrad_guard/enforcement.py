@@ -5,13 +5,13 @@ stream) is made of the run's end. So the draft is made and judged inside the run
 cache holds drafts, which every router judges anew, and everything else sees the delivered message.
 
 A router is found among the handlers of the run. LangChain does not give `_stream` its run, so that a copy of the model
-carries the rules of one stream. The runs of a batch meet to be answered together (`batching.py`).
+carries the rules of one stream.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextvars import Context
 from functools import cached_property, partial
 from typing import Any, Self, cast
 
@@ -20,6 +20,7 @@ from langchain_core.callbacks import (
     CallbackManager,
     Callbacks,
 )
+from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult, Generation, LLMResult
@@ -28,24 +29,71 @@ from langchain_core.runnables.config import (
     run_in_executor,
     var_child_runnable_config,
 )
+from langchain_core.runnables.utils import coro_with_context
 from langchain_core.utils.utils import LC_ID_PREFIX
 from pydantic import PrivateAttr
 
 from langchain_semgrad_guard import messages as convert
-from langchain_semgrad_guard.answers import Answers, AsyncLiveAnswer, Call, LiveAnswer, Result, Rules, draft_verdict
-from langchain_semgrad_guard.batching import take_seat
+from langchain_semgrad_guard.answers import Answers, AsyncLiveAnswer, Call, LiveAnswer, Rules, draft_verdict
 from langchain_semgrad_guard.callback import EnforcingDescription, Labels, UncertaintyRouterCallback, observe
-from langchain_semgrad_guard.hearing import AloudChatModel, AsyncRun, RunManager, SyncRun, handlers_of, inside
-from langchain_semgrad_guard.runs import WITNESS
+from langchain_semgrad_guard.runs import (
+    WITNESS,
+    AsideManager,
+    AsyncRun,
+    Config,
+    RunManager,
+    SyncRun,
+    configured,
+    handlers_of,
+    inside,
+)
 from semgrad_guard.errors import UnenforcedPolicyError
-from semgrad_guard.guard import Draft, current_recorder, record_draft
+from semgrad_guard.guard import Draft, Steps, Work, adrive, current_recorder, drive, record_draft
 from semgrad_guard.records import PromptForm
 
-_OF_A_RUN = frozenset({"tags", "metadata", "run_name", "run_id", "callbacks"}) | {
-    "ls_structured_output_format",
-    "structured_output_format",
-}
-"""The arguments of `generate` that do not reach the model."""
+
+class AloudChatModel(BaseChatModel):
+    """A chat model that can be made to run in another context than the code that calls it (see `aside`)."""
+
+    _context: Context | None = PrivateAttr(default=None)
+
+    @property
+    def context(self) -> Context | None:
+        """The context in which it runs, if that is another than its caller's."""
+        return self._context
+
+    def aloud_in(self, context: Context) -> Self:
+        """A copy whose runs are heard by those who hear this context."""
+        copy = self.model_copy()
+        copy._context = context
+        return copy
+
+    def invoke(
+        self, input: LanguageModelInput, config: Config = None, *, stop: list[str] | None = None, **kwargs: Any
+    ) -> AIMessage:
+        """Answer one input."""
+        if self._context is not None:
+            invoked = partial(super().invoke, input, _aloud(config), stop=stop, **kwargs)
+            return self._context.copy().run(invoked)
+        with configured(config):
+            return super().invoke(input, config, stop=stop, **kwargs)
+
+    async def ainvoke(
+        self, input: LanguageModelInput, config: Config = None, *, stop: list[str] | None = None, **kwargs: Any
+    ) -> AIMessage:
+        """Like `invoke`, without blocking the event loop."""
+        if self._context is not None:
+            invoked = super().ainvoke(input, _aloud(config), stop=stop, **kwargs)
+            return await coro_with_context(invoked, self._context.copy(), create_task=True)
+        with configured(config):
+            return await super().ainvoke(input, config, stop=stop, **kwargs)
+
+
+def _aloud(config: RunnableConfig | None) -> RunnableConfig | None:
+    """A config without the callbacks that code aside has: those of the context hold."""
+    if config is None or not isinstance(config.get("callbacks"), AsideManager):
+        return config
+    return cast("RunnableConfig", {key: value for key, value in config.items() if key != "callbacks"})
 
 
 class EnforcingChatModel(AloudChatModel):
@@ -58,66 +106,66 @@ class EnforcingChatModel(AloudChatModel):
 
     _rules: Rules | None = PrivateAttr(default=None)
     _inner_callbacks: CallbackManager | None = PrivateAttr(default=None)
-    _origin: Any = PrivateAttr(default=None)
     _config: RunnableConfig | None = PrivateAttr(default=None)
     _is_left_alone: bool = PrivateAttr(default=False)
 
     # The way of an answer: drafts are made and judged, the run ends with the outcome.
 
-    def generate(
-        self, messages: list[list[BaseMessage]], stop: list[str] | None = None, *args: Any, **kwargs: Any
-    ) -> LLMResult:
+    def generate(self, *args: Any, **kwargs: Any) -> LLMResult:
         """Answer each list of messages in a run of its own."""
         self._ready()
-        with self._together(_calls(messages, stop, kwargs)):
-            return super().generate(messages, stop, *args, **kwargs)
+        return super().generate(*args, **kwargs)
 
-    async def agenerate(
-        self, messages: list[list[BaseMessage]], stop: list[str] | None = None, *args: Any, **kwargs: Any
-    ) -> LLMResult:
-        """Like `generate`, without blocking the event loop."""
+    async def agenerate(self, *args: Any, **kwargs: Any) -> LLMResult:
+        """Like `generate`, without blocking the event loop; the lists are answered together."""
         await run_in_executor(None, self._ready)
-        with self._together(_calls(messages, stop, kwargs)):
-            return await super().agenerate(messages, stop, *args, **kwargs)
+        return await super().agenerate(*args, **kwargs)
 
     def _generate_with_cache(
         self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: SyncRun = None, **kwargs: Any
     ) -> ChatResult:
-        call = self._call(messages, stop, run_manager, kwargs)
-        by_events, by_tokens = self._shown(run_manager, kwargs, is_async=False)
-        if (by_events or by_tokens) and not call.withholds:
-            live = self if call.rules is None else self.guarded_by(call.rules, call.inner)
-            return super(EnforcingChatModel, live)._generate_with_cache(messages, stop, run_manager, **kwargs)
-        seat = take_seat(self._owner)  # in a batch, whose runs are answered together
-        result = seat.ask(call) if seat is not None else only(self._answers([call]))
-        if run_manager is None:
-            return result
-        result = self._own(result, run_manager)
-        if by_events:
-            self._replay_v2_events_for_cache_hit(result.generations, run_manager=run_manager, **kwargs)
-        elif by_tokens:
-            for chunk in map(convert.whole_chunk, result.generations):
-                run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-        return result
+        return drive(self._ended(messages, stop, run_manager, kwargs, is_async=False))
 
     async def _agenerate_with_cache(
         self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: AsyncRun = None, **kwargs: Any
     ) -> ChatResult:
-        call = self._call(messages, stop, run_manager, kwargs)
-        by_events, by_tokens = self._shown(run_manager, kwargs, is_async=True)
+        return await adrive(self._ended(messages, stop, run_manager, kwargs, is_async=True))
+
+    def _ended(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None,
+        run: Any,
+        kwargs: dict[str, Any],
+        *,
+        is_async: bool,
+    ) -> Steps[ChatResult]:
+        """The end of a run: the delivered answer, which handlers that want it while it is written hear as well."""
+        call = self._call(messages, stop, run, kwargs)
+        by_events, by_tokens = self._shown(run, kwargs, is_async=is_async)
         if (by_events or by_tokens) and not call.withholds:
-            live = self if call.rules is None else self.guarded_by(call.rules, call.inner)
-            return await super(EnforcingChatModel, live)._agenerate_with_cache(messages, stop, run_manager, **kwargs)
-        seat = take_seat(self._owner)
-        result = await seat.aask(call) if seat is not None else only(await self._aanswers([call]))
-        if run_manager is None:
+            live = super(EnforcingChatModel, self if call.rules is None else self.guarded_by(call.rules, call.inner))
+            given = (messages, stop, run)
+            return (
+                yield Work(
+                    lambda: live._generate_with_cache(*given, **kwargs),
+                    lambda: live._agenerate_with_cache(*given, **kwargs),
+                )
+            )
+        result = yield from self._answered(call)
+        if run is None:
             return result
-        result = self._own(result, run_manager)
+        result = self._own(result, run)
+        made = result.generations
         if by_events:
-            await self._areplay_v2_events_for_cache_hit(result.generations, run_manager=run_manager, **kwargs)
+            yield Work(
+                lambda: self._replay_v2_events_for_cache_hit(made, run_manager=run, **kwargs),
+                lambda: self._areplay_v2_events_for_cache_hit(made, run_manager=run, **kwargs),
+            )
         elif by_tokens:
-            for chunk in map(convert.whole_chunk, result.generations):
-                await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+            for chunk in map(convert.whole_chunk, made):
+                hear = partial(run.on_llm_new_token, chunk.text, chunk=chunk)
+                yield Work(hear, hear)
         return result
 
     def _own(self, result: ChatResult, run: RunManager) -> ChatResult:
@@ -130,53 +178,17 @@ class EnforcingChatModel(AloudChatModel):
             generations.append(ChatGeneration(message=message, generation_info=generation.generation_info))
         return ChatResult(generations=generations, llm_output=result.llm_output)
 
-    def _answers(self, calls: Sequence[Call]) -> list[Result]:
-        """Draft everything, judge it, call each router's target for all that it does not let through."""
-        results: dict[int, Result] = {}
-        for rules, group in _by_rules(calls):
-            made = partial(self._made, group)
-            answers = self._unjudged(group, made()) if rules is None else self._judging(rules, group).judged(made)
-            results.update(zip(map(id, group), answers, strict=True))
-        return [results[id(call)] for call in calls]
+    def _answered(self, call: Call) -> Steps[ChatResult]:
+        """Draft, judge, and call the router's target for a draft that it does not let through."""
+        if call.rules is not None:
+            return (yield from self._judging(call.rules, call).judged(self._drafted(call)))
+        result = yield from self._drafted(call)
+        for generation in result.generations:
+            self._noticed(call, cast("AIMessage", generation.message))
+        return result
 
-    async def _aanswers(self, calls: Sequence[Call]) -> list[Result]:
-        results: dict[int, Result] = {}
-        for rules, group in _by_rules(calls):
-            made = partial(self._amade, group)
-            judged = rules and self._judging(rules, group).ajudged(made)
-            answers = self._unjudged(group, await made()) if judged is None else await judged
-            results.update(zip(map(id, group), answers, strict=True))
-        return [results[id(call)] for call in calls]
-
-    def _judging(self, rules: Rules, calls: Sequence[Call]) -> Answers:
-        return Answers(rules, calls, form=self._form_for, limit=self._limit)
-
-    def _made(self, calls: Sequence[Call]) -> list[Result]:
-        results: list[Result] = []
-        with self._together(calls):
-            for call in calls:
-                try:
-                    results.append(self._drafted(call))
-                except Exception as error:  # noqa: BLE001 - raised in this call's run
-                    results.append(error)
-        return results
-
-    async def _amade(self, calls: Sequence[Call]) -> list[Result]:
-        results: list[Result] = []
-        with self._together(calls):
-            for call in calls:
-                try:
-                    results.append(await self._adrafted(call))
-                except Exception as error:  # noqa: BLE001 - as above
-                    results.append(error)
-        return results
-
-    def _unjudged(self, calls: Sequence[Call], results: list[Result]) -> list[Result]:
-        """Answers that no rules decide about."""
-        for call, result in zip(calls, results, strict=True):
-            for generation in [] if isinstance(result, Exception) else result.generations:
-                self._noticed(call, cast("AIMessage", generation.message))
-        return results
+    def _judging(self, rules: Rules, call: Call) -> Answers:
+        return Answers(rules, call, form=lambda: self._form_for(rules, call), limit=self._limit)
 
     def _noticed(self, call: Call, message: AIMessage) -> None:
         """Record a draft for a calibration, and report it where this very model observes."""
@@ -207,19 +219,14 @@ class EnforcingChatModel(AloudChatModel):
     ) -> Self:
         """A copy that judges its answers by these rules, whatever run they belong to."""
         copy = self.model_copy()
-        copy._rules, copy._inner_callbacks, copy._config, copy._origin = rules, inner, config, self._owner
+        copy._rules, copy._inner_callbacks, copy._config = rules, inner, config
         return copy
 
     def left_alone(self) -> Self:
         """A copy for one stream that no router decides about (see `Labels`)."""
         copy = self.model_copy()
-        copy._is_left_alone, copy._origin = True, self._owner
+        copy._is_left_alone = True
         return copy
-
-    @property
-    def _owner(self) -> object:
-        """The same object for a model and its copies that carry rules."""
-        return self if self._origin is None else self._origin
 
     @property
     def bare(self) -> Self:
@@ -275,29 +282,28 @@ class EnforcingChatModel(AloudChatModel):
         """The form of a call's prompt."""
         return None
 
-    def _drafted(self, call: Call) -> ChatResult:
+    def _drafted(self, call: Call) -> Steps[ChatResult]:
         """The answer to a call, with its record, from LangChain's cache or made anew. No handler hears it."""
-        return BaseChatModel._generate_with_cache(self.bare, call.messages, call.stop, None, **call.options)
-
-    async def _adrafted(self, call: Call) -> ChatResult:
-        return await BaseChatModel._agenerate_with_cache(self.bare, call.messages, call.stop, None, **call.options)
-
-    def _together(self, calls: Sequence[Call]) -> AbstractContextManager[None]:
-        """The time during which these calls are answered one after the other."""
-        return nullcontext()
+        bare, given = self.bare, (call.messages, call.stop, None)
+        return (
+            yield Work(
+                lambda: BaseChatModel._generate_with_cache(bare, *given, **call.options),
+                lambda: BaseChatModel._agenerate_with_cache(bare, *given, **call.options),
+            )
+        )
 
     def _target_options(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
         """A call's options for a target."""
         return options
 
     @property
-    def _limit(self) -> float | None:
-        """Seconds that an answer may take where the router sets no limit."""
+    def _at_once(self) -> int | None:
+        """How many runs of a batch are under way at once, where its config does not say; None: LangChain's default."""
         return None
 
     @property
-    def _group_size(self) -> int | None:
-        """How many runs of a batch are generated together; None: each by itself, side by side."""
+    def _limit(self) -> float | None:
+        """Seconds that an answer may take where the router sets no limit."""
         return None
 
     def draft_of(self, message: AIMessage, call: Call) -> Draft[AIMessage]:
@@ -333,9 +339,9 @@ class EnforcingChatModel(AloudChatModel):
         message = convert.decided(message, draft_verdict(message))
         rules = self.rules
         if rules is not None and rules.terms.mode == "annotate":
-            answers = Answers(rules, [Call([], None, {}, rules)], form=_no_form)
-            made = ChatResult(generations=[ChatGeneration(message=message)])
-            message = only(answers.judged(lambda: [made])).generations[0].message
+            made = Work(lambda: ChatResult(generations=[ChatGeneration(message=message)])).alone()
+            answers = Answers(rules, Call([], None, {}, rules), form=lambda: None)  # the prompt is not at hand
+            message = drive(answers.judged(made)).generations[0].message
         return ChatGeneration(message=message, generation_info=generation.generation_info)
 
     def _should_stream(self, *, async_api: bool, run_manager: Any = None, **kwargs: Any) -> bool:
@@ -352,33 +358,8 @@ class EnforcingChatModel(AloudChatModel):
         return self._should_use_protocol_streaming(**run), self._should_stream(**run)
 
 
-def _no_form(rules: Rules, call: Call) -> None:
-    """For a call whose prompt is not at hand."""
-
-
-def only(results: Sequence[Result]) -> ChatResult:
-    """The only result, or the error in its place, raised."""
-    (result,) = results
-    if isinstance(result, Exception):
-        raise result
-    return result
-
-
 def _labels(run: RunManager | None, handlers: Sequence[BaseCallbackHandler]) -> Labels:
     if run is None:
         return Labels()
     names = [handler.name_of(run.run_id) for handler in handlers if isinstance(handler, UncertaintyRouterCallback)]
     return Labels(frozenset([*run.tags, *filter(None, names)]), run.metadata)
-
-
-def _by_rules(calls: Sequence[Call]) -> list[tuple[Rules | None, list[Call]]]:
-    groups: dict[object, list[Call]] = {}
-    for call in calls:
-        groups.setdefault(None if call.rules is None else call.rules.owner, []).append(call)
-    return [(group[0].rules, group) for group in groups.values()]
-
-
-def _calls(messages: Sequence[list[BaseMessage]], stop: list[str] | None, kwargs: Mapping[str, Any]) -> list[Call]:
-    """The calls that `generate` makes with these arguments."""
-    options = {name: value for name, value in kwargs.items() if name not in _OF_A_RUN}
-    return [Call(given, stop, options) for given in messages]

@@ -19,8 +19,8 @@ from langchain_semgrad_guard.answers import AsyncLiveAnswer, Call, LiveAnswer, R
 from langchain_semgrad_guard.callback import UncertaintyRouterCallback, rules_of
 from langchain_semgrad_guard.chat_model import ChatSemGrad
 from langchain_semgrad_guard.enforcement import EnforcingChatModel
-from langchain_semgrad_guard.hearing import SyncRun, handlers_of, unheard
 from langchain_semgrad_guard.messages import AnyTool, whole_chunk
+from langchain_semgrad_guard.runs import SyncRun, handlers_of, unheard
 from langchain_semgrad_guard.streams import AsyncWriting, ServedWriting, StreamingChatModel
 from langchain_semgrad_guard.structured_output import Method, structured, structured_by
 from semgrad_guard import DriftMonitor, Estimator, HybridGrad, LanguageModel, Policy, estimator_of
@@ -32,9 +32,12 @@ from semgrad_guard.guard import (
     Mode,
     OnError,
     Promise,
+    Steps,
     Terms,
+    Work,
+    adrive,
     as_estimator,
-    off_loop,
+    drive,
     promise_along,
 )
 from semgrad_guard.records import PromptForm
@@ -87,31 +90,28 @@ class AroundChatModel(StreamingChatModel):
 
     # How it answers.
 
-    def _drafted(self, call: Call) -> ChatResult:
+    def _drafted(self, call: Call) -> Steps[ChatResult]:
         model, inner = self._inner.model, self._inner_call(call)
         if not isinstance(model, EnforcingChatModel):
-            return self._scored_result(call, served.answered(model, inner))
+            result = yield from served.answered(model, inner)
+            return result if self.scorer is None else (yield Work(lambda: self._scored_result(call, result)))
         if model.rules is None:
-            return model._drafted(inner)
+            return (yield from model._drafted(inner))
+        given = (inner.messages, inner.stop, None)
         with unheard() if call.hides else nullcontext():
-            return model._generate_with_cache(inner.messages, inner.stop, None, **inner.options)
-
-    async def _adrafted(self, call: Call) -> ChatResult:
-        model, inner = self._inner.model, self._inner_call(call)
-        if not isinstance(model, EnforcingChatModel):
-            result = await served.aanswered(model, inner)
-            return result if self.scorer is None else await off_loop(lambda: self._scored_result(call, result))
-        if model.rules is None:
-            return await model._adrafted(inner)
-        with unheard() if call.hides else nullcontext():
-            return await model._agenerate_with_cache(inner.messages, inner.stop, None, **inner.options)
+            return (
+                yield Work(
+                    lambda: model._generate_with_cache(*given, **inner.options),
+                    lambda: model._agenerate_with_cache(*given, **inner.options),
+                )
+            )
 
     def _live(self, call: Call) -> LiveAnswer:
         model, inner = self._inner.model, self._inner_call(call)
         if isinstance(model, EnforcingChatModel) and model.rules is None:
             return model._live(inner)
         if isinstance(model, EnforcingChatModel) or not model._should_stream(async_api=False, stream=True):
-            pieces = (whole_chunk(made) for made in self._drafted(call).generations[:1])
+            pieces = (whole_chunk(made) for made in drive(self._drafted(call)).generations[:1])
             return ServedWriting(self, call, pieces, scored=True)
         return ServedWriting(self, call, served.streamed(model, inner))
 
@@ -122,7 +122,7 @@ class AroundChatModel(StreamingChatModel):
         if isinstance(model, EnforcingChatModel) or not model._should_stream(async_api=True, stream=True):
 
             async def whole() -> AsyncGenerator[ChatGenerationChunk]:
-                yield whole_chunk((await self._adrafted(call)).generations[0])
+                yield whole_chunk((await adrive(self._drafted(call))).generations[0])
 
             return AsyncWriting(ServedWriting(self, call, scored=True), whole())
         return AsyncWriting(ServedWriting(self, call), served.astreamed(model, inner))
@@ -130,7 +130,7 @@ class AroundChatModel(StreamingChatModel):
     def _generate(
         self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: SyncRun = None, **kwargs: Any
     ) -> ChatResult:
-        return self._drafted(self._call(messages, stop, run_manager, kwargs))
+        return drive(self._drafted(self._call(messages, stop, run_manager, kwargs)))
 
     def _inner_call(self, call: Call) -> Call:
         bound = dict(self._inner.options)
@@ -142,8 +142,6 @@ class AroundChatModel(StreamingChatModel):
     # How the answers of a served model are scored.
 
     def _scored_result(self, call: Call, result: ChatResult) -> ChatResult:
-        if self.scorer is None:
-            return result
         scored = [
             ChatGeneration(
                 message=self.scored(call, cast("AIMessage", generation.message)),
@@ -221,19 +219,14 @@ class AroundChatModel(StreamingChatModel):
             _ = self.scorer.identity
 
     @property
-    def _group_size(self) -> int | None:
+    def _at_once(self) -> int | None:
         model = self._inner.model
-        return model._group_size if isinstance(model, EnforcingChatModel) else None
+        return model._at_once if isinstance(model, EnforcingChatModel) else None
 
     @property
     def _limit(self) -> float | None:
         model = self._inner.model
         return model._limit if isinstance(model, EnforcingChatModel) else None
-
-    def _together(self, calls: Sequence[Call]) -> Any:
-        model = self._inner.model
-        inner = [self._inner_call(call) for call in calls]
-        return model._together(inner) if isinstance(model, EnforcingChatModel) else super()._together(inner)
 
     @property
     def model_name(self) -> str:

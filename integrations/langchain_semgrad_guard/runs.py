@@ -1,28 +1,53 @@
-"""The runs around a model's call: the outermost one, its question, and the calls that came before.
+"""The runs around a model's call and inside it: what is known of those around, and which handlers hear those inside.
 
-LangChain tells a chat model none of this. A `Witness` among the handlers of every run notes it until the outermost run
-ends, and passes nothing on. A router in a config compares the calls of one outermost run (`Traces`).
+LangChain tells a chat model nothing of the runs around it. A `Witness` among the handlers of every run notes the
+outermost one, its question, and the calls that came before, and passes nothing on.
+
+A target's answer is delivered again when the guarded run ends: handlers that show tokens to users must not hear it, and
+those that count tokens find the sum on the guarded run. Traces keep a target's runs, their times and costs
+(`tracers_only`). A run inside the making of a draft may hold a text that will be withheld: no handler hears it
+(`unheard`, `aside`).
 """
 
 from __future__ import annotations
 
 import inspect
+import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, cast
 from uuid import UUID
 
-from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.callbacks import (
+    AsyncCallbackManagerForLLMRun,
+    BaseCallbackHandler,
+    BaseCallbackManager,
+    CallbackManager,
+    CallbackManagerForLLMRun,
+    Callbacks,
+)
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.prompt_values import PromptValue
-from langchain_core.tracers.context import register_configure_hook
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import ensure_config, var_child_runnable_config
+from langchain_core.tracers._streaming import (  # LangGraph imports these too; there is no public name
+    _StreamingCallbackHandler,  # pyright: ignore[reportPrivateUsage]
+    _V2StreamingCallbackHandler,  # pyright: ignore[reportPrivateUsage]
+)
+from langchain_core.tracers.base import BaseTracer
+from langchain_core.tracers.context import (
+    _configure_hooks,  # pyright: ignore[reportPrivateUsage] - handlers that come from the context; no public name
+    register_configure_hook,
+    tracing_v2_callback_var,
+)
+from langsmith import run_helpers
 
 from semgrad_guard.adapters.messages import as_asked
-from semgrad_guard.errors import UnenforcedPolicyError
 from semgrad_guard.records import PromptForm
 
 _MOST = 10_000
@@ -218,95 +243,164 @@ def _question(inputs: Any) -> str | None:
     return None
 
 
-# The calls of one outermost run, as a router in its config hears them: which of them are answers.
-
-Compared = tuple[str, str, tuple[Any, ...]]
-"""A message as it is compared: its role, its text and its calls."""
+# Which handlers hear the runs inside.
 
 
-@dataclass
-class _Trace:
-    """One outermost run: the messages of its calls, the answers, and whether any of the calls was guarded."""
-
-    calls: dict[UUID, list[Compared]] = field(default_factory=dict[UUID, "list[Compared]"])
-    answers: set[tuple[str, tuple[Any, ...]]] = field(default_factory=set[tuple[str, tuple[Any, ...]]])
-    is_guarded: bool = False
+RunManager = CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun
+SyncRun = CallbackManagerForLLMRun | None
+AsyncRun = AsyncCallbackManagerForLLMRun | None
+Config = RunnableConfig | None
 
 
-class Traces:
-    """The outermost runs that a router hears from their beginning (it is in their config). Safe for several threads."""
-
-    def __init__(self) -> None:
-        self.names: dict[UUID, str] = {}
-        """The names of models' runs that are under way."""
-        self._outermost: dict[UUID, _Trace] = {}
-        self._of_models: dict[UUID, _Trace] = {}
-        self._lock = threading.Lock()
-
-    def __reduce__(self) -> tuple[type[Traces], tuple[()]]:
-        return Traces, ()  # a copy in another process hears other runs
-
-    def begins(self, run: UUID) -> None:
-        """An outermost run begins."""
-        with self._lock:
-            self._outermost[run] = _Trace()
-
-    def ends(self, run: UUID) -> bool | None:
-        """A run ends. Of an outermost one: whether a guarded call was among its calls; None if it made none."""
-        with self._lock:
-            self.names.pop(run, None)
-            self._of_models.pop(run, None)
-            trace = self._outermost.pop(run, None)
-        return trace.is_guarded if trace is not None and trace.calls else None
-
-    def model_starts(
-        self,
-        run: UUID,
-        parent: UUID | None,
-        messages: Sequence[BaseMessage],
-        *,
-        name: str | None,
-        guarded: bool,
-        alone: bool,
-    ) -> None:
-        """A model is called; `alone`: the router guards every call of the outermost run, so that all must be answers.
-
-        An agent's next step shows the model its own earlier messages, and a retry repeats a call. Any other second call
-        means that one of the two writes no answer.
-
-        Raises:
-            UnenforcedPolicyError: it is such a call.
-        """
-        with self._lock:
-            if name is not None:
-                self.names[run] = name
-            root = WITNESS.outermost(parent)
-            trace = None if root is None else self._outermost.get(root)
-            if trace is None:
-                return
-            call, before = [_compared(message) for message in messages], list(trace.calls.values())
-            follows = any(role == "ai" and (text, calls) in trace.answers for role, text, calls in call)
-            self._of_models[run], trace.calls[run] = trace, call
-            trace.is_guarded = trace.is_guarded or guarded
-        if alone and before and call not in before and not follows:
-            raise UnenforcedPolicyError(
-                "this run makes several calls that have nothing to do with each other, and the router in its config "
-                "would guard all of them: where one condenses a question, summarizes a history or writes a query, an "
-                "abstention would be taken for that. Name the call that writes the answer: "
-                'chat.with_config(tags=["answer"]) in the chain, and UncertaintyRouterCallback(..., answering="answer")'
-            )
-
-    def model_ends(self, run: UUID, response: LLMResult) -> None:
-        """A model has answered."""
-        with self._lock:
-            trace = self._of_models.get(run)
-            if trace is not None:
-                made = [generation for generations in response.generations for generation in generations]
-                messages = [generation.message for generation in made if isinstance(generation, ChatGeneration)]
-                trace.answers.update(_compared(message)[1:] for message in messages)
-        self.ends(run)
+class TracingHandler(BaseCallbackHandler):
+    """A handler of ours that traces, though it is not one of LangChain's tracers."""
 
 
-def _compared(message: BaseMessage) -> Compared:
-    calls = tuple(call["id"] for call in message.tool_calls) if isinstance(message, AIMessage) else ()
-    return message.type.removesuffix("MessageChunk").lower(), str(message.text), calls
+def handlers_of(callbacks: Callbacks) -> Sequence[BaseCallbackHandler]:
+    """The handlers among LangChain's several forms of callbacks."""
+    return callbacks.handlers if isinstance(callbacks, BaseCallbackManager) else callbacks or []
+
+
+def around(config: RunnableConfig) -> CallbackManager:
+    """The callbacks of a run with this config: those that it names, and those that the context adds."""
+    return CallbackManager.configure(config.get("callbacks"))
+
+
+def inside(run: RunManager | None) -> CallbackManager:
+    """The callbacks of runs inside a run: its tracers."""
+    if run is None:
+        return CallbackManager(handlers=[])
+    manager = CallbackManager(handlers=[], parent_run_id=run.run_id)
+    manager.set_handlers(list(filter(_is_tracer, run.inheritable_handlers)))
+    manager.add_tags(run.inheritable_tags)
+    manager.add_metadata(run.inheritable_metadata)
+    return manager
+
+
+def inside_stream(outer: CallbackManager, config: RunnableConfig, run_id: UUID) -> CallbackManager:
+    """The callbacks of runs inside a stream's run, whose own are `outer`: LangChain does not give a stream its run."""
+    inner = CallbackManager(handlers=[], parent_run_id=run_id)
+    inner.set_handlers(list(filter(_is_tracer, outer.inheritable_handlers)))
+    inner.add_tags([*outer.inheritable_tags, *(config.get("tags") or [])])
+    inner.add_metadata({**outer.inheritable_metadata, **(config.get("metadata") or {})})
+    return inner
+
+
+@contextmanager
+def configured(config: RunnableConfig | None) -> Generator[None]:
+    """The time of a call with this config, for targets and observers.
+
+    LangChain does not pass a model's `configurable` on, and a batch's runs do not know the run around them.
+    """
+    known, given = var_child_runnable_config.get() or RunnableConfig(), config or RunnableConfig()
+    changes: dict[str, Any] = {}
+    if configurable := given.get("configurable"):
+        changes["configurable"] = {**known.get("configurable", {}), **configurable}
+    if isinstance(callbacks := given.get("callbacks"), BaseCallbackManager):
+        changes["callbacks"] = callbacks
+    with _set((var_child_runnable_config, {**known, **changes})) if changes else nullcontext():
+        yield
+
+
+def users_own(configurable: Mapping[str, Any]) -> dict[str, Any]:
+    """The user's own configuration. LangGraph's entries would make a target part of the graph around it."""
+    return {key: value for key, value in configurable.items() if not key.startswith(("__pregel_", "checkpoint_"))}
+
+
+@contextmanager
+def tracers_only(callbacks: CallbackManager) -> Generator[RunnableConfig]:
+    """The time of inner runs, and their config with the user's configuration, also for runs that no config reaches."""
+    config = _inner_config(callbacks)
+    hidden = [(hook[0], None) for hook in _configure_hooks if not (hook[0].get() is None or _is_tracer(hook[0].get()))]
+    with _set((var_child_runnable_config, config), *hidden):
+        yield config
+
+
+@contextmanager
+def unheard() -> Generator[None]:
+    """The time of runs that may hold a text which will be withheld. No handler, tracer or span hears them."""
+    with _silence(_inner_config(CallbackManager(handlers=[]))):
+        yield
+
+
+@contextmanager
+def aside() -> Generator[None]:
+    """Like `unheard`, for code of a graph around a guarded model, which stays a part of the graph.
+
+    It may dispatch custom events, write to the graph's stream and interrupt; its subgraphs stream nothing.
+    """
+    config = ensure_config()
+    callbacks: Any = config.get("callbacks")
+    run_id = getattr(callbacks, "parent_run_id", None)
+    manager = AsideManager(handlers=[], parent_run_id=run_id)
+    manager.set_handlers([CustomEvents(handler, run_id) for handler in handlers_of(callbacks)])
+    kept = {key: value for key, value in config.get("configurable", {}).items() if key != "__pregel_stream"}
+    with _silence(cast("RunnableConfig", {**config, "callbacks": manager, "configurable": kept})):
+        yield
+
+
+class AsideManager(CallbackManager):
+    """The callbacks of code aside. LangChain passes them on in configs, where a model that runs aloud knows them."""
+
+
+class CustomEvents(BaseCallbackHandler):
+    """Passes custom events on to another handler, as those of one run, and nothing else."""
+
+    ignore_llm = ignore_retry = ignore_chain = ignore_agent = ignore_retriever = ignore_chat_model = True  # pyright: ignore
+
+    def __init__(self, handler: BaseCallbackHandler, run_id: UUID | None) -> None:
+        self._handler, self._run_id = handler, run_id
+        self.run_inline, self.raise_error = handler.run_inline, handler.raise_error
+        if inspect.iscoroutinefunction(handler.on_custom_event):
+            self.on_custom_event = self._on_custom_event_async  # LangChain looks whether it is a coroutine function
+
+    def on_custom_event(self, name: str, data: Any, *, run_id: UUID, **known: Any) -> Any:
+        """Pass the event on."""
+        return self._handler.on_custom_event(name, data, run_id=self._run_id or run_id, **known)
+
+    async def _on_custom_event_async(self, name: str, data: Any, *, run_id: UUID, **known: Any) -> Any:
+        await self._handler.on_custom_event(name, data, run_id=self._run_id or run_id, **known)
+
+
+@contextmanager
+def _silence(config: RunnableConfig) -> Generator[None]:
+    """The time of runs with this config, which only its own handlers hear.
+
+    LangSmith's tracer and OpenTelemetry's instrumentors join every run of their own accord: here they may not.
+    """
+    hooks = [hook for hook in _configure_hooks if hook[0].get() is not WITNESS]  # which passes nothing on
+    hidden = [(hook[0], _SILENT if hook[3] else None) for hook in hooks]
+    otel: Any = sys.modules.get("opentelemetry.instrumentation.utils")  # imported by every instrumentor
+    with ExitStack() as stack:
+        stack.enter_context(_set((var_child_runnable_config, config), (tracing_v2_callback_var, None), *hidden))
+        stack.enter_context(cast("Any", run_helpers).tracing_context(enabled=False))
+        stack.enter_context(nullcontext() if otel is None else otel.suppress_instrumentation())
+        yield
+
+
+_SILENT = BaseCallbackHandler()
+"""Takes the place of a handler that LangChain would make because an environment variable is set."""
+
+
+@contextmanager
+def _set(*values: tuple[ContextVar[Any], Any]) -> Generator[None]:
+    tokens = [(variable, variable.set(value)) for variable, value in values]
+    try:
+        yield
+    finally:
+        for variable, token in reversed(tokens):
+            variable.reset(token)
+
+
+def _inner_config(callbacks: CallbackManager) -> RunnableConfig:
+    """A config for runs that are no part of a graph around them."""
+    known = ensure_config()
+    config = cast("RunnableConfig", {"callbacks": callbacks, "configurable": users_own(known.get("configurable", {}))})
+    if (limit := known.get("max_concurrency")) is not None:
+        config["max_concurrency"] = limit
+    return config
+
+
+def _is_tracer(handler: Any) -> bool:
+    shows = isinstance(handler, (_StreamingCallbackHandler, _V2StreamingCallbackHandler))
+    return isinstance(handler, (BaseTracer, TracingHandler)) and not shows

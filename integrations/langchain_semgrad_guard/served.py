@@ -13,32 +13,29 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.answers import Call
-from langchain_semgrad_guard.hearing import inside, tracers_only, unheard
 from langchain_semgrad_guard.messages import openai_tools
+from langchain_semgrad_guard.runs import inside, tracers_only, unheard
 from semgrad_guard import LanguageModel
 from semgrad_guard.adapters.answer_form import AnswerForm
 from semgrad_guard.adapters.served_calls import served_options
 from semgrad_guard.errors import InputError, UnsupportedToolsError
-from semgrad_guard.guard import Answerer, ain_time, in_time
+from semgrad_guard.guard import Answerer, Steps, Work
 from semgrad_guard.records import PromptForm
 
 
-def answered(model: BaseChatModel, call: Call) -> ChatResult:
+def answered(model: BaseChatModel, call: Call) -> Steps[ChatResult]:
     """The model's answer, from LangChain's cache or made anew; only tracers hear its run.
 
     Runs that it makes inside itself are its draft's: no handler hears them where the draft may be withheld.
     """
     inside: Any = model  # the method that makes no run of LangChain's own has no public name
+    given = (call.messages, call.stop, None)
     with _traced_run(model, call) as made:
-        made.append(in_time(lambda: inside._generate_with_cache(call.messages, call.stop, None, **call.options)))
-    return made[0]
-
-
-async def aanswered(model: BaseChatModel, call: Call) -> ChatResult:
-    """Like `answered`, without blocking the event loop."""
-    inside: Any = model
-    with _traced_run(model, call) as made:
-        made.append(await ain_time(inside._agenerate_with_cache(call.messages, call.stop, None, **call.options)))
+        work = Work(
+            lambda: inside._generate_with_cache(*given, **call.options),
+            lambda: inside._agenerate_with_cache(*given, **call.options),
+        )
+        made.append((yield work.in_time()))
     return made[0]
 
 

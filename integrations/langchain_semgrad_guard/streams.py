@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Protocol, Self, cast
@@ -13,24 +13,21 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, mess
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import (
+    ContextThreadPoolExecutor,
     ensure_config,
     get_config_list,
-    get_executor_for_config,
     run_in_executor,
-    set_config_context,
 )
-from langchain_core.runnables.utils import coro_with_context, gather_with_concurrency
 from langchain_core.utils.uuid import uuid7
 
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.answers import Call
-from langchain_semgrad_guard.batching import agathered, gathered
 from langchain_semgrad_guard.callback import Labels
-from langchain_semgrad_guard.enforcement import EnforcingChatModel, only
-from langchain_semgrad_guard.hearing import AsyncRun, Config, SyncRun, around, inside_stream
+from langchain_semgrad_guard.enforcement import EnforcingChatModel
+from langchain_semgrad_guard.runs import AsyncRun, Config, SyncRun, around, inside_stream
 from semgrad_guard import METADATA_KEY, Generation
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import Draft, HeldText, LiveAnswer, Stop, off_loop, stopping
+from semgrad_guard.guard import Draft, HeldText, LiveAnswer, Stop, adrive, drive, off_loop, stopping
 
 
 class StreamingChatModel(EnforcingChatModel):
@@ -45,9 +42,9 @@ class StreamingChatModel(EnforcingChatModel):
     ) -> Iterator[ChatGenerationChunk]:
         call = self._call(messages, stop, run_manager, kwargs)
         if call.withholds:
-            yield _only_chunk(only(self._answers([call])))
+            yield _only_chunk(drive(self._answered(call)))
         elif call.rules is not None:
-            yield from self._judging(call.rules, [call]).streamed(partial(self._live, call))
+            yield from self._judging(call.rules, call).streamed(partial(self._live, call))
         else:
             yield from self._unjudged_stream(call)
 
@@ -56,9 +53,9 @@ class StreamingChatModel(EnforcingChatModel):
     ) -> AsyncIterator[ChatGenerationChunk]:
         call = self._call(messages, stop, run_manager, kwargs)
         if call.withholds:
-            yield _only_chunk(only(await self._aanswers([call])))
+            yield _only_chunk(await adrive(self._answered(call)))
             return
-        live = call.rules and self._judging(call.rules, [call]).astreamed(partial(self._alive, call))
+        live = call.rules and self._judging(call.rules, call).astreamed(partial(self._alive, call))
         async with aclosing(live or self._aunjudged_stream(call)) as pieces:
             async for piece in pieces:
                 yield piece
@@ -121,8 +118,6 @@ class StreamingChatModel(EnforcingChatModel):
         carrying = self.guarded_by(rules, inside_stream(outer, config, run_id), config)
         return carrying, cast("RunnableConfig", {**config, "callbacks": outer, "run_id": run_id})
 
-    # Batches.
-
     def batch(
         self,
         inputs: list[LanguageModelInput],
@@ -131,24 +126,27 @@ class StreamingChatModel(EnforcingChatModel):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[AIMessage]:
-        """Answer several inputs, each in a run of its own. `max_concurrency` bounds how many are generated at once."""
+        """Answer several inputs, each in a run of its own; those that are under way together share the model's steps.
+
+        LangChain's own default is a few threads, by the number of processors.
+        """
         configs = get_config_list(config, len(inputs))
+        most = configs[0].get("max_concurrency", self._at_once) if configs else None
+        stop = Stop()
 
         def one(given: LanguageModelInput, config: RunnableConfig) -> AIMessage | Exception:
-            with set_config_context(config) as context:
-                try:
-                    return context.run(self.invoke, given, config, **kwargs)
-                except Exception as error:  # noqa: BLE001 - raised once all others have had their run
-                    return error
+            try:
+                return self.invoke(given, config, **kwargs)
+            except Exception as error:  # noqa: BLE001 - raised once all others have had their run
+                return error
 
-        ends: list[AIMessage | Exception] = []
-        for group in self._groups(inputs, configs):
-            if self._group_size is None:
-                with get_executor_for_config(configs[0]) as executor:
-                    ends += executor.map(one, *zip(*group, strict=True))
-            else:
-                ends += gathered(self._owner, [partial(one, *pair) for pair in group], self._answers)
-        return _ended(ends, return_exceptions=return_exceptions)
+        with stopping(stop), ContextThreadPoolExecutor(max_workers=most) as pool:
+            try:
+                ends = list(pool.map(one, inputs, configs))
+            except BaseException:  # Ctrl-C: LangChain's own batch would wait for the answers
+                stop.cancel()
+                raise
+        return _ended(ends, raises=not return_exceptions)
 
     async def abatch(
         self,
@@ -159,40 +157,21 @@ class StreamingChatModel(EnforcingChatModel):
         **kwargs: Any,
     ) -> list[AIMessage]:
         """Like `batch`, without blocking the event loop."""
-        configs = get_config_list(config, len(inputs))
-
-        async def one(given: LanguageModelInput, config: RunnableConfig) -> AIMessage | Exception:
-            with set_config_context(config) as context:
-                try:
-                    return await coro_with_context(self.ainvoke(given, config, **kwargs), context, create_task=True)
-                except Exception as error:  # noqa: BLE001 - as above
-                    return error
-
-        ends: list[AIMessage | Exception] = []
-        for group in self._groups(inputs, configs):
-            runs = [partial(one, *pair) for pair in group]
-            if self._group_size is None:
-                ends += await gather_with_concurrency(configs[0].get("max_concurrency"), *(run() for run in runs))
-            else:
-                ends += await agathered(self._owner, runs, self._aanswers)
-        return _ended(ends, return_exceptions=return_exceptions)
-
-    def _groups(
-        self, inputs: Sequence[LanguageModelInput], configs: Sequence[RunnableConfig]
-    ) -> Iterator[list[tuple[LanguageModelInput, RunnableConfig]]]:
-        """The inputs that are answered together, with their configs."""
-        pairs = list(zip(inputs, configs, strict=True))
-        given = configs[0].get("max_concurrency") if configs else None
-        limit = (len(pairs) if self._group_size is None else given or self._group_size) or 1
-        for start in range(0, len(pairs), limit):
-            yield pairs[start : start + limit]
+        return _ended(
+            await super().abatch(inputs, config, return_exceptions=True, **kwargs), raises=not return_exceptions
+        )
 
 
-def _ended(ends: Sequence[AIMessage | Exception], *, return_exceptions: bool) -> list[AIMessage]:
+def _ended(ends: Any, *, raises: bool) -> list[AIMessage]:
+    """The answers of a batch, all of whose runs have ended.
+
+    Raises:
+        Exception: the first one in an answer's place.
+    """
     for end in ends:
-        if isinstance(end, Exception) and not return_exceptions:
+        if raises and isinstance(end, Exception):
             raise end
-    return cast("list[AIMessage]", list(ends))
+    return ends
 
 
 def _only_chunk(result: ChatResult) -> ChatGenerationChunk:
@@ -260,13 +239,13 @@ class AsyncWriting:
 
 
 class LocalWriting(Writing):
-    """An answer of a local model. `draft` makes its scored draft.
+    """An answer of a local model. `draft` makes the message's draft of the generation's.
 
     `end` is how much of the text may be shown: the start of a tool call is held back.
     """
 
     def __init__(
-        self, live: LiveAnswer, *, draft: Callable[[Generation], Draft[AIMessage]], end: Callable[[str], int]
+        self, live: LiveAnswer, *, draft: Callable[[Draft[Generation]], Draft[AIMessage]], end: Callable[[str], int]
     ) -> None:
         super().__init__(live)
         self.live, self._draft, self._end = live, draft, end
@@ -283,7 +262,7 @@ class LocalWriting(Writing):
 
     def draft(self) -> Draft[AIMessage]:
         """The whole answer with its score."""
-        return self._draft(self.live.stream.generation)
+        return self._draft(self.live.draft())
 
     def last(self, message: AIMessage) -> list[ChatGenerationChunk]:
         """The rest of the text, and the record."""

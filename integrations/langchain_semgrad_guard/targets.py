@@ -13,7 +13,7 @@ from langchain_core.runnables.base import RunnableBinding, RunnableBindingBase
 
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.answers import Call, TargetReply, TargetRequest
-from langchain_semgrad_guard.hearing import tracers_only, users_own
+from langchain_semgrad_guard.runs import tracers_only, users_own
 from semgrad_guard import Policy
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import Reply, external, require_policy, require_sequel

@@ -12,8 +12,8 @@ from langchain_core.outputs import LLMResult
 from opentelemetry._logs import LoggerProvider
 from opentelemetry.trace import Span, get_current_span
 
-from langchain_semgrad_guard.hearing import TracingHandler
 from langchain_semgrad_guard.messages import verdict_of
+from langchain_semgrad_guard.runs import TracingHandler
 from semgrad_guard.adapters.telemetry import EvaluationLog
 from semgrad_guard.errors import LowConfidenceError
 

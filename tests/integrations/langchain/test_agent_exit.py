@@ -308,10 +308,7 @@ class Speaking(Bound):
     """Gives the structure as a call of the schema's tool."""
 
     def _drafted(self, call: Any) -> Any:
-        return self._called(super()._drafted(call))
-
-    async def _adrafted(self, call: Any) -> Any:
-        return self._called(await super()._adrafted(call))
+        return self._called((yield from super()._drafted(call)))
 
     def _called(self, result: Any) -> Any:
         message = result.generations[0].message

@@ -13,6 +13,7 @@ from langchain_core.runnables import RunnableLambda
 from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouterCallback, get_verdict
 from semgrad_guard import HybridGrad, LanguageModel, SemGrad
 from semgrad_guard.errors import BindingMismatchError
+from semgrad_guard.guard import Answerer
 
 from .support import EVERYTHING, NOTHING, QUESTION, ROUTES, metadata_of, policy_for_another_model, save_tiny, text_of
 
@@ -23,13 +24,13 @@ CACHED = ("invoke", "ainvoke", "batch", "abatch")
 def counted(chat: ChatSemGrad, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Counts the answers that the model really generates."""
     generated: list[int] = []
-    original = LanguageModel.generate_batch
+    original = Answerer.submit
 
-    def generate_batch(self: LanguageModel, conversations: Any, *args: Any, **kwargs: Any) -> Any:
-        generated.append(len(conversations))
-        return original(self, conversations, *args, **kwargs)
+    def submit(self: Answerer, conversation: Any, **kwargs: Any) -> Any:
+        generated.append(1)
+        return original(self, conversation, **kwargs)
 
-    monkeypatch.setattr(LanguageModel, "generate_batch", generate_batch)
+    monkeypatch.setattr(Answerer, "submit", submit)
     return generated
 
 

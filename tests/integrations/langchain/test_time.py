@@ -15,7 +15,7 @@ import torch
 from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, UncertaintyRouterCallback
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.errors import DeadlineExceededError
-from tests.steps import Steps, until, until_stopped
+from tests.steps import Gate, Steps, until, until_stopped
 
 from .support import EVERYTHING, NOTHING, QUESTION, ROUTES, Route
 
@@ -59,7 +59,7 @@ def test_a_cancelled_task_stops_the_model(model: Any, language_model: LanguageMo
 
         def cancel() -> None:  # in the model's thread
             loop.call_soon_threadsafe(task.cancel)
-            until_stopped()
+            until(task.done)
 
         steps = Steps(language_model)
         steps.at(5, cancel)
@@ -74,11 +74,18 @@ def test_a_cancelled_task_stops_the_model(model: Any, language_model: LanguageMo
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="no signals to a thread here")
-def test_an_interrupted_batch_stops_every_run(long: ChatSemGrad, language_model: LanguageModel) -> None:
-    """One run waits to be answered with others, and the next one is written for those that hear it."""
+def test_an_interrupted_batch_stops_every_run(
+    long: ChatSemGrad, language_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One run is withheld, and the other one is written for those that hear it."""
     threads = threading.enumerate()
-    steps, main = Steps(language_model), threading.get_ident()
-    steps.at(5, lambda: (signal.pthread_kill(main, signal.SIGINT), until_stopped()))
+    steps, main, gate = Steps(language_model), threading.get_ident(), Gate(monkeypatch)
+
+    def interrupt() -> None:
+        signal.pthread_kill(main, signal.SIGINT)
+        until(lambda: all(ticket._stop.cancelled for ticket in gate.tickets))
+
+    steps.at(5, interrupt)
     configs: Any = [{"callbacks": [UncertaintyRouterCallback(NOTHING)]}, {}]
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -86,7 +93,7 @@ def test_an_interrupted_batch_stops_every_run(long: ChatSemGrad, language_model:
             long.batch([QUESTION, "Where?"], configs, stream=True)
     finally:
         signal.signal(signal.SIGINT, before)
-    assert steps.in_all() <= 5
+    assert steps.in_all() <= 6
     until(lambda: not [thread for thread in threading.enumerate() if thread not in threads])
     assert language_model.generate("And now?", GenerationOptions(max_tokens=2)).response_ids
 

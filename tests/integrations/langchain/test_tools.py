@@ -181,18 +181,9 @@ def test_tools_change_the_prompt_and_its_name(tooled: ChatSemGrad) -> None:
     assert given.usage_metadata["input_tokens"] > plain.usage_metadata["input_tokens"] + 100  # type: ignore[index]
 
 
-def test_a_batch_calls_together(tooled: ChatSemGrad, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
-    original = LanguageModel.generate_batch
-
-    def generate_batch(self: LanguageModel, conversations: Any, *args: Any, **kwargs: Any) -> Any:
-        sizes.append(len(conversations))
-        return original(self, conversations, *args, **kwargs)
-
-    monkeypatch.setattr(LanguageModel, "generate_batch", generate_batch)
+def test_a_batch_calls_like_single_runs(tooled: ChatSemGrad) -> None:
     questions = [QUESTION, "Hi", "Paint it."]
     messages = tooled.bind_tools([paint, wait], tool_choice="any").batch(questions)
-    assert sizes == [3]
     alone = [tooled.bind_tools([paint, wait], tool_choice="any").invoke(question) for question in questions]
     assert [m.tool_calls[0]["args"] for m in messages] == [m.tool_calls[0]["args"] for m in alone]
 
