@@ -191,8 +191,8 @@ def test_an_answer_without_a_score_follows_the_policy(
     chat: ChatSemGrad, route: Route, on_unscored: Any, draft: str
 ) -> None:
     class Unscored(ChatSemGrad):
-        def message_of(self, generation: Any, request: Any) -> AIMessage:
-            return AIMessage(generation.text)
+        def message_of(self, draft: Any, request: Any) -> AIMessage:
+            return AIMessage(draft.answer.text)
 
     bare = Unscored.from_model(chat.language_model, max_tokens=12)
     policy = Policy(threshold=1e308, on_unscored=on_unscored)
