@@ -23,6 +23,7 @@ from pydantic import (
 
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.answers import Call
+from langchain_semgrad_guard.enforcement import Identified, identity_of
 from langchain_semgrad_guard.messages import AnyTool, call_fields, openai_tools
 from langchain_semgrad_guard.profile import count_tokens, profile_of, profile_on_disk
 from langchain_semgrad_guard.runs import AsyncRun, SyncRun
@@ -42,7 +43,6 @@ from semgrad_guard.guard import (
     assess,
     off_loop,
     stopping,
-    template_name,
 )
 from semgrad_guard.records import PromptForm
 
@@ -174,8 +174,9 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
 
     # For runs, streams and batches.
 
-    def _ready(self) -> None:
-        _ = self.language_model.identity
+    def _ready(self) -> Identified:
+        model = self.language_model
+        return model, model.identity
 
     @property
     def _at_once(self) -> int:
@@ -312,7 +313,7 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
 
         Decisions are not part of it: the cache holds drafts, and whichever router is attached judges them anew.
         """
-        identity = self.language_model.identity
+        identity = identity_of(self.language_model)
         return {
             "model": self.model,
             "revision": identity.revision,
@@ -330,7 +331,7 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
             "default_stop": self.stop,
             "estimator": self.estimator.name,
             "estimator_settings": self.estimator.settings(),
-            "prompt_template": template_name(self.language_model, self.prompt_template),
+            "prompt_template": f"{self.prompt_template}@{identity.template}",
         }
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:

@@ -10,8 +10,9 @@ carries the rules of one stream.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextvars import Context
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import Context, ContextVar
 from functools import cached_property, partial
 from typing import Any, Self, cast
 
@@ -47,9 +48,30 @@ from langchain_semgrad_guard.runs import (
     handlers_of,
     inside,
 )
+from semgrad_guard import LanguageModel
 from semgrad_guard.errors import UnenforcedPolicyError
 from semgrad_guard.guard import Draft, Steps, Work, adrive, current_recorder, drive, record_draft
 from semgrad_guard.records import PromptForm
+
+Identified = tuple[LanguageModel, Any]
+"""A model, and its identity."""
+
+_identified: ContextVar[Identified | None] = ContextVar("semgrad_guard_identified", default=None)
+
+
+def identity_of(model: LanguageModel) -> Any:
+    """A model's identity: as the call in progress has found it, for to look again is to wait for the model's turn."""
+    found = _identified.get()
+    return found[1] if found is not None and found[0] is model else model.identity
+
+
+@contextmanager
+def _set_identity(found: Identified | None) -> Generator[None]:
+    token = _identified.set(found)
+    try:
+        yield
+    finally:
+        _identified.reset(token)
 
 
 class AloudChatModel(BaseChatModel):
@@ -113,13 +135,13 @@ class EnforcingChatModel(AloudChatModel):
 
     def generate(self, *args: Any, **kwargs: Any) -> LLMResult:
         """Answer each list of messages in a run of its own."""
-        self._ready()
-        return super().generate(*args, **kwargs)
+        with _set_identity(self._ready()):
+            return super().generate(*args, **kwargs)
 
     async def agenerate(self, *args: Any, **kwargs: Any) -> LLMResult:
         """Like `generate`, without blocking the event loop; the lists are answered together."""
-        await run_in_executor(None, self._ready)
-        return await super().agenerate(*args, **kwargs)
+        with _set_identity(await run_in_executor(None, self._ready)):
+            return await super().agenerate(*args, **kwargs)
 
     def _generate_with_cache(
         self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: SyncRun = None, **kwargs: Any
@@ -267,8 +289,8 @@ class EnforcingChatModel(AloudChatModel):
 
     # For subclasses.
 
-    def _ready(self) -> None:
-        """Whatever blocks before the first answer; async paths call it off the event loop."""
+    def _ready(self) -> Identified | None:
+        """Whatever blocks before an answer; async paths call it off the event loop. The model and its identity."""
 
     def _live(self, call: Call) -> LiveAnswer:
         """Answer piece by piece."""

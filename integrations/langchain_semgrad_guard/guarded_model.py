@@ -18,7 +18,7 @@ from langchain_semgrad_guard import served
 from langchain_semgrad_guard.answers import AsyncLiveAnswer, Call, LiveAnswer, Rules
 from langchain_semgrad_guard.callback import UncertaintyRouterCallback, rules_of
 from langchain_semgrad_guard.chat_model import ChatSemGrad
-from langchain_semgrad_guard.enforcement import EnforcingChatModel
+from langchain_semgrad_guard.enforcement import EnforcingChatModel, Identified
 from langchain_semgrad_guard.messages import AnyTool, whole_chunk
 from langchain_semgrad_guard.runs import SyncRun, handlers_of, unheard
 from langchain_semgrad_guard.streams import AsyncWriting, ServedWriting, StreamingChatModel
@@ -211,12 +211,11 @@ class AroundChatModel(StreamingChatModel):
         made = model.with_structured_output(schema, include_raw=include_raw, **chosen)
         return structured_by(made, model, self, include_raw=include_raw)
 
-    def _ready(self) -> None:
+    def _ready(self) -> Identified | None:
         model = self._inner.model
-        if isinstance(model, EnforcingChatModel):
-            model._ready()
         if self.scorer is not None:
             _ = self.scorer.identity
+        return model._ready() if isinstance(model, EnforcingChatModel) else None
 
     @property
     def _at_once(self) -> int | None:
