@@ -82,7 +82,8 @@ Stop = Annotated[
     tuple[str, ...],
     Option(
         "Stop the answer before this text. Repeat the option for several texts.",
-        *(ANSWERS, "TEXT"),
+        panel=ANSWERS,
+        metavar="TEXT",
         reads="some_text",
         several=True,
         check=_not_empty,
@@ -100,7 +101,8 @@ LogAddress = Annotated[
     Option(
         "The decision log: a file (SQLite), or a URL such as postgresql+psycopg://user@host/name; also as "
         f"{LOG_VARIABLE} in the environment.",
-        *(LOG, "FILE"),
+        panel=LOG,
+        metavar="FILE",
         shown="semgrad-guard/decisions.db in your state folder",
         variable=LOG_VARIABLE,
         check=require_name,
@@ -128,7 +130,8 @@ class LoadingOptions:
         Option(
             'Quantize the weights while they are loaded, as transformers takes it: {"quant_method": "bitsandbytes", '
             '"load_in_4bit": true}; @FILE reads it from a file.',
-            *(MODEL, "JSON"),
+            panel=MODEL,
+            metavar="JSON",
             reads="quantization",
             check=_tells_how,
         ),
@@ -138,7 +141,8 @@ class LoadingOptions:
         Option(
             "Told to the chat template with every prompt, the value in JSON: enable_thinking=false turns thinking off "
             "where the template has that switch. Repeat the option for several.",
-            *(MODEL, "NAME=VALUE"),
+            panel=MODEL,
+            metavar="NAME=VALUE",
             reads="template_option",
             several=True,
         ),
@@ -153,7 +157,8 @@ class EngineChoice:
         dict[str, Any] | None,
         Option(
             'Have vLLM write the answers (docs/vllm.md); with arguments of vllm.LLM: vllm={"max_model_len": 4096}.',
-            *(MODEL, "vllm[=JSON]"),
+            panel=MODEL,
+            metavar="vllm[=JSON]",
             reads="engine",
             shown="transformers",
         ),
@@ -186,7 +191,9 @@ class ScoringOptions:
         float | None,
         Option(
             "hybridgrad's: a small one leans to SemGrad, a large one to ParaGrad.",
-            *(UNCERTAINTY, "X", Bounds(0, open_below=True)),
+            panel=UNCERTAINTY,
+            metavar="X",
+            bounds=Bounds(0, open_below=True),
             shown="the calibration's, or 1",
         ),
     ] = None
@@ -198,7 +205,9 @@ class ScoringOptions:
         int | None,
         Option(
             "Estimate ParaGrad from N rows of the output head (2,000 to 4,000): a little faster, with an error bar.",
-            *(UNCERTAINTY, "N", Bounds(2, 10_000_000)),
+            panel=UNCERTAINTY,
+            metavar="N",
+            bounds=Bounds(2, 10_000_000),
             shown="the calibration's, or all",
         ),
     ] = None
@@ -214,7 +223,8 @@ class PolicyOptions:
         Option(
             "What to do with an answer that cannot be scored: abstain, escalate (abstain where there is no target), or "
             "deliver it without a promise.",
-            *(DECISION, "ACTION"),
+            panel=DECISION,
+            metavar="ACTION",
         ),
     ] = "abstain"
 
@@ -228,7 +238,8 @@ class DeliveryOptions:
         Option(
             "enforce: withhold what is not let through; annotate or observe: deliver it with its verdict; raise: "
             "answer with an error.",
-            *(DECISION, "MODE"),
+            panel=DECISION,
+            metavar="MODE",
         ),
     ] = "enforce"
     on_error: Annotated[
@@ -300,14 +311,18 @@ class ServeOptions:
         int,
         Option(
             "Requests that may wait for a model; further ones are refused, to be sent again.",
-            *(SERVER, "N", Bounds(1, 100_000)),
+            panel=SERVER,
+            metavar="N",
+            bounds=Bounds(1, 100_000),
         ),
     ] = 64
     max_batch: Annotated[
         int | None,
         Option(
             "Answers written in one batch. 1 gives the texts of single runs, also in half precision.",
-            *(SERVER, "N", Bounds(1, 100_000)),
+            panel=SERVER,
+            metavar="N",
+            bounds=Bounds(1, 100_000),
         ),
     ] = None
     connections: Annotated[
@@ -328,7 +343,8 @@ class OtherServers:
         Option(
             "A server with OpenAI's protocol that writes the answers (http://localhost:8000/v1); its key stands in the "
             f"environment, {UPSTREAM_KEY}. --model is then a name of its own.",
-            *(OTHERS, "URL"),
+            panel=OTHERS,
+            metavar="URL",
             check=require_name,
         ),
     ] = None
@@ -345,7 +361,8 @@ class OtherServers:
         Option(
             "With --upstream: a route of it that is passed on without a verdict (embeddings, completions, responses); "
             "repeat the option for several. All others are refused.",
-            *(OTHERS, "ROUTE"),
+            panel=OTHERS,
+            metavar="ROUTE",
             several=True,
             check=require_name,
         ),
@@ -354,7 +371,8 @@ class OtherServers:
         str | None,
         Option(
             f"Asked for what is not let through; passed on unscored. Its key stands in the environment, {TARGET_KEY}.",
-            *(OTHERS, "URL#MODEL"),
+            panel=OTHERS,
+            metavar="URL#MODEL",
             check=require_name,
         ),
     ] = None
@@ -369,7 +387,8 @@ class LogOptions:
         Path | None,
         Option(
             "A folder on a local disk: decisions are safe there until the database has them.",
-            *(LOG, "FOLDER"),
+            panel=LOG,
+            metavar="FOLDER",
             shown="next to the log",
         ),
     ] = None

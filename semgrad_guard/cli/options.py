@@ -129,7 +129,7 @@ class AnsweredColumns(Columns):
 
 @dataclass(frozen=True, kw_only=True)
 class Loud:
-    """How much is told on stderr."""
+    """How much a command writes to stderr."""
 
     quiet: Annotated[bool, Option("On stderr errors and warnings only.", OUTPUT, spelled=("--quiet", "-q"))] = False
     verbose: Annotated[

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from semgrad_guard.engine.generation.certain_text import CertainText, Heard
+from semgrad_guard.engine.generation.certain_text import CertainText, PieceStreamer
 from semgrad_guard.engine.generation.decoding import Decoder
 from semgrad_guard.engine.generation.equal_rows import equal_rows_stand_alone
 from semgrad_guard.engine.generation.generation import Generation
@@ -34,13 +34,13 @@ class WritingModel(LoadedModel):
         """Answer prompts in one run; `on_piece` is called with the pieces of the answer to the only one."""
         with self._scorer.lock:
             self.require_known(prompts)
-            heard = None
+            streamer = None
             if on_piece is not None:
                 certain = CertainText(self._decoder.decode, options, prompts[0].thinking)
-                heard = Heard(certain, on_piece)
-            written = self._decoder.run(prompts, options, objective, streamer=heard)
-            if heard is not None:
-                heard.finish(written[0].text)
+                streamer = PieceStreamer(certain, on_piece)
+            written = self._decoder.run(prompts, options, objective, streamer=streamer)
+            if streamer is not None:
+                streamer.finish(written[0].text)
             return written
 
     @property

@@ -42,7 +42,8 @@ class _Calibrations:
         tuple[str, ...] | str,
         Option(
             "Made by `calibrate`. With several models, NAME=FILE for each.",
-            *(DECISION, "FILE"),
+            panel=DECISION,
+            metavar="FILE",
             several=True,
             check=require_name,
         ),

@@ -67,7 +67,7 @@ def _safe_length(text: str, stops: Sequence[str]) -> int:
     return min(limits)
 
 
-class Heard(BaseStreamer):
+class PieceStreamer(BaseStreamer):
     """Hands on the pieces of a one-row generation as soon as they are certain."""
 
     def __init__(self, certain: CertainText, on_piece: Callable[[str], None]) -> None:
