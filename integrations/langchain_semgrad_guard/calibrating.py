@@ -68,6 +68,7 @@ def calibrate_chain(
         delta: the largest probability of breaking that promise, in (0, 1).
         record: a file (JSON Lines) that keeps every answer with its prompt; an interrupted run resumes there, once
             three of its inputs were answered again as before. `calibration.n_recorded` counts what came from it.
+            Calibrations on one record share delta (`calibration.tries`).
         max_concurrency: how many inputs are answered together (`chain.batch`).
         aggregate: where an example makes several scored calls: "one" is an error, "max" takes the least certain one.
             Then the calibration is for a judge of the chain by the worst of its scores: a guard around one of its calls
@@ -78,7 +79,7 @@ def calibrate_chain(
         progress: a line on stderr, a function of (done, in all), or False.
         config: for every run.
         **options: others of `ExampleCalibration` (`estimator`, `extra_prompts`, `slots`, `labels`,
-            `upstream`, `grid`, `robust`, `confidence`).
+            `upstream`, `grid`, `robust`, `copies`, `tries`, `confidence`).
 
     Raises:
         CalibrationError: an example made no scored call, or several of which none is chosen.
@@ -89,7 +90,7 @@ def calibrate_chain(
     job = ExampleCalibration(examples, grader, alpha=alpha, delta=delta, show=progress is True, **options)
     runs = _Runs(chain, config, output, job.estimator)
     how = runs.collecting(record, max_concurrency, aggregate, answering, progress)
-    return job(collect(job.examples, runs.run, how))
+    return job(collect(job.examples, runs.run, how), record=how.record)
 
 
 async def acalibrate_chain(
@@ -112,7 +113,7 @@ async def acalibrate_chain(
     job = ExampleCalibration(examples, grader, alpha=alpha, delta=delta, show=progress is True, **options)
     runs = _Runs(chain, config, output, job.estimator)
     how = runs.collecting(record, max_concurrency, aggregate, answering, progress)
-    return job(await acollect(job.examples, runs.arun, how))
+    return job(await acollect(job.examples, runs.arun, how), record=how.record)
 
 
 class _Runs:

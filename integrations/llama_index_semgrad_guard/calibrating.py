@@ -71,12 +71,13 @@ def calibrate_engine(
         delta: the largest probability of breaking that promise, in (0, 1).
         record: a file (JSON Lines) that keeps every answer with its prompt; an interrupted run resumes from it, once
             three of its inputs were answered again as before. `calibration.n_recorded` counts its answers.
+            Calibrations on one record share delta (`calibration.tries`).
         max_concurrency: how many inputs are answered together.
         aggregate, answering: as in `GuardedQueryEngine`, and the same there; a guarded engine brings its own.
         output: finds the delivered text in the engine's response; default: the whole of it.
         progress: a line on stderr, a function of (done, in all), or False.
         **options: others of `ExampleCalibration` (`estimator`, `extra_prompts`, `slots`, `labels`,
-            `upstream`, `grid`, `robust`, `confidence`).
+            `upstream`, `grid`, `robust`, `copies`, `tries`, `confidence`).
 
     Raises:
         CalibrationError: an example's answer has no score, or is scored in another way than those before it.
@@ -86,7 +87,8 @@ def calibrate_engine(
     """
     job = ExampleCalibration(examples, grader, alpha=alpha, delta=delta, show=progress is True, **options)
     runs = _Runs(engine, aggregate, answering, output, job.estimator)
-    return job(collect(job.examples, runs.run, runs.collecting(record, max_concurrency, progress)))
+    how = runs.collecting(record, max_concurrency, progress)
+    return job(collect(job.examples, runs.run, how), record=how.record)
 
 
 async def acalibrate_engine(
@@ -107,7 +109,8 @@ async def acalibrate_engine(
     """Like `calibrate_engine`, by the engine's asynchronous methods."""
     job = ExampleCalibration(examples, grader, alpha=alpha, delta=delta, show=progress is True, **options)
     runs = _Runs(engine, aggregate, answering, output, job.estimator)
-    return job(await acollect(job.examples, runs.arun, runs.collecting(record, max_concurrency, progress)))
+    how = runs.collecting(record, max_concurrency, progress)
+    return job(await acollect(job.examples, runs.arun, how), record=how.record)
 
 
 class _Runs:

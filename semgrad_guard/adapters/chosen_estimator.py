@@ -107,8 +107,8 @@ class ChosenEstimator:
             {one.name: [score and score.uncertainty for score in scored(one.name)] for one in self.needed},
             prompts,
         )
-        if self.request == "auto" or _is_unfitted(self.request):
-            # Copies would be on both sides of the split.
+        if (self.request == "auto" or _is_unfitted(self.request)) and how.get("copies") != "keep":
+            # Copies would be on both sides of the split; of traffic, every row is a draw by itself.
             graded = graded.part(list({one.key: row for row, one in reversed([*enumerate(answered)])}.values())[::-1])
         if self.request == "auto":
             return calibrate_best(graded, bind=bind, **how)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -20,12 +21,15 @@ from semgrad_guard.evaluation.graders.grading import GradedAnswer, doubt, some_o
 from semgrad_guard.evaluation.graders.labels import NAME, SheetAnswer, labels_for
 from semgrad_guard.evaluation.graders.naming import load_graders
 from semgrad_guard.evaluation.graders.words import no_verdict
+from semgrad_guard.evaluation.job_record import number_of_try
+from semgrad_guard.records import digest_of
 
 AnyGrader = str | Grader | AnswerGrader | Callable[[str, Sequence[str]], bool]
 """A grader, its name (as on the command line), or a function of the delivered text and the right answers."""
 
 _OPTIONS = frozenset(
     {"estimator", "extra_prompts", "slots", "upstream", "labels", "grid", "robust", "confidence", "created"}
+    | {"copies", "tries"}
 )
 logger = logging.getLogger("semgrad_guard")
 
@@ -95,8 +99,10 @@ class ExampleCalibration:
         self.examples = [*self._labelled, *(read_examples(extra) if extra else ())]
         """Those to run: the labelled ones first, then the inputs whose prompts alone count."""
 
-    def __call__(self, answered: Sequence[AnsweredExample]) -> Calibration:
+    def __call__(self, answered: Sequence[AnsweredExample], *, record: Path | None = None) -> Calibration:
         """Grade the delivered texts, in the examples' order, and calibrate on them.
+
+        Calibrations on the answers of one `record` share delta, unless the caller numbers them (`tries`).
 
         Raises:
             CalibrationError: the prompt of an answer is not known, or no answer has a score.
@@ -133,6 +139,7 @@ class ExampleCalibration:
             extra_prompts=extra,
             n_recorded=len({one.key for one in kept if one.recorded}),
             **self._options,
+            **self._tries(kept, correct, record),
         )
         if (choice := outcome.calibration.choice) is not None:
             if choice.asked not in ("auto", choice.estimator):
@@ -144,6 +151,17 @@ class ExampleCalibration:
         if (remark := outcome.effect.doubt(self._rates["alpha"])) is not None:
             logger.warning("semgrad-guard: %s", remark)
         return outcome.calibration
+
+    def _tries(
+        self, answered: Sequence[AnsweredExample], correct: Sequence[bool], record: Path | None
+    ) -> dict[str, Any]:
+        """The number of this calibration among those on the labels of a record."""
+        if record is None or "tries" in self._options:
+            return {}
+        labels = sorted((one.key, right) for one, right in zip(answered, correct, strict=True))
+        how = {name: repr(self._options.get(name)) for name in ("robust", "copies", "grid")}
+        estimator = {"estimator": repr(self.estimator.request), "labels": digest_of(json.dumps(labels))}
+        return {"tries": number_of_try(record, {**estimator, **self._rates, **how})}
 
     def _grades(self, answered: Sequence[AnsweredExample]) -> tuple[Verdicts, str]:
         """The grades in order, None where there is no label or no verdict, and whose they are."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from numbers import Real
-from typing import Any
+from typing import Annotated, Any
 
 from semgrad_guard.calibration.binding import Binding
 from semgrad_guard.calibration.calibration_record import Calibration, is_score
 from semgrad_guard.calibration.call_options import unlike_calls
-from semgrad_guard.declared import require_valid
+from semgrad_guard.declared import Option, require_valid
 from semgrad_guard.errors import InputError
 from semgrad_guard.records import Action, PromptForm
 from semgrad_guard.settings import Mode, OnUnfamiliar, OnUnscored, PolicyOptions
@@ -36,7 +34,7 @@ class Policy(PolicyOptions):
         CalibrationError: the calibration was changed after it was made.
     """
 
-    on_unfamiliar: OnUnfamiliar = "threshold"
+    on_unfamiliar: Annotated[OnUnfamiliar, Option("What to do with an answer to an unfamiliar prompt.")] = "threshold"
     calibration: Calibration | None = None
 
     def __post_init__(self) -> None:
@@ -170,8 +168,6 @@ def _threshold(value: Any, calibration: Calibration | None) -> float | None:
                 "A policy needs a threshold: Policy(threshold=...) or Policy.from_calibration(calibration)."
             )
         return calibration.threshold
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-        raise InputError(f"A threshold is a finite number, not {value!r}; 1e308 lets every scored answer through.")
     if calibration is not None and float(value) != calibration.threshold:
         raise InputError(
             f"The threshold {value!r} is not the calibration's ({calibration.threshold!r}): the promise would "

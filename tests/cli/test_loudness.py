@@ -30,7 +30,7 @@ def jobs(model_folder: Path, tmp_path: Path) -> dict[str, list[str]]:
     return {
         "ask": ["ask", "What?", "--model", str(model_folder), *short],
         "score": ["score", *data, "--output", str(tmp_path / "s.jsonl")],
-        "calibrate": ["calibrate", *data, "--output", str(tmp_path / "c.json"), *short],
+        "calibrate": ["calibrate", *data, "--output", str(tmp_path / "c.json"), *short, "--copies", "once"],
         "evaluate": ["evaluate", *data, "--output", str(tmp_path / "e"), *short, *evaluate],
         "probe": ["probe", *data, "--output", str(tmp_path / "p.json"), *short, "--no-plots", "--no-answers"],
     }

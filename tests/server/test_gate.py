@@ -269,9 +269,10 @@ async def test_a_client_that_goes_away_stops_the_model(
         assert steps.in_all() == 3
         response = await client.post(CHAT, json=asking(max_tokens=2))
         assert response.status_code == 200
-        while len(ended) < 2:
+        while "NoneType" not in ended:
             await asyncio.sleep(0.002)
-        assert ended == ["AnswerCancelledError", "NoneType"]
+        # Who ends the second, its client or the model's thread that looks for the late, is a matter of moments.
+        assert ended in (["AnswerCancelledError", "NoneType"], ["AnswerCancelledError"] * 2 + ["NoneType"])
 
 
 async def test_small_packets_leave_at_once() -> None:

@@ -176,7 +176,8 @@ class RunningRequests:
         new = [(one.prompt, options) for _, one in submitted for options in one.options]
         if self.is_idle and not beside and len(submitted) == 1:
             return True
-        read = sum(len(one.prompt.ids) for _, one in submitted)
+        lengths = [len(one.prompt.ids) for _, one in submitted]
+        read = sum(length for length in lengths if length <= _READ)  # longer prompts are read in pieces
         rows = beside + self.rows + len(new)
         first = self.is_idle and not beside  # nobody else waits for the pass
         fits = rows <= self._most and read <= _READ * (1 + first)
@@ -286,8 +287,8 @@ class RunningRequests:
 
     def _deliver(self, done: Sequence[_Writing]) -> None:
         try:
-            generations = iter(self._batch.generations([row for writing in done for row in writing.rows]))
             with self._model.turn:  # in which the model is looked at once
+                generations = iter(self._batch.generations([row for writing in done for row in writing.rows]))
                 for writing in done:
                     own, job = [next(generations) for _ in writing.rows], writing.job
                     if error := writing.error:  # a listener did not take the last piece

@@ -69,10 +69,11 @@ def invented(rng: random.Random) -> Example:
 
 
 def decisions(chain: Runnable[Any, Any], inputs: Sequence[Any], policy: Policy) -> list[Verdict]:
-    """A policy's verdicts on every draft of a chain's runs."""
+    """A policy's verdicts on every draft of a chain's runs, in an order of their prompts: runs end in any order."""
     with recording() as recorder:
         chain.batch(list(inputs), {"max_concurrency": 16})
-    return [decide(draft.verdict, policy, can_escalate=False, prompt=draft.prompt) for draft in recorder.drafts]
+    drafts = sorted(recorder.drafts, key=lambda draft: draft.verdict.prompt or "")
+    return [decide(draft.verdict, policy, can_escalate=False, prompt=draft.prompt) for draft in drafts]
 
 
 def doubtful(rng: random.Random) -> Example:
@@ -156,8 +157,9 @@ def test_an_example_with_several_calls_needs_a_choice(chat: ChatSemGrad, at_once
     rewriting = calibrate_chain(chain, EXAMPLES, wrong, answering="rewriting", **how)
     worst = calibrate_chain(chain, EXAMPLES, wrong, aggregate="max", **how)
     assert answering.scores != rewriting.scores
-    assert max(worst.scores) == max(*answering.scores, *rewriting.scores)
-    assert min(worst.scores) >= min(*answering.scores, *rewriting.scores)
+    close = pytest.approx(max(*answering.scores, *rewriting.scores), rel=2e-5)  # of batches of other rows
+    assert max(worst.scores) == close
+    assert min(worst.scores) >= min(*answering.scores, *rewriting.scores) * (1 - 2e-5)
 
 
 def test_calls_side_by_side_are_told_apart(chat: ChatSemGrad) -> None:
@@ -205,6 +207,15 @@ def test_an_interrupted_run_goes_on_from_its_record(chat: ChatSemGrad, tmp_path:
     assert (again.n_recorded, whole.n_recorded) == (4, 0)
     assert notified == [(4, 8), (6, 8), (8, 8)]
     assert again.scores == pytest.approx(whole.scores, rel=1e-3)
+
+
+def test_calibrations_on_one_record_share_delta(chat: ChatSemGrad, tmp_path: Path) -> None:
+    chain, record = plain(chat), tmp_path / "record.jsonl"
+    alphas = (0.2, 0.2, 0.3)
+    made = [calibrate_chain(chain, EXAMPLES, wrong, record=record, **{**RATES, "alpha": alpha}) for alpha in alphas]
+    assert [one.tries for one in made] == [1, 1, 2], "one that is repeated as it was is no further try"
+    own = calibrate_chain(chain, EXAMPLES, wrong, record=record, tries=7, copies="keep", **RATES)
+    assert (own.tries, own.copies) == (7, "keep")
 
 
 def test_a_record_of_something_else_is_refused(chat: ChatSemGrad, larger: LanguageModel, tmp_path: Path) -> None:

@@ -48,7 +48,8 @@ def test_the_best_is_chosen_on_a_part_and_every_score_is_kept(auto: tuple[Calibr
     }  # fmt: skip
     first = json.loads(record.read_text().splitlines()[1])
     assert first["scores"].keys() > FREE
-    assert first["scores"]["states"]["features"]["gnll"] == pytest.approx(first["scores"]["gnll"]["uncertainty"])
+    learned, free = first["scores"]["states"]["features"]["gnll"], first["scores"]["gnll"]["uncertainty"]
+    assert learned == pytest.approx(free, rel=2e-5)  # of two passes
 
 
 @pytest.mark.parametrize("name", ["states", "fused", "greatest_entropy", "hybridgrad"])

@@ -45,7 +45,8 @@ def test_concurrent_calls_share_steps(wide: LanguageModel, monkeypatch: pytest.M
     steps = Steps(wide)
     Gate(monkeypatch).opens_at(len(QUESTIONS), steps)
     together = WAYS[way](llm)
-    assert steps.in_all() <= sequential / 3
+    # An engine's prompts are long: their pieces are read one after the other, between the steps.
+    assert steps.in_all() <= sequential * (0.6 if way == "engine" else 1 / 3)
     assert list(map(str, together)) == list(map(str, alone))
     scores = [[get_verdict(response).uncertainty for response in responses] for responses in (together, alone)]  # type: ignore[union-attr]
     assert scores[0] == pytest.approx(scores[1], rel=2e-5)
