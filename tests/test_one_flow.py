@@ -1,4 +1,4 @@
-"""Only `semgrad_guard.guard` decides: no other module makes an action, or changes one."""
+"""Only `semgrad_guard.guard` decides: no other module makes an action, or changes one; the rules are in one file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 GUARD = ROOT / "semgrad_guard" / "guard"
-DECIDING = {"decide", "decide_unscored", "abstained", "escalated", "rejected", "late", "without_text"}
+RULES = GUARD / "policy.py"
+DECIDING = {"decide", "abstained", "escalated", "rejected", "without_text"}
 ELSEWHERE = {
     "semgrad_guard/records.py": "`Verdict.delivered` tells an escalation from the target's side, its action unchanged",
     "integrations/langchain_semgrad_guard/demo/stages.py": "shows what another party's target may return",
@@ -43,6 +44,25 @@ def test_only_the_guard_decides() -> None:
     deciding = {name: lines for name, lines in places.items() if lines}
     assert deciding.keys() == ELSEWHERE.keys(), deciding
     assert [name for name, lines in deciding.items() if len(lines) > 1] == []
+
+
+def rules(tree: ast.AST) -> Iterator[str]:
+    """The places in a module's text that tell modes apart, or read an action for unfamiliar or unscored answers."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            parts = list(ast.walk(node))
+            read = {part.attr if isinstance(part, ast.Attribute) else getattr(part, "id", "") for part in parts}
+            names = [part for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+            if names and {"mode", "_mode", "on_unscored", "on_unfamiliar"} & read:
+                yield f"line {node.lineno}: compares {ast.unparse(node)}"
+
+
+def test_mode_and_familiarity_are_judged_in_one_file() -> None:
+    places = {
+        path.relative_to(ROOT).as_posix(): list(rules(ast.parse(path.read_text(encoding="utf-8"))))
+        for path in (*FILES, *GUARD.glob("*.py"))
+    }
+    assert [name for name, lines in places.items() if lines] == [RULES.relative_to(ROOT).as_posix()], places
 
 
 def test_what_is_looked_for_is_found() -> None:

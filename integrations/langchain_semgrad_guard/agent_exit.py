@@ -129,7 +129,7 @@ def judged_late(state: Mapping[str, Any], rules: Rules) -> dict[str, Any] | None
     strangers = [message for message in _recent(state["messages"]) if not _is_judged(message, known.get(message.id))]
     if not strangers:
         return None
-    if rules.terms.mode == "observe":
+    if rules.terms.observes:
         for message in strangers:
             observe(rules, rules.draft(message, None, None))
         return {JUDGED_KEY: list(map(_judged, strangers))}

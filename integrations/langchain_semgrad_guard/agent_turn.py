@@ -30,7 +30,7 @@ from langchain_semgrad_guard.agent_exit import (
     without_record,
 )
 from langchain_semgrad_guard.answers import Rules, Target, TargetReply, TargetRequest
-from langchain_semgrad_guard.callback import UncertaintyRouterCallback
+from langchain_semgrad_guard.callback import deciding
 from langchain_semgrad_guard.enforcement import AloudChatModel, EnforcingChatModel
 from langchain_semgrad_guard.guarded_model import AroundChatModel, inner_of
 from langchain_semgrad_guard.review import REVIEW_KEY, HumanReview, Review, ReviewDesk
@@ -188,7 +188,7 @@ class Turn:
     @property
     def decisions(self) -> list[dict[str, Any]]:
         """The decisions that were taken, as plain JSON. An observer's are reported as they are taken."""
-        if self._settings.rules.terms.mode == "observe":
+        if self._settings.rules.terms.observes:
             return []
         held = [handed_on(request.verdict) for request in self._desk.held]
         return [verdict.metadata() for verdict in (held or self._verdicts)]
@@ -303,7 +303,7 @@ def guarded(model: BaseChatModel, rules: Rules, **scoring: Any) -> EnforcingChat
 def _require_one_judge(request: Request) -> None:
     model = inner_of(request.model).model
     handlers = (*around(ensure_config()).handlers, *handlers_of(model.callbacks))
-    if any(isinstance(handler, UncertaintyRouterCallback) and handler.mode != "observe" for handler in handlers):
+    if deciding(handlers):
         raise UnenforcedPolicyError(
             "a router and an UncertaintyMiddleware would both decide about this model's answers. Keep one: the "
             "middleware for an agent, or the router for a model wherever it is used."

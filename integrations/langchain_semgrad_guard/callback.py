@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 from uuid import UUID
@@ -280,7 +280,7 @@ class UncertaintyRouterCallback(RunHandler):
         **kwargs: Any,
     ) -> None:
         """Refuse a chat model that would ignore this router's decisions, and a second kind of call in a chain."""
-        if self.mode == "observe":
+        if self.rules.terms.observes:
             return
         labels = Labels(frozenset([*(tags or []), *([name] if name else [])]), metadata or {})
         if labels.are_internal:
@@ -303,7 +303,7 @@ class UncertaintyRouterCallback(RunHandler):
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """Report the decision of an observer: about the recorded score, also where another answer was delivered."""
-        if self.mode == "observe":
+        if self.rules.terms.observes:
             observe(self.rules, _draft_of(response, can_escalate=not is_escalating(self)))
         self._traces.model_ends(run_id, response)
 
@@ -318,11 +318,17 @@ class UncertaintyRouterCallback(RunHandler):
             raise error
 
     def _begins(self, run: UUID, parent: UUID | None, inputs: Any) -> None:
-        if self.mode != "observe" and parent is None:
+        if not self.rules.terms.observes and parent is None:
             self._traces.begins(run)
 
     def _ends(self, run: UUID) -> None:
         self._traces.ends(run)
+
+
+def deciding(handlers: Iterable[object]) -> list[UncertaintyRouterCallback]:
+    """The routers among these handlers whose decisions are carried out."""
+    routers = [handler for handler in handlers if isinstance(handler, UncertaintyRouterCallback)]
+    return [router for router in routers if not router.rules.terms.observes]
 
 
 def rules_of(owner: object, policy: Policy, escalate_to: Any, **terms: Any) -> Rules:

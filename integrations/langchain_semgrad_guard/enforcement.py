@@ -216,7 +216,7 @@ class EnforcingChatModel(AloudChatModel):
         """Record a draft for a calibration, and report it where this very model observes."""
         if current_recorder() is not None:
             record_draft(draft_verdict(message), self._asked_form(call), source=call.source)
-        if self.rules is not None and self.rules.terms.mode == "observe":
+        if self.rules is not None and self.rules.terms.observes:
             observe(self.rules, self.draft_of(message, call))
             self.rules.notify(message, message)
 
@@ -268,7 +268,7 @@ class EnforcingChatModel(AloudChatModel):
         for handler in (*handlers_of(callbacks), *handlers_of(self.callbacks)):
             if isinstance(handler, UncertaintyRouterCallback) and handler.guards(labels):
                 rules_by_owner.setdefault(id(handler), handler.rules)
-        deciding = [rules for rules in rules_by_owner.values() if rules.terms.mode != "observe"]
+        deciding = [rules for rules in rules_by_owner.values() if not rules.terms.observes]
         if len(deciding) > 1:
             raise UnenforcedPolicyError(
                 f"{len(deciding)} routers are attached to one model and only one can decide. Attach one; to judge a "
@@ -360,7 +360,7 @@ class EnforcingChatModel(AloudChatModel):
             return generation
         message = convert.decided(message, draft_verdict(message))
         rules = self.rules
-        if rules is not None and rules.terms.mode == "annotate":
+        if rules is not None and not (rules.terms.withholds or rules.terms.observes):
             made = Work(lambda: ChatResult(generations=[ChatGeneration(message=message)])).alone()
             answers = Answers(rules, Call([], None, {}, rules), form=lambda: None)  # the prompt is not at hand
             message = drive(answers.judged(made)).generations[0].message

@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, PrivateAttr, SkipVa
 
 from langchain_semgrad_guard import served
 from langchain_semgrad_guard.answers import AsyncLiveAnswer, Call, LiveAnswer, Rules
-from langchain_semgrad_guard.callback import UncertaintyRouterCallback, rules_of
+from langchain_semgrad_guard.callback import deciding, rules_of
 from langchain_semgrad_guard.chat_model import ChatSemGrad
 from langchain_semgrad_guard.enforcement import EnforcingChatModel, Identified
 from langchain_semgrad_guard.messages import AnyTool, whole_chunk
@@ -38,6 +38,7 @@ from semgrad_guard.guard import (
     adrive,
     as_estimator,
     drive,
+    observes,
     promise_along,
 )
 from semgrad_guard.records import PromptForm
@@ -306,7 +307,7 @@ class GuardedChatModel(AroundChatModel):
     def _is_one_guard(self) -> Self:
         inner, config = self._inner, self._inner.config
         handlers = [*handlers_of(inner.model.callbacks), *handlers_of(config.get("callbacks"))]
-        if any(isinstance(handler, UncertaintyRouterCallback) and handler.mode != "observe" for handler in handlers):
+        if deciding(handlers):
             raise UnenforcedPolicyError(
                 "2 routers: one is attached to the model already. Attach one, or give that here"
             )
@@ -374,7 +375,7 @@ class GuardedChatModel(AroundChatModel):
             ):
                 return inner
             return inner._replace(model=model.model_copy(update={"estimator": estimator_of(calibration)}))
-        if self.scorer is None and self.mode != "observe":
+        if self.scorer is None and not observes(self.mode):
             raise InputError(
                 f"the answers of {type(model).__name__} carry no score. Use ChatSemGrad, or give the weights that it "
                 f"serves: {type(self).__name__}(model, policy, scorer=LanguageModel.from_pretrained(...))"

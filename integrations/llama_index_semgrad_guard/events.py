@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from llama_index.core.callbacks.base_handler import BaseCallbackHandler
 from llama_index.core.callbacks.schema import CBEventType, EventPayload
@@ -15,8 +15,9 @@ from llama_index_semgrad_guard.calls import current_turn
 from llama_index_semgrad_guard.records import completed
 from semgrad_guard import Policy, Verdict
 from semgrad_guard.errors import InputError, LowConfidenceError
-from semgrad_guard.guard import Mode, require_policy, settle, unscored
+from semgrad_guard.guard import observes, require_policy, settle, unscored
 
+CallbackMode = Literal["raise", "observe"]
 Source = Literal["llm", "query_engine", "chat_engine", "agent", "callback"]
 _log = logging.getLogger("semgrad_guard")
 _dispatcher = get_dispatcher(__name__)
@@ -89,14 +90,15 @@ class UncertaintyRouterCallback(BaseCallbackHandler):
         LowConfidenceError, BindingMismatchError: at an answer; see above.
     """
 
-    def __init__(self, policy: Policy, *, mode: Mode = "raise") -> None:
+    def __init__(self, policy: Policy, *, mode: CallbackMode = "raise") -> None:
         super().__init__(event_starts_to_ignore=[], event_ends_to_ignore=[])
-        if mode not in ("raise", "observe"):
+        if mode not in get_args(CallbackMode):
             raise InputError(
                 f"a LlamaIndex callback can 'raise' or 'observe', not {mode!r}; "
                 "put a GuardedQueryEngine or a GuardedChatEngine around the engine instead"
             )
-        self._policy, self._mode = require_policy(policy), mode
+        self._policy = require_policy(policy)
+        self._mode: CallbackMode = mode
 
     def on_event_end(
         self, event_type: CBEventType, payload: dict[str, Any] | None = None, event_id: str = "", **kwargs: Any
@@ -109,7 +111,7 @@ class UncertaintyRouterCallback(BaseCallbackHandler):
         answer = completed(response)
         draft = answer if isinstance(answer, Verdict) else unscored(answer, reason="the answer carries no score")
         verdict = settle(draft, self._policy, "enforce", can_escalate=False).verdict
-        if self._mode == "observe":
+        if observes(self._mode):
             report(verdict.model_copy(update={"enforced": False}), "callback")
         elif verdict.action != "answer":
             report(verdict, "callback")

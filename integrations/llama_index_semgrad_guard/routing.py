@@ -127,7 +127,7 @@ class Routing:
 
     def attached(self, metadata: Mapping[str, Any] | None, verdict: Verdict, turn: Turn) -> dict[str, Any]:
         """Metadata with the verdict's record and the question's digest in it; without them in mode "observe"."""
-        if self.terms.mode == "observe":
+        if self.terms.observes:
             return dict(metadata or {})
         question = {} if turn.question is None else {QUESTION_KEY: digest_of(turn.question)}
         record = verdict.metadata(keep_draft=self.terms.keep_draft)
@@ -173,7 +173,7 @@ def require_target(target: Any, policy: Policy, *, kinds: tuple[type, ...], reme
         name = target.__name__ if isinstance(target, type) else type(target).__name__
         raise InputError(f"escalate_to cannot be a {name}: {remedy}")
     if isinstance(target, Guarded):
-        if target.routing.terms.mode == "observe":
+        if target.routing.terms.observes:
             raise InputError("escalate_to only observes, so that it is unknown which answers its own policy rejects")
         require_sequel(require_policy(policy), target.policy)
 

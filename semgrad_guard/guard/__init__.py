@@ -23,34 +23,40 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.answering import template_name as template_name
     from semgrad_guard.guard.calibrated_estimator import as_estimator as as_estimator
     from semgrad_guard.guard.calibrated_estimator import estimator_of as estimator_of
-    from semgrad_guard.guard.flow import Abstain as Abstain
-    from semgrad_guard.guard.flow import Deliver as Deliver
     from semgrad_guard.guard.flow import Draft as Draft
-    from semgrad_guard.guard.flow import Escalate as Escalate
     from semgrad_guard.guard.flow import HandedOn as HandedOn
     from semgrad_guard.guard.flow import Outcome as Outcome
     from semgrad_guard.guard.flow import Pending as Pending
-    from semgrad_guard.guard.flow import Raise as Raise
     from semgrad_guard.guard.flow import Refusal as Refusal
     from semgrad_guard.guard.flow import Reply as Reply
-    from semgrad_guard.guard.flow import Settlement as Settlement
     from semgrad_guard.guard.flow import Waiting as Waiting
     from semgrad_guard.guard.flow import answers as answers
     from semgrad_guard.guard.flow import arun as arun
     from semgrad_guard.guard.flow import conclude as conclude
     from semgrad_guard.guard.flow import one as one
     from semgrad_guard.guard.flow import run as run
-    from semgrad_guard.guard.flow import settle as settle
     from semgrad_guard.guard.guard import AsyncGuardedStream as AsyncGuardedStream
     from semgrad_guard.guard.guard import Guard as Guard
     from semgrad_guard.guard.guard import GuardedStream as GuardedStream
     from semgrad_guard.guard.guard import Target as Target
+    from semgrad_guard.guard.policy import Abstain as Abstain
+    from semgrad_guard.guard.policy import AbstainMessage as AbstainMessage
+    from semgrad_guard.guard.policy import Deliver as Deliver
+    from semgrad_guard.guard.policy import Escalate as Escalate
     from semgrad_guard.guard.policy import Policy as Policy
+    from semgrad_guard.guard.policy import Raise as Raise
+    from semgrad_guard.guard.policy import Settlement as Settlement
+    from semgrad_guard.guard.policy import Terms as Terms
+    from semgrad_guard.guard.policy import decide as decide
+    from semgrad_guard.guard.policy import observes as observes
     from semgrad_guard.guard.policy import require_policy as require_policy
+    from semgrad_guard.guard.policy import settle as settle
+    from semgrad_guard.guard.policy import unlike as unlike
     from semgrad_guard.guard.policy import withholds as withholds
     from semgrad_guard.guard.promise import Promise as Promise
     from semgrad_guard.guard.promise import combined_promise as combined_promise
     from semgrad_guard.guard.promise import promise_along as promise_along
+    from semgrad_guard.guard.promise import require_sequel as require_sequel
     from semgrad_guard.guard.promise import split_delta as split_delta
     from semgrad_guard.guard.recorder import Recorder as Recorder
     from semgrad_guard.guard.recorder import current_recorder as current_recorder
@@ -64,8 +70,6 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.streams import LiveDraft as LiveDraft
     from semgrad_guard.guard.streams import arun_stream as arun_stream
     from semgrad_guard.guard.streams import run_stream as run_stream
-    from semgrad_guard.guard.terms import AbstainMessage as AbstainMessage
-    from semgrad_guard.guard.terms import Terms as Terms
     from semgrad_guard.guard.timing import ain_time as ain_time
     from semgrad_guard.guard.timing import cancelling as cancelling
     from semgrad_guard.guard.timing import in_thread as in_thread
@@ -75,15 +79,11 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.verdicts import as_draft as as_draft
     from semgrad_guard.guard.verdicts import binding_of as binding_of
     from semgrad_guard.guard.verdicts import by_a_person as by_a_person
-    from semgrad_guard.guard.verdicts import decide as decide
-    from semgrad_guard.guard.verdicts import decide_unscored as decide_unscored
     from semgrad_guard.guard.verdicts import escalated as escalated
     from semgrad_guard.guard.verdicts import external as external
     from semgrad_guard.guard.verdicts import handed_on as handed_on
     from semgrad_guard.guard.verdicts import is_withheld as is_withheld
-    from semgrad_guard.guard.verdicts import require_sequel as require_sequel
     from semgrad_guard.guard.verdicts import undecided as undecided
-    from semgrad_guard.guard.verdicts import unlike as unlike
     from semgrad_guard.guard.verdicts import unscored as unscored
     from semgrad_guard.settings import ABSTAIN_MESSAGE as ABSTAIN_MESSAGE
     from semgrad_guard.settings import Mode as Mode

@@ -17,24 +17,19 @@ from typing import Any, Generic, TypeVar, cast
 from semgrad_guard.calibration.prompt_shape import PromptForm
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
 from semgrad_guard.errors import AnswerFailedError, DeadlineExceededError, InputError, LowConfidenceError, UpstreamError
-from semgrad_guard.guard.policy import Policy, withholds
+from semgrad_guard.guard.policy import Deliver, Escalate, Raise, Settlement, Terms, decide, settle
 from semgrad_guard.guard.recorder import current_recorder
 from semgrad_guard.guard.steps import Steps, Work, adrive, drive
-from semgrad_guard.guard.terms import Terms
 from semgrad_guard.guard.timing import cancelling
 from semgrad_guard.guard.verdicts import (
     abstained,
-    decide,
     escalated,
     handed_on,
-    is_withheld,
-    late,
     rejected,
     says_nothing,
-    without_text,
+    unscored,
 )
 from semgrad_guard.records import METADATA_KEY, Verdict
-from semgrad_guard.settings import Mode
 
 A = TypeVar("A")
 """The frontend's object: a message, a response, or nothing but the text."""
@@ -103,79 +98,6 @@ class Outcome(Generic[A]):
 
     verdict: Verdict
     answer: A | None
-
-
-@dataclass(frozen=True)
-class Deliver:
-    """The draft goes out. Where the mode does not withhold, its verdict is advice (`enforced` is False)."""
-
-    verdict: Verdict
-
-
-@dataclass(frozen=True)
-class Escalate:
-    """The target answers; nothing of the draft goes out."""
-
-    verdict: Verdict
-
-
-@dataclass(frozen=True)
-class Abstain:
-    """The abstain message goes out in the draft's place."""
-
-    verdict: Verdict
-
-
-@dataclass(frozen=True)
-class Raise:
-    """A `LowConfidenceError` goes out in the draft's place."""
-
-    verdict: Verdict
-
-
-Settlement = Deliver | Escalate | Abstain | Raise
-
-
-def settle(
-    draft: Verdict,
-    policy: Policy,
-    mode: Mode,
-    *,
-    can_escalate: bool,
-    prompt: PromptForm | None = None,
-    trusted: bool = False,
-    strange: tuple[str, ...] = (),
-) -> Settlement:
-    """The decision about a draft. Pure: records in, a record out.
-
-    Args:
-        draft: the scored draft, undecided; its `text` is the answer.
-        policy: which scores to let through.
-        mode: how the decision is carried out.
-        can_escalate: whether there is a target.
-        prompt: the form of the prompt; without it nothing is promised.
-        trusted: the draft's actions may go out whatever its score (an agent's calls of harmless tools): the decision
-            about them is advice. Text next to them is let through only by its score.
-        strange: why the question is unlike those of the calibration, in addition to the form of its prompt.
-
-    Raises:
-        BindingMismatchError: the policy was calibrated for another model, estimator, setting or template.
-        UnfamiliarPromptError: the prompt is unlike those calibrated on, and the policy is to raise.
-    """
-    if is_withheld(draft):  # by another guard: there is no answer left to judge
-        return Deliver(draft)
-    if not withholds(mode) and policy.on_unfamiliar == "raise":
-        policy = replace(policy, on_unfamiliar="abstain")  # advice is given, not raised
-    verdict = decide(draft, policy, can_escalate=can_escalate, prompt=prompt, strange=strange)
-    if not withholds(mode):
-        return Deliver(verdict.model_copy(update={"enforced": False}))
-    if trusted and verdict.action != "answer":
-        return Deliver(without_text(verdict))
-    if verdict.action == "answer":
-        return Deliver(verdict)
-    if mode == "raise":
-        return Raise(verdict)
-    return Escalate(verdict) if verdict.action == "escalate" else Abstain(verdict)
 
 
 class Pending(Generic[A]):
@@ -407,8 +329,9 @@ def not_written(error: AnswerFailedError | DeadlineExceededError | UpstreamError
         AnswerFailedError, DeadlineExceededError, UpstreamError: `on_error` is to raise, or the mode puts nothing in an
             answer's place.
     """
-    if terms.on_error == "raise" or terms.mode != "enforce":
+    if not terms.replaces_failed:
         raise error
-    verdict = late(terms.policy, error.reason if isinstance(error, AnswerFailedError) else str(error))
+    reason = error.reason if isinstance(error, AnswerFailedError) else str(error)
+    verdict = decide(unscored("", reason=reason), terms.policy, can_escalate=False)
     abstention: Outcome[Any] = Outcome(abstained(verdict, terms.words(verdict)), None)
     return _recorded(abstention, terms)

@@ -1,19 +1,48 @@
-"""`Policy`: the action for an answer, by its uncertainty: answer, escalate or abstain."""
+"""The decision about an answer: by its uncertainty, the familiarity of its prompt, and the mode of the guard.
+
+`Policy` has the threshold and what it was calibrated on, `Terms` adds the mode and how a decision is carried out.
+`decide` makes the action, `settle` what happens to the draft. Nothing else decides.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, cast
 
+from semgrad_guard.calibration import DriftMonitor
 from semgrad_guard.calibration.binding import Binding
 from semgrad_guard.calibration.calibration_record import Calibration, is_score
 from semgrad_guard.calibration.call_options import unlike_calls
+from semgrad_guard.decision_log.entries import DecisionSink
 from semgrad_guard.declared import Option, require_valid
-from semgrad_guard.errors import InputError
-from semgrad_guard.records import Action, PromptForm
-from semgrad_guard.settings import Mode, OnUnfamiliar, OnUnscored, PolicyOptions
+from semgrad_guard.engine.interruption import Stop
+from semgrad_guard.errors import InputError, UnfamiliarPromptError
+from semgrad_guard.guard.verdicts import (
+    UNSCORED,
+    abstained,
+    binding_of,
+    is_withheld,
+    says_nothing,
+    with_promise,
+    without_text,
+)
+from semgrad_guard.records import OWN_CODE, Action, PromptForm, Verdict, digest_of
+from semgrad_guard.settings import (
+    ABSTAIN_MESSAGE,
+    DeliveryOptions,
+    Mode,
+    OnUnfamiliar,
+    OnUnscored,
+    PolicyOptions,
+    Timeout,
+)
+
+AbstainMessage = str | Callable[[Verdict], str]
+
+_OWN_CODE = "the model runs code that cannot be compared with that of the calibration (a hook, a replaced method)"
+_OTHER_PROMPT = "the answer was given to another prompt (it comes from a cache, say)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,32 +120,22 @@ class Policy(PolicyOptions):
         """The threshold in records: None where a calibration found none, and where none is compared with."""
         return self.threshold if self.compares else None
 
+    @property
+    def delivers_unscored(self) -> bool:
+        """Whether an answer without a score is delivered, outside any promise."""
+        return self.on_unscored == "answer"
+
+    @property
+    def delivers_unfamiliar(self) -> bool:
+        """Whether an answer to an unfamiliar prompt may be delivered, outside any promise."""
+        return self.on_unfamiliar == "threshold"
+
     def decide(self, uncertainty: float | None, *, can_escalate: bool) -> Action:
         """The action for one answer; `can_escalate` tells whether there is a target."""
         elsewhere: Action = "escalate" if can_escalate else "abstain"
         if not is_score(uncertainty):
             return elsewhere if self.on_unscored == "escalate" else self.on_unscored
         return "answer" if self.lets_through(uncertainty) else elsewhere
-
-    def unfamiliar(
-        self,
-        prompt: PromptForm | None,
-        *,
-        cut: int | str | None = None,
-        tokens: int = 0,
-        text: str = "",
-        options: Mapping[str, Any] | None = None,
-    ) -> tuple[str, ...]:
-        """The differences from the calibration, in words: of the prompt, of the place where the answer ends (see
-        `Binding.cut_elsewhere`), and of a call to another server (see `unlike_calls`). Empty without a calibration."""
-        if self.calibration is None:
-            return ()
-        elsewhere = None if self.binding is None else self.binding.cut_elsewhere(cut, tokens=tokens, text=text)
-        return (
-            *self.calibration.unfamiliar(prompt),
-            *(() if elsewhere is None else (elsewhere,)),
-            *unlike_calls(options, self.binding, tokens=tokens, text=text),
-        )
 
     def lets_through(self, uncertainty: float | None) -> bool:
         """Whether a finite uncertainty is at or below the threshold."""
@@ -144,6 +163,11 @@ def withholds(mode: Mode) -> bool:
     return mode in ("enforce", "raise")
 
 
+def observes(mode: Mode) -> bool:
+    """Whether decisions are only reported, and answers left as they are."""
+    return mode == "observe"
+
+
 def require_policy(policy: object) -> Policy:
     """The policy itself; callers may have no type checker.
 
@@ -158,6 +182,242 @@ def require_policy(policy: object) -> Policy:
 def lets_every_score_through(on_unscored: OnUnscored) -> Policy:
     """The policy where none is given: only answers without a score are decided about."""
     return Policy(threshold=sys.float_info.max, on_unscored=on_unscored)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms(DeliveryOptions):
+    """How a guard decides, and how it carries the decision out.
+
+    Args:
+        policy: which scores to let through.
+        mode: "enforce", "annotate", "observe" or "raise".
+        can_escalate: whether there is a target.
+        abstain_message: delivered in the place of an answer that is neither let through nor escalated; a function gets
+            the verdict, without the withheld text unless drafts are kept.
+        keep_draft: whether metadata may hold withheld text.
+        on_error: where a target fails or is late; "abstain" also for a deadline that the model itself does not meet,
+            and for an inner engine that fails.
+        timeout: seconds for generating, scoring and escalating together; None: no limit.
+        monitor: watches the scores for drift.
+        notify: called with every verdict.
+        log: records every decision; the verdict then carries its `decision_id`.
+        trim: changes an answer that is let through, and its verdict, before they go out.
+
+    Raises:
+        InputError: an argument is not as described.
+    """
+
+    policy: Policy
+    can_escalate: bool = False
+    abstain_message: AbstainMessage = ABSTAIN_MESSAGE
+    keep_draft: bool = False
+    timeout: Timeout = None
+    monitor: DriftMonitor | None = None
+    notify: Callable[[Verdict], None] | None = None
+    log: DecisionSink | None = None
+    trim: Callable[[Verdict, Any], tuple[Verdict, Any]] | None = None
+
+    def __post_init__(self) -> None:
+        require_policy(self.policy)
+        require_valid(self)
+        if not isinstance(self.abstain_message, str) and not callable(self.abstain_message):
+            raise InputError("abstain_message is a text, or a function of the verdict")
+        if not isinstance(cast("Any", self.keep_draft), bool):
+            raise InputError(f"keep_draft is True or False, not {self.keep_draft!r}")
+        if self.monitor is not None and not callable(getattr(self.monitor, "add", None)):
+            raise InputError(f"monitor must be a DriftMonitor, not a {type(self.monitor).__name__}")
+        if self.notify is not None and not callable(self.notify):
+            raise InputError(f"notify must be a function of the verdict, not a {type(self.notify).__name__}")
+        if self.log is not None and not callable(getattr(self.log, "write", None)):
+            raise InputError(f"log must be a DecisionLog, not a {type(self.log).__name__}")
+
+    @property
+    def withholds(self) -> bool:
+        """Whether an answer may be kept back, so that nothing of it may leave before it is judged."""
+        return withholds(self.mode)
+
+    @property
+    def observes(self) -> bool:
+        """Whether decisions are only reported, and answers left as they are."""
+        return observes(self.mode)
+
+    @property
+    def replaces_failed(self) -> bool:
+        """Whether the abstain message goes out where there is no draft: its author failed, or was late."""
+        return self.on_error == "abstain" and self.mode == "enforce"
+
+    def stop(self) -> Stop:
+        """The deadline of one call, from now on."""
+        return Stop(self.timeout)
+
+    def words(self, verdict: Verdict) -> str:
+        """The abstain message for a verdict. A function gets it without the withheld text, unless drafts are kept.
+
+        Raises:
+            InputError: a function returned something else than a text.
+        """
+        withheld = abstained(verdict, "")
+        shown = withheld if self.keep_draft else withheld.model_copy(update={"draft": None})
+        text = self.abstain_message if isinstance(self.abstain_message, str) else self.abstain_message(shown)
+        if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may have no type checker
+            raise InputError(f"abstain_message must return a text, not a {type(text).__name__}")
+        return text
+
+
+@dataclass(frozen=True)
+class Deliver:
+    """The draft goes out. Where the mode does not withhold, its verdict is advice (`enforced` is False)."""
+
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Escalate:
+    """The target answers; nothing of the draft goes out."""
+
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Abstain:
+    """The abstain message goes out in the draft's place."""
+
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Raise:
+    """A `LowConfidenceError` goes out in the draft's place."""
+
+    verdict: Verdict
+
+
+Settlement = Deliver | Escalate | Abstain | Raise
+
+
+def settle(
+    draft: Verdict,
+    policy: Policy,
+    mode: Mode,
+    *,
+    can_escalate: bool,
+    prompt: PromptForm | None = None,
+    trusted: bool = False,
+    strange: tuple[str, ...] = (),
+) -> Settlement:
+    """The decision about a draft. Pure: records in, a record out.
+
+    Args:
+        draft: the scored draft, undecided; its `text` is the answer.
+        policy: which scores to let through.
+        mode: how the decision is carried out.
+        can_escalate: whether there is a target.
+        prompt: the form of the prompt; without it nothing is promised.
+        trusted: the draft's actions may go out whatever its score (an agent's calls of harmless tools): the decision
+            about them is advice. Text next to them is let through only by its score.
+        strange: why the question is unlike those of the calibration, in addition to the form of its prompt.
+
+    Raises:
+        BindingMismatchError: the policy was calibrated for another model, estimator, setting or template.
+        UnfamiliarPromptError: the prompt is unlike those calibrated on, and the policy is to raise.
+    """
+    if is_withheld(draft):  # by another guard: there is no answer left to judge
+        return Deliver(draft)
+    if not withholds(mode) and policy.on_unfamiliar == "raise":
+        policy = replace(policy, on_unfamiliar="abstain")  # advice is given, not raised
+    verdict = decide(draft, policy, can_escalate=can_escalate, prompt=prompt, strange=strange)
+    if not withholds(mode):
+        return Deliver(verdict.model_copy(update={"enforced": False}))
+    if trusted and verdict.action != "answer":
+        return Deliver(without_text(verdict))
+    if verdict.action == "answer":
+        return Deliver(verdict)
+    if mode == "raise":
+        return Raise(verdict)
+    return Escalate(verdict) if verdict.action == "escalate" else Abstain(verdict)
+
+
+def decide(
+    draft: Verdict,
+    policy: Policy,
+    *,
+    can_escalate: bool,
+    prompt: PromptForm | None = None,
+    strange: tuple[str, ...] = (),
+) -> Verdict:
+    """Apply a policy to a scored draft: action, confidence, threshold, and the reason if it is not let through.
+
+    It is promised if a calibrated threshold lets it through and its prompt's form, `prompt`, is like those of the
+    calibration. An unknown prompt is unlike them. `strange` are further differences.
+
+    Raises:
+        BindingMismatchError: the policy was calibrated for another model, estimator, setting or template.
+        UnfamiliarPromptError: the prompt is unlike those calibrated on, and the policy is to raise.
+    """
+    if draft.estimator != UNSCORED:  # else there is nothing to bind to, and `on_unscored` decides
+        policy.check(binding_of(draft))
+    calibrated = policy.calibration is not None
+    unfamiliar = tuple(dict.fromkeys((*unlike(draft, policy, prompt), *strange))) if calibrated else ()
+    action = _action(draft, policy, can_escalate=can_escalate, unfamiliar=unfamiliar)
+    let_through = action == "answer"
+    changes: dict[str, Any] = {
+        "action": action,
+        "threshold": policy.recorded_threshold,
+        "enforced": policy.compares or not let_through,  # a delivered answer that nothing was compared with
+        "confidence": policy.confidence(draft.uncertainty),
+        "calibration_id": policy.calibration_id,
+        "upstream": None if policy.binding is None else policy.binding.upstream,
+        "familiar": not unfamiliar if calibrated else None,
+        "unfamiliar": unfamiliar,
+        "reason": draft.reason if let_through or draft.reason else _withheld(draft, policy),
+    }
+    return with_promise(draft.model_copy(update=changes))
+
+
+def unlike(draft: Verdict, policy: Policy, prompt: PromptForm | None) -> tuple[str, ...]:
+    """The differences from the calibration, in words; empty without one: of the prompt, of the place where the answer
+    ends (see `Binding.cut_elsewhere`), and of a call to another server (see `unlike_calls`).
+
+    Of several answers in one verdict only the prompt, and the place of the cut, is compared here: the code that joins
+    them compares each.
+    """
+    if policy.calibration is None:
+        return ()
+    joined = "aggregate" in (draft.settings or {})
+    tokens, text = (0, "") if joined else (draft.scored_tokens, draft.text)
+    bound = policy.binding
+    elsewhere = None if bound is None else bound.cut_elsewhere(draft.cut, tokens=tokens, text=text)
+    other = draft.prompt is not None and prompt is not None and draft.prompt != digest_of(prompt.text)
+    return (
+        *policy.calibration.unfamiliar(prompt),
+        *(() if elsewhere is None else (elsewhere,)),
+        *unlike_calls(draft.options, bound, tokens=tokens, text=text),
+        *((_OTHER_PROMPT,) if other and not joined else ()),
+        *((_OWN_CODE,) if OWN_CODE in (draft.fingerprint or "") else ()),
+    )
+
+
+def _action(draft: Verdict, policy: Policy, *, can_escalate: bool, unfamiliar: tuple[str, ...]) -> Action:
+    """The policy's action, for an unfamiliar prompt by `on_unfamiliar`. An empty answer is not let through."""
+    if says_nothing(draft):
+        return "escalate" if can_escalate else "abstain"
+    if not unfamiliar or policy.on_unfamiliar == "threshold":
+        return policy.decide(draft.uncertainty, can_escalate=can_escalate)
+    if policy.on_unfamiliar == "raise":
+        raise UnfamiliarPromptError(unfamiliar)
+    return "escalate" if policy.on_unfamiliar == "escalate" and can_escalate else "abstain"
+
+
+def _withheld(draft: Verdict, policy: Policy) -> str:
+    if says_nothing(draft):
+        return "the answer is empty"
+    if policy.decide(draft.uncertainty, can_escalate=False) == "answer":
+        return "the prompt is unlike those that the calibration was made on"
+    if draft.uncertainty is None:
+        return "the answer carries no score"
+    if policy.threshold is None:
+        return "the calibration found no threshold that keeps its promise, so nothing is let through"
+    return f"uncertainty {draft.uncertainty:.4g} is above the threshold {policy.threshold:.4g}"
 
 
 def _threshold(value: Any, calibration: Calibration | None) -> float | None:

@@ -70,7 +70,7 @@ def combined_promise(policies: Sequence[Policy], *, enforced: bool = True) -> Pr
         raise InputError("A chain has at least one stage: pass its policies in order.")
     calibrations = [policy.calibration for policy in policies]
     stages = [calibration for calibration in calibrations if calibration is not None]
-    if len(stages) < len(policies) or any(policy.on_unscored == "answer" for policy in policies):
+    if len(stages) < len(policies) or any(policy.delivers_unscored for policy in policies):
         return None
     for position, stage in enumerate(stages, start=1):
         made_after = None if stage.binding is None else stage.binding.upstream
@@ -86,7 +86,7 @@ def combined_promise(policies: Sequence[Policy], *, enforced: bool = True) -> Pr
     if any(stage.binding is not None and stage.binding.outdated_grader for stage in stages):
         return None
     total = math.fsum(stage.delta for stage in stages)
-    whole = enforced and all(policy.on_unfamiliar != "threshold" for policy in policies)
+    whole = enforced and not any(policy.delivers_unfamiliar for policy in policies)
     return Promise(
         alpha=max(stage.alpha for stage in stages),
         delta=min(1.0, total),
@@ -108,6 +108,19 @@ def promise_along(first: Any, kind: type[Any]) -> Promise | None:
     if target is not None:
         return None
     return combined_promise([stage.policy for stage in stages], enforced=all(withholds(stage.mode) for stage in stages))
+
+
+def require_sequel(policy: Policy, target: Policy) -> None:
+    """Refuse a calibrated target that was not calibrated on the questions that this stage does not let through."""
+    if policy.calibration_id is None or target.calibration_id is None:
+        return
+    upstream = None if target.binding is None else target.binding.upstream
+    if upstream != policy.calibration_id:
+        raise BindingMismatchError(
+            f"the escalation target's calibration was made after {upstream or 'no other stage'}, not after this "
+            f"guard's ({policy.calibration_id}): the questions handed on are harder than all questions. Calibrate the "
+            f"target on what this guard does not let through, with Binding(upstream={policy.calibration_id!r})."
+        )
 
 
 def _questions(calibration_id: str | None) -> str:

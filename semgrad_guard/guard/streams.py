@@ -18,8 +18,8 @@ from semgrad_guard.guard.flow import (
     not_written,
     one,
 )
+from semgrad_guard.guard.policy import Terms
 from semgrad_guard.guard.steps import adrive, drive
-from semgrad_guard.guard.terms import Terms
 from semgrad_guard.guard.timing import cancelling
 
 A = TypeVar("A")

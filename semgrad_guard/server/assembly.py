@@ -24,7 +24,7 @@ from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.replay.memory_budget import Memory
 from semgrad_guard.errors import InputError
 from semgrad_guard.files import state_folder
-from semgrad_guard.guard import Answerer, Policy, Terms
+from semgrad_guard.guard import Answerer, Policy, Terms, withholds
 from semgrad_guard.guard.policy import lets_every_score_through
 from semgrad_guard.loading import ModelSource, load_estimator, load_policy, pocket_policy
 from semgrad_guard.named import POCKET
@@ -205,7 +205,7 @@ def policy_of(settings: ServerSettings, name: str) -> Policy:
         policy = pocket_policy(settings)
     if policy is not None:
         return policy
-    if settings.mode in ("annotate", "observe"):
+    if not withholds(settings.mode):
         return lets_every_score_through(settings.on_unscored)
     raise InputError(
         f"no setting decides which answers of {name} are let through: give --calibration or --threshold, or --mode "

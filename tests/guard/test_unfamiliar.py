@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from semgrad_guard.calibration import Binding, Calibration, calibrate
-from semgrad_guard.errors import InputError, UnfamiliarPromptError
-from semgrad_guard.guard import Policy
-from semgrad_guard.guard.verdicts import decide, escalated, undecided
+from semgrad_guard.errors import AnswerFailedError, InputError, UnfamiliarPromptError
+from semgrad_guard.guard import Draft, Policy, Terms, one, run, unscored
+from semgrad_guard.guard.policy import decide
+from semgrad_guard.guard.verdicts import escalated, undecided
 from semgrad_guard.records import PromptForm, Verdict
 
 
@@ -138,3 +139,16 @@ def test_the_record_carries_it_and_a_new_decision_forgets_it() -> None:
     assert (fresh.familiar, fresh.unfamiliar, fresh.promised) == (None, (), False)
     old = {name: value for name, value in strange.model_dump().items() if name not in ("familiar", "unfamiliar")}
     assert Verdict.model_validate(old).familiar is None
+
+
+def test_a_failed_draft_leaves_the_record_of_a_withheld_one() -> None:
+    made = calibrated(Binding(model="m", estimator="e", upstream="first"))
+    terms = Terms(policy=Policy.from_calibration(made, on_unscored="answer"), on_error="abstain")
+
+    def failing() -> list[Draft[None]]:
+        raise AnswerFailedError("the engine failed")
+
+    failed = one(run(terms, failing, lambda waiting: [])).verdict
+    withheld = one(run(terms, lambda: [Draft(unscored("", reason="the engine failed"), None)], lambda waiting: []))
+    assert failed == withheld.verdict
+    assert (failed.upstream, failed.familiar, failed.action) == ("first", False, "abstain")
