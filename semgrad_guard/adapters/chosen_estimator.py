@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from semgrad_guard.adapters.calibrating import AnsweredExample
 from semgrad_guard.adapters.code_identity import parts_within
-from semgrad_guard.calibration import Binding, calibrate
+from semgrad_guard.calibration import Binding
 from semgrad_guard.errors import CalibrationError, InputError
-from semgrad_guard.estimators import KIND_OF, Estimator
+from semgrad_guard.estimators import KIND_OF, NEEDS_LABELS, Estimator
 from semgrad_guard.estimators.learned import LearnedEstimator
 from semgrad_guard.evaluation.calibrating import (
     CANDIDATES,
@@ -20,6 +20,7 @@ from semgrad_guard.evaluation.calibrating import (
     Outcome,
     calibrate_best,
     calibrate_learned,
+    calibrate_scored,
 )
 from semgrad_guard.guard import as_estimator
 from semgrad_guard.guard.recorder import RecordedScore
@@ -84,12 +85,6 @@ class ChosenEstimator:
         self, answered: Sequence[AnsweredExample], correct: Sequence[bool], binding: Binding, **how: Any
     ) -> Outcome:
         """The calibration on answered and graded examples; `how` are further options of `calibrate`."""
-        prompts = [one.prompt for one in answered]
-        if self.request is None:
-            scores = [one.uncertainty for one in answered]
-            keys = [one.key for one in answered]
-            found = calibrate(scores, correct, binding=binding, groups=keys, prompts=prompts, **how)
-            return Outcome(found, scores, list(correct))
 
         def scored(name: str) -> list[RecordedScore | None]:
             return [one.scores.get(name) for one in answered]
@@ -99,24 +94,24 @@ class ChosenEstimator:
             settings = {**bound.settings, **estimator.settings()}
             return binding.model_copy(update={"estimator": estimator.name, "settings": settings})
 
-        learned = [one.name for one in self.needed if isinstance(one, LearnedEstimator)]
+        names = dict.fromkeys(name for one in answered for name in one.scores)
         graded = LearningSet(
             [one.key for one in answered],
             list(correct),
-            {name: [score and score.features for score in scored(name)] for name in learned},
-            {one.name: [score and score.uncertainty for score in scored(one.name)] for one in self.needed},
-            prompts,
+            {name: [score and score.features for score in scored(name)] for name in names if name in NEEDS_LABELS},
+            {name: [score and score.uncertainty for score in scored(name)] for name in names},
+            [one.prompt for one in answered],
         )
-        if (self.request == "auto" or _is_unfitted(self.request)) and how.get("copies") != "keep":
-            # Copies would be on both sides of the split; of traffic, every row is a draw by itself.
-            graded = graded.part(list({one.key: row for row, one in reversed([*enumerate(answered)])}.values())[::-1])
+        if self.request is None:
+            own = {**graded.uncertainties, binding.estimator: [one.uncertainty for one in answered]}
+            return calibrate_scored(replace(graded, uncertainties=own), binding.estimator, binding=binding, **how)
+        # Copies would be on both sides of a split; of traffic, every row is a draw by itself.
+        apart = graded if how.get("copies") == "keep" else graded.distinct()
         if self.request == "auto":
-            return calibrate_best(graded, bind=bind, **how)
+            return calibrate_best(apart, bind=bind, **how)
         if _is_unfitted(self.request):
-            return calibrate_learned(graded, self.request, bind=bind, **how)
-        scores, name = list(graded.uncertainties[self.request.name]), bind(self.request)
-        found = calibrate(scores, correct, binding=name, groups=graded.questions, prompts=prompts, **how)
-        return Outcome(found, scores, list(correct))
+            return calibrate_learned(apart, self.request, bind=bind, **how)
+        return calibrate_scored(graded, self.request.name, binding=bind(self.request), **how)
 
 
 def _is_unfitted(estimator: Any) -> bool:

@@ -80,6 +80,7 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
     also: Sequence[EngineAnswers] = (),
     n_recorded: int = 0,
     aurocs: Mapping[str, float | None] | None = None,
+    auto: str | None = None,
 ) -> Calibration:
     """Find the largest threshold whose error rate is at most alpha, with probability at least 1 - delta.
 
@@ -114,7 +115,7 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
     the error rate among the answers let through is at most alpha for each of them. This needs `groups` and `binding`.
 
     `n_recorded` answers were read from a record; the calibration keeps their number. It keeps `aurocs`, too: those of
-    all estimators that scored these answers.
+    all estimators that scored these answers, and `auto`, the one of them that `--estimator auto` would take.
 
     Where no threshold keeps the promise, `threshold` is None, with a `reason`: nothing is then let through.
     """
@@ -160,6 +161,7 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
         tries=tries,
         auroc=planning.auroc(answers.scores, answers.correct),
         aurocs=dict(aurocs or {}),
+        auto=auto,
         **outcome,
     )
 

@@ -46,7 +46,7 @@ class Calibration(BaseModel):
     the answers of several engines were tested (`binding.also`), the promise holds for each of them, and all of this is
     about the engine that set the threshold. `n_recorded` counts the questions whose answers were read from a record
     and not given anew. `auroc` is that of the scores, and `aurocs` those of all estimators that
-    scored the answers, by name. `id` is a hash over all of it.
+    scored the answers, by name; of these, `auto` would take `auto`. `id` is a hash over all of it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -80,6 +80,7 @@ class Calibration(BaseModel):
     tries: int = Field(default=0, ge=0)
     auroc: float | None = None
     aurocs: dict[str, float | None] = Field(default_factory=dict)
+    auto: str | None = None
 
     @classmethod
     def seal(cls, **content: Any) -> Self:
@@ -246,7 +247,7 @@ _OPTIONAL = frozenset({"max_tokens", "stop", "also", "options", "rewritten", "co
 """Fields of bindings and shapes that a file holds only where they state something."""
 
 
-_SINCE = ("choice", "shape", "n_recorded", "procedure", "copies", "tries", "aurocs")
+_SINCE = ("choice", "shape", "n_recorded", "procedure", "copies", "tries", "aurocs", "auto")
 """Fields that came later: a file holds them only where they state something, so that older files keep their ids."""
 
 

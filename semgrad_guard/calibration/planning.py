@@ -112,7 +112,7 @@ def auroc(scores: NDArray[np.float64], correct: NDArray[np.bool_]) -> float | No
     if not (len(right) and len(wrong)):
         return None
     below = np.searchsorted(right, wrong, side="left") + np.searchsorted(right, wrong, side="right")
-    return float(below.mean() / (2 * len(right)))
+    return float(below.sum() / (2 * len(right) * len(wrong)))  # whole numbers: rounded once
 
 
 def _wrong_up_to(quantiles: NDArray[np.float64], error: float, auroc: float) -> NDArray[np.float64]:

@@ -38,10 +38,7 @@ def promise(calibration: Calibration) -> str:
 
 
 def _scores(calibration: Calibration) -> str:
-    """The AUROC of every score that was at hand, and the highest of them."""
-    known = {name: value for name, value in calibration.aurocs.items() if value is not None}
-    figures = ", ".join(f"{name} {value:.3f}" for name, value in known.items())
-    best = max(known, key=lambda name: known[name], default=None)
-    if best is None or calibration.binding is None or best == calibration.binding.estimator:
-        return f"AUROC {figures}" if figures else "no AUROC: all answers are right, or all wrong"
-    return f"AUROC {figures}; the highest is that of {best} (--estimator auto compares on other labels)"
+    """The AUROC of every score that was at hand, and the estimator that `auto` takes."""
+    figures = ", ".join(f"{name} {value:.3f}" for name, value in calibration.aurocs.items() if value is not None)
+    text = f"AUROC {figures}" if figures else "no AUROC: all answers are right, or all wrong"
+    return f"{text}; of these, --estimator auto takes {calibration.auto}" if calibration.auto else text

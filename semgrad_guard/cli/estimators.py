@@ -168,32 +168,21 @@ def outcome_of(
     from semgrad_guard.evaluation.calibrating import (
         LEARNED,
         LearningSet,
-        calibrate_answers,
         calibrate_best,
         calibrate_learned,
+        calibrate_scored,
     )
 
     how = {"copies": graded.copies, **how}
-    if learns(spec):
-        known = LearningSet.of(
-            graded.rows, graded.answers, graded.correct, prompts=graded.prompts, copies=graded.copies
-        )
-        if spec.estimator == "auto":
-            return calibrate_best(known, candidates_for(spec), bind=bind, **how)
-        learned = spec.set_on(LEARNED[str(spec.estimator)])
-        return calibrate_learned(known, learned, bind=bind, **how)
+    known = LearningSet.of(graded.rows, graded.answers, graded.correct, prompts=graded.prompts, copies=graded.copies)
+    if spec.estimator == "auto":
+        return calibrate_best(known, candidates_for(spec), bind=bind, **how)
+    if spec.estimator in LEARNED:
+        return calibrate_learned(known, spec.set_on(LEARNED[str(spec.estimator)]), bind=bind, **how)
     estimator = spec.make()
     binding = bind(estimator)
-    return calibrate_answers(
-        graded.answers,
-        estimator=estimator.name,
-        correct=graded.correct,
-        grader=graded.grader,
-        binding=binding,
-        prompts=graded.prompts,
-        also=[other.answered(estimator.name, binding) for other in graded.also],
-        **how,
-    )
+    also = [other.answered(estimator.name, binding) for other in graded.also]
+    return calibrate_scored(known, estimator, binding=binding, also=also, **how)
 
 
 _OF_ENGINES = frozenset({"fingerprint", "dtype"})

@@ -115,6 +115,11 @@ class LearningSet:
             None if self.facts is None else [self.facts[i] for i in rows],
         )
 
+    def distinct(self) -> LearningSet:
+        """The first answer to each question."""
+        first = {name: row for row, name in reversed([*enumerate(self.questions)])}
+        return self.part(sorted(first.values()))
+
     def usable(self, estimators: Sequence[Estimator]) -> list[bool]:
         """Which answers have finite features for all learned ones of these estimators: a fit counts no others."""
         columns = [self.features[one.name] for one in estimators if isinstance(one, LearnedEstimator)]
@@ -160,7 +165,8 @@ def calibrate_learned(
         except FitError as error:
             reason = f"{reason}. {error}"
     choice = _choice(estimator.name, found, reason, part, seed=seed)
-    return _calibrated(graded.part(rest), found, choice, bind=bind, **how)
+    auto = best_at_hand(graded)
+    return calibrate_scored(graded.part(rest), found, binding=bind(found), choice=choice, auto=auto, **how)
 
 
 def calibrate_best(
@@ -181,6 +187,59 @@ def calibrate_best(
     with fewer than `CHOOSE_FROM` answers that all candidates can score: no label is spent then. `how` are
     options of `calibrate`.
     """
+    best, part, rest, aurocs, reason = _compared_on_a_part(graded, candidates, seed=seed)
+    found = best.fitted(part.features[best.name], part.correct) if isinstance(best, LearnedEstimator) else best
+    choice = _choice("auto", found, reason, part, seed=seed, aurocs=aurocs)
+    return calibrate_scored(rest, found, binding=bind(found), choice=choice, auto=found.name, **how)
+
+
+def calibrate_scored(
+    graded: LearningSet,
+    estimator: Estimator | str,
+    *,
+    binding: Binding,
+    also: Sequence[EngineAnswers] = (),
+    auto: str | None = None,
+    **how: Any,
+) -> Outcome:
+    """Calibrate on all answers, by the scores of one estimator (or those of this name); nothing is learned from them.
+
+    `also` are the answers of other engines, and `auto` the estimator that `calibrate_best` takes or would take; None
+    finds it among those whose scores are at hand. `how` are further options of `calibrate`.
+    """
+    own = EngineAnswers(
+        graded.uncertainties[estimator] if isinstance(estimator, str) else graded.scores(estimator),
+        graded.correct,
+        graded.questions,
+        binding,
+    )
+    found = calibrate(
+        own.uncertainties,
+        own.correct,
+        groups=own.groups,
+        binding=binding,
+        aurocs={name: auroc(column, graded.correct) for name, column in graded.uncertainties.items() if graded.correct},
+        auto=auto or best_at_hand(graded if how.get("copies") == "keep" else graded.distinct()),
+        prompts=graded.prompts,
+        also=also,
+        **how,
+    )
+    named = None if found.binding is None else found.binding.engine
+    shown = next((engine for engine in also if engine.binding.engine == named), own)
+    return Outcome(found, list(shown.uncertainties), list(shown.correct))
+
+
+def best_at_hand(graded: LearningSet) -> str | None:
+    """The name of the estimator that `calibrate_best` would take of those that scored these answers; None of none."""
+    columns = {*graded.uncertainties, *graded.features}
+    candidates = [one for one in CANDIDATES if one.name in columns]
+    return _compared_on_a_part(graded, candidates, seed=0)[0].name if candidates else None
+
+
+def _compared_on_a_part(
+    graded: LearningSet, candidates: Sequence[Estimator], *, seed: int
+) -> tuple[Estimator, LearningSet, LearningSet, Mapping[str, float | None], str]:
+    """The best estimator (not fitted), the answers that it was found on and the others, the AUROCs, and the reason."""
     usable = graded.usable([one for one in candidates if sum(graded.usable([one])) >= CHOOSE_FROM])
     learn, rest = split(usable, seed=seed, least=CHOOSE_FROM, facts=graded.facts)
     part = graded.part(learn)
@@ -190,17 +249,14 @@ def calibrate_best(
             f"{kept.name} is kept: comparing takes {CHOOSE_FROM} graded answers, and there are {sum(usable)}. No label "
             "is spent on it."
         )
-        choice = _choice("auto", kept, reason, part, seed=seed)
-        return _calibrated(graded, kept, choice, bind=bind, **how)
+        return kept, part, graded, {}, reason
     compared, refused = _compared(part, candidates, seed=seed)
     aurocs = {candidate.name: auroc(compared[candidate.name], part.correct) for candidate in candidates}
     best = _chosen(part, candidates, compared, aurocs, seed=seed)
     figures = ", ".join(f"{name} {'-' if value is None else f'{value:.3f}'}" for name, value in aurocs.items())
     gradients = "Gradients are worth their price here" if best.objective.gradients else "Gradients add nothing clear"
     reason = f"{gradients}, by the AUROC on {len(learn)} answers: {figures}.{refused}"
-    found = best.fitted(part.features[best.name], part.correct) if isinstance(best, LearnedEstimator) else best
-    choice = _choice("auto", found, reason, part, seed=seed, aurocs=aurocs)
-    return _calibrated(graded.part(rest), found, choice, bind=bind, **how)
+    return best, part, graded.part(rest), aurocs, reason
 
 
 Columns = Mapping[str, Sequence[float | None]]
@@ -336,29 +392,6 @@ def _choice(
     )
 
 
-def _calibrated(
-    rest: LearningSet,
-    estimator: Estimator,
-    choice: EstimatorChoice,
-    *,
-    bind: Callable[[Estimator], Binding],
-    **how: Any,
-) -> Outcome:
-    """The threshold, on the answers that were not learned from."""
-    scores = rest.scores(estimator)
-    found = calibrate(
-        scores,
-        rest.correct,
-        binding=bind(estimator),
-        groups=rest.questions,
-        aurocs={name: auroc(column, rest.correct) for name, column in rest.uncertainties.items() if rest.correct},
-        choice=choice,
-        prompts=rest.prompts,
-        **how,
-    )
-    return Outcome(found, scores, list(rest.correct))
-
-
 LEARNED: Mapping[str, LearnedEstimator] = {FusedGrad.name: FusedGrad(), FusedStates.name: FusedStates()}
 """Those that a run keeps features of, by name."""
 
@@ -405,46 +438,3 @@ class Outcome:
     def aurc(self) -> float | None:
         """Mean selective risk; None where no answer has a score."""
         return aurc(self.uncertainties, self.correct)
-
-
-def calibrate_answers(
-    answers: Sequence[Answer],
-    *,
-    estimator: str,
-    correct: Sequence[bool],
-    grader: str,
-    binding: Binding,
-    prompts: Sequence[PromptForm | None] | None = None,
-    also: Sequence[EngineAnswers] = (),
-    **how: Any,
-) -> Outcome:
-    """Calibrate on the graded answers of a run, and where there are any on those of other engines (`also`).
-
-    `estimator` is the name that the run gave to the estimator to use, `correct` are the grades in order, `grader` is
-    whose they are: a name for the binding. A question without an answer counts as unscored and wrong. `prompts`
-    are the forms of the questions' prompts (`Phrasing.forms`); nothing is promised without them. `how` are further
-    options of `calibrate` (alpha, delta, robust ...).
-    """
-    own = EngineAnswers(
-        [answer.uncertainty(estimator) for answer in answers],
-        list(correct),
-        [answer.key for answer in answers],
-        binding.model_copy(update={"grader": grader}),
-    )
-    found = calibrate(
-        own.uncertainties,
-        own.correct,
-        groups=own.groups,
-        binding=own.binding,
-        aurocs={
-            name: auroc([answer.uncertainty(name) for answer in answers], list(correct))
-            for name in (answers[0].scores if answers else ())
-            if name not in NEEDS_LABELS
-        },
-        prompts=prompts,
-        also=also,
-        **how,
-    )
-    named = None if found.binding is None else found.binding.engine
-    shown = next((engine for engine in also if engine.binding.engine == named), own)
-    return Outcome(found, list(shown.uncertainties), list(shown.correct))

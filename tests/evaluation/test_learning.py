@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from semgrad_guard.calibration import Binding, Calibration, calibrate
+from semgrad_guard.calibration.report import report
 from semgrad_guard.errors import CalibrationError
 from semgrad_guard.estimators import Estimator, FusedGrad, HybridGrad, SemGrad
 from semgrad_guard.evaluation.calibrating import (
+    CANDIDATES,
     CHOOSE_FROM,
     LEARN_FROM,
     LEARN_MOST,
     LearningSet,
     calibrate_best,
     calibrate_learned,
+    calibrate_scored,
     out_of_fold,
     split,
 )
@@ -181,6 +186,24 @@ def test_auto_takes_the_best_and_says_why() -> None:
     assert fused.weights.n == 75
     folds = np.array([out_of_fold(learned, FusedGrad(), seed=seed) for seed in range(5)], dtype=np.float64)
     assert fused.aurocs["fused"] == auroc(folds.mean(0).tolist(), learned.correct)
+
+
+@pytest.mark.parametrize("n", [CHOOSE_FROM - 1, 400])
+def test_every_calibration_names_the_estimator_that_auto_would_take(n: int) -> None:
+    drawn = population(np.random.default_rng(5), n)
+    scores = {**drawn.uncertainties, "max_probability": np.random.default_rng(0).random(n).tolist()}
+    answers = replace(drawn, uncertainties=scores)
+    at_hand = [one for one in CANDIDATES if one.name in {*answers.uncertainties, *answers.features}]
+    how: dict[str, Any] = {"alpha": ALPHA, "delta": DELTA}
+    best = calibrate_best(answers, at_hand, bind=bind, **how).calibration
+    assert best.auto == ("max_probability" if n < CHOOSE_FROM else "semgrad")
+    others = [
+        calibrate_learned(answers, FusedGrad(), bind=bind, **how).calibration,
+        calibrate_scored(answers, "semgrad", binding=bind(SemGrad()), **how).calibration,
+        calibrate_scored(answers, "semgrad", binding=bind(SemGrad()), copies="keep", **how).calibration,
+    ]
+    assert {made.auto for made in others} == {best.auto}
+    assert report(others[0])["scores"].endswith(f"; of these, --estimator auto takes {best.auto}")
 
 
 def test_auto_with_nothing_to_tell_apart_keeps_the_first_and_says_so() -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
+from semgrad_guard.calibration import calibrate
 from semgrad_guard.errors import InputError
 from semgrad_guard.evaluation.metrics import aurc, auroc, risk_coverage
 from semgrad_guard.evaluation.metrics.ranking import tally
@@ -32,9 +33,11 @@ def accuracy_at(uncertainties: Sequence[float | None], correct: Sequence[bool], 
 def test_auroc_is_scikit_learns_ties_and_all(answers: list[tuple[int, bool]]) -> None:
     scores, correct = zip(*answers, strict=True)
     found = auroc([float(s) for s in scores], correct)
+    assert found == calibrate(scores, correct, alpha=0.1, delta=0.1).auroc  # to the last digit
     if len(set(correct)) == 1:
         assert found is None
     else:
+        assert found == float(tally(scores, correct).auroc()[0])
         assert found == pytest.approx(roc_auc_score(~np.array(correct), scores), abs=1e-12)
 
 

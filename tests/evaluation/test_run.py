@@ -13,7 +13,7 @@ import pytest
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy, SemGrad
 from semgrad_guard.errors import BindingMismatchError, DataFileError, InputError
 from semgrad_guard.estimators import GreedyNLL
-from semgrad_guard.evaluation.calibrating import calibrate_answers
+from semgrad_guard.evaluation.calibrating import LearningSet, calibrate_scored
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.evaluation.runs.answers import Answer
@@ -210,15 +210,14 @@ def test_a_calibration_from_a_run_fits_the_guard(tmp_path: Path, language_model:
     questions = [Question(question=f"item {i}", answers=("?",)) for i in range(60)]
     estimators = {"ours": SemGrad()}
     answers = collect(tmp_path / "run.jsonl", language_model, questions, estimators=estimators, batch_size=20)
-    binding = run_binding(language_model, SemGrad(), options=OPTIONS, template=Phrasing().name())
-    outcome = calibrate_answers(
-        answers, estimator="ours", correct=[True] * 60, grader="human", binding=binding, alpha=0.2, delta=0.2
-    )
+    binding = run_binding(language_model, SemGrad(), options=OPTIONS, template=Phrasing().name(), grader="human")
+    graded = LearningSet.of(questions, answers, [True] * 60)
+    outcome = calibrate_scored(graded, "ours", binding=binding, alpha=0.2, delta=0.2)
     assert all(outcome.correct)
     assert outcome.auroc is None
     assert outcome.aurc == 0.0
     assert outcome.calibration.threshold is not None
-    assert outcome.calibration.binding == binding.model_copy(update={"grader": "human"})
+    assert outcome.calibration.binding == binding
     guard = Guard(language_model, Policy.from_calibration(outcome.calibration), estimator=SemGrad(), options=OPTIONS)
     assert guard("item 3").confidence is not None
     with pytest.raises(BindingMismatchError, match="estimator is 'hybridgrad'"):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from semgrad_guard.calibration import planning
 from semgrad_guard.errors import InputError
 
 
@@ -33,7 +34,9 @@ def auroc(uncertainties: Sequence[float | None], correct: Sequence[bool]) -> flo
 
     None where all of them are right, or all wrong: then there is nothing to tell apart.
     """
-    return _only(tally(uncertainties, correct).auroc())
+    scores, labels = as_arrays(uncertainties, correct)
+    scored = np.isfinite(scores)
+    return planning.auroc(scores[scored], labels[scored])
 
 
 def risk_coverage(uncertainties: Sequence[float | None], correct: Sequence[bool]) -> RiskCoverage:

@@ -85,6 +85,7 @@ def test_without_a_choice_the_record_keeps_the_free_scores(chat: ChatSemGrad, tm
     assert made.binding is not None
     assert made.binding.estimator == "hybridgrad"
     assert json.loads(record.read_text().splitlines()[1])["scores"].keys() == FREE
+    assert (made.aurocs.keys(), made.auto) == ({*FREE, "hybridgrad"}, "max_probability")
     free = calibrate_chain(PROMPT | chat, MANY[:6], known, **RATES, record=record, estimator="mean_entropy")
     assert free.n_recorded == 6
     with pytest.raises(InputError, match="holds no scores by semgrad"):
