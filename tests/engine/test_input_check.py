@@ -28,6 +28,7 @@ from .tiny_models import build, token_ids
 LONG = Case(token_ids(40, 1), token_ids(5, 2), -3)
 SHORT = Case(token_ids(8, 3), token_ids(4, 4), -2)
 LONGEST = Case(token_ids(90, 5), token_ids(5, 6), -3)
+ROUNDED = 4e-3
 SWITCH = 7
 """The token that turns a hook on."""
 
@@ -45,11 +46,20 @@ def require_exact(model: Any, case: Case, *, rel: float = 1e-6) -> Any:
 class ByLength(LlamaDecoderLayer):
     """Steers sequences of more than 20 positions, as code of its own and not by a hook."""
 
-    beyond = 20
+    beyond, by = 20, 1.5
 
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if hidden_states.shape[1] > self.beyond:
-            hidden_states = hidden_states * 1.5
+            hidden_states = hidden_states * self.by
+        return super().forward(hidden_states, *args, **kwargs)
+
+
+class Rounding(LlamaDecoderLayer):
+    """Computes long sequences in float32 a little off, as a kernel of another shape may: in float64 it is exact."""
+
+    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if hidden_states.shape[1] > 20 and hidden_states.dtype == torch.float32:
+            hidden_states = hidden_states * (1 + ROUNDED * torch.linspace(-1, 1, hidden_states.shape[-1]))
         return super().forward(hidden_states, *args, **kwargs)
 
 
@@ -125,6 +135,16 @@ def test_half_precision_is_verified_in_float32() -> None:
     model = with_layer(ByLength, beyond=20).to(torch.bfloat16)
     assert scored(model, SHORT).tier == "prefix"
     assert scored(model, LONG).tier == "full"
+
+
+@pytest.mark.parametrize(("kind", "attributes", "tier"), [(Rounding, {}, "prefix"), (ByLength, {"by": 1.003}, "full")])
+def test_rounding_in_float32_is_told_from_code_that_branches(
+    kind: type[LlamaDecoderLayer], attributes: dict[str, Any], tier: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = with_layer(kind, **attributes).float()
+    assert scored(model, SHORT).tier == "prefix"
+    assert scored(model, LONG).tier == tier
+    assert ("steps down" in caplog.text) == (tier == "full")
 
 
 @pytest.mark.parametrize("estimator", [HybridGrad(), MeanEntropy()])

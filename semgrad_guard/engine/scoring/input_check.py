@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from semgrad_guard.engine.objective import Objective
@@ -29,6 +30,9 @@ Kind = Literal["gradient", "forward"]
 """Whether a gradient score was verified, or numbers of the forward pass alone."""
 
 _CERTAIN = 0.01  # nats of an answer below which its gradient's digits are those of rounding
+_ROUNDING = (
+    0.01  # up to which a difference in float32 may be rounding alone, at a token whose gradient is ill-conditioned
+)
 _LIMITS = ("window", "chunk", "max_position")  # parts of the names of settings that bound lengths
 
 
@@ -91,7 +95,8 @@ class Branches:
 class OrdinaryCall:
     """The model's ordinary call on one row, which scores are compared with.
 
-    `sample` makes a float32 copy of a model in half precision, whose own rounding would hide an error.
+    `sample` makes a copy in a wider number format: half precision's own rounding would hide an error, and float32's may
+    look like one.
     """
 
     replayer: Replayer
@@ -101,9 +106,13 @@ class OrdinaryCall:
 
     def contradicts(self, ours: Sequence[GradientScores], row: TokenBatch, objective: Objective) -> bool:
         """Whether a row's scores, part by part, are not those of the ordinary call."""
-        if self.sample is None:
-            return self._differentiated(self.replayer, ours, row, objective)
-        if self._observed(self.replayer, ours, row):
+        replayer = self.replayer
+        if replayer.head.weight.dtype.itemsize < torch.float32.itemsize and self.sample is not None:
+            if self._observed(replayer, ours, row):
+                return True
+        elif not self._differentiated(replayer, ours, row, objective, _tolerance(replayer)):
+            return False
+        elif self.sample is None or self._differentiated(replayer, ours, row, objective, _ROUNDING):
             return True
         twin, span = self.sample(), objective.span(self.n_layers)
         twin.plain, twin.token_axis = self.way.plain, self.replayer.token_axis
@@ -112,7 +121,7 @@ class OrdinaryCall:
             (parts,) = score_by(
                 tier, self.way, replayer=twin, batch=row, objective=objective, span=span, captured=captured
             )
-            if self._differentiated(twin, parts, row, objective):
+            if self._differentiated(twin, parts, row, objective, TOLERANCE[torch.float32]):
                 return True
         return False
 
@@ -121,14 +130,19 @@ class OrdinaryCall:
         return self._observed(self.replayer, [ours], row)
 
     def _differentiated(
-        self, replayer: Replayer, ours: Sequence[GradientScores], row: TokenBatch, objective: Objective
+        self,
+        replayer: Replayer,
+        ours: Sequence[GradientScores],
+        row: TokenBatch,
+        objective: Objective,
+        tolerance: float,
     ) -> bool:
         """Compare gradients, where a backward pass through the whole sequence fits `Memory.activations`."""
         if activation_bytes(replayer.layers, row.longest) > replayer.memory.activations or objective.sampled_rows:
             return self._observed(replayer, ours, row)
         span = objective.span(self.n_layers)
         (expected,) = score_by("full", self.way, replayer=replayer, batch=row, objective=objective, span=span)
-        return any(_differ(a, b, _tolerance(replayer)) for a, b in zip(ours, expected, strict=True))
+        return any(_differ(a, b, tolerance) for a, b in zip(ours, expected, strict=True))
 
     def _observed(
         self, replayer: Replayer, ours: Sequence[GradientScores] | Sequence[Observation], row: TokenBatch

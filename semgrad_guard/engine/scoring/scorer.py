@@ -15,7 +15,7 @@ from torch import nn
 
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.captured_states import CapturedStates
-from semgrad_guard.engine.replay.float_sample import float_sample, is_half
+from semgrad_guard.engine.replay.float_sample import WIDER, float_sample
 from semgrad_guard.engine.replay.memory_budget import (
     OUT_OF_MEMORY,
     give_back_memory,
@@ -310,14 +310,14 @@ class Scorer(ModelStates):
         self._current().exactness = exactness
 
     def _sample(self, replayer: Replayer) -> Callable[[], Replayer] | None:
-        """Makes a float32 copy for the self-check of a model in half precision."""
-        model, layers = self._model(), self.architecture.layers
-        if model is None or layers is None or not is_half(replayer.head.weight):
+        """Makes a copy of the model in a wider number format, where there is one."""
+        model, layers, wider = self._model(), self.architecture.layers, WIDER.get(replayer.head.weight.dtype)
+        if model is None or layers is None or wider is None:
             return None
 
         def make() -> Replayer:
             first = self.architecture.n_layers // 2
-            copy = float_sample(model, layers, first, returns_tuples=replayer.layers_return_tuples)
+            copy = float_sample(model, layers, first, wider, returns_tuples=replayer.layers_return_tuples)
             return Replayer(copy, self.architecture)
 
         return make

@@ -36,7 +36,7 @@ _PROMPT, _SHORT_PROMPT, _RESPONSE = 9, 5, 4
 
 
 def self_check(architecture: Architecture, replayer: Replayer, sample: Callable[[], Replayer] | None) -> Exactness:
-    """Which ways are exact on the model that `replayer` replays; `sample` makes its float32 copy, where it needs one.
+    """Which ways are exact on the model that `replayer` replays; `sample` makes its copy in a wider number format.
 
     Where there is nothing to compare by (broken weights), `failure` is set, until the model changes.
 
@@ -50,7 +50,8 @@ def self_check(architecture: Architecture, replayer: Replayer, sample: Callable[
     if architecture.layers is None:
         logger.info("semgrad-guard replays whole sequences: this architecture has no known list of decoder layers")
         return Exactness(transform=architecture.transform)
-    found = check.settled() if sample is None else _by_sample(architecture, sample, check)
+    wide = replayer.head.weight.dtype.itemsize >= torch.float32.itemsize
+    found = check.settled() if wide or sample is None else _by_sample(architecture, sample, check)
     replayer.plain = found.plain
     if "prefix" not in found.tiers:
         logger.warning("semgrad-guard steps down to slower scoring for this model: %s", [*found.tiers])
