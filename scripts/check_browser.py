@@ -74,7 +74,10 @@ def main() -> None:
     with ExitStack() as stack:
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         before = ("--upstream", stack.enter_context(another_server()), "--scorer", "pocket", "--model", "writer")
-        servers = SERVERS | {"SENTENCES": (False, (*before, "--threshold", "1e9"))}
+        servers = SERVERS | {
+            "SENTENCES": (False, (*before, "--threshold", "1e9", "--allow-score")),
+            "UNSCORED": (False, (*before, "--threshold", "1e9")),
+        }
         for name, (has_key, given) in servers.items():
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             environment[f"SEMGRAD_GUARD_TEST_{name}"] = stack.enter_context(

@@ -87,6 +87,13 @@ def test_an_answer_is_coloured_by_sentence(open_page: Open, axe: str, pictures: 
     expect(spans).to_have_count(0)
 
 
+def test_a_server_that_scores_no_texts_is_not_asked_to(open_page: Open) -> None:
+    page = open_page("/", of="UNSCORED")
+    ask(page, KNOWN)
+    expect(page.locator("guard-answer .text")).to_have_text(SENTENCES)
+    expect(page.get_by_role("button", name="By sentence")).to_have_count(0)
+
+
 def test_a_withheld_draft_is_nowhere(open_page: Open) -> None:
     page = open_page("/", of="STRICT")
     bodies: list[str] = []
@@ -108,7 +115,7 @@ def test_the_threshold_moves_with_risk_and_coverage(open_page: Open) -> None:
     expect(words).to_contain_text("coverage 0.1 %")
     slider.press("End")
     expect(words).to_contain_text("coverage 100 %")
-    ask(page, UNKNOWN)
+    ask(page, KNOWN)
     expect(words).to_contain_text("would be let through")
     slider.press("Home")
     expect(words).to_contain_text("would be withheld")

@@ -199,19 +199,10 @@ async function ask(question, passage) {
     if (shown.text) { remember(shown); show(shown); } // what was delivered stays
     throw error;
   }
-  if (shown.verdict && delivery(shown.verdict) === "answer" && /[.!?]\s+\S/.test(shown.text)) {
-    shown.sentences = await bySentence({ model, messages, text: shown.text, by: "sentence" });
+  if (guard.scores_texts && shown.verdict && delivery(shown.verdict) === "answer" && /[.!?]\s+\S/.test(shown.text)) {
+    shown.sentences = (await json("/v1/score", { model, messages, text: shown.text, by: "sentence" }, running.signal)).segments;
   }
   return shown;
-}
-
-async function bySentence(body) {
-  try {
-    return (await json("/v1/score", body, running.signal)).segments;
-  } catch (error) {
-    if (error.status === 403 || error.status === 404) return null; // a server need not score texts for clients
-    throw error;
-  }
 }
 
 async function receive(body, shown) {
