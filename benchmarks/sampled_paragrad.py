@@ -19,8 +19,8 @@ from shapes import SEMANTIC_TOKEN, Setting, build
 from ways import OBJECTIVE, Bench
 
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay.token_batch import TokenBatch
-from semgrad_guard.engine.scoring.scores import GradientScores
+from semgrad_guard.engine.replay.batch import TokenBatch
+from semgrad_guard.engine.scoring.gradients import GradientScores
 
 
 def timed(bench: Bench, objective: Objective) -> tuple[float, GradientScores]:

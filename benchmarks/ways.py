@@ -11,10 +11,8 @@ from shapes import SEMANTIC_TOKEN, Setting
 from transformers import GenerationConfig
 
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay.caches import cache_of
+from semgrad_guard.engine.replay.batch import FRUGAL, TokenBatch, cache_of
 from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
-from semgrad_guard.engine.replay.memory_budget import FRUGAL
-from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.scorer import scorer_of
 
 OBJECTIVE = Objective("official")

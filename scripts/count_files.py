@@ -85,7 +85,7 @@ def main() -> None:
             ask()
             entered.clear()
             ask()
-            found = sorted(path.removeprefix(f"{ROOT}/") for path in entered)
+            found = sorted(path.removeprefix(f"{ROOT}/") for path in entered.copy())
             print(f"{name}: {len(found)}", *(found if listed else ()), sep="\n    ")
 
 

@@ -22,8 +22,7 @@ from semgrad_guard.cli.deriving import derive
 from semgrad_guard.cli.estimators import LearnedEstimatorSpec
 from semgrad_guard.cli.options import Decoding
 from semgrad_guard.declared import Bounds, Option, declared_options
-from semgrad_guard.engine.generation.options import GenerationOptions
-from semgrad_guard.engine.generation.sampling_plans import Sampling
+from semgrad_guard.engine.generation.options import GenerationOptions, Sampling
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import HybridGrad

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from semgrad_guard import Estimator, LanguageModel
-from semgrad_guard.engine.generation.evidence import Evidence
+from semgrad_guard.engine.generation.generation import Evidence
 
 _WINDOW = 8
 """Tokens decoded together for the text of the last one: decoders treat the first word of a text apart."""

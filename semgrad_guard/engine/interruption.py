@@ -1,26 +1,31 @@
-"""When a model must stop: deadlines and cancellations, checked wherever it works.
+"""When a model must stop: deadlines and cancellations, checked wherever it works. And the cost of its work.
 
 A `Stop` is made where a call begins and set for the calls below with `stopping`; a context variable carries it down, so
 that no function needs a parameter for it. Code that runs a model calls `current_stop().check()` between two pieces of
 work: at each decoder layer, between blocks of the vocabulary, while it waits for a lock. `check` raises; holders of
 resources release them in the usual way, and no result is changed. A new thread begins without the stops of its maker:
 see `model_threads.start`.
+
+Work whose results are remembered and shared: each caller's cost is that of all work it needed. A remembered result
+takes no time, and the first caller waits for the work of all. So each thread keeps a correction: work served from
+memory adds the time that it once took, and work done for others takes their share off.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 from weakref import WeakSet
 
 from semgrad_guard.errors import AnswerCancelledError, DeadlineExceededError, InputError
 
-_SLICE = 0.02  # seconds between two checks while waiting for a lock
+SLICE = 0.02
+"""Seconds between two checks of a thread that waits under a stop."""
 
 
 class Stop:
@@ -161,7 +166,7 @@ class InterruptibleLock:
         with cls._all_lock:
             locks = list(cls._all)
         for lock in locks:
-            while not lock._lock.acquire(timeout=_SLICE):
+            while not lock._lock.acquire(timeout=SLICE):
                 if lock._holder is not None and not lock._holder.is_alive():
                     break  # it ended within its turn, and the lock stays taken
 
@@ -181,7 +186,7 @@ class InterruptibleLock:
     def __enter__(self) -> None:
         if stop := current_stop():
             stop.check()
-            while not self._lock.acquire(timeout=_SLICE):
+            while not self._lock.acquire(timeout=SLICE):
                 self._halt_at_the_end_of_the_process()
                 stop.check()
         else:
@@ -208,3 +213,37 @@ class InterruptibleLock:
         """
         if cls._last_thread not in (None, threading.current_thread()):
             threading.Event().wait()
+
+
+T = TypeVar("T")
+
+
+class _Thread(threading.local):
+    correction = 0.0  # milliseconds
+    served: set[Hashable] | None = None  # None where no caller measures: then nothing is kept
+
+
+_thread = _Thread()
+
+
+def with_cost(work: Callable[[], T]) -> tuple[T, float]:
+    """The result of `work`, and its cost in milliseconds: its own time, and that of remembered work it used."""
+    began, correction, served = time.perf_counter(), _thread.correction, _thread.served
+    _thread.served = set()
+    try:
+        value = work()
+    finally:
+        _thread.served = served
+    return value, (time.perf_counter() - began) * 1000 + _thread.correction - correction
+
+
+def add_cost(milliseconds: float, *, once: Hashable | None = None) -> None:
+    """Add the cost of remembered work to the work in progress; below zero: of work done for others.
+
+    Work that uses the same result again pays for it once: `once` names the thing.
+    """
+    if _thread.served is None or once in _thread.served:
+        return
+    if once is not None:
+        _thread.served.add(once)
+    _thread.correction += milliseconds

@@ -6,24 +6,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from operator import itemgetter
-from typing import Any, TypeVar, overload
+from typing import Any, Self, TypeVar, cast, overload
 
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from semgrad_guard.engine.generation.evidence import BatchScoring, Evidence
-from semgrad_guard.engine.generation.generation import Generation
+from semgrad_guard.engine.generation.generation import BatchScoring, Evidence, Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.models.checkpoint import load
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt, require_bounded, tokenize
 from semgrad_guard.engine.prompts.reasoning import taken_apart
+from semgrad_guard.engine.prompts.semantic_token import TokenChoice
 from semgrad_guard.engine.prompts.tool_format import ToolAnswer
-from semgrad_guard.engine.scoring.scores import GradientScores
+from semgrad_guard.engine.scoring.gradients import GradientScores
 from semgrad_guard.engine.scoring.segments import By, Segment, score_segments
 from semgrad_guard.engine.scoring.semantic_preservation import last_states
 from semgrad_guard.engine.worker import Request, TextStream, Ticket, Worker, worker_of
-from semgrad_guard.engine.writing_model import WritingModel
-from semgrad_guard.errors import EmptyResponseError, PromptTooLongError, ReasoningError
-from semgrad_guard.named import reading_prompt
+from semgrad_guard.engine.writing_model import WritingModel, name_of
+from semgrad_guard.errors import EmptyResponseError, InputError, PromptTooLongError, ReasoningError
+from semgrad_guard.named import POCKET, reading_prompt
 from semgrad_guard.records import Conversation
 
 R = TypeVar("R")
@@ -31,6 +33,94 @@ R = TypeVar("R")
 
 class LanguageModel(WritingModel):
     """A causal LM whose answers can be scored. Thread-safe by one lock per model: batches give throughput."""
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_path: str,
+        *,
+        revision: str | None = None,
+        dtype: torch.dtype | str | None = None,
+        device_map: Any = None,
+        quantization_config: Any = None,
+        attn_implementation: str | None = None,
+        local_files_only: bool | None = None,
+        semantic_token: int | TokenChoice | None = None,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Load a checkpoint: a name of ours, a folder, a GGUF file, or a hub id. No remote code.
+
+        "pocket" is the embedded model, "smollm2" the one that `semgrad-guard fetch smollm2` brings.
+
+        Weights are safetensors, or one GGUF file: "model.gguf", a folder that holds one, or "hub/repository:file.gguf".
+        A GGUF file's weights are dequantized (to float32, where `dtype` says nothing else), so they take as much memory
+        as the model did before it was quantized. Its tokenizer and its chat template are the file's.
+
+        Args:
+            name_or_path: the model to load.
+            revision: a hub revision.
+            dtype: default: the checkpoint's own, and float32 for the pocket model, which is meant for CPUs.
+            device_map, attn_implementation, local_files_only: as in transformers.
+            quantization_config: as in transformers, or the same as a dict: {"quant_method": ..., ...}.
+            semantic_token: t*, counted from the prompt's end, where the chat template's own should be overridden; or
+                a probe's recommendation, `TokenChoice.load("probe.json")`.
+            template_options: given to the chat template with every prompt, e.g. {"enable_thinking": False}.
+
+        Raises:
+            ModelNotFoundError: nothing loadable at that name or path; the message names the missing part.
+            UnsupportedModelError: no decoder-only causal LM, or one whose layers are spread over devices.
+            InputError: no such dtype or quantization.
+            MissingExtraError: a GGUF file, without the packages of the extra `gguf`.
+            BindingMismatchError: t* was chosen for another chat template.
+        """
+        model, tokenizer = load(
+            name_or_path,
+            revision=revision,
+            dtype=dtype if dtype is not None else torch.float32 if name_or_path == POCKET else "auto",
+            device_map=device_map,
+            quantization_config=quantization_config,
+            attn_implementation=attn_implementation,
+            local_files_only=local_files_only,
+        )
+        found_revision = revision or getattr(model.config, "_commit_hash", None)
+        return cls(
+            model,
+            tokenizer,
+            name=name_of(name_or_path),
+            revision=found_revision,
+            semantic_token=semantic_token,
+            template_options=template_options,
+        )
+
+    @classmethod
+    def from_transformers(
+        cls,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        name: str | None = None,
+        revision: str | None = None,
+        semantic_token: int | TokenChoice | None = None,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Wrap a model and tokenizer that are already loaded; both stay exactly as they are.
+
+        Raises:
+            InputError: no tokenizer.
+            UnsupportedModelError: no decoder-only causal LM, or one whose layers are spread over devices.
+        """
+        if not callable(getattr(tokenizer, "decode", None)):
+            found = type(cast("object", tokenizer)).__name__
+            raise InputError(f"a {found} is no tokenizer; pass what AutoTokenizer.from_pretrained gives")
+        known = name or str(getattr(model, "name_or_path", "") or type(model).__name__)
+        return cls(
+            model,
+            tokenizer,
+            name=known,
+            revision=revision,
+            semantic_token=semantic_token,
+            template_options=template_options,
+        )
 
     def generate(
         self,
@@ -62,7 +152,7 @@ class LanguageModel(WritingModel):
         if not prompts:
             return []
         with self._scorer.lock:  # one turn, in which the model is looked at once
-            fitted, objective = self._fitted(prompts, options), objective or Objective()
+            fitted, objective = self.fitted(options, *prompts), objective or Objective()
             self.require_known(prompts)
             rows = self.max_batch or len(prompts)
             batches = (prompts[start : start + rows] for start in range(0, len(prompts), rows))
@@ -77,7 +167,7 @@ class LanguageModel(WritingModel):
             PromptTooLongError: the prompt leaves no room for an answer.
             InputError: no answer can be made to follow the grammar.
         """
-        options = tuple(self.fitted(request.prompt, options) for options in request.options)
+        options = tuple(self.fitted(options, request.prompt) for options in request.options)
         self._decoder.require_grammars(options)
         return self.worker.submit(self, replace(request, options=options))
 
@@ -93,7 +183,7 @@ class LanguageModel(WritingModel):
         prompt = self.render(conversation, **(template_options or {}))
         wanted = Request(
             prompt=prompt,
-            options=(self.fitted(prompt, options or GenerationOptions()),),
+            options=(self.fitted(options, prompt),),
             objective=objective or Objective(),
             finish=itemgetter(0),
         )

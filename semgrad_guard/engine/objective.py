@@ -1,13 +1,19 @@
-"""The objective: which tokens' likelihood is differentiated by which hidden states, and how that becomes a number."""
+"""The objective: which tokens' likelihood is differentiated by which hidden states, and how that becomes a number.
+
+The likelihood is read off the output head through a `LogitTransform`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from semgrad_guard.declared import declared_options
 from semgrad_guard.errors import EmptyLayerSpanError, InputError
 from semgrad_guard.settings import ScoringOptions, Variant
+
+if TYPE_CHECKING:
+    import torch
 
 Norm = Literal["l1", "l2"]
 
@@ -102,3 +108,25 @@ class Objective:
                 f"layer(s); name the layers yourself, for example layers=({n_layers - 1},)"
             )
         return tuple(range(first, n_layers))
+
+
+@dataclass(frozen=True)
+class LogitTransform:
+    """logits = softcap(scale * z) for z = H W^T + b: the elementwise step between head and softmax.
+
+    Gemma 2 caps (`final_logit_softcapping`), Cohere multiplies (`logit_scale`), Granite divides (`logits_scaling`).
+    """
+
+    scale: float = 1.0
+    softcap: float | None = None
+
+    def __call__(self, z: torch.Tensor) -> torch.Tensor:
+        if self.scale != 1.0:
+            z = z * self.scale
+        return z if self.softcap is None else (z / self.softcap).tanh() * self.softcap
+
+    def derivative(self, logits: torch.Tensor) -> torch.Tensor | float:
+        """d logits / d z, from the logits: same shape, or a plain factor where it is constant."""
+        if self.softcap is None:
+            return self.scale
+        return (1 - (logits / self.softcap).square()) * self.scale

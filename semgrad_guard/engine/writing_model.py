@@ -1,27 +1,263 @@
-"""`WritingModel`: a loaded model that writes answers to prompts, as its worker has it written."""
+"""`WritingModel`: a loaded model that answers prompts, and its properties: identity, chat template, context window."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Self, cast
 
-from semgrad_guard.engine.generation.certain_text import CertainText, PieceStreamer
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 from semgrad_guard.engine.generation.decoding import Decoder
 from semgrad_guard.engine.generation.equal_rows import equal_rows_stand_alone
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.generation.running_batch import RunningBatch
-from semgrad_guard.engine.loaded_model import LoadedModel
+from semgrad_guard.engine.generation.visible import CertainText, PieceStreamer
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.prompts.prompt import Prompt, render
+from semgrad_guard.engine.prompts.doubts import doubts
+from semgrad_guard.engine.prompts.prompt import (
+    PLAIN,
+    Prompt,
+    calls_tools,
+    chat_template,
+    count_tokens,
+    render,
+    template_fingerprint,
+)
+from semgrad_guard.engine.prompts.semantic_token import TokenChoice
+from semgrad_guard.engine.prompts.tool_format import ToolFormat, tool_format
+from semgrad_guard.engine.replay.batch import Memory
+from semgrad_guard.engine.replay.kernels import lacks_units
+from semgrad_guard.engine.scoring.scorer import scorer_of
 from semgrad_guard.errors import InputError, PromptTooLongError
+from semgrad_guard.named import NAMES
+from semgrad_guard.records import Conversation
+
+DEPARTURES = ("semantic_token", "end_tokens")
+"""The names in `WritingModel.departures`."""
 
 
-class WritingModel(LoadedModel):
-    """Answers prompts in whole runs or in a running batch, in the calling thread."""
+@dataclass(frozen=True)
+class ModelIdentity:
+    """The identity that a calibration is bound to.
+
+    `fingerprint` follows the weights, switches, patches and hooks, `template` the chat template.
+    """
+
+    name: str
+    revision: str | None
+    fingerprint: str
+    dtype: str
+    template: str
+
+
+def name_of(name_or_path: str) -> str:
+    """A model's name, whichever engine loads it: that of the folder."""
+    is_path = name_or_path not in NAMES and Path(name_or_path).exists()
+    return Path(name_or_path).resolve().name if is_path else name_or_path
+
+
+class WritingModel:
+    """A causal LM with its tokenizer. It answers prompts in whole runs or in a running batch, in the calling thread.
+
+    `LanguageModel` adds how it is loaded, the worker that has it write, and scores.
+    """
 
     _decoding: tuple[tuple[int, ...], Decoder] | None = None
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        name: str,
+        revision: str | None = None,
+        semantic_token: int | TokenChoice | None = None,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.name, self.revision = name, revision
+        self.tokenizer = tokenizer
+        self._model = model
+        self._max_batch: int | None = None
+        self._template_options = dict(template_options or {})
+        if isinstance(semantic_token, TokenChoice):
+            semantic_token = semantic_token.offset_for(self.template_fingerprint())
+        self.semantic_token = semantic_token
+        self._scorer = scorer_of(model)
+
+    def __copy__(self) -> Self:
+        """Another one around the same weights."""
+        copied = type(self).__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Itself: deep copies of its holders share the weights."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A loaded model is not pickled.
+
+        Raises:
+            InputError: always; the message names the alternative.
+        """
+        raise InputError(
+            f"The loaded model {self.name!r} cannot be pickled, nor what holds it (a Guard): weights are named, not "
+            "carried. Send its name and the policy, which pickles, and load it there: "
+            "Guard(LanguageModel.from_pretrained(name), policy)."
+        )
+
+    @property
+    def turn(self) -> AbstractContextManager[None]:
+        """For the time of a block this thread alone uses the model, in one state of it."""
+        return self._scorer.lock
+
+    @property
+    def has_turn(self) -> bool:
+        """Whether the running thread is within such a block."""
+        return self._scorer.lock.is_mine
+
+    @property
+    def changes(self) -> object:
+        """Another object after every change of the model that was seen, this look included."""
+        return self._scorer.changes
+
+    @property
+    def identity(self) -> ModelIdentity:
+        """Name, revision, fingerprint, dtype and chat template of the model as it is now."""
+        return ModelIdentity(
+            name=self.name,
+            revision=self.revision,
+            fingerprint=self._scorer.fingerprint,
+            dtype=self._dtype,
+            template=self.template_fingerprint(),
+        )
+
+    def template_fingerprint(self, template_options: Mapping[str, Any] | None = None) -> str:
+        """Twelve hex digits for the chat template with the model's options and these (tools among them)."""
+        return template_fingerprint(self.tokenizer, {**self._template_options, **(template_options or {})})
+
+    @property
+    def memory(self) -> Memory:
+        """How much may be held besides the model: `FRUGAL` where memory is short, `Memory(prompts=...)` for chats."""
+        return self._scorer.memory
+
+    @memory.setter
+    def memory(self, memory: Memory) -> None:
+        with self._scorer.lock:
+            self._scorer.memory = memory
+            self._scorer.current_replayer().prompts.trim(memory.prompts)
+
+    @property
+    def max_batch(self) -> int | None:
+        """How many answers are written in one batch at most.
+
+        None (the default) leaves it to a caller of several answers; single answers of concurrent callers are then
+        written eight at a time.
+
+        In half precision an answer's text can depend on the batch that it is written in. With 1 it is the text of a
+        single run, for `generate_batch`, a framework or a server alike.
+
+        Raises:
+            InputError: set to less than 1.
+        """
+        return self._max_batch
+
+    @max_batch.setter
+    def max_batch(self, rows: int | None) -> None:
+        if rows is not None and rows < 1:
+            raise InputError(f"max_batch must be at least 1, or None for no limit, not {rows}")
+        self._max_batch = rows
+
+    @cached_property
+    def tool_format(self) -> ToolFormat:
+        """How this model writes tool calls.
+
+        Raises:
+            UnsupportedToolsError: its chat template knows no tools, or an unknown form of calls.
+        """
+        # A tokenizer may hold a second template for conversations with tools, chosen where there are any.
+        return tool_format(self.tokenizer, chat_template(self.tokenizer, {"tools": [], **self._template_options}))
+
+    @cached_property
+    def special_tokens(self) -> Mapping[str, int]:
+        """The tokens that are left out of answers' texts, and their ids."""
+        added: Any = self.tokenizer.added_tokens_decoder
+        return {token.content: number for number, token in added.items() if token.special}
+
+    @property
+    def context_window(self) -> int | None:
+        """Positions the model can attend over, None if it states no limit (XLNet writes -1)."""
+        config: Any = self._model.config.get_text_config(decoder=True)
+        positions: int | None = getattr(config, "max_position_embeddings", None)
+        return positions if positions is not None and positions > 0 else None
+
+    @property
+    def doubts(self) -> Sequence[str]:
+        """Doubts that this tokenizer and chat template belong to the model, in sentences."""
+        return doubts(
+            self.tokenizer,
+            vocabulary=self._scorer.vocabulary,
+            end_tokens=self._model_end_tokens,
+            has_template=self.template_fingerprint() != PLAIN,
+        )
+
+    @property
+    def slow_dtype(self) -> str | None:
+        """The weights' dtype, where this processor has no instructions for it and float32 is several times faster."""
+        return self._dtype if lacks_units(cast(torch.dtype, self._model.dtype), self._model.device) else None
+
+    @property
+    def _dtype(self) -> str:
+        return str(self._model.dtype).removeprefix("torch.")
+
+    @property
+    def n_layers(self) -> int:
+        """Decoder layers L; hidden states are h^(0) .. h^(L-1)."""
+        return self._scorer.architecture.n_layers
+
+    def render(self, conversation: Conversation, **template_options: Any) -> Prompt:
+        """The prompt the model will see: text, token ids and t*.
+
+        Raises:
+            EmptyPromptError, InputError: the conversation cannot be rendered.
+            UnsupportedToolsError: it holds calls of tools, and the chat template would leave them out in silence.
+            PromptTooLongError: it exceeds the context window by so much that it is not even tokenised.
+        """
+        if calls_tools(conversation):
+            _ = self.tool_format
+        return render(
+            self.tokenizer,
+            conversation,
+            semantic_token=self.semantic_token,
+            template_options={**self._template_options, **template_options},
+            window=self.context_window,
+        )
+
+    def count_tokens(self, conversation: Conversation, **template_options: Any) -> int:
+        """How many tokens `render` would give this conversation (tools among the options count too).
+
+        Raises:
+            InputError: the chat template refuses the conversation.
+        """
+        options = {**self._template_options, **template_options}
+        return count_tokens(self.tokenizer, conversation, template_options=options)
+
+    @property
+    def departures(self) -> dict[str, Any]:
+        """Departures of answers and scores from the model's configuration: an own t*, other end tokens.
+
+        Plain JSON, by name; it belongs to a calibration's binding, and to a run's identity.
+        """
+        token = {} if self.semantic_token is None else {"semantic_token": self.semantic_token}
+        config: Any = self._model.config.get_text_config(decoder=True)
+        usual = self._end_tokens == tuple(sorted(_token_ids(getattr(config, "eos_token_id", None))))
+        return token if usual else {**token, "end_tokens": list(self._end_tokens)}
 
     def write(
         self,
@@ -76,34 +312,12 @@ class WritingModel(LoadedModel):
         """
         return RunningBatch(self._scorer, lambda: self._decoder, objective or Objective())
 
-    def fitted(self, prompt: Prompt, options: GenerationOptions) -> GenerationOptions:
-        """The options with `max_tokens` cut to the room that the context window leaves after a prompt.
+    def fitted(self, options: GenerationOptions | None, *prompts: Prompt) -> GenerationOptions:
+        """The options with `max_tokens` cut to the room that the context window leaves after the longest prompt.
 
         Raises:
             PromptTooLongError: it leaves nothing.
         """
-        return self._fitted([prompt], options)
-
-    @property
-    def _decoder(self) -> Decoder:
-        """One for the tokens that end an answer now; their owner may change them, in the generation config."""
-        end_tokens = self._end_tokens
-        if self._decoding is None or self._decoding[0] != end_tokens:
-            self._decoding = end_tokens, self._decoder_ending(end_tokens)
-        return self._decoding[1]
-
-    def _decoder_ending(self, end_tokens: tuple[int, ...]) -> Decoder:
-        return Decoder(
-            self._scorer,
-            self.tokenizer,
-            end_tokens=end_tokens,
-            # no method of this object: the decoder must not keep it alive
-            render=partial(render, self.tokenizer, template_options=self._template_options),
-            window=self.context_window,
-        )
-
-    def _fitted(self, prompts: Sequence[Prompt], options: GenerationOptions | None) -> GenerationOptions:
-        """The options with `max_tokens` cut to the room that the context window leaves."""
         options = options or GenerationOptions()
         window, longest = self.context_window, max(len(prompt.ids) for prompt in prompts)
         if window is None:
@@ -125,3 +339,37 @@ class WritingModel(LoadedModel):
         vocabulary, highest = self._scorer.vocabulary, max(max(prompt.ids) for prompt in prompts)
         if highest >= vocabulary:
             raise InputError(f"the tokenizer does not belong to this model: id {highest} >= {vocabulary}")
+
+    @property
+    def _end_tokens(self) -> tuple[int, ...]:
+        """Every token that ends an answer: the generation config's (chat models list several) and the tokenizer's."""
+        return tuple(sorted({*self._model_end_tokens, *_token_ids(self.tokenizer.eos_token_id)}))
+
+    @property
+    def _model_end_tokens(self) -> tuple[int, ...]:
+        return _token_ids(getattr(getattr(self._model, "generation_config", None), "eos_token_id", None))
+
+    @property
+    def _decoder(self) -> Decoder:
+        """One for the tokens that end an answer now; their owner may change them, in the generation config."""
+        end_tokens = self._end_tokens
+        if self._decoding is None or self._decoding[0] != end_tokens:
+            # The decoder gets no method of this object, which it must not keep alive.
+            rendering = partial(render, self.tokenizer, template_options=self._template_options)
+            self._decoding = (
+                end_tokens,
+                Decoder(
+                    self._scorer,
+                    self.tokenizer,
+                    end_tokens=end_tokens,
+                    render=rendering,
+                    window=self.context_window,
+                ),
+            )
+        return self._decoding[1]
+
+
+def _token_ids(listed: Any) -> tuple[int, ...]:
+    """Ids as configurations list them: one, several, or none."""
+    ids = listed if isinstance(listed, (list, tuple)) else [listed]
+    return tuple(int(token) for token in ids if token is not None)

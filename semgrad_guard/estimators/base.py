@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, ClassVar, Protocol, cast
 
-from semgrad_guard.engine.generation.evidence import Evidence
+from semgrad_guard.engine.generation.generation import Evidence
 from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.scoring.gradients import GradientScores
 from semgrad_guard.engine.scoring.observation import Observation
-from semgrad_guard.engine.scoring.scores import GradientScores
 from semgrad_guard.records import Score
 
 

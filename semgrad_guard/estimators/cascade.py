@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from semgrad_guard.engine.generation.evidence import Evidence
+from semgrad_guard.engine.generation.generation import Evidence
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.scoring.scores import GradientScores
+from semgrad_guard.engine.scoring.gradients import GradientScores
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators.base import OBSERVING, ReplayEstimator
 from semgrad_guard.estimators.likelihood import MaxProbability

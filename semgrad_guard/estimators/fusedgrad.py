@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from semgrad_guard.engine.generation.evidence import Evidence
+from semgrad_guard.engine.generation.generation import Evidence
 from semgrad_guard.engine.objective import Objective, Variant
 from semgrad_guard.estimators.base import read_off
 from semgrad_guard.estimators.learned import Features, LearnedEstimator, Shrinkage, replay_features

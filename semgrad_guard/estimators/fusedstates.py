@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from semgrad_guard.engine.generation.evidence import Evidence
+from semgrad_guard.engine.generation.generation import Evidence
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.estimators.base import OBSERVING, observed_details
 from semgrad_guard.estimators.learned import PREDICTING_STATE, STATE, LearnedEstimator, Shrinkage, observed_features

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from semgrad_guard.declared import declared_options
 from semgrad_guard.engine.objective import Norm, Objective, Variant
-from semgrad_guard.engine.scoring.scores import GradientScores
+from semgrad_guard.engine.scoring.gradients import GradientScores
 from semgrad_guard.estimators.base import ReplayEstimator
 from semgrad_guard.settings import ScoringOptions
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from semgrad_guard.engine.generation.evidence import Evidence
+from semgrad_guard.engine.generation.generation import Evidence
 from semgrad_guard.errors import ScoringError
 from semgrad_guard.estimators.sampled import AskingEstimator
 from semgrad_guard.records import Message

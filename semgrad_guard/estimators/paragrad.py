@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
 from semgrad_guard.engine.objective import Norm, Objective, Variant
-from semgrad_guard.engine.scoring.scores import GradientScores
+from semgrad_guard.engine.scoring.gradients import GradientScores
 from semgrad_guard.estimators.base import ReplayEstimator
 
 

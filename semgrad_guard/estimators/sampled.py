@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any, ClassVar, cast
 
-from semgrad_guard.engine.generation.evidence import Evidence
-from semgrad_guard.engine.generation.sampling_plans import DiverseBeams, Sample, Sampling, plan_record
+from semgrad_guard.engine.generation.generation import Evidence
+from semgrad_guard.engine.generation.options import DiverseBeams, Sample, Sampling, plan_record
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import DetachedRecordError, ScoringError
 from semgrad_guard.estimators.base import finite_score

@@ -9,8 +9,8 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from semgrad_guard.engine.generation.evidence import Evidence
-from semgrad_guard.engine.generation.sampling_plans import Sample, Sampling
+from semgrad_guard.engine.generation.generation import Evidence
+from semgrad_guard.engine.generation.options import Sample, Sampling
 from semgrad_guard.engine.texts.text_pairs import Pair
 from semgrad_guard.engine.texts.words import token_f1
 from semgrad_guard.errors import InputError

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from semgrad_guard.engine.generation.evidence import Evidence
-from semgrad_guard.engine.generation.sampling_plans import Sampling
+from semgrad_guard.engine.generation.generation import Evidence
+from semgrad_guard.engine.generation.options import Sampling
 from semgrad_guard.estimators.equivalence import SHARED_WORDS, Equivalence
 from semgrad_guard.estimators.sampled import AskingEstimator, texts_of
 

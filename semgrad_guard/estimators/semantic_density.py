@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from semgrad_guard.engine.generation.evidence import Evidence
-from semgrad_guard.engine.generation.sampling_plans import DiverseBeams, SamplingPlan
+from semgrad_guard.engine.generation.generation import Evidence
+from semgrad_guard.engine.generation.options import DiverseBeams, SamplingPlan
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators.equivalence import SHARED_WORDS, Equivalence
 from semgrad_guard.estimators.sampled import AskingEstimator, distinct, mean_log_prob, with_tokens

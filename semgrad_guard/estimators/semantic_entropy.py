@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from semgrad_guard.engine.generation.evidence import Evidence
-from semgrad_guard.engine.generation.sampling_plans import Sampling
+from semgrad_guard.engine.generation.generation import Evidence
+from semgrad_guard.engine.generation.options import Sampling
 from semgrad_guard.estimators.equivalence import SHARED_WORDS, Equivalence, clusters
 from semgrad_guard.estimators.sampled import AskingEstimator, mean_log_prob, texts_of, with_tokens
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from semgrad_guard.calibration import Binding, Calibration, Drift, drift
-from semgrad_guard.engine.loaded_model import DEPARTURES
+from semgrad_guard.engine.writing_model import DEPARTURES
 from semgrad_guard.errors import GradingError, InputError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.estimators.learned import LearnedEstimator

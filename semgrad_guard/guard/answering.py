@@ -10,11 +10,10 @@ from hashlib import sha256
 from typing import Any
 
 from semgrad_guard.calibration import Binding
-from semgrad_guard.engine.generation.evidence import Evidence
-from semgrad_guard.engine.generation.generation import Generation
+from semgrad_guard.engine.generation.generation import Evidence, Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
-from semgrad_guard.engine.replay.memory_budget import OUT_OF_MEMORY, give_back_memory, is_out_of_memory
+from semgrad_guard.engine.replay.batch import OUT_OF_MEMORY, give_back_memory, is_out_of_memory
 from semgrad_guard.engine.worker import Request, TextStream, Ticket
 from semgrad_guard.errors import InputError, UnsupportedToolsError
 from semgrad_guard.estimators import Estimator

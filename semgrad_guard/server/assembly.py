@@ -21,7 +21,7 @@ from semgrad_guard.declared import values_of
 from semgrad_guard.engine import model_threads
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
-from semgrad_guard.engine.replay.memory_budget import Memory
+from semgrad_guard.engine.replay.batch import Memory
 from semgrad_guard.errors import InputError
 from semgrad_guard.files import state_folder
 from semgrad_guard.guard import Answerer, Policy, Terms, withholds

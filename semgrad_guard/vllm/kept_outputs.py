@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from semgrad_guard.engine.replay.projections import Outputs, Place
+from semgrad_guard.engine.replay.kernels import Outputs, Place
 from semgrad_guard.vllm.shared_weights import parts_of
 
 

@@ -13,13 +13,12 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.running_batch import BatchRequest
 from semgrad_guard.engine.language_model import LanguageModel
-from semgrad_guard.engine.loaded_model import ModelIdentity, name_of
-from semgrad_guard.engine.models.architecture import LogitTransform
-from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.objective import LogitTransform, Objective
 from semgrad_guard.engine.prompts.prompt import render
 from semgrad_guard.engine.prompts.semantic_token import TokenChoice
-from semgrad_guard.engine.scoring.logits import surveyed_step
+from semgrad_guard.engine.scoring.head import surveyed_step
 from semgrad_guard.engine.scoring.observation import observed_layer
+from semgrad_guard.engine.writing_model import ModelIdentity, name_of
 from semgrad_guard.named import folder_of
 from semgrad_guard.vllm.decoder import VLLMBatch, VLLMDecoder
 from semgrad_guard.vllm.engine import Engine

@@ -12,15 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from semgrad_guard.engine.cost_accounting import add_cost
 from semgrad_guard.engine.generation.decoding import Decoder
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.running_batch import BatchRequest, RunningAnswer, RunningBatch
+from semgrad_guard.engine.interruption import add_cost
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.replay.caches import growing_cache
+from semgrad_guard.engine.replay.batch import Memory, growing_cache, unless_memory_runs_out
 from semgrad_guard.engine.replay.captured_states import CapturedStates, Survey, by_step
-from semgrad_guard.engine.replay.memory_budget import Memory, unless_memory_runs_out
 from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
 from semgrad_guard.vllm.kept_outputs import KeptOutputs, Piece
 from semgrad_guard.vllm.paged_cache import PagedCache

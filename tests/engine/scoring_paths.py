@@ -11,13 +11,11 @@ import torch
 from transformers import GenerationConfig
 
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay.caches import cache_of
+from semgrad_guard.engine.replay.batch import TokenBatch, cache_of
 from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
-from semgrad_guard.engine.replay.token_batch import TokenBatch
-from semgrad_guard.engine.scoring.gradients import Rows
-from semgrad_guard.engine.scoring.input_check import Branches, InputCheck
+from semgrad_guard.engine.scoring.gradients import GradientScores, Rows, Tier
+from semgrad_guard.engine.scoring.model_states import Branches, InputCheck
 from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
-from semgrad_guard.engine.scoring.scores import GradientScores, Tier
 
 from .oracle import Reference, reference_scores
 from .tiny_models import shared, token_ids

@@ -14,7 +14,7 @@ from transformers.integrations.peft import MIN_PEFT_VERSION
 
 from semgrad_guard import GenerationOptions, LanguageModel, gradient_scores
 from semgrad_guard.engine.models import architecture
-from semgrad_guard.engine.replay.memory_budget import Memory
+from semgrad_guard.engine.replay.batch import Memory
 from semgrad_guard.errors import UnsupportedModelError
 
 from .scoring_paths import CASES, Case

@@ -10,8 +10,8 @@ from torch import nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay import attention
-from semgrad_guard.engine.replay.attention import attend
+from semgrad_guard.engine.replay import kernels
+from semgrad_guard.engine.replay.kernels import attend
 from semgrad_guard.engine.scoring.scorer import Scorer
 
 from .oracle import worst_relative_error
@@ -96,7 +96,7 @@ MASKS = {"causal": causal, "padded": padded, "additive": additive, "by head": by
 def test_outputs_and_gradients_are_the_librarys(
     shape: str, mask: str, scaling: float | None, weights: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "_WEIGHTS", weights)
+    monkeypatch.setattr(kernels, "_WEIGHTS", weights)
     inputs, seen = Inputs(SHAPES[shape]), MASKS[mask](SHAPES[shape])
     found = inputs.through(attend, seen, scaling=scaling)
     expected = inputs.through(sdpa_attention_forward, seen, scaling=scaling)
@@ -131,7 +131,7 @@ def test_a_query_that_may_see_nothing_stays_a_number() -> None:
 
 @pytest.mark.parametrize("case", ["no mask", "position_bias", "no graph"])
 def test_what_is_not_a_replays_is_left_to_the_library(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention._FewQueries, "apply", lambda *_: pytest.fail("taken"))
+    monkeypatch.setattr(kernels._FewQueries, "apply", lambda *_: pytest.fail("taken"))
     shape = SHAPES["no cache"]
     inputs, mask, options = Inputs(shape), causal(shape), dict[str, Any]()
     if case == "no mask":
@@ -149,13 +149,13 @@ def test_what_is_not_a_replays_is_left_to_the_library(case: str, monkeypatch: py
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The keys of every attention that goes the replay's way."""
     seen: list[int] = []
-    apply = attention._FewQueries.apply
+    apply = kernels._FewQueries.apply
 
     def counted(query: torch.Tensor, key: torch.Tensor, *rest: Any) -> Any:
         seen.append(key.shape[2])
         return apply(query, key, *rest)
 
-    monkeypatch.setattr(attention._FewQueries, "apply", counted)
+    monkeypatch.setattr(kernels._FewQueries, "apply", counted)
     return seen
 
 

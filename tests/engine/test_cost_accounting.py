@@ -11,7 +11,7 @@ import weakref
 import pytest
 
 from semgrad_guard import GenerationOptions, LanguageModel
-from semgrad_guard.engine.cost_accounting import add_cost, with_cost
+from semgrad_guard.engine.interruption import add_cost, with_cost
 from semgrad_guard.engine.objective import Objective
 
 

@@ -11,10 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from semgrad_guard.engine.models.architecture import LogitTransform
-from semgrad_guard.engine.objective import Norm
-from semgrad_guard.engine.scoring import logits as logits_module
-from semgrad_guard.engine.scoring import products as products_module
+from semgrad_guard.engine.objective import LogitTransform, Norm
+from semgrad_guard.engine.scoring import head as head_module
 from semgrad_guard.engine.scoring.head import HeadScores, score_head
 
 TRANSFORMS = {
@@ -74,7 +72,7 @@ def assert_close(found: HeadScores, expected: HeadScores, tolerance: float) -> N
 @pytest.fixture(params=[7, 64, 1 << 20], ids=lambda block: f"block{block}")
 def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Vocabulary blocks that do not divide the vocabulary, one that does, and one that holds it all."""
-    monkeypatch.setattr(logits_module, "_BLOCK", request.param)
+    monkeypatch.setattr(head_module, "_BLOCK", request.param)
     return request.param
 
 
@@ -227,8 +225,8 @@ def test_the_size_of_a_block_changes_nothing(
     options = {"lengths": lengths, "head": head, "transform": LogitTransform(), "averages": True}
     whole = score_head(states, targets, **options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(logits_module, "_BLOCK", block)
-        patch.setattr(products_module, "_ELEMENTS", 17)
+        patch.setattr(head_module, "_BLOCK", block)
+        patch.setattr(head_module, "_PRODUCTS", 17)
         found = score_head(states, targets, **options, kept_bytes=64 << 20 if keep else 0)
         assert_close(found, whole, 1e-11)
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from semgrad_guard import GenerationOptions, LanguageModel, Memory
-from semgrad_guard.engine.generation.sampling_plans import Sampling
+from semgrad_guard.engine.generation.options import Sampling
 from semgrad_guard.engine.interruption import InterruptibleLock, Stop, current_stop, stopping
-from semgrad_guard.engine.replay.memory_budget import FRUGAL
+from semgrad_guard.engine.replay.batch import FRUGAL
 from semgrad_guard.engine.texts.text_pairs import Entailment
 from semgrad_guard.engine.worker import TextStream
 from semgrad_guard.errors import AnswerCancelledError, DeadlineExceededError, InputError

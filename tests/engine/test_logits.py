@@ -10,12 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from semgrad_guard.engine.models.architecture import LogitTransform
-from semgrad_guard.engine.replay import skinny_linear
-from semgrad_guard.engine.scoring import logits
-from semgrad_guard.engine.scoring.head import score_head
-from semgrad_guard.engine.scoring.logits import Distribution, Logits
-from semgrad_guard.engine.scoring.products import Products
+from semgrad_guard.engine.objective import LogitTransform
+from semgrad_guard.engine.replay import kernels
+from semgrad_guard.engine.scoring import head as head_module
+from semgrad_guard.engine.scoring.head import Distribution, Logits, Products, score_head
 
 VOCABULARY, WIDTH, TOKENS = 6000, 48, 12
 PLAIN = LogitTransform()
@@ -24,7 +22,7 @@ PLAIN = LogitTransform()
 @pytest.fixture(params=[True, False], ids=["multiplied", "converted"])
 def bfloat16_units(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """CPUs that multiply bfloat16, and others."""
-    monkeypatch.setattr(skinny_linear, "_capabilities", lambda: {"avx512_bf16": request.param, "cpu_name": "any"})
+    monkeypatch.setattr(kernels, "_capabilities", lambda: {"avx512_bf16": request.param, "cpu_name": "any"})
     return request.param
 
 
@@ -59,7 +57,7 @@ def worst(found: torch.Tensor, expected: torch.Tensor) -> float:
 def test_rounded_logits_give_the_entropies_of_exact_ones(
     dtype: torch.dtype, block: int, bias: bool, bfloat16_units: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logits, "_BLOCK", block)
+    monkeypatch.setattr(head_module, "_BLOCK", block)
     states, targets, head = peaked(dtype, bias=bias)
     entropies, log_probs = exact(states, targets, head)
     kept = nn.functional.linear(states, head.weight, head.bias)
@@ -103,7 +101,7 @@ def test_the_greatest_are_found_in_any_vocabulary(seed: int, vocabulary: int, co
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randint(levels, (3, vocabulary), generator=generator).bfloat16()
     count = min(count, vocabulary)
-    places = logits._greatest(rows, count)
+    places = kernels.greatest(rows, count)
     assert all(len(set(row)) == count for row in places.tolist())
     assert torch.equal(rows.gather(1, places).sort(dim=1).values, rows.topk(count).values.sort(dim=1).values)
 
@@ -144,9 +142,9 @@ def test_rows_that_rounding_would_hide_are_estimated(sharpness: float) -> None:
         found[dtype] = products = Products(states.to(dtype), lengths, "l1", means=means)
         for block in a.to(dtype).split(1000, dim=1):
             products.add(block)
-    exact = found[torch.float64].means(1)
-    assert worst(found[torch.float32].means(1), exact) < 1e-6
-    assert worst(found[torch.bfloat16].means(1), exact) < 1e-3
+    exact = found[torch.float64].results(1)[0]
+    assert worst(found[torch.float32].results(1)[0], exact) < 1e-6
+    assert worst(found[torch.bfloat16].results(1)[0], exact) < 1e-3
     multiplied, every = found[torch.bfloat16]._bounds.unbind(1)
     assert bool((every * (1 - 2**-8) <= multiplied).all())
     assert bool((multiplied < every).all()) == (sharpness > 1)

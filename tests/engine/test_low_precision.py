@@ -11,8 +11,8 @@ from scipy.stats import spearmanr
 
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.scoring.gradient_scores import gradient_scores
+from semgrad_guard.engine.scoring.gradients import GradientScores
 from semgrad_guard.engine.scoring.scorer import scorer_of
-from semgrad_guard.engine.scoring.scores import GradientScores
 from tests.pairwise import pairwise
 
 from .oracle import worst_relative_error

@@ -10,8 +10,8 @@ import torch
 
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay import skinny_linear
-from semgrad_guard.engine.replay.memory_budget import FRUGAL, Memory, activation_bytes
+from semgrad_guard.engine.replay import kernels
+from semgrad_guard.engine.replay.batch import FRUGAL, Memory, activation_bytes
 from semgrad_guard.engine.replay.replayer import Replayer
 from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
 
@@ -44,7 +44,7 @@ def held_by_graph(scorer: Scorer, memory: Memory) -> int:
 @pytest.mark.parametrize("name", ["llama", "gemma2", "mixtral", "gpt2", "qwen3", "opt", "phi3"])
 @pytest.mark.parametrize("tier", ["captured", "prefix"])
 def test_checkpointed_replays_are_exact(name: str, tier: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(skinny_linear, "_LARGE", 1)  # the second run of a layer must take the same order of products
+    monkeypatch.setattr(kernels, "_LARGE", 1)  # the second run of a layer must take the same order of products
     scorer, batch, objective = Scorer(shared(name)), batch_of(CASES), Objective()
     scorer.memory = FRUGAL
     captured = scorer.current_replayer().record(batch, objective.span(scorer.architecture.n_layers)[0])

@@ -13,11 +13,11 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from semgrad_guard import GenerationOptions, Guard, LanguageModel, Policy
-from semgrad_guard.engine.replay.memory_budget import Memory
+from semgrad_guard.engine.replay.batch import Memory
 from semgrad_guard.engine.scoring import scorer as scorer_module
 from semgrad_guard.engine.scoring.gradient_scores import gradient_scores
+from semgrad_guard.engine.scoring.gradients import GradientScores
 from semgrad_guard.engine.scoring.scorer import Scorer, scorer_of
-from semgrad_guard.engine.scoring.scores import GradientScores
 from semgrad_guard.engine.scoring.self_check import self_check
 from semgrad_guard.errors import UnsupportedModelError
 

@@ -13,10 +13,8 @@ import torch
 
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay.caches import cache_of
+from semgrad_guard.engine.replay.batch import Memory, TokenBatch, cache_of
 from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
-from semgrad_guard.engine.replay.memory_budget import Memory
-from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.observation import Observation, observed_layer
 from semgrad_guard.engine.scoring.scorer import clean_slate, scorer_of
 from semgrad_guard.estimators import KIND_OF, FusedStates, GreedyNLL, HybridGrad, MaxProbability, MeanEntropy

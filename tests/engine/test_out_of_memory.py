@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay.memory_budget import is_out_of_memory
+from semgrad_guard.engine.replay.batch import is_out_of_memory
 from semgrad_guard.engine.scoring.gradient_scores import gradient_scores
 from semgrad_guard.engine.scoring.scorer import Scorer
 

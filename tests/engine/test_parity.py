@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.scoring.gradient_scores import gradient_scores
-from semgrad_guard.engine.scoring.scores import Tier
+from semgrad_guard.engine.scoring.gradients import Tier
 
 from .oracle import reference_scores
 from .scoring_paths import Case, score_in_tier

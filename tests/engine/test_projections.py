@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay import projections
+from semgrad_guard.engine.replay import kernels
+from semgrad_guard.engine.replay.batch import FRUGAL, Memory
 from semgrad_guard.engine.replay.captured_states import Capture
-from semgrad_guard.engine.replay.memory_budget import FRUGAL, Memory
-from semgrad_guard.engine.replay.projections import Projections
+from semgrad_guard.engine.replay.kernels import Projections
 from semgrad_guard.engine.scoring.scorer import Scorer
 
 from .oracle import worst_relative_error
@@ -28,13 +28,13 @@ MAPS = {"llama": 7, "qwen2": 7, "gemma2": 7, "phi3": 4, "gpt-neox": 4, "mixtral"
 def products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The rows of every product that a replay takes."""
     taken: list[int] = []
-    linear_map = projections.linear_map
+    linear_map = kernels.linear_map
 
     def counted(linear: nn.Linear, states: torch.Tensor) -> torch.Tensor:
         taken.append(states.shape[-2])
         return linear_map(linear, states)
 
-    monkeypatch.setattr(projections, "linear_map", counted)
+    monkeypatch.setattr(kernels, "linear_map", counted)
     return taken
 
 

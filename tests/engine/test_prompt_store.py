@@ -14,8 +14,7 @@ from transformers.cache_utils import DynamicCache
 
 from semgrad_guard import GenerationOptions, LanguageModel, Message
 from semgrad_guard.engine.generation.generation import Generation
-from semgrad_guard.engine.replay.caches import PromptStore
-from semgrad_guard.engine.replay.memory_budget import FRUGAL, Memory
+from semgrad_guard.engine.replay.batch import FRUGAL, Memory, PromptStore
 
 from .tiny_models import LONG_ROPE, build
 

@@ -19,9 +19,9 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from semgrad_guard import gradient_scores
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay import skinny_linear
+from semgrad_guard.engine.replay import kernels
+from semgrad_guard.engine.scoring.gradients import GradientScores, Tier
 from semgrad_guard.engine.scoring.scorer import Scorer, scorer_of
-from semgrad_guard.engine.scoring.scores import GradientScores, Tier
 from semgrad_guard.errors import UnsupportedModelError
 
 from .oracle import worst_relative_error
@@ -114,7 +114,7 @@ def quantized(quantize: Callable[[nn.Linear], None], *, head: bool = False) -> A
 def test_quantized_weights_are_scored_as_plain_autograd_scores_them(
     form: Callable[[nn.Linear], None], tier: Tier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(skinny_linear, "_LARGE", 1)
+    monkeypatch.setattr(kernels, "_LARGE", 1)
     model = quantized(form)
     found = score_in_tier(tier, model, CASES, Objective())
     expected = [case.reference(model, Objective()) for case in CASES]

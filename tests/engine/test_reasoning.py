@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from semgrad_guard.engine.generation.certain_text import CertainText
 from semgrad_guard.engine.generation.options import GenerationOptions
-from semgrad_guard.engine.generation.visible import Visible, answered
+from semgrad_guard.engine.generation.visible import CertainText, Visible, answered
 from semgrad_guard.engine.prompts.prompt import Prompt, render
 from semgrad_guard.engine.prompts.reasoning import Thinking, taken_apart
 

@@ -16,13 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from semgrad_guard import GenerationOptions, LanguageModel, Message
-from semgrad_guard.engine.generation.evidence import Evidence
-from semgrad_guard.engine.generation.generation import Generation
+from semgrad_guard.engine.generation.generation import Evidence, Generation
 from semgrad_guard.engine.generation.running_batch import BatchRequest, RunningAnswer, RunningBatch
 from semgrad_guard.engine.interruption import Stop, stopping
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.grammar import one_of, text_rule
-from semgrad_guard.engine.replay.memory_budget import FRUGAL, Memory
+from semgrad_guard.engine.replay.batch import FRUGAL, Memory
 from semgrad_guard.errors import AnswerCancelledError, AnswerInterruptedError, InputError
 from tests.random_llama import byte_tokenizer
 
@@ -59,7 +58,7 @@ def pocket() -> LanguageModel:
 def batch_request(model: LanguageModel, wanted: Wanted, listener: Callable[[str], None] | None = None) -> BatchRequest:
     question, options = wanted
     prompt = model.render(question)
-    return BatchRequest(prompt, model.fitted(prompt, options), listener)
+    return BatchRequest(prompt, model.fitted(options, prompt), listener)
 
 
 def joined(model: LanguageModel, batch: RunningBatch, wanted: Sequence[Wanted]) -> list[RunningAnswer]:
@@ -548,7 +547,7 @@ def test_prompts_that_are_known_are_read_from_where_they_differ() -> None:
     questions = [[Message("system", system), Message("user", text)] for text in ("What is tea?", "What is it?", "So?")]
     for question in questions:
         prompt = model.render(question)
-        rows += batch.join([BatchRequest(prompt, model.fitted(prompt, options)) for _ in range(2)])
+        rows += batch.join([BatchRequest(prompt, model.fitted(options, prompt)) for _ in range(2)])
         finished(batch)
     found = batch.generations(rows)
     assert [generation.reused_tokens > len(system) for generation in found] == [False, False, True, True, True, True]

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semgrad_guard import GenerationOptions, LanguageModel
-from semgrad_guard.engine.generation.options import sampling_processors
+from semgrad_guard.engine.generation.options import DiverseBeams, DiversityPenalty, Sampling, sampling_processors
 from semgrad_guard.engine.generation.sampling import middle_layer, read
-from semgrad_guard.engine.generation.sampling_plans import DiverseBeams, DiversityPenalty, Sampling
 from semgrad_guard.engine.scoring.scorer import scorer_of
 from semgrad_guard.errors import InputError
 

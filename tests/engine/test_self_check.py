@@ -13,12 +13,12 @@ from transformers.models.llama import modeling_llama as llama
 
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay import float_sample as float_sample_module
-from semgrad_guard.engine.replay.caches import CACHE
+from semgrad_guard.engine.replay.batch import CACHE
 from semgrad_guard.engine.replay.captured_states import CapturedStates
 from semgrad_guard.engine.scoring import scorer as scorer_module
 from semgrad_guard.engine.scoring.gradient_scores import gradient_scores
+from semgrad_guard.engine.scoring.gradients import Tier
 from semgrad_guard.engine.scoring.scorer import Scorer, scorer_of
-from semgrad_guard.engine.scoring.scores import Tier
 from semgrad_guard.engine.scoring.self_check import self_check
 
 from .architectures import expectation

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay import skinny_linear
-from semgrad_guard.engine.replay.projections import Projections
+from semgrad_guard.engine.replay import kernels
+from semgrad_guard.engine.replay.kernels import Projections
 from semgrad_guard.engine.scoring.scorer import Scorer
 
 from .oracle import worst_relative_error
@@ -27,11 +27,11 @@ TOLERANCE = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 2**-7, t
 def everywhere(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The faster order for small weights and any number of rows too; a list of the rows that took it."""
     taken: list[int] = []
-    apply: Callable[..., torch.Tensor] = skinny_linear._Product.apply
-    monkeypatch.setattr(skinny_linear, "_LARGE", 1)
-    monkeypatch.setattr(skinny_linear, "_FEW", range(1, 1000))
-    monkeypatch.setattr(skinny_linear, "_is_intel", lambda: True)
-    monkeypatch.setattr(skinny_linear._Product, "apply", lambda x, weight: taken.append(len(x)) or apply(x, weight))
+    apply: Callable[..., torch.Tensor] = kernels._Product.apply
+    monkeypatch.setattr(kernels, "_LARGE", 1)
+    monkeypatch.setattr(kernels, "_FEW", range(1, 1000))
+    monkeypatch.setattr(kernels, "_is_intel", lambda: True)
+    monkeypatch.setattr(kernels._Product, "apply", lambda x, weight: taken.append(len(x)) or apply(x, weight))
     return taken
 
 

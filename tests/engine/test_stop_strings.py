@@ -6,7 +6,7 @@ import pytest
 
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.generation.generation import Generation
-from semgrad_guard.engine.generation.sampling_plans import Sampling
+from semgrad_guard.engine.generation.options import Sampling
 from semgrad_guard.engine.generation.visible import visible
 
 QUESTION = "What is the capital of Mongolia?"

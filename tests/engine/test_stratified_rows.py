@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from semgrad_guard import gradient_scores
-from semgrad_guard.engine.models.architecture import LogitTransform
-from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.scoring import logits as logits_module
-from semgrad_guard.engine.scoring import products as products_module
+from semgrad_guard.engine.objective import LogitTransform, Objective
+from semgrad_guard.engine.scoring import head as head_module
 from semgrad_guard.engine.scoring.head import HeadScores, score_head
 from semgrad_guard.engine.scoring.stratified_rows import StratifiedRows
 from semgrad_guard.errors import InputError
@@ -146,8 +144,8 @@ def test_an_estimate_depends_on_neither_its_batch_nor_the_blocks(order: list[int
     together = score_head(states, targets, lengths=lengths, **options)
     parts = list(zip(states.split(lengths), targets.split(lengths), strict=True))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(logits_module, "_BLOCK", block)
-        patch.setattr(products_module, "_ELEMENTS", elements)
+        patch.setattr(head_module, "_BLOCK", block)
+        patch.setattr(head_module, "_PRODUCTS", elements)
         permuted = score_head(
             torch.cat([parts[i][0] for i in order]),
             torch.cat([parts[i][1] for i in order]),

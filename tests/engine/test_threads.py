@@ -12,8 +12,8 @@ import torch
 
 from semgrad_guard.engine.scoring import scorer as scorer_module
 from semgrad_guard.engine.scoring.gradient_scores import gradient_scores
+from semgrad_guard.engine.scoring.gradients import GradientScores
 from semgrad_guard.engine.scoring.scorer import Scorer, scorer_of
-from semgrad_guard.engine.scoring.scores import GradientScores
 from semgrad_guard.engine.scoring.self_check import self_check
 
 from .scoring_paths import CASES

@@ -18,8 +18,8 @@ from semgrad_guard.engine.interruption import Stop, stopping
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.captured_states import Capture
 from semgrad_guard.engine.scoring.gradient_scores import gradient_scores
+from semgrad_guard.engine.scoring.gradients import GradientScores, Tier
 from semgrad_guard.engine.scoring.scorer import scorer_of
-from semgrad_guard.engine.scoring.scores import GradientScores, Tier
 from semgrad_guard.errors import DeadlineExceededError, EmptyLayerSpanError, InputError, UnsupportedModelError
 from tests.leaks import smallest_growth, tensors_alive
 

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Message
 from semgrad_guard.adapters.answer_form import AnswerForm
 from semgrad_guard.engine.interruption import Stop, stopping
-from semgrad_guard.engine.worker import batching
+from semgrad_guard.engine.worker import batching, worker
 from semgrad_guard.errors import (
     AnswerInterruptedError,
     DeadlineExceededError,
@@ -462,7 +462,7 @@ async def test_the_queue_keeps_its_order_and_nobody_starves(
 ) -> None:
     """A request that needs much room is not overtaken by those that would fit before it."""
     width = len(language_model.render("q0").ids) + 8
-    monkeypatch.setattr(batching, "_CELLS", 3 * width / batching.ROWS)
+    monkeypatch.setattr(batching, "_CELLS", 3 * width / worker.ROWS)
     scheduler = start()
     begun, _ = watched(scheduler)
     requests = [request(f"q{n}", count=3 if n == 2 else 1) for n in range(8)]
@@ -483,7 +483,7 @@ async def test_a_steady_stream_of_short_requests_does_not_hold_up_a_large_one(
     start: Start, language_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     width = len(language_model.render("large").ids) + 8
-    monkeypatch.setattr(batching, "_CELLS", 3 * width / batching.ROWS)
+    monkeypatch.setattr(batching, "_CELLS", 3 * width / worker.ROWS)
     scheduler, done = start(), list[str]()
     stopped = asyncio.Event()
 

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
-from semgrad_guard.engine.generation.evidence import BatchScoring
-from semgrad_guard.engine.generation.generation import Generation
+from semgrad_guard.engine.generation.generation import BatchScoring, Generation
 from semgrad_guard.engine.generation.running_batch import BatchRequest
 from semgrad_guard.engine.interruption import Stop, stopping
 from semgrad_guard.engine.objective import Objective

@@ -15,8 +15,7 @@ from random import Random
 from typing import Any
 
 from semgrad_guard import GenerationOptions, LanguageModel
-from semgrad_guard.engine.generation.evidence import BatchScoring, Evidence
-from semgrad_guard.engine.generation.generation import Generation
+from semgrad_guard.engine.generation.generation import BatchScoring, Evidence, Generation
 from semgrad_guard.engine.generation.running_batch import BatchRequest, RunningAnswer, RunningBatch
 from semgrad_guard.vllm import VLLMLanguageModel
 from semgrad_guard.vllm.shared_weights import library

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -16,20 +17,16 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from semgrad_guard.engine.generation.evidence import BatchScoring
-from semgrad_guard.engine.generation.generation import Generation
-from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.generation.generation import BatchScoring, Generation
+from semgrad_guard.engine.generation.options import GenerationOptions, SamplingPlan, sampling_processors
 from semgrad_guard.engine.generation.sampling import ModelSampler
-from semgrad_guard.engine.generation.sampling_plans import SamplingPlan
 from semgrad_guard.engine.generation.visible import StopStrings, Visible, answered
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.grammar import GrammarCompiler
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.replay.caches import cache_of
+from semgrad_guard.engine.replay.batch import Memory, TokenBatch, cache_of, unless_memory_runs_out
 from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
-from semgrad_guard.engine.replay.memory_budget import Memory, unless_memory_runs_out
-from semgrad_guard.engine.replay.token_batch import TokenBatch
-from semgrad_guard.engine.scoring.logits import surveyed_step
+from semgrad_guard.engine.scoring.head import surveyed_step
 from semgrad_guard.engine.scoring.observation import observed_layer
 from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
 from semgrad_guard.errors import UnsupportedModelError
@@ -73,7 +70,6 @@ class Decoder:
         self._pad = int(pad) if pad is not None else next(iter(end_tokens), 0)
         self._render, self._window = render, window
 
-    @property
     def sampler(self) -> ModelSampler:
         """For estimators: further answers of the model, and its opinion of answers."""
         return ModelSampler(self._scorer, self, render=self._render, window=self._window)
@@ -166,13 +162,13 @@ class Decoder:
         memory = memory or self._scorer.memory
         try:
             layer = objective.span(n_layers)[0] if objective.gradients else observed_layer(n_layers)
-            tiers = unless_memory_runs_out(self._scorer.tiers) or ()
         except UnsupportedModelError:  # generating may still be possible; scoring will name the reason
             return None
-        if "captured" not in tiers:
+        exactness = self._scorer.if_checked()
+        if exactness is None or "captured" not in exactness.tiers:
             return None
         if not objective.gradients:
-            head, transform = self._scorer.current_replayer().head, self._scorer.exactness().transform
+            head, transform = self._scorer.current_replayer().head, exactness.transform
             # Beyond the budget for its outputs, the head is not read again.
             survey = partial(surveyed_step, head=head, transform=transform)
             return Capture.within(replace(memory, outputs=0), layer=layer, start=width - 1, survey=survey)
@@ -279,8 +275,16 @@ class Decoder:
         return StopStrings(self._tokenizer, stop, decode=self.decode, width=width)
 
     def processors(self, options: GenerationOptions, rows: int, width: int) -> LogitsProcessorList:
-        """The options' processors; a grammar goes first, so that sampling chooses among the tokens that it allows."""
-        processors = options.processors(rows)
+        """Those that make a greedy search the options' sampling, none where it is greedy.
+
+        A grammar goes first, so that sampling chooses among the tokens that it allows.
+        """
+        processors = LogitsProcessorList()
+        if options.temperature > 0:
+            seed = secrets.randbits(31) if options.seed is None else options.seed
+            processors = sampling_processors(
+                range(seed, seed + rows), temperature=options.temperature, top_p=options.top_p, top_k=options.top_k
+            )
         if options.grammar is not None:
             processors.insert(0, self._grammars.processor(options.grammar, rows=rows, width=width))
         return processors

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from semgrad_guard.engine.replay.memory_budget import unless_memory_runs_out
+from semgrad_guard.engine.replay.batch import unless_memory_runs_out
 from semgrad_guard.engine.replay.replayer import Replayer
 from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
 from semgrad_guard.engine.scoring.self_check import LOOSEST, TOLERANCE

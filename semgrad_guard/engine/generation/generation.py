@@ -1,13 +1,31 @@
-"""The result of a generation: the text a user sees, the tokens that carry it, and the way to its scores."""
+"""The result of a generation: the text a user sees, the tokens that carry it, and the facts about them.
+
+Each fact is computed once, only when needed, and for a whole batch at a time.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar
 
-from semgrad_guard.engine.generation.evidence import BatchScoring, Evidence
+from semgrad_guard.engine.generation.options import Sample, SamplingPlan
+from semgrad_guard.engine.generation.sampling import ModelSampler
+from semgrad_guard.engine.interruption import add_cost, with_cost
+from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.prompts.reasoning import Reasoning
-from semgrad_guard.records import FinishReason
+from semgrad_guard.engine.prompts.reasoning import Reasoning, why_unscored
+from semgrad_guard.engine.replay.batch import TokenBatch
+from semgrad_guard.engine.replay.captured_states import CapturedStates
+from semgrad_guard.engine.scoring.attention_reading import AttentionReading
+from semgrad_guard.engine.scoring.gradients import GradientScores
+from semgrad_guard.engine.scoring.observation import HeadGradient, Observation
+from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
+from semgrad_guard.errors import DetachedRecordError, ScoringError
+from semgrad_guard.records import FinishReason, in_context
 
 
 @dataclass(frozen=True)
@@ -40,3 +58,320 @@ class Generation:
     def evidence(self) -> Evidence:
         """Facts about this answer, each computed once and only when needed."""
         return replace(self.scoring.evidence[self.row], cut=self.cut)
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class TimedScores:
+    """A row's scores, and its share of the milliseconds that its batch took to score."""
+
+    scores: GradientScores
+    milliseconds: float
+
+
+class BatchScoring:
+    """The computations about the answers of one batch: for all of them together, and once.
+
+    A copy, by `pickle` or `copy.deepcopy`, is plain data: it holds earlier results, neither the model nor the
+    states of the generation. Anything else raises `DetachedRecordError`.
+    Where the model was changed since something was computed, it is computed anew: answers are scored by the model as it
+    is.
+
+    `captured` are the KV cache and states of the batch's generation; it is freed once the batch is scored,
+    and a second objective prefills again. `texts` are the answers as read, `sampler` makes the `ModelSampler`, which
+    draws more answers, and `stop` are the strings that ended the answers and end samples as well. `reasoning` is each
+    answer's thought; after some there is nothing to score, and its response is empty.
+    """
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        prompts: Sequence[Prompt],
+        responses: Sequence[Sequence[int]],
+        captured: CapturedStates | None = None,
+        *,
+        texts: Sequence[str],
+        sampler: Callable[[], ModelSampler],
+        stop: tuple[str, ...] = (),
+        reasoning: Sequence[Reasoning | None] = (),
+    ) -> None:
+        self._live: tuple[Scorer, Callable[[], ModelSampler]] | None = (scorer, sampler)
+        self.prompts, self.texts, self.stop = tuple(prompts), tuple(texts), stop
+        self.reasoning = tuple(reasoning) or (None,) * len(self.prompts)
+        self._ids = [tuple(response) for response in responses]
+        self._offsets = [prompt.semantic_token.offset for prompt in prompts]
+        # An empty answer keeps its row with a filler token: rows must stay aligned with the captured states.
+        self._responses = [list(response) or [0] for response in responses]
+        self._captured = captured
+        self._done: dict[Objective, tuple[TimedScores, ...]] = {}
+        self._results: dict[Hashable, tuple[Sequence[Any], float]] = {}
+        self._epoch: object = None
+        self._name = object()  # an id could be another batch's once this one is gone
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Also for `deepcopy`: a copy with a model would keep the KV cache of an answer that nobody scores.
+        return {**self.__dict__, "_live": None, "_captured": None, "_epoch": None}
+
+    @property
+    def sampler(self) -> ModelSampler:
+        """For questions about the answers: renders prompts and reads answers to them.
+
+        Raises:
+            DetachedRecordError: this is a copy.
+        """
+        return self._model[1]()
+
+    @property
+    def _scorer(self) -> Scorer:
+        return self._model[0]
+
+    @property
+    def _model(self) -> tuple[Scorer, Callable[[], ModelSampler]]:
+        if self._live is None:
+            raise DetachedRecordError(
+                "This record of an answer was copied without its model, and holds only what was computed before. "
+                "Compute what you need before you copy it, or score the text again with LanguageModel.evidence(...)."
+            )
+        return self._live
+
+    @property
+    def _lock(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._live is None else self._live[0].lock
+
+    @classmethod
+    def joined(cls, answers: Sequence[Evidence]) -> BatchScoring:
+        """Answers of one model that came one by one (`LanguageModel.evidence`) as one batch: one backward pass for all.
+
+        Earlier results about them are computed again; `stop` strings are the first answer's.
+        """
+        first = answers[0].scoring
+        return cls(
+            first._scorer,
+            [answer.prompt for answer in answers],
+            [answer.response_ids for answer in answers],
+            texts=[answer.text for answer in answers],
+            sampler=first._model[1],
+            stop=first.stop,
+            reasoning=[answer.reasoning for answer in answers],
+        )
+
+    def part(self, rows: Sequence[int]) -> BatchScoring:
+        """Some of the answers as a batch of their own, of which nothing is computed yet: a backward pass for these.
+
+        The states of the generation spare it the prompts, as long as nothing has been scored.
+        """
+        prompts = [self.prompts[row] for row in rows]
+        widths = [max(len(prompt.ids) for prompt in some) for some in (self.prompts, prompts)]
+        captured = self._captured
+        return BatchScoring(
+            self._scorer,
+            prompts,
+            [self._ids[row] for row in rows],
+            None if captured is None else captured.part(rows, skip=widths[0] - widths[1]),
+            texts=[self.texts[row] for row in rows],
+            sampler=self._model[1],
+            stop=self.stop,
+            reasoning=[self.reasoning[row] for row in rows],
+        )
+
+    @property
+    def evidence(self) -> tuple[Evidence, ...]:
+        """The evidence about every answer of the batch."""
+        return tuple(
+            Evidence(p, ids, self, row) for row, (p, ids) in enumerate(zip(self.prompts, self._ids, strict=True))
+        )
+
+    def scores(self, objective: Objective, row: int) -> TimedScores:
+        """The scores of one row; the first call scores the whole batch in one backward pass."""
+        with self._lock:
+            self._forget_another_models()
+            if objective not in self._done:
+                self._done[objective], cost = with_cost(partial(self._score, objective))
+                add_cost(-cost)
+            timed = self._done[objective][row]
+            add_cost(timed.milliseconds, once=(self._name, objective, row))
+            return timed
+
+    def observed(self, row: int, *, own: bool = False) -> Observation:
+        """The observation of one row's tokens; the first call observes the whole batch and keeps states for scoring."""
+
+        def work(_: Sequence[Evidence]) -> Sequence[Observation]:
+            return self._scorer.observe(self._laid_out(), self._captured, own=own)
+
+        return self.together((Observation, own), work, row)
+
+    def head_gradient(self, objective: Objective, row: int) -> HeadGradient:
+        """One row's gradient by the output head alone; the first call reads the whole batch."""
+
+        def work(_: Sequence[Evidence]) -> Sequence[HeadGradient]:
+            return self._scorer.head_gradients(self._laid_out(), objective, self._captured)
+
+        return self.together((HeadGradient, objective), work, row)
+
+    def attention(self, row: int) -> AttentionReading:
+        """How one row's tokens attend to each other; the first call reads the whole batch."""
+        return self.together(AttentionReading, lambda _: self._scorer.attention(self._laid_out()), row)
+
+    def together(self, key: Hashable, work: Callable[[Sequence[Evidence]], Sequence[T]], row: int) -> T:
+        """The result of `work` for one row; the first call under `key` has it done for the whole batch."""
+        with self._lock:
+            self._forget_another_models()
+            if key not in self._results:
+                values, cost = with_cost(partial(work, self.evidence))
+                add_cost(-cost)
+                self._results[key] = values, cost / len(values)
+            values, share = self._results[key]
+            add_cost(share, once=(self._name, key, row))
+            return values[row]
+
+    def timed(self, work: Callable[[], T]) -> tuple[T, float]:
+        """The result of `work`, and its cost in milliseconds: its own time and its share of joint work.
+
+        The row that happens to come first does not pay for the batch, nor do later rows get it for nothing.
+        """
+        with self._lock:
+            return with_cost(work)
+
+    def _forget_another_models(self) -> None:
+        """Drop results of the model as it was before its owner changed it."""
+        if self._live is None:
+            return
+        if self._epoch is not (epoch := self._live[0].epoch):
+            self._done, self._results, self._epoch = {}, {}, epoch
+
+    def _laid_out(self) -> TokenBatch:
+        """Prompts and answers, for work that needs no token of the prompt."""
+        with clean_slate():
+            prompts, last = [prompt.ids for prompt in self.prompts], [-1] * len(self.prompts)
+            return TokenBatch.of(prompts, self._responses, last, self._scorer.device)
+
+    def _score(self, objective: Objective) -> tuple[TimedScores, ...]:
+        began = time.perf_counter()
+        with clean_slate():
+            prompts = [prompt.ids for prompt in self.prompts]
+            batch = TokenBatch.of(prompts, self._responses, self._offsets, self._scorer.device, objective=objective)
+        scored = self._scorer.score(batch, objective, self._captured)
+        self._captured = None  # kept until now: a scoring that was interrupted can be taken up again
+        share = (time.perf_counter() - began) * 1000 / len(scored)
+        return tuple(TimedScores(scores, share) for scores in scored)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Facts about one answer, for estimators. `response_ids` may be empty: then there is nothing to score.
+
+    `cut` is where the answer was cut off (see `Generation`).
+    """
+
+    prompt: Prompt
+    response_ids: tuple[int, ...]
+    scoring: BatchScoring
+    row: int = 0
+    cut: int | str | None = None
+
+    @property
+    def why_empty(self) -> str:
+        """Why there is nothing to score: it follows on reasoning, or a stop string ended it before it began."""
+        if self.reasoning is not None and (self.reasoning.finished or not isinstance(self.cut, str)):
+            return self.reasoning.why_unscored
+        if self.reasoning is not None:
+            return f"the model wrote {self.cut!r}, where it was to stop, within its reasoning: leave that string out"
+        if isinstance(self.cut, str):
+            return f"the response is empty: the model began with {self.cut!r}, where it was to stop"
+        return "the response is empty"
+
+    def gradients(self, objective: Objective | None = None) -> TimedScores | None:
+        """The gradient scores of the answer, None if it holds no token."""
+        if not self.response_ids:
+            return None
+        return self.scoring.scores(objective or Objective(), self.row)
+
+    def observed(self, *, own: bool = False) -> Observation | None:
+        """The observation of the answer's own tokens, without a gradient; None if it holds no token.
+
+        It is read off the states of the generation, as long as nothing has been scored. `own`: its state is the mean
+        of the tokens' own, for which an answer that a limit cut off takes one pass.
+        """
+        return self.scoring.observed(self.row, own=own) if self.response_ids else None
+
+    def head_gradient(self, objective: Objective | None = None) -> HeadGradient | None:
+        """ParaGrad alone, None if the answer holds no token: no layer is differentiated, nor run again (`observed`)."""
+        return self.scoring.head_gradient(objective or Objective(), self.row) if self.response_ids else None
+
+    def attention(self) -> AttentionReading | None:
+        """How the answer's tokens attend to each other in the middle layers, None if it holds no token.
+
+        One pass over prompt and answer, without a graph.
+        """
+        return self.scoring.attention(self.row) if self.response_ids else None
+
+    def alone(self) -> Evidence:
+        """The same answer in a batch of its own, of which nothing is computed yet.
+
+        Raises:
+            DetachedRecordError: this is a copy.
+        """
+        return BatchScoring.joined([self]).evidence[0]
+
+    def likeliest(self, count: int) -> Sequence[tuple[tuple[int, float], ...]]:
+        """The `count` likeliest tokens at each place and their log-probabilities in nats, the likeliest first."""
+        return self.sampler.likeliest(self.prompt, self.response_ids, count) if self.response_ids else ()
+
+    @property
+    def reasoning(self) -> Reasoning | None:
+        """The thought before the answer; where there is one, no token of the answer is scored."""
+        return self.scoring.reasoning[self.row]
+
+    @property
+    def text(self) -> str:
+        """The answer as the user sees it."""
+        return self.scoring.texts[self.row]
+
+    @property
+    def question(self) -> str:
+        """The user's question: the bare one where its `Message` names it, else the whole last text of the user."""
+        return self.prompt.question
+
+    @property
+    def question_in_context(self) -> str:
+        """The question after the passage that its `Message` names, if it does: for putting it to the model again."""
+        return in_context(self.prompt.question, self.prompt.context)
+
+    @property
+    def sampler(self) -> ModelSampler:
+        """For questions about the answer: renders prompts and reads answers to them."""
+        return self.scoring.sampler
+
+    def samples(self, plan: SamplingPlan, *, temperature: float = 1.0) -> tuple[Sample, ...]:
+        """`plan.count` more answers to the same prompt, drawn once for a plan and for the whole batch at a time.
+
+        `temperature` is that of the samples' log-probabilities, however they were drawn. Answers of other origin are
+        compared with this model's own answers.
+
+        Raises:
+            ScoringError: the model reasons before some of them, and answers behind reasoning are not scored.
+        """
+        batch = self.scoring
+
+        def draw(_: Sequence[Evidence]) -> Sequence[tuple[Sample, ...]]:
+            return batch.sampler.drawn(batch.prompts, plan, stop=batch.stop)
+
+        def judge(rows: Sequence[Evidence]) -> Sequence[tuple[Sample, ...]]:
+            drafts = [row.together(plan, draw) for row in rows]
+            return batch.sampler.judged(batch.prompts, drafts, temperature=temperature)
+
+        samples = self.together((plan, temperature), judge)
+        if any(sample.reasoned for sample in samples):
+            switch = self.prompt.thinking is not None and self.prompt.thinking.switch
+            raise ScoringError(f"of the answers drawn, some have no score: {why_unscored(switch=switch)}")
+        return samples
+
+    def together(self, key: Hashable, work: Callable[[Sequence[Evidence]], Sequence[T]]) -> T:
+        """The result of `work` for this answer: done once for the whole batch, remembered under `key`."""
+        return self.scoring.together(key, work, self.row)
+
+    def timed(self, work: Callable[[], T]) -> tuple[T, float]:
+        """The result of `work` and its cost in milliseconds (see `BatchScoring.timed`)."""
+        return self.scoring.timed(work)

@@ -1,11 +1,16 @@
-"""How to generate, and the logits processors that make a greedy search sample, with randomness of its own."""
+"""How to generate, and how to draw more answers to a prompt by plans that several estimators can share.
+
+Logits processors make a greedy search sample, with randomness of its own.
+
+Why: docs/adr/0036-samples-belong-to-the-prompt.md
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
-import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from functools import wraps
 from inspect import signature
 from typing import Any, TypeVar
@@ -19,8 +24,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from semgrad_guard.declared import require_valid
-from semgrad_guard.errors import require_known
+from semgrad_guard.declared import declared_options, require_valid
+from semgrad_guard.errors import InputError, require_known
 from semgrad_guard.settings import AnswerOptions
 
 T = TypeVar("T")
@@ -58,15 +63,6 @@ class GenerationOptions(AnswerOptions):
 
     def __post_init__(self) -> None:
         require_valid(self)
-
-    def processors(self, rows: int) -> LogitsProcessorList:
-        """The logits processors that turn a greedy search into this sampling; none where it is greedy already."""
-        if self.temperature == 0:
-            return LogitsProcessorList()
-        seed = secrets.randbits(31) if self.seed is None else self.seed
-        return sampling_processors(
-            range(seed, seed + rows), temperature=self.temperature, top_p=self.top_p, top_k=self.top_k
-        )
 
 
 def sampling_processors(
@@ -110,3 +106,114 @@ class Draw(LogitsProcessor):
         drawn = torch.searchsorted(sums, uniform * sums[:, -1:], right=True)
         drawn.clamp_(max=scores.shape[-1] - 1)  # a number that was rounded up to the whole sum
         return scores.fill_(-math.inf).scatter_(1, drawn, 0.0)
+
+
+Ids = Sequence[int]
+
+
+@knows_its_options
+@dataclass(frozen=True)
+class Sampling:
+    """Independent samples. Fields as in `GenerationOptions`; `temperature` > 0.
+
+    A sample depends on the seed, the prompt and its number, not on the batch it is drawn in.
+    """
+
+    count: int = 10
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    max_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        _check_sizes(self.count, self.max_tokens)
+        options = declared_options(AnswerOptions)
+        for name in ("temperature", "top_p", "top_k"):
+            options[name].require(getattr(self, name))
+        if self.temperature == 0:
+            raise InputError("samples need a temperature above 0: at 0 all of them are the likeliest answer")
+
+    def processors(self, prompts: Sequence[Ids], _: tuple[int, ...]) -> LogitsProcessorList:
+        """For `count` rows a prompt."""
+        texts = [f"{self.seed} {number} {list(prompt)}" for prompt in prompts for number in range(self.count)]
+        digests = [hashlib.sha256(text.encode()).digest() for text in texts]
+        seeds = [int.from_bytes(digest[:8], "big") >> 1 for digest in digests]
+        return sampling_processors(seeds, temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
+
+
+@knows_its_options
+@dataclass(frozen=True)
+class DiverseBeams:
+    """Diverse beam search with `count` groups of one beam each and Hamming diversity `penalty` >= 0.
+
+    The first group is the greedy answer; each further one avoids the tokens that earlier groups took at the same step.
+    Source: Vijayakumar et al., "Diverse beam search: decoding diverse solutions from neural sequence models", 2018,
+    with group size 1 as in Qiu & Miikkulainen, "Semantic Density", 2024.
+    """
+
+    count: int = 10
+    penalty: float = 1.0
+    max_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        _check_sizes(self.count, self.max_tokens)
+        if not self.penalty >= 0:
+            raise InputError(f"a diversity penalty must be 0 or more, not {self.penalty}")
+
+    def processors(self, prompts: Sequence[Ids], end_tokens: tuple[int, ...]) -> LogitsProcessorList:
+        """For `count` rows a prompt."""
+        width = max(map(len, prompts))
+        return LogitsProcessorList([DiversityPenalty(self.count, self.penalty, width=width, end_tokens=end_tokens)])
+
+
+SamplingPlan = Sampling | DiverseBeams
+"""How to draw samples. Plans are equal where their settings are, and then share their samples."""
+
+
+def plan_record(plan: SamplingPlan) -> dict[str, Any]:
+    """A plan's settings for files and for calibrations' bindings, under the names that are in files already."""
+    return {_KEYS.get(name, name): value for name, value in asdict(plan).items()}
+
+
+_KEYS = {"max_tokens": "max_new_tokens"}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One more answer: its text, the tokens that carry it, and the model's opinion of them.
+
+    `ids` and `log_probs` (nats) leave the end token out; both are empty where the model ended at once. `embedding` is
+    the middle layer's state of the last token, None where there is no token or the layers are unknown. `reasoned` says
+    that it follows on reasoning; then it holds no tokens.
+    """
+
+    text: str
+    ids: tuple[int, ...]
+    log_probs: tuple[float, ...] = ()
+    embedding: tuple[float, ...] | None = field(default=None, repr=False)
+    reasoned: bool = False
+
+
+class DiversityPenalty(LogitsProcessor):
+    """Makes a greedy search over consecutive rows of `groups` diverse: log p minus penalty x earlier takers."""
+
+    def __init__(self, groups: int, penalty: float, *, width: int, end_tokens: tuple[int, ...]) -> None:
+        self._groups, self._penalty, self._width, self._end_tokens = groups, penalty, width, end_tokens
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        log_probs = scores.double().log_softmax(-1).view(-1, self._groups, scores.shape[-1])
+        produced = input_ids[:, self._width :]
+        ends = torch.tensor(self._end_tokens, dtype=produced.dtype, device=produced.device)
+        running = ~torch.isin(produced, ends).any(dim=1).view(-1, self._groups)
+        taken = torch.zeros_like(log_probs[:, 0])
+        for group in range(self._groups):
+            log_probs[:, group] -= self._penalty * taken
+            choice = log_probs[:, group].argmax(dim=-1, keepdim=True)
+            taken.scatter_add_(1, choice, running[:, group, None].to(taken.dtype))
+        return log_probs.view_as(scores)
+
+
+def _check_sizes(count: int, max_tokens: int) -> None:
+    if count < 1 or max_tokens < 1:
+        raise InputError(f"samples need count and max_tokens >= 1, not {count} and {max_tokens}")

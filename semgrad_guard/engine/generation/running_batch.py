@@ -18,15 +18,14 @@ import torch
 import torch.nn.functional as F
 from transformers.cache_utils import Cache
 
-from semgrad_guard.engine.generation.certain_text import CertainText
 from semgrad_guard.engine.generation.decoding import Decoder, Written
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.generation.visible import CertainText
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.replay.caches import growing_cache, kept, stacked
+from semgrad_guard.engine.replay.batch import Memory, growing_cache, kept, stacked, unless_memory_runs_out
 from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates, RowPasses
-from semgrad_guard.engine.replay.memory_budget import Memory, unless_memory_runs_out
 from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
 from semgrad_guard.errors import AnswerInterruptedError
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, cast
@@ -16,6 +16,7 @@ from transformers.cache_utils import DynamicCache
 from transformers.integrations.peft import MIN_PEFT_VERSION
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from semgrad_guard.engine.objective import LogitTransform
 from semgrad_guard.errors import UnsupportedModelError
 
 # Attention whose keys can be cut at any position: a mask, not a state, decides which keys a query sees.
@@ -29,28 +30,6 @@ _UNTIE = (
     "them first: head = model.get_output_embeddings().base_layer; head.weight = "
     "torch.nn.Parameter(head.weight.detach().clone()); model.config.tie_word_embeddings = False. "
 )
-
-
-@dataclass(frozen=True)
-class LogitTransform:
-    """logits = softcap(scale * z) for z = H W^T + b: the elementwise step between head and softmax.
-
-    Gemma 2 caps (`final_logit_softcapping`), Cohere multiplies (`logit_scale`), Granite divides (`logits_scaling`).
-    """
-
-    scale: float = 1.0
-    softcap: float | None = None
-
-    def __call__(self, z: torch.Tensor) -> torch.Tensor:
-        if self.scale != 1.0:
-            z = z * self.scale
-        return z if self.softcap is None else torch.tanh(z / self.softcap) * self.softcap
-
-    def derivative(self, logits: torch.Tensor) -> torch.Tensor | float:
-        """d logits / d z, from the logits: same shape, or a plain factor where it is constant."""
-        if self.softcap is None:
-            return self.scale
-        return (1 - (logits / self.softcap).square()) * self.scale
 
 
 @dataclass(frozen=True)
@@ -97,6 +76,8 @@ def inspect_architecture(model: nn.Module) -> Architecture:
     paths = {id(module): path for path, module in model.named_modules()}
     layers = _decoder_layers(causal_lm, int(config.num_hidden_layers), paths)
     members = [] if layers is None else list(cast(nn.ModuleList, model.get_submodule(layers)))
+    scale, divisor = getattr(config, "logit_scale", None), getattr(config, "logits_scaling", None)
+    scale = float(1.0 if scale is None else scale) / float(1.0 if divisor is None else divisor)
     idle = frozenset(place for place, layer in enumerate(members) if _needs_more_than_text(layer))
     return Architecture(
         n_layers=len(members) - len(idle) or int(config.num_hidden_layers),
@@ -105,7 +86,7 @@ def inspect_architecture(model: nn.Module) -> Architecture:
         cuttable=_is_cuttable(causal_lm, config),
         takes_positions="position_ids" in accepted,
         takes_logits_to_keep="logits_to_keep" in accepted,
-        transform=LogitTransform(scale=_scale(config), softcap=getattr(config, "final_logit_softcapping", None)),
+        transform=LogitTransform(scale=scale, softcap=getattr(config, "final_logit_softcapping", None)),
         fixed_positions=_fixed_positions(config),
         idle=idle,
     )
@@ -281,20 +262,3 @@ def _is_cuttable(model: PreTrainedModel, config: Any) -> bool:
     if not kinds <= _CUTTABLE or (not kinds and getattr(model, "_is_stateful", False)):
         return False
     return all(type(layer).__name__ in _CUTTABLE_LAYERS for layer in DynamicCache(config=config).layers)
-
-
-def _scale(config: Any) -> float:
-    scale = getattr(config, "logit_scale", None)
-    divisor = getattr(config, "logits_scaling", None)
-    return float(1.0 if scale is None else scale) / float(1.0 if divisor is None else divisor)
-
-
-def submodule_setter(root: nn.Module, path: str) -> Callable[[nn.Module], None]:
-    """A function that puts another module at `path` of `root`."""
-    parent_path, _, name = path.rpartition(".")
-    parent = root.get_submodule(parent_path)
-
-    def put(module: nn.Module) -> None:
-        setattr(parent, name, module)
-
-    return put

@@ -97,7 +97,9 @@ def render(
         PromptTooLongError: it has so many characters that it is not even tokenised (see `require_bounded`).
         UnsupportedModelError: the chat template leaves out the question.
     """
-    turns = _turns(conversation)
+    turns = _checked(conversation)
+    if not any(turn["content"].strip() for turn in turns):
+        raise EmptyPromptError("The prompt is empty or nothing but white space; ask something.")
     options = dict(template_options or {})
     described = _described(conversation, turns, options)
     described["control"] = control_tokens(tokenizer, [*turns, options.get("documents")])
@@ -112,7 +114,9 @@ def render(
     thinks = has_marks(tokenizer, template)
     if own is not None and not thinks:
         return Prompt(text, prompt.ids, own, **described)
-    marked = _apply_template(tokenizer, _marked(turns), options)
+    last = _asked(turns)
+    with_mark = {**turns[last], "content": turns[last]["content"].rstrip() + MARK}
+    marked = _apply_template(tokenizer, [*turns[:last], with_mark, *turns[last + 1 :]], options)
     if marked == text and own is None:
         raise UnsupportedModelError(
             "The chat template leaves out the text that asks, so the model would answer something else. Mend the "
@@ -161,6 +165,15 @@ def count_tokens(
     return len(encoding["input_ids"])
 
 
+def calls_tools(conversation: Conversation) -> bool:
+    """Whether a conversation holds calls of tools."""
+    turns: Any = () if isinstance(conversation, str) else conversation
+    return any(
+        turn.tool_calls if isinstance(turn, Message) else isinstance(turn, Mapping) and turn.get("tool_calls")
+        for turn in turns
+    )
+
+
 def template_fingerprint(tokenizer: PreTrainedTokenizerBase, template_options: Mapping[str, Any] | None = None) -> str:
     """Twelve hex digits that change with the chat template or its options; "plain" where there is no template.
 
@@ -177,14 +190,6 @@ def _fingerprint(record: object) -> str:
     """Twelve hex digits that change with a record of plain values and functions."""
     text = json.dumps(record, sort_keys=True, default=_stable_name)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
-
-
-def _turns(conversation: object) -> list[Turn]:
-    """The conversation's turns, of which one at least must hold text."""
-    turns = _checked(conversation)
-    if not any(turn["content"].strip() for turn in turns):
-        raise EmptyPromptError("The prompt is empty or nothing but white space; ask something.")
-    return turns
 
 
 def _checked(conversation: object) -> list[Turn]:
@@ -226,12 +231,6 @@ def _as_turn(message: Message) -> Turn:
 def _as_call(call: ToolCall) -> Turn:
     function = {"name": call.name, "arguments": dict(call.arguments)}
     return {"type": "function", "function": function, **({} if call.id is None else {"id": call.id})}
-
-
-def _marked(turns: Sequence[Turn]) -> list[Turn]:
-    """The turns with `MARK` right after the user's last text."""
-    target = _asked(turns)
-    return [{**t, "content": t["content"].rstrip() + MARK} if i == target else t for i, t in enumerate(turns)]
 
 
 def _asked(turns: Sequence[Turn]) -> int:

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from semgrad_guard.engine.prompts.grammar import json_rule, text_rule
 from semgrad_guard.errors import InputError, UnsupportedToolsError
-from semgrad_guard.records import Conversation, Message, ToolCall
+from semgrad_guard.records import ToolCall
 
 Tool = Mapping[str, Any]
 """A tool as transformers and OpenAI describe it: {"type": "function", "function": {"name", "parameters", ...}}."""
@@ -84,15 +84,6 @@ def known_format(template: str) -> ToolFormat | None:
     if not re.search(r"\btools\b", template):
         return None
     return next((form for pattern, form in _FORMATS if re.search(pattern, template, re.DOTALL)), None)
-
-
-def calls_tools(conversation: Conversation) -> bool:
-    """Whether a conversation holds calls of tools."""
-    turns: Any = () if isinstance(conversation, str) else conversation
-    return any(
-        turn.tool_calls if isinstance(turn, Message) else isinstance(turn, Mapping) and turn.get("tool_calls")
-        for turn in turns
-    )
 
 
 def tool_format(tokenizer: Any, template: str | None) -> ToolFormat:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,8 +19,7 @@ from torch import nn
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from semgrad_guard.engine.replay.attention import PLAIN, Reconfigured
-from semgrad_guard.engine.replay.skinny_linear import precise_dtype
+from semgrad_guard.engine.replay.kernels import PLAIN, Reconfigured, precise_dtype
 
 _NAME = "semgrad_guard_weights"
 _OWN = "eager"
@@ -56,19 +56,19 @@ class AttentionWeights:
             modules = [(index, module) for index, layer in self._layers.items() for module in layer.modules()]
             stack.enter_context(Reconfigured((module for _, module in modules), _NAME).attending())
             for index, module in modules:
-                self._watch(index, module, stack)
+                if getattr(getattr(module, "config", None), "_attn_implementation", None) == _OWN:
+                    take = partial(self._take_own, index)
+                    stack.callback(module.register_forward_hook(lambda *call, take=take: take(call[2])).remove)
             token = _WATCHED.set(self)
             stack.callback(_WATCHED.reset, token)
             yield
 
-    def _watch(self, index: int, module: nn.Module, stack: ExitStack) -> None:
-        """Take in the weights that a module returns by itself."""
-        if getattr(getattr(module, "config", None), "_attn_implementation", None) == _OWN:
-            stack.callback(module.register_forward_hook(lambda *call: self._take_own(index, call[2])).remove)
-
     def _take_own(self, index: int, output: Any) -> None:
+        """Take in the weights that a module returns by itself."""
         weights = output[1] if isinstance(output, tuple) and len(output) > 1 else None  # pyright: ignore
-        if isinstance(weights, torch.Tensor) and weights.ndim == 4 and self._fits(weights):
+        if not isinstance(weights, torch.Tensor) or weights.ndim != 4:
+            return
+        if weights.shape[2] == weights.shape[3] > self._count:
             self._keep(index, weights[:, :, -self._count :].to(precise_dtype(weights)))
 
     def see(
@@ -90,9 +90,6 @@ class AttentionWeights:
             self._keep(index, weights)
         else:
             self._found.setdefault(index, []).append(None)
-
-    def _fits(self, weights: torch.Tensor) -> bool:
-        return weights.shape[2] == weights.shape[3] > self._count
 
     def _keep(self, index: int, weights: torch.Tensor) -> None:
         # The last T rows [B, H, T, N]: row i belongs to column N - T + i.

@@ -9,11 +9,17 @@ from dataclasses import dataclass, field, replace
 import torch
 from transformers.cache_utils import Cache
 
-from semgrad_guard.engine.cost_accounting import add_cost
-from semgrad_guard.engine.replay.caches import can_be_cut, can_be_taken_apart, growing_cache, kept, stacked
-from semgrad_guard.engine.replay.memory_budget import Memory
-from semgrad_guard.engine.replay.projections import Outputs, Place
-from semgrad_guard.engine.replay.token_batch import TokenBatch
+from semgrad_guard.engine.interruption import add_cost
+from semgrad_guard.engine.replay.batch import (
+    Memory,
+    TokenBatch,
+    can_be_cut,
+    can_be_taken_apart,
+    growing_cache,
+    kept,
+    stacked,
+)
+from semgrad_guard.engine.replay.kernels import Outputs, Place
 
 Steps = Sequence[Sequence[torch.Tensor] | torch.Tensor]
 """The result of each step for each row."""

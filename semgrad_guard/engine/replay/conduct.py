@@ -30,9 +30,8 @@ from semgrad_guard.engine.replay.held_values import (
     is_holder,
     package_of,
 )
-from semgrad_guard.engine.replay.model_state import NO_MATTER, Snapshot
+from semgrad_guard.engine.replay.model_state import NO_MATTER, Snapshot, version_of
 from semgrad_guard.engine.replay.own_code import HOOKS, Code
-from semgrad_guard.engine.replay.watching import version_of
 from semgrad_guard.records import OWN_CODE
 
 # Left behind by a model's own passes, or of no effect on one in evaluation mode.

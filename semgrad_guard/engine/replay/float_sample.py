@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from semgrad_guard.engine.replay.module_swaps import Bypass
+from semgrad_guard.engine.replay.hooks import Bypass
 from semgrad_guard.engine.replay.weight_sharing_copy import weight_sharing_copy
 
 _ALL_BYTES = 256 << 20  # in the wider format, up to which every layer is taken

@@ -24,16 +24,21 @@ from transformers import GenerationConfig
 from transformers.cache_utils import Cache
 
 from semgrad_guard.engine.models.architecture import Architecture, virtual_tokens
-from semgrad_guard.engine.replay.attention import Attentions
 from semgrad_guard.engine.replay.attention_weights import AttentionWeights, Neighbours
-from semgrad_guard.engine.replay.caches import CACHE, PromptStore, cut, growing_cache
+from semgrad_guard.engine.replay.batch import (
+    CACHE,
+    Memory,
+    PromptStore,
+    TokenBatch,
+    activation_bytes,
+    checkpointed,
+    cut,
+    growing_cache,
+)
 from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
-from semgrad_guard.engine.replay.input_hooks import InputHook, LayerInputs, by_token, input_hooks, stoppable
-from semgrad_guard.engine.replay.memory_budget import Memory, activation_bytes, checkpointed
-from semgrad_guard.engine.replay.module_swaps import ModuleSwaps
+from semgrad_guard.engine.replay.hooks import InputHook, LayerInputs, ModuleSwaps, by_token, input_hooks, stoppable
+from semgrad_guard.engine.replay.kernels import Attentions, Outputs, Projections
 from semgrad_guard.engine.replay.own_code import WithoutOriginals
-from semgrad_guard.engine.replay.projections import Outputs, Projections
-from semgrad_guard.engine.replay.token_batch import TokenBatch
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from semgrad_guard.engine.replay.attention_weights import Neighbours, middle_layers
+from semgrad_guard.engine.replay.batch import TokenBatch
 from semgrad_guard.engine.replay.replayer import Replayer
-from semgrad_guard.engine.replay.token_batch import TokenBatch
 
 UNREADABLE = "the attention of this model's middle layers cannot be read, so there is no score by it"
 NOT_FINITE = "the model's attention weights are not finite"

@@ -10,10 +10,9 @@ import torch
 from transformers import PreTrainedModel
 
 from semgrad_guard.engine.objective import Norm, Objective, Variant
-from semgrad_guard.engine.replay.memory_budget import unless_memory_runs_out
-from semgrad_guard.engine.replay.token_batch import TokenBatch
+from semgrad_guard.engine.replay.batch import TokenBatch, unless_memory_runs_out
+from semgrad_guard.engine.scoring.gradients import GradientScores
 from semgrad_guard.engine.scoring.scorer import scorer_of
-from semgrad_guard.engine.scoring.scores import GradientScores
 from semgrad_guard.errors import EmptyPromptError, EmptyResponseError, InputError
 
 

@@ -13,15 +13,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from semgrad_guard.engine.cost_accounting import add_cost
-from semgrad_guard.engine.models.architecture import LogitTransform
-from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.interruption import add_cost
+from semgrad_guard.engine.objective import LogitTransform, Objective
+from semgrad_guard.engine.replay.batch import TokenBatch
 from semgrad_guard.engine.replay.captured_states import CapturedStates
-from semgrad_guard.engine.replay.input_hooks import by_token
+from semgrad_guard.engine.replay.hooks import by_token
 from semgrad_guard.engine.replay.replayer import Replayer
-from semgrad_guard.engine.replay.token_batch import TokenBatch
-from semgrad_guard.engine.scoring.head import score_head
-from semgrad_guard.engine.scoring.logits import Logits
+from semgrad_guard.engine.scoring.head import Logits, score_head
 
 _RIDGE = 1e-3  # LLM-Check's
 

@@ -14,20 +14,19 @@ import torch
 from torch import nn
 
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay.captured_states import CapturedStates
-from semgrad_guard.engine.replay.float_sample import WIDER, float_sample
-from semgrad_guard.engine.replay.memory_budget import (
+from semgrad_guard.engine.replay.batch import (
     OUT_OF_MEMORY,
+    TokenBatch,
     give_back_memory,
     is_out_of_memory,
     unless_memory_runs_out,
 )
+from semgrad_guard.engine.replay.captured_states import CapturedStates
+from semgrad_guard.engine.replay.float_sample import WIDER, float_sample
 from semgrad_guard.engine.replay.replayer import Replayer
-from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.attention_reading import UNREADABLE, AttentionReading, read_attention, unread
-from semgrad_guard.engine.scoring.gradients import Rows
-from semgrad_guard.engine.scoring.input_check import Kind, OrdinaryCall
-from semgrad_guard.engine.scoring.model_states import ModelStates, clean_slate
+from semgrad_guard.engine.scoring.gradients import GradientScores, Rows, Tier, score_by, unscored
+from semgrad_guard.engine.scoring.model_states import Kind, ModelStates, OrdinaryCall, clean_slate
 from semgrad_guard.engine.scoring.observation import (
     HeadGradient,
     Observation,
@@ -35,9 +34,7 @@ from semgrad_guard.engine.scoring.observation import (
     observe,
     without_states,
 )
-from semgrad_guard.engine.scoring.scores import GradientScores, Tier, unscored
 from semgrad_guard.engine.scoring.self_check import Exactness, self_check
-from semgrad_guard.engine.scoring.tier_scores import score_by
 from semgrad_guard.errors import UnsupportedModelError
 
 
@@ -72,16 +69,17 @@ class Scorer(ModelStates):
                 self._exactness = self_check(self.architecture, replayer, self._sample(replayer))
             return self._exactness
 
+    def if_checked(self) -> Exactness | None:
+        """As `exactness`; None where a score is refused, or there is no room for the check. It may still answer."""
+        try:
+            return self._exactness or unless_memory_runs_out(self.exactness)
+        except UnsupportedModelError:
+            return None
+
     @property
     def pads(self) -> bool:
-        """Whether rows of a batch may be padded on the left, and then give the same as by themselves.
-
-        Not where that is unknown: a model that is refused a score, or has no room for the check, may still answer.
-        """
-        try:
-            found = unless_memory_runs_out(self.exactness)
-        except UnsupportedModelError:
-            return False
+        """Whether rows of a batch may be padded on the left, and then give the same as by themselves."""
+        found = self.if_checked()
         return found is not None and found.pads
 
     @property

@@ -15,9 +15,9 @@ from typing import Literal
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.prompts.semantic_token import TokenizedText
-from semgrad_guard.engine.replay.token_batch import TokenBatch
+from semgrad_guard.engine.replay.batch import TokenBatch
+from semgrad_guard.engine.scoring.gradients import GradientScores
 from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
-from semgrad_guard.engine.scoring.scores import GradientScores
 
 By = Literal["sentence", "clause"]
 

@@ -17,14 +17,22 @@ from dataclasses import replace
 
 import torch
 
-from semgrad_guard.engine.models.architecture import Architecture, LogitTransform
-from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay.memory_budget import is_out_of_memory
+from semgrad_guard.engine.models.architecture import Architecture
+from semgrad_guard.engine.objective import LogitTransform, Objective
+from semgrad_guard.engine.replay.batch import TokenBatch, is_out_of_memory
 from semgrad_guard.engine.replay.replayer import Replayer
-from semgrad_guard.engine.replay.token_batch import TokenBatch
-from semgrad_guard.engine.scoring.gradients import no_gradient, through_logits
-from semgrad_guard.engine.scoring.scores import NO_GRADIENT, GradientScores, Tier, deviation
-from semgrad_guard.engine.scoring.tier_scores import LOOSEST, TOLERANCE, Exactness, score_by
+from semgrad_guard.engine.scoring.gradients import (
+    LOOSEST,
+    NO_GRADIENT,
+    TOLERANCE,
+    Exactness,
+    GradientScores,
+    Tier,
+    deviation,
+    no_gradient,
+    score_by,
+    through_logits,
+)
 from semgrad_guard.errors import AnswerInterruptedError, SemGradGuardError, UnsupportedModelError
 
 logger = logging.getLogger("semgrad_guard")

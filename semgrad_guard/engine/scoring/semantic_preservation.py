@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.replay.token_batch import TokenBatch
+from semgrad_guard.engine.replay.batch import TokenBatch
 from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
 from semgrad_guard.errors import InputError, ScoringError
 

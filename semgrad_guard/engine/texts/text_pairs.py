@@ -15,10 +15,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from semgrad_guard.engine.cost_accounting import add_cost, with_cost
-from semgrad_guard.engine.interruption import InterruptibleLock
+from semgrad_guard.engine.interruption import InterruptibleLock, add_cost, with_cost
 from semgrad_guard.engine.models.checkpoint import load_classifier
-from semgrad_guard.engine.replay.input_hooks import stoppable
+from semgrad_guard.engine.replay.hooks import stoppable
 from semgrad_guard.engine.scoring.scorer import clean_slate
 from semgrad_guard.errors import UnsupportedModelError
 

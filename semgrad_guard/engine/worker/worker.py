@@ -15,19 +15,33 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from semgrad_guard.engine import model_threads
 from semgrad_guard.engine.interruption import Stop
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.scoring.scorer import Scorer
-from semgrad_guard.engine.worker.batching import Batcher, Batching, RunningRequests, WholeRuns, batching_of, rows_of
-from semgrad_guard.engine.worker.request import Job, Request, Ticket
+from semgrad_guard.engine.worker.batching import (
+    Batcher,
+    Job,
+    Request,
+    RunningRequests,
+    Ticket,
+    WholeRuns,
+)
 from semgrad_guard.engine.writing_model import WritingModel
 from semgrad_guard.errors import AnswerCancelledError, AnswerInterruptedError
 
 R = TypeVar("R")
+
+Batching = Literal["steps", "together", "equal_lengths", "none"]
+"""How requests share a model: they join and leave at any step; those that wait and are alike run together, whatever the
+lengths of their prompts, or with prompts of equal length; not at all.
+"""
+
+ROWS = 8
+"""Answers that are written at once, unless `LanguageModel.max_batch` is another number."""
 IDLE = 5.0
 """Seconds after which an idle thread ends."""
 _ENDING = "the process is ending; nothing is answered any more"
@@ -268,6 +282,20 @@ class Worker:
     def _takes(self, job: Job) -> bool:
         """Take a job out of the queue to do it: whether its caller still waits."""
         return self._queue.take(lambda other: other is job) is not None and job.begin()
+
+
+def rows_of(model: WritingModel) -> int:
+    """How many answers of this model are written at once."""
+    return model.max_batch or ROWS
+
+
+def batching_of(model: WritingModel) -> Batching:
+    """How requests can share a model. The first call makes the model's self-check."""
+    if rows_of(model) == 1:
+        return "none"
+    if model.joins:
+        return "steps"
+    return "together" if model.pads else "equal_lengths" if model.stacks else "none"
 
 
 _workers: WeakKeyDictionary[Scorer, Worker] = WeakKeyDictionary()

@@ -11,10 +11,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from semgrad_guard.engine.cost_accounting import with_cost
-from semgrad_guard.engine.generation.evidence import Evidence
-from semgrad_guard.engine.generation.generation import Generation
+from semgrad_guard.engine.generation.generation import Evidence, Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.interruption import with_cost
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import InputError

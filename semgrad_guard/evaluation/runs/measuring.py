@@ -15,9 +15,9 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
 
-from semgrad_guard.engine.cost_accounting import with_cost
-from semgrad_guard.engine.generation.evidence import BatchScoring, Evidence
-from semgrad_guard.engine.generation.sampling_plans import plan_record
+from semgrad_guard.engine.generation.generation import BatchScoring, Evidence
+from semgrad_guard.engine.generation.options import plan_record
+from semgrad_guard.engine.interruption import with_cost
 from semgrad_guard.errors import BindingMismatchError, DetachedRecordError, InputError, ScoringError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.estimators.mutual_information import MutualInformation

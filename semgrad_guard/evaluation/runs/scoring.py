@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from semgrad_guard.engine.generation.evidence import BatchScoring, Evidence
+from semgrad_guard.engine.generation.generation import BatchScoring, Evidence
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.errors import PromptTooLongError
 from semgrad_guard.estimators import Estimator

@@ -1,0 +1,403 @@
+"""The rows of a batch: prompts and responses in common columns, their KV caches, and the memory that they may take.
+
+Read-only cuts of a cache end before t*. Rows that come and go end in one column, and begin where their prompt begins.
+The messages of a chat repeat all earlier ones, and the prompts of one RAG chain begin with the same instructions: keys
+and values of those tokens do not depend on later ones, so a prompt is read only from where it differs.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from semgrad_guard.engine.objective import Objective
+from semgrad_guard.errors import UnsupportedModelError
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """Prompts padded on the left and responses padded on the right, so that all responses begin in one column.
+
+    `ids`, `mask` [B, N]; `prompt_columns` is where the responses begin. `segments` divides each row's response into
+    consecutive parts of so many tokens, scored each by itself (one part: the whole response). `token_columns` is the
+    column of each row's t*, or of the token taken in its place; `grid_columns` where each row's grid begins.
+    """
+
+    ids: torch.Tensor
+    mask: torch.Tensor
+    prompt_columns: int
+    segments: tuple[tuple[int, ...], ...]
+    token_columns: tuple[int, ...]
+    grid_columns: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls,
+        prompts: Sequence[Sequence[int]],
+        responses: Sequence[Sequence[int]],
+        semantic_tokens: Sequence[int],
+        device: Any,
+        *,
+        objective: Objective | None = None,
+        segments: Sequence[Sequence[int]] | None = None,
+    ) -> TokenBatch:
+        """Lay out token lists for `objective`; `semantic_tokens` count t* from the prompts' ends."""
+        objective = objective or Objective()
+        width, tail = max(map(len, prompts)), max(map(len, responses))
+        ids = torch.zeros(len(prompts), width + tail, dtype=torch.long, device="cpu")
+        mask = torch.zeros_like(ids)
+        for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+            ids[row, width - len(prompt) : width] = torch.tensor(prompt, device="cpu")
+            ids[row, width : width + len(response)] = torch.tensor(response, device="cpu")
+            mask[row, width - len(prompt) :] = 1
+        places = [objective.positions(t, len(p)) for t, p in zip(semantic_tokens, prompts, strict=True)]
+        return cls(
+            ids.to(device),
+            mask.to(device),
+            width,
+            tuple(map(tuple, segments or [[len(response)] for response in responses])),
+            tuple(width + token for token, _ in places),
+            tuple(width + first for _, first in places),
+        )
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each row's response."""
+        return tuple(map(sum, self.segments))
+
+    @property
+    def parts(self) -> list[int]:
+        """Tokens of each part, row after row."""
+        return list(chain.from_iterable(self.segments))
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt with room for the longest response: the span of a row without padding."""
+        return self.ids.shape[1]
+
+    @property
+    def cut(self) -> int:
+        """The first column that can matter to a gradient: the earliest differentiated token."""
+        return min(*self.token_columns, *self.grid_columns)
+
+    @property
+    def end(self) -> int:
+        """One past the last column to run: the final response token predicts nothing that is scored."""
+        return self.prompt_columns + max(self.lengths) - 1
+
+    def rows(self) -> Iterator[TokenBatch]:
+        """Each row as a batch of its own, without its padding."""
+        for row, length in enumerate(self.lengths):
+            skip = int((self.mask[row] == 0).sum())
+            columns = slice(skip, self.prompt_columns + length)
+            yield TokenBatch(
+                self.ids[row : row + 1, columns],
+                self.mask[row : row + 1, columns],
+                self.prompt_columns - skip,
+                (self.segments[row],),
+                (self.token_columns[row] - skip,),
+                (self.grid_columns[row] - skip,),
+            )
+
+    @cached_property
+    def is_padded(self) -> bool:
+        """Whether a row begins later than others."""
+        return not bool(self.mask[:, : self.prompt_columns].all())
+
+    def inputs(self, start: int, end: int, *, as_generated: bool = False) -> dict[str, torch.Tensor]:
+        """Model inputs for columns [start, end); the mask reaches back to column 0.
+
+        A model numbers positions itself, in a way of its own, and gets them only where a row is padded; or where it
+        shall do as in generating, where transformers passes them (`as_generated`).
+        """
+        inputs = {"input_ids": self.ids[:, start:end], "attention_mask": self.mask[:, :end]}
+        if as_generated or self.is_padded:
+            inputs["position_ids"] = (self.mask.cumsum(1) - 1).clamp_(min=0)[:, start:end]
+        return inputs
+
+    def predicting(self, states: torch.Tensor, start: int) -> torch.Tensor:
+        """From `states` of columns [start, end): those that predict the response tokens, row after row [n, d]."""
+        first = self.prompt_columns - 1 - start
+        return torch.cat([states[row, first : first + length] for row, length in enumerate(self.lengths)])
+
+    def answering(self, states: torch.Tensor, start: int) -> torch.Tensor:
+        """From `states` of columns [start, end]: those of the response tokens themselves, row after row [n, d]."""
+        return self.predicting(states, start - 1)
+
+    def targets(self) -> torch.Tensor:
+        """The response tokens, row after row [n]."""
+        begin = self.prompt_columns
+        return torch.cat([self.ids[row, begin : begin + length] for row, length in enumerate(self.lengths)])
+
+
+CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
+"""The name that the installed transformers gives a model's cache, in its arguments and its outputs."""
+
+
+def cache_of(output: Any) -> Cache:
+    """The cache that a model's `generate` left in its output."""
+    left: Cache = getattr(output, CACHE)
+    return left
+
+
+class PrefixLayer(DynamicLayer):
+    """One layer's keys and values [batch, heads, length, d] of the positions before the cut.
+
+    `update` answers with prefix and new states joined and stores nothing, so that one prefix serves any number of
+    replays and the cache it was cut from stays as it was.
+    """
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        super().__init__()
+        self.keys, self.values = self._prefix = keys, values
+        self.dtype, self.device = keys.dtype, keys.device
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = self._prefix
+        return torch.cat([keys, key_states], dim=-2), torch.cat([values, value_states], dim=-2)
+
+
+def growing_cache() -> DynamicCache:
+    """An empty cache that keeps every key, sliding windows too: the mask alone decides what a query sees.
+
+    (A `DynamicCache` made from the model's config drops keys outside the window, which a replay would miss.)
+    """
+    return DynamicCache()
+
+
+def can_be_cut(cache: Cache, length: int) -> bool:
+    """Whether every layer that was written to is a plain growing attention cache of `length` positions or more."""
+    layers: list[Any] = cache.layers
+    written = [layer for layer in layers if layer.is_initialized]
+    return bool(written) and all(type(layer) is DynamicLayer and layer.get_seq_length() >= length for layer in written)
+
+
+def cut(cache: Cache, length: int) -> Cache | None:
+    """The first `length` positions of `cache` as a read-only cache; None for length 0.
+
+    A layer that was never written to (it was left out of the pass) stays empty.
+
+    Raises:
+        UnsupportedModelError: a layer is no plain growing attention cache, or holds fewer than `length` positions.
+    """
+    if length == 0:
+        return None
+    if not can_be_cut(cache, length):
+        kinds = sorted({type(layer).__name__ for layer in cache.layers})
+        raise UnsupportedModelError(f"a cache of {', '.join(kinds)} cannot be cut at position {length}")
+    layers: list[Any] = cache.layers
+    return Cache(layers=[_prefix(layer, length) if layer.is_initialized else DynamicLayer() for layer in layers])
+
+
+def _prefix(layer: Any, length: int) -> PrefixLayer:
+    return PrefixLayer(layer.keys[..., :length, :], layer.values[..., :length, :])
+
+
+_KeysValues = tuple[torch.Tensor, torch.Tensor]
+
+
+def can_be_taken_apart(cache: Cache) -> bool:
+    """Whether every layer is a plain growing attention cache that was written to."""
+    layers: list[Any] = cache.layers
+    return all(type(layer) is DynamicLayer and layer.is_initialized for layer in layers)
+
+
+def stacked(caches: Sequence[Cache]) -> DynamicCache:
+    """Caches of the same model below each other, the shorter ones filled up with zeros on the left."""
+    longest = max(cache.get_seq_length() for cache in caches)
+    below: list[list[torch.Tensor]] = []
+    for layer in zip(*map(_layers, caches), strict=True):
+        wide = [[F.pad(half, (0, 0, longest - half.shape[-2], 0)) for half in halves] for halves in layer]
+        below.append([torch.cat(halves) for halves in zip(*wide, strict=True)])
+    return _made(below)
+
+
+def kept(cache: Cache, rows: Sequence[int], start: int, end: int | None = None) -> DynamicCache:
+    """A copy of some rows and of the columns [start, end), that holds nothing of the rest."""
+    index = torch.tensor(list(rows))
+    return _made([[half[index.to(half.device), :, start:end] for half in layer] for layer in _layers(cache)])
+
+
+def _layers(cache: Cache) -> list[_KeysValues]:
+    layers: list[Any] = cache.layers
+    return [(layer.keys, layer.values) for layer in layers]
+
+
+def _made(layers: Sequence[Sequence[torch.Tensor]]) -> DynamicCache:
+    cache = growing_cache()
+    for number, (keys, values) in enumerate(layers):
+        cache.update(keys, values, number)
+    return cache
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """Token ids and, for each layer, their keys and values [1, heads, ids, d]; never written to."""
+
+    ids: tuple[int, ...]
+    layers: tuple[_KeysValues, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(half.numel() * half.itemsize for layer in self.layers for half in layer)
+
+
+class PromptStore:
+    """The sequences that one model read last, as many as fit a budget. Callers hold the engine's lock."""
+
+    def __init__(self) -> None:
+        self._entries: list[_Entry] = []  # the one used longest ago comes first
+
+    @property
+    def bytes(self) -> int:
+        """The bytes held."""
+        return sum(entry.bytes for entry in self._entries)
+
+    def begin(self, ids: Sequence[int], most: int) -> Cache:
+        """A growing cache of the longest beginning of `ids` that is known, `most` tokens of it at the most."""
+        entry = max(reversed(self._entries), key=lambda known: _common(known.ids, ids), default=None)
+        length = 0 if entry is None else min(_common(entry.ids, ids), most)
+        if entry is None or length == 0:
+            return growing_cache()
+        self._entries.remove(entry)
+        self._entries.append(entry)
+        return _made([[half[..., :length, :] for half in layer] for layer in entry.layers])
+
+    def keep(self, ids: Sequence[int], cache: Cache, budget: int) -> None:
+        """Remember the tokens read in the place of those that they continue, within `budget` bytes.
+
+        The cache holds one row, and the tokens of `ids` without the last one or more.
+        """
+        length = min(cache.get_seq_length(), len(ids))
+        if budget and length and can_be_cut(cache, length):
+            layers = tuple((keys[..., :length, :], values[..., :length, :]) for keys, values in _layers(cache))
+            new = _Entry(tuple(ids[:length]), layers)
+            self._entries = [old for old in self._entries if _common(old.ids, new.ids) < len(old.ids)]
+            self._entries.append(new)
+        self.trim(budget)
+
+    def trim(self, budget: int) -> None:
+        """Forget the sequences used longest ago until the rest fit `budget` bytes."""
+        while self._entries and self.bytes > budget:
+            del self._entries[0]
+
+
+def _common(one: Sequence[int], two: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    return next((n for n, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Budgets in bytes. Beyond them scores cost time instead; they stay the same, but for roundings of half precision.
+
+    `logits`: the head's outputs that a generation keeps, and those kept between the two passes over the vocabulary;
+    beyond it they are computed again for gradients, and surveyed while generating for scores without one.
+    `activations`: the states kept for a replay's backward pass; beyond it only every decoder layer's input is kept, and
+    the layer is run once more (about a forward pass of the upper layers).
+    `outputs`: the outputs of the upper layers' linear maps while generating; those beyond it are computed again.
+
+    `prompts`: keys and values kept from one generation to the next, so that the next turn of a chat, or another prompt
+    with the same instructions, is read only from where it differs. 0 (the default) keeps none: then nothing is held
+    between calls, and no answer's last digits depend on earlier requests. Batches of one prompt alone use it.
+    """
+
+    logits: int = 96 << 20
+    activations: int = 512 << 20
+    outputs: int = 96 << 20
+    prompts: int = 0
+
+
+FRUGAL = Memory(logits=0, activations=0, outputs=0)
+"""As little as can be: tens of megabytes for a model of half a billion parameters, whatever the answer's length."""
+
+
+OUT_OF_MEMORY = (
+    "memory ran out while the answer was scored: set model.memory = FRUGAL, which holds less, or score shorter prompts "
+    "and smaller batches"
+)
+"""Why there is no score where there was no room for one."""
+
+_SIGNS = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, of whichever device (a CPU's allocator has no error of its own)."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
+
+
+def unless_memory_runs_out(work: Callable[[], T]) -> T | None:
+    """The result of `work`; None where there is no room for it."""
+    try:
+        return work()
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+    give_back_memory()
+    return None
+
+
+def give_back_memory() -> None:
+    """Release the memory of a failed attempt, the device's own reserve included. Not inside an `except` block.
+
+    An error that is being handled holds the attempt's tensors.
+    """
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def activation_bytes(layers: Sequence[nn.Module], positions: int) -> int:
+    """About the bytes that a backward pass through `layers` keeps: inputs and outputs of matrices, by position."""
+    matrices = [p for layer in layers for p in layer.parameters() if p.ndim >= 2]
+    return sum((p.shape[-1] + p.shape[-2]) * p.dtype.itemsize for p in matrices) * positions
+
+
+@contextmanager
+def checkpointed(layers: Sequence[nn.Module], again: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """For the time of a block `layers`, which must be a copy's, keep nothing but their inputs.
+
+    `again` is entered when a layer is run for the second time, so that it computes the same as at first.
+    """
+    with ExitStack() as stack:
+        for layer in layers:
+            patched = {"forward": vars(layer)["forward"]} if "forward" in vars(layer) else {}
+            stack.callback(vars(layer).update, patched)
+            stack.callback(vars(layer).pop, "forward")
+            vars(layer)["forward"] = _Checkpoint(layer.forward, again)
+        yield
+
+
+class _Checkpoint:
+    """A forward method of which only the inputs are kept."""
+
+    def __init__(self, forward: Callable[..., Any], again: Callable[[], AbstractContextManager[None]]) -> None:
+        self._forward, self._again = forward, again
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # Evaluation mode draws no random numbers; the caller's generators are left alone.
+        return checkpoint(self._run, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        with self._again():
+            return self._forward(*args, **kwargs)
