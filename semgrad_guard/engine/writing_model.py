@@ -354,19 +354,19 @@ class WritingModel:
         """One for the tokens that end an answer now; their owner may change them, in the generation config."""
         end_tokens = self._end_tokens
         if self._decoding is None or self._decoding[0] != end_tokens:
-            # The decoder gets no method of this object, which it must not keep alive.
-            rendering = partial(render, self.tokenizer, template_options=self._template_options)
-            self._decoding = (
-                end_tokens,
-                Decoder(
-                    self._scorer,
-                    self.tokenizer,
-                    end_tokens=end_tokens,
-                    render=rendering,
-                    window=self.context_window,
-                ),
-            )
+            self._decoding = end_tokens, self._decoder_ending(end_tokens)
         return self._decoding[1]
+
+    def _decoder_ending(self, end_tokens: tuple[int, ...]) -> Decoder:
+        """A decoder for these tokens; a model of another engine has its own."""
+        return Decoder(
+            self._scorer,
+            self.tokenizer,
+            end_tokens=end_tokens,
+            # no method of this object: the decoder must not keep it alive
+            render=partial(render, self.tokenizer, template_options=self._template_options),
+            window=self.context_window,
+        )
 
 
 def _token_ids(listed: Any) -> tuple[int, ...]:
