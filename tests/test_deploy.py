@@ -273,7 +273,7 @@ def test_the_pages_samples_are_yaml_and_every_alarm_can_be_raised() -> None:
     for rule in rules:
         assert rule["expr"].count("(") == rule["expr"].count(")")
         assert rule["annotations"]["summary"]
-    from semgrad_guard.server.http_errors import _CODES
+    from semgrad_guard.server.answers import _CODES
 
     codes = {code for _, _, code in _CODES} | {"internal_error", "upstream_failed"}
     named = {

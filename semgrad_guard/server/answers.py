@@ -1,12 +1,38 @@
-"""Answers and verdicts as they leave the server: plain data, and nothing of an answer that was withheld."""
+"""Answers, verdicts and errors as they leave the server: plain data, and nothing of an answer that was withheld.
+
+Where answers may be withheld, the draft ends by the server's own limits, and the decision is about all of it. If a
+client's cut changed the draft, it would change the decision: the beginning of a withheld answer may score lower than
+the whole, and whether a decision changes tells whether a string occurs in it. So a client's `stop` and `max_tokens` cut
+afterwards (`Cuts`), in text that is delivered anyway.
+
+Errors have the form that OpenAI's clients read: a status and {"error": {"message", "type", "param", "code"}}.
+
+Why: docs/adr/0144-nothing-of-a-withheld-draft-leaves.md
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
+from semgrad_guard.errors import (
+    AnswerInterruptedError,
+    BindingMismatchError,
+    DeadlineExceededError,
+    DecisionLogError,
+    InputError,
+    LowConfidenceError,
+    MissingExtraError,
+    PromptTooLongError,
+    QueueFullError,
+    SemGradGuardError,
+    UnfamiliarPromptError,
+    UnsupportedToolsError,
+    UpstreamError,
+)
 from semgrad_guard.records import METADATA_KEY, ToolCall, Verdict
 
 ACTION_HEADER = "x-semgrad-guard-action"
@@ -82,3 +108,181 @@ def public_record(verdict: Verdict, *, scores: bool = True) -> dict[str, Any]:
     if verdict.shows_draft:
         return record if scores else {name: None if name in _SCORES else value for name, value in record.items()}
     return {name: value if name in _OF_ANY_DRAFT else _WITHHELD_FIELDS.get(name) for name, value in record.items()}
+
+
+CUT = "the delivered text ends where the client's stop or max_tokens cut it; the decision is about the whole answer"
+"""Why the rest of an answer is not promised."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cuts:
+    """Keep so many tokens at most, and nothing from the first of the `stop` strings on.
+
+    Raises:
+        InputError: a stop string is empty.
+    """
+
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not all(self.stop):
+            raise InputError("a stop string must hold at least one character")
+
+    def __bool__(self) -> bool:
+        return self.max_tokens is not None or bool(self.stop)
+
+    def delivered(self, verdict: Verdict, answer: Answer) -> tuple[Verdict, Answer]:
+        """The part of an answer that is delivered, and its verdict.
+
+        A tool call goes out whole or not at all. `finish_reason` is OpenAI's: "length" where the limit ended the
+        answer, and "stop" where a string did.
+        """
+        pieces = answer.pieces or ()
+        text, count, finish = answer.text, len(pieces), None
+        if self.max_tokens is not None and max(count, answer.completion_tokens or 0) > self.max_tokens:
+            count = self.max_tokens
+            text, finish = text[: sum(map(len, pieces[:count]))], "length"
+        if places := [place for string in self.stop if (place := text.find(string)) >= 0]:
+            text, finish = text[: min(places)], "stop"
+            lengths = accumulate(map(len, pieces), initial=0)
+            count = next(number for number, length in enumerate(lengths) if length >= len(text))
+        if finish is None:
+            return verdict, answer
+        left = replace(
+            answer,
+            text=text,
+            tool_calls=(),
+            finish_reason=finish,
+            completion_tokens=count,
+            together=None,
+            logprobs=_left_of(answer.logprobs, pieces[:count], len(text))
+            if _aligned(answer.logprobs, pieces)
+            else None,
+        )
+        return _unpromised(verdict, text) if (text, ()) != (answer.text, answer.tool_calls) else verdict, left
+
+
+def _unpromised(verdict: Verdict, text: str) -> Verdict:
+    changes: dict[str, Any] = {
+        "text": text,
+        "tool_calls": (),
+        "promised": False,
+        "familiar": None if verdict.familiar is None else False,
+        "unfamiliar": (*verdict.unfamiliar, CUT),
+    }
+    return verdict.model_copy(update=changes)
+
+
+def _aligned(entries: Sequence[dict[str, Any]] | None, pieces: Sequence[str]) -> bool:
+    """Whether the log-probabilities are those of these tokens; a special token adds nothing to the text."""
+    if entries is None or len(entries) != len(pieces):
+        return False
+    return all(piece in ("", entry.get("token")) for entry, piece in zip(entries, pieces, strict=True))
+
+
+def _left_of(entries: Sequence[dict[str, Any]] | None, pieces: Sequence[str], length: int) -> list[dict[str, Any]]:
+    """The entries of the tokens that are left. One in which a stop string begins names its text before that."""
+    left = list(entries or ())[: len(pieces)]
+    if (beyond := sum(map(len, pieces)) - length) > 0:
+        token = pieces[-1][:-beyond]
+        left[-1] = {**left[-1], "token": token, "bytes": list(token.encode())}
+    return left
+
+
+_NO_RETRY = {"x-should-retry": "false"}
+"""The same request would fail again; OpenAI's clients heed it."""
+_LEAVE_OUT = (
+    "Leave temperature, top_p, top_k, response_format and tools out of the request, as far as they are not the "
+    "calibration's"
+)
+_LATER = {"retry-after": "5"}
+
+
+class HttpError(Exception):
+    """The error that a request gets in place of an answer."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        more: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message, self.param = status, code, message, param
+        self.headers, self.more = dict(headers or {}), dict(more or {})
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The body of the response."""
+        error = {"message": self.message, "type": self._type, "param": self.param, "code": self.code}
+        return {"error": error, **self.more}
+
+    @property
+    def _type(self) -> str:
+        kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+        return kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+
+
+ENDING = HttpError(503, "shutting_down", "the server is shutting down; try again later", headers=_LATER)
+"""The error of requests that still wait when the server ends."""
+
+
+def http_error_of(error: BaseException) -> HttpError:
+    """The response to an error. One that is not ours is a bug, and its text stays here."""
+    if isinstance(error, HttpError):
+        return error
+    if isinstance(error, LowConfidenceError):
+        return _low_confidence(error)
+    if isinstance(error, QueueFullError):
+        return HttpError(429, "queue_full", str(error), headers={"retry-after": str(error.retry_after)})
+    if isinstance(error, UpstreamError):
+        return _upstream(error)
+    if isinstance(error, UnfamiliarPromptError):  # its differences may be the answer's
+        return HttpError(422, "unfamiliar_prompt", "the prompt is unlike those that the calibration was made on")
+    if isinstance(error, BindingMismatchError) and error.differences is not None:
+        text = f"this model's calibration was made for other options: {error.differences}. {_LEAVE_OUT}"
+        return HttpError(422, "calibration_mismatch", text)
+    if isinstance(error, UnsupportedToolsError):
+        why = str(error).partition(";")[0]
+        return HttpError(400, "unsupported_tools", f"{why}; send no tools and no tool calls")
+    for kind, status, code in _CODES:
+        if isinstance(error, kind):
+            headers = _LATER if status == 503 else _NO_RETRY if status >= 500 else {}
+            return HttpError(status, code, str(error), headers=headers)
+    return HttpError(500, "internal_error", "the server failed; its log names the place", headers=_NO_RETRY)
+
+
+_CODES: tuple[tuple[type[SemGradGuardError], int, str], ...] = (
+    (PromptTooLongError, 400, "context_length_exceeded"),
+    (InputError, 400, "invalid_request"),
+    (BindingMismatchError, 422, "calibration_mismatch"),
+    (DeadlineExceededError, 504, "deadline_exceeded"),
+    (AnswerInterruptedError, 503, "interrupted"),
+    (MissingExtraError, 501, "not_installed"),
+    (DecisionLogError, 503, "decision_log_unavailable"),
+    (SemGradGuardError, 500, "model_error"),
+)
+
+
+def _low_confidence(error: LowConfidenceError) -> HttpError:
+    """An answer that is not let through, and that no text may replace. Only its verdict is sent."""
+    verdict = error.verdict
+    headers = {ACTION_HEADER: verdict.action, **_NO_RETRY}
+    if verdict.decision_id is not None:
+        headers[ID_HEADER] = verdict.decision_id
+    text = f"{WITHHELD} (decision: {verdict.action})"
+    return HttpError(422, "low_confidence", text, headers=headers, more={"semgrad_guard": public_record(verdict)})
+
+
+def _upstream(error: UpstreamError) -> HttpError:
+    later = {"retry-after": str(error.retry_after or 1)}
+    if error.status == 429:
+        return HttpError(429, "upstream_busy", str(error), headers=later)
+    if error.status in (400, 404, 413, 422):
+        return HttpError(error.status, "upstream_refused", str(error))
+    return HttpError(502, "upstream_failed", str(error), headers=later if error.passing else _NO_RETRY)

@@ -21,12 +21,13 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 
 import semgrad_guard
-from semgrad_guard.server import completions, decisions
+from semgrad_guard.server import decisions
+from semgrad_guard.server.answers import HttpError, http_error_of
+from semgrad_guard.server.completions import ClientGoneError, completion, headers, streamed, unless_gone
 from semgrad_guard.server.forwarded import problem_of
 from semgrad_guard.server.gate import Gate, Keys
 from semgrad_guard.server.gateway import PATH as GUARDRAIL
 from semgrad_guard.server.gateway import GuardrailRequest, LiteLLMGuardrail
-from semgrad_guard.server.http_errors import HttpError, http_error_of
 from semgrad_guard.server.metrics import CONTENT_TYPE
 from semgrad_guard.server.pages import PATHS, Pages
 from semgrad_guard.server.protocol import (
@@ -38,7 +39,6 @@ from semgrad_guard.server.protocol import (
     parse_json,
 )
 from semgrad_guard.server.service import Service
-from semgrad_guard.server.streaming import ClientGoneError, streamed, unless_gone
 from semgrad_guard.server.unguarded import Unguarded, refusal
 from semgrad_guard.settings import ServeOptions
 
@@ -200,8 +200,8 @@ class Routes:
             beat, report = self._limits.beat_seconds, partial(_reported, self._service)
             return await streamed(request, self._service, call, request_id=request_id, beat=beat, report=report)
         outcomes = await unless_gone(request, self._service.outcomes(call))
-        found = completions.completion(call, outcomes, request_id=request_id)
-        return JSONResponse(found, headers=completions.headers(outcomes))
+        found = completion(call, outcomes, request_id=request_id)
+        return JSONResponse(found, headers=headers(outcomes))
 
     async def score(self, request: Request) -> Mapping[str, Any]:
         """How uncertain the model would be of a text."""

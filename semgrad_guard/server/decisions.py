@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from semgrad_guard.decision_log.summary import Summary, by_day, parse_since
 from semgrad_guard.errors import InputError
-from semgrad_guard.server.http_errors import HttpError
+from semgrad_guard.server.answers import HttpError
 from semgrad_guard.server.protocol import DecisionsRequest, FeedbackRequest, SummaryRequest
 
 if TYPE_CHECKING:  # they need the extra `log`

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from semgrad_guard.errors import InputError
-from semgrad_guard.server.http_errors import ENDING, HttpError
+from semgrad_guard.server.answers import ENDING, HttpError
 from semgrad_guard.server.pages import PATHS
 
 _HEALTH = frozenset({"/healthz", "/readyz"})

@@ -21,7 +21,7 @@ from semgrad_guard.decision_log.entries import Sampling
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.errors import InputError
 from semgrad_guard.records import Message, ToolCall
-from semgrad_guard.server.cuts import Cuts
+from semgrad_guard.server.answers import Cuts
 from semgrad_guard.settings import Mode, Threshold, Timeout
 
 DEPTH = 64

@@ -16,10 +16,8 @@ from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.guard import Draft, Outcome, Pending, Policy, Terms, Waiting, arun, arun_stream, one
 from semgrad_guard.named import reading_prompt
 from semgrad_guard.records import Verdict
-from semgrad_guard.server.answers import KEY, Answer, public_record
-from semgrad_guard.server.cuts import Cuts
+from semgrad_guard.server.answers import KEY, Answer, Cuts, HttpError, public_record
 from semgrad_guard.server.forwarded import Forwarded, forwarded
-from semgrad_guard.server.http_errors import HttpError
 from semgrad_guard.server.metrics import Metrics
 from semgrad_guard.server.protocol import (
     ChatRequest,

@@ -18,8 +18,7 @@ from starlette.background import BackgroundTask
 from starlette.responses import StreamingResponse
 
 from semgrad_guard.errors import InputError
-from semgrad_guard.server.answers import ACTION_HEADER
-from semgrad_guard.server.http_errors import HttpError
+from semgrad_guard.server.answers import ACTION_HEADER, HttpError
 from semgrad_guard.server.upstream import RemoteServer
 
 _PREFIX = "/v1/"

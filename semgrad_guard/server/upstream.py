@@ -11,8 +11,7 @@ from semgrad_guard.calibration.call_options import call_options, cutting_options
 from semgrad_guard.engine.prompts.reasoning import HeldText
 from semgrad_guard.errors import InputError, UpstreamError
 from semgrad_guard.guard import Draft, Reply, Waiting, external
-from semgrad_guard.server.answers import Answer
-from semgrad_guard.server.cuts import Cuts
+from semgrad_guard.server.answers import Answer, Cuts
 from semgrad_guard.server.forwarded import Forwarded
 from semgrad_guard.server.protocol import CUTS
 from semgrad_guard.server.remote import RemoteServer

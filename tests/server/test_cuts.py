@@ -16,9 +16,8 @@ from semgrad_guard import Calibration, GenerationOptions, HybridGrad, LanguageMo
 from semgrad_guard.errors import InputError
 from semgrad_guard.pocket import CALIBRATION_PATH
 from semgrad_guard.records import ToolCall, Verdict, digest_of
-from semgrad_guard.server.answers import Answer
+from semgrad_guard.server.answers import CUT, Answer, Cuts
 from semgrad_guard.server.app import make_app
-from semgrad_guard.server.cuts import CUT, Cuts
 from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.service import ServedModel, Service
 from semgrad_guard.server.upstream import RemoteServer, Upstream
