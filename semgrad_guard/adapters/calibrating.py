@@ -22,8 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from semgrad_guard.calibration import Binding
 from semgrad_guard.errors import BindingMismatchError, CalibrationError, InputError
 from semgrad_guard.evaluation.job_record import JobRecord, Progress
-from semgrad_guard.guard.recorder import RecordedDraft, RecordedScore
-from semgrad_guard.guard.verdicts import UNSCORED, binding_of
+from semgrad_guard.guard.verdicts import UNSCORED, RecordedDraft, RecordedScore, binding_of
 from semgrad_guard.records import PromptForm, Verdict
 
 Aggregate = Literal["one", "max"]

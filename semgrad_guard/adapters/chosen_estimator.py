@@ -23,7 +23,7 @@ from semgrad_guard.evaluation.calibrating import (
     calibrate_scored,
 )
 from semgrad_guard.guard import as_estimator
-from semgrad_guard.guard.recorder import RecordedScore
+from semgrad_guard.guard.verdicts import RecordedScore
 
 
 @dataclass(frozen=True)

@@ -58,31 +58,31 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.promise import promise_along as promise_along
     from semgrad_guard.guard.promise import require_sequel as require_sequel
     from semgrad_guard.guard.promise import split_delta as split_delta
-    from semgrad_guard.guard.recorder import Recorder as Recorder
-    from semgrad_guard.guard.recorder import current_recorder as current_recorder
-    from semgrad_guard.guard.recorder import record_draft as record_draft
-    from semgrad_guard.guard.recorder import recording as recording
-    from semgrad_guard.guard.steps import Steps as Steps
-    from semgrad_guard.guard.steps import Work as Work
-    from semgrad_guard.guard.steps import adrive as adrive
-    from semgrad_guard.guard.steps import drive as drive
     from semgrad_guard.guard.streams import AsyncLiveDraft as AsyncLiveDraft
     from semgrad_guard.guard.streams import LiveDraft as LiveDraft
     from semgrad_guard.guard.streams import arun_stream as arun_stream
     from semgrad_guard.guard.streams import run_stream as run_stream
+    from semgrad_guard.guard.timing import Steps as Steps
+    from semgrad_guard.guard.timing import Work as Work
+    from semgrad_guard.guard.timing import adrive as adrive
     from semgrad_guard.guard.timing import ain_time as ain_time
     from semgrad_guard.guard.timing import cancelling as cancelling
+    from semgrad_guard.guard.timing import drive as drive
     from semgrad_guard.guard.timing import in_thread as in_thread
     from semgrad_guard.guard.timing import in_time as in_time
     from semgrad_guard.guard.timing import off_loop as off_loop
+    from semgrad_guard.guard.verdicts import Recorder as Recorder
     from semgrad_guard.guard.verdicts import abstained as abstained
     from semgrad_guard.guard.verdicts import as_draft as as_draft
     from semgrad_guard.guard.verdicts import binding_of as binding_of
     from semgrad_guard.guard.verdicts import by_a_person as by_a_person
+    from semgrad_guard.guard.verdicts import current_recorder as current_recorder
     from semgrad_guard.guard.verdicts import escalated as escalated
     from semgrad_guard.guard.verdicts import external as external
     from semgrad_guard.guard.verdicts import handed_on as handed_on
     from semgrad_guard.guard.verdicts import is_withheld as is_withheld
+    from semgrad_guard.guard.verdicts import record_draft as record_draft
+    from semgrad_guard.guard.verdicts import recording as recording
     from semgrad_guard.guard.verdicts import undecided as undecided
     from semgrad_guard.guard.verdicts import unscored as unscored
     from semgrad_guard.settings import ABSTAIN_MESSAGE as ABSTAIN_MESSAGE

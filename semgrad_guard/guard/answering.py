@@ -18,9 +18,8 @@ from semgrad_guard.engine.worker import Request, TextStream, Ticket
 from semgrad_guard.errors import InputError, UnsupportedToolsError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard.flow import Draft
-from semgrad_guard.guard.recorder import RecordedScore, current_recorder
 from semgrad_guard.guard.timing import off_loop
-from semgrad_guard.guard.verdicts import unscored
+from semgrad_guard.guard.verdicts import RecordedScore, current_recorder, unscored
 from semgrad_guard.records import Conversation, Score, Status, ToolCall, Verdict, digest_of
 
 TemplateOptions = Mapping[str, Any]

@@ -18,11 +18,10 @@ from semgrad_guard.calibration.prompt_shape import PromptForm
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
 from semgrad_guard.errors import AnswerFailedError, DeadlineExceededError, InputError, LowConfidenceError, UpstreamError
 from semgrad_guard.guard.policy import Deliver, Escalate, Raise, Settlement, Terms, decide, settle
-from semgrad_guard.guard.recorder import current_recorder
-from semgrad_guard.guard.steps import Steps, Work, adrive, drive
-from semgrad_guard.guard.timing import cancelling
+from semgrad_guard.guard.timing import Steps, Work, adrive, cancelling, drive
 from semgrad_guard.guard.verdicts import (
     abstained,
+    current_recorder,
     escalated,
     handed_on,
     rejected,

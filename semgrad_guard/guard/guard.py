@@ -20,9 +20,8 @@ from semgrad_guard.guard.calibrated_estimator import estimator_of
 from semgrad_guard.guard.flow import Draft, Outcome, Reply, TargetReply, Waiting, answers, one
 from semgrad_guard.guard.policy import AbstainMessage, Policy, Terms, require_policy
 from semgrad_guard.guard.promise import Promise, promise_along, require_sequel
-from semgrad_guard.guard.steps import Steps, Work, adrive, drive
 from semgrad_guard.guard.streams import arun_stream, run_stream
-from semgrad_guard.guard.timing import off_loop
+from semgrad_guard.guard.timing import Steps, Work, adrive, drive, off_loop
 from semgrad_guard.records import Conversation, Verdict
 from semgrad_guard.settings import Mode, OnError
 

@@ -19,8 +19,7 @@ from semgrad_guard.guard.flow import (
     one,
 )
 from semgrad_guard.guard.policy import Terms
-from semgrad_guard.guard.steps import adrive, drive
-from semgrad_guard.guard.timing import cancelling
+from semgrad_guard.guard.timing import adrive, cancelling, drive
 
 A = TypeVar("A")
 """The frontend's object."""
