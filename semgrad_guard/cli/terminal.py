@@ -31,8 +31,8 @@ class _Console(Console):
 
 OUT = _Console(highlight=False)
 ERR = Console(stderr=True, highlight=False)
-PROBLEMS_SHOWN = 100
-"""So many broken lines are named one by one: a file of the wrong kind has nothing else."""
+PROBLEMS_SHOWN = 10
+"""So many lines are named one by one, so that a file of the wrong kind fills no screen; `--json` has all."""
 
 
 class Loudness(IntEnum):
@@ -87,10 +87,8 @@ def say(message: str, *, label: str | None = None, style: str = "yellow") -> Non
 
 def say_problems(problems: Sequence[object], *, shown: int = PROBLEMS_SHOWN) -> None:
     """One line for each thing that was wrong with a file, and how many there are beyond these."""
-    for problem in problems[:shown]:
-        say(str(problem), label="Warning")
-    if len(problems) > shown:
-        say(f"{len(problems) - shown} more like these.", label="Warning")
+    for line in _shortened(problems, shown):
+        say(line, label="Warning")
 
 
 def say_unscored(answers: Sequence[Answer]) -> None:
@@ -100,9 +98,14 @@ def say_unscored(answers: Sequence[Answer]) -> None:
 
 
 def note_problems(problems: Sequence[object]) -> None:
-    """One line for each thing that is good to know about a file."""
-    for problem in problems:
-        note(str(problem))
+    """One line for each thing that is good to know about a file, and how many there are beyond these."""
+    for line in _shortened(problems, PROBLEMS_SHOWN):
+        note(line)
+
+
+def _shortened(problems: Sequence[object], shown: int) -> list[str]:
+    more = [f"{len(problems) - shown} more like these."] if len(problems) > shown else []
+    return [*map(str, problems[:shown]), *more]
 
 
 def printable(text: str) -> str:

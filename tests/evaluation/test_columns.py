@@ -130,6 +130,9 @@ def test_the_columns_of_known_data(
         ("viewer.json", {"rows": [{"row_idx": 0, "row": {"question": Q, "answer": "a", "context": "p"}}]}),
         ("columns.json", {"question": {"0": Q}, "answer": {"0": "a"}, "context": {"0": "p"}}),
         ("split.json", {"columns": ["question", "answer", "context"], "index": [0], "data": [[Q, "a", "p"]]}),
+        ("lists.json", {"question": [Q], "answers": [["a"]], "context": ["p"]}),
+        ("excel.csv", f"Question,Ground Truth ,Retrieved-Contexts,Answer\n{Q},a,p,m\n"),
+        ("camel.jsonl", {"userInput": Q, "groundTruth": "a", "retrievedContexts": ["p"], "answer": "m"}),
         ("q.csv", f'Question,Ground_Truth,Contexts,answer\n{Q},a,"[\'p\']",m\n'),
         ("q.tsv", f"user_input\treference\tretrieved_contexts\n{Q}\ta\tp\n"),
     ],
@@ -155,6 +158,13 @@ def test_references_that_are_none_are_reported(tmp_path: Path, text: str, name: 
     assert [row.question for row in found.rows] == ["Who?"]
     assert f'has {json.dumps(text, ensure_ascii=False)} in "answer"' in str(found.problems[0])
     assert read(tmp_path, {"question": Q, "answer": [text]}).rows[0].answers == (text,)
+
+
+def test_a_missing_number_of_pandas_is_no_reference(tmp_path: Path) -> None:
+    found = read(
+        tmp_path, json.dumps({"question": Q, "answer": float("nan")}) + '\n{"question": "Who?", "answer": 1.5}'
+    )
+    assert ([row.answers for row in found.rows], 'has "nan"' in str(found.problems[0])) == ([("1.5",)], True)
 
 
 def test_columns_can_be_named(tmp_path: Path) -> None:

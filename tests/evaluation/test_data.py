@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,14 @@ def test_utf16_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "wide.jsonl"
     path.write_text(GOOD, encoding="utf-16")
     with pytest.raises(DataFileError, match="UTF-16"):
+        read_questions(path)
+
+
+@pytest.mark.parametrize("packed", [zlib.compress(b"{}", wbits=31), b"PK\x03\x04[Content_Types].xml"])
+def test_a_workbook_or_a_compressed_file_is_named(tmp_path: Path, packed: bytes) -> None:
+    path = tmp_path / "questions.xlsx"
+    path.write_bytes(packed)
+    with pytest.raises(DataFileError, match="a workbook or compressed"):
         read_questions(path)
 
 

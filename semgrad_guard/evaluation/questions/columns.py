@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import io
 import json
+import re
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -81,7 +82,7 @@ class _Reading:
 
     def __init__(self, record: Record, given: Columns, place: str, cells: bool) -> None:
         self._record, self._given, self._cells = record, given, cells
-        self._names = {name.lower(): name for name in reversed(record)}
+        self._names = {_plain(name): name for name in reversed(record)}
         self._found = Fields(place)
 
     def fields(self) -> Fields:
@@ -102,18 +103,22 @@ class _Reading:
         self._found.columns[target] = name
         self._found.values[target] = self._record[name] if value is ... else value
 
+    def _present(self, known: Iterable[str]) -> list[str]:
+        """The record's own names of these columns, in their order."""
+        return [self._names[_plain(name)] for name in known if _plain(name) in self._names]
+
     def _column(self, given: str | None, known: Iterable[str]) -> str | None:
         """The column of a name that the user gave, or the first of the known ones that is there."""
         if given is None:
-            return next((self._names[name] for name in known if name in self._names), None)
-        name = given if given in self._record else self._names.get(given.lower())
+            return next(iter(self._present(known)), None)
+        name = given if given in self._record else next(iter(self._present([given])), None)
         if name is None:
             raise self._fault(f'has no "{given}"; {listed(self._record)}')
         return name
 
     def _agreed(self, known: Iterable[str]) -> str | None:
         """The column of a field with several names; two of them with different contents contradict each other."""
-        there = [self._names[name] for name in known if name in self._names]
+        there = self._present(known)
         filled = [name for name in there if self._record[name] is not None]
         if any(self._listed(self._record[name]) != self._listed(self._record[filled[0]]) for name in filled[1:]):
             named = " and ".join(json.dumps(name, ensure_ascii=False) for name in filled)
@@ -122,11 +127,11 @@ class _Reading:
 
     def _read_references(self) -> None:
         """References, and the answer that a model gave, if the record tells which is which."""
-        answer = self._names.get("answer")
+        answer = self._column(None, ("answer",))
         if self._given.answers is not None:
             name = self._column(self._given.answers, ())
         else:
-            beside = any(self._names.get(column) for column in REFERENCES_BESIDE_ANSWERS)
+            beside = self._present(REFERENCES_BESIDE_ANSWERS)
             first = [column for column in REFERENCES if column != "answer" or not beside]
             name = self._agreed((*first, *REFERENCES_BESIDE_ANSWERS))
         if name is not None:
@@ -143,14 +148,13 @@ class _Reading:
         if not isinstance(found, list):
             return found
         texts = cast("list[Any]", found)
-        if isinstance(value, Mapping) or (isinstance(value, str) and not isinstance(_literal(value), list)):
+        if isinstance(value, Mapping | float) or (isinstance(value, str) and not isinstance(_literal(value), list)):
             for text in texts:
                 self._require_reference(str(text), name)
         return [] if [str(text).strip().lower() for text in texts] == [_NO_ANSWER_THERE] else texts
 
     def _is(self, value: bool, *names: str) -> bool:
-        found = [self._record[self._names[name]] for name in names if name in self._names]
-        return any(str(cell).strip().lower() == str(value).lower() for cell in found)
+        return any(str(self._record[name]).strip().lower() == str(value).lower() for name in self._present(names))
 
     def _require_reference(self, text: str, name: str) -> None:
         """Refuse a text that means a missing answer, or several, unless it is written as a list."""
@@ -172,8 +176,8 @@ class _Reading:
 
     def _read_passage(self) -> None:
         given = self._given.context
-        known = [name for name in CONTEXT if _is_filled(self._record.get(self._names.get(name, "")))]
-        name = self._column(None, known) if given is None else self._names.get(given.lower(), given)
+        known = [name for name in self._present(CONTEXT) if _is_filled(self._record[name])]
+        name = next(iter(known if given is None else self._present([given])), given)
         if name is None:
             return
         value = self._record.get(name)
@@ -202,6 +206,11 @@ class _Reading:
 
     def _fault(self, fault: str) -> DataFileError:
         return DataFileError(f"{self._found.place} {fault}.")
+
+
+def _plain(name: str) -> str:
+    """A column's name without what spellings differ in: "Ground Truth", "ground_truth" and "groundTruth" are one."""
+    return re.sub(r"[\W_]", "", name).lower()
 
 
 def listed(record: Iterable[str]) -> str:
@@ -295,7 +304,7 @@ Record = dict[str, Any]
 def records_in(document: Any) -> list[Any] | None:
     """The records of a JSON document that is one object; None where it is a record itself.
 
-    SQuAD and TriviaQA (`data`), the hub's viewer (`rows`), pandas' columns by row.
+    SQuAD and TriviaQA (`data`), the hub's viewer (`rows`), pandas' columns by row, and columns as lists.
     """
     if not isinstance(document, dict):
         return None
@@ -306,6 +315,9 @@ def records_in(document: Any) -> list[Any] | None:
     for name in ("data", "rows"):
         if isinstance(found := held.get(names.get(name, "")), list):
             return [record for entry in cast("list[Any]", found) for record in _within(entry)]
+    lists = [cast("list[Any]", column) for column in held.values() if isinstance(column, list)]
+    if lists and len(lists) == len(held) and len({len(column) for column in lists}) == 1:
+        return [dict(zip(held, row, strict=True)) for row in zip(*lists, strict=True)]
     columns = [cast("Record", column) for column in held.values() if isinstance(column, dict)]
     if columns and len(columns) == len(held) and all(row.isdigit() for column in columns for row in column):
         return [{name: held[name].get(row) for name in held} for row in columns[0]]

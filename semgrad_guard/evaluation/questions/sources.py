@@ -32,6 +32,9 @@ _DATA = (PARQUET, ".jsonl", ".json", ".csv", ".tsv")
 _MOST_ENTRIES = 5000
 """Files and folders below a folder of data: more are not a folder of data, but a disk."""
 
+_PACKED = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0", b"\x1f\x8b", b"BZh", b"\x28\xb5\x2f\xfd")
+"""The first bytes of Excel's files, new and old, and of zip, gzip, bzip2 and Zstandard."""
+
 _ROWS = 1024
 
 
@@ -137,6 +140,8 @@ def _content(path: Path) -> bytes:
     content = read_data(path)
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise DataFileError(f"{called(path)} is UTF-16 text; save it as UTF-8.")
+    if content.startswith(_PACKED):
+        raise DataFileError(f"{called(path)} is a workbook or compressed; give its text, as CSV (UTF-8) or JSON Lines.")
     return content.removeprefix(codecs.BOM_UTF8)
 
 
