@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -57,6 +58,19 @@ class Steps:
         with self._model.turn:
             self._handle.remove()
             return self.count
+
+
+async def most_threads(model: LanguageModel, call: Callable[[str], Awaitable[Any]], count: int) -> int:
+    """How many more threads there are while so many calls wait for their model."""
+    free, threads = threading.Event(), threading.active_count()
+    model.worker.run(free.wait)
+    calls = [asyncio.ensure_future(call(f"Where is number {number}?")) for number in range(count)]
+    while model.worker.depth < count:
+        await asyncio.sleep(0.01)
+    most = threading.active_count() - threads
+    free.set()
+    await asyncio.gather(*calls)
+    return most
 
 
 class Gate:

@@ -39,9 +39,11 @@ from semgrad_guard.guard import (
     AsyncLiveAnswer,
     Draft,
     Stop,
+    Ticket,
     as_estimator,
     assess,
-    off_loop,
+    awaited,
+    read_off_loop,
     stopping,
 )
 from semgrad_guard.records import PromptForm
@@ -134,18 +136,27 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
     def _generate(
         self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: SyncRun = None, **kwargs: Any
     ) -> ChatResult:
-        request = self._request(messages, stop, kwargs)
         with stopping(Stop(self.timeout)):
-            ticket = self._answerer(request).submit(
-                request.conversation, template_options=request.form.template_options
-            )
-            message = self.message_of(ticket.outcome(), request)
-        return ChatResult(generations=[ChatGeneration(message=message, generation_info=convert.info_of(message))])
+            return self._submit(messages, stop, kwargs).outcome()
 
     async def _agenerate(
         self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: AsyncRun = None, **kwargs: Any
     ) -> ChatResult:
-        return await off_loop(lambda: self._generate(messages, stop, **kwargs))
+        with stopping(Stop(self.timeout)):
+            return await awaited(lambda: self._submit(messages, stop, kwargs))
+
+    def _submit(
+        self, messages: list[BaseMessage], stop: Sequence[str] | None, kwargs: Mapping[str, Any]
+    ) -> Ticket[ChatResult]:
+        request = self._request(messages, stop, kwargs)
+
+        def result(draft: Draft[Generation]) -> ChatResult:
+            message = self.message_of(draft, request)
+            return ChatResult(generations=[ChatGeneration(message=message, generation_info=convert.info_of(message))])
+
+        return self._answerer(request).submit(
+            request.conversation, template_options=request.form.template_options, then=result
+        )
 
     def _request(self, messages: list[BaseMessage], stop: Sequence[str] | None, kwargs: Mapping[str, Any]) -> Request:
         options, form = self._options(stop, kwargs), AnswerForm.of(kwargs)
@@ -200,7 +211,7 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
         )
 
     async def _alive(self, call: Call) -> AsyncWriting:
-        writing = await off_loop(lambda: self._live(call))
+        writing = await read_off_loop(lambda: self._live(call))
         return AsyncWriting(writing, AsyncLiveAnswer(writing.live))
 
     # Scores for other texts, tools, structures.

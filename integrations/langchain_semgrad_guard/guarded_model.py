@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Annotated, Any, NamedTuple, Self, cast
 
 from langchain_core.language_models import LanguageModelInput, ModelProfile
@@ -37,6 +38,7 @@ from semgrad_guard.guard import (
     Work,
     adrive,
     as_estimator,
+    awaited,
     drive,
     observes,
     promise_along,
@@ -95,7 +97,10 @@ class AroundChatModel(StreamingChatModel):
         model, inner = self._inner.model, self._inner_call(call)
         if not isinstance(model, EnforcingChatModel):
             result = yield from served.answered(model, inner)
-            return result if self.scorer is None else (yield Work(lambda: self._scored_result(call, result)))
+            if (scorer := self.scorer) is None:
+                return result
+            score = partial(self._scored_result, call, result)
+            return (yield Work(score, lambda: awaited(lambda: scorer.worker.run(score))))
         if model.rules is None:
             return (yield from model._drafted(inner))
         given = (inner.messages, inner.stop, None)

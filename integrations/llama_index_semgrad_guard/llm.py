@@ -35,7 +35,18 @@ from llama_index_semgrad_guard.records import (
 from semgrad_guard import METADATA_KEY, Estimator, Generation, GenerationOptions, HybridGrad, LanguageModel, Verdict
 from semgrad_guard.adapters.settings import LocalModelFields, call_options, loaded_weights, require_loaded
 from semgrad_guard.errors import InputError, UnsupportedToolsError, require_known
-from semgrad_guard.guard import Answerer, AsyncLiveAnswer, LiveAnswer, as_estimator, assess, off_loop, record_draft
+from semgrad_guard.guard import (
+    Answerer,
+    AsyncLiveAnswer,
+    Draft,
+    LiveAnswer,
+    as_estimator,
+    assess,
+    awaited,
+    off_loop,
+    read_off_loop,
+    record_draft,
+)
 from semgrad_guard.records import Conversation
 
 _PROMPT_FUNCTIONS: Mapping[str, Any] = {
@@ -184,13 +195,20 @@ class SemGradLLM(LocalModelFields, LLM):
     async def _ashown(self, messages: Sequence[ChatMessage]) -> Conversation:
         """As `_shown`: calls may be a reason to load the weights."""
         conversation = to_conversation(messages)
-        return await off_loop(lambda: self._shown(messages)) if calls_tools(conversation) else conversation
+        return await read_off_loop(lambda: self._shown(messages)) if calls_tools(conversation) else conversation
 
     def _answerer(self, options: GenerationOptions) -> Answerer:
         return Answerer(self.language_model, self.estimator, options, self.prompt_template)
 
     def _answer(self, conversation: Conversation, options: GenerationOptions) -> tuple[Generation, dict[str, Any]]:
-        draft = self._answerer(options).submit(conversation).outcome()
+        return self._recorded(self._answerer(options).submit(conversation).outcome(), options)
+
+    async def _aanswer(
+        self, conversation: Conversation, options: GenerationOptions
+    ) -> tuple[Generation, dict[str, Any]]:
+        return self._recorded(await awaited(lambda: self._answerer(options).submit(conversation)), options)
+
+    def _recorded(self, draft: Draft[Generation], options: GenerationOptions) -> tuple[Generation, dict[str, Any]]:
         return draft.answer, self._record(draft.answer, options, verdict=draft.verdict)
 
     def _live(self, conversation: Conversation, options: GenerationOptions) -> LiveAnswer:
@@ -212,7 +230,7 @@ class SemGradLLM(LocalModelFields, LLM):
         yield "", text, record
 
     async def _apieces(self, conversation: Conversation, options: GenerationOptions) -> AsyncGenerator[Piece]:
-        text, pieces, live = "", list[str](), await off_loop(lambda: self._live(conversation, options))
+        text, pieces, live = "", list[str](), await read_off_loop(lambda: self._live(conversation, options))
         try:
             async for piece in AsyncLiveAnswer(live):
                 pieces.append(piece)
@@ -295,26 +313,24 @@ class SemGradLLM(LocalModelFields, LLM):
 
     @_traced_chat
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        """As `chat`, in a thread."""
-        conversation, options = await self._ashown(messages), self._options(kwargs)
-        generation, record = await off_loop(lambda: self._answer(conversation, options))
+        """As `chat`, on the event loop."""
+        generation, record = await self._aanswer(await self._ashown(messages), self._options(kwargs))
         return chat_response(generation.text, record)
 
     @_traced_completion
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        """As `complete`, in a thread."""
-        options = self._options(kwargs)
-        generation, record = await off_loop(lambda: self._answer(prompt, options))
+        """As `complete`, on the event loop."""
+        generation, record = await self._aanswer(prompt, self._options(kwargs))
         return completion(generation.text, record)
 
     @_traced_chat
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
-        """As `stream_chat`, in a thread."""
+        """As `stream_chat`, on the event loop."""
         pieces = abegun_here(self._apieces(await self._ashown(messages), self._options(kwargs)))
         return (chat_response(text, record, delta=delta) async for delta, text, record in pieces)
 
     @_traced_completion
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
-        """As `stream_complete`, in a thread."""
+        """As `stream_complete`, on the event loop."""
         pieces = abegun_here(self._apieces(prompt, self._options(kwargs)))
         return (completion(text, record, delta=delta) async for delta, text, record in pieces)

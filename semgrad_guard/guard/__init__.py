@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.interruption import current_stop as current_stop
     from semgrad_guard.engine.interruption import stopping as stopping
     from semgrad_guard.engine.prompts.reasoning import HeldText as HeldText
+    from semgrad_guard.engine.worker import Ticket as Ticket
     from semgrad_guard.guard.answering import Answerer as Answerer
     from semgrad_guard.guard.answering import AsyncLiveAnswer as AsyncLiveAnswer
     from semgrad_guard.guard.answering import LiveAnswer as LiveAnswer
@@ -66,11 +67,13 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.timing import Work as Work
     from semgrad_guard.guard.timing import adrive as adrive
     from semgrad_guard.guard.timing import ain_time as ain_time
+    from semgrad_guard.guard.timing import awaited as awaited
     from semgrad_guard.guard.timing import cancelling as cancelling
     from semgrad_guard.guard.timing import drive as drive
     from semgrad_guard.guard.timing import in_thread as in_thread
     from semgrad_guard.guard.timing import in_time as in_time
     from semgrad_guard.guard.timing import off_loop as off_loop
+    from semgrad_guard.guard.timing import read_off_loop as read_off_loop
     from semgrad_guard.guard.verdicts import Recorder as Recorder
     from semgrad_guard.guard.verdicts import abstained as abstained
     from semgrad_guard.guard.verdicts import as_draft as as_draft

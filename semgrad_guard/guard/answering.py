@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from semgrad_guard.calibration import Binding
 from semgrad_guard.engine.generation.generation import Evidence, Generation
@@ -18,11 +18,13 @@ from semgrad_guard.engine.worker import Request, TextStream, Ticket
 from semgrad_guard.errors import InputError, UnsupportedToolsError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard.flow import Draft
-from semgrad_guard.guard.timing import off_loop
+from semgrad_guard.guard.timing import awaited, off_loop, read_off_loop
 from semgrad_guard.guard.verdicts import RecordedScore, current_recorder, unscored
 from semgrad_guard.records import Conversation, Score, Status, ToolCall, Verdict, digest_of
 
+T = TypeVar("T")
 TemplateOptions = Mapping[str, Any]
+Listener = Callable[[str], None] | None
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,7 @@ class Answerer:
         """Like `drafts`, on the event loop: a conversation waits in no thread of its own."""
         if len(conversations) != 1:
             return await off_loop(lambda: self.drafts(conversations, template_options=template_options))
-        submit = partial(self.submit, conversations[0], template_options=template_options)
-        return [await asyncio.wrap_future(await off_loop(submit))]
+        return [await awaited(partial(self.submit, conversations[0], template_options=template_options))]
 
     def draft(self, generation: Generation, *, template_options: TemplateOptions | None = None) -> Draft[Generation]:
         """One answer with its score; an answer to a prompt with tools is taken apart into text and calls."""
@@ -111,28 +112,49 @@ class Answerer:
         )
         return Draft(verdict, generation, generation.prompt.form)
 
+    @overload
+    def submit(
+        self, conversation: Conversation, *, template_options: TemplateOptions | None = ..., on_piece: Listener = ...
+    ) -> Ticket[Draft[Generation]]: ...
+
+    @overload
     def submit(
         self,
         conversation: Conversation,
         *,
-        template_options: TemplateOptions | None = None,
-        on_piece: Callable[[str], None] | None = None,
-    ) -> Ticket[Draft[Generation]]:
-        """Have a conversation answered and scored; waits for nothing. Concurrent callers share the model's steps.
+        template_options: TemplateOptions | None = ...,
+        on_piece: Listener = ...,
+        then: Callable[[Draft[Generation]], T],
+    ) -> Ticket[T]: ...
 
-        `on_piece` is called with the pieces of the answer, in the model's thread, and must not wait.
+    def submit(self, conversation: Conversation, *, then: Any = None, **given: Any) -> Ticket[Any]:
+        """Have a conversation answered and scored (`request`); waits for nothing. Concurrent callers share steps.
+
+        `then` makes the result of the draft, in the model's thread.
 
         Raises:
             SemGradGuardError: it cannot be answered.
         """
-        return self.model.submit(
-            Request(
-                prompt=self.model.render(conversation, **(template_options or {})),
-                options=(self.options,),
-                objective=self.estimator.objective,
-                on_piece=on_piece,
-                finish=lambda found: self.draft(found[0], template_options=template_options),
-            )
+        request = self.request(conversation, **given)
+        return self.model.submit(request if then is None else request.then(then))
+
+    def request(
+        self,
+        conversation: Conversation,
+        *,
+        template_options: TemplateOptions | None = None,
+        on_piece: Listener = None,
+    ) -> Request[Draft[Generation]]:
+        """The request for an answer and its score.
+
+        `on_piece` is called with the pieces of the answer, in the model's thread, and must not wait.
+        """
+        return Request(
+            prompt=self.model.render(conversation, **(template_options or {})),
+            options=(self.options,),
+            objective=self.estimator.objective,
+            on_piece=on_piece,
+            finish=lambda found: self.draft(found[0], template_options=template_options),
         )
 
     def live(self, conversation: Conversation, *, template_options: TemplateOptions | None = None) -> LiveAnswer:
@@ -227,7 +249,7 @@ class AsyncLiveAnswer:
         def on_piece(piece: str) -> None:
             loop.call_soon_threadsafe(pieces.put_nowait, piece)
 
-        whole = asyncio.wrap_future(await off_loop(lambda: self._live.stream.begin(on_piece)))
+        whole = asyncio.wrap_future(await read_off_loop(lambda: self._live.stream.begin(on_piece)))
         whole.add_done_callback(lambda _: pieces.put_nowait(None))
         try:
             while (piece := await pieces.get()) is not None:

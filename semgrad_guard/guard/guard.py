@@ -207,7 +207,9 @@ class Guard:
         return self._answerer.drafts(seen, template_options=_template_options(tools))
 
     async def _adrafts(self, conversations: Sequence[Conversation], tools: Tools | None) -> list[Draft[Generation]]:
-        seen = await off_loop(lambda: [self._seen(conversation) for conversation in conversations])
+        seen = conversations
+        if self._prepare is not None:
+            seen = await off_loop(lambda: [self._seen(conversation) for conversation in conversations])
         return await self._answerer.adrafts(seen, template_options=_template_options(tools))
 
     def _seen(self, conversation: Conversation) -> Conversation:

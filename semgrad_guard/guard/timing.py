@@ -7,8 +7,9 @@ cancelled work is left behind and stopped.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Generator
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Executor, Future, InvalidStateError, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager
 from contextvars import copy_context
@@ -100,9 +101,6 @@ def _only_awaited() -> NoReturn:
     raise InputError("this work is a coroutine; call the asynchronous method")
 
 
-T = TypeVar("T")
-
-
 @contextmanager
 def cancelling(stop: Stop) -> Generator[None]:
     """While this lasts, leaving by a cancelled task or a closed generator stops the work."""
@@ -150,6 +148,42 @@ async def ain_time(work: Awaitable[T]) -> T:
             stop.check()
             raise stop.overdue from None  # the loop's clock is a little ahead
         raise
+
+
+async def awaited(submit: Callable[[], Future[T]]) -> T:
+    """The result of a request that `submit` makes. It waits in no thread; a cancelled task cancels it.
+
+    Raises:
+        DeadlineExceededError: it is late; it is cancelled.
+    """
+
+    async def result() -> T:
+        return await asyncio.wrap_future(await read_off_loop(submit))
+
+    return await ain_time(result())
+
+
+async def read_off_loop(read: Callable[[], T], *, readers: Executor | None = None) -> T:
+    """The result of work that waits for nothing, such as reading a prompt: in one of a few threads."""
+    stop = Stop()
+
+    def work() -> T:
+        current_stop().check()
+        return read()
+
+    with stopping(stop), cancelling(stop):
+        loop, context = asyncio.get_running_loop(), copy_context()
+        return await loop.run_in_executor(readers or _readers, lambda: context.run(work))
+
+
+def _new_readers() -> None:
+    global _readers
+    _readers = ThreadPoolExecutor(8, "semgrad-guard-reader")
+
+
+_new_readers()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_new_readers)  # the threads are the parent's
 
 
 async def off_loop(work: Callable[[], T]) -> T:

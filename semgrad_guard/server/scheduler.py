@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextvars import copy_context
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -18,7 +17,7 @@ from semgrad_guard.engine.scoring.segments import By, Segment
 from semgrad_guard.engine.worker import Batching, Ticket
 from semgrad_guard.errors import AnswerCancelledError, QueueFullError
 from semgrad_guard.estimators import Estimator
-from semgrad_guard.guard import Draft, ain_time, cancelling
+from semgrad_guard.guard import Draft, ain_time, cancelling, read_off_loop
 from semgrad_guard.server.answers import Answer
 from semgrad_guard.server.writing import AnswerRequest, ForeignText, Writer
 
@@ -192,16 +191,8 @@ class Scheduler:
             del self._open[stop]
 
     async def _result(self, make: Callable[[], Ticket[T]], stop: Stop) -> T:
-        context = copy_context()
-
-        def read() -> Ticket[T]:
-            current_stop().check()
-            ticket = make()
-            ticket.add_done_callback(self._note_pace)
-            return ticket
-
-        loop = asyncio.get_running_loop()
-        ticket: Ticket[T] = await loop.run_in_executor(self._reader, lambda: context.run(read))
+        ticket = await read_off_loop(make, readers=self._reader)
+        ticket.add_done_callback(self._note_pace)
         self._open[stop] = ticket
         return await asyncio.wrap_future(ticket)
 

@@ -122,10 +122,8 @@ class Writer:
         if limit is not None and (length := len(prompt.ids)) > limit:
             raise PromptTooLongError(f"the prompt has {length} tokens, and this server takes {limit}; shorten it")
         options = replace(request.options, grammar=form.grammar(self.model))
-        fitted, seed = self.model.fitted(options, prompt), options.seed
-        seeds = [None if seed is None else seed + number for number in range(request.count)]
-        seeded = tuple(replace(fitted, seed=seed) for seed in seeds)
-        return Assignment(request, conversation, prompt, self.answerer(options), seeded)
+        rows = self.model.fitted(options, prompt).rows(request.count)
+        return Assignment(request, conversation, prompt, self.answerer(options), rows)
 
     def submit(self, request: AnswerRequest) -> Ticket[list[Draft[Answer]]]:
         """Have a request answered; the ticket is of its scored drafts.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import wraps
 from inspect import signature
 from typing import Any, TypeVar
@@ -63,6 +63,12 @@ class GenerationOptions(AnswerOptions):
 
     def __post_init__(self) -> None:
         require_valid(self)
+
+    def rows(self, count: int) -> tuple[GenerationOptions, ...]:
+        """The options of so many answers to one prompt, by themselves."""
+        if self.seed is None:
+            return (self,) * count
+        return tuple(replace(self, seed=self.seed + number) for number in range(count))
 
 
 def sampling_processors(

@@ -24,6 +24,7 @@ from semgrad_guard.engine.writing_model import WritingModel
 from semgrad_guard.errors import AnswerInterruptedError, SemGradGuardError
 
 R = TypeVar("R")
+S = TypeVar("S")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,6 +41,11 @@ class Request(Generic[R]):
     finish: Callable[[list[Generation]], R]
     objective: Objective = field(default_factory=Objective)
     on_piece: Callable[[str], None] | None = None
+
+    def then(self, make: Callable[[R], S]) -> Request[S]:
+        """The same request with another result, made of its own in the model's thread."""
+        other: Any = replace(self, finish=lambda written: make(self.finish(written)))
+        return other
 
 
 class Ticket(Future[R]):
@@ -190,9 +196,8 @@ class WholeRuns:
 
     def _alone(self, model: WritingModel, request: Request[Any]) -> Any:
         """The result of one request, its answers together where they differ in their seeds alone, as rows of a run."""
-        first, rows = request.options[0], enumerate(request.options)
-        seeded = all(options == replace(first, seed=_moved(first.seed, number)) for number, options in rows)
-        if len(request.options) <= self._most and seeded:
+        rows = len(request.options)
+        if rows <= self._most and request.options == request.options[0].rows(rows):
             return _together([(model, request)])[0]
         with model.turn:
             singly = [_run(model, [replace(request, options=(options,))])[0] for options in request.options]
@@ -211,10 +216,6 @@ def _alike(first: Request[Any], other: Request[Any]) -> bool:
     options = {*first.options, *other.options}
     same = first.objective == other.objective and len(options) == 1 and first.options[0].seed is None
     return same and first.on_piece is None and other.on_piece is None
-
-
-def _moved(seed: int | None, by: int) -> int | None:
-    return None if seed is None else seed + by
 
 
 def _run(model: WritingModel, requests: Sequence[Request[Any]]) -> list[Generation]:

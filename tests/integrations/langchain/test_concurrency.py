@@ -5,8 +5,13 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
-from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouterCallback
+import pytest
 
+from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, UncertaintyRouterCallback
+from semgrad_guard import LanguageModel
+from tests.steps import most_threads
+
+from .served import ServedModel
 from .support import EVERYTHING, NOTHING, QUESTION
 
 
@@ -42,3 +47,14 @@ def test_one_router_for_many_calls(chat: ChatSemGrad) -> None:
     with ThreadPoolExecutor(6) as pool:
         reply = pool.map(lambda question: chat.invoke(question, {"callbacks": [router]}).text, ["a", "b", "c"] * 3)
     assert set(reply) == {"No."}
+
+
+@pytest.mark.parametrize("of", ["model", "guard", "served"])
+def test_asynchronous_calls_wait_in_no_threads(language_model: LanguageModel, of: str) -> None:
+    chat = ChatSemGrad.from_model(language_model, max_tokens=2)
+    guard = {
+        "model": chat,
+        "guard": GuardedChatModel(chat, EVERYTHING),
+        "served": GuardedChatModel(ServedModel(), EVERYTHING, scorer=language_model),
+    }[of]
+    assert asyncio.run(most_threads(language_model, guard.ainvoke, 60)) <= 20

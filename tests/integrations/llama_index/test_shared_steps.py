@@ -12,7 +12,7 @@ import pytest
 from llama_index_semgrad_guard import GuardedQueryEngine, SemGradLLM, get_verdict
 from semgrad_guard import LanguageModel, Policy
 from semgrad_guard.errors import EmptyPromptError
-from tests.steps import Gate, Steps
+from tests.steps import Gate, Steps, most_threads
 
 from .test_authorship import engine
 
@@ -59,3 +59,10 @@ async def test_the_error_of_one_call_is_its_own(wide: LanguageModel) -> None:
     first, wrong, last = await asyncio.gather(*calls, return_exceptions=True)
     assert [first.text, last.text] == expected  # type: ignore[union-attr]
     assert isinstance(wrong, EmptyPromptError)
+
+
+@pytest.mark.parametrize("of", ["model", "engine"])
+async def test_asynchronous_calls_wait_in_no_threads(wide: LanguageModel, of: str) -> None:
+    llm = SemGradLLM.from_model(wide, max_tokens=2)
+    call = llm.acomplete if of == "model" else GuardedQueryEngine(engine(llm), Policy(threshold=1e308)).aquery
+    assert await most_threads(wide, call, 60) <= 20
