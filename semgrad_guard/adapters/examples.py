@@ -158,7 +158,7 @@ class ExampleCalibration:
         """The number of this calibration among those on the labels of a record."""
         if record is None or "tries" in self._options:
             return {}
-        labels = sorted((one.key, right) for one, right in zip(answered, correct, strict=True))
+        labels = [(one.key, right) for one, right in zip(answered, correct, strict=True)]  # a split looks at the order
         how = {name: repr(self._options.get(name)) for name in ("robust", "copies", "grid")}
         estimator = {"estimator": repr(self.estimator.request), "labels": digest_of(json.dumps(labels))}
         return {"tries": number_of_try(record, {**estimator, **self._rates, **how})}

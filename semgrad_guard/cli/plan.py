@@ -37,13 +37,16 @@ def plan(
     """Tell how often so many labels find a threshold, and how much it lets through.
 
     The least share of answers that any guard has to withhold is (error - alpha) / (1 - alpha). The rest is simulated,
-    with normal scores of this AUROC; real sets differ.
+    with normal scores of this AUROC; real sets differ. It is about the first calibration on the labels, which keeps a
+    tenth of delta for later tries.
     """
     from semgrad_guard.calibration import plan as planned
+    from semgrad_guard.calibration.tries import share_of
 
-    plans = [planned(n, error=error, auroc=auroc, alpha=alpha, delta=delta) for n in labels or (50, 100, 300, 1000)]
+    level = share_of(delta, 1)
+    plans = [planned(n, error=error, auroc=auroc, alpha=alpha, delta=level) for n in labels or (50, 100, 300, 1000)]
     if as_json:
-        typer.echo(json.dumps([{**asdict(one), "withheld": one.withheld} for one in plans]))
+        typer.echo(json.dumps([{**asdict(one), "delta": delta, "withheld": one.withheld} for one in plans]))
         return
     typer.echo(f"Any guard has to withhold at least {plans[0].withheld:.1%} of the answers.")
     for one in plans:

@@ -147,14 +147,14 @@ def test_whatever_was_not_shown_stays_unfamiliar(name: str) -> None:
     assert sum(bool(known.differences(make(random))) for _ in range(30)) >= 29
 
 
-def test_a_hundred_second_turns_are_enough_in_nearly_every_draw() -> None:
+def test_fifty_second_turns_are_enough_in_nearly_every_draw() -> None:
     overlooked = 0
     for seed in range(8):
-        known = PromptShape.of(made.drawn(made.closed_book, 150, seed), extra=made.drawn(second, 100, seed + 50))
+        known = PromptShape.of(made.drawn(made.closed_book, 150, seed), extra=made.drawn(second, 50, seed + 50))
         held_out = made.drawn(second, 100, seed + 1000)
         overlooked += sum(bool(known.differences(prompt)) for prompt in held_out)
         assert known.differences(second(Random(seed), f"{question(Random(seed))} Answer in one word. Be quick."))
-    assert overlooked <= 8
+    assert overlooked <= 0.02 * 800
 
 
 @pytest.mark.parametrize(

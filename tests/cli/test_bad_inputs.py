@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from semgrad_guard.cli import app, loading
 from semgrad_guard.loading import ModelSource
 
-from . import bad_inputs
+from . import bad_inputs, bad_models
 from .bad_inputs import Bad
 from .helpers import flat
 
@@ -35,7 +35,7 @@ def places(
     inputs, models = tmp_path_factory.mktemp("in"), tmp_path_factory.mktemp("models")
     bad_inputs.make_inputs(inputs)
     bad_inputs.edit_calibration(inputs, module_calibration)
-    bad_inputs.break_models(models, model_folder, fill_with_nan)
+    bad_models.break_models(models, model_folder, fill_with_nan)
     return {"in": inputs, "models": models, "model": model_folder, "run": finished_run}
 
 

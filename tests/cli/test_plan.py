@@ -13,14 +13,20 @@ from semgrad_guard.calibration import plan
 
 def test_a_plan_is_told_and_printed_as_json(run: Callable[..., Result]) -> None:
     shown = run("plan", "--error", 0.2, "--auroc", 0.8)
-    expected = [plan(n, error=0.2, auroc=0.8, alpha=0.1, delta=0.1) for n in (50, 100, 300, 1000)]
+    expected = [plan(n, error=0.2, auroc=0.8, alpha=0.1, delta=0.09) for n in (50, 100, 300, 1000)]
     assert shown.stdout.splitlines() == [
         "Any guard has to withhold at least 11.1% of the answers.",
         *(f"{one}." for one in expected),
     ]
     one = json.loads(run("plan", "--error", 0.2, "--auroc", 0.8, "--labels", 100, "--json").stdout)
     assert [row["n"] for row in one] == [100]
-    assert (one[0]["found"], one[0]["withheld"]) == (expected[1].found, pytest.approx(1 / 9))
+    assert (one[0]["found"], one[0]["withheld"], one[0]["delta"]) == (expected[1].found, pytest.approx(1 / 9), 0.1)
+
+
+def test_a_plan_is_about_the_first_calibration_of_the_command(run: Callable[..., Result]) -> None:
+    """It keeps a tenth of delta, so that it takes 23 right answers, not 22."""
+    shown = json.loads(run("plan", "--error", 0, "--auroc", 0.5, "--labels", 22, "--labels", 23, "--json").stdout)
+    assert [row["found"] for row in shown] == [0, 1]
 
 
 @pytest.mark.parametrize("wrong", [("--error", 2), ("--auroc", -1), ("--labels", 0), ("--alpha", 0)])

@@ -214,6 +214,8 @@ def test_calibrations_on_one_record_share_delta(chat: ChatSemGrad, tmp_path: Pat
     alphas = (0.2, 0.2, 0.3)
     made = [calibrate_chain(chain, EXAMPLES, wrong, record=record, **{**RATES, "alpha": alpha}) for alpha in alphas]
     assert [one.tries for one in made] == [1, 1, 2], "one that is repeated as it was is no further try"
+    turned = calibrate_chain(chain, EXAMPLES[::-1], wrong, record=record, **{**RATES, "alpha": 0.2})
+    assert turned.tries == 3, "another order splits otherwise between learning and threshold"
     own = calibrate_chain(chain, EXAMPLES, wrong, record=record, tries=7, copies="keep", **RATES)
     assert (own.tries, own.copies) == (7, "keep")
 
