@@ -49,7 +49,7 @@ SLOW = (
     "engine/test_projections.py",
     "engine/test_prompt_store.py",
     "engine/test_quantized.py",
-    "engine/test_running_batch.py",
+    "engine/test_running_batch",
     "engine/test_sampling.py",
     "engine/test_self_check.py",
     "engine/test_stratified_rows.py",

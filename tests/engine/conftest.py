@@ -8,6 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from semgrad_guard import LanguageModel
+
 _TIERS = ("captured", "prefix", "full")
 _worst: dict[str, dict[str, float]] = defaultdict(dict)
 
@@ -18,6 +20,12 @@ Record = Callable[[str, str, float], None]
 def one_thread() -> None:
     """Tiny models are fastest on one thread, and sums come out the same on every machine."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def pocket() -> LanguageModel:
+    """The embedded model, whose tokens hold several characters."""
+    return LanguageModel.from_pretrained("pocket")
 
 
 @pytest.fixture(scope="session")

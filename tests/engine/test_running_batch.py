@@ -2,145 +2,36 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
-from collections.abc import Callable, Sequence
-from functools import cache
 from itertools import pairwise
 from random import Random
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from semgrad_guard import GenerationOptions, LanguageModel, Message
-from semgrad_guard.engine.generation.generation import Evidence, Generation
-from semgrad_guard.engine.generation.running_batch import BatchRequest, RunningAnswer, RunningBatch
-from semgrad_guard.engine.interruption import Stop, stopping
+from semgrad_guard import LanguageModel
+from semgrad_guard.engine.generation.running_batch import RunningAnswer
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.grammar import one_of, text_rule
-from semgrad_guard.engine.replay.batch import FRUGAL, Memory
-from semgrad_guard.errors import AnswerCancelledError, AnswerInterruptedError, InputError
-from tests.random_llama import byte_tokenizer
+from semgrad_guard.errors import InputError
 
-from .snapshots import unchanged
-from .tiny_models import ARCHITECTURES, build
-
-Options = GenerationOptions
-Wanted = tuple[str, GenerationOptions]
-WHOLE_PROMPT = Objective(last_tokens=1000)
-OBJECTIVES = (
-    Objective(),
+from .running_batches import (
+    OBJECTIVES,
     WHOLE_PROMPT,
-    Objective(variant="official", token=-1),
-    Objective(layers=(0,)),
-    Objective(gradients=False),
+    Options,
+    Wanted,
+    finished,
+    joined,
+    numbers,
+    require_alike,
+    require_all_alike,
+    shared,
+    some,
+    wrapped,
+    written,
 )
-
-
-def wrapped(name: str, **changes: Any) -> LanguageModel:
-    settings = {"vocab_size": 258, "eos_token_id": 257, "pad_token_id": 257, "max_position_embeddings": 300}
-    model = build(name, **{"dtype": torch.float32, **settings, **changes})
-    return LanguageModel.from_transformers(model, byte_tokenizer())
-
-
-shared = cache(wrapped)
-
-
-@pytest.fixture(scope="module")
-def pocket() -> LanguageModel:
-    """The embedded model, whose tokens hold several characters."""
-    return LanguageModel.from_pretrained("pocket")
-
-
-def batch_request(model: LanguageModel, wanted: Wanted, listener: Callable[[str], None] | None = None) -> BatchRequest:
-    question, options = wanted
-    prompt = model.render(question)
-    return BatchRequest(prompt, model.fitted(options, prompt), listener)
-
-
-def joined(model: LanguageModel, batch: RunningBatch, wanted: Sequence[Wanted]) -> list[RunningAnswer]:
-    return batch.join([batch_request(model, item) for item in wanted])
-
-
-def finished(batch: RunningBatch) -> None:
-    while batch.rows:
-        batch.step()
-
-
-def written(
-    model: LanguageModel, wanted: Sequence[Wanted], random: Random, objective: Objective | None = None
-) -> list[Generation]:
-    """What a batch makes of requests that come a few at a time, with steps in between."""
-    batch, left, rows = model.running_batch(objective), list(wanted), list[RunningAnswer]()
-    while left or batch.rows:
-        if left and (not batch.rows or random.random() < 0.6):
-            count = random.randint(1, 3)
-            rows += joined(model, batch, left[:count])
-            left = left[count:]
-        batch.step()
-    assert [row.error for row in rows] == [None] * len(wanted)
-    return batch.generations(rows)
-
-
-def numbers(evidence: Evidence, objective: Objective) -> list[float]:
-    """What is recorded of an answer."""
-    found = evidence.observed()
-    if found is None:
-        return []
-    values = [*found.log_probs, *found.entropies]
-    if objective.gradients:
-        timed = evidence.gradients(objective)
-        assert timed is not None
-        scores = timed.scores
-        values += [score for score in (scores.semgrad, scores.paragrad, scores.hybridgrad) if score is not None]
-    return values
-
-
-def require_alike(one: Generation, single: Generation, objective: Objective | None = None) -> None:
-    """An answer from a batch is that of a single request."""
-    objective = objective or Objective()
-    names = ("response_ids", "text", "finish_reason", "cut", "completion_tokens", "reused_tokens")
-    assert [getattr(one, name) for name in names] == [getattr(single, name) for name in names]
-    assert numbers(one.evidence, objective) == pytest.approx(numbers(single.evidence, objective), rel=1e-4, abs=1e-9)
-    if one.response_ids:
-        states = [seen.state for answer in (one, single) if (seen := answer.evidence.observed(own=True))]
-        assert states[0] == pytest.approx(states[1], rel=1e-3, abs=1e-5)
-    if objective.gradients and one.response_ids:
-        mine, its = one.evidence.gradients(objective), single.evidence.gradients(objective)
-        assert mine is not None
-        assert its is not None
-        assert mine.scores.tier == its.scores.tier
-        for row, other in zip(mine.scores.grid, its.scores.grid, strict=True):
-            assert row == pytest.approx(other, rel=1e-3)
-
-
-def require_all_alike(
-    model: LanguageModel, wanted: Sequence[Wanted], random: Random, objective: Objective | None = None
-) -> None:
-    singles = [model.generate(question, options, objective=objective) for question, options in wanted]
-    for one, single in zip(written(model, wanted, random, objective), singles, strict=True):
-        require_alike(one, single, objective)
-
-
-def some(random: Random, count: int) -> list[Wanted]:
-    """Questions of very unequal length, with options of their own."""
-    questions = ["".join(random.choices("abc de?", k=random.choice((1, 2, 5, 20, 60)))) + "x" for _ in range(count)]
-    return [
-        (
-            question,
-            Options(
-                max_tokens=random.choice((1, 2, 3, 8)),
-                temperature=random.choice((0.0, 0.0, 0.9)),
-                top_k=random.choice((0, 5)),
-                seed=random.randint(0, 99),
-                stop=random.choice(((), (), ("a",), ("e", "ab"))),
-            ),
-        )
-        for question in questions
-    ]
+from .tiny_models import ARCHITECTURES
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -211,6 +102,8 @@ def test_a_short_prompt_that_was_read_beside_a_longer_one(longer: int) -> None:
 
 
 LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [3.0] * 4, "rope_theta": 1e4}
+
+
 DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
 
 
@@ -252,9 +145,6 @@ def test_sampling_without_a_seed() -> None:
     for generation in found:
         evidence = generation.evidence
         assert numbers(evidence, Objective()) == pytest.approx(numbers(evidence.alone(), Objective()), rel=1e-4)
-
-
-# Where answers end.
 
 
 def test_stop_strings_at_and_inside_tokens(pocket: LanguageModel) -> None:
@@ -319,9 +209,6 @@ def test_grammars_beside_free_answers() -> None:
         require_all_alike(model, wanted, Random(seed))
 
 
-# Errors, and rows that go.
-
-
 def test_a_form_that_cannot_be_followed_is_named_and_nobody_joins() -> None:
     model = shared("llama")
     batch, wanted = model.running_batch(), ("Hi", Options(max_tokens=5))
@@ -331,230 +218,3 @@ def test_a_form_that_cannot_be_followed_is_named_and_nobody_joins() -> None:
     assert list(batch.rows) == rows
     finished(batch)
     require_alike(batch.generations(rows)[0], model.generate(*wanted))
-
-
-@pytest.mark.parametrize("at", [0, 1, 2, 3])
-def test_somebody_who_cannot_hear_harms_nobody(at: int) -> None:
-    model, pieces = shared("llama"), list[str]()
-    # The last letter may begin the stop string, and is held back until the end.
-    options = Options(max_tokens=4, grammar=one_of([text_rule("abcd", {})]), stop=("dx",))
-
-    def listener(piece: str) -> None:
-        if len(pieces) == at:
-            raise RuntimeError("gone")
-        pieces.append(piece)
-
-    batch, other = model.running_batch(), ("you", Options(max_tokens=6))
-    rows = batch.join([batch_request(model, ("Hi", options), listener), batch_request(model, other)])
-    finished(batch)
-    found = batch.generations(rows if at == 3 else rows[1:])[-1]
-    assert str(rows[0].error) == "gone"
-    assert rows[1].error is None
-    require_alike(found, model.generate(*other))
-
-
-def test_what_is_heard_makes_the_text() -> None:
-    model, random = shared("llama"), Random(7)
-    for _ in range(3):
-        wanted, batch = some(random, 4), model.running_batch()
-        pieces: list[list[str]] = [[] for _ in wanted]
-        rows = batch.join([batch_request(model, item, own.append) for item, own in zip(wanted, pieces, strict=True)])
-        finished(batch)
-        found = batch.generations(rows)
-        assert ["".join(own) for own in pieces] == [generation.text for generation in found]
-        assert [own for own in pieces if "" in own] == []
-
-
-def test_a_stop_ends_a_join_and_nothing_else() -> None:
-    model = wrapped("llama")
-    model.memory = Memory(prompts=1 << 26)  # prompts are read one after the other
-    batch, wanted = model.running_batch(), ("Hi", Options(max_tokens=6))
-    rows = joined(model, batch, [wanted])
-    stop, read = Stop(), list[int]()
-
-    def count(*_: Any) -> None:
-        read.append(1)
-        if len(read) == 2:
-            stop.cancel()
-
-    layer: Any = model._scorer.current_replayer().layers[0]
-    hook = layer.register_forward_pre_hook(count)
-    with stopping(stop), pytest.raises(AnswerCancelledError):
-        joined(model, batch, [("a", Options(max_tokens=6)), ("b", Options(max_tokens=6))])
-    hook.remove()
-    assert list(batch.rows) == rows, "the first of the two had been read"
-    finished(batch)
-    require_alike(batch.generations(rows)[0], shared("llama").generate(*wanted))
-
-
-def test_a_step_that_is_stopped_leaves_an_empty_batch_that_can_be_used() -> None:
-    model, wanted, stop = shared("llama"), ("Hi", Options(max_tokens=6)), Stop()
-    batch = model.running_batch()
-    joined(model, batch, [wanted, ("you", Options(max_tokens=6))])
-    layer: Any = model._scorer.current_replayer().layers[1]
-    hook = layer.register_forward_pre_hook(lambda *_: stop.cancel())
-    with stopping(stop), pytest.raises(AnswerCancelledError):
-        batch.step()
-    hook.remove()
-    assert batch.rows == ()
-    rows = joined(model, batch, [wanted])
-    finished(batch)
-    require_alike(batch.generations(rows)[0], model.generate(*wanted))
-
-
-def test_nothing_is_kept_of_answers_that_are_gone() -> None:
-    model = shared("llama")
-    batch = model.running_batch()
-    rows = joined(model, batch, [("a", Options(max_tokens=9)), ("b" * 30, Options(max_tokens=9))])
-    batch.step()
-    assert batch._mask.shape[1] > 40
-    batch.drop(rows[1:])
-    assert batch._mask.shape[1] < 40, "the columns that only the longer prompt had are let go"
-    assert batch._cache.get_seq_length() < 40
-    ghosts = [weakref.ref(row) for row in rows] + [weakref.ref(row.passes[0][0]) for row in rows]
-    batch.drop(rows)
-    del rows
-    gc.collect()
-    assert [ghost() for ghost in ghosts] == [None] * 4
-    assert batch._cache.get_seq_length() == 0
-    rows = joined(model, batch, [("c", Options(max_tokens=2))])
-    finished(batch)
-    ghosts = [weakref.ref(rows[0]), weakref.ref(rows[0].passes[-1][0])]
-    batch.generations(rows)
-    del rows
-    gc.collect()
-    assert [ghost() for ghost in ghosts] == [None] * 2
-
-
-# The model is the user's.
-
-
-@pytest.mark.parametrize("then", ["step", "join"])
-def test_a_model_that_was_changed_while_it_wrote_delivers_nothing(then: str) -> None:
-    model, wanted = wrapped("llama"), ("Hi", Options(max_tokens=6))
-    batch = model.running_batch()
-    rows = joined(model, batch, [wanted])
-    batch.step()
-    with torch.no_grad():
-        next(iter(model._model.parameters())).mul_(1.5)
-    ways = {"step": batch.step, "join": lambda: joined(model, batch, [wanted])}
-    with pytest.raises(AnswerInterruptedError, match="changed while it wrote"):
-        ways[then]()
-    batch.drop(rows)
-    rows = joined(model, batch, [wanted])
-    finished(batch)
-    require_alike(batch.generations(rows)[0], model.generate(*wanted))
-
-
-def test_answers_before_and_after_a_change_are_scored_apart() -> None:
-    """Those from before are scored by the model as it is, as single requests are; from nothing that it left."""
-    model, wanted = wrapped("llama"), ("Hi", Options(max_tokens=3))
-    batch = model.running_batch()
-    rows, single = joined(model, batch, [wanted]), model.generate(*wanted)
-    finished(batch)
-    with torch.no_grad():
-        model._model.get_submodule("model.layers.4.mlp.up_proj").weight.mul_(1.5)
-    rows += joined(model, batch, [wanted])
-    finished(batch)
-    for one, alone in zip(batch.generations(rows), (single, model.generate(*wanted)), strict=True):
-        require_alike(one, alone)
-
-
-@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
-def test_model_and_torch_are_left_as_they_were(mode: Callable[[], Any]) -> None:
-    model = wrapped("gemma2")
-    model._model.train().requires_grad_(True)
-    wanted = some(Random(3), 3)
-    with unchanged(model._model), mode():
-        found = written(model, wanted, Random(3))
-        for one, (question, options) in zip(found, wanted, strict=True):
-            require_alike(one, model.generate(question, options))
-    with unchanged(model._model):
-        batch = model.running_batch()
-        joined(model, batch, wanted)
-        batch.drop(batch.rows)
-
-
-def test_adapters() -> None:
-    peft = pytest.importorskip("peft")
-    config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj", "up_proj"], lora_dropout=0.3)
-    adapted = peft.get_peft_model(shared("llama")._model.__class__(shared("llama")._model.config).float(), config)
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for name, parameter in adapted.named_parameters():
-            if "lora" in name:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
-    model, random = LanguageModel.from_transformers(adapted.eval(), byte_tokenizer()), Random(4)
-    assert model.joins
-    require_all_alike(model, some(random, 4), random)
-    batch = model.running_batch()
-    joined(model, batch, [("Hi", Options(max_tokens=5))])
-    with adapted.disable_adapter(), pytest.raises(AnswerInterruptedError):
-        batch.step()
-
-
-# Memory.
-
-
-def test_what_was_left_is_observed_without_another_pass() -> None:
-    model = shared("llama")
-    rows = joined(model, batch := model.running_batch(), [("a", Options(max_tokens=3)), ("b" * 9, Options())])
-    batch.step()
-    batch.step()
-    batch.drop(rows[1:])
-    layer: Any = model._scorer.current_replayer().layers[0]
-    passes = list[int]()
-    hook = layer.register_forward_pre_hook(lambda *_: passes.append(1))
-    [found] = batch.generations(rows[:1])
-    assert len(numbers(found.evidence, Objective(gradients=False))) == 2 * len(found.response_ids)
-    hook.remove()
-    assert passes == []
-
-
-@pytest.mark.parametrize("memory", [FRUGAL, Memory(logits=5000, outputs=5000), Memory(logits=0)], ids=str)
-@pytest.mark.parametrize("objective", [Objective(), Objective(gradients=False)], ids=["replayed", "observed"])
-def test_small_budgets_change_no_score(memory: Memory, objective: Objective) -> None:
-    model, random = wrapped("qwen2"), Random(5)
-    wanted = [(question, Options(max_tokens=5 + n)) for n, (question, _) in enumerate(some(random, 6))]
-    singles = [model.generate(*item, objective=objective) for item in wanted]
-    for single in singles:
-        numbers(single.evidence, objective)
-    model.memory = memory
-    for one, single in zip(written(model, wanted, random, objective), singles, strict=True):
-        require_alike(one, single, objective)
-
-
-def test_all_answers_together_stay_within_the_budgets() -> None:
-    model = wrapped("qwen2")
-    model.memory = Memory(logits=20_000, outputs=20_000)
-    batch, held = model.running_batch(), list[list[int]]()
-    for number in range(8):
-        joined(model, batch, [(f"q{number}", Options(max_tokens=40))])
-        for _ in range(3):
-            batch.step()
-        captures = {id(capture): capture for row in batch.rows for capture, _ in row.passes}.values()
-        held.append([sum(kind) for kind in zip((0, 0), *(capture.held for capture in captures), strict=True)])
-    assert 10_000 < max(logits for logits, _ in held) <= 20_000
-    assert 10_000 < max(outputs for _, outputs in held) <= 20_000
-
-
-def test_prompts_that_are_known_are_read_from_where_they_differ() -> None:
-    model, whole = wrapped("qwen2"), shared("qwen2")
-    model.memory = Memory(prompts=1 << 26)
-    system = "Answer with a few words, and do not say more than you were asked. "
-    options = Options(max_tokens=4)
-    batch, rows = model.running_batch(), list[RunningAnswer]()
-    questions = [[Message("system", system), Message("user", text)] for text in ("What is tea?", "What is it?", "So?")]
-    for question in questions:
-        prompt = model.render(question)
-        rows += batch.join([BatchRequest(prompt, model.fitted(options, prompt)) for _ in range(2)])
-        finished(batch)
-    found = batch.generations(rows)
-    assert [generation.reused_tokens > len(system) for generation in found] == [False, False, True, True, True, True]
-    for number, one in enumerate(found):
-        single = whole.generate(questions[number // 2], options)
-        assert one.response_ids == single.response_ids
-        assert numbers(one.evidence, Objective()) == pytest.approx(numbers(single.evidence, Objective()), rel=1e-4)
-    # and what a batch has read serves a single request
-    assert model.generate(questions[0], options).reused_tokens > len(system)
-    assert model._scorer.current_replayer().prompts.bytes > 0

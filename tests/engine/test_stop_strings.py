@@ -21,12 +21,6 @@ def uncertainty(generation: Generation) -> float:
 
 
 @pytest.fixture(scope="module")
-def pocket() -> LanguageModel:
-    """The embedded model, whose tokens hold several characters."""
-    return LanguageModel.from_pretrained("pocket")
-
-
-@pytest.fixture(scope="module")
 def whole(pocket: LanguageModel) -> Generation:
     """The answer without a stop string."""
     return pocket.generate(QUESTION, GenerationOptions(max_tokens=24))

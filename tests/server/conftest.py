@@ -70,6 +70,21 @@ def make_served(language_model: LanguageModel) -> Iterator[Callable[..., ServedM
 
 
 @pytest.fixture
+def start(language_model: LanguageModel) -> Iterator[Callable[..., Scheduler]]:
+    """A scheduler of a model, by default the tiny random one; its thread ends with the test."""
+    made: list[Scheduler] = []
+
+    def make(model: LanguageModel | None = None) -> Scheduler:
+        made.append(Scheduler(model or language_model, HybridGrad()))
+        return made[-1]
+
+    yield make
+    for scheduler in made:
+        scheduler.close()
+        unwatched(scheduler)
+
+
+@pytest.fixture
 def serve(make_served: Callable[..., ServedModel]) -> Serve:
     """`async with serve(policy, mode=..., app={...}) as client`: an HTTP client of a server in this process."""
 
