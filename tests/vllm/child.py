@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from passes import passes_of
 
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
 from semgrad_guard.engine.generation.generation import BatchScoring, Generation
@@ -41,7 +42,7 @@ def found(folder: str, dtype: str) -> dict[str, object]:
     state = torch.random.get_rng_state()
     theirs, ours = served.generate_batch(QUESTIONS, LONG), own.generate_batch(QUESTIONS, LONG)
     again = served.generate_batch(QUESTIONS, LONG)
-    passes = passes_of(served)
+    passes = passes_of(served._scorer)
     scores = [answer.evidence.gradients().scores for answer in theirs]
     passes_of_scores = len(passes)
     after = served.generate_batch(QUESTIONS, LONG)
@@ -94,7 +95,7 @@ def found(folder: str, dtype: str) -> dict[str, object]:
 def observed(served: LanguageModel, own: LanguageModel) -> dict[str, object]:
     """What is read off vLLM's own passes, how many passes of ours that took, and what our engine alone observes."""
     answers = served.generate_batch([*QUESTIONS, QUESTIONS[0] * 3], GenerationOptions(max_tokens=9))
-    passes = passes_of(served)
+    passes = passes_of(served._scorer)
     found = [told_of(answer) for answer in answers]
     count = len(passes)
     theirs = own.generate_batch([*QUESTIONS, QUESTIONS[0] * 3], GenerationOptions(max_tokens=9))
@@ -118,15 +119,6 @@ def beyond(served: LanguageModel) -> list[object]:
         sides = [[answer.completion_tokens for answer in answers], len(captured.logits), len(captured.surveys)]
         found.append([sides, [told_of(answer) for answer in answers], [told_of(answer) for answer in whole]])
     return found
-
-
-def passes_of(served: LanguageModel) -> list[int]:
-    """Grows by one entry with each pass of the scoring model through its first layer."""
-    passes, served_tiers = list[int](), served._scorer.tiers()  # the self-check has passes of its own
-    assert served_tiers
-    layer: Any = served._scorer.current_replayer().layers[0]
-    layer.register_forward_pre_hook(lambda *_: passes.append(1))
-    return passes
 
 
 def scores_by(own: LanguageModel, answers: Sequence[Generation], objective: Objective | None = None) -> list[Any]:

@@ -11,6 +11,8 @@ from semgrad_guard.server.in_vllm.messages import OPEN
 from semgrad_guard.server.in_vllm.worker import ScoringWorker
 from semgrad_guard.vllm.shared_weights import shared
 
+from .passes import passes_of
+
 COUNTED = "TEST_COUNTED"
 
 
@@ -24,9 +26,7 @@ class CountingWorker(ScoringWorker):
         if scoring is not None:
             model: Any = scoring._model
             if name == OPEN.name:
-                model._scorer.tiers()  # the self-check has passes of its own
-                worker["counted"] = passes = list[int]()
-                model._scorer.current_replayer().layers[0].register_forward_pre_hook(lambda *_: passes.append(1))
+                worker["counted"] = passes_of(model._scorer)
             found = {
                 "passes": len(worker["counted"]),
                 "shared": shared(model._model, worker["model_runner"].model),

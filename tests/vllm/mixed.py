@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
+
+from passes import passes_of
 
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.generation.generation import BatchScoring, Evidence, Generation
@@ -67,10 +68,7 @@ class Mixed:
             BatchRequest(self.served.render(question), GenerationOptions(max_tokens=lengths.randint(1, 24)))
             for question in questions(count)
         ]
-        self.served._scorer.tiers()  # the self-check has passes of its own
-        layer: Any = self.served._scorer.current_replayer().layers[0]
-        self.passes = list[int]()
-        layer.register_forward_pre_hook(lambda *_: self.passes.append(1))
+        self.passes = passes_of(self.served._scorer)
 
     def run(self) -> Found:
         """All of them, in a batch that is never the same for long."""
