@@ -4,7 +4,7 @@
     ├── InputError                  a request cannot be answered
     │   ├── EmptyPromptError
     │   ├── EmptyResponseError
-    │   ├── ReasoningError          a text to score follows on reasoning
+    │   ├── ReasoningError          a text to score is reasoning, or its reasoning is not known
     │   ├── PromptTooLongError
     │   └── DataFileError           a line of a user's file is broken (the line is named)
     ├── ModelError
@@ -68,7 +68,7 @@ class EmptyResponseError(InputError):
 
 
 class ReasoningError(InputError):
-    """The response to score follows on reasoning, and such answers are not scored."""
+    """The response to score is reasoning, or follows on reasoning that is not known."""
 
 
 class PromptTooLongError(InputError):

@@ -212,9 +212,11 @@ class Verdict(BaseModel):
     and `max_probability` are the numbers of these estimators, which cost nothing in addition to any other.
     `deviation` is the largest relative error that the self-check found in the way these scores were computed. `cut`
     is where the scored answer was cut off: after so many tokens, or at this stop string; None where its model ended
-    it, or where that is not known. `reasoning` is the model's thought before the text, and not part of it: the answer
-    is then unscored. `prompt` is the digest of the prompt that it was given to (`digest_of` its text). `options` are
-    those of a request to another server, where it wrote the answer, and None where the scored model did.
+    it, or where that is not known. `reasoning` is the model's thought before the text, and not part of it: the
+    scores are those of the answer, given the thought. It has `reasoning_tokens`, whose entropies in nats have the mean
+    `reasoning_entropy` and the greatest `reasoning_peak`. `prompt` is the digest of the prompt that it was given to
+    (`digest_of` its text). `options` are those of a request to another server, where it wrote the answer, and None
+    where the scored model did.
     `decision_id` names the row of the decision log; there is one as soon as the row is safe.
 
     `schema_version` is 1 as long as every field keeps its name, type and meaning: a reader of version 1 must accept
@@ -262,6 +264,9 @@ class Verdict(BaseModel):
     reason: str | None = None
     draft: str | None = None
     reasoning: str | None = None
+    reasoning_tokens: int | None = None
+    reasoning_entropy: float | None = None
+    reasoning_peak: float | None = None
     drift: bool | None = None
     decision_id: str | None = None
     escalated: Verdict | None = None

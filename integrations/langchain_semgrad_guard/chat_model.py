@@ -229,8 +229,8 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
         if answer.tool_calls:
             raise InputError("an answer with tool calls from elsewhere cannot be scored: their text is not known")
         conversation = convert.to_conversation(self._convert_input(messages).to_messages())
-        reasoned = convert.reasoned(answer)
-        evidence = self.language_model.evidence(conversation, convert.message_text(answer), reasoned=reasoned)
+        reasoning = convert.reasoning(answer)
+        evidence = self.language_model.evidence(conversation, convert.message_text(answer), reasoning=reasoning)
         verdict = assess(
             self.language_model,
             self.estimator,

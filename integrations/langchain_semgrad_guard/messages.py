@@ -21,7 +21,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from langchain_core.utils.json_schema import dereference_refs
 
 from semgrad_guard import METADATA_KEY, Generation, Message, ToolCall, Verdict
-from semgrad_guard.adapters.messages import BLOCKS, new_id, short_id, tells_reasoning, verdict_of_record
+from semgrad_guard.adapters.messages import BLOCKS, new_id, reasoning_of, short_id, verdict_of_record
 from semgrad_guard.errors import InputError
 
 M = TypeVar("M", bound=AIMessage)
@@ -98,12 +98,15 @@ def stage_verdict(message: BaseMessage) -> Verdict | None:
     return None if record is None else verdict_of_record(record, message_text(message), whole=whole)
 
 
-def reasoned(message: AIMessage) -> bool:
-    """Whether a message shows that its text follows on reasoning: in a block, in a field, or in the tokens' count."""
-    blocks = message.content if isinstance(message.content, list) else []
-    return any(isinstance(block, dict) and block.get("type") in BLOCKS for block in blocks) or tells_reasoning(
-        message.additional_kwargs, message.response_metadata, message.usage_metadata
-    )
+def reasoning(message: AIMessage) -> str | None:
+    """The reasoning before a message's text, in a block or in a field; "" where only a sign of it is there, as in the
+    tokens' count, and None without one."""
+    content = message.content if isinstance(message.content, list) else []
+    blocks = [block for block in content if isinstance(block, dict) and block.get("type") in BLOCKS]
+    texts = [reasoning_of({"reasoning": block.get(str(block["type"]))}) for block in blocks]
+    if blocks:
+        return "".join(map(str, texts)) if all(texts) else ""
+    return reasoning_of(message.additional_kwargs, message.response_metadata, message.usage_metadata)
 
 
 def with_answer(message: M, verdict: Verdict) -> M:

@@ -75,6 +75,15 @@ _USAGE = (
 )
 
 
+def reasoning_of(*records: object) -> str | None:
+    """The text of the reasoning that a record holds; "" where only its existence is known, None without a sign."""
+    for record in (cast("Mapping[str, Any]", given) for given in records if isinstance(given, Mapping)):
+        texts = (record.get(name) for name in ("reasoning_content", "reasoning", "thinking"))
+        if text := next((text for text in texts if isinstance(text, str) and text), None):
+            return text
+    return "" if tells_reasoning(*records) else None
+
+
 def tells_reasoning(*records: object) -> bool:
     """Whether one of the records (a message's further fields, its metadata, its usage) holds reasoning."""
     for record in (cast("Mapping[str, Any]", given) for given in records if isinstance(given, Mapping)):

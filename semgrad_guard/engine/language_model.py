@@ -13,10 +13,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from semgrad_guard.engine.generation.generation import BatchScoring, Evidence, Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.generation.visible import Visible, answered
 from semgrad_guard.engine.models.checkpoint import load
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt, require_bounded, tokenize
-from semgrad_guard.engine.prompts.reasoning import taken_apart
+from semgrad_guard.engine.prompts.reasoning import Foreign
 from semgrad_guard.engine.prompts.semantic_token import TokenChoice
 from semgrad_guard.engine.prompts.tool_format import ToolAnswer
 from semgrad_guard.engine.scoring.gradients import GradientScores
@@ -218,13 +219,14 @@ class LanguageModel(WritingModel):
         *,
         template_options: Mapping[str, Any] | None = None,
         cut: bool = False,
-        reasoned: bool = False,
+        reasoning: str | None = None,
     ) -> Evidence:
         """Evidence about an answer that came from anywhere: another server, an edit, a cache.
 
-        The text is tokenised as a continuation of the rendered prompt, without an end token. A text that holds its
-        reasoning by the template's marks is taken apart; with `reasoned` its author wrote some that it does not
-        hold. Either way the answer has no score, for the reason in `why_empty`. With `cut` a limit ended the text.
+        The text is tokenised as a continuation of the rendered prompt, without an end token. Where it holds its
+        reasoning by the template's marks, the answer behind it is scored given the reasoning. `reasoning` is that of an
+        author who gives it separately, "" where it is not known: then the answer has no score, for the reason in
+        `why_empty`. With `cut` a limit ended the text.
 
         Raises:
             EmptyResponseError: the text holds nothing but white space.
@@ -232,7 +234,8 @@ class LanguageModel(WritingModel):
         """
         prompt = self.render(conversation, **(template_options or {}))
         require_bounded(text, self.context_window, name="response")
-        encoded: Any = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        foreign = Foreign.of(text, prompt.thinking, cut=cut, thought=reasoning)
+        encoded = self._decoder.encode(text if foreign.written is None else foreign.written)
         if not text.strip() or not encoded:
             raise EmptyResponseError("the response is empty; there is nothing to score")
         window = self.context_window
@@ -240,14 +243,18 @@ class LanguageModel(WritingModel):
             raise PromptTooLongError(
                 f"prompt ({len(prompt.ids)} tokens) and response ({len(encoded)}) exceed the context window of {window}"
             )
-        text, reasoning = taken_apart(text, prompt.thinking, cut=cut, reasoned=reasoned)
+        if foreign.written is None:
+            found = Visible(foreign.answer, (), reasoning=foreign.reasoning)
+        else:
+            found = answered(encoded, (), self._decoder, prompt.thinking, cut=cut)
         scoring = BatchScoring(
             self._scorer,
             [prompt],
-            [() if reasoning else encoded],
-            texts=[text],
+            [found.scored_ids],
+            texts=[foreign.answer],
             sampler=self._decoder.sampler,
-            reasoning=[reasoning],
+            reasoning=[found.reasoning],
+            preceding=[found.preceding],
         )
         return replace(scoring.evidence[0], cut=len(encoded) if cut else None)
 
@@ -277,11 +284,17 @@ class LanguageModel(WritingModel):
         With `by="sentence"` or `by="clause"`, the text's segments with scores of their own (see `Segment`).
         """
         evidence = self.evidence(conversation, text)
-        if evidence.reasoning is not None:
+        if evidence.reasoning is not None and not evidence.response_ids:
             raise ReasoningError(f"the text cannot be scored: {evidence.why_empty}")
         if by is not None:
-            encoded = tokenize(self.tokenizer, text, add_special_tokens=False)
-            return score_segments(self._scorer, evidence.prompt, encoded, by=by, objective=objective or Objective())
+            return score_segments(
+                self._scorer,
+                evidence.prompt,
+                tokenize(self.tokenizer, evidence.text, add_special_tokens=False),
+                by=by,
+                objective=objective or Objective(),
+                before=evidence.preceding_ids,
+            )
         timed = evidence.gradients(objective)
         if timed is None:
             raise EmptyResponseError("the response is empty; there is nothing to score")

@@ -67,7 +67,8 @@ class MutualInformation(AskingEstimator):
         prompts = [sampler.render(_PROMPT.format(question=question, answer=texts[i])) for i in heads]
         if not all(sampler.fits(prompt, max(map(len, answers))) for prompt in prompts):
             raise ScoringError("the question with a first answer in it does not fit the context window")
-        second = sampler.read(prompts, [answers] * len(prompts))
+        before = [[sampler.unthought(prompt)] * len(answers) for prompt in prompts]
+        second = sampler.read(prompts, [answers] * len(prompts), before=before)
         return mutual_information(
             cluster_of,
             np.array([math.fsum(sample.log_probs) for sample in samples.values()]),

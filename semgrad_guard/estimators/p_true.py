@@ -56,7 +56,8 @@ class PTrue(AskingEstimator):
         lead = ["" if prompt.text[-1:].isspace() else " " for prompt in prompts]
         forms = [[sampler.encode(before + form) for form in (*_TRUE, *_FALSE)] for before in lead]
         fitting = [i for i, prompt in enumerate(prompts) if sampler.fits(prompt, max(map(len, forms[i])))]
-        readings = sampler.read([prompts[i] for i in fitting], [forms[i] for i in fitting])
+        before = [[sampler.unthought(prompts[i])] * len(forms[i]) for i in fitting]
+        readings = sampler.read([prompts[i] for i in fitting], [forms[i] for i in fitting], before=before)
         by_answer: dict[int, tuple[list[float], list[float]]] = {}
         for i, row in zip(fitting, readings, strict=True):
             likelihoods = [math.fsum(reading.log_probs) for reading in row]

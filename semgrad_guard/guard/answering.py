@@ -177,18 +177,18 @@ class Answerer:
         *,
         template_options: TemplateOptions | None = None,
         cut: bool = False,
-        reasoned: bool = False,
+        reasoning: str | None = None,
     ) -> Draft[None]:
         """A text from elsewhere as this model's answer to a conversation; or unscored, with the reason.
 
-        `cut`: a limit stopped its author; `reasoned`: its author reasoned before it. Reasoning between the template's
-        marks goes from `verdict.text` into `verdict.reasoning`.
+        `cut`: a limit stopped its author; `reasoning`: its author's, "" where that is not known. Reasoning between the
+        template's marks goes from `verdict.text` into `verdict.reasoning`.
         """
         try:
             if template_options and template_options.get("tools"):
                 _ = self.model.tool_format  # a template without tools would leave them out in silence
             evidence = self.model.evidence(
-                conversation, text, template_options=template_options, cut=cut, reasoned=reasoned
+                conversation, text, template_options=template_options, cut=cut, reasoning=reasoning
             )
         except (InputError, UnsupportedToolsError) as error:
             return Draft(self.unscored(text, str(error), template_options), None)
@@ -286,7 +286,8 @@ def assess(
     """
     recorder, options = current_recorder(), options or GenerationOptions()
     with model.turn:  # the score and the identity with it are of one state of the model
-        # The others come first: a score with gradients frees the states that they are read off.
+        # A score with gradients frees the states that the others and the thought are read off.
+        thought = _thought(evidence)
         others = {
             other.name: (_score(other, evidence), scoring_settings(model, other, options, served=served))
             for other in (() if recorder is None else recorder.estimators)
@@ -312,8 +313,8 @@ def assess(
         semantic_token=token.offset,
         semantic_token_source=token.source,
         cut=evidence.cut,
-        reasoning=None if evidence.reasoning is None else evidence.reasoning.text or None,
         reason=score.reason,
+        **thought,
         **(score.details or {}),
     )
     if recorder is not None:
@@ -329,6 +330,24 @@ def assess(
             },
         )
     return verdict
+
+
+def _thought(evidence: Evidence) -> dict[str, Any]:
+    """A verdict's fields about the thought before its answer."""
+    if evidence.reasoning is None or not evidence.reasoning.text:
+        return {}
+    try:
+        seen = evidence.thought()
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        give_back_memory()
+        seen = None
+    begin, end = evidence.reasoning.span
+    fields: dict[str, Any] = {"reasoning": evidence.reasoning.text, "reasoning_tokens": end - begin or None}
+    if seen is not None and seen.entropies:
+        fields |= {"reasoning_entropy": seen.mean_entropy, "reasoning_peak": max(seen.entropies)}
+    return fields
 
 
 def _score(estimator: Estimator, evidence: Evidence) -> Score:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictStr, ValidationError
 
 from semgrad_guard.adapters.answer_form import AnswerForm
-from semgrad_guard.adapters.messages import tells_reasoning
+from semgrad_guard.adapters.messages import reasoning_of
 from semgrad_guard.decision_log.entries import Facts
 from semgrad_guard.errors import InputError, LowConfidenceError
 from semgrad_guard.guard import Draft, Outcome, arun
@@ -170,7 +170,7 @@ async def _drafts(
             text=text,
             conversation=conversation.messages,
             form=conversation.form,
-            reasoned=tells_reasoning(request.model_extra),
+            reasoning=reasoning_of(request.model_extra),
             reason=conversation.reason,
         )
         scored = await scheduler.judged(foreign)

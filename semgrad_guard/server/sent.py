@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
-from semgrad_guard.adapters.messages import tells_reasoning
+from semgrad_guard.adapters.messages import reasoning_of, tells_reasoning
 from semgrad_guard.errors import UpstreamError
 from semgrad_guard.records import ToolCall
 from semgrad_guard.server.answers import Answer
@@ -62,8 +62,7 @@ class SentMessage(Sent):
     @property
     def thought(self) -> str | None:
         """Its reasoning; "" where only its existence is known, None where there is no sign of it."""
-        texts = (text for text in (self.reasoning_content, self.reasoning, self.thinking) if isinstance(text, str))
-        return next(filter(None, texts), None) or ("" if tells_reasoning(dict(self)) else None)
+        return reasoning_of(dict(self))
 
 
 class SentLogprobs(Sent):

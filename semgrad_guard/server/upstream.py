@@ -73,7 +73,7 @@ class Upstream:
             conversation=request.read.conversation,
             form=request.read.form,
             cut=answer.finish_reason == "length",
-            reasoned=answer.reasoning is not None,
+            reasoning=answer.reasoning,
             reason=reason,
         )
         scored = await self.scheduler.judged(foreign)

@@ -50,14 +50,14 @@ class AnswerRequest:
 class ForeignText:
     """A text that the model did not write, as the answer to a conversation. With a `reason` it cannot be scored.
 
-    `cut` and `reasoned` are true where the text was cut off, and where it was written after reasoning.
+    `cut` is true where the text was cut off. `reasoning` is that of its author, "" where it is not known.
     """
 
     text: str
     conversation: tuple[Message, ...] = ()
     form: AnswerForm = field(default_factory=AnswerForm)
     cut: bool = False
-    reasoned: bool = False
+    reasoning: str | None = None
     reason: str | None = None
 
 
@@ -154,7 +154,7 @@ class Writer:
         if text.reason is not None:
             return Draft(answerer.unscored(text.text, text.reason, options), None)
         return answerer.scored(
-            text.conversation, text.text, template_options=options, cut=text.cut, reasoned=text.reasoned
+            text.conversation, text.text, template_options=options, cut=text.cut, reasoning=text.reasoning
         )
 
     def segments(self, text: ForeignText, by: By) -> list[tuple[Segment, float | None]]:

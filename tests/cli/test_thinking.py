@@ -35,8 +35,7 @@ def calibrated(run: Run, thinker: Path, questions: Path, output: Path, *options:
 
 def test_thoughts_are_neither_graded_nor_promised(run: Run, thinker: Path, questions: Path, tmp_path: Path) -> None:
     result = calibrated(run, thinker, questions, tmp_path / "calibration.json")
-    assert "The promise holds" not in result.output
-    assert "enable_thinking=false" in flat(result.output)
+    assert "2 of 4 answers wrong" in flat(result.output)
     assert "It is" not in result.output
 
 
@@ -55,12 +54,15 @@ def test_thinking_is_turned_off_and_the_calibration_is_bound_to_that(
 @pytest.mark.filterwarnings("error:No artists")
 def test_a_thought_is_no_part_of_an_answer(run: Run, thinker: Path, questions: Path, tmp_path: Path) -> None:
     question = next(iter(QUESTIONS))
-    answer = json.loads(run("ask", question, "--model", thinker, "--on-unscored", "answer", "--json").stdout)
-    assert (answer["text"], answer["status"]) == (ANSWERS[question], "unscored")
+    answer = json.loads(run("ask", question, "--model", thinker, "--threshold", 9, "--json").stdout)
+    assert (answer["text"], answer["status"]) == (ANSWERS[question], "scored")
     assert answer["reasoning"] == THOUGHTS[question]
     result = run("score", "--model", thinker, "--question", question, "--response", written(question), "--json")
-    assert json.loads(result.stdout)["status"] == "unscored"
+    scored = json.loads(result.stdout)
+    assert scored["uncertainty"] == pytest.approx(answer["uncertainty"], rel=1e-3)
     evaluated = run(
         "evaluate", "--model", thinker, "--data", questions, "--output", tmp_path / "run", "--methods", "mean_entropy"
     )
-    assert "enable_thinking=false" in flat(evaluated.output)
+    assert "cut off within its reasoning" not in flat(evaluated.output)
+    cut = json.loads(run("ask", question, "--model", thinker, "--max-tokens", 6, "--threshold", 9, "--json").stdout)
+    assert (cut["status"], cut["action"]) == ("unscored", "abstain")

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.generation.visible import CertainText, Visible, answered
 from semgrad_guard.engine.prompts.prompt import Prompt, render
-from semgrad_guard.engine.prompts.reasoning import Thinking, taken_apart
+from semgrad_guard.engine.prompts.reasoning import Foreign, Thinking
 
 from .chat_templates import with_template
 
@@ -66,6 +66,13 @@ FAMILIES = {
 }
 
 THOUGHT = "It is Rome."
+
+
+def family_of_tokens(name: str) -> bool:
+    """Whether the tokenizer knows the family's marks as tokens, so that no other token holds a part of one."""
+    return bool(FAMILIES[name].seen or FAMILIES[name].control)
+
+
 CASES: tuple[tuple[str, str, str, str | None, bool], ...] = (
     # family, what was written, the answer, the thought (None: no reasoning), whether a limit ended it
     ("qwen3", f"<think>\n{THOUGHT}\n</think>\n\nMilan", "Milan", THOUGHT, False),
@@ -75,9 +82,12 @@ CASES: tuple[tuple[str, str, str, str | None, bool], ...] = (
     ("qwen3", "<think>\n\n</think>\n\n<think>a</think>Milan", "Milan", "a", False),
     ("qwen3", f"{THOUGHT}\n</think>\n\nMilan", "Milan", THOUGHT, False),
     ("qwen3", "Milan", "Milan", None, True),
-    ("qwen3", "Write <think> and </think> around it", "Write <think> and </think> around it", None, False),
+    ("qwen3", "Write <think> and </think> around it", "Write <think> and </think> around it", "", False),
+    ("qwen3", "<think>a</think>Milan<think>b</think>Rome", "Milan<think>b</think>Rome", "a", False),
+    ("qwen3", "<think>a</think>", "", "a", False),
+    ("qwen3", "<think>a", "", "a", False),
     ("qwen3", f"<think>{THOUGHT}</think>Write </think> behind", "Write </think> behind", THOUGHT, False),
-    ("qwen3 off", " Milan </think> Rome", " Milan </think> Rome", None, False),
+    ("qwen3 off", " Milan </think> Rome", " Milan </think> Rome", "", False),
     ("qwen3 off", f"<think>{THOUGHT}</think>Milan", "Milan", THOUGHT, False),
     ("r1", f"{THOUGHT}\n</think>\n\nMilan", "Milan", THOUGHT, False),
     ("r1", "It is", "", "It is", True),
@@ -160,13 +170,15 @@ def test_an_answer_begins_behind_its_reasoning(
     found, ids, codec = read(name, text, cut=cut)
     assert found.text == answer
     assert (None if found.reasoning is None else found.reasoning.text) == thought
-    if found.reasoning is None:
-        assert found.scored_ids == tuple(ids[: len(found.ids)]), "scored as today"
-    else:
-        assert found.scored_ids == ()
-        assert found.reasoning.finished == bool(answer)
-        assert codec.decode(found.ids).strip() == answer.strip()
-        assert not answer or tuple(ids)[: len(found.reasoning.ids) + len(found.ids)] == found.reasoning.ids + found.ids
+    assert tuple(ids)[: len(found.preceding) + len(found.ids)] == found.preceding + found.ids
+    assert codec.decode(found.ids).strip() == answer.strip()
+    if found.reasoning is not None:
+        assert found.reasoning.finished == (bool(answer) or text.endswith("</think>"))
+        begin, end = found.reasoning.span
+        if thought and "\n\n" not in thought and family_of_tokens(name):
+            assert codec.decode(found.preceding[begin:end]).strip() == thought
+    has_mark = any(mark in answer for mark in (*THINK,)) and name != "plain"
+    assert found.scored_ids == (() if has_mark else found.ids), "an answer with a mark in it is not scored"
 
 
 @pytest.mark.parametrize(("name", "text", "answer", "thought", "cut"), CASES)
@@ -247,22 +259,47 @@ def test_a_response_template_names_the_marks() -> None:
 
 def test_a_text_from_elsewhere_is_taken_apart() -> None:
     qwen, opened, channels = (rendered(name)[0].thinking for name in ("qwen3", "r1", "gpt-oss"))
-    for thinking, text, reasoned, found in (
-        (qwen, "<think>a</think>\n\nMilan", False, ("Milan", "a")),
-        (qwen, "Milan", False, ("Milan", None)),
-        (qwen, "Milan", True, ("Milan", "")),
-        (opened, "a</think>\n\nMilan", False, ("Milan", "a")),
-        (opened, "Milan", False, ("Milan", "")),
-        (opened, "<think>a</think>Milan", False, ("Milan", "a")),
-        (None, "Milan", True, ("Milan", "")),
-        (None, "<think>Milan", False, ("<think>Milan", None)),
-        (None, "<think>a</think>Milan", False, ("Milan", "a")),
-        (None, "<thinking>a</thinking>Milan", False, ("Milan", "a")),
-        (None, "<|begin_of_thought|>a<|end_of_thought|>Milan", False, ("Milan", "a")),
-        (None, "Write <think>a</think>", False, ("Write <think>a</think>", None)),
-        (channels, "analysisThe user asks.assistantfinalMilan", False, ("Milan", "The user asks.")),
-        (channels, "analysisThe user", False, ("", "The user")),
-        (channels, "analysis of Milan", False, ("analysis of Milan", None)),
+    closed = rendered("qwen3 off")[0].thinking
+    qwen_text, channel = "<think>\na\n</think>\n\nMilan", "<|channel|>analysis<|message|>"
+    final = "<|end|><|start|>assistant<|channel|>final<|message|>"
+    for thinking, text, thought, found in (
+        # what the scorer knows, the text, the reasoning apart from it; the answer, its thought, and both as it writes
+        (qwen, "<think>a</think>\n\nMilan", None, ("Milan", "a", "<think>a</think>\n\nMilan")),
+        (qwen, "Milan", None, ("Milan", None, "Milan")),
+        (qwen, "Milan", "", ("Milan", "", None)),
+        (qwen, "Milan", "a", ("Milan", "a", qwen_text)),
+        (closed, "Milan", "a", ("Milan", "a", None)),
+        (opened, "a</think>\n\nMilan", None, ("Milan", "a", "a</think>\n\nMilan")),
+        (opened, "Milan", None, ("Milan", "", None)),
+        (opened, "Milan", "a", ("Milan", "a", "a\n</think>\n\nMilan")),
+        (opened, "<think>a</think>Milan", None, ("Milan", "a", "<think>a</think>Milan")),
+        (None, "Milan", "", ("Milan", "", None)),
+        (None, "Milan", "a", ("Milan", "a", None)),
+        (None, "<think>Milan", None, ("<think>Milan", None, "<think>Milan")),
+        (None, "<think>a</think>Milan", None, ("Milan", "a", None)),
+        (None, "<thinking>a</thinking>Milan", None, ("Milan", "a", None)),
+        (None, "<|begin_of_thought|>a<|end_of_thought|>Milan", None, ("Milan", "a", None)),
+        (None, "Write <think>a</think>", None, ("Write <think>a</think>", None, "Write <think>a</think>")),
+        (channels, "analysisThe user asks.assistantfinalMilan", None, ("Milan", "The user asks.")),
+        (channels, "Milan", "a", ("Milan", "a", f"{channel}a{final}Milan")),
+        (channels, "analysisThe user", None, ("", "The user", None)),
+        (channels, "analysis of Milan", None, ("analysis of Milan", None, "analysis of Milan")),
     ):
-        answer, reasoning = taken_apart(text, thinking, cut=False, reasoned=reasoned)
-        assert (answer, None if reasoning is None else reasoning.text) == found
+        read_text = Foreign.of(text, thinking, thought=thought)
+        reasoning = read_text.reasoning
+        known = read_text.answer, None if reasoning is None else reasoning.text, read_text.written
+        assert known[: len(found)] == found
+        assert (read_text.written is None) == bool(reasoning and reasoning.why_unscored)
+
+
+def test_a_mark_spelled_in_other_tokens_is_text() -> None:
+    """A model that quotes a mark may write other tokens than the mark's own."""
+    prompt, codec = rendered("qwen3")
+    spelled = [token for letter in "</think>" for token in codec.encode(letter)]
+    ids = [*codec.encode("<think>I close by "), *spelled, *codec.encode(" then.</think>\n\nMilan "), *spelled]
+    assert codec.decode(ids).count("</think>") == 3
+    found = answered(ids, (), codec, prompt.thinking)
+    assert (found.text, found.reasoning and found.reasoning.text) == ("Milan </think>", "I close by </think> then.")
+    assert codec.decode(found.scored_ids) == "Milan </think>"
+    certain = CertainText(codec.decode, GenerationOptions(), prompt.thinking)
+    assert "".join([*map(certain.add, ids), certain.rest(found.text)]) == found.text

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
 from semgrad_guard.engine.generation.decoding import Written
 from semgrad_guard.engine.generation.running_batch import BatchRequest
 from semgrad_guard.errors import InputError
-from semgrad_guard.estimators import Estimator, MeanEntropy, SelfConsistency, SemanticEntropy
+from semgrad_guard.estimators import MeanEntropy, Sampling, SelfConsistency, SemanticEntropy
 from semgrad_guard.guard import Answerer
+from semgrad_guard.settings import Mode
 from tests.engine.chat_templates import template
 from tests.thinking import ANSWERS, THOUGHTS, UNTHOUGHT, thinking_model, written
 
@@ -30,31 +33,40 @@ def test_a_generation_knows_its_reasoning_and_its_answer(model: LanguageModel) -
         assert (generation.text, reasoning.text) == (ANSWERS[question], THOUGHTS[question])
         whole = model.tokenizer.decode([*reasoning.ids, *generation.response_ids])
         assert whole == written(question)
-        assert generation.evidence.gradients() is None
-        assert generation.evidence.observed() is None
+        assert generation.preceding_ids == reasoning.ids
 
 
 @pytest.mark.parametrize("estimator", [HybridGrad(), MeanEntropy()])
-@pytest.mark.parametrize("max_tokens", [64, 6], ids=["whole", "cut in mid-thought"])
-def test_an_answer_behind_a_thought_is_unscored(
-    model: LanguageModel, estimator: HybridGrad | MeanEntropy, max_tokens: int
-) -> None:
-    guard = Guard(model, ALL, estimator=estimator, options=GenerationOptions(max_tokens=max_tokens))
-    for question, verdict in zip(QUESTIONS, guard.batch(QUESTIONS), strict=True):
+def test_an_answer_cut_in_mid_thought_is_unscored(model: LanguageModel, estimator: HybridGrad | MeanEntropy) -> None:
+    guard = Guard(model, ALL, estimator=estimator, options=GenerationOptions(max_tokens=6))
+    for verdict in guard.batch(QUESTIONS):
         assert (verdict.status, verdict.action, verdict.promised) == ("unscored", "abstain", False)
-        assert verdict.draft == (ANSWERS[question] if max_tokens == 64 else None)
-        assert verdict.reasoning is None, "a thought names the answer: it is withheld with the draft"
-        assert "enable_thinking" in (verdict.reason or "")
-        assert ("cut off within its reasoning" in (verdict.reason or "")) == (max_tokens == 6)
+        assert (verdict.draft, verdict.reasoning) == (None, None)
+        assert "cut off within its reasoning" in (verdict.reason or "")
 
 
-@pytest.mark.parametrize("policy", [ALL, Policy(threshold=1e9, on_unscored="answer")], ids=["observe", "answer"])
-def test_a_delivered_answer_is_the_text_behind_the_thought(model: LanguageModel, policy: Policy) -> None:
-    guard = Guard(model, policy, estimator=HybridGrad(), mode="observe" if policy is ALL else "enforce")
+@pytest.mark.parametrize("estimator", [HybridGrad(), MeanEntropy()])
+def test_a_verdict_knows_the_thought_by_its_text_length_and_entropies(
+    model: LanguageModel, estimator: HybridGrad | MeanEntropy
+) -> None:
+    guard = Guard(model, ALL, estimator=estimator, options=GenerationOptions(max_tokens=64))
+    for question, verdict in zip(QUESTIONS, guard.batch(QUESTIONS), strict=True):
+        assert (verdict.status, verdict.text, verdict.reasoning) == ("scored", ANSWERS[question], THOUGHTS[question])
+        assert verdict.scored_tokens == len(model.tokenizer(ANSWERS[question])["input_ids"])
+        assert (verdict.reasoning_tokens or 0) >= len(model.tokenizer(THOUGHTS[question])["input_ids"])
+        assert 0 < (verdict.reasoning_entropy or 0) <= (verdict.reasoning_peak or 0)
+        assert "It is" not in str(verdict.metadata())
+    held = Guard(model, Policy(threshold=-1.0), estimator=estimator)(QUESTIONS[0])
+    assert held.action == "abstain"
+    assert held.reasoning is None, "a thought names the answer: it is withheld with the draft"
+
+
+@pytest.mark.parametrize("mode", ["observe", "enforce"])
+def test_a_delivered_answer_is_the_text_behind_the_thought(model: LanguageModel, mode: Mode) -> None:
+    guard = Guard(model, ALL, estimator=HybridGrad(), mode=mode)
     verdict = guard(QUESTIONS[0])
     assert (verdict.text, verdict.reasoning) == (ANSWERS[QUESTIONS[0]], THOUGHTS[QUESTIONS[0]])
     assert not verdict.promised
-    assert "It is" not in str(verdict.metadata())
     pieces = list(stream := guard.stream(QUESTIONS[0]))
     assert "".join(pieces) == stream.verdict.text == ANSWERS[QUESTIONS[0]]
 
@@ -80,7 +92,6 @@ def test_a_running_batch_keeps_the_rule(model: LanguageModel) -> None:
         batch.step()
     (generation,) = batch.generations(rows)
     assert (generation.text, "".join(pieces)) == (ANSWERS[QUESTIONS[0]], ANSWERS[QUESTIONS[0]])
-    assert generation.evidence.gradients() is None
 
 
 def test_a_call_in_a_thought_is_no_call(model: LanguageModel) -> None:
@@ -101,20 +112,39 @@ def test_a_stop_string_within_a_thought_is_named(model: LanguageModel) -> None:
     assert "'.'" in generation.evidence.why_empty
 
 
-@pytest.mark.parametrize("estimator", [SelfConsistency(), SemanticEntropy()])
-def test_samples_that_reason_are_compared_with_no_answer(model: LanguageModel, estimator: Estimator) -> None:
-    score = estimator(model.evidence(QUESTIONS[0], ANSWERS[QUESTIONS[0]]))
-    assert score.uncertainty is None
-    assert "reasoning" in (score.reason or "")
+@pytest.mark.parametrize("make", [SelfConsistency, SemanticEntropy])
+def test_samples_are_compared_by_their_answers(model: LanguageModel, make: Any) -> None:
+    evidence = model.generate(QUESTIONS[0]).evidence
+    score = make(plan=Sampling(3, temperature=0.01, max_tokens=64))(evidence)
+    assert score.uncertainty == pytest.approx(0, abs=1e-3)
+    (sample, *_) = evidence.samples(Sampling(3, temperature=0.01, max_tokens=64))
+    assert (sample.text, sample.ids, sample.preceding) == (
+        ANSWERS[QUESTIONS[0]],
+        evidence.response_ids,
+        evidence.preceding_ids,
+    )
+    cut = make(plan=Sampling(3, temperature=0.01, max_tokens=6))(evidence)
+    assert cut.uncertainty is None
+    assert "cut off within its reasoning" in (cut.reason or "")
 
 
 def test_a_text_from_elsewhere_is_read_by_the_same_rule(model: LanguageModel) -> None:
     question, answerer = QUESTIONS[0], Answerer(model, HybridGrad(), served=True)
     raw = answerer.scored(question, written(question)).verdict
-    assert (raw.status, raw.text, raw.reasoning) == ("unscored", ANSWERS[question], THOUGHTS[question])
-    verdict = answerer.scored(question, ANSWERS[question], reasoned=True).verdict
-    assert (verdict.status, verdict.text) == ("unscored", ANSWERS[question])
-    assert answerer.scored(question, ANSWERS[question]).verdict.status == "scored"
+    apart = answerer.scored(question, ANSWERS[question], reasoning=THOUGHTS[question]).verdict
+    bare, own = answerer.scored(question, ANSWERS[question]).verdict, model.generate(question)
+    for verdict in (raw, apart):
+        assert (verdict.status, verdict.text, verdict.reasoning) == ("scored", ANSWERS[question], THOUGHTS[question])
+        assert verdict.uncertainty == pytest.approx(HybridGrad()(own.evidence).uncertainty, rel=1e-3)
+    assert bare.status == "scored"
+    assert bare.uncertainty != pytest.approx(raw.uncertainty, rel=0.1)
+    unknown = answerer.scored(question, ANSWERS[question], reasoning="").verdict
+    assert (unknown.status, unknown.text) == ("unscored", ANSWERS[question])
+    (sentence,) = model.score(question, written(question), by="sentence")
+    whole = model.score(question, written(question))
+    assert sentence.text == ANSWERS[question]
+    assert sentence.scores is not None
+    assert sentence.scores.hybridgrad == pytest.approx(whole.hybridgrad, rel=1e-4)
     for by in (None, "sentence"):
         with pytest.raises(InputError, match="reasoning"):
-            model.score(question, written(question), by=by)  # type: ignore[call-overload]
+            model.score(question, "<think>\nIt is", by=by)  # type: ignore[call-overload]

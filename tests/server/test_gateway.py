@@ -139,21 +139,27 @@ async def test_what_has_no_score_is_the_operators_to_decide(serve: Serve, first:
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "known"),
     [
-        *({"reasoning_content": "It is Paris."}, {"thinking_blocks": [{"thinking": "It is Paris."}]}),
-        {"texts": [written(next(iter(ANSWERS)))]},
+        ({"reasoning_content": "It is Paris."}, True),
+        ({"thinking_blocks": [{"thinking": "It is Paris."}]}, False),
+        ({"texts": [written(next(iter(ANSWERS)))]}, True),
     ],
     ids=["told", "blocks", "raw"],
 )
-async def test_an_answer_behind_reasoning_has_no_score(serve: Serve, fields: dict[str, Any]) -> None:
-    for policy, action in ((ALL, "BLOCKED"), (Policy(threshold=1e9, on_unscored="answer"), "NONE")):
+async def test_an_answer_is_scored_given_its_reasoning(serve: Serve, fields: dict[str, Any], known: bool) -> None:
+    withheld = Policy(threshold=-1.0) if known else ALL
+    for policy, action in ((withheld, "BLOCKED"), (Policy(threshold=1e9, on_unscored="answer"), "NONE")):
         async with serve(policy, model=thinking_model()) as client:
             await client.post(PATH, json=before())
             found = (await client.post(PATH, json={**after(), **fields})).json()
         (record,) = found["semgrad_guard"]
-        assert (found["action"], record["status"]) == (action, "unscored")
-        assert ("reasoning" in record["reason"]) is (action == "NONE")  # of a withheld answer nothing is revealed
+        assert found["action"] == action
+        if action == "NONE":  # of a withheld answer nothing is revealed
+            assert (record["status"], "reasoning" in (record["reason"] or "")) == (
+                "scored" if known else "unscored",
+                not known,
+            )
 
 
 async def test_two_conversations_under_one_id_judge_nothing(serve: Serve) -> None:

@@ -319,7 +319,7 @@ def test_reasoning_is_told_apart_where_vllm_writes() -> None:
     found: Any = SCORE.read(scoring.answered(SCORE.name, sent))
     [[draft]] = found
     assert (draft.verdict.status, draft.verdict.text, draft.verdict.reasoning) == (
-        "unscored",
+        "scored",
         ANSWERS[question],
         THOUGHTS[question],
     )

@@ -20,6 +20,7 @@ CHAT = "/v1/chat/completions"
 QUESTION = next(iter(ANSWERS))
 ANSWER, THOUGHT = ANSWERS[QUESTION], THOUGHTS[QUESTION]
 OPTIONS = GenerationOptions(max_tokens=64)
+NONE = Policy(threshold=-1.0)
 
 
 def delivered(response: httpx.Response, *, stream: bool) -> tuple[str, str, dict[str, Any]]:
@@ -34,13 +35,12 @@ def delivered(response: httpx.Response, *, stream: bool) -> tuple[str, str, dict
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("mode", ["enforce", "annotate"])
 async def test_reasoning_is_delivered_apart_and_withheld_with_the_answer(serve: Serve, mode: str, stream: bool) -> None:
-    async with serve(ALL, mode=mode, model=thinking_model(), options=OPTIONS) as client:
+    async with serve(NONE, mode=mode, model=thinking_model(), options=OPTIONS) as client:
         response = await client.post(CHAT, json=asking(QUESTION, stream=stream, logprobs=True))
     content, thought, record = delivered(response, stream=stream)
-    assert (record["status"], record["promised"]) == ("unscored", False)
-    assert ("enable_thinking" in record["reason"]) is (mode == "annotate")
+    assert not record["promised"]
     if mode == "annotate":
-        assert (content, thought) == (ANSWER, THOUGHT)
+        assert (content, thought, record["status"]) == (ANSWER, THOUGHT, "scored")
     else:
         assert content == "I don't know."
         assert THOUGHT not in response.text
@@ -94,7 +94,7 @@ async def scorer() -> AsyncIterator[Scheduler]:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("form", FORMS)
-async def test_an_answer_behind_the_reasoning_of_an_upstream_is_unscored(
+async def test_an_answer_of_an_upstream_is_scored_given_its_reasoning(
     serve: Serve, scorer: Scheduler, form: str, stream: bool
 ) -> None:
     fields, usage, reasoning = FORMS[form]
@@ -103,8 +103,8 @@ async def test_an_answer_behind_the_reasoning_of_an_upstream_is_unscored(
         async with serve(policy, mode=mode, upstream=upstream, scheduler=scorer) as client:
             response = await client.post(CHAT, json=asking(QUESTION, stream=stream))
         content, thought, record = delivered(response, stream=stream)
-        assert record["status"] == ("scored" if form == "none" else "unscored")
-        if form == "none" or mode == "annotate" or policy is not ALL:
+        assert record["status"] == ("scored" if form == "none" or reasoning else "unscored")
+        if form == "none" or reasoning or mode == "annotate" or policy is not ALL:
             assert (content, thought) == (ANSWER, reasoning)
         else:
             assert content == "I don't know."

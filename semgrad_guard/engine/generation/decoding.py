@@ -131,6 +131,7 @@ class Decoder:
             sampler=self.sampler,
             stop=stop,
             reasoning=[answer.reasoning for answer in answers],
+            preceding=[answer.preceding for answer in answers],
         )
         return [
             Generation(
@@ -144,6 +145,7 @@ class Decoder:
                 scoring=scoring,
                 row=row,
                 reasoning=answer.reasoning,
+                preceding_ids=answer.preceding,
             )
             for row, (tokens, answer) in enumerate(zip(written, answers, strict=True))
         ]

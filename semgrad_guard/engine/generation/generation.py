@@ -17,7 +17,7 @@ from semgrad_guard.engine.generation.sampling import ModelSampler
 from semgrad_guard.engine.interruption import add_cost, with_cost
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.prompts.reasoning import Reasoning, why_unscored
+from semgrad_guard.engine.prompts.reasoning import Reasoning
 from semgrad_guard.engine.replay.batch import TokenBatch
 from semgrad_guard.engine.replay.captured_states import CapturedStates
 from semgrad_guard.engine.scoring.attention_reading import AttentionReading
@@ -34,9 +34,9 @@ class Generation:
 
     `text` is the visible text: up to, and without, the end token or a stop string. `response_ids` are the tokens
     that carry it and exactly the tokens that are scored: the end token and tokens beyond a stop string do not
-    count. `reasoning` is the model's thought before its answer; it is not part of `text`, and the answer after it has
-    no score. Where that is None, a pair of marks with nothing between them belongs to `response_ids`, not to `text`.
-    Where a stop string begins inside a token, they are the tokens of the text itself. `completion_tokens`
+    count. `preceding_ids` are the tokens that the model wrote before these: its thought and the thought's marks, given
+    which the answer is scored. `reasoning` is that thought, no part of `text`; None where there is nothing between the
+    marks. Where a stop string begins inside a token, they are the tokens of the text itself. `completion_tokens`
     counts everything the model produced, `reused_tokens` those of the prompt that an earlier generation had read (see
     `Memory.prompts`). `cut` is where the answer was cut off: after so many tokens, or at this stop string; None where
     the model ended it. `evidence` is the material of scoring; while it has not been used, it holds the answer's KV
@@ -53,6 +53,7 @@ class Generation:
     reused_tokens: int = 0
     cut: int | str | None = None
     reasoning: Reasoning | None = None
+    preceding_ids: tuple[int, ...] = ()
 
     @property
     def evidence(self) -> Evidence:
@@ -61,6 +62,9 @@ class Generation:
 
 
 T = TypeVar("T")
+
+Written = tuple[Sequence[int], Sequence[int]]
+"""Tokens that were written after a prompt: those before the scored ones, and these."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,8 @@ class BatchScoring:
     `captured` are the KV cache and states of the batch's generation; it is freed once the batch is scored,
     and a second objective prefills again. `texts` are the answers as read, `sampler` makes the `ModelSampler`, which
     draws more answers, and `stop` are the strings that ended the answers and end samples as well. `reasoning` is each
-    answer's thought; after some there is nothing to score, and its response is empty.
+    answer's thought, and `preceding` all the tokens that were written before the answer's: answers are scored given
+    these.
     """
 
     def __init__(
@@ -96,14 +101,17 @@ class BatchScoring:
         sampler: Callable[[], ModelSampler],
         stop: tuple[str, ...] = (),
         reasoning: Sequence[Reasoning | None] = (),
+        preceding: Sequence[Sequence[int]] = (),
     ) -> None:
         self._live: tuple[Scorer, Callable[[], ModelSampler]] | None = (scorer, sampler)
         self.prompts, self.texts, self.stop = tuple(prompts), tuple(texts), stop
         self.reasoning = tuple(reasoning) or (None,) * len(self.prompts)
+        self.preceding = tuple(map(tuple, preceding)) or ((),) * len(self.prompts)
         self._ids = [tuple(response) for response in responses]
         self._offsets = [prompt.semantic_token.offset for prompt in prompts]
         # An empty answer keeps its row with a filler token: rows must stay aligned with the captured states.
-        self._responses = [list(response) or [0] for response in responses]
+        rows = zip(self.preceding, self._ids, strict=True)
+        self._responses = [(before, ids) if ids else ((), (0,)) for before, ids in rows]
         self._captured = captured
         self._done: dict[Objective, tuple[TimedScores, ...]] = {}
         self._results: dict[Hashable, tuple[Sequence[Any], float]] = {}
@@ -155,6 +163,7 @@ class BatchScoring:
             sampler=first._model[1],
             stop=first.stop,
             reasoning=[answer.reasoning for answer in answers],
+            preceding=[answer.preceding_ids for answer in answers],
         )
 
     def part(self, rows: Sequence[int]) -> BatchScoring:
@@ -174,6 +183,7 @@ class BatchScoring:
             sampler=self._model[1],
             stop=self.stop,
             reasoning=[self.reasoning[row] for row in rows],
+            preceding=[self.preceding[row] for row in rows],
         )
 
     @property
@@ -198,21 +208,39 @@ class BatchScoring:
         """The observation of one row's tokens; the first call observes the whole batch and keeps states for scoring."""
 
         def work(_: Sequence[Evidence]) -> Sequence[Observation]:
-            return self._scorer.observe(self._laid_out(), self._captured, own=own)
+            return self._scorer.observe(self._laid_out(self._responses), self._captured, own=own)
 
         return self.together((Observation, own), work, row)
+
+    def thoughts(self, row: int) -> Observation | None:
+        """The observation of the tokens of one row's thought; the first call observes the whole batch.
+
+        None where there is no thought, or its tokens are not known.
+        """
+        spans = [(0, 0) if thought is None else thought.span for thought in self.reasoning]
+        if spans[row][0] == spans[row][1]:
+            return None
+        rows = list[Written]()
+        for thought, (begin, end) in zip(self.reasoning, spans, strict=True):
+            ids = () if thought is None else thought.ids
+            rows.append((ids[:begin], ids[begin:end]) if begin < end else ((), (0,)))
+
+        def work(_: Sequence[Evidence]) -> Sequence[Observation]:
+            return self._scorer.observe(self._laid_out(rows), self._captured)
+
+        return self.together("thoughts", work, row)
 
     def head_gradient(self, objective: Objective, row: int) -> HeadGradient:
         """One row's gradient by the output head alone; the first call reads the whole batch."""
 
         def work(_: Sequence[Evidence]) -> Sequence[HeadGradient]:
-            return self._scorer.head_gradients(self._laid_out(), objective, self._captured)
+            return self._scorer.head_gradients(self._laid_out(self._responses), objective, self._captured)
 
         return self.together((HeadGradient, objective), work, row)
 
     def attention(self, row: int) -> AttentionReading:
         """How one row's tokens attend to each other; the first call reads the whole batch."""
-        return self.together(AttentionReading, lambda _: self._scorer.attention(self._laid_out()), row)
+        return self.together(AttentionReading, lambda _: self._scorer.attention(self._laid_out(self._responses)), row)
 
     def together(self, key: Hashable, work: Callable[[Sequence[Evidence]], Sequence[T]], row: int) -> T:
         """The result of `work` for one row; the first call under `key` has it done for the whole batch."""
@@ -241,18 +269,17 @@ class BatchScoring:
         if self._epoch is not (epoch := self._live[0].epoch):
             self._done, self._results, self._epoch = {}, {}, epoch
 
-    def _laid_out(self) -> TokenBatch:
-        """Prompts and answers, for work that needs no token of the prompt."""
+    def _laid_out(self, rows: Sequence[Written], objective: Objective | None = None) -> TokenBatch:
+        """Prompts, and what was written: without an objective, for work that needs no token of the prompt."""
         with clean_slate():
-            prompts, last = [prompt.ids for prompt in self.prompts], [-1] * len(self.prompts)
-            return TokenBatch.of(prompts, self._responses, last, self._scorer.device)
+            prompts = [prompt.ids for prompt in self.prompts]
+            tokens = [-1] * len(prompts) if objective is None else self._offsets
+            responses, before = [(*before, *ids) for before, ids in rows], [len(before) for before, _ in rows]
+            return TokenBatch.of(prompts, responses, tokens, self._scorer.device, objective=objective, before=before)
 
     def _score(self, objective: Objective) -> tuple[TimedScores, ...]:
         began = time.perf_counter()
-        with clean_slate():
-            prompts = [prompt.ids for prompt in self.prompts]
-            batch = TokenBatch.of(prompts, self._responses, self._offsets, self._scorer.device, objective=objective)
-        scored = self._scorer.score(batch, objective, self._captured)
+        scored = self._scorer.score(self._laid_out(self._responses, objective), objective, self._captured)
         self._captured = None  # kept until now: a scoring that was interrupted can be taken up again
         share = (time.perf_counter() - began) * 1000 / len(scored)
         return tuple(TimedScores(scores, share) for scores in scored)
@@ -273,11 +300,11 @@ class Evidence:
 
     @property
     def why_empty(self) -> str:
-        """Why there is nothing to score: it follows on reasoning, or a stop string ended it before it began."""
-        if self.reasoning is not None and (self.reasoning.finished or not isinstance(self.cut, str)):
-            return self.reasoning.why_unscored
-        if self.reasoning is not None:
+        """Why there is nothing to score: its reasoning rules that out, or a stop string ended it before it began."""
+        if self.reasoning is not None and not self.reasoning.finished and isinstance(self.cut, str):
             return f"the model wrote {self.cut!r}, where it was to stop, within its reasoning: leave that string out"
+        if self.reasoning is not None and self.reasoning.why_unscored:
+            return self.reasoning.why_unscored
         if isinstance(self.cut, str):
             return f"the response is empty: the model began with {self.cut!r}, where it was to stop"
         return "the response is empty"
@@ -317,12 +344,23 @@ class Evidence:
 
     def likeliest(self, count: int) -> Sequence[tuple[tuple[int, float], ...]]:
         """The `count` likeliest tokens at each place and their log-probabilities in nats, the likeliest first."""
-        return self.sampler.likeliest(self.prompt, self.response_ids, count) if self.response_ids else ()
+        if not self.response_ids:
+            return ()
+        return self.sampler.likeliest(self.prompt, self.response_ids, count, before=self.preceding_ids)
 
     @property
     def reasoning(self) -> Reasoning | None:
-        """The thought before the answer; where there is one, no token of the answer is scored."""
+        """The thought before the answer, None where there is none."""
         return self.scoring.reasoning[self.row]
+
+    @property
+    def preceding_ids(self) -> tuple[int, ...]:
+        """The tokens written before the answer's, given which these are scored: a thought and its marks."""
+        return self.scoring.preceding[self.row]
+
+    def thought(self) -> Observation | None:
+        """The observation of the tokens of the thought; None where there is none, or its tokens are not known."""
+        return self.scoring.thoughts(self.row)
 
     @property
     def text(self) -> str:
@@ -351,7 +389,7 @@ class Evidence:
         compared with this model's own answers.
 
         Raises:
-            ScoringError: the model reasons before some of them, and answers behind reasoning are not scored.
+            ScoringError: some of them had not begun when the limit of their tokens ended their thoughts.
         """
         batch = self.scoring
 
@@ -363,9 +401,8 @@ class Evidence:
             return batch.sampler.judged(batch.prompts, drafts, temperature=temperature)
 
         samples = self.together((plan, temperature), judge)
-        if any(sample.reasoned for sample in samples):
-            switch = self.prompt.thinking is not None and self.prompt.thinking.switch
-            raise ScoringError(f"of the answers drawn, some have no score: {why_unscored(switch=switch)}")
+        if reason := next((sample.why_unscored for sample in samples if sample.why_unscored), None):
+            raise ScoringError(f"of the answers drawn, some have no score: {reason}")
         return samples
 
     def together(self, key: Hashable, work: Callable[[Sequence[Evidence]], Sequence[T]]) -> T:

@@ -190,15 +190,16 @@ class Sample:
     """One more answer: its text, the tokens that carry it, and the model's opinion of them.
 
     `ids` and `log_probs` (nats) leave the end token out; both are empty where the model ended at once. `embedding` is
-    the middle layer's state of the last token, None where there is no token or the layers are unknown. `reasoned` says
-    that it follows on reasoning; then it holds no tokens.
+    the middle layer's state of the last token, None where there is no token or the layers are unknown. `preceding` are
+    the tokens of its thought, given which it is read; `why_unscored` is the reason why it cannot be, if there is one.
     """
 
     text: str
     ids: tuple[int, ...]
     log_probs: tuple[float, ...] = ()
     embedding: tuple[float, ...] | None = field(default=None, repr=False)
-    reasoned: bool = False
+    preceding: tuple[int, ...] = field(default=(), repr=False)
+    why_unscored: str | None = None
 
 
 class DiversityPenalty(LogitsProcessor):

@@ -22,6 +22,9 @@ from semgrad_guard.records import Conversation
 _TOKENS = 1 << 15  # rows x columns of one pass
 _LOGITS = 1 << 27  # and its rows x response tokens x vocabulary
 
+_Written = tuple[Ids, Ids]
+"""The tokens before an answer, and the answer's."""
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -60,14 +63,24 @@ class ModelSampler:
             answered(ids, stop, self._decoder, prompts[row // plan.count].thinking, cut=len(ids) >= plan.max_tokens)
             for row, ids in enumerate(rows)
         ]
-        samples = [Sample(answer.text, answer.scored_ids, reasoned=answer.reasoning is not None) for answer in seen]
+        samples = [
+            Sample(
+                answer.text,
+                answer.scored_ids,
+                preceding=answer.preceding if answer.scored_ids else (),
+                why_unscored=None if answer.reasoning is None else answer.reasoning.why_unscored,
+            )
+            for answer in seen
+        ]
         return [tuple(samples[start : start + plan.count]) for start in range(0, len(samples), plan.count)]
 
     def judged(
         self, prompts: Sequence[Prompt], samples: Sequence[Sequence[Sample]], *, temperature: float = 1.0
     ) -> list[tuple[Sample, ...]]:
         """The samples with their embeddings and log-probabilities at a temperature, however they were drawn."""
-        readings = self.read(prompts, [[sample.ids for sample in own] for own in samples], temperature=temperature)
+        answers = [[sample.ids for sample in own] for own in samples]
+        before = [[sample.preceding for sample in own] for own in samples]
+        readings = self.read(prompts, answers, before=before, temperature=temperature)
         return [
             tuple(
                 replace(sample, log_probs=reading.log_probs, embedding=reading.embedding)
@@ -77,24 +90,36 @@ class ModelSampler:
         ]
 
     def read(
-        self, prompts: Sequence[Prompt], answers: Sequence[Sequence[Ids]], *, temperature: float = 1.0
+        self,
+        prompts: Sequence[Prompt],
+        answers: Sequence[Sequence[Ids]],
+        *,
+        before: Sequence[Sequence[Ids]] | None = None,
+        temperature: float = 1.0,
     ) -> list[list[Reading]]:
         """The model's opinion of several answers to each prompt (see the function `read`)."""
-        return read(self._scorer, [prompt.ids for prompt in prompts], answers, temperature=temperature)
+        return read(self._scorer, [prompt.ids for prompt in prompts], answers, before=before, temperature=temperature)
 
-    def likeliest(self, prompt: Prompt, answer: Ids, count: int) -> list[tuple[tuple[int, float], ...]]:
+    def likeliest(
+        self, prompt: Prompt, answer: Ids, count: int, *, before: Ids = ()
+    ) -> list[tuple[tuple[int, float], ...]]:
         """The `count` likeliest tokens at each place of an answer and their log-probabilities in nats, likeliest first.
 
-        From the model's raw distribution, in one pass over prompt and answer.
+        From the model's raw distribution, in one pass over the prompt, tokens `before` the answer, and the answer.
         """
         scorer = self._scorer
         with scorer.lock, clean_slate(), torch.no_grad():
-            batch = TokenBatch.of([prompt.ids], [list(answer)], [-1], scorer.device)
+            batch = TokenBatch.of([prompt.ids], [[*before, *answer]], [-1], scorer.device, before=[len(before)])
             logits, _ = scorer.current_replayer().read(batch, 0, cache=None, layer=None)
             own = logits[0, : len(answer)]
             log_probs = (own if own.dtype == torch.float64 else own.float()).log_softmax(-1)
             values, ids = log_probs.topk(min(count, log_probs.shape[1]))
         return [tuple(zip(*row, strict=True)) for row in zip(ids.tolist(), values.tolist(), strict=True)]
+
+    def unthought(self, prompt: Prompt) -> tuple[int, ...]:
+        """The tokens by which the model answers a prompt without a thought: an empty one, closed."""
+        written = None if prompt.thinking is None else prompt.thinking.written("", "")
+        return self._decoder.encode(written) if written else ()
 
     def fits(self, prompt: Prompt, longest: int) -> bool:
         """Whether an answer of `longest` tokens has room behind this prompt."""
@@ -110,7 +135,12 @@ class ModelSampler:
 
 
 def read(
-    scorer: Scorer, prompts: Sequence[Ids], answers: Sequence[Sequence[Ids]], *, temperature: float = 1.0
+    scorer: Scorer,
+    prompts: Sequence[Ids],
+    answers: Sequence[Sequence[Ids]],
+    *,
+    before: Sequence[Sequence[Ids]] | None = None,
+    temperature: float = 1.0,
 ) -> list[list[Reading]]:
     """Read several answers to each prompt.
 
@@ -118,9 +148,12 @@ def read(
         scorer: the model's.
         prompts: token ids.
         answers: for each prompt any number of answers' token ids.
+        before: for each answer the tokens between the prompt and it (a thought), by default none.
         temperature: > 0; logits are divided by it before they become probabilities.
     """
-    units = list(_units(answers, scorer.vocabulary))
+    thoughts = before or [[()] * len(own) for own in answers]
+    written = [[*zip(*pair, strict=True)] for pair in zip(thoughts, answers, strict=True)]
+    units = list(_units(written, scorer.vocabulary))
     owners = [prompts[index] for index, _ in units]
     parts = [part for _, part in units]
     by_prompt: list[list[Reading]] = [[] for _ in answers]
@@ -137,32 +170,38 @@ def middle_layer(n_layers: int) -> int:
     return (n_layers + 1) // 2
 
 
-def _units(answers: Sequence[Sequence[Ids]], vocabulary: int) -> Iterator[tuple[int, Sequence[Ids]]]:
+def _units(answers: Sequence[Sequence[_Written]], vocabulary: int) -> Iterator[tuple[int, Sequence[_Written]]]:
     """A prompt's number and answers to it whose logits can be held at once."""
     for index, own in enumerate(answers):
-        step = max(1, _LOGITS // (max([1, *map(len, own)]) * vocabulary))
+        step = max(1, _LOGITS // (max([1, *map(_length, own)]) * vocabulary))
         yield from ((index, own[start : start + step]) for start in range(0, len(own), step))
 
 
-def _pieces(prompts: Sequence[Ids], answers: Sequence[Sequence[Ids]], vocabulary: int) -> Iterator[slice]:
+def _length(written: _Written) -> int:
+    return len(written[0]) + len(written[1])
+
+
+def _pieces(prompts: Sequence[Ids], answers: Sequence[Sequence[_Written]], vocabulary: int) -> Iterator[slice]:
     """Successive units, as many as fit into one pass; at least one."""
     start, rows, width, tail = 0, 0, 0, 0
     for index, (prompt, own) in enumerate(zip(prompts, answers, strict=True)):
         rows += len(own)
-        width, tail = max(width, len(prompt)), max(tail, *map(len, own), 1)
+        width, tail = max(width, len(prompt)), max(tail, *map(_length, own), 1)
         if index > start and (rows * (width + tail) > _TOKENS or rows * tail * vocabulary > _LOGITS):
             yield slice(start, index)
-            start, rows, width, tail = index, len(own), len(prompt), max(map(len, own))
+            start, rows, width, tail = index, len(own), len(prompt), max(map(_length, own))
     if start < len(prompts):
         yield slice(start, len(prompts))
 
 
 def _read(
-    scorer: Scorer, prompts: Sequence[Ids], answers: Sequence[Sequence[Ids]], temperature: float
+    scorer: Scorer, prompts: Sequence[Ids], answers: Sequence[Sequence[_Written]], temperature: float
 ) -> list[list[Reading]]:
     owners = [index for index, own in enumerate(answers) for _ in own]
-    flat = [list(answer) or [0] for own in answers for answer in own]  # a filler keeps an empty answer's row
-    batch = TokenBatch.of([prompts[i] for i in owners], flat, [-1] * len(flat), scorer.device)
+    # A filler keeps an empty answer's row.
+    flat = [([*before, *ids] or [0], len(before)) for own in answers for before, ids in own]
+    rows, befores = zip(*flat, strict=True)
+    batch = TokenBatch.of([prompts[i] for i in owners], rows, [-1] * len(rows), scorer.device, before=befores)
     if batch.is_padded and not scorer.pads:
         readings = [_pass(scorer, row, None, temperature)[0] for row in batch.rows()]
     else:
@@ -175,7 +214,7 @@ def _read(
             r if math.isfinite(sum(r.log_probs)) else _pass(scorer, row, None, temperature)[0] for r, row in singly
         ]
     rest = iter(readings)
-    return [[reading if answer else Reading() for answer, reading in zip(own, rest, strict=False)] for own in answers]
+    return [[reading if ids else Reading() for (_, ids), reading in zip(own, rest, strict=False)] for own in answers]
 
 
 def _pass(
@@ -196,11 +235,11 @@ def _pass(
 def _reading(
     batch: TokenBatch, row: int, logits: torch.Tensor, states: torch.Tensor | None, temperature: float
 ) -> Reading:
-    """From the last columns' logits [B, T + 1, V] and hidden states [B, T + 1, d], T the longest answer's length."""
-    length = batch.lengths[row]
-    targets = batch.ids[row, batch.prompt_columns : batch.prompt_columns + length]
-    own = logits[row, :length]
+    """From the last columns' logits [B, T + 1, V] and hidden states [B, T + 1, d], from the first scored token's on."""
+    columns = batch.scored[row]
+    targets = batch.ids[row, columns]
+    own = logits[row, columns.start - batch.first : columns.stop - batch.first]
     tempered = (own if own.dtype == torch.float64 else own.float()) / temperature
     log_probs = tempered.log_softmax(-1).gather(1, targets[:, None].to(own.device)).squeeze(1)
-    embedding = None if states is None else tuple(states[row, length].double().tolist())
+    embedding = None if states is None else tuple(states[row, columns.stop - batch.first].double().tolist())
     return Reading(tuple(log_probs.double().tolist()), embedding)

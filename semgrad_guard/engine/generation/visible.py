@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase, StoppingCriteria, StopStringCr
 from transformers.generation.streamers import BaseStreamer
 
 from semgrad_guard.engine.generation.options import GenerationOptions
-from semgrad_guard.engine.prompts.reasoning import AnswerTokens, Decode, Reasoning, Thinking, answer_tokens
+from semgrad_guard.engine.prompts.reasoning import AnswerTokens, Decode, Reasoning, Thinking, answer_tokens, up_to
 
 
 class Codec(Protocol):
@@ -34,20 +34,21 @@ class Visible:
     """The delivered part of the tokens that were produced.
 
     `ids` carry `text` and nothing beyond it. `cut`: the stop string that ended the text; `retokenized`: it did so
-    inside a token, so that `ids` are not the first tokens produced but the delivered text's own. `reasoning` is the
-    thought before it.
+    inside a token, so that `ids` are not the first tokens produced but the delivered text's own. `preceding` are the
+    tokens produced before them: a thought and its marks. `reasoning` is that thought, None where it is empty.
     """
 
     text: str
     ids: tuple[int, ...]
     cut: str | None = None
     retokenized: bool = False
+    preceding: tuple[int, ...] = ()
     reasoning: Reasoning | None = None
 
     @property
     def scored_ids(self) -> tuple[int, ...]:
-        """The tokens that are scored: none behind reasoning."""
-        return () if self.reasoning else self.ids
+        """The tokens that are scored; none where the reasoning rules a score out."""
+        return () if self.reasoning and self.reasoning.why_unscored else self.ids
 
 
 def answered(
@@ -60,19 +61,21 @@ def answered(
     if thinking is None:
         return visible(ids, stop, codec)
     whole = codec.decode(ids, special=True)
-    parts = thinking.parts(whole, cut=cut)
+    seen = thinking.seen(ids, whole, codec.decode)
+    parts = thinking.parts(seen, cut=cut)
+    reasoning = thinking.reasoning(whole, seen, parts, cut=cut)
     if parts.answer == (0, len(whole)):
-        return visible(ids, stop, codec)
-    reasoning = thinking.reasoning(whole, parts)
+        return replace(visible(ids, stop, codec), reasoning=reasoning)
+    tokens = answer_tokens(ids, whole, parts.answer or (len(whole), len(whole)), codec.decode)
+    before = tuple(ids[: tokens.begin])
+    if reasoning is not None:
+        ends = [place for span in parts.thoughts if whole[slice(*span)].strip() for place in span] or [0, 0]
+        begin, end = (up_to(place, before, codec.decode) for place in (ends[0], ends[-1]))
+        reasoning = replace(reasoning, ids=before, span=(begin, end))
     if parts.answer is None:
-        whole_thought = None if reasoning is None else replace(reasoning, ids=tuple(ids))
-        return Visible("", (), cut=visible(ids, stop, codec).cut, reasoning=whole_thought)
-    tokens = answer_tokens(ids, whole, parts.answer, codec.decode)
+        return Visible("", (), cut=visible(ids, stop, codec).cut, preceding=before, reasoning=reasoning)
     found = visible(ids[tokens.begin : tokens.end], stop, codec)
-    text, before = tokens.clean(found.text), tuple(ids[: tokens.begin])
-    if reasoning is None:  # nothing was thought: the marks are tokens before the answer like any other
-        return replace(found, text=text, ids=(*before, *found.ids) if found.ids else ())
-    return replace(found, text=text, retokenized=False, reasoning=replace(reasoning, ids=before))
+    return replace(found, text=tokens.clean(found.text), preceding=before, reasoning=reasoning)
 
 
 def visible(ids: Sequence[int], stop: Sequence[str], codec: Codec) -> Visible:
@@ -181,7 +184,7 @@ class CertainText:
         if len(self._ids) > 2 * _TAIL and not any(mark in latest for mark in thinking.borders):
             return None
         whole = self._decode(self._ids, special=True)
-        start = thinking.begins(whole)
+        start = thinking.begins(thinking.seen(self._ids, whole, self._decode))
         return None if start is None else answer_tokens(self._ids, whole, (start, len(whole)), self._decode)
 
     def _send(self, text: str, end: int) -> str:

@@ -1,18 +1,21 @@
 """Thoughts that a model writes before its answer: by which marks, and where the answer begins behind them.
 
 The marks are those of the tokenizer's `response_template`, else those that the chat template's text names. They are
-looked for in the model's text, and in the template's text after the last message, which may have opened or
-closed a thought already. Never in the rest of the prompt: a user may type a mark, and it becomes the same token.
+looked for in the model's tokens, and in the template's text after the last message, which may have opened or
+closed a thought already. Never in the rest of the prompt: a user may type a mark, and it becomes the same token. A mark
+that the tokenizer knows as one token is that token alone: a model that spells it in others quotes it.
 
-A thought counts where it begins the model's text. A mark inside an answer is text.
+A thought counts where it begins the model's text. An answer with a mark in it has no score: what follows may be a
+thought.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, Literal, Protocol
 
 Span = tuple[int, int]
@@ -33,7 +36,8 @@ class Marks:
 
     `answer` opens an answer, in families where it does not just follow the thought; `region` then opens any part,
     calls of tools among them. `wrap` may enclose an answer. `unopened`: the template nowhere writes the
-    opening mark: the model may leave it out.
+    opening mark: the model may leave it out. `gaps` are the white space behind the opening mark, and around the closing
+    one, as the family writes them.
     """
 
     open: str
@@ -42,16 +46,25 @@ class Marks:
     region: str = ""
     wrap: tuple[str, str] | None = None
     unopened: bool = False
+    gaps: tuple[str, str, str] = ("", "", "")
+
+    @property
+    def closing(self) -> str:
+        """The text between a thought and its answer."""
+        if self.answer:
+            return self.close + (_TURN if self is _CHANNELS else "") + self.answer
+        return f"{self.gaps[1]}{self.close}{self.gaps[2]}{self.wrap[0] if self.wrap else ''}"
 
 
 _RESPONSE = ("<response>", "</response>")
+_TURN = "<|start|>assistant"
 _PAIRS = (
-    Marks("<think>", "</think>", wrap=_RESPONSE),
+    Marks("<think>", "</think>", wrap=_RESPONSE, gaps=("\n", "\n", "\n\n")),
     Marks("[THINK]", "[/THINK]"),
     Marks("<seed:think>", "</seed:think>"),
     Marks("◁think▷", "◁/think▷"),
     Marks("<|START_THINKING|>", "<|END_THINKING|>"),
-    Marks("<|channel>thought", "<channel|>"),
+    Marks("<|channel>thought", "<channel|>", gaps=("\n", "", "")),
     Marks("<thought>", "</thought>"),
     Marks("<thinking>", "</thinking>"),
     Marks("<reasoning>", "</reasoning>"),
@@ -66,8 +79,6 @@ _CHANNELS = Marks(
 _GLUED = re.compile(r"analysis(?=[A-Z])(.*?)(?:assistantfinal(.*)|\Z)", re.DOTALL)
 """The text of channels whose marks, special tokens all of them, were left out."""
 
-_SWITCH = "enable_thinking"
-
 
 @dataclass(frozen=True)
 class Parts:
@@ -81,30 +92,23 @@ class Parts:
 class Reasoning:
     """A model's text before its answer. `ids` are all tokens before those of the answer, marks included.
 
-    `finished` is False where the answer had not begun. `switch`: the chat template can turn thinking off.
+    The thought itself are the tokens [begin, end) of these, its `span`. `why_unscored` is the reason why no answer can
+    be scored given this thought, None where one can. `finished` is False where the answer had not begun.
     """
 
     text: str
     ids: tuple[int, ...] = ()
+    span: Span = (0, 0)
     finished: bool = True
-    switch: bool = False
-
-    @property
-    def why_unscored(self) -> str:
-        """Why an answer after a thought has no score, with advice."""
-        return why_unscored(finished=self.finished, switch=self.switch)
+    why_unscored: str | None = None
 
 
-def why_unscored(*, finished: bool = True, switch: bool = False) -> str:
-    """Why an answer after reasoning has no score, with advice, in words."""
-    reason = "the answer follows on reasoning, which is no part of its text, and such answers are not scored yet"
-    if not finished:
-        reason = "the answer was cut off within its reasoning, before it began; allow more tokens"
-    if switch:
-        return (
-            f'{reason}; turn thinking off: template_options={{"{_SWITCH}": False}}, --template-option {_SWITCH}=false'
-        )
-    return f"{reason}; turn thinking off where the model has a switch for it, or use one that does not think"
+UNKNOWN = "the answer follows on reasoning whose text is not known, and cannot be scored without it"
+"""Why an answer has no score whose author keeps the thought."""
+_CUT = "the answer was cut off within its reasoning, before it began; allow more tokens, or turn thinking off"
+_ENDED = "the model ended within its reasoning, and wrote no answer; ask again, or turn thinking off"
+_UNPLACED = "the answer follows on reasoning, which this model's chat template has no place for after this prompt"
+_NESTED = "a mark of reasoning is inside the answer, so that what follows may be a thought, and no answer"
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,29 @@ class Thinking:
 
     marks: Marks
     header: Literal["none", "open", "closed", "answer"] = "none"
-    switch: bool = False
+    tokens: tuple[tuple[str, int], ...] = ()
+    """Marks, or parts of them, that the tokenizer knows as one token."""
+
+    def seen(self, ids: Sequence[int], text: str, decode: Decode) -> str:
+        """The text of tokens, with the marks blanked out that are spelled in other tokens than their own."""
+        for mark, own in self.tokens:
+            if text.count(mark) == sum(token == own for token in ids):
+                continue
+            places = {len(decode(ids[:at], special=True)) for at, token in enumerate(ids) if token == own}
+            found = re.split(f"({re.escape(mark)})", text)
+            begins = [0, *accumulate(map(len, found))]
+            text = "".join(
+                "\0" * len(part) if part == mark and begin not in places else part
+                for part, begin in zip(found, begins, strict=False)
+            )
+        return text
+
+    def written(self, thought: str, answer: str) -> str | None:
+        """A thought and its answer as the model writes them; None where the prompt has closed its thought."""
+        if self.settled:
+            return None
+        opening = "" if self.header == "open" else f"{self.marks.open}{self.marks.gaps[0]}"
+        return f"{opening}{thought}{self.marks.closing}{answer}"
 
     def parts(self, text: str, *, cut: bool = False) -> Parts:
         """The parts of a written text, special tokens shown; `cut`: a limit ended it."""
@@ -154,12 +180,17 @@ class Thinking:
             return (self.marks.wrap[1],)
         return (self.marks.close,) if self.marks.answer else ()
 
-    def reasoning(self, text: str, parts: Parts) -> Reasoning | None:
-        """The thought in a text; None where it is empty and an answer follows."""
+    def reasoning(self, text: str, seen: str, parts: Parts, *, cut: bool) -> Reasoning | None:
+        """The thought in a text; None where it is empty, and an answer without marks follows.
+
+        `seen` is the text for looking for marks. `cut`: a limit ended it.
+        """
         thought = "\n\n".join(filter(None, (text[begin:end].strip() for begin, end in parts.thoughts)))
-        if parts.answer is not None and not thought:
-            return None
-        return Reasoning(thought, finished=parts.answer is not None, switch=self.switch)
+        if parts.answer is None:
+            return Reasoning(thought, finished=False, why_unscored=_CUT if cut else _ENDED)
+        answer = seen[slice(*parts.answer)]
+        nested = any(mark in answer for mark in (self.marks.open, self.marks.close))
+        return Reasoning(thought, why_unscored=_NESTED if nested else None) if thought or nested else None
 
     def _pair(self, text: str) -> Parts:
         marks, at, inside = self.marks, 0, self.header == "open"
@@ -212,7 +243,9 @@ def thinking_of(tokenizer: Any, template: str, header: str) -> Thinking | None:
     if marks.answer:
         places[header.rfind(marks.answer)] = "answer"
     last: Any = places[max(places)] if max(places) >= 0 else "none"
-    return Thinking(marks, last, _SWITCH in template)
+    every = " ".join((marks.open, marks.close, marks.answer or "", *(marks.wrap or ())))
+    known: dict[str, int] = tokenizer.get_added_vocab()
+    return Thinking(marks, last, tuple((mark, own) for mark, own in known.items() if mark in every and mark.strip()))
 
 
 def has_marks(tokenizer: Any, template: str) -> bool:
@@ -239,7 +272,7 @@ def _named(template: str) -> Marks | None:
     for marks in _PAIRS:
         if marks.close in template:
             wrap = marks.wrap if marks.wrap and marks.wrap[0] in template else None
-            return Marks(marks.open, marks.close, wrap=wrap, unopened=marks.open not in template)
+            return replace(marks, wrap=wrap, unopened=marks.open not in template)
     return None
 
 
@@ -260,24 +293,48 @@ class HeldText:
         return "" if self.held else self._text
 
 
-def taken_apart(text: str, thinking: Thinking | None, *, cut: bool, reasoned: bool) -> tuple[str, Reasoning | None]:
-    """A text from elsewhere as its answer, and the reasoning that the answer follows on.
+@dataclass(frozen=True)
+class Foreign:
+    """A text from elsewhere: its answer, its thought, and both as this model would have written them.
 
-    `cut`: a limit ended it. `reasoned`: its author wrote reasoning that the text does not hold. Where the
-    prompt opens a thought that the text does not close, its author has left the thought out.
+    `written` is None where the answer cannot be scored; the thought then has the reason.
     """
-    if glued := _GLUED.match(text) if thinking is None or thinking.marks is _CHANNELS else None:
-        thought, answer = glued.groups()
-        return answer or "", Reasoning(thought.strip(), finished=answer is not None)
-    thinking = thinking or _written_out(text)
-    if thinking is None:
-        return text, Reasoning("") if reasoned else None
-    parts = thinking.parts(text, cut=cut)
-    if thinking.header == "open" and parts.answer is None and thinking.marks.open not in text:
-        return text, Reasoning("", switch=thinking.switch)
-    reasoning = thinking.reasoning(text, parts)
-    begin, end = parts.answer or (0, 0)
-    return text[begin:end], reasoning or (Reasoning("", switch=thinking.switch) if reasoned else None)
+
+    answer: str
+    reasoning: Reasoning | None
+    written: str | None
+
+    @classmethod
+    def of(cls, text: str, thinking: Thinking | None, *, cut: bool = False, thought: str | None = None) -> Foreign:
+        """`cut`: a limit ended the text. `thought` is its author's reasoning where the text does not hold it, "" where
+        that is not known, None where there was none.
+
+        Where the prompt opens a thought that the text does not close, its author has left the thought out.
+        """
+        if glued := _GLUED.match(text) if thinking is None or thinking.marks is _CHANNELS else None:
+            return cls._placed(thinking, glued[1].strip(), glued[2], cut=cut)
+        if thinking is None and (own := _written_out(text)):
+            (begin, end), *_ = (parts := own.parts(text)).thoughts
+            return cls._placed(None, text[begin:end].strip(), text[slice(*(parts.answer or (0, 0)))], cut=cut)
+        if thinking is not None:
+            parts = thinking.parts(text, cut=cut)
+            left_out = thinking.header == "open" and parts.answer is None and thinking.marks.open not in text
+            reasoning = None if left_out else thinking.reasoning(text, text, parts, cut=cut)
+            if reasoning is not None or (thought is None and not left_out):
+                begin, end = parts.answer or (0, 0)
+                unscored = reasoning is not None and reasoning.why_unscored
+                return cls(text[begin:end], reasoning, None if unscored else text)
+            thought = thought or ""
+        return cls(text, None, text) if thought is None else cls._placed(thinking, thought, text, cut=cut)
+
+    @classmethod
+    def _placed(cls, thinking: Thinking | None, thought: str, answer: str | None, *, cut: bool) -> Foreign:
+        """A thought and an answer without marks of their own."""
+        if answer is None:
+            return cls("", Reasoning(thought, finished=False, why_unscored=_CUT if cut else _ENDED), None)
+        written = thinking.written(thought, answer) if thinking is not None and thought else None
+        reason = None if written else _UNPLACED if thought else UNKNOWN
+        return cls(answer, Reasoning(thought, why_unscored=reason), written)
 
 
 def _written_out(text: str) -> Thinking | None:
@@ -302,18 +359,18 @@ class AnswerTokens:
 
 def answer_tokens(ids: Sequence[int], text: str, answer: Span, decode: Decode) -> AnswerTokens:
     """The tokens of an answer; `text` is that of all `ids`, special tokens shown."""
-
-    def up_to(place: int) -> int:
-        """The largest number of tokens whose text ends there or before."""
-        low, high = 0, len(ids)
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if len(decode(ids[:middle], special=True)) <= place else (low, middle - 1)
-        return low
-
-    begin = up_to(answer[0])
-    end = len(ids) if answer[1] >= len(text) else max(begin, up_to(answer[1]))
+    begin = up_to(answer[0], ids, decode)
+    end = len(ids) if answer[1] >= len(text) else max(begin, up_to(answer[1], ids, decode))
     return AnswerTokens(begin, end, text[len(decode(ids[:begin], special=True)) : answer[0]].strip())
+
+
+def up_to(place: int, ids: Sequence[int], decode: Decode) -> int:
+    """The largest number of tokens whose text ends at a place or before it."""
+    low, high = 0, len(ids)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if len(decode(ids[:middle], special=True)) <= place else (low, middle - 1)
+    return low
 
 
 def _unwrapped(text: str, at: int, wrap: tuple[str, str] | None) -> Span:

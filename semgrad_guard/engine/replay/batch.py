@@ -30,8 +30,9 @@ from semgrad_guard.errors import UnsupportedModelError
 class TokenBatch:
     """Prompts padded on the left and responses padded on the right, so that all responses begin in one column.
 
-    `ids`, `mask` [B, N]; `prompt_columns` is where the responses begin. `segments` divides each row's response into
-    consecutive parts of so many tokens, scored each by itself (one part: the whole response). `token_columns` is the
+    `ids`, `mask` [B, N]; `prompt_columns` is where the responses begin. The first `before` tokens of each row's
+    response (a thought) are the context of the scored ones, and are not scored. `segments` divides the scored tokens
+    into consecutive parts of so many, scored each by itself (one part: all of them). `token_columns` is the
     column of each row's t*, or of the token taken in its place; `grid_columns` where each row's grid begins.
     """
 
@@ -41,6 +42,7 @@ class TokenBatch:
     segments: tuple[tuple[int, ...], ...]
     token_columns: tuple[int, ...]
     grid_columns: tuple[int, ...]
+    before: tuple[int, ...]
 
     @classmethod
     def of(
@@ -52,8 +54,10 @@ class TokenBatch:
         *,
         objective: Objective | None = None,
         segments: Sequence[Sequence[int]] | None = None,
+        before: Sequence[int] | None = None,
     ) -> TokenBatch:
         """Lay out token lists for `objective`; `semantic_tokens` count t* from the prompts' ends."""
+        before = before or [0] * len(prompts)
         objective = objective or Objective()
         width, tail = max(map(len, prompts)), max(map(len, responses))
         ids = torch.zeros(len(prompts), width + tail, dtype=torch.long, device="cpu")
@@ -67,15 +71,27 @@ class TokenBatch:
             ids.to(device),
             mask.to(device),
             width,
-            tuple(map(tuple, segments or [[len(response)] for response in responses])),
+            tuple(map(tuple, segments or [[len(ids) - own] for ids, own in zip(responses, before, strict=True)])),
             tuple(width + token for token, _ in places),
             tuple(width + first for _, first in places),
+            tuple(before),
         )
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Tokens of each row's response."""
+        """Scored tokens of each row."""
         return tuple(map(sum, self.segments))
+
+    @cached_property
+    def scored(self) -> tuple[slice, ...]:
+        """The columns of each row's scored tokens."""
+        begins = [self.prompt_columns + before for before in self.before]
+        return tuple(slice(begin, begin + n) for begin, n in zip(begins, self.lengths, strict=True))
+
+    @property
+    def first(self) -> int:
+        """The first column with a scored token."""
+        return min(columns.start for columns in self.scored)
 
     @property
     def parts(self) -> list[int]:
@@ -95,13 +111,13 @@ class TokenBatch:
     @property
     def end(self) -> int:
         """One past the last column to run: the final response token predicts nothing that is scored."""
-        return self.prompt_columns + max(self.lengths) - 1
+        return max(columns.stop for columns in self.scored) - 1
 
     def rows(self) -> Iterator[TokenBatch]:
         """Each row as a batch of its own, without its padding."""
-        for row, length in enumerate(self.lengths):
+        for row, scored in enumerate(self.scored):
             skip = int((self.mask[row] == 0).sum())
-            columns = slice(skip, self.prompt_columns + length)
+            columns = slice(skip, scored.stop)
             yield TokenBatch(
                 self.ids[row : row + 1, columns],
                 self.mask[row : row + 1, columns],
@@ -109,6 +125,7 @@ class TokenBatch:
                 (self.segments[row],),
                 (self.token_columns[row] - skip,),
                 (self.grid_columns[row] - skip,),
+                (self.before[row],),
             )
 
     @cached_property
@@ -128,18 +145,17 @@ class TokenBatch:
         return inputs
 
     def predicting(self, states: torch.Tensor, start: int) -> torch.Tensor:
-        """From `states` of columns [start, end): those that predict the response tokens, row after row [n, d]."""
-        first = self.prompt_columns - 1 - start
-        return torch.cat([states[row, first : first + length] for row, length in enumerate(self.lengths)])
+        """From `states` of columns [start, end): those that predict the scored tokens, row after row [n, d]."""
+        shift = 1 + start
+        return torch.cat([states[row, own.start - shift : own.stop - shift] for row, own in enumerate(self.scored)])
 
     def answering(self, states: torch.Tensor, start: int) -> torch.Tensor:
-        """From `states` of columns [start, end]: those of the response tokens themselves, row after row [n, d]."""
+        """From `states` of columns [start, end]: those of the scored tokens themselves, row after row [n, d]."""
         return self.predicting(states, start - 1)
 
     def targets(self) -> torch.Tensor:
-        """The response tokens, row after row [n]."""
-        begin = self.prompt_columns
-        return torch.cat([self.ids[row, begin : begin + length] for row, length in enumerate(self.lengths)])
+        """The scored tokens, row after row [n]."""
+        return torch.cat([self.ids[row, own] for row, own in enumerate(self.scored)])
 
 
 CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"

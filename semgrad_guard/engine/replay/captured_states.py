@@ -315,7 +315,7 @@ class CapturedStates:
     def holds_answers(self, batch: TokenBatch) -> bool:
         """Whether the last tokens were read, too, by which their answers ended: a limit cuts answers off before."""
         ends = self.row_columns or (self.states.shape[1],) * len(self.states)
-        needed = [batch.prompt_columns - self.begins + length for length in batch.lengths]
+        needed = [columns.stop - self.begins for columns in batch.scored]
         return all(end >= column for end, column in zip(ends, needed, strict=True))
 
     def fits(self, batch: TokenBatch) -> bool:
@@ -359,10 +359,11 @@ def by_step(rows: Sequence[Sequence[torch.Tensor]]) -> Steps:
 
 
 def _by_token(steps: Steps, batch: TokenBatch) -> list[torch.Tensor] | None:
-    """The result of each step for each of the batch's response tokens, row after row."""
-    if len(steps) < max(batch.lengths):
+    """The result of each step for each of the batch's scored tokens, row after row."""
+    if len(steps) <= batch.end - batch.prompt_columns:
         return None
-    return [steps[step][row] for row, length in enumerate(batch.lengths) for step in range(length)]
+    spans = [(own.start - batch.prompt_columns, own.stop - batch.prompt_columns) for own in batch.scored]
+    return [steps[step][row] for row, span in enumerate(spans) for step in range(*span)]
 
 
 def _ordinary(tensor: torch.Tensor) -> torch.Tensor:

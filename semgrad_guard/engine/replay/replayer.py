@@ -248,13 +248,13 @@ class Replayer:
     def read(
         self, batch: TokenBatch, start: int, *, cache: Cache | None, layer: int | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The model's own logits [B, T + 1, V], and h^(layer), from the column before the responses to their end.
+        """The model's own logits [B, T + 1, V], and h^(layer), from the column before the first scored token on.
 
-        T is the longest response's length. `cache` holds the columns before `start`, if there are any.
+        `cache` holds the columns before `start`, if there are any.
         """
         seen: list[torch.Tensor] = []
         table: dict[int, InputHook] = {} if layer is None else {layer: seen.append}
-        keep = max(batch.lengths) + 1
+        keep = batch.end + 2 - batch.first
         options = {"logits_to_keep": keep} if self._architecture.takes_logits_to_keep else {}
         with torch.no_grad(), input_hooks(self.layers if table else [], table):
             inputs = batch.inputs(start, batch.end + 1)
@@ -278,9 +278,10 @@ class Replayer:
     def attention(self, batch: TokenBatch, layers: Sequence[int]) -> Mapping[int, Neighbours]:
         """The attention of the answers' tokens to each other in some layers, by one pass over all columns.
 
-        Rows of [B, H, T] are in the batch's columns from the answers' first on. Layers that cannot be read are missing.
+        Rows of [B, H, T] are in the batch's columns from the first scored one on. Layers that cannot be read are
+        missing.
         """
-        watch = AttentionWeights({index: self.layers[index] for index in layers}, max(batch.lengths))
+        watch = AttentionWeights({index: self.layers[index] for index in layers}, batch.end + 1 - batch.first)
         with torch.no_grad(), self._swaps.headless() as recorder, watch.watching():
             if len(batch.lengths) == 1:
                 self._ordinary(batch)

@@ -33,7 +33,8 @@ class AttentionReading:
 def read_attention(batch: TokenBatch, replayer: Replayer, n_layers: int) -> tuple[AttentionReading, ...]:
     """Read every row of a batch by one pass over prompts and answers, their last tokens included."""
     found = replayer.attention(batch, middle_layers(n_layers))
-    return tuple(_reading(found, row, length, middle_layers(n_layers)) for row, length in enumerate(batch.lengths))
+    columns = [slice(own.start - batch.first, own.stop - batch.first) for own in batch.scored]
+    return tuple(_reading(found, row, own, middle_layers(n_layers)) for row, own in enumerate(columns))
 
 
 def unread(reason: str) -> AttentionReading:
@@ -41,16 +42,15 @@ def unread(reason: str) -> AttentionReading:
     return AttentionReading((), (), reason)
 
 
-def _reading(found: Mapping[int, Neighbours], row: int, length: int, layers: Sequence[int]) -> AttentionReading:
+def _reading(found: Mapping[int, Neighbours], row: int, columns: slice, layers: Sequence[int]) -> AttentionReading:
     if any(layer not in found for layer in layers):
         return unread(UNREADABLE)
     previous, own = [], []
     for layer in layers:
-        before = found[layer].previous[row, :, 1:length].double()
-        previous.append(tuple(before[int(before.mean(1).argmax())].tolist()) if length > 1 else ())
-        own.append(
-            float(found[layer].own[row, :, :length].double().clamp(min=torch.finfo(torch.float32).tiny).log().mean())
-        )
+        before = found[layer].previous[row, :, columns.start + 1 : columns.stop].double()
+        previous.append(tuple(before[int(before.mean(1).argmax())].tolist()) if before.shape[1] else ())
+        weights = found[layer].own[row, :, columns].double()
+        own.append(float(weights.clamp(min=torch.finfo(torch.float32).tiny).log().mean()))
     if not all(map(math.isfinite, [*own, *(w for row in previous for w in row)])):
         return unread(NOT_FINITE)
     return AttentionReading(tuple(previous), tuple(own))

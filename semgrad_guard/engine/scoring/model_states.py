@@ -350,7 +350,8 @@ class InputCheck:
         if not self._is_due(batch.longest, kind):  # no row is longer; the mask lies on the model's device
             return None
         prompts: list[int] = batch.mask[:, : batch.prompt_columns].sum(1).tolist()
-        lengths = [prompt + answer for prompt, answer in zip(prompts, batch.lengths, strict=True)]
+        answers = [columns.stop - batch.prompt_columns for columns in batch.scored]
+        lengths = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
         place = lengths.index(max(lengths))
         return (place, list(batch.rows())[place]) if self._is_due(lengths[place], kind) else None
 

@@ -69,19 +69,29 @@ def token_counts(text: TokenizedText, spans: Sequence[tuple[int, int]]) -> list[
 
 
 def score_segments(
-    scorer: Scorer, prompt: Prompt, response: TokenizedText, *, by: By, objective: Objective
+    scorer: Scorer,
+    prompt: Prompt,
+    response: TokenizedText,
+    *,
+    by: By,
+    objective: Objective,
+    before: Sequence[int] = (),
 ) -> list[Segment]:
-    """The segments of a response with their scores: one forward pass for all, one backward pass for each."""
+    """The segments of a response with their scores: one forward pass for all, one backward pass for each.
+
+    `before` are the tokens between the prompt and the response, its thought: its context like the prompt.
+    """
     spans = split(response.text, by)
     counts = token_counts(response, spans)
     with clean_slate():
         batch = TokenBatch.of(
             [prompt.ids],
-            [response.ids],
+            [(*before, *response.ids)],
             [prompt.semantic_token.offset],
             scorer.device,
             objective=objective,
             segments=[[count for count in counts if count]],
+            before=[len(before)],
         )
     scores = iter(scorer.score_parts(batch, objective)[0])
     return [

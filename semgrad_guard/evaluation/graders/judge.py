@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from semgrad_guard.engine.prompts.reasoning import taken_apart
+from semgrad_guard.engine.prompts.reasoning import Foreign
 from semgrad_guard.errors import GradingError, MissingExtraError
 from semgrad_guard.evaluation.graders.base import AnswerToGrade, Verdicts, settling
 from semgrad_guard.files import first_line
@@ -93,8 +93,7 @@ class Judge:
 
 def read_verdict(reply: str) -> bool | None:
     """CORRECT or INCORRECT, with punctuation and a thought before it at most; None for any other reply."""
-    text, _ = taken_apart(reply, None, cut=False, reasoned=False)
-    found = _VERDICT.fullmatch(text.strip())
+    found = _VERDICT.fullmatch(Foreign.of(reply, None).answer.strip())
     if found is None:
         logger.warning("semgrad-guard: the judge's reply is no verdict: %r", reply[:200])
         return None

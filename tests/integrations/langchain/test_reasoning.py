@@ -1,4 +1,4 @@
-"""Models that think, in LangChain: a message's text is the answer, and an answer behind reasoning has no score."""
+"""Models that think, in LangChain: a message's text is the answer, which is scored given its reasoning."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .served import ServedModel
 
 QUESTION = next(iter(ANSWERS))
 ANSWER, THOUGHT = ANSWERS[QUESTION], THOUGHTS[QUESTION]
-ALL = Policy(threshold=1e9)
+ALL, NONE = Policy(threshold=1e9), Policy(threshold=-1.0)
 USAGE = {"input_tokens": 1, "output_tokens": 9, "total_tokens": 10}
 
 
@@ -36,7 +36,7 @@ def test_a_local_model_tells_its_reasoning_apart(stream: bool) -> None:
     assert (message.text, message.additional_kwargs["reasoning_content"]) == (ANSWER, THOUGHT)
     assert [block["type"] for block in message.content_blocks] == ["reasoning", "text"]
     assert verdict is not None
-    assert (verdict.status, verdict.promised) == ("unscored", False)
+    assert (verdict.status, verdict.promised) == ("scored", False)
     used: Any = message.usage_metadata
     assert used["output_token_details"]["reasoning"] > 0
     again = ChatSemGrad.from_model(thinking_model()).invoke([HumanMessage(QUESTION), message, HumanMessage(QUESTION)])
@@ -45,7 +45,7 @@ def test_a_local_model_tells_its_reasoning_apart(stream: bool) -> None:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_reasoning_is_withheld_with_its_answer(stream: bool) -> None:
-    guarded = GuardedChatModel(ChatSemGrad.from_model(thinking_model()), policy=ALL)
+    guarded = GuardedChatModel(ChatSemGrad.from_model(thinking_model()), policy=NONE)
     message = delivered(guarded, stream=stream)
     assert message.text == "I don't know."
     assert THOUGHT not in repr(message)
@@ -71,16 +71,18 @@ FORMS: dict[str, AIMessage] = {
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("form", FORMS)
-def test_an_answer_that_follows_on_reasoning_elsewhere_is_unscored(form: str, stream: bool) -> None:
+def test_an_answer_from_elsewhere_is_scored_given_its_reasoning(form: str, stream: bool) -> None:
     served, scorer = ServedModel(message=FORMS[form]), thinking_model()
     message = delivered(GuardedChatModel(served, policy=ALL, scorer=scorer, mode="annotate"), stream=stream)
     verdict = get_verdict(message)
     assert verdict is not None
     assert (message.text, verdict.text) == (ANSWER, ANSWER)
-    assert verdict.status == ("scored" if form == "none" else "unscored")
+    known = form in ("a block", "reasoning_content", "metadata", "raw")
+    assert verdict.status == ("scored" if known or form == "none" else "unscored")
     if form != "none":
-        assert "reasoning" in (verdict.reason or "")
-        held = delivered(GuardedChatModel(served, policy=ALL, scorer=scorer), stream=stream)
+        assert known or "reasoning" in (verdict.reason or "")
+        policy = NONE if known else ALL
+        held = delivered(GuardedChatModel(served, policy=policy, scorer=scorer), stream=stream)
         assert held.text == "I don't know."
         assert THOUGHT not in repr(held)
     if form == "raw":

@@ -1,4 +1,4 @@
-"""Models that think, in LlamaIndex: a response's text is the answer, and an answer behind a thought has no score."""
+"""Models that think, in LlamaIndex: a response's text is the answer, scored given the thought."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_chat_tells_the_reasoning_apart(llm: SemGradLLM, stream: bool) -> None
     assert thoughts == [THOUGHT]
     verdict = get_verdict(response)
     assert verdict is not None
-    assert (verdict.status, verdict.promised) == ("unscored", False)
+    assert (verdict.status, verdict.promised) == ("scored", False)
 
 
 def test_earlier_reasoning_is_no_part_of_the_next_prompt(llm: SemGradLLM) -> None:
@@ -47,7 +47,7 @@ def test_a_completion_and_a_text_from_elsewhere(llm: SemGradLLM) -> None:
     response: Any = llm.complete(QUESTION)
     assert (response.text, response.raw["reasoning_content"]) == (ANSWER, THOUGHT)
     verdict = llm.score(QUESTION, written(QUESTION))
-    assert (verdict.status, verdict.text, verdict.reasoning) == ("unscored", ANSWER, THOUGHT)
+    assert (verdict.status, verdict.text, verdict.reasoning) == ("scored", ANSWER, THOUGHT)
 
 
 class Engine(CustomQueryEngine):
@@ -61,9 +61,9 @@ class Engine(CustomQueryEngine):
 
 @pytest.mark.parametrize("mode", ["enforce", "annotate"])
 def test_a_guarded_engine_withholds_the_reasoning_with_the_answer(llm: SemGradLLM, mode: Any) -> None:
-    response: Any = GuardedQueryEngine(Engine(llm=llm), policy=Policy(threshold=1e9), mode=mode).query(QUESTION)
+    response: Any = GuardedQueryEngine(Engine(llm=llm), policy=Policy(threshold=-1.0), mode=mode).query(QUESTION)
     verdict = get_verdict(response)
     assert verdict is not None
-    assert verdict.status == "unscored"
+    assert verdict.status == "scored"
     assert str(response) == (ANSWER if mode == "annotate" else "I don't know.")
     assert THOUGHT not in repr(response)
