@@ -94,7 +94,7 @@ class ModelSource(EngineOptions):
             device_map=_place(self.device),
             quantization_config=self.quantization_config,
             semantic_token=self.semantic_token,
-            template_options=self.template_option,
+            template_options=self.template_options,
         )
 
     def _by_vllm(self, engine: Mapping[str, Any], *, verbose: bool) -> LanguageModel:
@@ -109,7 +109,7 @@ class ModelSource(EngineOptions):
 
         given: dict[str, Any] = {**engine, **({} if self.dtype is None else {"dtype": self.dtype})}
         return VLLMLanguageModel.from_pretrained(
-            self.model, semantic_token=self.semantic_token, template_options=self.template_option, **given
+            self.model, semantic_token=self.semantic_token, template_options=self.template_options, **given
         )
 
 

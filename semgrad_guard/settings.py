@@ -7,6 +7,7 @@ An option with a panel is one of the command line, too. Importing this loads nei
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -43,6 +44,8 @@ OnError = Literal["raise", "abstain"]
 Overridable = Literal["mode", "threshold", "timeout"]
 DtypeName = Literal["float32", "bfloat16", "float16"]
 Variant = Literal["paper", "official"]
+Thinking = Literal["on", "off", "auto"]
+"""Whether a model reasons before its answers; auto leaves that to its chat template."""
 
 
 def require_name(name: str) -> None:
@@ -71,6 +74,16 @@ def _not_too_cold(temperature: float) -> None:
 # Options that several classes have.
 
 MaxTokens = Annotated[int, Option("The longest answer, in tokens.", ANSWERS, "N", Bounds(1, 2**63 - 1))]
+MaxThinkingTokens = Annotated[
+    int | None,
+    Option(
+        "End the reasoning after so many tokens, by the chat template's own mark; they count as tokens of the answer.",
+        panel=ANSWERS,
+        metavar="N",
+        bounds=Bounds(1, 2**63 - 1),
+        shown="no limit of its own",
+    ),
+]
 Temperature = Annotated[
     float,
     Option("0 always takes the likeliest token; above 0 samples.", ANSWERS, "X", Bounds(0, 100), check=_not_too_cold),
@@ -110,6 +123,11 @@ LogAddress = Annotated[
 ]
 
 
+def template_options_of(given: Mapping[str, Any] | None, thinking: Thinking) -> dict[str, Any]:
+    """The options for a chat template, with the switch for thinking among them."""
+    return {**(given or {}), **({} if thinking == "auto" else {"thinking": thinking})}
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelName:
     """Which model."""
@@ -139,14 +157,22 @@ class LoadingOptions:
     template_option: Annotated[
         dict[str, Any] | None,
         Option(
-            "Told to the chat template with every prompt, the value in JSON: enable_thinking=false turns thinking off "
-            "where the template has that switch. Repeat the option for several.",
+            "Told to the chat template with every prompt, the value in JSON. Repeat the option for several.",
             panel=MODEL,
             metavar="NAME=VALUE",
             reads="template_option",
             several=True,
         ),
     ] = None
+    thinking: Annotated[
+        Thinking,
+        Option("Whether the model reasons before its answers, where its chat template has a switch for that.", MODEL),
+    ] = "auto"
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        """Everything that is told to the chat template."""
+        return template_options_of(self.template_option, self.thinking)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,6 +283,7 @@ class AnswerLimit:
     """How long an answer may be."""
 
     max_tokens: MaxTokens = 256
+    max_thinking_tokens: MaxThinkingTokens = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,11 +26,24 @@ from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.errors import InputError, require_known
 from semgrad_guard.named import reading_prompt
-from semgrad_guard.settings import AnswerOptions, MaxTokens, ModelOptions, Seed, Temperature, TopK, TopP
+from semgrad_guard.settings import (
+    AnswerOptions,
+    LoadingOptions,
+    MaxThinkingTokens,
+    MaxTokens,
+    ModelOptions,
+    Seed,
+    Temperature,
+    Thinking,
+    TopK,
+    TopP,
+    template_options_of,
+)
 from semgrad_guard.settings import Timeout as Timeout
 
 _LOADING = ("revision", "dtype", "device_map", "quantization_config", "attn_implementation", "template_options")
 _DECODING = frozenset(declared_options(AnswerOptions))
+_NUMBERS = ("max_tokens", "max_thinking_tokens", "temperature", "top_p", "top_k", "seed", "timeout")
 
 _shared: weakref.WeakValueDictionary[str, Weights] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
@@ -102,10 +115,14 @@ class LocalModelFields(BaseModel):
     """As in transformers: the weights are quantized while they are loaded."""
     attn_implementation: str | None = None
     template_options: Mapping[str, Any] | None = None
-    """Given to the chat template with every prompt, e.g. {"enable_thinking": False}."""
+    """Given to the chat template with every prompt."""
+    thinking: Thinking = LoadingOptions.thinking
+    """Whether the model reasons before its answers, where its chat template has a switch for that."""
 
     max_tokens: MaxTokens = AnswerOptions.max_tokens
     """Longest answer in tokens; None is the default."""
+    max_thinking_tokens: MaxThinkingTokens = None
+    """Ends the reasoning after so many tokens, by the chat template's own mark."""
     temperature: Temperature = AnswerOptions.temperature
     """0 is greedy, and the default: scores are made for greedy answers."""
     top_p: TopP = AnswerOptions.top_p
@@ -123,7 +140,7 @@ class LocalModelFields(BaseModel):
     def _longest(cls, value: Any) -> Any:
         return AnswerOptions.max_tokens if value is None else value
 
-    @field_validator("max_tokens", "temperature", "top_p", "top_k", "seed", "timeout", mode="wrap", check_fields=False)
+    @field_validator(*_NUMBERS, mode="wrap", check_fields=False)
     @classmethod
     def _bounded(cls, value: Any, read: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
         """A value out of its range is an error of ours, as in every other place."""
@@ -157,7 +174,7 @@ def require_loaded(given: Iterable[str]) -> None:
     Raises:
         InputError: there are some.
     """
-    loading = sorted({"model", *_LOADING} & set(given))
+    loading = sorted({"model", "thinking", *_LOADING} & set(given))
     if loading:
         raise InputError(f"the model is loaded already: set {', '.join(loading)} on the LanguageModel instead")
 
@@ -179,7 +196,9 @@ def call_options(fields: Any, call: Mapping[str, Any], *, also: frozenset[str] =
 
 def _loading(fields: Any) -> dict[str, Any]:
     """The arguments of `LanguageModel.from_pretrained`."""
-    return {"name_or_path": fields.model, **{name: getattr(fields, name) for name in _LOADING}}
+    given = {name: getattr(fields, name) for name in _LOADING}
+    given["template_options"] = template_options_of(given["template_options"], fields.thinking) or None
+    return {"name_or_path": fields.model, **given}
 
 
 def _key_of(settings: dict[str, Any]) -> str:

@@ -370,12 +370,14 @@ def scoring_settings(
     sampled = {} if options.temperature == 0 else decoding
     grammar = {} if options.grammar is None else {"grammar": sha256(options.grammar.encode()).hexdigest()[:12]}
     elsewhere = {"served": True} if served else {}
+    thoughts = {} if options.max_thinking_tokens is None else {"max_thinking_tokens": options.max_thinking_tokens}
     return {
         **estimator.settings(),
         "dtype": model.identity.dtype,
         **model.departures,
         **sampled,
         **grammar,
+        **thoughts,
         **elsewhere,
     }
 

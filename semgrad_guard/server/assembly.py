@@ -188,7 +188,7 @@ class _Maker:
 
 def options_of(settings: ServerSettings) -> GenerationOptions:
     """How answers are written, unless a request changes it."""
-    return GenerationOptions(max_tokens=settings.max_tokens, seed=0)
+    return GenerationOptions(max_tokens=settings.max_tokens, max_thinking_tokens=settings.max_thinking_tokens, seed=0)
 
 
 def policy_of(settings: ServerSettings, name: str) -> Policy:
@@ -200,7 +200,7 @@ def policy_of(settings: ServerSettings, name: str) -> Policy:
     """
     policy = load_policy(settings.calibrations.get(name), settings)
     own = (settings.estimator, settings.dtype, settings.quantization_config, settings.engine)
-    changed = settings.template_option or any(setting is not None for setting in own)
+    changed = settings.template_options or any(setting is not None for setting in own)
     if policy is None and name == POCKET and settings.upstream is None and not changed:
         policy = pocket_policy(settings)
     if policy is not None:

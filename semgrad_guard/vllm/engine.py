@@ -111,7 +111,12 @@ def sampling_of(options: GenerationOptions, **more: Any) -> Any:
 
     vLLM's own end tokens are ignored: `more` names the tokens that end an answer, or the caller handles them.
     A grammar is read by llguidance, there as here.
+
+    Raises:
+        InputError: they limit the reasoning.
     """
+    if options.max_thinking_tokens is not None:
+        raise InputError("vLLM writes these answers, and takes no max_thinking_tokens: leave it out")
     vllm = library("vllm.sampling_params")
     form: dict[str, Any] = {}
     if options.grammar is not None:

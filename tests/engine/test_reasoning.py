@@ -10,8 +10,9 @@ from transformers import PreTrainedTokenizerFast
 
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.generation.visible import CertainText, Visible, answered
-from semgrad_guard.engine.prompts.prompt import Prompt, render
-from semgrad_guard.engine.prompts.reasoning import Foreign, Thinking
+from semgrad_guard.engine.prompts.prompt import Prompt, render, template_fingerprint
+from semgrad_guard.engine.prompts.reasoning import Foreign, Thinking, switch_of
+from semgrad_guard.errors import InputError
 
 from .chat_templates import with_template
 
@@ -303,3 +304,33 @@ def test_a_mark_spelled_in_other_tokens_is_text() -> None:
     assert codec.decode(found.scored_ids) == "Milan </think>"
     certain = CertainText(codec.decode, GenerationOptions(), prompt.thinking)
     assert "".join([*map(certain.add, ids), certain.rest(found.text)]) == found.text
+
+
+SWITCHES = {
+    "enable_thinking": ("{% if enable_thinking is false %}</think>{% endif %}", {"enable_thinking": False}),
+    "thinking": ("{% if not thinking is defined %}{% set thinking = true %}{% endif %}", {"thinking": False}),
+    "budget": ("{% if thinking_budget is defined and thinking_budget == 0 %}{% endif %}", {"thinking_budget": 0}),
+}
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_thinking_is_switched_by_the_templates_own_option(name: str) -> None:
+    code, off = SWITCHES[name]
+    tokenizer = with_template(turns("<u>", "", "<a>") + code + "{# <think></think> #}{{ 'enable_thinking' }}")
+    assert switch_of(tokenizer, tokenizer.chat_template, on=False) == off
+    assert template_fingerprint(tokenizer, {"thinking": "off"}) == template_fingerprint(tokenizer, off)
+    assert template_fingerprint(tokenizer, {"thinking": "auto"}) == template_fingerprint(tokenizer)
+    assert render(tokenizer, "Hi", template_options={"thinking": "off"}) == render(
+        tokenizer, "Hi", template_options=off
+    )
+    assert switch_of(tokenizer, tokenizer.chat_template, on=True) == (
+        {} if name == "budget" else {next(iter(off)): True}
+    )
+
+
+@pytest.mark.parametrize(("name", "thinking"), [("r1", "off"), ("plain", "on"), ("plain", "off")])
+def test_thinking_without_a_switch_is_refused(name: str, thinking: str) -> None:
+    tokenizer = with_template(FAMILIES[name].template)
+    with pytest.raises(InputError, match="no switch"):
+        render(tokenizer, "Hi", template_options={"thinking": thinking})
+    assert render(with_template(FAMILIES["r1"].template), "Hi", template_options={"thinking": "on"})

@@ -8,6 +8,7 @@ import pytest
 
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
 from semgrad_guard.engine.generation.decoding import Written
+from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.running_batch import BatchRequest
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import MeanEntropy, Sampling, SelfConsistency, SemanticEntropy
@@ -104,6 +105,43 @@ def test_a_call_in_a_thought_is_no_call(model: LanguageModel) -> None:
     wrote = Written(asking.render("Hi", tools=tools), GenerationOptions(), ids, ended=True)
     (generation,) = asking._decoder.generations([wrote], None)
     assert [call.name for call in asking.tool_answer(generation).calls] == ["f"]
+
+
+def written_by(model: LanguageModel, way: str, options: GenerationOptions) -> list[Generation]:
+    """The answers to the questions and to one without a thought, by a run or in a running batch."""
+    questions = [*QUESTIONS, UNTHOUGHT]
+    if way == "run":
+        return model.generate_batch(questions, options)
+    batch = model.running_batch()
+    rows = batch.join([BatchRequest(model.render(question), options) for question in questions])
+    while batch.rows:
+        batch.step()
+    return batch.generations(rows)
+
+
+@pytest.mark.parametrize("way", ["run", "running batch"])
+@pytest.mark.parametrize("budget", [4, 8, 60])
+def test_a_thought_is_closed_after_its_budget(model: LanguageModel, way: str, budget: int) -> None:
+    options = GenerationOptions(max_tokens=64, max_thinking_tokens=budget)
+    usual = model.generate_batch([*QUESTIONS, UNTHOUGHT], GenerationOptions(max_tokens=64))
+    closing = model._decoder.encode("\n</think>\n\n")
+    for generation, free in zip(written_by(model, way, options), usual, strict=True):
+        before, answer = generation.preceding_ids, generation.response_ids
+        assert generation.reasoning is None or generation.reasoning.finished
+        if free.reasoning is None or budget > free.reasoning.span[1]:
+            assert (before, answer) == (free.preceding_ids, free.response_ids)
+            continue
+        assert before[: budget + len(closing)] == (*free.preceding_ids[:budget], *closing)
+        timed = generation.evidence.gradients()
+        assert timed is not None
+        text = f"{model.tokenizer.decode(before)}{generation.text}"
+        expected = model.score(generation.prompt.question, text)
+        assert timed.scores.hybridgrad == pytest.approx(expected.hybridgrad, rel=1e-3)
+
+
+def test_a_budget_is_bound_in_the_calibration(model: LanguageModel) -> None:
+    bound = [Answerer(model, HybridGrad(), GenerationOptions(max_thinking_tokens=n)).binding() for n in (None, 4)]
+    assert bound[0].settings != bound[1].settings
 
 
 def test_a_stop_string_within_a_thought_is_named(model: LanguageModel) -> None:

@@ -20,6 +20,7 @@ from transformers.generation.streamers import BaseStreamer
 from semgrad_guard.engine.generation.generation import BatchScoring, Generation
 from semgrad_guard.engine.generation.options import GenerationOptions, SamplingPlan, sampling_processors
 from semgrad_guard.engine.generation.sampling import ModelSampler
+from semgrad_guard.engine.generation.thinking_budget import ThinkingBudget
 from semgrad_guard.engine.generation.visible import StopStrings, Visible, answered
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.grammar import GrammarCompiler
@@ -236,7 +237,7 @@ class Decoder:
             capture,
             cache=cache,
             generation_config=self._config(options.max_tokens),
-            logits_processor=self.processors(options, len(prompts), width),
+            logits_processor=self.processors(options, prompts, width),
             stopping_criteria=self._stopping(options.stop, width),
             streamer=streamer,
         )
@@ -276,12 +277,12 @@ class Decoder:
         """A finder of stop strings in answers after prompts of `width` columns."""
         return StopStrings(self._tokenizer, stop, decode=self.decode, width=width)
 
-    def processors(self, options: GenerationOptions, rows: int, width: int) -> LogitsProcessorList:
+    def processors(self, options: GenerationOptions, prompts: Sequence[Prompt], width: int) -> LogitsProcessorList:
         """Those that make a greedy search the options' sampling, none where it is greedy.
 
         A grammar goes first, so that sampling chooses among the tokens that it allows.
         """
-        processors = LogitsProcessorList()
+        processors, rows = LogitsProcessorList(), len(prompts)
         if options.temperature > 0:
             seed = secrets.randbits(31) if options.seed is None else options.seed
             processors = sampling_processors(
@@ -289,6 +290,9 @@ class Decoder:
             )
         if options.grammar is not None:
             processors.insert(0, self._grammars.processor(options.grammar, rows=rows, width=width))
+        elif options.max_thinking_tokens is not None:
+            thinking = [prompt.thinking for prompt in prompts]
+            processors.append(ThinkingBudget(options.max_thinking_tokens, thinking, self, width=width))
         return processors
 
     def require_grammars(self, options: Sequence[GenerationOptions]) -> None:

@@ -63,7 +63,7 @@ class RunningAnswer:
         self.behind, self.epoch = 0, object()
         self.error: Exception | None = None
         self._certain = CertainText(decoder.decode, request.options, request.prompt.thinking)
-        self._processors = decoder.processors(request.options, 1, len(request.prompt.ids))
+        self._processors = decoder.processors(request.options, [request.prompt], len(request.prompt.ids))
         self._stop, self._end_tokens = decoder.stop_strings(request.options.stop), decoder.end_tokens
 
     @property

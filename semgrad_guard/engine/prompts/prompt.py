@@ -12,7 +12,7 @@ from typing import Any, cast
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from semgrad_guard.engine.prompts.reasoning import Thinking, has_marks, thinking_of
+from semgrad_guard.engine.prompts.reasoning import Thinking, has_marks, switch_of, thinking_of
 from semgrad_guard.engine.prompts.semantic_token import MARK, TokenizedText, find_semantic_token, header_text
 from semgrad_guard.errors import EmptyPromptError, InputError, PromptTooLongError, UnsupportedModelError
 from semgrad_guard.records import Conversation, Message, PromptForm, SemanticToken, ToolCall
@@ -89,7 +89,8 @@ def render(
     tokenised once, without adding the special tokens that the template already writes. Without one, the contents,
     joined by blank lines (and one behind them, after earlier answers), are tokenised as ordinary text and t* is the
     last token. `semantic_token` overrides t*,
-    counting from the prompt's end (-1 is its last token); `template_options` go to the template (`enable_thinking`).
+    counting from the prompt's end (-1 is its last token); `template_options` go to the template; among them, `thinking`
+    is "on", "off" or "auto", whatever the template calls its switch.
     `window` is how many tokens the model can attend over, None if it states no limit.
 
     Raises:
@@ -100,7 +101,7 @@ def render(
     turns = _checked(conversation)
     if not any(turn["content"].strip() for turn in turns):
         raise EmptyPromptError("The prompt is empty or nothing but white space; ask something.")
-    options = dict(template_options or {})
+    options = _told(tokenizer, template_options)
     described = _described(conversation, turns, options)
     described["control"] = control_tokens(tokenizer, [*turns, options.get("documents")])
     template = chat_template(tokenizer, options)
@@ -156,7 +157,7 @@ def count_tokens(
     Raises:
         InputError: the chat template refuses the conversation.
     """
-    turns, options = _checked(conversation), dict(template_options or {})
+    turns, options = _checked(conversation), _told(tokenizer, template_options)
     if not turns:
         return 0
     plain = chat_template(tokenizer, options) is None
@@ -179,7 +180,7 @@ def template_fingerprint(tokenizer: PreTrainedTokenizerBase, template_options: M
 
     Calibrations are bound to it: another template poses another question, whose scores mean something else.
     """
-    options = dict(template_options or {})
+    options = _told(tokenizer, template_options)
     template = chat_template(tokenizer, options)
     if template is None:
         return PLAIN
@@ -248,6 +249,16 @@ def chat_template(tokenizer: _Untyped, options: Mapping[str, Any]) -> str | None
         return tokenizer.get_chat_template(chosen, options.get("tools"))
     except ValueError as error:  # several named templates and none called "default"
         raise InputError(f"{error} Name one with template_options={{'chat_template': ...}}.") from error
+
+
+def _told(tokenizer: _Untyped, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The options for the chat template, with the switch for thinking in the template's own words."""
+    options = dict(given or {})
+    if options.get("thinking") not in ("on", "off", "auto"):
+        return options
+    thinking = options.pop("thinking")
+    template = chat_template(tokenizer, options) or ""
+    return options if thinking == "auto" else {**options, **switch_of(tokenizer, template, on=thinking == "on")}
 
 
 def _apply_template(

@@ -18,6 +18,8 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any, Literal, Protocol
 
+from semgrad_guard.errors import InputError
+
 Span = tuple[int, int]
 
 _FIELDS = ("reasoning_content", "thinking", "reasoning")
@@ -78,6 +80,14 @@ _CHANNELS = Marks(
 
 _GLUED = re.compile(r"analysis(?=[A-Z])(.*?)(?:assistantfinal(.*)|\Z)", re.DOTALL)
 """The text of channels whose marks, special tokens all of them, were left out."""
+
+
+_SWITCHES: dict[str, tuple[Any, Any]] = {
+    "enable_thinking": (False, True),
+    "thinking": (False, True),
+    "thinking_budget": (0, None),
+}
+"""How templates call their switch for thinking, and its values for off and on."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +165,11 @@ class Thinking:
     def settled(self) -> bool:
         """Whether the prompt ends behind a thought, or in an answer: the answer begins at once."""
         return self.header in ("closed", "answer")
+
+    def is_open(self, seen: str) -> bool:
+        """Whether a text that is being written ends within a thought."""
+        parts = self.parts(seen)
+        return parts.answer is None and bool(parts.thoughts) and parts.thoughts[-1][1] == len(seen)
 
     def begins(self, text: str) -> int | None:
         """Where the answer begins in a text that grows; None while that is not certain."""
@@ -251,6 +266,29 @@ def thinking_of(tokenizer: Any, template: str, header: str) -> Thinking | None:
 def has_marks(tokenizer: Any, template: str) -> bool:
     """Whether it is known how a model marks its thoughts."""
     return (_declared(tokenizer) or _named(template)) is not None
+
+
+def switch_of(tokenizer: Any, template: str, *, on: bool) -> dict[str, Any]:
+    """The option by which a chat template turns thinking on or off; none where its model thinks in any case.
+
+    Raises:
+        InputError: the template has no such option.
+    """
+    for name, values in _SWITCHES.items():
+        if re.search(rf"(?<![\w.]){name}\b", _code_of(template)):
+            return {} if values[on] is None else {name: values[on]}
+    if on and has_marks(tokenizer, template):
+        return {}
+    raise InputError(
+        f"this model's chat template has no switch that turns thinking {'on' if on else 'off'}: leave thinking at "
+        "auto, or name the template's own option with --template-option, template_options={...}"
+    )
+
+
+@lru_cache(maxsize=64)
+def _code_of(template: str) -> str:
+    """The statements and expressions of a template, without their strings."""
+    return re.sub(r"'[^']*'|\"[^\"]*\"", "''", " ".join(re.findall(r"\{[%{](.*?)[%}]\}", template, re.DOTALL)))
 
 
 def _declared(tokenizer: Any) -> Marks | None:

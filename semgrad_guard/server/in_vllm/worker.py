@@ -53,7 +53,7 @@ def _open(worker: Any, opening: Opening) -> str:
             "--tensor-parallel-size 1 --pipeline-parallel-size 1"
         )
     model = TwinLanguageModel.on(
-        worker.model_runner.model, worker.model_config, template_options=opening.settings.template_option
+        worker.model_runner.model, worker.model_config, template_options=opening.settings.template_options
     )
     # Compiled graphs cannot be recorded.
     recorder = model.listening(worker.model_runner) if worker.model_config.enforce_eager else None
