@@ -1,11 +1,12 @@
-"""A small model that was taught to think: it writes a thought by Qwen3's documented marks, and then its answer.
+"""Small models that were taught to think: they write a thought by Qwen3's documented marks, and then their answer.
 
-The thought names the right city. Behind it, half of the answers are wrong. With `enable_thinking=False` it answers at
-once, and one question is answered without a thought in any case.
+The thought of `thinking_model` names the right city. Behind it, half of the answers are wrong. With
+`enable_thinking=False` it answers at once, and one question is answered without a thought in any case.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 import torch
@@ -34,22 +35,32 @@ THOUGHTS = {
     f"Capital of {country}?": f"It is {right}. {other} is second." for country, (right, other) in CAPITALS.items()
 }
 UNTHOUGHT = "Say yes"
+_ROWS = 25
+"""Of more, so many are learned from at a time."""
 
 
 def written(question: str) -> str:
     """All that the model writes where it thinks."""
-    return f"<think>\n{THOUGHTS[question]}\n</think>\n\n{ANSWERS[question]}"
+    return thought_through(THOUGHTS[question], ANSWERS[question])
+
+
+def thought_through(thought: str, answer: str) -> str:
+    """A thought and its answer in Qwen3's form."""
+    return f"<think>\n{thought}\n</think>\n\n{answer}"
 
 
 @cache
 def thinking_model() -> LanguageModel:
     """The model, taught in some seconds."""
-    tokenizer = _tokenizer()
-    rows: list[tuple[list[int], list[int]]] = []
-    for question, answer in ANSWERS.items():
-        for thinks in (True, False):
-            rows.append(_row(tokenizer, question, written(question) if thinks else answer, thinks=thinks))
-    rows += [_row(tokenizer, UNTHOUGHT, "yes", thinks=thinks) for thinks in (True, False)]
+    thinking = {question: written(question) for question in ANSWERS}
+    return taught({**thinking, UNTHOUGHT: "yes"}, {**ANSWERS, UNTHOUGHT: "yes"})
+
+
+def taught(thinking: Mapping[str, str], at_once: Mapping[str, str], *, vocabulary: int = 400) -> LanguageModel:
+    """A model that writes these texts to questions: where it thinks, and where thinking is off."""
+    tokenizer = _tokenizer([*thinking, *thinking.values(), *at_once.values()], vocabulary)
+    rows = [_row(tokenizer, question, text, thinks=True) for question, text in thinking.items()]
+    rows += [_row(tokenizer, question, text, thinks=False) for question, text in at_once.items()]
     torch.manual_seed(0)
     model = LlamaForCausalLM(
         LlamaConfig(
@@ -84,8 +95,9 @@ def _teach(model: LlamaForCausalLM, rows: list[tuple[list[int], list[int]]], pad
     labels = torch.tensor([[*[-100] * len(p), *a, *[-100] * (width - len(p) - len(a))] for p, a in rows])
     mask = torch.tensor([[1] * (len(p) + len(a)) + [0] * (width - len(p) - len(a)) for p, a in rows])
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    for _ in range(300):
-        loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
+    for step in range(300):
+        some = torch.arange(step * _ROWS, (step + 1) * _ROWS) * 7 % len(rows) if len(rows) > _ROWS else slice(None)
+        loss = model(input_ids=ids[some], attention_mask=mask[some], labels=labels[some]).loss
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -93,14 +105,14 @@ def _teach(model: LlamaForCausalLM, rows: list[tuple[list[int], list[int]]], pad
             break
 
 
-def _tokenizer() -> PreTrainedTokenizerFast:
+def _tokenizer(texts: Sequence[str], vocabulary: int) -> PreTrainedTokenizerFast:
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
-    texts = [*ANSWERS, *map(written, ANSWERS), UNTHOUGHT, "yes", "user", "assistant", "system"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     core.train_from_iterator(
-        texts * 3, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
+        [*texts, "user", "assistant", "system"] * 3,
+        trainers.BpeTrainer(vocab_size=vocabulary, initial_alphabet=alphabet, show_progress=False),
     )
     core.add_special_tokens(
         [AddedToken(mark, special=True, normalized=False) for mark in ("<|im_start|>", "<|im_end|>")]

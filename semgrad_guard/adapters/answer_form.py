@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from semgrad_guard.engine.generation.generation import Generation
@@ -27,13 +27,15 @@ def knows_tools(template: str) -> bool:
 class AnswerForm:
     """The form of one answer. It must call one of the `forced` tools, and its JSON must follow `schema`.
 
-    With tools and a schema, an answer is either a call or JSON.
+    With tools and a schema, an answer is either a call or JSON. `switches` are the chat template's options about the
+    reasoning before it.
     """
 
     tools: tuple[Tool, ...] = ()
     forced: tuple[Tool, ...] = ()
     schema: Mapping[str, Any] | None = None
     instruction: str = ""
+    switches: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> AnswerForm:
@@ -52,7 +54,7 @@ class AnswerForm:
     @property
     def template_options(self) -> dict[str, Any]:
         """The options for the chat template."""
-        return {"tools": list(self.tools)} if self.tools else {}
+        return {**({"tools": list(self.tools)} if self.tools else {}), **self.switches}
 
     def taken_apart(self, model: LanguageModel, generation: Generation) -> ToolAnswer:
         """An answer in this form: its text, its calls, and calls that cannot be read."""

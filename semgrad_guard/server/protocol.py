@@ -31,6 +31,8 @@ LONGEST_STOP = 256
 CUTS = ("max_completion_tokens", "max_tokens", "stop")
 """The fields by which a client cuts an answer off."""
 _SEEDS = 2**62
+_SWITCHES = frozenset({"enable_thinking", "thinking"})
+"""Names of chat templates' switch for thinking: either turns it, whatever the template's own name is."""
 
 
 class _Sent(BaseModel):
@@ -133,6 +135,8 @@ class ChatRequest(BaseModel):
     temperature: float | None = Field(default=None, ge=0, le=2, allow_inf_nan=False)
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: StrictInt | None = Field(default=None, ge=0)
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: StrictStr | None = Field(default=None, max_length=32)
     semgrad_guard: Overrides | None = None
 
     @property
@@ -191,6 +195,20 @@ class ChatRequest(BaseModel):
         for tool in tools:
             tool["function"].pop("strict", None)
         return AnswerForm.of({"tools": tools, "tool_choice": choice, "response_format": self.response_format})
+
+    def switches(self) -> dict[str, Any]:
+        """The chat template's options about the reasoning before the answer.
+
+        Raises:
+            InputError: other options of the chat template, which are the operator's to set.
+        """
+        given = {name: value for name, value in (self.chat_template_kwargs or {}).items() if value is not None}
+        if given and (not set(given) <= _SWITCHES or len({*map(repr, given.values())} & {"True", "False"}) != 1):
+            raise InputError(
+                f"chat_template_kwargs takes {' or '.join(sorted(_SWITCHES))}, true or false; leave others out"
+            )
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return {**({"thinking": "on" if any(given.values()) else "off"} if given else {}), **effort}
 
     @property
     def cuts(self) -> Cuts:

@@ -124,7 +124,7 @@ class Call:
         return AnswerRequest(
             conversation=request.conversation(),
             options=request.options(self.served.options, uncut=self.cuts is not None),
-            form=request.form(),
+            form=replace(request.form(), switches=request.switches()),
             count=request.count,
             logprobs=bool(request.logprobs),
             top_logprobs=request.top_logprobs or 0,

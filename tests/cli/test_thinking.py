@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from tests.thinking import ANSWERS, QUESTIONS, THOUGHTS, thinking_model, written
+from semgrad_guard import Calibration, Guard, LanguageModel, Policy
+from tests.thinking import ANSWERS, QUESTIONS, THOUGHTS, taught, thinking_model, thought_through, written
 
 from .helpers import flat, jsonl, saved
 
@@ -66,3 +67,33 @@ def test_a_thought_is_no_part_of_an_answer(run: Run, thinker: Path, questions: P
     assert "cut off within its reasoning" not in flat(evaluated.output)
     cut = json.loads(run("ask", question, "--model", thinker, "--max-tokens", 6, "--threshold", 9, "--json").stdout)
     assert (cut["status"], cut["action"]) == ("unscored", "abstain")
+
+
+LETTERS = [(one, other) for one in "BCDFGHJKLM" for other in "NPQRSTVWXZ"]
+HUNDRED = {
+    # Every thought names both letters. Twenty answers are neither, the others are the first.
+    f"{one} or {other}?": thought_through(f"{one}, not {other}.", "E" if one in "BC" else one)
+    for one, other in LETTERS
+}
+
+
+@pytest.fixture(scope="module")
+def chooser(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("model") / "chooser", taught(HUNDRED, {}))
+
+
+@pytest.mark.parametrize("reference", [0, 1], ids=["20 of 100 wrong", "all wrong, every thought right"])
+def test_the_promise_is_about_the_answers(run: Run, chooser: Path, tmp_path: Path, reference: int) -> None:
+    output, rates = tmp_path / "calibration.json", ("--alpha", "0.3", "--delta", "0.2")
+    rows = ({"question": q, "answers": [pair[reference]]} for q, pair in zip(HUNDRED, LETTERS, strict=True))
+    given = ("--model", chooser, "--data", jsonl(tmp_path / "asked.jsonl", rows), "--output", output, *rates)
+    result = run("calibrate", *given, "--thinking", "on", "--max-tokens", 40)
+    if reference:
+        assert "100 of 100 answers wrong" in flat(result.output)
+        assert not output.exists()
+        return
+    assert "20 of 100 answers wrong" in flat(result.output)
+    model = LanguageModel.from_pretrained(str(chooser), template_options={"thinking": "on"})
+    verdicts = Guard(model, Policy.from_calibration(Calibration.load(output))).batch(list(HUNDRED))
+    right = [v for v, (one, _) in zip(verdicts, LETTERS, strict=True) if v.promised and v.text == one]
+    assert len(right) >= 40

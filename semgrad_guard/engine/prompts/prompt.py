@@ -12,7 +12,7 @@ from typing import Any, cast
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from semgrad_guard.engine.prompts.reasoning import Thinking, has_marks, switch_of, thinking_of
+from semgrad_guard.engine.prompts.reasoning import Thinking, has_marks, has_option, switch_of, thinking_of
 from semgrad_guard.engine.prompts.semantic_token import MARK, TokenizedText, find_semantic_token, header_text
 from semgrad_guard.errors import EmptyPromptError, InputError, PromptTooLongError, UnsupportedModelError
 from semgrad_guard.records import Conversation, Message, PromptForm, SemanticToken, ToolCall
@@ -254,10 +254,13 @@ def chat_template(tokenizer: _Untyped, options: Mapping[str, Any]) -> str | None
 def _told(tokenizer: _Untyped, given: Mapping[str, Any] | None) -> dict[str, Any]:
     """The options for the chat template, with the switch for thinking in the template's own words."""
     options = dict(given or {})
-    if options.get("thinking") not in ("on", "off", "auto"):
-        return options
-    thinking = options.pop("thinking")
+    thinking = options.pop("thinking") if options.get("thinking") in ("on", "off", "auto") else "auto"
     template = chat_template(tokenizer, options) or ""
+    if (effort := options.get("reasoning_effort")) is not None and not has_option(template, "reasoning_effort"):
+        del options["reasoning_effort"]
+        if effort != "none":
+            raise InputError(f"this model's chat template has no reasoning_effort, so it cannot be {effort!r}")
+        thinking = "off"
     return options if thinking == "auto" else {**options, **switch_of(tokenizer, template, on=thinking == "on")}
 
 

@@ -275,7 +275,7 @@ def switch_of(tokenizer: Any, template: str, *, on: bool) -> dict[str, Any]:
         InputError: the template has no such option.
     """
     for name, values in _SWITCHES.items():
-        if re.search(rf"(?<![\w.]){name}\b", _code_of(template)):
+        if has_option(template, name):
             return {} if values[on] is None else {name: values[on]}
     if on and has_marks(tokenizer, template):
         return {}
@@ -285,10 +285,11 @@ def switch_of(tokenizer: Any, template: str, *, on: bool) -> dict[str, Any]:
     )
 
 
-@lru_cache(maxsize=64)
-def _code_of(template: str) -> str:
-    """The statements and expressions of a template, without their strings."""
-    return re.sub(r"'[^']*'|\"[^\"]*\"", "''", " ".join(re.findall(r"\{[%{](.*?)[%}]\}", template, re.DOTALL)))
+@lru_cache(maxsize=256)
+def has_option(template: str, name: str) -> bool:
+    """Whether a chat template's statements and expressions read an option of this name."""
+    code = re.sub(r"'[^']*'|\"[^\"]*\"", "''", " ".join(re.findall(r"\{[%{](.*?)[%}]\}", template, re.DOTALL)))
+    return re.search(rf"(?<![\w.]){name}\b", code) is not None
 
 
 def _declared(tokenizer: Any) -> Marks | None:
