@@ -203,10 +203,9 @@ class ChatRequest(BaseModel):
             InputError: other options of the chat template, which are the operator's to set.
         """
         given = {name: value for name, value in (self.chat_template_kwargs or {}).items() if value is not None}
-        if given and (not set(given) <= _SWITCHES or len({*map(repr, given.values())} & {"True", "False"}) != 1):
-            raise InputError(
-                f"chat_template_kwargs takes {' or '.join(sorted(_SWITCHES))}, true or false; leave others out"
-            )
+        if not set(given) <= _SWITCHES or not all(isinstance(value, bool) for value in given.values()):
+            names = " or ".join(sorted(_SWITCHES))
+            raise InputError(f"chat_template_kwargs takes {names}, true or false; leave others out")
         effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
         return {**({"thinking": "on" if any(given.values()) else "off"} if given else {}), **effort}
 

@@ -125,3 +125,27 @@ async def test_fields_that_change_the_prompt_of_an_upstream_leave_no_score(
 
 def test_the_upstream_is_asked_what_the_model_would_write() -> None:
     assert written(QUESTION) == RAW + ANSWER
+
+
+@pytest.mark.parametrize(
+    ("field", "thinks"),
+    [
+        ({"chat_template_kwargs": {"enable_thinking": False}}, False),
+        ({"chat_template_kwargs": {"thinking": False}}, False),
+        ({"chat_template_kwargs": {"thinking": True}}, True),
+        ({"reasoning_effort": "none"}, False),
+        ({"reasoning_effort": "low"}, None),
+        ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, None),
+        ({"chat_template_kwargs": {"thinking": "maybe"}}, None),
+    ],
+    ids=str,
+)
+async def test_a_request_switches_thinking(serve: Serve, field: dict[str, Any], thinks: bool | None) -> None:
+    async with serve(ALL, mode="annotate", model=thinking_model(), options=OPTIONS) as client:
+        response = await client.post(CHAT, json=asking(QUESTION, logprobs=True, **field))
+    if thinks is None:
+        assert response.status_code == 400
+        return
+    content, thought, record = delivered(response, stream=False)
+    assert (content, thought, record["status"]) == (ANSWER, THOUGHT if thinks else "", "scored")
+    assert record["prompt_template"] != "chat@" + thinking_model().identity.template
