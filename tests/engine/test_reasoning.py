@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.generation.visible import CertainText, Visible, answered
 from semgrad_guard.engine.prompts.prompt import Prompt, render, template_fingerprint
-from semgrad_guard.engine.prompts.reasoning import Foreign, Thinking, switch_of
+from semgrad_guard.engine.prompts.reasoning import Foreign, Thinking
 from semgrad_guard.errors import InputError
 
 from .chat_templates import with_template
@@ -63,6 +63,15 @@ FAMILIES = {
     "granite": Family(turns("<u>", "", "<a>") + "{# <think></think><response></response> #}"),
     "nemotron": Family(turns("<u>", "", "<a><think>\n") + "{# </think> #}"),
     "apriel": Family(turns("<u>", "", "<a>Here are my reasoning steps:\n") + "{# [BEGIN FINAL RESPONSE] #}"),
+    "apriel 1.5": Family(turns("<u>", "", "<a>") + "{# [BEGIN FINAL RESPONSE] <thinking></thinking> #}"),
+    "kimi k3": Family(
+        turns("<u>", "", "<a>{{ '<|open|>' + 'think' + '<|sep|>' }}"), (), ("<|open|>", "<|close|>", "<|sep|>")
+    ),
+    "command a": Family(
+        turns("<u>", "", "<a>") + "{# <|END_THINKING|><|START_RESPONSE|> #}",
+        (),
+        ("<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    ),
     "plain": Family(turns("<u>", "", "<a>")),
 }
 
@@ -134,6 +143,23 @@ CASES: tuple[tuple[str, str, str, str | None, bool], ...] = (
     ("granite", "<thi", "", "<thi", True),
     ("nemotron", f"{THOUGHT}</think>\n\nMilan", "Milan", THOUGHT, False),
     ("apriel", f"{THOUGHT}\n[BEGIN FINAL RESPONSE]\nMilan\n[END FINAL RESPONSE]", "Milan\n", THOUGHT, False),
+    ("apriel 1.5", f"{THOUGHT}\n[BEGIN FINAL RESPONSE]\nMilan\n[END FINAL RESPONSE]", "Milan\n", THOUGHT, False),
+    ("apriel 1.5", "It is", "", "It is", True),
+    (
+        "kimi k3",
+        f"{THOUGHT}<|close|>think<|sep|><|open|>response<|sep|>Milan<|close|>response<|sep|>",
+        "Milan",
+        THOUGHT,
+        False,
+    ),
+    ("kimi k3", "It is", "", "It is", True),
+    (
+        "command a",
+        f"<|START_THINKING|>{THOUGHT}<|END_THINKING|><|START_RESPONSE|>Milan<|END_RESPONSE|>",
+        "Milan",
+        THOUGHT,
+        False,
+    ),
     ("plain", f"<think>{THOUGHT}</think>Milan", f"<think>{THOUGHT}</think>Milan", None, True),
 )
 
@@ -308,8 +334,8 @@ def test_a_mark_spelled_in_other_tokens_is_text() -> None:
 
 SWITCHES = {
     "enable_thinking": ("{% if enable_thinking is false %}</think>{% endif %}", {"enable_thinking": False}),
-    "thinking": ("{% if not thinking is defined %}{% set thinking = true %}{% endif %}", {"thinking": False}),
-    "budget": ("{% if thinking_budget is defined and thinking_budget == 0 %}{% endif %}", {"thinking_budget": 0}),
+    "thinking": ("{% if thinking is defined and not thinking %}</think>{% endif %}", {"thinking": False}),
+    "budget": ("{% if thinking_budget | default(-1) == 0 %}<think>{% endif %}", {"thinking_budget": 0}),
 }
 
 
@@ -317,20 +343,26 @@ SWITCHES = {
 def test_thinking_is_switched_by_the_templates_own_option(name: str) -> None:
     code, off = SWITCHES[name]
     tokenizer = with_template(turns("<u>", "", "<a>") + code + "{# <think></think> #}{{ 'enable_thinking' }}")
-    assert switch_of(tokenizer, tokenizer.chat_template, on=False) == off
     assert template_fingerprint(tokenizer, {"thinking": "off"}) == template_fingerprint(tokenizer, off)
     assert template_fingerprint(tokenizer, {"thinking": "auto"}) == template_fingerprint(tokenizer)
     assert render(tokenizer, "Hi", template_options={"thinking": "off"}) == render(
         tokenizer, "Hi", template_options=off
     )
-    assert switch_of(tokenizer, tokenizer.chat_template, on=True) == (
-        {} if name == "budget" else {next(iter(off)): True}
-    )
+    on = {"thinking_budget": -1} if name == "budget" else {next(iter(off)): True}
+    assert template_fingerprint(tokenizer, {"thinking": "on"}) == template_fingerprint(tokenizer, on)
 
 
-@pytest.mark.parametrize(("name", "thinking"), [("r1", "off"), ("plain", "on"), ("plain", "off")])
-def test_thinking_without_a_switch_is_refused(name: str, thinking: str) -> None:
-    tokenizer = with_template(FAMILIES[name].template)
+# Nemotron's form: the name of a switch, which is set in the template itself.
+FIXED = "{% set ns = namespace(enable_thinking=true) %}{% set enable_thinking = true %}" + FAMILIES["r1"].template
+
+
+@pytest.mark.parametrize(
+    ("template", "thinking"),
+    [(FAMILIES["r1"].template, "off"), (FIXED, "off"), *((FAMILIES["plain"].template, on) for on in ("on", "off"))],
+    ids=["r1", "fixed", "plain on", "plain off"],
+)
+def test_thinking_without_a_switch_is_refused(template: str, thinking: str) -> None:
+    tokenizer = with_template(template)
     with pytest.raises(InputError, match="no switch"):
         render(tokenizer, "Hi", template_options={"thinking": thinking})
     assert render(with_template(FAMILIES["r1"].template), "Hi", template_options={"thinking": "on"})

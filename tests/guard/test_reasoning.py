@@ -120,10 +120,12 @@ def written_by(model: LanguageModel, way: str, options: GenerationOptions) -> li
 
 
 @pytest.mark.parametrize("way", ["run", "running batch"])
-@pytest.mark.parametrize("budget", [4, 8, 60])
-def test_a_thought_is_closed_after_its_budget(model: LanguageModel, way: str, budget: int) -> None:
-    options = GenerationOptions(max_tokens=64, max_thinking_tokens=budget)
+@pytest.mark.parametrize("left_out", [4, 1, -9])
+def test_a_thought_is_closed_after_its_budget(model: LanguageModel, way: str, left_out: int) -> None:
     usual = model.generate_batch([*QUESTIONS, UNTHOUGHT], GenerationOptions(max_tokens=64))
+    assert usual[0].reasoning is not None
+    budget = usual[0].reasoning.span[1] - left_out
+    options = GenerationOptions(max_tokens=64, max_thinking_tokens=budget)
     closing = model._decoder.encode("\n</think>\n\n")
     for generation, free in zip(written_by(model, way, options), usual, strict=True):
         before, answer = generation.preceding_ids, generation.response_ids
@@ -133,7 +135,10 @@ def test_a_thought_is_closed_after_its_budget(model: LanguageModel, way: str, bu
             continue
         assert before[: budget + len(closing)] == (*free.preceding_ids[:budget], *closing)
         timed = generation.evidence.gradients()
-        assert timed is not None
+        if timed is None:  # without its thought the model ends at once, or closes the thought once more
+            assert left_out == 4
+            assert not generation.text or "</think>" in generation.text
+            continue
         text = f"{model.tokenizer.decode(before)}{generation.text}"
         expected = model.score(generation.prompt.question, text)
         assert timed.scores.hybridgrad == pytest.approx(expected.hybridgrad, rel=1e-3)

@@ -170,9 +170,14 @@ class CertainText:
         self._answer = answer = self._answer or self._found(self._thinking)
         if answer is None:
             return ""
-        text = self._decode(self._ids[answer.begin :])
+        own = self._ids[answer.begin :]
+        if self._thinking.ends:  # marks that may hold control tokens, which the text does not show
+            shown = self._decode(own, special=True)
+            end = _safe_length(shown, self._thinking.ends)
+            own = own if end == len(shown) else own[: up_to(end, own, self._decode)]
+        text = self._decode(own)
         text = answer.clean(text) if answer.begin else text
-        return self._send(text, _safe_length(text, (*self._stop, *self._thinking.ends)))
+        return self._send(text, _safe_length(text, self._stop))
 
     def rest(self, text: str) -> str:
         """The rest of the whole text."""

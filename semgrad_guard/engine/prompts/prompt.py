@@ -255,13 +255,20 @@ def _told(tokenizer: _Untyped, given: Mapping[str, Any] | None) -> dict[str, Any
     """The options for the chat template, with the switch for thinking in the template's own words."""
     options = dict(given or {})
     thinking = options.pop("thinking") if options.get("thinking") in ("on", "off", "auto") else "auto"
-    template = chat_template(tokenizer, options) or ""
-    if (effort := options.get("reasoning_effort")) is not None and not has_option(template, "reasoning_effort"):
+    effort, template = options.get("reasoning_effort"), chat_template(tokenizer, options)
+
+    def probe(**switch: Any) -> str:
+        chosen = {"chat_template": template, **switch}
+        return "" if template is None else _apply_template(tokenizer, [{"role": "user", "content": "Hi"}], chosen)
+
+    if effort is not None and not has_option(probe, "reasoning_effort", ("low", "high")):
         del options["reasoning_effort"]
         if effort != "none":
             raise InputError(f"this model's chat template has no reasoning_effort, so it cannot be {effort!r}")
         thinking = "off"
-    return options if thinking == "auto" else {**options, **switch_of(tokenizer, template, on=thinking == "on")}
+    if thinking == "auto":
+        return options
+    return {**options, **switch_of(probe, on=thinking == "on", thinks=has_marks(tokenizer, template or ""))}
 
 
 def _apply_template(

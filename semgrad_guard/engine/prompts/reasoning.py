@@ -12,7 +12,7 @@ thought.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
@@ -60,22 +60,32 @@ class Marks:
 
 _RESPONSE = ("<response>", "</response>")
 _TURN = "<|start|>assistant"
-_PAIRS = (
+_FAMILIES = (
+    Marks(
+        "Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", wrap=("", "[END FINAL RESPONSE]"), gaps=("\n",) * 3
+    ),
     Marks("<think>", "</think>", wrap=_RESPONSE, gaps=("\n", "\n", "\n\n")),
     Marks("[THINK]", "[/THINK]"),
     Marks("<seed:think>", "</seed:think>"),
     Marks("◁think▷", "◁/think▷"),
-    Marks("<|START_THINKING|>", "<|END_THINKING|>"),
+    Marks("<|START_THINKING|>", "<|END_THINKING|>", wrap=("<|START_RESPONSE|>", "<|END_RESPONSE|>")),
     Marks("<|channel>thought", "<channel|>", gaps=("\n", "", "")),
     Marks("<thought>", "</thought>"),
     Marks("<thinking>", "</thinking>"),
     Marks("<reasoning>", "</reasoning>"),
     Marks("<|begin_of_thought|>", "<|end_of_thought|>", wrap=("<|begin_of_solution|>", "<|end_of_solution|>")),
-    Marks("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", wrap=("", "[END FINAL RESPONSE]")),
     Marks("Here is my thought process:", "Here is my response:"),
 )
 _CHANNELS = Marks(
     "<|channel|>analysis<|message|>", "<|end|>", answer="<|channel|>final<|message|>", region="<|channel|>"
+)
+
+_REGIONS = Marks(
+    "<|open|>think<|sep|>",
+    "<|close|>think<|sep|>",
+    answer="<|open|>response<|sep|>",
+    region="<|open|>",
+    wrap=("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
 )
 
 _GLUED = re.compile(r"analysis(?=[A-Z])(.*?)(?:assistantfinal(.*)|\Z)", re.DOTALL)
@@ -85,7 +95,7 @@ _GLUED = re.compile(r"analysis(?=[A-Z])(.*?)(?:assistantfinal(.*)|\Z)", re.DOTAL
 _SWITCHES: dict[str, tuple[Any, Any]] = {
     "enable_thinking": (False, True),
     "thinking": (False, True),
-    "thinking_budget": (0, None),
+    "thinking_budget": (0, -1),
 }
 """How templates call their switch for thinking, and its values for off and on."""
 
@@ -268,16 +278,18 @@ def has_marks(tokenizer: Any, template: str) -> bool:
     return (_declared(tokenizer) or _named(template)) is not None
 
 
-def switch_of(tokenizer: Any, template: str, *, on: bool) -> dict[str, Any]:
+def switch_of(render: Callable[..., str], *, on: bool, thinks: bool) -> dict[str, Any]:
     """The option by which a chat template turns thinking on or off; none where its model thinks in any case.
+
+    `render` makes a prompt with the template's options; `thinks`: the template names marks of thoughts.
 
     Raises:
         InputError: the template has no such option.
     """
     for name, values in _SWITCHES.items():
-        if has_option(template, name):
-            return {} if values[on] is None else {name: values[on]}
-    if on and has_marks(tokenizer, template):
+        if has_option(render, name, values):
+            return {name: values[on]}
+    if on and thinks:
         return {}
     raise InputError(
         f"this model's chat template has no switch that turns thinking {'on' if on else 'off'}: leave thinking at "
@@ -285,11 +297,9 @@ def switch_of(tokenizer: Any, template: str, *, on: bool) -> dict[str, Any]:
     )
 
 
-@lru_cache(maxsize=256)
-def has_option(template: str, name: str) -> bool:
-    """Whether a chat template's statements and expressions read an option of this name."""
-    code = re.sub(r"'[^']*'|\"[^\"]*\"", "''", " ".join(re.findall(r"\{[%{](.*?)[%}]\}", template, re.DOTALL)))
-    return re.search(rf"(?<![\w.]){name}\b", code) is not None
+def has_option(render: Callable[..., str], name: str, values: tuple[Any, Any]) -> bool:
+    """Whether an option changes prompts: a template may use its name for something else."""
+    return len({render(**{name: value}) for value in values}) == 2
 
 
 def _declared(tokenizer: Any) -> Marks | None:
@@ -308,7 +318,9 @@ def _named(template: str) -> Marks | None:
     """The marks that a template's text names."""
     if "<|channel|>" in template and "<|message|>" in template:
         return _CHANNELS
-    for marks in _PAIRS:
+    if "<|open|>" in template and "<|sep|>" in template:  # the rest of the marks is put together by macros
+        return _REGIONS
+    for marks in _FAMILIES:
         if marks.close in template:
             wrap = marks.wrap if marks.wrap and marks.wrap[0] in template else None
             return replace(marks, wrap=wrap, unopened=marks.open not in template)
@@ -328,7 +340,7 @@ class HeldText:
             return piece
         self._text += piece
         begun = self._text.lstrip()
-        self.held = any(begun.startswith(marks.open) or marks.open.startswith(begun) for marks in _PAIRS)
+        self.held = any(begun.startswith(marks.open) or marks.open.startswith(begun) for marks in _FAMILIES)
         return "" if self.held else self._text
 
 
@@ -379,7 +391,7 @@ class Foreign:
 def _written_out(text: str) -> Thinking | None:
     """The marks of a whole thought with which a text begins, whatever the scorer's own template names."""
     begun = text.lstrip()
-    found = (marks for marks in _PAIRS if begun.startswith(marks.open) and marks.close in begun)
+    found = (marks for marks in _FAMILIES if begun.startswith(marks.open) and marks.close in begun)
     return next((Thinking(marks) for marks in found), None)
 
 
