@@ -85,7 +85,7 @@ def test_a_written_answer_is_scored_given_its_thought(way: Any, questions: list[
     model = thinking_model()
     for question, found in zip(questions, way(model, questions), strict=True):
         evidence: Evidence = found.evidence if isinstance(found, Generation) else found
-        assert model.tokenizer.decode(evidence.response_ids) == evidence.text == ANSWERS.get(question, "yes")
+        assert model.tokenizer.decode(list(evidence.response_ids)) == evidence.text == ANSWERS.get(question, "yes")
         assert (evidence.preceding_ids == ()) == (question == UNTHOUGHT)
         prompt, before, answer = evidence.prompt, evidence.preceding_ids, evidence.response_ids
         expected = reference(model._model, prompt.ids, before, answer, prompt.semantic_token.offset)

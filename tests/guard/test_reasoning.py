@@ -139,7 +139,7 @@ def test_a_thought_is_closed_after_its_budget(model: LanguageModel, way: str, le
             assert left_out == 4
             assert not generation.text or "</think>" in generation.text
             continue
-        text = f"{model.tokenizer.decode(before)}{generation.text}"
+        text = f"{model.tokenizer.decode(list(before))}{generation.text}"
         expected = model.score(generation.prompt.question, text)
         assert timed.scores.hybridgrad == pytest.approx(expected.hybridgrad, rel=1e-3)
 

@@ -62,7 +62,10 @@ _RESPONSE = ("<response>", "</response>")
 _TURN = "<|start|>assistant"
 _FAMILIES = (
     Marks(
-        "Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", wrap=("", "[END FINAL RESPONSE]"), gaps=("\n",) * 3
+        "Here are my reasoning steps:",
+        "[BEGIN FINAL RESPONSE]",
+        wrap=("", "[END FINAL RESPONSE]"),
+        gaps=("\n", "\n", "\n"),
     ),
     Marks("<think>", "</think>", wrap=_RESPONSE, gaps=("\n", "\n", "\n\n")),
     Marks("[THINK]", "[/THINK]"),
