@@ -194,7 +194,8 @@ def test_a_new_option_is_declared_in_one_place() -> None:
     parameter = {parameter.name: parameter for parameter in derived.parameters}["patience"]
     info = parameter.annotation.__metadata__[0]
     assert (parameter.default, info.help, info.metavar) == (2, "Tries.", "N")
-    assert derived.collected({"max_tokens": 3, "patience": 4})["options"] == WithPatience(max_tokens=3, patience=4)
+    given = {"max_tokens": 3, "max_thinking_tokens": None, "patience": 4}
+    assert derived.collected(dict(given))["options"] == WithPatience(max_tokens=3, patience=4)
     assert Served().patience == 2
     with pytest.raises(ValueError, match="patience"):
         Served(patience=10)

@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
 from semgrad_guard.adapters.answer_form import AnswerForm
-from semgrad_guard.adapters.messages import short_id
+from semgrad_guard.adapters.messages import BLOCKS, short_id
 from semgrad_guard.calibration.call_options import HARMLESS, NEUTRAL
 from semgrad_guard.decision_log.entries import Sampling
 from semgrad_guard.engine.generation.options import GenerationOptions
@@ -93,7 +93,10 @@ class ChatMessage(_Earlier):
             InputError: it holds something other than text.
         """
         role = "system" if self.role == "developer" else self.role
-        text = _text(self.content if self.content is not None else self.refusal, number)
+        content = self.content if self.content is not None else self.refusal
+        if role == "assistant" and isinstance(content, list):  # as chat templates leave earlier reasoning out
+            content = [part for part in content if part.get("type") not in BLOCKS]
+        text = _text(content, number)
         calls = tuple(_call(call, number) for call in self.tool_calls or ())
         return Message(role, text, tool_calls=calls, tool_call_id=short_id(self.tool_call_id), name=self.name)
 

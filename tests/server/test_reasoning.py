@@ -149,3 +149,20 @@ async def test_a_request_switches_thinking(serve: Serve, field: dict[str, Any], 
     content, thought, record = delivered(response, stream=False)
     assert (content, thought, record["status"]) == (ANSWER, THOUGHT if thinks else "", "scored")
     assert record["prompt_template"] != "chat@" + thinking_model().identity.template
+
+
+async def test_earlier_reasoning_is_left_out_of_the_prompt(serve: Serve) -> None:
+    reply = {"role": "assistant", "content": ANSWER}
+    thought = {"type": "thinking", "thinking": THOUGHT}
+    blocks = {"role": "assistant", "content": [thought, {"type": "text", "text": ANSWER}]}
+    user = {"role": "user", "content": QUESTION}
+    async with serve(ALL, mode="annotate", model=thinking_model(), options=OPTIONS) as client:
+        found = [
+            await client.post(CHAT, json=asking(QUESTION, messages=[user, turn, user]))
+            for turn in (reply, {**reply, "reasoning_content": THOUGHT}, blocks)
+        ]
+        refused = await client.post(CHAT, json=asking(QUESTION, messages=[{**blocks, "role": "user"}]))
+    assert {response.json()["usage"]["prompt_tokens"] for response in found} == {
+        found[0].json()["usage"]["prompt_tokens"]
+    }
+    assert [response.status_code for response in (*found, refused)] == [200, 200, 200, 400]
