@@ -171,7 +171,7 @@ class LoadingOptions:
 
     @property
     def template_options(self) -> dict[str, Any]:
-        """Everything that is told to the chat template."""
+        """The options for the chat template."""
         return template_options_of(self.template_option, self.thinking)
 
 
