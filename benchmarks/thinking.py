@@ -29,7 +29,10 @@ def thinking_model(shape: str) -> LanguageModel:
     tokenizer = LanguageModel.from_pretrained("pocket").tokenizer
     tokenizer.add_tokens(["<think>", "</think>"])
     tokenizer.chat_template = TEMPLATE
-    return LanguageModel.from_transformers(build(shape, torch.float32), tokenizer)
+    model = build(shape, torch.float32)
+    with torch.no_grad():  # it writes words that the tokenizer knows
+        model.get_output_embeddings().weight[len(tokenizer) :] = 0
+    return LanguageModel.from_transformers(model, tokenizer)
 
 
 def main() -> None:
@@ -45,8 +48,6 @@ def main() -> None:
     options = GenerationOptions(
         max_tokens=arguments.thought + closing + arguments.answer,
         max_thinking_tokens=arguments.thought,
-        temperature=1.0,
-        seed=0,
     )
     estimators: tuple[Estimator, ...] = (HybridGrad(), MeanEntropy())
     ratios: dict[str, list[float]] = {estimator.name: [] for estimator in estimators}
