@@ -114,7 +114,8 @@ def scored(
     """
     text = convert.message_text(message)
     try:
-        _require_plain_text(message)
+        if message.tool_calls or message.invalid_tool_calls:
+            raise InputError("the answer calls tools, and how its server wrote the calls is not known")
         conversation, template_options = convert.to_conversation(messages), _template_options(shown)
     except InputError as error:
         return convert.decided(message, answerer.unscored(text, str(error)))
@@ -145,12 +146,6 @@ def form_of(scorer: LanguageModel, messages: Sequence[BaseMessage], shown: Mappi
         return scorer.render(convert.to_conversation(messages), **_template_options(shown)).form
     except (InputError, UnsupportedToolsError):
         return None
-
-
-def _require_plain_text(message: AIMessage) -> None:
-    """Raise an `InputError` for an answer whose tokens are not known from its text."""
-    if message.tool_calls or message.invalid_tool_calls:
-        raise InputError("the answer calls tools, and how its server wrote the calls is not known")
 
 
 _EXACT_CACHES = ("InMemoryCache", "SQLAlchemyCache", "SQLAlchemyMd5Cache", "SQLiteCache", "RedisCache")

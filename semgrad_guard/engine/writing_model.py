@@ -19,7 +19,6 @@ from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.generation.running_batch import RunningBatch
 from semgrad_guard.engine.generation.visible import CertainText, PieceStreamer
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.prompts.doubts import doubts
 from semgrad_guard.engine.prompts.prompt import (
     PLAIN,
     Prompt,
@@ -199,13 +198,27 @@ class WritingModel:
 
     @property
     def doubts(self) -> Sequence[str]:
-        """Doubts that this tokenizer and chat template belong to the model, in sentences."""
-        return doubts(
-            self.tokenizer,
-            vocabulary=self._scorer.vocabulary,
-            end_tokens=self._model_end_tokens,
-            has_template=self.template_fingerprint() != PLAIN,
-        )
+        """Signs, in sentences, that tokenizer or chat template are another model's.
+
+        Answers would be garbage, and look like answers.
+        """
+        found: list[str] = []
+        size, vocabulary, end = len(self.tokenizer), self._scorer.vocabulary, self.tokenizer.eos_token_id
+        if self.template_fingerprint() == PLAIN:
+            found.append(
+                "The model has no chat template: it is shown the bare text and may continue it instead of answering. "
+                "Use an instruction-tuned model, or save the tokenizer with its chat_template."
+            )
+        if (
+            size > vocabulary or size < vocabulary / 2
+        ):  # a vocabulary is padded to a round number, never to twice its size
+            found.append(f"The tokenizer has {size} tokens and the model {vocabulary}: is it another model's?")
+        elif end is not None and self._model_end_tokens and end not in self._model_end_tokens:
+            known = ", ".join(map(str, self._model_end_tokens))
+            found.append(
+                f"The tokenizer ends a text with token {end} and the model with {known}: is it another model's?"
+            )
+        return found
 
     @property
     def slow_dtype(self) -> str | None:

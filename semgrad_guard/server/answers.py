@@ -219,13 +219,10 @@ class HttpError(Exception):
     @property
     def body(self) -> dict[str, Any]:
         """The body of the response."""
-        error = {"message": self.message, "type": self._type, "param": self.param, "code": self.code}
-        return {"error": error, **self.more}
-
-    @property
-    def _type(self) -> str:
         kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-        return kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": error, **self.more}
 
 
 ENDING = HttpError(503, "shutting_down", "the server is shutting down; try again later", headers=_LATER)

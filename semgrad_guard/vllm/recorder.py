@@ -257,11 +257,9 @@ class Recorder:
         for request in batch.req_ids:
             count = self._scheduled.num_scheduled_tokens.get(request, 0)
             first = int(batch.num_computed_tokens_cpu[batch.req_id_to_index[request]])
-            yield _Part(self._record_of(request), start, first, count)
+            record = self.records.get(request) or self.records.get(request.rpartition("-")[0])
+            yield _Part(record, start, first, count)
             start += count
-
-    def _record_of(self, request: str) -> Record | None:
-        return self.records.get(request) or self.records.get(request.rpartition("-")[0])
 
     def left_by(self, records: Sequence[Record], lengths: Sequence[int], epoch: object) -> CapturedStates | None:
         """The states that passes left of answers of these lengths, all of one `reach`; None where some are missing.

@@ -12,7 +12,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from semgrad_guard.engine.replay.attention_weights import middle_layers
 from semgrad_guard.engine.replay.batch import TokenBatch
-from semgrad_guard.engine.scoring.attention_reading import NOT_FINITE, UNREADABLE, AttentionReading
+from semgrad_guard.engine.scoring.observation import NOT_FINITE, UNREADABLE, AttentionReading
 from semgrad_guard.engine.scoring.scorer import scorer_of
 
 from .tiny_models import ARCHITECTURES, build, shared, token_ids

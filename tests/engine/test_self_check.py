@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama import modeling_llama as llama
 
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay import float_sample as float_sample_module
+from semgrad_guard.engine.replay import model_copies
 from semgrad_guard.engine.replay.batch import CACHE
 from semgrad_guard.engine.replay.captured_states import CapturedStates
 from semgrad_guard.engine.scoring import scorer as scorer_module
@@ -167,7 +167,7 @@ def test_sound_models_pass_in_every_dtype(name: str, dtype: torch.dtype, caplog:
 @pytest.mark.parametrize("name", ["llama", "mistral-sliding", "gemma3"])
 def test_a_large_model_is_checked_by_some_of_its_layers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers that are left out write no keys: the others are cut all the same."""
-    monkeypatch.setattr(float_sample_module, "_ALL_BYTES", 0)
+    monkeypatch.setattr(model_copies, "_ALL_BYTES", 0)
     layers = {} if name != "gemma3" else {"layer_types": ["sliding_attention", "full_attention"] * 5}
     model = build(name, dtype=torch.bfloat16, num_hidden_layers=10, **layers)
     scorer = Scorer(model)

@@ -20,9 +20,8 @@ from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.prompts.reasoning import Reasoning
 from semgrad_guard.engine.replay.batch import TokenBatch
 from semgrad_guard.engine.replay.captured_states import CapturedStates
-from semgrad_guard.engine.scoring.attention_reading import AttentionReading
 from semgrad_guard.engine.scoring.gradients import GradientScores
-from semgrad_guard.engine.scoring.observation import HeadGradient, Observation
+from semgrad_guard.engine.scoring.observation import AttentionReading, HeadGradient, Observation
 from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
 from semgrad_guard.errors import DetachedRecordError, ScoringError
 from semgrad_guard.records import FinishReason, in_context

@@ -34,11 +34,12 @@ T = TypeVar("T")
 def knows_its_options(kind: type[T]) -> type[T]:
     """For a class: an unknown keyword is an `InputError` that names the known ones."""
     initialize: Any = kind.__init__
-    known = [name for name in signature(kind).parameters if name != "self"]
+    known = signature(kind).parameters.keys() - {"self"}
 
     @wraps(initialize)
     def checked(self: T, *args: Any, **options: Any) -> None:
-        require_known(type(self).__name__, options, known)
+        if not options.keys() <= known:
+            require_known(type(self).__name__, options, known)
         initialize(self, *args, **options)
 
     setattr(kind, "__init__", checked)  # noqa: B010 - a type checker keeps to the signature that it has read

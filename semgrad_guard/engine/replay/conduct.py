@@ -21,17 +21,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from semgrad_guard.engine.replay.held_values import (
+from semgrad_guard.engine.replay.model_state import NO_MATTER, Snapshot, version_of
+from semgrad_guard.engine.replay.own_code import (
     ATOMS,
+    HOOKS,
     LIBRARIES,
+    Code,
     attributes_of,
     innermost,
     is_container,
     is_holder,
     package_of,
 )
-from semgrad_guard.engine.replay.model_state import NO_MATTER, Snapshot, version_of
-from semgrad_guard.engine.replay.own_code import HOOKS, Code
 from semgrad_guard.records import OWN_CODE
 
 # Left behind by a model's own passes, or of no effect on one in evaluation mode.

@@ -20,15 +20,19 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from semgrad_guard.engine.replay.held_values import ATOMS, innermost, is_container, is_holder, slots_of
+from semgrad_guard.engine.replay.model_copies import is_own_buffer
 from semgrad_guard.engine.replay.own_code import (
+    ATOMS,
     HOOKS,
     Code,
+    innermost,
+    is_container,
+    is_holder,
     is_inert,
     is_of_program,
     is_replaced,
+    slots_of,
 )
-from semgrad_guard.engine.replay.weight_sharing_copy import is_own_buffer
 
 _TABLES = ("_parameters", "_buffers", "_modules")
 NO_MATTER = frozenset(

@@ -26,9 +26,9 @@ from semgrad_guard.engine.models.architecture import Architecture, inspect_archi
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.batch import Memory, TokenBatch, activation_bytes
 from semgrad_guard.engine.replay.conduct import fingerprint_of, remember_first, uncertain_code
+from semgrad_guard.engine.replay.model_copies import weight_sharing_copy
 from semgrad_guard.engine.replay.model_state import Snapshot
 from semgrad_guard.engine.replay.replayer import Replayer
-from semgrad_guard.engine.replay.weight_sharing_copy import weight_sharing_copy
 from semgrad_guard.engine.scoring.gradients import LOOSEST, TOLERANCE, Exactness, GradientScores, deviation, score_by
 from semgrad_guard.engine.scoring.observation import Observation, observe
 

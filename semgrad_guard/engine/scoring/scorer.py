@@ -22,16 +22,19 @@ from semgrad_guard.engine.replay.batch import (
     unless_memory_runs_out,
 )
 from semgrad_guard.engine.replay.captured_states import CapturedStates
-from semgrad_guard.engine.replay.float_sample import WIDER, float_sample
+from semgrad_guard.engine.replay.model_copies import WIDER, float_sample
 from semgrad_guard.engine.replay.replayer import Replayer
-from semgrad_guard.engine.scoring.attention_reading import UNREADABLE, AttentionReading, read_attention, unread
 from semgrad_guard.engine.scoring.gradients import GradientScores, Rows, Tier, score_by, unscored
 from semgrad_guard.engine.scoring.model_states import Kind, ModelStates, OrdinaryCall, clean_slate
 from semgrad_guard.engine.scoring.observation import (
+    UNREADABLE,
+    AttentionReading,
     HeadGradient,
     Observation,
     head_gradients,
     observe,
+    read_attention,
+    unread,
     without_states,
 )
 from semgrad_guard.engine.scoring.self_check import Exactness, self_check
