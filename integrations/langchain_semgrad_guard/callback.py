@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 from uuid import UUID
@@ -18,7 +18,7 @@ from langchain_core.tracers.schemas import Run
 
 from langchain_semgrad_guard.answers import NO_SCORE, Rules, is_escalating
 from langchain_semgrad_guard.messages import stage_verdict, verdict_of
-from langchain_semgrad_guard.runs import WITNESS, RunHandler, around
+from langchain_semgrad_guard.runs import WITNESS, Labels, RunHandler, around
 from langchain_semgrad_guard.targets import target_of
 from semgrad_guard import METADATA_KEY, DriftMonitor, Policy, Verdict
 from semgrad_guard.errors import UnenforcedPolicyError
@@ -45,22 +45,6 @@ _REMEDY = (
     'chat.with_config(callbacks=[router]), ChatSemGrad(callbacks=[router]), or config={"callbacks": [router]}. '
     'A router with mode="observe" goes with any model.'
 )
-
-
-@dataclass(frozen=True)
-class Labels:
-    """A run's tags and name, and its metadata."""
-
-    names: frozenset[str] = frozenset()
-    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-    @property
-    def are_internal(self) -> bool:
-        """Whether LangChain makes this call for itself (a summary, a choice of tools).
-
-        Such a call gives no answer, and an abstention in its place would be taken for a history, or for a tool's name.
-        """
-        return "lc_source" in self.metadata
 
 
 class EnforcingDescription(dict[str, Any]):

@@ -36,12 +36,13 @@ from pydantic import PrivateAttr
 
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.answers import Answers, AsyncLiveAnswer, Call, LiveAnswer, Rules, draft_verdict
-from langchain_semgrad_guard.callback import EnforcingDescription, Labels, UncertaintyRouterCallback, observe
+from langchain_semgrad_guard.callback import EnforcingDescription, UncertaintyRouterCallback, observe
 from langchain_semgrad_guard.runs import (
     WITNESS,
     AsideManager,
     AsyncRun,
     Config,
+    Labels,
     RunManager,
     SyncRun,
     configured,

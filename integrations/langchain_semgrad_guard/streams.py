@@ -22,9 +22,8 @@ from langchain_core.utils.uuid import uuid7
 
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.answers import Call
-from langchain_semgrad_guard.callback import Labels
 from langchain_semgrad_guard.enforcement import EnforcingChatModel
-from langchain_semgrad_guard.runs import AsyncRun, Config, SyncRun, around, inside_stream
+from langchain_semgrad_guard.runs import AsyncRun, Config, Labels, SyncRun, around, inside_stream
 from semgrad_guard import METADATA_KEY, Generation
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import Draft, HeldText, LiveAnswer, Stop, adrive, drive, off_loop, stopping

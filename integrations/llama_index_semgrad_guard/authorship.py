@@ -23,7 +23,7 @@ from llama_index.core.workflow import Workflow
 from pydantic import BaseModel
 
 from llama_index_semgrad_guard.calls import FINDING, ModelCall, Passage, Step, Turn
-from llama_index_semgrad_guard.texts import EMPTY, filtered, joined, repeats, structured
+from llama_index_semgrad_guard.records import EMPTY, filtered, joined, repeats, structured
 from semgrad_guard import Policy, Verdict
 from semgrad_guard.adapters.code_identity import code_identity
 from semgrad_guard.errors import InputError

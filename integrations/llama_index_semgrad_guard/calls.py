@@ -37,8 +37,7 @@ from llama_index_instrumentation.span_handlers import BaseSpanHandler
 from pydantic import BaseModel
 
 from llama_index_semgrad_guard.lazy_streams import bound_to
-from llama_index_semgrad_guard.records import text_of
-from llama_index_semgrad_guard.texts import repeats, shares, words_of
+from llama_index_semgrad_guard.records import repeats, shares, text_of, words_of
 from semgrad_guard import Generation, Verdict
 from semgrad_guard.adapters.messages import as_asked
 from semgrad_guard.records import PromptForm
