@@ -38,6 +38,7 @@ They derive from plain `Exception`: frameworks swallow or misread subclasses of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from semgrad_guard.records import Verdict
@@ -242,6 +243,16 @@ class MissingExtraError(SemGradGuardError, ImportError):
     def __init__(self, *packages: str, extra: str) -> None:
         verb = "is" if len(packages) == 1 else "are"
         super().__init__(f"{', '.join(packages)} {verb} not installed. Run: pip install 'semgrad-guard[{extra}]'")
+
+
+def require_installed(*packages: str, extra: str) -> None:
+    """Return if the packages of an extra are installed.
+
+    Raises:
+        MissingExtraError: some are not; the message names all of them.
+    """
+    if absent := [package for package in packages if find_spec(package.replace("-", "_")) is None]:
+        raise MissingExtraError(*absent, extra=extra)
 
 
 def require_known(owner: str, given: Iterable[str], known: Iterable[str]) -> None:

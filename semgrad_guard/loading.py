@@ -6,12 +6,11 @@ import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from semgrad_guard.declared import Option, require_valid
-from semgrad_guard.errors import BindingMismatchError, InputError, MissingExtraError
+from semgrad_guard.errors import BindingMismatchError, InputError, require_installed
 from semgrad_guard.estimators import KINDS, NEEDS_LABELS
 from semgrad_guard.named import NAMES
 from semgrad_guard.settings import ONE_THRESHOLD, UNCERTAINTY, EngineOptions, PolicyOptions
@@ -76,7 +75,10 @@ class ModelSource(EngineOptions):
             SemGradGuardError: it cannot be loaded; see `LanguageModel.from_pretrained`.
         """
         if not verbose:
-            _keep_quiet()
+            from transformers.utils import logging
+
+            logging.set_verbosity_error()
+            logging.disable_progress_bar()
         model = self._by_transformers() if self.engine is None else self._by_vllm(self.engine, verbose=verbose)
         if self.identity is not None and model.identity != self.identity:
             raise BindingMismatchError(
@@ -113,13 +115,6 @@ class ModelSource(EngineOptions):
         )
 
 
-def _keep_quiet() -> None:
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-
-
 def _place(device: str | None) -> str | None:
     """The device, if there is one of that name that can hold numbers, if a model can be loaded there."""
     if device is None:
@@ -135,8 +130,7 @@ def _place(device: str | None) -> str | None:
         raise InputError(
             f"There is no device {device!r} here that holds a model: {reason}. Try --device cpu."
         ) from error
-    if find_spec("accelerate") is None:
-        raise MissingExtraError("accelerate", extra="accelerate")
+    require_installed("accelerate", extra="accelerate")
     return device
 
 

@@ -45,8 +45,14 @@ def demo(
     if the documents do not have the answer either, it abstains. A fetched model answers all from documents, with a
     calibration that ships with the package.
     """
-    _require_extras()
-    _require_folder(output)
+    if absent := [package for module, package in _NEEDED.items() if find_spec(module) is None]:
+        raise MissingExtraError(*absent, extra="demo")  # all at once, before anything is loaded
+    from semgrad_guard.evaluation.files import Output, make_folder, require_outputs
+    from semgrad_guard.evaluation.report.drawing import is_drawn
+
+    folder = output or Path()
+    make_folder(folder)
+    require_outputs([Output(folder / "risk_coverage.png", "picture of the demo", is_drawn)], inputs=[])
     folder_of(model)  # an error before anything is loaded if it is not fetched
     try:
         module: Any = import_module("langchain_semgrad_guard.demo")
@@ -54,23 +60,6 @@ def demo(
     except ModuleNotFoundError as error:
         raise _named(error) from error
     raise typer.Exit(code)
-
-
-def _require_extras() -> None:
-    """Name everything that is missing at once, before anything is loaded."""
-    missing = [package for module, package in _NEEDED.items() if find_spec(module) is None]
-    if missing:
-        raise MissingExtraError(*missing, extra="demo")
-
-
-def _require_folder(output: Path | None) -> None:
-    """Refuse, before minutes of work, a folder in which the picture cannot be written."""
-    from semgrad_guard.evaluation.files import Output, make_folder, require_outputs
-    from semgrad_guard.evaluation.report.drawing import is_drawn
-
-    folder = output or Path()
-    make_folder(folder)
-    require_outputs([Output(folder / "risk_coverage.png", "picture of the demo", is_drawn)], inputs=[])
 
 
 def _named(error: ModuleNotFoundError) -> ModuleNotFoundError | MissingExtraError:

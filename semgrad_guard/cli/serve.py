@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -10,7 +9,7 @@ import typer
 from semgrad_guard.cli import loading
 from semgrad_guard.cli.terminal import note
 from semgrad_guard.declared import Bounds, Option
-from semgrad_guard.errors import MissingExtraError
+from semgrad_guard.errors import require_installed
 from semgrad_guard.server.settings import ServerSettings
 from semgrad_guard.settings import SERVER, require_name
 
@@ -34,7 +33,7 @@ def serve(
     Clients change their base_url and nothing else. By default the server answers this machine alone. The embedded model
     brings its calibration along; another model needs a calibration or a threshold, or a mode that only annotates.
     """
-    _require_packages()
+    require_installed("fastapi", "uvicorn", "prometheus_client", "sqlalchemy", "httpx", extra="serve")
     from semgrad_guard.server.assembly import assemble, keys_of
     from semgrad_guard.server.hosting import allowed_hosts, listen, run, url_of
 
@@ -47,11 +46,3 @@ def serve(
         run(server.app, bound, connections=settings.connections, started=lambda: typer.echo(line))
     except KeyboardInterrupt:
         note("Requests that had begun are finished; the server has ended.")
-
-
-def _require_packages() -> None:
-    missing = [
-        name for name in ("fastapi", "uvicorn", "prometheus_client", "sqlalchemy", "httpx") if not find_spec(name)
-    ]
-    if missing:
-        raise MissingExtraError(*missing, extra="serve")

@@ -3,12 +3,11 @@
 
 import os
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, Literal
 
 from pydantic import NonNegativeFloat, PositiveInt, model_validator
 
-from semgrad_guard.errors import ClusterError, MissingExtraError
+from semgrad_guard.errors import ClusterError, require_installed
 from semgrad_guard.server.settings import ServerSettings
 from semgrad_guard.settings import DRAIN_SECONDS, LOG_VARIABLE
 
@@ -51,7 +50,9 @@ class Replica:
         from semgrad_guard.server.hosting import allowed_hosts
 
         keys = keys_of(settings)
-        hosts = allowed_hosts(_proxy_host(), has_keys=bool(keys), named=settings.allow_host)
+        # Where Ray's proxies listen: who can reach them can reach every replica.
+        host = _library("serve.context")._get_global_client().http_config.host
+        hosts = allowed_hosts(host, has_keys=bool(keys), named=settings.allow_host)
         self._server = assemble(settings, keys=keys, hosts=hosts)
 
     def __serve_build_asgi_app__(self) -> Any:
@@ -105,11 +106,5 @@ def app(settings: ReplicaSettings) -> Any:
 
 def _library(module: str) -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reports its use over the network, unless told not to
-    if missing := [name for name in ("fastapi", "ray") if not find_spec(name)]:
-        raise MissingExtraError(*missing, extra="ray,serve")
+    require_installed("fastapi", "ray", extra="ray,serve")
     return import_module(f"ray.{module}")
-
-
-def _proxy_host() -> str:
-    """Where Ray's proxies listen: who can reach them can reach every replica."""
-    return _library("serve.context")._get_global_client().http_config.host

@@ -99,7 +99,7 @@ def test_other_answers_need_no_llguidance(
         return real_import(name, *args, **kwargs)
 
     monkeypatch.setattr(
-        "semgrad_guard.engine.prompts.grammar.find_spec", lambda name: None if name == "llguidance" else find_spec(name)
+        "semgrad_guard.errors.find_spec", lambda name: None if name == "llguidance" else find_spec(name)
     )
     monkeypatch.setattr(builtins, "__import__", missing)
     model = make_language_model()

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from semgrad_guard import calibrate
+from semgrad_guard import calibrate, errors
 from semgrad_guard.errors import InputError, MissingExtraError
 from semgrad_guard.evaluation.report import drawing
 from semgrad_guard.evaluation.report.drawing import draw_risk_coverage, require_drawable
@@ -79,6 +79,6 @@ def test_an_unknown_suffix_and_a_missing_folder_are_refused(tmp_path: Path) -> N
 
 def test_without_matplotlib_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.util.find_spec
-    monkeypatch.setattr(drawing, "find_spec", lambda name: None if name == "matplotlib" else real(name))
+    monkeypatch.setattr(errors, "find_spec", lambda name: None if name == "matplotlib" else real(name))
     with pytest.raises(MissingExtraError, match=r"pip install 'semgrad-guard\[eval\]'"):
         require_drawable(tmp_path / "a.png")

@@ -14,10 +14,11 @@ import html5lib
 import numpy as np
 import pytest
 
+from semgrad_guard import errors
 from semgrad_guard.errors import InputError, MissingExtraError
 from semgrad_guard.evaluation import metrics
 from semgrad_guard.evaluation.graded import GradedRun
-from semgrad_guard.evaluation.report import drawing, paper, write_report
+from semgrad_guard.evaluation.report import paper, write_report
 from semgrad_guard.evaluation.report.figures import ProbeMaps
 from semgrad_guard.evaluation.report.paper import STANDING, deviations
 from semgrad_guard.evaluation.report.summary import standing, summarize
@@ -161,7 +162,7 @@ def test_what_cannot_be_reported_is_refused_before_any_work(tmp_path: Path, monk
     with pytest.raises(InputError, match="Cannot make the folder"):
         write(tmp_path / "file" / "folder")
     real = importlib.util.find_spec
-    monkeypatch.setattr(drawing, "find_spec", lambda name: None if name == "matplotlib" else real(name))
+    monkeypatch.setattr(errors, "find_spec", lambda name: None if name == "matplotlib" else real(name))
     with pytest.raises(MissingExtraError, match="eval"):
         write(tmp_path / "b")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,10 @@ from langchain_core.callbacks import CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 
-from semgrad_guard.errors import MissingExtraError
+from semgrad_guard.errors import MissingExtraError, require_installed
 from semgrad_guard.pocket import QUESTIONS_PATH
 
-if find_spec("bm25s") is None:  # an error at once, not after a model has been loaded
-    raise MissingExtraError("bm25s", extra="demo")
+require_installed("bm25s", extra="demo")  # an error at once, not after a model has been loaded
 
 _PACKAGED = Path(__file__).parent
 _DATA = _PACKAGED if (_PACKAGED / "documents").is_dir() else Path(__file__).parents[3] / "examples"

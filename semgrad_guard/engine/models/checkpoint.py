@@ -6,7 +6,6 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,7 +33,12 @@ from semgrad_guard.engine.models.loading import (
     why_unreachable,
     without_weight_bar,
 )
-from semgrad_guard.errors import InputError, MissingExtraError, ModelNotFoundError, UnsupportedModelError
+from semgrad_guard.errors import (
+    InputError,
+    ModelNotFoundError,
+    UnsupportedModelError,
+    require_installed,
+)
 from semgrad_guard.named import did_you_mean, folder_of
 
 _WHERE = ("revision", "local_files_only")
@@ -208,8 +212,7 @@ def base_of(folder: Path) -> str:
         MissingExtraError: PEFT is not installed.
         ModelNotFoundError: the adapter names none, or has no weights in safetensors.
     """
-    if find_spec("peft") is None:
-        raise MissingExtraError("peft", extra="peft")
+    require_installed("peft", extra="peft")
     if not (folder / _WEIGHTS).is_file():
         raise ModelNotFoundError(
             f"{str(folder)!r} holds an adapter without {_WEIGHTS}. Save it with model.save_pretrained(folder)."

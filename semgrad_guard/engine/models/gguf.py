@@ -15,7 +15,6 @@ import re
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,8 +28,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils.hub import extract_commit_hash
 
 from semgrad_guard.engine.models.loading import first_line, require_all_weights, why_unreachable, without_weight_bar
-from semgrad_guard.errors import InputError, MissingExtraError, ModelNotFoundError, UnsupportedModelError
+from semgrad_guard.errors import (
+    InputError,
+    ModelNotFoundError,
+    UnsupportedModelError,
+    require_installed,
+)
 
+READERS = ("gguf", "accelerate")
+"""The packages with which transformers reads GGUF files."""
 _ON_THE_HUB = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+):(?P<file>[^:]+\.gguf)")
 
 
@@ -308,12 +314,6 @@ class GgufHeader:
         return value if isinstance(value, int) else default
 
 
-def require_reader() -> None:
-    """Raise a `MissingExtraError` where the packages with which transformers reads GGUF files are absent."""
-    if absent := [package for package in ("gguf", "accelerate") if find_spec(package) is None]:
-        raise MissingExtraError(*absent, extra="gguf")
-
-
 def read_header(path: Path) -> GgufHeader:
     """The header of a file that is there as a whole.
 
@@ -322,7 +322,7 @@ def read_header(path: Path) -> GgufHeader:
         ModelNotFoundError: the file is damaged, or ends before its last tensor.
         UnsupportedModelError: a part of a split model, another version of the format, or no tokenizer inside.
     """
-    require_reader()
+    require_installed(*READERS, extra="gguf")
     if is_part(path):
         raise _is_a_part(path)
     header = _read(path)

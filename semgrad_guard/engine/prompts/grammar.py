@@ -8,14 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from importlib.util import find_spec
 from typing import Any, cast
 
 import numpy as np
 import torch
 from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
-from semgrad_guard.errors import InputError, MissingExtraError
+from semgrad_guard.errors import InputError, require_installed
 
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """One way to write each JSON value: free white space lets a weak model write it forever."""
@@ -64,8 +63,7 @@ class GrammarCompiler:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, end_tokens: Sequence[int]) -> None:
-        if find_spec("llguidance") is None:
-            raise MissingExtraError("llguidance", extra="langchain")
+        require_installed("llguidance", extra="langchain")
         from llguidance.hf import from_tokenizer
 
         if not tokenizer.is_fast or not end_tokens:

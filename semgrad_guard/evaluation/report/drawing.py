@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from html import escape
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from semgrad_guard.calibration.calibration_record import Calibration
-from semgrad_guard.errors import InputError, MissingExtraError
+from semgrad_guard.errors import InputError, require_installed
 from semgrad_guard.evaluation.metrics import risk_coverage
 from semgrad_guard.files import atomic_write
 
@@ -59,8 +58,7 @@ def require_drawable(path: Path) -> None:
         MissingExtraError: matplotlib is absent.
         InputError: the suffix is not one of a picture format.
     """
-    if find_spec("matplotlib") is None:
-        raise MissingExtraError("matplotlib", extra="eval")
+    require_installed("matplotlib", extra="eval")
     if path.suffix.lower() not in SUFFIXES:
         raise InputError(f"the suffix of a picture is one of {', '.join(SUFFIXES)}; it is {path.suffix!r} in {path}")
 
