@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from opentelemetry._logs import LoggerProvider, LogRecord, get_logger
-from opentelemetry.trace import Span, set_span_in_context
+from opentelemetry.trace import Span, get_current_span, set_span_in_context
 
 from semgrad_guard.records import trace_fields
 
@@ -25,8 +25,12 @@ class EvaluationLog:
     def __init__(self, name: str, *, logger_provider: LoggerProvider | None = None) -> None:
         self._logger = get_logger(name, logger_provider=logger_provider)
 
-    def write(self, record: Mapping[str, Any], span: Span) -> None:
-        """Write one verdict. A span that has ended takes no attributes; the event is tied to it all the same."""
+    def write(self, record: Mapping[str, Any], span: Span | None = None) -> None:
+        """Write one verdict to a span, by default the current one.
+
+        A span that has ended takes no attributes; the event is tied to it all the same.
+        """
+        span = span or get_current_span()
         if span.is_recording():
             span.set_attributes(trace_fields(record))
         fields = {  # the estimator is the metric, the action is the label

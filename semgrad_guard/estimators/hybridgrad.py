@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from functools import cached_property
 from typing import ClassVar
 
 from semgrad_guard.declared import declared_options
@@ -42,9 +41,9 @@ class HybridGrad(ReplayEstimator):
     def __post_init__(self) -> None:
         for name in ("tau", "beta"):
             declared_options(ScoringOptions)[name].require(getattr(self, name))
-        _ = self.objective  # refuses settings that cannot be sampled
+        Objective(norm=self.norm, sampled_rows=self.sampled_rows)  # refuses settings that cannot be sampled
 
-    @cached_property
+    @property
     def objective(self) -> Objective:
         """The configured span, token and reduction."""
         return Objective(

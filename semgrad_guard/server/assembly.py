@@ -38,7 +38,7 @@ from semgrad_guard.server.upstream import RemoteServer, RemoteTarget, Upstream
 from semgrad_guard.settings import API_KEY, TARGET_KEY, UPSTREAM_KEY, LoadingOptions
 
 if TYPE_CHECKING:
-    from semgrad_guard.server.tracing import Evaluations
+    from semgrad_guard.adapters.telemetry import EvaluationLog
 
 ROWS = 32
 """Answers that are written at once, unless `--max-batch` is another number."""
@@ -213,13 +213,13 @@ def policy_of(settings: ServerSettings, name: str) -> Policy:
     )
 
 
-def _evaluations() -> Evaluations | None:
+def _evaluations() -> EvaluationLog | None:
     """Where OpenTelemetry is installed, events go to it; its settings decide whether they leave the process."""
     if find_spec("opentelemetry") is None or find_spec("opentelemetry._logs") is None:
         return None
-    from semgrad_guard.server.tracing import Evaluations
+    from semgrad_guard.adapters.telemetry import EvaluationLog
 
-    return Evaluations()
+    return EvaluationLog("semgrad_guard.server")
 
 
 def _open_log(settings: ServerSettings) -> DecisionLog:

@@ -28,8 +28,8 @@ from semgrad_guard.server.upstream import RemoteTarget, Upstream, UpstreamReques
 from semgrad_guard.server.writing import AnswerRequest, ForeignText
 
 if TYPE_CHECKING:  # they need their own extras
+    from semgrad_guard.adapters.telemetry import EvaluationLog
     from semgrad_guard.decision_log.decision_log import DecisionLog
-    from semgrad_guard.server.tracing import Evaluations
 
 
 _MOST_OF_UPSTREAM = 128
@@ -152,7 +152,7 @@ class Service:
         *,
         metrics: Metrics | None = None,
         log: DecisionLog | None = None,
-        evaluations: Evaluations | None = None,
+        evaluations: EvaluationLog | None = None,
     ) -> None:
         self.models = {served.name: served for served in models}
         if not models or len(self.models) != len(models):
@@ -314,7 +314,9 @@ class Service:
     def _decided(self, name: str, verdict: Verdict) -> None:
         self.metrics.decided(name, verdict)
         if self._evaluations is not None:
-            self._evaluations.decided(verdict)
+            # The record of a withheld answer as clients get it, with score and reason: events go to the operator.
+            record = {**public_record(verdict), "uncertainty": verdict.uncertainty, "reason": verdict.reason}
+            self._evaluations.write(record)
 
     async def _drafts(self, call: Call) -> Sequence[Draft[Answer]]:
         served = call.served

@@ -19,10 +19,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from semgrad_guard import LanguageModel
+from semgrad_guard.adapters.telemetry import EvaluationLog
 from semgrad_guard.decision_log.decision_log import DecisionLog
 from semgrad_guard.server.app import make_app
 from semgrad_guard.server.service import Service
-from semgrad_guard.server.tracing import Evaluations
 
 CHAT = "/v1/chat/completions"
 
@@ -35,7 +35,7 @@ class Exported:
         self.tracer_provider, self.logger_provider = TracerProvider(), LoggerProvider()
         self.tracer_provider.add_span_processor(SimpleSpanProcessor(self.span_exporter))
         self.logger_provider.add_log_record_processor(SimpleLogRecordProcessor(self.log_exporter))
-        self.service = {"evaluations": Evaluations(logger_provider=self.logger_provider)}
+        self.service = {"evaluations": EvaluationLog("semgrad_guard.server", logger_provider=self.logger_provider)}
 
     @property
     def events(self) -> list[Any]:
