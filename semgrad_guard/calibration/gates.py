@@ -43,7 +43,7 @@ engine i violates by itself: probability at most delta in all.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -208,18 +208,25 @@ def _passes_looking_ahead(
 @lru_cache(maxsize=32)
 def _limits(counts: tuple[int, ...], alpha: float, delta: float) -> tuple[NDArray[np.intp], ...]:
     """For each gate the most errors by which it passes itself, and the most at each later gate that forgive it."""
-    return tuple(_limits_of(np.array(counts[gate:]), alpha, delta) for gate in range(len(counts)))
+    most = binomial.most_errors(counts, alpha=alpha, delta=delta).tolist()
+    tails = [binomial.p_values(range(k + 1), n, alpha=alpha) for n, k in zip(counts, most, strict=True)]
+    return tuple(_limits_of(counts[gate:], tails[gate:], alpha, delta) for gate in range(len(counts)))
 
 
-def _limits_of(counts: NDArray[np.intp], alpha: float, delta: float) -> NDArray[np.intp]:
-    """The limits of the first of `counts`: the largest common level of later gates that keeps to delta in all."""
-    if len(counts) == 1:
-        return binomial.most_errors(counts, alpha=alpha, delta=delta)
-    own = binomial.most_errors(counts[:1], alpha=alpha, delta=OWN * delta)
+def _limits_of(
+    counts: Sequence[int], tails: Sequence[NDArray[np.float64]], alpha: float, delta: float
+) -> NDArray[np.intp]:
+    """The limits of the first of `counts`: the largest common level of later gates that keeps to delta in all.
+
+    `tails` are the p-values of 0, 1, 2 ... errors at each count, as far as they are at most delta.
+    """
 
     def limits(level: float) -> NDArray[np.intp]:
-        return np.append(own, binomial.most_errors(counts[1:], alpha=alpha, delta=level))
+        levels = [OWN * delta, *[level] * (len(counts) - 1)]
+        return np.array([np.searchsorted(*both, side="right") - 1 for both in zip(tails, levels, strict=True)])
 
+    if len(counts) == 1:
+        return np.array([len(tails[0]) - 1])
     low, high = 0.0, OWN * delta
     found, beyond = limits(low), limits(high)
     for _ in range(_BISECTIONS):
@@ -234,11 +241,11 @@ def _limits_of(counts: NDArray[np.intp], alpha: float, delta: float) -> NDArray[
     return found
 
 
-def _probability(counts: NDArray[np.intp], limits: NDArray[np.intp], alpha: float) -> float:
+def _probability(counts: Sequence[int], limits: NDArray[np.intp], alpha: float) -> float:
     """P(at some count at most its limit of errors) for independent errors at rate alpha, exact: a walk over counts."""
     most = int(limits.max()) + 1  # with more errors than any limit nothing can happen any more
     alive, before, happened = np.ones(1), 0, 0.0
-    for count, limit in zip(counts.tolist(), limits.tolist(), strict=True):
+    for count, limit in zip(counts, limits.tolist(), strict=True):
         alive = np.convolve(alive, _mass(count - before, alpha)[:most])[:most]
         happened += float(alive[: limit + 1].sum())
         alive[: limit + 1] = 0.0

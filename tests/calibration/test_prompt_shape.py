@@ -38,7 +38,7 @@ def share_familiar(family: Family, n: int, *, repeats: int, seed: int) -> float:
 
 @pytest.mark.parametrize("family", made.FAMILIES)
 def test_prompts_drawn_like_those_of_the_calibration_are_familiar(family: Family) -> None:
-    assert share_familiar(family, 150, repeats=10, seed=0) >= 0.99
+    assert share_familiar(family, 150, repeats=3, seed=0) >= 0.985
 
 
 @pytest.mark.heavy

@@ -6,9 +6,13 @@ with a good model, `{models}` holds broken ones.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
+from typing import TypeVar
 
+R, K = TypeVar("R"), TypeVar("K")
 TOKENS = ("--max-tokens", "3")
 
 
@@ -16,6 +20,7 @@ TOKENS = ("--max-tokens", "3")
 class Bad:
     """One bad call. `codes` are the exit codes that are right, `says` is a part of the message; `stdin` may be bytes.
 
+    `heavy` ones are the rest of a matrix, for `make check-heavy`.
     `keeps` tells that the call does some work before it finds out, so that files may be left in `{out}`: whole ones.
     """
 
@@ -25,6 +30,7 @@ class Bad:
     says: str = ""
     stdin: bytes = b""
     keeps: bool = False
+    heavy: bool = False
 
     def at(self, places: dict[str, Path]) -> list[str]:
         """The arguments with real paths."""
@@ -76,3 +82,9 @@ def given(command: tuple[str, ...], option: str, value: str) -> tuple[str, ...]:
 def brief(value: str) -> str:
     """A value within a case's name: its beginning, and how long it is."""
     return repr(value) if len(value) < 20 else f"{value[:9]!r} and so on, {len(value)} letters"
+
+
+def in_turn(rows: Iterable[R], columns: Iterable[K]) -> Iterator[tuple[R, K, bool]]:
+    """All pairs, and whether a pair is left to `make check-heavy`: the columns take turns with the rows."""
+    for (i, row), (j, column) in product(enumerate(rows), [*enumerate(columns)]):
+        yield row, column, (i + j) % 2 == 1

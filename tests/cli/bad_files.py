@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import cycle
 from typing import Any
 
-from .bad_calls import ASK, CALIBRATE, EVALUATE, ONE, SCORE, WITH_DATA, Bad, instead
+from .bad_calls import ASK, CALIBRATE, EVALUATE, ONE, SCORE, WITH_DATA, Bad, in_turn, instead
 
 
 def line(**fields: Any) -> str:
@@ -144,11 +144,10 @@ def files() -> Iterator[Bad]:
         "blank": "  ",
         "root": "/",
     }
-    for command, base in WITH_DATA.items():
-        for name in FILES:
-            yield Bad(f"{command} of {name}", instead(base, data=f"{{in}}/files/{name}"))
-        for name, path in paths.items():
-            yield Bad(f"{command} of {name} at a path", instead(base, data=path))
+    for (command, base), name, heavy in in_turn(WITH_DATA.items(), FILES):
+        yield Bad(f"{command} of {name}", instead(base, data=f"{{in}}/files/{name}"), heavy=heavy)
+    for (command, base), (name, path), heavy in in_turn(WITH_DATA.items(), paths.items()):
+        yield Bad(f"{command} of {name} at a path", instead(base, data=path), heavy=heavy)
 
 
 def csv_files() -> Iterator[Bad]:
@@ -224,9 +223,8 @@ def no_files() -> Iterator[Bad]:
         "a long name": "{out}/" + "x" * 5000 + ".json",
         "the process table": "/proc/none.json",
     }
-    for command in ("score", "calibrate", "probe"):
-        for name, path in places.items():
-            yield Bad(f"{command} --output: {name}", instead(WITH_DATA[command], output=path))
+    for command, (name, path), heavy in in_turn(("score", "calibrate", "probe"), places.items()):
+        yield Bad(f"{command} --output: {name}", instead(WITH_DATA[command], output=path), heavy=heavy)
     for name in ("a pipe", "a socket", "a link to a pipe", "a link to itself", "under a file", "empty", "blank"):
         yield Bad(f"evaluate --output: {name}", instead(EVALUATE, output=places[name]))
     for option in ("answers", "plot"):
@@ -277,12 +275,11 @@ def records() -> Iterator[Bad]:
         "probe": {"ask": ASK, "score": ONE, "calibrate": CALIBRATE, "evaluate": EVALUATE},
     }
     for option, commands in options.items():
-        for command, base in commands.items():
-            for name in JUNK:
-                path = f"{{in}}/junk/{name}.json"
-                yield Bad(f"{command} --{option}: {name}", (*base, f"--{option}={path}"))
-            for path in ("{in}/none.json", "{in}", "", "{in}/loop.jsonl", "{in}/answers.jsonl"):
-                yield Bad(f"{command} --{option} {path!r}", (*base, f"--{option}={path}"))
+        for (command, base), name, heavy in in_turn(commands.items(), JUNK):
+            yield Bad(f"{command} --{option}: {name}", (*base, f"--{option}={{in}}/junk/{name}.json"), heavy=heavy)
+        paths = ("{in}/none.json", "{in}", "", "{in}/loop.jsonl", "{in}/answers.jsonl")
+        for (command, base), path, heavy in in_turn(commands.items(), paths):
+            yield Bad(f"{command} --{option} {path!r}", (*base, f"--{option}={path}"), heavy=heavy)
     for name in EDITED:
         yield Bad(f"ask with a calibration, {name}", (*ASK, f"--calibration={{in}}/edited/{name}.json"))
     for name in JUNK:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import cycle, islice
 
-from .bad_calls import ASK, CALIBRATE, EVALUATE, ONE, PROBE, SCORE, WITH_DATA, Bad, brief, given, instead
+from .bad_calls import ASK, CALIBRATE, EVALUATE, ONE, PROBE, SCORE, WITH_DATA, Bad, brief, given, in_turn, instead
 
 _NO_NUMBER = ("abc", "", " ", "1e", "0x10", "1,5", "--", "None", "9" * 6000 + "x")
 _NO_FLOAT = ("inf", "-inf", "nan", "-nan", "1e400", "-1e400")
@@ -42,11 +42,14 @@ def numbers() -> Iterator[Bad]:
         ("probe", "--max-tokens"): ("0",),
         ("probe", "--batch-size"): ("-3",),
     }
-    base, words = {"ask": ASK, **WITH_DATA}, cycle(_NO_NUMBER)
+    base, words, kept = {"ask": ASK, **WITH_DATA}, cycle(_NO_NUMBER), cycle((True, False, False, False))
     for options, never in ((floats, _NO_FLOAT), (whole, _NO_INT)):
+        wrong = cycle(never)
         for (command, option), out_of_range in options.items():
+            light = {next(wrong), next(wrong), *out_of_range}
             for value in (*islice(words, 4), *never, *out_of_range):
-                yield Bad(f"{command} {option} {brief(value)}", given(base[command], option, value))
+                heavy = not next(kept) if value in _NO_NUMBER else value not in light
+                yield Bad(f"{command} {option} {brief(value)}", given(base[command], option, value), heavy=heavy)
 
 
 # ---- names and combinations
@@ -55,18 +58,22 @@ def numbers() -> Iterator[Bad]:
 def names() -> Iterator[Bad]:
     """Unknown names, and names of the wrong kind."""
     wrong = ("guess", "", "HybridGrad", "hybridgrad ", "x" * 5000, "ünbekannt", "\x1b[31m")
-    for value in wrong:
-        for command, base in {"ask": ASK, "score": ONE, "calibrate": CALIBRATE}.items():
-            yield Bad(f"{command} estimator {brief(value)}", (*base, f"--estimator={value}"))
-        yield Bad(f"calibrate grader {brief(value)}", (*CALIBRATE, f"--grader={value}"))
-        yield Bad(f"evaluate methods {brief(value)}", (*EVALUATE, f"--methods={value}"))
-        yield Bad(f"evaluate grader {brief(value)}", (*EVALUATE, f"--grader={value}"))
-        yield Bad(f"ask dtype {brief(value)}", (*ASK, f"--dtype={value}"))
-        yield Bad(f"ask variant {brief(value)}", (*ASK, f"--variant={value}"))
-        yield Bad(f"ask device {brief(value)}", (*ASK, f"--device={value}"))
-        yield Bad(f"score by {brief(value)}", (*ONE, f"--by={value}"))
-        yield Bad(f"evaluate prompt {brief(value)}", (*EVALUATE, f"--prompt={value}"))
-        yield Bad(f"ask on-unscored {brief(value)}", (*ASK, f"--on-unscored={value}"))
+    options = {
+        "ask estimator": (ASK, "estimator"),
+        "score estimator": (ONE, "estimator"),
+        "calibrate estimator": (CALIBRATE, "estimator"),
+        "calibrate grader": (CALIBRATE, "grader"),
+        "evaluate methods": (EVALUATE, "methods"),
+        "evaluate grader": (EVALUATE, "grader"),
+        "ask dtype": (ASK, "dtype"),
+        "ask variant": (ASK, "variant"),
+        "ask device": (ASK, "device"),
+        "score by": (ONE, "by"),
+        "evaluate prompt": (EVALUATE, "prompt"),
+        "ask on-unscored": (ASK, "on-unscored"),
+    }
+    for value, (name, (base, option)), heavy in in_turn(wrong, options.items()):
+        yield Bad(f"{name} {brief(value)}", (*base, f"--{option}={value}"), heavy=heavy)
     for value in ("bem", "judge", "judge=x", "bem={in}/none", "nli={in}/answers.jsonl", "judge=openai:"):
         yield Bad(f"evaluate grader {value}", (*EVALUATE, f"--grader={value}"))
     for option in ("nli", "cross-encoder"):

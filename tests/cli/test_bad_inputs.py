@@ -93,12 +93,15 @@ def one_load() -> Callable[..., Any]:
 
 
 def test_there_are_enough_of_them() -> None:
-    assert len(CASES) >= 500
-    kinds = {case.arguments[0] for case in CASES}
+    light = [case for case in CASES if not case.heavy]
+    assert len(light) >= 500
+    kinds = {case.arguments[0] for case in light}
     assert {"ask", "score", "calibrate", "evaluate", "probe", "demo"} <= kinds
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=case.name, marks=[pytest.mark.heavy] * case.heavy) for case in CASES]
+)
 def test_bad_input(
     case: Bad, places: Places, untouched: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

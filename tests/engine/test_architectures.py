@@ -24,7 +24,9 @@ SPREAD = (
 REFUSED = ("blt", "cpmant", "hrm_text", "musicgen", "prophetnet", "reformer")
 
 
-@pytest.mark.parametrize("model_type", SPREAD)
+@pytest.mark.parametrize(
+    "model_type", [*SPREAD[::2], *(pytest.param(name, marks=pytest.mark.heavy) for name in SPREAD[1::2])]
+)
 def test_an_architecture_is_scored_exactly(model_type: str) -> None:
     require_known(model_type)
     verdict = check(model_type)

@@ -62,8 +62,7 @@ def test_states_captured_by_a_real_generation_give_the_same_scores(name: str, sa
     assert error < tolerance(name)
 
 
-@pytest.mark.parametrize("layers", [(0,), (1, 3), (0, 1, 2, 3)], ids=str)
-@pytest.mark.parametrize("name", ["qwen3", "gemma2", "opt", "mistral-sliding"])
+@in_turn(name=["qwen3", "gemma2", "opt", "mistral-sliding"], layers=[(0,), (1, 3), (0, 1, 2, 3)])
 def test_any_span_of_layers_is_exact(name: str, layers: tuple[int, ...]) -> None:
     model, objective = shared(name), Objective(layers=layers)
     expected = [case.reference(model, objective) for case in CASES]
