@@ -93,7 +93,7 @@ def make_inputs(folder: Path) -> None:
     _make_socket(folder / "socket")
     (folder / "plot.png").write_bytes((folder / "answers.jsonl").read_bytes())
     (folder / "probe.json").write_text("{}")
-    _write(folder / "lines", ((f"{i}.jsonl", _second(line)) for i, (line, _) in enumerate(LINES.values())))
+    _write(folder / "lines", ((f"{i}.jsonl", _second(broken)) for i, (broken, _) in enumerate(LINES.values())))
     _write(folder / "files", [*FILES.items(), *CSV.items()])
     _write(folder / "labels", ((f"{name}.csv", content) for name, content in LABELS.items()))
     junk = {name: text.encode() if isinstance(text, str) else text for name, text in JUNK.items()}
@@ -115,8 +115,8 @@ def edit_calibration(folder: Path, calibration: Path) -> None:
     _write(folder / "edited", edited)
 
 
-def _second(line: bytes) -> bytes:
-    return line(question="Who?").encode() + b"\n" + line + b"\n"
+def _second(broken: bytes) -> bytes:
+    return line(question="Who?").encode() + b"\n" + broken + b"\n"
 
 
 def _write(folder: Path, contents: Iterable[tuple[str, bytes]]) -> None:
