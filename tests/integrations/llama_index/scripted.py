@@ -44,6 +44,9 @@ class Scripted(SemGradLLM):
         generation = self._scripted(conversation)
         return generation, self._record(generation, options)
 
+    async def _aanswer(self, conversation: Any, options: Any) -> Any:
+        return self._answer(conversation, options)
+
     def _pieces(self, conversation: Any, options: Any) -> Any:
         generation, text, pieces = self._scripted(conversation), "", []
         for start in range(0, len(generation.text), 3):
