@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.flow import Pending as Pending
     from semgrad_guard.guard.flow import Refusal as Refusal
     from semgrad_guard.guard.flow import Reply as Reply
+    from semgrad_guard.guard.flow import TargetReply as TargetReply
     from semgrad_guard.guard.flow import Waiting as Waiting
     from semgrad_guard.guard.flow import answers as answers
     from semgrad_guard.guard.flow import arun as arun
@@ -89,8 +90,10 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.verdicts import undecided as undecided
     from semgrad_guard.guard.verdicts import unscored as unscored
     from semgrad_guard.settings import ABSTAIN_MESSAGE as ABSTAIN_MESSAGE
+    from semgrad_guard.settings import KeepDraft as KeepDraft
     from semgrad_guard.settings import Mode as Mode
     from semgrad_guard.settings import OnError as OnError
     from semgrad_guard.settings import OnUnscored as OnUnscored
+    from semgrad_guard.settings import Timeout as Timeout
 else:
     __getattr__, __dir__, __all__ = lazy_names(__name__)
