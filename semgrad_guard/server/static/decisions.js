@@ -9,7 +9,7 @@ const head = (names) => element("thead", { role: "rowgroup" }, [element("tr", { 
 
 // A row whose cells know their columns' names: small screens show them beside the values. The roles stay there, too.
 function line(names, cells) {
-  cells.forEach((each, column) => { if (each.tagName === "TD") each.dataset.label = names[column]; });
+  cells.forEach((cell, column) => { if (cell.tagName === "TD") cell.dataset.label = names[column]; });
   return element("tr", { role: "row" }, cells);
 }
 
@@ -19,8 +19,8 @@ function share(day) {
     for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
     return made;
   };
-  const said = Object.keys(ACTIONS).map((action) => `${day[action]} ${ACTIONS[action].toLowerCase()}`).join(", ");
-  const made = svg("svg", { class: "share", viewBox: "0 0 100 10", preserveAspectRatio: "none", role: "img", "aria-label": said });
+  const label = Object.keys(ACTIONS).map((action) => `${day[action]} ${ACTIONS[action].toLowerCase()}`).join(", ");
+  const made = svg("svg", { class: "share", viewBox: "0 0 100 10", preserveAspectRatio: "none", role: "img", "aria-label": label });
   let x = 0;
   for (const action of Object.keys(ACTIONS)) {
     const width = day.decisions ? 100 * day[action] / day.decisions : 0;
@@ -32,8 +32,8 @@ function share(day) {
 const query = (more = {}) => new URLSearchParams({ since: $("#since").value, ...($("#action").value && { action: $("#action").value }), ...more });
 
 function grades(feedback) {
-  const said = Object.entries(feedback).map(([sampling, { right, wrong }]) => `${right} right, ${wrong} wrong (${sampling})`);
-  return said.join("; ") || "–";
+  const parts = Object.entries(feedback).map(([sampling, { right, wrong }]) => `${right} right, ${wrong} wrong (${sampling})`);
+  return parts.join("; ") || "–";
 }
 
 async function days() {

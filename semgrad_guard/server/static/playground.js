@@ -5,7 +5,7 @@ const HEAT = [0.1, 0.3, 0.6, 0.85]; // of 1 - a token's probability: where a sha
 
 class GuardAnswer extends HTMLElement {
   show({ text, verdict, tokens = [], sentences = null, cut = false, stopped = false }, { focus = false } = {}) {
-    this.asked = { text, verdict, tokens, sentences, stopped };
+    this.answer = { text, verdict, tokens, sentences, stopped };
     this.hidden = false;
     const { label, className } = verdict ? outcome(verdict) : { label: stopped ? "Stopped: there is no verdict" : "Answering …", className: "" };
     const title = element("p", { className: `verdict ${className}`, textContent: label });
@@ -36,7 +36,7 @@ class GuardAnswer extends HTMLElement {
 
   view(name) {
     for (const button of this.querySelectorAll("[data-view]")) button.ariaPressed = String(button.dataset.view === name);
-    const { text, tokens, sentences } = this.asked;
+    const { text, tokens, sentences } = this.answer;
     if (this.detail) this.detail.textContent = "";
     if (name === "tokens") this.heat(tokens.map(asPiece), "Stronger colour: the model was less sure of this token.");
     else if (name === "sentences") this.heat(pieces(text, sentences), "Stronger colour: less certain than the answer's other sentences.");
@@ -45,9 +45,9 @@ class GuardAnswer extends HTMLElement {
 
   // Spans that are reached with Tab once, and from there with the arrow keys.
   heat(found, legend) {
-    const spans = found.map(({ text, shade, said }) => {
+    const spans = found.map(({ text, shade, detail }) => {
       const span = element("span", { textContent: text, tabIndex: -1, className: shade ? `heat-${shade}` : "" });
-      for (const event of ["mouseenter", "focus"]) span.addEventListener(event, () => { this.detail.textContent = said; });
+      for (const event of ["mouseenter", "focus"]) span.addEventListener(event, () => { this.detail.textContent = detail; });
       return span;
     });
     if (spans.length) spans[0].tabIndex = 0;
@@ -69,27 +69,27 @@ customElements.define("guard-answer", GuardAnswer);
 function asPiece({ token, logprob, top_logprobs: others = [] }) {
   const chance = Math.exp(logprob);
   const instead = others.filter((other) => other.token !== token).map((other) => `“${other.token}” ${percent(Math.exp(other.logprob))}`);
-  const said = `“${token}” had ${percent(chance)}${instead.length ? `; instead: ${instead.join(", ")}` : ""}`;
-  return { text: token, shade: HEAT.filter((edge) => 1 - chance >= edge).length, said };
+  const detail = `“${token}” had ${percent(chance)}${instead.length ? `; instead: ${instead.join(", ")}` : ""}`;
+  return { text: token, shade: HEAT.filter((edge) => 1 - chance >= edge).length, detail };
 }
 
 function pieces(text, sentences) {
-  const known = sentences.map((each) => each.uncertainty).filter((value) => value !== null);
+  const known = sentences.map((sentence) => sentence.uncertainty).filter((value) => value !== null);
   const low = Math.min(...known), width = Math.max(...known) - low;
   const found = [];
   let end = 0;
-  for (const each of sentences) {
-    if (each.start > end) found.push({ text: text.slice(end, each.start), shade: 0, said: "" });
-    const shade = each.uncertainty === null || !width ? 0 : Math.round(4 * (each.uncertainty - low) / width);
-    found.push({ text: text.slice(each.start, each.end), shade, said: `Uncertainty of this sentence: ${number(each.uncertainty)}` });
-    end = each.end;
+  for (const sentence of sentences) {
+    if (sentence.start > end) found.push({ text: text.slice(end, sentence.start), shade: 0, detail: "" });
+    const shade = sentence.uncertainty === null || !width ? 0 : Math.round(4 * (sentence.uncertainty - low) / width);
+    found.push({ text: text.slice(sentence.start, sentence.end), shade, detail: `Uncertainty of this sentence: ${number(sentence.uncertainty)}` });
+    end = sentence.end;
   }
-  return [...found, { text: text.slice(end), shade: 0, said: "" }].filter((each) => each.text);
+  return [...found, { text: text.slice(end), shade: 0, detail: "" }].filter((span) => span.text);
 }
 
 function words(verdict) {
   const sure = verdict.confidence == null ? "" : `About ${percent(verdict.confidence)} of answers like this one are right.`;
-  const held = delivery(verdict) !== "answer" ? " What the model said is not shown." : "";
+  const held = delivery(verdict) !== "answer" ? " The model's text is not shown." : "";
   const drift = verdict.drift ? ", but the drift alarm is on: scores are no longer those of the calibration" : "";
   const promise = verdict.promised ? `Yes${drift}` : `No${verdict.unfamiliar?.length ? `: ${verdict.unfamiliar.join("; ")}` : ""}`;
   const facts = [
@@ -117,7 +117,7 @@ class GuardThreshold extends HTMLElement {
     const at = calibration.threshold === null ? 0 : curve.findLastIndex((point) => point.threshold <= calibration.threshold);
     this.slider = element("input", { id: "threshold", type: "range", min: 0, max: curve.length - 1, value: Math.max(0, at) });
     this.slider.addEventListener("input", () => this.move());
-    this.said = element("p", { id: "threshold-words" });
+    this.words = element("p", { id: "threshold-words" });
     this.picture = element("div");
     this.replaceChildren(
       title,
@@ -126,7 +126,7 @@ class GuardThreshold extends HTMLElement {
         element("span", { className: "key-risk", textContent: "risk" }), ` the share of those that are wrong, both on the ${calibration.n} answers of the calibration.`,
       ]),
       this.picture,
-      element("label", { htmlFor: "threshold", textContent: "Let through up to" }), this.slider, this.said,
+      element("label", { htmlFor: "threshold", textContent: "Let through up to" }), this.slider, this.words,
       element("p", { className: "note", textContent: calibration.promise }),
     );
     this.move();
@@ -140,8 +140,8 @@ class GuardThreshold extends HTMLElement {
   move() {
     const { curve } = this.calibration, here = curve[this.slider.value];
     const own = this.own === null || this.own === undefined ? "" : ` The answer shown (${number(this.own)}) would be ${this.own <= here.threshold ? "let through" : "withheld"}.`;
-    this.said.textContent = `Threshold ${number(here.threshold)}: coverage ${percent(here.coverage)}, risk ${percent(here.risk)}.${own}`;
-    this.slider.ariaValueText = this.said.textContent;
+    this.words.textContent = `Threshold ${number(here.threshold)}: coverage ${percent(here.coverage)}, risk ${percent(here.risk)}.${own}`;
+    this.slider.ariaValueText = this.words.textContent;
     this.picture.replaceChildren(drawn(curve, Number(this.slider.value), this.own));
   }
 }
@@ -168,7 +168,7 @@ function drawn(curve, at, own) {
 }
 
 const models = new Map();
-const asked = [];
+const answered = [];
 let running = null;
 
 async function begin() {
@@ -196,7 +196,7 @@ async function ask(question, passage) {
     await receive({ model, messages, ...more }, shown);
   } catch (error) {
     shown.stopped = true;
-    if (shown.text) { remember(shown); show(shown); } // what was delivered stays
+    if (shown.text) { remember(shown); show(shown); } // delivered text stays
     throw error;
   }
   if (guard.scores_texts && shown.verdict && delivery(shown.verdict) === "answer" && /[.!?]\s+\S/.test(shown.text)) {
@@ -224,11 +224,11 @@ function show(one) {
 }
 
 function remember(one) {
-  asked.unshift(one);
+  answered.unshift(one);
   $("#history").hidden = false;
-  $("#history ol").replaceChildren(...asked.slice(0, 50).map((each) => {
-    const again = element("button", { type: "button", textContent: `${each.question} – ${each.verdict ? outcome(each.verdict).label.toLowerCase() : "stopped"}` });
-    again.addEventListener("click", () => show(each));
+  $("#history ol").replaceChildren(...answered.slice(0, 50).map((past) => {
+    const again = element("button", { type: "button", textContent: `${past.question} – ${past.verdict ? outcome(past.verdict).label.toLowerCase() : "stopped"}` });
+    again.addEventListener("click", () => show(past));
     return element("li", {}, [again]);
   }));
 }
@@ -250,7 +250,7 @@ $("#ask").addEventListener("submit", async (event) => {
     show(one);
     say("");
   } catch (error) {
-    if (!$("guard-answer").asked?.stopped) $("guard-answer").hidden = true;
+    if (!$("guard-answer").answer?.stopped) $("guard-answer").hidden = true;
     say(error.name === "AbortError" ? "Stopped." : error.message, error.name !== "AbortError");
   } finally {
     submit.disabled = false;
