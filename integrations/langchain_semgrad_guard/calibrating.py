@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import BaseLanguageModel
@@ -15,41 +14,36 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import coerce_to_runnable
 from langchain_core.runnables.config import ensure_config, merge_configs
 
-from semgrad_guard.adapters.calibrating import (
-    Aggregate,
-    Collecting,
-    LabelledDraft,
-    Progress,
-    Ran,
-    acollect,
-    collect,
-)
+from semgrad_guard.adapters.calibrating import Aggregate, LabelledDraft, Ran
 from semgrad_guard.adapters.chosen_estimator import ChosenEstimator
 from semgrad_guard.adapters.code_identity import chain_identity
-from semgrad_guard.adapters.examples import AnyGrader, ExampleCalibration
+from semgrad_guard.adapters.examples import AnyGrader, RunOptions, calibrated
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.errors import CalibrationError, InputError
-from semgrad_guard.guard import Recorder, recording
+from semgrad_guard.guard import Recorder, Steps, adrive, drive, recording
 
+Chain = Runnable[Any, Any] | Callable[[Any], Any]
 Output = Callable[[Any], str]
 """The delivered text in a chain's output."""
 
 
+class ChainOptions(RunOptions, total=False):
+    """The options of a calibration of a chain."""
+
+    aggregate: Aggregate
+    answering: str | None
+    output: Output | None
+    config: RunnableConfig | None
+
+
 def calibrate_chain(
-    chain: Runnable[Any, Any] | Callable[[Any], Any],
+    chain: Chain,
     examples: Iterable[Any],
     grader: AnyGrader,
     *,
     alpha: float,
     delta: float,
-    record: str | Path | None = None,
-    max_concurrency: int = 1,
-    aggregate: Aggregate = "one",
-    answering: str | None = None,
-    output: Output | None = None,
-    progress: Progress | bool = True,
-    config: RunnableConfig | None = None,
-    **options: Any,
+    **options: Unpack[ChainOptions],
 ) -> Calibration:
     """Run a chain on examples, grade its answers, and calibrate the scores of its answering model.
 
@@ -87,33 +81,32 @@ def calibrate_chain(
         GradingError: the grader cannot do its work.
         Exception: whatever the chain raises.
     """
-    job = ExampleCalibration(examples, grader, alpha=alpha, delta=delta, show=progress is True, **options)
-    runs = _Runs(chain, config, output, job.estimator)
-    how = runs.collecting(record, max_concurrency, aggregate, answering, progress)
-    return job(collect(job.examples, runs.run, how), record=how.record)
+    return drive(_calibrated(chain, examples, grader, alpha=alpha, delta=delta, **options))
 
 
 async def acalibrate_chain(
-    chain: Runnable[Any, Any] | Callable[[Any], Any],
+    chain: Chain,
     examples: Iterable[Any],
     grader: AnyGrader,
     *,
     alpha: float,
     delta: float,
-    record: str | Path | None = None,
-    max_concurrency: int = 1,
-    aggregate: Aggregate = "one",
-    answering: str | None = None,
-    output: Output | None = None,
-    progress: Progress | bool = True,
-    config: RunnableConfig | None = None,
-    **options: Any,
+    **options: Unpack[ChainOptions],
 ) -> Calibration:
     """Like `calibrate_chain`, by the chain's asynchronous methods."""
-    job = ExampleCalibration(examples, grader, alpha=alpha, delta=delta, show=progress is True, **options)
-    runs = _Runs(chain, config, output, job.estimator)
-    how = runs.collecting(record, max_concurrency, aggregate, answering, progress)
-    return job(await acollect(job.examples, runs.arun, how), record=how.record)
+    return await adrive(_calibrated(chain, examples, grader, alpha=alpha, delta=delta, **options))
+
+
+def _calibrated(
+    chain: Chain,
+    examples: Iterable[Any],
+    grader: AnyGrader,
+    *,
+    config: RunnableConfig | None = None,
+    output: Output | None = None,
+    **options: Any,
+) -> Steps[Calibration]:
+    return calibrated(lambda estimator: _Runs(chain, config, output, estimator), examples, grader, **options)
 
 
 class _Runs:
@@ -121,7 +114,7 @@ class _Runs:
 
     def __init__(
         self,
-        chain: Runnable[Any, Any] | Callable[[Any], Any],
+        chain: Chain,
         config: RunnableConfig | None,
         output: Output | None,
         estimator: ChosenEstimator,
@@ -130,24 +123,14 @@ class _Runs:
         self._config, self._output, self._estimator = config, output or _text, estimator
         estimator.require_fitted([self._chain, config], models=(BaseLanguageModel,))
 
-    def collecting(
-        self,
-        record: str | Path | None,
-        max_concurrency: int,
-        aggregate: Aggregate,
-        answering: str | None,
-        progress: Progress | bool,
-    ) -> Collecting:
-        """How the examples are answered."""
-        return Collecting(
-            chain=_fingerprint(self._chain, self._config, self._output),
-            at_once=max_concurrency,
-            aggregate=aggregate,
-            answering=answering,
-            record=None if record is None else Path(record),
-            progress=progress,
-            needed=tuple(estimator.name for estimator in self._estimator.needed),
-        )
+    @property
+    def identity(self) -> str:
+        """Sixteen hex digits for the chain's steps, prompts, code and settings. Its answers identify its model."""
+        graph = self._chain.get_graph().to_json()
+        prompts = [repr(prompt) for prompt in self._chain.get_prompts()]
+        settings = sorted((name, repr(value)) for name, value in (self._config or {}).get("configurable", {}).items())
+        made_of = chain_identity([self._chain, self._output], models=(BaseLanguageModel,))
+        return hashlib.sha256(json.dumps([graph, prompts, settings, made_of], default=str).encode()).hexdigest()[:16]
 
     def run(self, inputs: Sequence[Any]) -> list[Ran | Exception]:
         """Run the inputs together."""
@@ -223,12 +206,3 @@ def _text(output: Any) -> str:
         f"the chain returned a {type(cast('object', output)).__name__}, in which the delivered text is not known; pass "
         "output=lambda returned: ..., which finds it"
     )
-
-
-def _fingerprint(chain: Runnable[Any, Any], config: RunnableConfig | None, output: Output) -> str:
-    """Sixteen hex digits for a chain's steps, prompts, code and settings. Its answers identify its model."""
-    graph = chain.get_graph().to_json()
-    prompts = [repr(prompt) for prompt in chain.get_prompts()]
-    settings = sorted((name, repr(value)) for name, value in (config or {}).get("configurable", {}).items())
-    made_of = chain_identity([chain, output], models=(BaseLanguageModel,))
-    return hashlib.sha256(json.dumps([graph, prompts, settings, made_of], default=str).encode()).hexdigest()[:16]

@@ -8,8 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.llms.types import ChatMessage
@@ -24,15 +23,23 @@ from llama_index_semgrad_guard.records import text_of
 from llama_index_semgrad_guard.routing import Guarded
 from llama_index_semgrad_guard.streams import whole
 from semgrad_guard import Policy
-from semgrad_guard.adapters.calibrating import Collecting, LabelledDraft, Progress, Ran, acollect, collect
+from semgrad_guard.adapters.calibrating import LabelledDraft, Ran
 from semgrad_guard.adapters.chosen_estimator import ChosenEstimator
 from semgrad_guard.adapters.code_identity import chain_identity
-from semgrad_guard.adapters.examples import AnyGrader, ExampleCalibration
+from semgrad_guard.adapters.examples import AnyGrader, RunOptions, calibrated
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.guard import Steps, Work, adrive, drive, recording
 
 Engine = BaseQueryEngine | BaseChatEngine
+
+
+class EngineOptions(RunOptions, total=False):
+    """The options of a calibration of an engine."""
+
+    aggregate: Aggregate | None
+    answering: Answering | None
+    output: Callable[[Any], str]
 
 
 def calibrate_engine(
@@ -42,13 +49,7 @@ def calibrate_engine(
     *,
     alpha: float,
     delta: float,
-    record: str | Path | None = None,
-    max_concurrency: int = 1,
-    aggregate: Aggregate | None = None,
-    answering: Answering | None = None,
-    output: Callable[[Any], str] = text_of,
-    progress: Progress | bool = True,
-    **options: Any,
+    **options: Unpack[EngineOptions],
 ) -> Calibration:
     """Run an engine on examples, grade its texts, and calibrate the scores as a guard around it computes them.
 
@@ -85,10 +86,7 @@ def calibrate_engine(
         GradingError: the grader cannot do its work.
         Exception: the engine's own.
     """
-    job = ExampleCalibration(examples, grader, alpha=alpha, delta=delta, show=progress is True, **options)
-    runs = _Runs(engine, aggregate, answering, output, job.estimator)
-    how = runs.collecting(record, max_concurrency, progress)
-    return job(collect(job.examples, runs.run, how), record=how.record)
+    return drive(_calibrated(engine, examples, grader, alpha=alpha, delta=delta, **options))
 
 
 async def acalibrate_engine(
@@ -98,19 +96,24 @@ async def acalibrate_engine(
     *,
     alpha: float,
     delta: float,
-    record: str | Path | None = None,
-    max_concurrency: int = 1,
+    **options: Unpack[EngineOptions],
+) -> Calibration:
+    """Like `calibrate_engine`, by the engine's asynchronous methods."""
+    return await adrive(_calibrated(engine, examples, grader, alpha=alpha, delta=delta, **options))
+
+
+def _calibrated(
+    engine: Engine,
+    examples: Iterable[Any],
+    grader: AnyGrader,
+    *,
     aggregate: Aggregate | None = None,
     answering: Answering | None = None,
     output: Callable[[Any], str] = text_of,
-    progress: Progress | bool = True,
     **options: Any,
-) -> Calibration:
-    """Like `calibrate_engine`, by the engine's asynchronous methods."""
-    job = ExampleCalibration(examples, grader, alpha=alpha, delta=delta, show=progress is True, **options)
-    runs = _Runs(engine, aggregate, answering, output, job.estimator)
-    how = runs.collecting(record, max_concurrency, progress)
-    return job(await acollect(job.examples, runs.arun, how), record=how.record)
+) -> Steps[Calibration]:
+    guarded = _guarded(engine, aggregate, answering)
+    return calibrated(lambda estimator: _Runs(guarded, output, estimator), examples, grader, **options)
 
 
 class _Runs:
@@ -118,24 +121,23 @@ class _Runs:
 
     def __init__(
         self,
-        engine: Engine,
-        aggregate: Aggregate | None,
-        answering: Answering | None,
+        guarded: GuardedQueryEngine | GuardedChatEngine,
         output: Callable[[Any], str],
         estimator: ChosenEstimator,
     ) -> None:
-        self._guarded, self._output, self._estimator = _guarded(engine, aggregate, answering), output, estimator
-        estimator.require_fitted([engine], models=(LLM,))
+        self._guarded, self._output, self._estimator = guarded, output, estimator
+        estimator.require_fitted([guarded], models=(LLM,))
 
-    def collecting(self, record: str | Path | None, max_concurrency: int, progress: Progress | bool) -> Collecting:
-        """How the examples are answered."""
-        return Collecting(
-            chain=_fingerprint(self._guarded, self._output),
-            at_once=max_concurrency,
-            record=None if record is None else Path(record),
-            progress=progress,
-            needed=tuple(estimator.name for estimator in self._estimator.needed),
-        )
+    @property
+    def identity(self) -> str:
+        """Sixteen hex digits for the engine's kind, its prompts, code and settings, and the calls that count."""
+        inner: Any = self._guarded._engine  # pyright: ignore[reportPrivateUsage] - the guard's other half
+        prompts: Mapping[str, Any] = inner.get_prompts() if hasattr(inner, "get_prompts") else {}
+        texts = {name: prompt.get_template() for name, prompt in prompts.items()}
+        counting = self._guarded.routing.counting
+        made_of = chain_identity([inner, self._output], models=(LLM,))
+        facts = [type(inner).__qualname__, sorted(texts.items()), counting.aggregate, counting.answering_name, made_of]
+        return hashlib.sha256(json.dumps(facts, default=repr).encode()).hexdigest()[:16]
 
     def run(self, inputs: Sequence[Any]) -> list[Ran | Exception]:
         """Answer the inputs, in a thread for each where there are several."""
@@ -210,14 +212,3 @@ def _conversation(given: Any) -> tuple[list[ChatMessage], str]:
             raise InputError('a message of a conversation is {"role": ..., "content": ...}')
         messages.append(message)
     return messages[:-1], messages[-1].content or ""
-
-
-def _fingerprint(guarded: GuardedQueryEngine | GuardedChatEngine, output: Callable[[Any], str]) -> str:
-    """Sixteen hex digits for an engine's kind, its prompts, code and settings, and the calls that count."""
-    inner: Any = guarded._engine  # pyright: ignore[reportPrivateUsage] - the guard's other half
-    prompts: Mapping[str, Any] = inner.get_prompts() if hasattr(inner, "get_prompts") else {}
-    texts = {name: prompt.get_template() for name, prompt in prompts.items()}
-    counting = guarded.routing.counting
-    made_of = chain_identity([inner, output], models=(LLM,))
-    facts = [type(inner).__qualname__, sorted(texts.items()), counting.aggregate, counting.answering_name, made_of]
-    return hashlib.sha256(json.dumps(facts, default=repr).encode()).hexdigest()[:16]

@@ -1,6 +1,6 @@
 """A user's own chain or engine over graded examples, every scored draft recorded: the data of a calibration.
 
-An integration runs the inputs (`RunAll`); their answers are kept here, and an interrupted run resumes here. Grading and
+An integration runs the inputs (`Runs`); their answers are kept here, and an interrupted run resumes here. Grading and
 calibrating come after it (`semgrad_guard.adapters.examples`).
 """
 
@@ -11,17 +11,18 @@ import json
 import random
 import sys
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TextIO, cast
+from typing import Any, Literal, Protocol, TextIO, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from semgrad_guard.calibration import Binding
 from semgrad_guard.errors import BindingMismatchError, CalibrationError, InputError
 from semgrad_guard.evaluation.job_record import JobRecord, Progress
+from semgrad_guard.guard import Steps, Work
 from semgrad_guard.guard.verdicts import UNSCORED, RecordedDraft, RecordedScore, binding_of
 from semgrad_guard.records import PromptForm, Verdict
 
@@ -61,9 +62,19 @@ class Ran:
     drafts: Sequence[LabelledDraft]
 
 
-RunAll = Callable[[Sequence[Any]], Sequence[Ran | Exception]]
-"""Runs inputs, all of them at once; an error takes the place of a result."""
-AsyncRunAll = Callable[[Sequence[Any]], Awaitable[Sequence[Ran | Exception]]]
+class Runs(Protocol):
+    """Runs of one chain or engine. `identity` is that of its steps, prompts, code and settings."""
+
+    @property
+    def identity(self) -> str: ...
+
+    def run(self, inputs: Sequence[Any]) -> Sequence[Ran | Exception]:
+        """Run inputs, all of them at once; an error takes the place of a result."""
+        ...
+
+    async def arun(self, inputs: Sequence[Any]) -> Sequence[Ran | Exception]:
+        """Like `run`, on the event loop."""
+        ...
 
 
 class AnsweredExample(BaseModel):
@@ -198,7 +209,7 @@ def read_examples(examples: Iterable[Any]) -> list[Example]:
     return read
 
 
-def collect(examples: Sequence[Example], run: RunAll, how: Collecting) -> list[AnsweredExample]:
+def collected(examples: Sequence[Example], runs: Runs, how: Collecting) -> Steps[list[AnsweredExample]]:
     """Answer the examples, those of one input once; an entry for each example, in order.
 
     Raises:
@@ -206,27 +217,23 @@ def collect(examples: Sequence[Example], run: RunAll, how: Collecting) -> list[A
         InputError: the record is of another chain or of other examples, or its inputs are answered otherwise now.
         Exception: the chain's own, noted with its example; the answers so far are in the record.
     """
+
+    def running(batch: Sequence[Example]) -> Work:
+        inputs = [example.input for example in batch]
+        return Work(lambda: runs.run(inputs), lambda: runs.arun(inputs))
+
     with how.opened(examples) as record:
-        work = _Work(examples, how, record)
-        if work.tried:
-            work.retry([result for example in work.tried for result in run([example.input])])
-        while batch := work.next():
-            work.keep(batch, run([example.input for example in batch]))
-        return work.answers()
+        answering = _Answering(examples, how, record)
+        again: list[Ran | Exception] = []
+        for example in answering.tried:
+            again += yield running([example])
+        answering.retry(again)
+        while batch := answering.next():
+            answering.keep(batch, (yield running(batch)))
+        return answering.answers()
 
 
-async def acollect(examples: Sequence[Example], run: AsyncRunAll, how: Collecting) -> list[AnsweredExample]:
-    """Like `collect`, on the event loop."""
-    with how.opened(examples) as record:
-        work = _Work(examples, how, record)
-        if work.tried:
-            work.retry([result for example in work.tried for result in await run([example.input])])
-        while batch := work.next():
-            work.keep(batch, await run([example.input for example in batch]))
-        return work.answers()
-
-
-class _Work:
+class _Answering:
     """The examples with and without an answer; `tried` are recorded inputs that are to be run again first."""
 
     def __init__(self, examples: Sequence[Example], how: Collecting, record: JobRecord[AnsweredExample] | None) -> None:

@@ -7,30 +7,61 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
-from semgrad_guard.adapters.calibrating import AnsweredExample, Example, read_examples
+from semgrad_guard.adapters.calibrating import (
+    Aggregate,
+    AnsweredExample,
+    Collecting,
+    Example,
+    Runs,
+    collected,
+    read_examples,
+)
 from semgrad_guard.adapters.chosen_estimator import ChosenEstimator
 from semgrad_guard.calibration import Calibration
-from semgrad_guard.calibration.calibration_set import read_rate
+from semgrad_guard.calibration.calibration_set import Copies, read_rate
 from semgrad_guard.calibration.slots import read_slots
 from semgrad_guard.errors import CalibrationError, InputError, require_known
+from semgrad_guard.estimators import Estimator
 from semgrad_guard.evaluation.graders import AnswerGrader, AnswerToGrade, Grader
 from semgrad_guard.evaluation.graders.base import Verdicts, settling
 from semgrad_guard.evaluation.graders.grading import GradedAnswer, doubt, some_of
 from semgrad_guard.evaluation.graders.labels import NAME, SheetAnswer, labels_for
 from semgrad_guard.evaluation.graders.naming import load_graders
 from semgrad_guard.evaluation.graders.words import no_verdict
-from semgrad_guard.evaluation.job_record import number_of_try
+from semgrad_guard.evaluation.job_record import Progress, number_of_try
+from semgrad_guard.guard import Steps, Work
 from semgrad_guard.records import digest_of
 
 AnyGrader = str | Grader | AnswerGrader | Callable[[str, Sequence[str]], bool]
 """A grader, its name (as on the command line), or a function of the delivered text and the right answers."""
 
-_OPTIONS = frozenset(
-    {"estimator", "extra_prompts", "slots", "upstream", "labels", "grid", "robust", "confidence", "created"}
-    | {"copies", "tries"}
-)
+
+class ExampleOptions(TypedDict, total=False):
+    """The options of a calibration on examples (see `ExampleCalibration`)."""
+
+    labels: str | Path | None
+    estimator: Estimator | Calibration | str | None
+    extra_prompts: Iterable[Any]
+    slots: Iterable[str]
+    upstream: str | None
+    grid: Iterable[float] | None
+    robust: bool
+    copies: Copies
+    tries: int
+    confidence: bool
+    created: str
+
+
+class RunOptions(ExampleOptions, total=False):
+    """The options of a calibration that runs a chain or an engine on its examples (see `Collecting`)."""
+
+    record: str | Path | None
+    max_concurrency: int
+    progress: Progress | bool
+
+
 logger = logging.getLogger("semgrad_guard")
 
 
@@ -86,7 +117,7 @@ class ExampleCalibration:
         show: bool = False,
         **options: Any,
     ) -> None:
-        require_known("calibrating on examples", options, _OPTIONS)
+        require_known("calibrating on examples", options, ExampleOptions.__annotations__)
         self._rates = {"alpha": read_rate(alpha, "alpha"), "delta": read_rate(delta, "delta")}
         self._upstream: str | None = options.pop("upstream", None)
         given: str | Path | None = options.pop("labels", None)
@@ -183,6 +214,39 @@ class ExampleCalibration:
             print(head, *some_of(graded), sep="\n", file=sys.stderr, flush=True)
         if (found := doubt([verdict is True for verdict in verdicts], name)) is not None:
             logger.warning("semgrad-guard: %s", found)
+
+
+def calibrated(
+    runs_of: Callable[[ChosenEstimator], Runs],
+    examples: Iterable[Any],
+    grader: AnyGrader,
+    *,
+    alpha: float,
+    delta: float,
+    record: str | Path | None = None,
+    max_concurrency: int = 1,
+    progress: Progress | bool = True,
+    aggregate: Aggregate = "one",
+    answering: str | None = None,
+    **options: Any,
+) -> Steps[Calibration]:
+    """Run a chain or an engine on examples, which is known once the estimators are, and calibrate on its answers.
+
+    `aggregate` and `answering` choose among several scored calls of one example, as in `Collecting`.
+    """
+    job = ExampleCalibration(examples, grader, alpha=alpha, delta=delta, show=progress is True, **options)
+    runs = runs_of(job.estimator)
+    how = Collecting(
+        chain=runs.identity,
+        at_once=max_concurrency,
+        aggregate=aggregate,
+        answering=answering,
+        record=None if record is None else Path(record),
+        progress=progress,
+        needed=tuple(estimator.name for estimator in job.estimator.needed),
+    )
+    answered = yield from collected(job.examples, runs, how)
+    return (yield Work(lambda: job(answered, record=how.record)))
 
 
 def _ends(cuts: Sequence[int | str | None]) -> dict[str, Any]:
