@@ -208,7 +208,7 @@ class Answers:
             started.append(start())
             return started[0]
 
-        for step in run_stream(self._terms, begin, lambda _: ()):
+        for step in run_stream(self._terms, begin):
             yield from self._pieces(step, started[0])
 
     async def astreamed(self, start: Callable[[], Awaitable[AsyncLiveAnswer]]) -> AsyncGenerator[ChatGenerationChunk]:
@@ -219,10 +219,7 @@ class Answers:
             started.append(await start())
             return started[0]
 
-        async def no_target(_: object) -> Sequence[TargetReply]:
-            return ()
-
-        async with aclosing(arun_stream(self._terms, begin, no_target)) as steps:
+        async with aclosing(arun_stream(self._terms, begin)) as steps:
             async for step in steps:
                 for piece in self._pieces(step, started[0]):
                     yield piece

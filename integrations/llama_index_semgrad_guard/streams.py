@@ -106,7 +106,7 @@ def live(
 ) -> Generator[str]:
     """The pieces as they come; once they have ended, `metadata` holds the record. Closing them stops the model."""
     # A live stream is delivered: it is never escalated.
-    steps = run_stream(routing.terms, lambda: LivePieces(pieces, turn, routing), lambda _waiting: [], stop=stop)
+    steps = run_stream(routing.terms, lambda: LivePieces(pieces, turn, routing), stop=stop)
     try:
         for step in steps:
             if isinstance(step, Outcome):
@@ -125,10 +125,7 @@ async def alive(
     async def start() -> AsyncLivePieces:
         return AsyncLivePieces(pieces, turn, routing)
 
-    async def ask(_waiting: object) -> list[Any]:
-        return []
-
-    steps = arun_stream(routing.terms, start, ask, stop=stop)
+    steps = arun_stream(routing.terms, start, stop=stop)
     try:
         async for step in steps:
             if isinstance(step, Outcome):

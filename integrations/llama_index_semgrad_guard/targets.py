@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from typing import Any
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
@@ -18,7 +16,7 @@ from llama_index_semgrad_guard.records import completed, decided_of, text_of
 from llama_index_semgrad_guard.streams import require_response, whole
 from semgrad_guard import Verdict
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import Refusal, Reply, Steps, Work, off_loop
+from semgrad_guard.guard import Refusal, Reply, Steps, Work
 
 Answer = str | Verdict | Response | PydanticResponse
 Target = BaseQueryEngine | LLM | Callable[[str], Answer | Awaitable[Answer]]
@@ -42,7 +40,7 @@ def ask(target: Any, query: QueryBundle, *, structured: bool) -> Steps[list[Repl
         text = query.query_str
         answer = completed((yield Work(lambda: target.complete(text), lambda: target.acomplete(text))))
     else:
-        answer = yield _called(target, query.query_str, instead="aquery")
+        answer = yield Work.calling(target, query.query_str, instead="aquery")
     if structured and not isinstance(answer, PydanticResponse):
         return [Refusal(f"The target must answer with a structure, not with a {type(answer).__name__}.")]
     return [_reply(answer, (Response, PydanticResponse))]
@@ -60,7 +58,7 @@ def ask_chat(target: Any, messages: list[ChatMessage]) -> Steps[list[Reply[Any] 
     elif isinstance(target, LLM):
         answer = completed((yield Work(lambda: target.chat(messages), lambda: target.achat(messages))))
     else:
-        answer = yield _called(target, messages, instead="achat")
+        answer = yield Work.calling(target, messages, instead="achat")
     return [_reply(answer, (AgentChatResponse,))]
 
 
@@ -70,23 +68,3 @@ def _reply(answer: Any, kinds: tuple[type[Any], ...]) -> Reply[Any]:
     if isinstance(answer, (str, Verdict)):
         return Reply(answer)
     raise InputError(f"the escalation target returned a {type(answer).__name__}; a string or a response is due")
-
-
-def _called(function: Callable[[Any], Any], question: Any, *, instead: str) -> Work:
-    """The work of calling a function, which may be async where this is called so."""
-
-    def call() -> Any:
-        answer = function(question)
-        if inspect.isawaitable(answer):
-            if inspect.iscoroutine(answer):
-                answer.close()
-            raise InputError(f"the escalation target is async; use {instead}")
-        return answer
-
-    async def coroutine() -> Any:
-        if inspect.iscoroutinefunction(function):
-            return await function(question)
-        answer = await off_loop(partial(function, question))
-        return await answer if inspect.isawaitable(answer) else answer
-
-    return Work(call, coroutine)

@@ -119,7 +119,7 @@ class Pending(Generic[A]):
         """The outcomes in the drafts' order; an error in the place of one that must be raised."""
         waiting = iter(replies)
         return [
-            self._outcome(draft, settled, next(waiting) if isinstance(settled, Escalate) else None)
+            self._outcome(draft, settled, next(waiting, None) if isinstance(settled, Escalate) else None)
             for draft, settled in zip(self._drafts, self._settled, strict=True)
         ]
 
@@ -274,7 +274,7 @@ def answers(
 def run(
     terms: Terms,
     draft: Callable[[], Sequence[Draft[A] | Exception]],
-    ask: Ask[A],
+    ask: Ask[A] | None = None,
     *,
     count: int = 1,
     stop: Stop | None = None,
@@ -286,7 +286,7 @@ def run(
 async def arun(
     terms: Terms,
     draft: Callable[[], Awaitable[Sequence[Draft[A] | Exception]]],
-    ask: AsyncAsk[A],
+    ask: AsyncAsk[A] | None = None,
     *,
     count: int = 1,
     stop: Stop | None = None,
@@ -295,13 +295,15 @@ async def arun(
     return await adrive(answers(terms, Work.awaited(draft), aasking(ask), count=count, stop=stop))
 
 
-def asking(ask: Ask[A]) -> AskWork[A]:
-    """A call of the target as work."""
-    return lambda waiting: Work(lambda: ask(waiting))
+def asking(ask: Ask[A] | None) -> AskWork[A]:
+    """A call of the target as work; None where there is no target, and so no draft that waits for it."""
+    return lambda waiting: Work(lambda: () if ask is None else ask(waiting))
 
 
-def aasking(ask: AsyncAsk[A]) -> AskWork[A]:
-    """A coroutine of the target as work."""
+def aasking(ask: AsyncAsk[A] | None) -> AskWork[A]:
+    """A coroutine of the target as work, as `asking`."""
+    if ask is None:
+        return asking(None)
     return lambda waiting: Work.awaited(lambda: ask(waiting))
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, cast
 
 from semgrad_guard.calibration import Binding, DriftMonitor
@@ -23,7 +21,7 @@ from semgrad_guard.guard.promise import Promise, promise_along, require_sequel
 from semgrad_guard.guard.streams import arun_stream, run_stream
 from semgrad_guard.guard.timing import Steps, Work, adrive, drive, off_loop
 from semgrad_guard.records import Conversation, Verdict
-from semgrad_guard.settings import Mode, OnError
+from semgrad_guard.settings import Mode, OnError, Timeout
 
 Answer = str | Verdict
 Target = Callable[[Conversation], Answer | Awaitable[Answer]]
@@ -78,7 +76,7 @@ class Guard:
         options: GenerationOptions | None = None,
         abstain_message: AbstainMessage = Terms.abstain_message,
         on_error: OnError = Terms.on_error,
-        timeout: float | None = None,
+        timeout: Timeout = None,
         monitor: DriftMonitor | None = None,
         notify: Callable[[Verdict], None] | None = None,
         log: DecisionSink | None = None,
@@ -222,10 +220,11 @@ class Guard:
         target, escalated = self.escalate_to, [conversations[draft.index] for draft in waiting]
         if isinstance(target, Guard):
             return Work.of(lambda: target._replies(escalated, tools))
-        return Work(
-            lambda: [_tried(partial(_called, target, conversation)) for conversation in escalated],
-            lambda: _acalled_together(target, escalated),
-        )
+        work = [
+            Work.calling(cast("Target", target), conversation, instead="acall, abatch or astream")
+            for conversation in escalated
+        ]
+        return Work(lambda: [_tried(one.call) for one in work], lambda: _together(work))
 
     def _replies(self, conversations: Sequence[Conversation], tools: Tools | None) -> Steps[list[_Reply]]:
         """The outcomes of this guard as replies to the one that escalates to it."""
@@ -333,22 +332,6 @@ def _replied(answer: Any) -> _Reply:
     return InputError(f"the escalation target returned a {type(answer).__name__}; it must return a text or a Verdict")
 
 
-def _called(target: Target | None, conversation: Conversation) -> Any:
-    answer = cast("Target", target)(conversation)
-    if inspect.isawaitable(answer):
-        if inspect.iscoroutine(answer):
-            answer.close()
-        raise InputError("the escalation target is a coroutine function; use acall, abatch or astream")
-    return answer
-
-
-async def _acalled_together(target: Target | None, conversations: Sequence[Conversation]) -> list[_Reply]:
-    answers = (_acalled(target, conversation) for conversation in conversations)
-    return [_replied(answer) for answer in await asyncio.gather(*answers, return_exceptions=True)]
-
-
-async def _acalled(target: Target | None, conversation: Conversation) -> Any:
-    if inspect.iscoroutinefunction(target):
-        return await target(conversation)
-    answer = await off_loop(lambda: cast("Target", target)(conversation))
-    return await answer if inspect.isawaitable(answer) else answer
+async def _together(work: Sequence[Work]) -> list[_Reply]:
+    answers = await asyncio.gather(*(one.begin() for one in work), return_exceptions=True)
+    return [_replied(answer) for answer in answers]

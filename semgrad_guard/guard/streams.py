@@ -49,7 +49,7 @@ class AsyncLiveDraft(Protocol[P_co, A]):
 
 
 def run_stream(
-    terms: Terms, start: Callable[[], LiveDraft[P, A]], ask: Ask[A], *, stop: Stop | None = None
+    terms: Terms, start: Callable[[], LiveDraft[P, A]], ask: Ask[A] | None = None, *, stop: Stop | None = None
 ) -> Generator[P | Outcome[A]]:
     """The pieces as they come, where nothing may be withheld, and the outcome last; else the outcome alone.
 
@@ -73,7 +73,11 @@ def run_stream(
 
 
 async def arun_stream(
-    terms: Terms, start: Callable[[], Awaitable[AsyncLiveDraft[P, A]]], ask: AsyncAsk[A], *, stop: Stop | None = None
+    terms: Terms,
+    start: Callable[[], Awaitable[AsyncLiveDraft[P, A]]],
+    ask: AsyncAsk[A] | None = None,
+    *,
+    stop: Stop | None = None,
 ) -> AsyncGenerator[P | Outcome[A]]:
     """Like `run_stream`, on the event loop; closing it, or cancelling its task, stops the model."""
     stop = terms.stop() if stop is None else stop

@@ -7,6 +7,7 @@ cancelled work is left behind and stopped.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import Executor, Future, InvalidStateError, ThreadPoolExecutor
@@ -40,6 +41,26 @@ class Work:
     def of(cls, make: Callable[[], Steps[Any]]) -> Work:
         """The steps of a generator as one piece of work."""
         return cls(lambda: drive(make()), lambda: adrive(make()))
+
+    @classmethod
+    def calling(cls, target: Callable[[Any], Any], question: Any, *, instead: str) -> Work:
+        """A call of the user's target, which may be asynchronous where this work is awaited: by `instead`, a method."""
+
+        def call() -> Any:
+            answer = target(question)
+            if inspect.isawaitable(answer):
+                if inspect.iscoroutine(answer):
+                    answer.close()
+                raise InputError(f"the escalation target is asynchronous; use {instead}")
+            return answer
+
+        async def coroutine() -> Any:
+            if inspect.iscoroutinefunction(target):
+                return await target(question)
+            answer = await off_loop(partial(target, question))
+            return await answer if inspect.isawaitable(answer) else answer
+
+        return cls(call, coroutine)
 
     def alone(self) -> Steps[Any]:
         """This work as the only step."""

@@ -148,7 +148,7 @@ class LiteLLMGuardrail:
         served = self._service.model(name if name in models or len(models) > 1 else None)
         facts = Facts(request_id=request.litellm_call_id, served=served.name, question=conversation.question)
         terms = replace(self._service.terms(served, facts), can_escalate=False)
-        outcomes = await arun(terms, lambda: _drafts(served, request, conversation), _no_target, stop=terms.stop())
+        outcomes = await arun(terms, lambda: _drafts(served, request, conversation), stop=terms.stop())
         verdicts = [_verdict(outcome) for outcome in outcomes]
         records = [public_record(verdict, scores=served.scores) for verdict in verdicts]
         for verdict, outcome in zip(verdicts, outcomes, strict=True):
@@ -181,10 +181,6 @@ async def _drafts(
             scored = await scheduler.judged(ForeignText(text=name, form=conversation.form, reason=reason))
             drafts.append(Draft(scored.verdict, Answer(text="")))
     return drafts
-
-
-async def _no_target(_: Sequence[Any]) -> Sequence[Any]:
-    return ()  # these terms escalate nothing
 
 
 def _verdict(outcome: Outcome[Answer] | Exception) -> Verdict:

@@ -148,7 +148,7 @@ def test_a_failed_draft_leaves_the_record_of_a_withheld_one() -> None:
     def failing() -> list[Draft[None]]:
         raise AnswerFailedError("the engine failed")
 
-    failed = one(run(terms, failing, lambda waiting: [])).verdict
-    withheld = one(run(terms, lambda: [Draft(unscored("", reason="the engine failed"), None)], lambda waiting: []))
+    failed = one(run(terms, failing)).verdict
+    withheld = one(run(terms, lambda: [Draft(unscored("", reason="the engine failed"), None)]))
     assert failed == withheld.verdict
     assert (failed.upstream, failed.familiar, failed.action) == ("first", False, "abstain")
