@@ -117,6 +117,8 @@ class Declared:
         """
         if self.choices and value not in self.choices:
             raise InputError(f"{self.name} must be one of {', '.join(map(repr, self.choices))}, not {value!r}")
+        if self.kind is bool and not isinstance(value, bool):
+            raise InputError(f"{self.name} is True or False, not {value!r}")
         if self.kind in (int, float) and (isinstance(value, bool) or not isinstance(value, Real)):
             raise InputError(f"{self.name} must be a number, not {value!r}")
         try:

@@ -34,13 +34,6 @@ ONE_THRESHOLD = "give --calibration or --threshold, not both: a calibration has 
 DRAIN_SECONDS = 30
 """How long running requests have to finish once a server is to end."""
 
-Mode = Literal["enforce", "annotate", "observe", "raise"]
-"""How a decision is carried out: enforced; written on the answer; only reported; or raised as an error."""
-OnUnscored = Literal["abstain", "answer", "escalate"]
-"""The action for an answer without a finite score."""
-OnUnfamiliar = Literal["threshold", "abstain", "escalate", "raise"]
-"""The action for an answer to a prompt unlike those that a policy was calibrated on."""
-OnError = Literal["raise", "abstain"]
 Overridable = Literal["mode", "threshold", "timeout"]
 DtypeName = Literal["float32", "bfloat16", "float16"]
 Variant = Literal["paper", "official"]
@@ -71,7 +64,40 @@ def _not_too_cold(temperature: float) -> None:
         raise ValueError(f"it must be 0 (greedy) or 1e-06 or more, not {temperature}")
 
 
-# Options that several classes have.
+# Options that several classes have. A front that has one annotates it by these names.
+
+Mode = Annotated[
+    Literal["enforce", "annotate", "observe", "raise"],
+    Option(
+        "enforce: withhold what is not let through; annotate or observe: deliver it with its verdict; raise: "
+        "answer with an error.",
+        panel=DECISION,
+        metavar="MODE",
+    ),
+]
+"""How a decision is carried out: enforced; written on the answer; only reported; or raised as an error."""
+OnUnscored = Annotated[
+    Literal["abstain", "answer", "escalate"],
+    Option(
+        "What to do with an answer that cannot be scored: abstain, escalate (abstain where there is no target), or "
+        "deliver it without a promise.",
+        panel=DECISION,
+        metavar="ACTION",
+    ),
+]
+"""The action for an answer without a finite score."""
+OnUnfamiliar = Annotated[
+    Literal["threshold", "abstain", "escalate", "raise"], Option("What to do with an answer to an unfamiliar prompt.")
+]
+"""The action for an answer to a prompt unlike those that a policy was calibrated on."""
+OnError = Annotated[
+    Literal["raise", "abstain"],
+    Option("If the model times out or an upstream server fails: return an error, or abstain.", DECISION, "ACTION"),
+]
+KeepDraft = Annotated[bool, Option("Whether metadata may hold withheld answers.")]
+ALPHA = Bounds(0.0001, 0.9999)
+Alpha = Annotated[float, Option("The error rate to promise among the answers let through.", DECISION, "X", ALPHA)]
+Delta = Annotated[float, Option("How likely the promise may fail.", DECISION, "X", Bounds(0.000001, 0.9999))]
 
 MaxTokens = Annotated[int, Option("The longest answer, in tokens.", ANSWERS, "N", Bounds(1, 2**63 - 1))]
 MaxThinkingTokens = Annotated[
@@ -244,34 +270,15 @@ class PolicyOptions:
     """Which answers are let through."""
 
     threshold: Threshold = None
-    on_unscored: Annotated[
-        OnUnscored,
-        Option(
-            "What to do with an answer that cannot be scored: abstain, escalate (abstain where there is no target), or "
-            "deliver it without a promise.",
-            panel=DECISION,
-            metavar="ACTION",
-        ),
-    ] = "abstain"
+    on_unscored: OnUnscored = "abstain"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeliveryOptions:
     """How a decision is carried out."""
 
-    mode: Annotated[
-        Mode,
-        Option(
-            "enforce: withhold what is not let through; annotate or observe: deliver it with its verdict; raise: "
-            "answer with an error.",
-            panel=DECISION,
-            metavar="MODE",
-        ),
-    ] = "enforce"
-    on_error: Annotated[
-        OnError,
-        Option("If the model times out or an upstream server fails: return an error, or abstain.", DECISION, "ACTION"),
-    ] = "raise"
+    mode: Mode = "enforce"
+    on_error: OnError = "raise"
 
 
 ABSTAIN_MESSAGE = "I don't know."

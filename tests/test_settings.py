@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import pytest
 import typer
@@ -16,12 +16,13 @@ from typer.main import get_command
 
 from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, UncertaintyMiddleware, UncertaintyRouterCallback
 from llama_index_semgrad_guard import GuardedReActAgent, SemGradLLM
-from semgrad_guard import settings
+from llama_index_semgrad_guard.routing import GuardOptions
+from semgrad_guard import Calibration, settings
 from semgrad_guard.cli import app
 from semgrad_guard.cli.deriving import derive
 from semgrad_guard.cli.estimators import LearnedEstimatorSpec
 from semgrad_guard.cli.options import Decoding
-from semgrad_guard.declared import Bounds, Option, declared_options
+from semgrad_guard.declared import Bounds, Option, declared_option, declared_options
 from semgrad_guard.engine.generation.options import GenerationOptions, Sampling
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import InputError
@@ -35,7 +36,7 @@ from semgrad_guard.server.protocol import Overrides
 from semgrad_guard.server.settings import ServerSettings
 
 COMMANDS: Any = get_command(app).commands  # type: ignore[attr-defined]
-GROUPS = [*(kind for kind in vars(settings).values() if is_dataclass(kind)), EstimatorChoice]
+GROUPS = [*(kind for kind in vars(settings).values() if isinstance(kind, type) and is_dataclass(kind)), EstimatorChoice]
 DECLARED = {name: option for group in GROUPS for name, option in declared_options(group).items()}
 """The declaration of every option."""
 CLASSES = (
@@ -63,8 +64,6 @@ APART: Mapping[tuple[str, str], str] = {
     ("GuardedChatModel", "model"): "a chat model",
     ("ChatSemGrad", "estimator"): "an object",
     ("SemGradLLM", "estimator"): "as above",
-    ("ChatSemGrad", "stop"): "LangChain's type",
-    ("SemGradLLM", "stop"): "as above",
     ("calibrate", "estimator"): "those that learn from labels, too",
     ("probe", "max_tokens"): "short answers are graded as well",
     ("evaluate", "seed"): "of the methods that sample",
@@ -90,6 +89,40 @@ def defaults() -> Iterator[tuple[str, str, Any]]:
 def test_every_front_has_the_declared_defaults() -> None:
     apart = {(front, name) for front, name, default in defaults() if default != DECLARED[name].default}
     assert apart == {place for place in APART if place[0] not in COMMANDS}
+
+
+def annotated() -> Iterator[tuple[str, str, Option | None]]:
+    """Front, option and its declaration, of every front in Python; records and dictionaries of options included."""
+    for front in (*CLASSES, Calibration, GuardOptions):
+        hints = _fields(front) if issubclass(front, BaseModel) else get_type_hints(front, include_extras=True)
+        yield from ((front.__name__, name, _option_of(name, kind)) for name, kind in hints.items())
+    for function in FUNCTIONS:
+        made: Any = function.__init__ if isinstance(function, type) else function
+        for name, parameter in inspect.signature(made, eval_str=True).parameters.items():
+            yield function.__qualname__, name, _option_of(name, parameter.annotation)
+
+
+def _fields(kind: type[BaseModel]) -> dict[str, Any]:
+    """The annotations of a model's fields; some frameworks' own cannot be evaluated."""
+    return {name: Annotated[field.annotation, *field.metadata, None] for name, field in kind.model_fields.items()}
+
+
+def _option_of(name: str, kind: Any) -> Option | None:
+    declared = declared_option(name, kind)
+    return None if declared is None else declared.option
+
+
+SAME_TYPE = {*declared_options(settings.AnswerOptions), *declared_options(settings.DeliveryOptions)} | {
+    *("keep_draft", "timeout", "on_unscored", "on_unfamiliar", "alpha", "delta")
+}
+"""Options that have one type in every front. Others of the same names are objects, or as transformers takes them."""
+
+
+def test_every_front_is_annotated_by_the_declaration() -> None:
+    known = {**DECLARED, **declared_options(Policy), **declared_options(Terms), **declared_options(Calibration)}
+    seen = [(front, name, option) for front, name, option in annotated() if name in SAME_TYPE and front != "Sampling"]
+    assert [(front, name) for front, name, option in seen if option != known[name].option] == []
+    assert {name for _, name, _ in seen} == SAME_TYPE
 
 
 def test_an_option_is_declared_once() -> None:

@@ -32,7 +32,14 @@ from langchain_semgrad_guard.structured_output import Method, structured
 from semgrad_guard import METADATA_KEY, Estimator, Generation, GenerationOptions, HybridGrad, LanguageModel, Message
 from semgrad_guard.adapters.answer_form import FORM_OPTIONS, AnswerForm
 from semgrad_guard.adapters.logprobs import openai_logprobs
-from semgrad_guard.adapters.settings import LocalModelFields, Timeout, call_options, loaded_weights, require_loaded
+from semgrad_guard.adapters.settings import (
+    DECODING,
+    LocalModelFields,
+    Timeout,
+    call_options,
+    loaded_weights,
+    require_loaded,
+)
 from semgrad_guard.errors import InputError, require_known
 from semgrad_guard.guard import (
     Answerer,
@@ -333,20 +340,16 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
             "device_map": str(self.device_map),
             "quantization_config": str(self.quantization_config),
             "attn_implementation": self.attn_implementation,
-            "max_tokens": self.max_tokens,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "seed": self.seed,
+            **{name: getattr(self, name) for name in DECODING - {"stop"}},
             "logprobs": self.logprobs,
-            "default_stop": self.stop,
+            "default_stop": list(self.stop),
             "estimator": self.estimator.name,
             "estimator_settings": self.estimator.settings(),
             "prompt_template": f"{self.prompt_template}@{identity.template}",
         }
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        params = super()._get_ls_params(stop=stop or self.stop, **kwargs)
+        params = super()._get_ls_params(stop=stop or list(self.stop) or None, **kwargs)
         params["ls_provider"] = convert.PROVIDER
         return params
 

@@ -30,11 +30,13 @@ from semgrad_guard.guard import (
     AbstainMessage,
     Answerer,
     DecisionSink,
+    KeepDraft,
     Mode,
     OnError,
     Promise,
     Steps,
     Terms,
+    Timeout,
     Work,
     adrive,
     as_estimator,
@@ -288,9 +290,9 @@ class GuardedChatModel(AroundChatModel):
     escalate_to: Annotated[Any, SkipValidation] = None
     mode: Annotated[Mode, SkipValidation] = Terms.mode
     abstain_message: Annotated[AbstainMessage, SkipValidation] = Terms.abstain_message
-    keep_draft: bool = Terms.keep_draft
+    keep_draft: KeepDraft = Terms.keep_draft
     on_error: Annotated[OnError, SkipValidation] = Terms.on_error
-    timeout: Annotated[float | None, SkipValidation] = None
+    timeout: Annotated[Timeout, SkipValidation] = None
     monitor: Annotated[DriftMonitor | None, SkipValidation] = None
     log: Annotated[DecisionSink | None, SkipValidation] = None
 

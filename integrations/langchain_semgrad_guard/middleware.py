@@ -19,7 +19,7 @@ from langchain_semgrad_guard.callback import rules_of
 from langchain_semgrad_guard.review import REVIEW_KEY, HumanReview, question_of, settled
 from semgrad_guard import METADATA_KEY, Calibration, DriftMonitor, Estimator, LanguageModel, Policy, estimator_of
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import AbstainMessage, DecisionSink, Mode, OnError, Terms, as_estimator
+from semgrad_guard.guard import AbstainMessage, DecisionSink, KeepDraft, Mode, OnError, Terms, Timeout, as_estimator
 
 
 class UncertaintyState(AgentState[Any]):
@@ -75,9 +75,9 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         escalate_to: Runnable[Any, Any] | HumanReview | None = None,
         abstain_message: AbstainMessage = Terms.abstain_message,
         trusted_tools: Collection[str] = (),
-        keep_draft: bool = Terms.keep_draft,
+        keep_draft: KeepDraft = Terms.keep_draft,
         on_error: OnError = Terms.on_error,
-        timeout: float | None = None,
+        timeout: Timeout = None,
         monitor: DriftMonitor | None = None,
         log: DecisionSink | None = None,
         scorer: LanguageModel | None = None,

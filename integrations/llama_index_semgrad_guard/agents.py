@@ -32,10 +32,12 @@ from semgrad_guard.guard import (
     Draft,
     Escalate,
     HandedOn,
+    KeepDraft,
     Mode,
     OnError,
     Reply,
     Terms,
+    Timeout,
     Waiting,
     Work,
     adrive,
@@ -104,12 +106,12 @@ class GuardedReActAgent(ReActAgent):
     abstain_message: Annotated[AbstainMessage, SkipValidation] = Terms.abstain_message
     mode: Annotated[Mode, SkipValidation] = Terms.mode
     """As in `GuardedQueryEngine`; "raise" makes the run fail with a `LowConfidenceError`."""
-    keep_draft: bool = Terms.keep_draft
+    keep_draft: KeepDraft = Terms.keep_draft
     answering: Annotated[Answering | None, SkipValidation] = None
     """As in `GuardedQueryEngine`; default: all of a step's calls, which is one."""
     on_error: Annotated[OnError, SkipValidation] = Terms.on_error
     """Where a reviewer or a step fails or is late: "raise" or "abstain"."""
-    step_timeout: float | None = None
+    step_timeout: Annotated[Timeout, SkipValidation] = None
     """Seconds for generating and scoring in one step. `timeout` is LlamaIndex's own, for the whole run."""
     monitor: Annotated[DriftMonitor | None, SkipValidation] = None
     log: Annotated[DecisionSink | None, SkipValidation] = None
@@ -264,7 +266,7 @@ class GuardedReActAgent(ReActAgent):
         if terms.withholds:
             raise InputError(_UNREAD)
         drafted = _unscored(output, "a tool has returned this answer directly")
-        outcome = one(run(terms, lambda: [drafted], lambda _waiting: []))
+        outcome = one(run(terms, lambda: [drafted]))
         return self._output(output, outcome.verdict, output.response)
 
     async def _reviewed(self, ctx: Context, decided: Verdict) -> Reply[AgentOutput] | Exception:

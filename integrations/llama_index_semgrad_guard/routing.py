@@ -37,10 +37,12 @@ from semgrad_guard.guard import (
     AbstainMessage,
     DecisionSink,
     Draft,
+    KeepDraft,
     Mode,
     OnError,
     Steps,
     Terms,
+    Timeout,
     current_recorder,
     promise_along,
     require_policy,
@@ -62,12 +64,9 @@ class GuardOptions(TypedDict, total=False):
     """Delivered in the place of an answer that is neither let through nor escalated; a text, or a function of the
     verdict."""
     mode: Mode
-    keep_draft: bool
-    """Keep withheld answers in the metadata."""
+    keep_draft: KeepDraft
     on_error: OnError
-    """Where an engine or a target fails or is late: "raise" or "abstain"."""
-    timeout: float | None
-    """Seconds for retrieving, generating, scoring and escalating together."""
+    timeout: Timeout
     monitor: DriftMonitor | None
     """Watches the scores for drift, and the share of unscored answers."""
     log: DecisionSink | None

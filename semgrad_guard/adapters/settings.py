@@ -26,24 +26,12 @@ from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.errors import InputError, require_known
 from semgrad_guard.named import reading_prompt
-from semgrad_guard.settings import (
-    AnswerOptions,
-    LoadingOptions,
-    MaxThinkingTokens,
-    MaxTokens,
-    ModelOptions,
-    Seed,
-    Temperature,
-    Thinking,
-    TopK,
-    TopP,
-    template_options_of,
-)
+from semgrad_guard.settings import AnswerOptions, LoadingOptions, ModelName, Thinking, template_options_of
 from semgrad_guard.settings import Timeout as Timeout
 
 _LOADING = ("revision", "dtype", "device_map", "quantization_config", "attn_implementation", "template_options")
-_DECODING = frozenset(declared_options(AnswerOptions))
-_NUMBERS = ("max_tokens", "max_thinking_tokens", "temperature", "top_p", "top_k", "seed", "timeout")
+DECODING = frozenset(declared_options(AnswerOptions))
+"""The names of the options of writing an answer."""
 
 _shared: weakref.WeakValueDictionary[str, Weights] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
@@ -100,13 +88,14 @@ class Weights:
             return found
 
 
-class LocalModelFields(BaseModel):
-    """The fields of a framework's class for a local model."""
+class LocalModelFields(BaseModel, ModelName, AnswerOptions):  # pyright: ignore[reportGeneralTypeIssues] - pydantic makes its own fields of theirs
+    """The fields of a framework's class for a local model: those of `AnswerOptions`, and for loading.
+
+    None is the default of `max_tokens` and `stop`. The `stop` strings of a call replace those of the field.
+    """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
 
-    model: str = ModelOptions.model
-    """"pocket" (the embedded model), a folder, or a hub id."""
     revision: str | None = None
     dtype: Any = None
     """As in transformers ("bfloat16", torch.float32); default: the checkpoint's own, float32 for the pocket model."""
@@ -119,28 +108,17 @@ class LocalModelFields(BaseModel):
     thinking: Thinking = LoadingOptions.thinking
     """Whether the model reasons before its answers, where its chat template has a switch for that."""
 
-    max_tokens: MaxTokens = AnswerOptions.max_tokens
-    """Longest answer in tokens; None is the default."""
-    max_thinking_tokens: MaxThinkingTokens = None
-    """Ends the reasoning after so many tokens, by the chat template's own mark."""
-    temperature: Temperature = AnswerOptions.temperature
-    """0 is greedy, and the default: scores are made for greedy answers."""
-    top_p: TopP = AnswerOptions.top_p
-    top_k: TopK = AnswerOptions.top_k
-    seed: Seed | None = AnswerOptions.seed
-    stop: list[str] | None = None
-    """Strings that end an answer; those of a call replace them."""
     prompt_template: str = "chat"
     """A name for the form of the prompts; a calibration for another form is refused."""
 
     _weights: Weights | None = PrivateAttr(default=None)
 
-    @field_validator("max_tokens", mode="before")
+    @field_validator("max_tokens", "stop", mode="before")
     @classmethod
-    def _longest(cls, value: Any) -> Any:
-        return AnswerOptions.max_tokens if value is None else value
+    def _default(cls, value: Any, info: ValidationInfo) -> Any:
+        return getattr(AnswerOptions, str(info.field_name)) if value is None else value
 
-    @field_validator(*_NUMBERS, mode="wrap", check_fields=False)
+    @field_validator("model", *DECODING, "timeout", mode="wrap", check_fields=False)
     @classmethod
     def _bounded(cls, value: Any, read: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
         """A value out of its range is an error of ours, as in every other place."""
@@ -187,8 +165,8 @@ def call_options(fields: Any, call: Mapping[str, Any], *, also: frozenset[str] =
     Raises:
         InputError: the call has an unknown option, or a value is out of range.
     """
-    require_known(f"a call of {type(fields).__name__}", call, _DECODING | also)
-    chosen = {name: call.get(name, getattr(fields, name)) for name in _DECODING}
+    require_known(f"a call of {type(fields).__name__}", call, DECODING | also)
+    chosen = {name: call.get(name, getattr(fields, name)) for name in DECODING}
     longest, stop = chosen.pop("max_tokens"), chosen.pop("stop")
     limits: dict[str, Any] = {} if longest is None else {"max_tokens": longest}
     return GenerationOptions(**limits, **chosen, stop=tuple(stop or ()))

@@ -26,6 +26,7 @@ from semgrad_guard.calibration.tries import share_of
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.files import atomic_write
 from semgrad_guard.records import PromptForm
+from semgrad_guard.settings import Alpha, Delta
 
 
 class Calibration(BaseModel):
@@ -54,8 +55,8 @@ class Calibration(BaseModel):
     schema_version: Literal[1, 2]
     id: str
     created: str
-    alpha: float = Field(gt=0, lt=1)
-    delta: float = Field(gt=0, lt=1)
+    alpha: Alpha
+    delta: Delta
     threshold: float | None
     reason: str | None
     coverage: float = Field(ge=0, le=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal, cast
@@ -11,8 +11,10 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from semgrad_guard.declared import declared_option
 from semgrad_guard.errors import CalibrationError
 from semgrad_guard.records import PromptForm
+from semgrad_guard.settings import Alpha, Delta
 
 Copies = Literal["keep", "once"]
 """Repeated questions: of a sample of traffic all are kept, of a list of questions the first answer of each."""
@@ -94,11 +96,14 @@ def read_grid(grid: Iterable[float]) -> NDArray[np.float64]:
     return rising
 
 
-def read_rate(value: float, name: str) -> float:
-    """A rate strictly between 0 and 1."""
-    number = _score(value, None, column=name)
-    if not 0.0 < number < 1.0:
-        raise CalibrationError(f"{name} must lie strictly between 0 and 1, for example 0.1; it is {value!r}.")
+_RATES: Mapping[str, Any] = {"alpha": declared_option("alpha", Alpha), "delta": declared_option("delta", Delta)}
+
+
+def read_rate(value: float, name: Literal["alpha", "delta"]) -> float:
+    """A rate to promise, or the probability of breaking the promise, within the bounds of its option."""
+    number, bounds = _score(value, None, column=name), _RATES[name].option.bounds
+    if number not in bounds:
+        raise CalibrationError(f"{name} must be {bounds}, for example 0.1; it is {value!r}.")
     return number
 
 

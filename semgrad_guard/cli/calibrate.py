@@ -29,7 +29,7 @@ from semgrad_guard.cli.terminal import ERR, kept_on_interrupt, note, say, say_un
 from semgrad_guard.declared import Option
 from semgrad_guard.errors import InputError
 from semgrad_guard.loading import ModelSource
-from semgrad_guard.settings import EngineOptions
+from semgrad_guard.settings import Alpha, Delta, EngineOptions
 
 if TYPE_CHECKING:
     from semgrad_guard.calibration import Binding, Calibration
@@ -59,8 +59,8 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     ],
     output: Annotated[Path, Option("Where to save the calibration.", options.DATA, "FILE")],
     model: EngineOptions,
-    alpha: options.Alpha = 0.1,
-    delta: options.Delta = 0.1,
+    alpha: Alpha = 0.1,
+    delta: Delta = 0.1,
     robust: Annotated[
         bool,
         Option(

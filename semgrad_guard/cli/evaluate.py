@@ -15,7 +15,7 @@ from semgrad_guard.cli.loading import Cluster
 from semgrad_guard.cli.terminal import say_unscored
 from semgrad_guard.declared import Bounds, Option
 from semgrad_guard.loading import ModelSource
-from semgrad_guard.settings import EngineOptions, require_name
+from semgrad_guard.settings import ALPHA, EngineOptions, require_name
 
 _GRADING = options.GRADING
 _REPORT = "Report"
@@ -66,7 +66,7 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
             "An error rate to promise in the report; repeat the option for several.",
             _REPORT,
             "X",
-            Bounds(0.0001, 0.9999),
+            ALPHA,
             shown="0.05, 0.1, 0.2",
         ),
     ] = None,

@@ -29,10 +29,6 @@ By = Annotated[
     Literal["sentence", "clause"] | None,
     Option("Score every sentence or clause of a text by itself, and mark the doubtful ones.", UNCERTAINTY, "UNIT"),
 ]
-Alpha = Annotated[
-    float, Option("The error rate to promise among the answers let through.", DECISION, "X", Bounds(0.0001, 0.9999))
-]
-Delta = Annotated[float, Option("How likely the promise may fail.", DECISION, "X", Bounds(0.000001, 0.9999))]
 CalibrationFile = Annotated[
     Path | None,
     Option(

@@ -10,6 +10,7 @@ import typer
 
 from semgrad_guard.cli import options
 from semgrad_guard.declared import Bounds, Option
+from semgrad_guard.settings import Alpha, Delta
 
 
 def plan(
@@ -30,8 +31,8 @@ def plan(
             shown="50, 100, 300, 1000",
         ),
     ] = None,
-    alpha: options.Alpha = 0.1,
-    delta: options.Delta = 0.1,
+    alpha: Alpha = 0.1,
+    delta: Delta = 0.1,
     as_json: options.AsJson = False,
 ) -> None:
     """Tell how often so many labels find a threshold, and how much it lets through.

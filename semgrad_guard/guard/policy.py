@@ -9,14 +9,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, cast
+from typing import Any
 
 from semgrad_guard.calibration import DriftMonitor
 from semgrad_guard.calibration.binding import Binding
 from semgrad_guard.calibration.calibration_record import Calibration, is_score
 from semgrad_guard.calibration.call_options import unlike_calls
 from semgrad_guard.decision_log.entries import DecisionSink
-from semgrad_guard.declared import Option, require_valid
+from semgrad_guard.declared import require_valid
 from semgrad_guard.engine.interruption import Stop
 from semgrad_guard.errors import InputError, UnfamiliarPromptError
 from semgrad_guard.guard.verdicts import (
@@ -32,6 +32,7 @@ from semgrad_guard.records import OWN_CODE, Action, PromptForm, Verdict, digest_
 from semgrad_guard.settings import (
     ABSTAIN_MESSAGE,
     DeliveryOptions,
+    KeepDraft,
     Mode,
     OnUnfamiliar,
     OnUnscored,
@@ -63,7 +64,7 @@ class Policy(PolicyOptions):
         CalibrationError: the calibration was changed after it was made.
     """
 
-    on_unfamiliar: Annotated[OnUnfamiliar, Option("What to do with an answer to an unfamiliar prompt.")] = "threshold"
+    on_unfamiliar: OnUnfamiliar = "threshold"
     calibration: Calibration | None = None
 
     def __post_init__(self) -> None:
@@ -210,7 +211,7 @@ class Terms(DeliveryOptions):
     policy: Policy
     can_escalate: bool = False
     abstain_message: AbstainMessage = ABSTAIN_MESSAGE
-    keep_draft: bool = False
+    keep_draft: KeepDraft = False
     timeout: Timeout = None
     monitor: DriftMonitor | None = None
     notify: Callable[[Verdict], None] | None = None
@@ -222,8 +223,6 @@ class Terms(DeliveryOptions):
         require_valid(self)
         if not isinstance(self.abstain_message, str) and not callable(self.abstain_message):
             raise InputError("abstain_message is a text, or a function of the verdict")
-        if not isinstance(cast("Any", self.keep_draft), bool):
-            raise InputError(f"keep_draft is True or False, not {self.keep_draft!r}")
         if self.monitor is not None and not callable(getattr(self.monitor, "add", None)):
             raise InputError(f"monitor must be a DriftMonitor, not a {type(self.monitor).__name__}")
         if self.notify is not None and not callable(self.notify):

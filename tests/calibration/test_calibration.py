@@ -274,7 +274,7 @@ GOOD: dict[str, Any] = {"uncertainties": [0.1, 0.2], "correct": [True, False], "
         ({"correct": ["yes", "no"]}, r"correct\[0\] is 'yes'"),
         ({"correct": [math.nan, 1]}, r"correct\[0\] is nan"),
         ({"correct": np.ones((2, 1))}, r"correct\[0\]"),
-        ({"alpha": 0.0}, "alpha must lie strictly between 0 and 1"),
+        ({"alpha": 0.0}, "alpha must be at least 0.0001"),
         ({"alpha": 1.0}, "alpha must"),
         ({"alpha": math.nan}, "alpha must"),
         ({"alpha": None}, "alpha must"),
