@@ -22,7 +22,7 @@ from llama_index.core.schema import NodeWithScore
 from llama_index.core.workflow import Workflow
 from pydantic import BaseModel
 
-from llama_index_semgrad_guard.calls import FINDING, ModelCall, Passage, Step, Turn
+from llama_index_semgrad_guard.calls import FINDING, SYNTHESIZING, ModelCall, Passage, Step, Turn
 from llama_index_semgrad_guard.records import EMPTY, filtered, joined, repeats, structured
 from semgrad_guard import Policy, Verdict
 from semgrad_guard.adapters.code_identity import code_identity
@@ -43,16 +43,6 @@ _ANOTHER = "another LLM (a wrapper around a SemGradLLM is one) took part in this
 _UNTOLD = (
     "which of the model's calls wrote this answer cannot be told: it is none of the texts that they returned. Name the "
     "calls that answer (answering=...), or have all of them count (aggregate='max')"
-)
-_SYNTHESIZING = frozenset(
-    {
-        "synthesize",
-        "asynthesize",
-        "get_response",
-        "aget_response",
-        "get_response_from_messages",
-        "aget_response_from_messages",
-    }
 )
 _OF_ENGINES = frozenset({"query", "aquery", "chat", "achat"})
 _OF_SYNTHESIZERS = frozenset({"synthesize", "asynthesize"})
@@ -224,7 +214,7 @@ def _writers(turn: Turn, delivery: Delivery) -> Authors:
         return Authors.of(written, "")
     if not turn.calls or not delivery.text.strip() or delivery.text == EMPTY:
         return Authors([], NOBODY)
-    making = _SYNTHESIZING if delivery.structure is None else _SYNTHESIZING | _STRUCTURING
+    making = SYNTHESIZING if delivery.structure is None else SYNTHESIZING | _STRUCTURING
     made = next((step for step in turn.ended if step.method in making and _holds(step, delivery)), None)
     if made is None:
         return Authors([], _ANOTHER if turn.others else _UNTOLD)
@@ -236,7 +226,7 @@ def _writers(turn: Turn, delivery: Delivery) -> Authors:
     if calls[-1].text == delivery.text and delivery.pieces in (None, calls[-1].pieces):
         return Authors.of(calls[-1:], "")  # a text of one character, of which there is only one object
     if _composed(turn, made, calls, delivery):
-        return Authors(calls, several=made.method in _SYNTHESIZING or len(calls) > 1)
+        return Authors(calls, several=made.method in SYNTHESIZING or len(calls) > 1)
     return Authors([], _UNTOLD)
 
 

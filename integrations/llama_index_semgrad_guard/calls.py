@@ -51,6 +51,17 @@ RETRIEVING = frozenset({"retrieve", "aretrieve"})
 """A retriever's methods that find passages."""
 FINDING = frozenset({"_retrieve", "_aretrieve", "_postprocess_nodes", "_apostprocess_nodes"})
 """The methods of a retriever or a postprocessor that its class has to write."""
+SYNTHESIZING = frozenset(
+    {
+        "synthesize",
+        "asynthesize",
+        "get_response",
+        "aget_response",
+        "get_response_from_messages",
+        "aget_response_from_messages",
+    }
+)
+"""A response synthesizer's methods: within them, the model writes answers."""
 _NOT_COMPARED = {"embedding", "obj"}
 """Fields of a passage that its retriever may add, and the index that it refers to."""
 _HOLDERS = (Response, PydanticResponse, AgentChatResponse)
@@ -240,6 +251,12 @@ class Turn:
         """Stop all streams of models here, in any thread."""
         for close in self._open:
             close()
+
+    @property
+    def synthesizes(self) -> bool:
+        """Whether the step in progress belongs to a response synthesizer, whose calls write the answer."""
+        step = self._steps.get(active_span_id.get() or "")
+        return step is not None and any(around.method in SYNTHESIZING for around in step.path)
 
     @property
     def has_begun(self) -> bool:

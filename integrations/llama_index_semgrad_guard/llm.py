@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Self, TypeVar, cast
 
 from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_messages_to_prompt
@@ -38,8 +39,8 @@ from semgrad_guard.errors import InputError, UnsupportedToolsError, require_know
 from semgrad_guard.guard import (
     Answerer,
     AsyncLiveAnswer,
-    Draft,
     LiveAnswer,
+    Ticket,
     as_estimator,
     assess,
     awaited,
@@ -201,15 +202,31 @@ class SemGradLLM(LocalModelFields, LLM):
         return Answerer(self.language_model, self.estimator, options, self.prompt_template)
 
     def _answer(self, conversation: Conversation, options: GenerationOptions) -> tuple[Generation, dict[str, Any]]:
-        return self._recorded(self._answerer(options).submit(conversation).outcome(), options)
+        return self._recorded(*self._submit(conversation, options).outcome(), options)
 
     async def _aanswer(
         self, conversation: Conversation, options: GenerationOptions
     ) -> tuple[Generation, dict[str, Any]]:
-        return self._recorded(await awaited(lambda: self._answerer(options).submit(conversation)), options)
+        return self._recorded(*await awaited(lambda: self._submit(conversation, options)), options)
 
-    def _recorded(self, draft: Draft[Generation], options: GenerationOptions) -> tuple[Generation, dict[str, Any]]:
-        return draft.answer, self._record(draft.answer, options, verdict=draft.verdict)
+    def _submit(
+        self, conversation: Conversation, options: GenerationOptions
+    ) -> Ticket[tuple[Generation, Verdict | None]]:
+        """Have a conversation answered. The score is made with the answer, unless the text may be an engine's own.
+
+        An engine's call that condenses the question, or plans, is never delivered: within a turn a call is scored once
+        it is known to be an author, and at once where LlamaIndex writes answers only.
+        """
+        request, turn = self._answerer(options).request(conversation), current_turn()
+        if turn is None or turn.synthesizes:
+            return self.language_model.submit(request.then(lambda draft: (draft.answer, draft.verdict)))
+        undelivered: Any = request
+        return self.language_model.submit(replace(undelivered, finish=_unscored))
+
+    def _recorded(
+        self, generation: Generation, verdict: Verdict | None, options: GenerationOptions
+    ) -> tuple[Generation, dict[str, Any]]:
+        return generation, self._record(generation, options, verdict=verdict)
 
     def _live(self, conversation: Conversation, options: GenerationOptions) -> LiveAnswer:
         live, turn = self._answerer(options).live(conversation), current_turn()
@@ -334,3 +351,7 @@ class SemGradLLM(LocalModelFields, LLM):
         """As `stream_complete`, on the event loop."""
         pieces = abegun_here(self._apieces(prompt, self._options(kwargs)))
         return (completion(text, record, delta=delta) async for delta, text, record in pieces)
+
+
+def _unscored(written: Sequence[Generation]) -> tuple[Generation, None]:
+    return written[0], None
