@@ -11,7 +11,7 @@ from typing import Any, TypeVar, overload
 
 from semgrad_guard.calibration import Binding
 from semgrad_guard.engine.generation.generation import Evidence, Generation
-from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.generation.options import GenerationOptions, Sampling
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.replay.batch import OUT_OF_MEMORY, give_back_memory, is_out_of_memory
 from semgrad_guard.engine.worker import Request, TextStream, Ticket
@@ -154,8 +154,17 @@ class Answerer:
             options=(self.options,),
             objective=self.estimator.objective,
             on_piece=on_piece,
+            draws=self.draws,
             finish=lambda found: self.draft(found[0], template_options=template_options),
         )
+
+    @property
+    def draws(self) -> tuple[Sampling, ...]:
+        """The samples that the scores need."""
+        recorder = current_recorder()
+        estimators = (self.estimator, *(() if recorder is None else recorder.estimators))
+        plans = dict.fromkeys(getattr(estimator, "plan", None) for estimator in estimators)
+        return tuple(plan for plan in plans if isinstance(plan, Sampling))
 
     def live(self, conversation: Conversation, *, template_options: TemplateOptions | None = None) -> LiveAnswer:
         """Answer piece by piece; the scored draft at the end."""

@@ -138,6 +138,7 @@ class Writer:
                 options=assignment.options,
                 objective=self.estimator.objective,
                 on_piece=assignment.on_piece(),
+                draws=assignment.answerer.draws,
                 finish=partial(self.drafts, assignment),
             )
         )

@@ -82,7 +82,7 @@ def test_methods_that_sample_are_tried_answer_by_answer_too(language_model: Lang
     with no_room(language_model, lambda states: states.shape[0] > 3):  # the samples of one answer fit
         verdicts = guarded.batch(QUESTIONS)
     assert [verdict.status for verdict in verdicts] == ["scored"] * 3
-    with no_room(language_model, lambda states: states.shape[0] == 3 and states.shape[1] == 1):
+    with no_room(language_model, lambda states: states.shape[0] >= 3 and states.shape[1] == 1):
         verdict = guarded(QUESTIONS[0])
     assert verdict.status == "failed"
     assert "memory ran out" in str(verdict.reason)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from semgrad_guard.engine.generation.options import Sample, SamplingPlan
+from semgrad_guard.engine.generation.options import Sample, Sampling, SamplingPlan
 from semgrad_guard.engine.generation.sampling import ModelSampler
 from semgrad_guard.engine.interruption import add_cost, with_cost
 from semgrad_guard.engine.objective import Objective
@@ -61,6 +61,8 @@ class Generation:
 
 
 T = TypeVar("T")
+_ALONE = "alone"
+"""Marks the key of a result that was computed for one row."""
 
 Written = tuple[Sequence[int], Sequence[int]]
 """Tokens that were written after a prompt: those before the scored ones, and these."""
@@ -241,17 +243,34 @@ class BatchScoring:
         """How one row's tokens attend to each other; the first call reads the whole batch."""
         return self.together(AttentionReading, lambda _: self._scorer.attention(self._laid_out(self._responses)), row)
 
-    def together(self, key: Hashable, work: Callable[[Sequence[Evidence]], Sequence[T]], row: int) -> T:
-        """The result of `work` for one row; the first call under `key` has it done for the whole batch."""
+    def together(
+        self, key: Hashable, work: Callable[[Sequence[Evidence]], Sequence[T]], row: int, *, alone: bool = False
+    ) -> T:
+        """The result of `work` for one row; the first call under `key` has it done for the whole batch, or `alone`."""
+        answers = self.evidence
+        if alone:
+            key, answers, row = (_ALONE, key, row), answers[row : row + 1], 0
         with self._lock:
             self._forget_another_models()
             if key not in self._results:
-                values, cost = with_cost(partial(work, self.evidence))
+                values, cost = with_cost(partial(work, answers))
                 add_cost(-cost)
                 self._results[key] = values, cost / len(values)
             values, share = self._results[key]
             add_cost(share, once=(self._name, key, row))
             return values[row]
+
+    def keep_samples(self, row: int, plan: Sampling, samples: tuple[Sample, ...], milliseconds: float) -> None:
+        """Take in the samples for one row, which were drawn at this cost while its answer was written."""
+        with self._lock:
+            self._forget_another_models()
+            self._results[_ALONE, plan, row] = [samples], milliseconds
+
+    def has_samples(self, row: int, plan: SamplingPlan) -> bool:
+        """Whether samples for this row alone were taken in, of the model as it is."""
+        with self._lock:
+            self._forget_another_models()
+            return (_ALONE, plan, row) in self._results
 
     def timed(self, work: Callable[[], T]) -> tuple[T, float]:
         """The result of `work`, and its cost in milliseconds: its own time and its share of joint work.
@@ -390,16 +409,16 @@ class Evidence:
         Raises:
             ScoringError: some of them had not begun when the limit of their tokens ended their thoughts.
         """
-        batch = self.scoring
+        batch, alone = self.scoring, self.scoring.has_samples(self.row, plan)
 
-        def draw(_: Sequence[Evidence]) -> Sequence[tuple[Sample, ...]]:
-            return batch.sampler.drawn(batch.prompts, plan, stop=batch.stop)
+        def draw(rows: Sequence[Evidence]) -> Sequence[tuple[Sample, ...]]:
+            return batch.sampler.drawn([row.prompt for row in rows], plan, stop=batch.stop)
 
         def judge(rows: Sequence[Evidence]) -> Sequence[tuple[Sample, ...]]:
-            drafts = [row.together(plan, draw) for row in rows]
-            return batch.sampler.judged(batch.prompts, drafts, temperature=temperature)
+            drafts = [batch.together(plan, draw, row.row, alone=alone) for row in rows]
+            return batch.sampler.judged([row.prompt for row in rows], drafts, temperature=temperature)
 
-        samples = self.together((plan, temperature), judge)
+        samples = batch.together((plan, temperature), judge, self.row, alone=alone)
         if reason := next((sample.why_unscored for sample in samples if sample.why_unscored), None):
             raise ScoringError(f"of the answers drawn, some have no score: {reason}")
         return samples

@@ -141,12 +141,19 @@ class Sampling:
         if self.temperature == 0:
             raise InputError("samples need a temperature above 0: at 0 all of them are the likeliest answer")
 
+    def rows(self, prompt: Ids, *, stop: tuple[str, ...] = ()) -> tuple[GenerationOptions, ...]:
+        """The options of the answers to one prompt, by themselves."""
+        common = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
+        return tuple(GenerationOptions(seed=seed, stop=stop, **common) for seed in self._seeds(prompt))
+
     def processors(self, prompts: Sequence[Ids], _: tuple[int, ...]) -> LogitsProcessorList:
         """For `count` rows a prompt."""
-        texts = [f"{self.seed} {number} {list(prompt)}" for prompt in prompts for number in range(self.count)]
-        digests = [hashlib.sha256(text.encode()).digest() for text in texts]
-        seeds = [int.from_bytes(digest[:8], "big") >> 1 for digest in digests]
+        seeds = [seed for prompt in prompts for seed in self._seeds(prompt)]
         return sampling_processors(seeds, temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
+
+    def _seeds(self, prompt: Ids) -> list[int]:
+        texts = [f"{self.seed} {number} {list(prompt)}" for number in range(self.count)]
+        return [int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1 for text in texts]
 
 
 @knows_its_options

@@ -9,8 +9,9 @@ Why: docs/adr/0146-requests-join-a-running-batch.md
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -20,11 +21,20 @@ from transformers.cache_utils import Cache
 
 from semgrad_guard.engine.generation.decoding import Decoder, Written
 from semgrad_guard.engine.generation.generation import Generation
-from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.generation.options import GenerationOptions, Sample
+from semgrad_guard.engine.generation.sampling import sample_of
 from semgrad_guard.engine.generation.visible import CertainText
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.replay.batch import Memory, growing_cache, kept, stacked, unless_memory_runs_out
+from semgrad_guard.engine.replay.batch import (
+    Memory,
+    give_back_memory,
+    growing_cache,
+    is_out_of_memory,
+    kept,
+    stacked,
+    unless_memory_runs_out,
+)
 from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates, RowPasses
 from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
 from semgrad_guard.errors import AnswerInterruptedError
@@ -40,28 +50,39 @@ The last is a number of its own where an answer has to be scored by itself.
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """A prompt to be answered; `listener` gets every piece of the text, as soon as it is certain."""
+    """A prompt to be answered; `listener` gets every piece of the text, as soon as it is certain.
+
+    An answer that is not `scored` is drawn for the score of another one (`RunningBatch.samples`).
+    """
 
     prompt: Prompt
     options: GenerationOptions
     listener: Callable[[str], None] | None = None
+    scored: bool = True
+
+    @property
+    def reads(self) -> tuple[Hashable, ...]:
+        """Requests that are equal in this read the same prompt."""
+        return tuple(self.prompt.ids), self.prompt.semantic_token.offset
 
 
 class RunningAnswer:
     """An answer that is being written. `error` is the error that ended it, where it cannot be written.
 
     `passes` are the captures that hold it, with its row; `behind` is how many columns of its prompt they include.
-    `before` is the cache of the columns before those, once it is done.
+    `before` is the cache of the columns before those, once it is done. `milliseconds` is its share of the steps.
     """
 
     def __init__(self, request: BatchRequest, decoder: Decoder) -> None:
         self.prompt, self.options, self._listener = request.prompt, request.options, request.listener
+        self.scored, self.reads, self.milliseconds = request.scored, request.reads, 0.0
+        self.replayed = False  # whether its states are incomplete, and are computed again for its score
         self.ids: list[int] = []
         self.ended, self.done, self.reused = False, False, 0
         self.passes: list[tuple[Capture, int]] = []
         self.before: Cache = growing_cache()
         self.behind, self.epoch = 0, object()
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self._certain = CertainText(decoder.decode, request.options, request.prompt.thinking)
         self._processors = decoder.processors(request.options, [request.prompt], len(request.prompt.ids))
         self._stop, self._end_tokens = decoder.stop_strings(request.options.stop), decoder.end_tokens
@@ -95,7 +116,7 @@ class RunningAnswer:
         except Exception as error:  # noqa: BLE001 - the caller that waits for this answer gets it
             self.fail(error)
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """The answer ends here, with an error."""
         self.error, self.done = error, True
 
@@ -150,9 +171,13 @@ class RunningBatch:
             return False
         return self._get_decoder().capture([prompt], self._objective) is not None
 
-    def has_room(self, prompts: Sequence[tuple[Prompt, GenerationOptions]], *, cells: int) -> bool:
-        """Whether these answers and the present ones fit into `cells` tokens, padding counted."""
-        every = [*((row.prompt, row.options) for row in self._rows), *prompts]
+    def has_room(self, requests: Sequence[BatchRequest], *, cells: int) -> bool:
+        """Whether these answers and the present ones fit into `cells` tokens, padding counted.
+
+        Answers that are scored take no account of those that are drawn for others' scores.
+        """
+        others = (row for row in self._rows if row.scored or not requests[0].scored)
+        every = [(one.prompt, one.options) for one in (*others, *requests)]
         longest = max(len(prompt.ids) + options.max_tokens for prompt, options in every)
         return len(every) * longest <= cells
 
@@ -170,7 +195,7 @@ class RunningBatch:
             rows = [RunningAnswer(request, decoder) for request in requests]
             known = bool(self._scorer.memory.prompts)  # the cache of an earlier prompt serves one row alone
             try:
-                for group in _of_like_length(rows, most=1 if known else len(rows)):
+                for group in _of_like_length(rows, prompts=1 if known else len(rows)):
                     for _ in self._read(group, decoder, piece=None):
                         pass
             except BaseException:
@@ -210,26 +235,37 @@ class RunningBatch:
 
         The last piece begins no later than the states that are kept for scoring.
         """
-        prompts, replayer = [row.prompt for row in rows], self._scorer.current_replayer()
-        capture = decoder.capture(prompts, self._objective, self._left())
-        if capture is None:
-            raise ValueError("no answer can join: this model's states cannot be kept while it writes")
+        began, replayer = time.perf_counter(), self._scorer.current_replayer()
+        different = list(dict.fromkeys(row.reads for row in rows))
+        owners, capture = [different.index(row.reads) for row in rows], None
+        prompts = [rows[owners.index(number)].prompt for number in range(len(different))]
+        if any(row.scored for row in rows):
+            capture = decoder.capture(prompts, self._objective, self._left())
+            if capture is None:
+                raise ValueError("no answer can join: this model's states cannot be kept while it writes")
         ids, mask = decoder.padded(prompts)
-        cache, most = growing_cache(), min(capture.start, ids.shape[1] - 1)
-        if decoder.prompt_budget(prompts, rows[0].options, capture):
-            cache = replayer.prompts.begin(prompts[0].ids, most)
+        cache, most = growing_cache(), ids.shape[1] - 1
+        if capture is not None:
+            most = min(capture.start, most)
+            if decoder.prompt_budget(prompts, rows[0].options, capture):
+                cache = replayer.prompts.begin(prompts[0].ids, most)
         reused = begin = cache.get_seq_length()
         while piece is not None and begin + piece < most:
             replayer.step(ids[:, begin : begin + piece], mask[:, : begin + piece], cache, None)
             begin += piece
             yield False
         self.require_the_same_model()
-        capture.skip(begin)
+        if capture is not None:
+            capture.skip(begin)
         logits = replayer.step(ids[:, begin:], mask, cache, capture)
-        for number, row in enumerate(rows):
-            row.reused, row.epoch, row.behind = reused, self._epoch, ids.shape[1] - capture.start
-            row.passes.append((capture, number))
-        _write(rows, logits)
+        if len(prompts) < len(rows):
+            logits, mask, cache = logits[owners], mask[owners], kept(cache, owners, 0)
+        for row, number in zip(rows, owners, strict=True):
+            row.reused, row.epoch = reused, self._epoch
+            if capture is not None and row.scored:
+                row.behind = ids.shape[1] - capture.start
+                row.passes.append((capture, number))
+        _write(rows, logits, began)
         width, masks = max(self._mask.shape[1], mask.shape[1]), [self._mask, mask] if self._rows else [mask]
         self._mask = torch.cat([F.pad(rows_mask, (width - rows_mask.shape[1], 0)) for rows_mask in masks])
         self._cache = stacked([self._cache, cache]) if self._rows else cache
@@ -250,7 +286,8 @@ class RunningBatch:
         if not self._rows:
             return
         with self._scorer.lock, clean_slate():
-            rows = list(self._rows)
+            rows, columns, began = list(self._rows), self._mask.shape[1], time.perf_counter()
+            failed: BaseException | None = None
             if not look:
                 self._scorer.trust()
             try:
@@ -258,14 +295,29 @@ class RunningBatch:
                 self._mask = F.pad(self._mask, (0, 1), value=1)
                 ids = torch.tensor([[row.ids[-1]] for row in rows], device=self._scorer.device)
                 logits = self._scorer.current_replayer().step(ids, self._mask, self._cache, self._stretch())
-                _write(rows, logits)
+                _write(rows, logits, began)
                 if not look and any(row.done for row in rows):  # no answer leaves a model that was changed
                     self._scorer.look_again()
                     self.require_the_same_model()
-            except BaseException:
-                self.drop(rows)  # the cache may have grown in some of its layers
-                raise
+            except BaseException as error:
+                if all(row.scored for row in rows) or not is_out_of_memory(error):
+                    self.drop(rows)  # the cache may have grown in some of its layers
+                    raise
+                failed = error.with_traceback(None)
+            if failed is not None:
+                self._give_up_samples(columns, failed)
             self._leave()
+
+    def _give_up_samples(self, columns: int, error: BaseException) -> None:
+        """Continue, without those drawn for others' scores, from where the batch was before memory ran out."""
+        self._mask = self._mask[:, :columns]
+        self._cache = kept(self._cache, range(len(self._rows)), 0, columns)
+        for row in self._rows:
+            row.replayed = True
+            if not row.scored:
+                row.fail(error)
+        self.drop([row for row in self._rows if not row.scored])
+        give_back_memory()
 
     def drop(self, rows: Iterable[RunningAnswer]) -> None:
         """Drop answers that no caller waits for any more."""
@@ -281,7 +333,7 @@ class RunningBatch:
         singly = self._scorer.architecture.fixed_positions is not None
         for row in rows:
             # Tokens that were replaced, at a stop string, are not those that the states belong to.
-            other = decoder.read(row.written).retokenized
+            other = row.replayed or decoder.read(row.written).retokenized
             groups[row.behind, row.options.stop, id(row.epoch), other, id(row) if singly else 0].append(row)
         for (*_, other, _), group in groups.items():
             answers = decoder.generations([row.written for row in group], None if other else self.left_by(group))
@@ -289,6 +341,10 @@ class RunningBatch:
                 row.finish(answer.text)
             found.update(zip(map(id, group), answers, strict=True))
         return [found[id(row)] for row in rows]
+
+    def samples(self, rows: Sequence[RunningAnswer]) -> tuple[Sample, ...]:
+        """Answers that were drawn for the score of another one, not yet judged."""
+        return tuple(sample_of(self._get_decoder().read(row.written)) for row in rows)
 
     def left_by(self, rows: Sequence[RunningAnswer]) -> CapturedStates | None:
         """The states that writing these answers left for scoring them; None where they have no room."""
@@ -302,7 +358,7 @@ class RunningBatch:
     def _leave(self) -> None:
         """Take the answers that are done out of the batch, with their states for scoring."""
         for number, row in enumerate(self._rows):
-            if row.done:
+            if row.done and row.scored:
                 begin, before = self._begin(number), len(row.prompt.ids) - row.behind
                 row.before = kept(self._cache, [number], begin, begin + max(0, before))
                 self._remember(number, begin)
@@ -333,15 +389,17 @@ class RunningBatch:
         """The column in which a row's prompt begins."""
         return self._mask.shape[1] - int(self._mask[number].sum())
 
-    def _stretch(self) -> Capture:
-        """The capture of the steps in which the rows are these."""
-        if self._capture is None:
-            first, left = self._rows[0].passes[0][0], self._left()
+    def _stretch(self) -> Capture | None:
+        """The capture of the steps in which the rows are these; None where none of them is to be scored."""
+        scored = [row for row in self._rows if row.scored]
+        if self._capture is None and scored:
+            first, left = scored[0].passes[0][0], self._left()
             if not self._objective.gradients:
                 left = replace(left, outputs=0)
             self._capture = Capture.within(left, layer=first.layer, start=0, survey=first.survey)
             for number, row in enumerate(self._rows):
-                row.passes.append((self._capture, number))
+                if row.scored:
+                    row.passes.append((self._capture, number))
         return self._capture
 
     def _left(self) -> Memory:
@@ -363,18 +421,22 @@ class RunningBatch:
         self._epoch, self._changes = self._scorer.epoch, changes
 
 
-def _write(rows: Sequence[RunningAnswer], logits: torch.Tensor) -> None:
-    """Write the next token of each row, from the head's output [B, V]."""
+def _write(rows: Sequence[RunningAnswer], logits: torch.Tensor, began: float) -> None:
+    """Write the next token of each row, from the head's output [B, V] of a pass that began then."""
     for row, own, likeliest in zip(rows, logits, logits.argmax(-1).tolist(), strict=True):
         row.write(own, likeliest)
+    share = (time.perf_counter() - began) * 1000 / len(rows)
+    for row in rows:
+        row.milliseconds += share
 
 
-def _of_like_length(rows: Sequence[RunningAnswer], *, most: int) -> list[list[RunningAnswer]]:
-    """The rows in groups of at most so many, each with prompts of which none is much longer than another."""
+def _of_like_length(rows: Sequence[RunningAnswer], *, prompts: int) -> list[list[RunningAnswer]]:
+    """The rows in groups of at most so many `prompts`, of which none is much longer than another."""
     groups: list[list[RunningAnswer]] = []
-    for row in sorted(rows, key=lambda row: len(row.prompt.ids)):
+    for row in sorted(rows, key=lambda row: (len(row.prompt.ids), row.reads)):
         last = groups[-1] if groups else []
-        if last and len(last) < most and len(row.prompt.ids) <= _ALIKE * len(last[0].prompt.ids) + _FEW:
+        has_room = len({other.reads for other in (*last, row)}) <= prompts
+        if last and has_room and len(row.prompt.ids) <= _ALIKE * len(last[0].prompt.ids) + _FEW:
             last.append(row)
         else:
             groups.append([row])

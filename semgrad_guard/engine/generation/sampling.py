@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 from semgrad_guard.engine.generation.options import Ids, Sample, SamplingPlan
-from semgrad_guard.engine.generation.visible import Codec, answered
+from semgrad_guard.engine.generation.visible import Codec, Visible, answered
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.replay.batch import TokenBatch
 from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
@@ -63,15 +63,7 @@ class ModelSampler:
             answered(ids, stop, self._decoder, prompts[row // plan.count].thinking, cut=len(ids) >= plan.max_tokens)
             for row, ids in enumerate(rows)
         ]
-        samples = [
-            Sample(
-                answer.text,
-                answer.scored_ids,
-                preceding=answer.preceding if answer.scored_ids else (),
-                why_unscored=None if answer.reasoning is None else answer.reasoning.why_unscored,
-            )
-            for answer in seen
-        ]
+        samples = [sample_of(answer) for answer in seen]
         return [tuple(samples[start : start + plan.count]) for start in range(0, len(samples), plan.count)]
 
     def judged(
@@ -132,6 +124,16 @@ class ModelSampler:
     def decode(self, ids: Ids) -> str:
         """The text of answer tokens."""
         return self._decoder.decode(ids)
+
+
+def sample_of(answer: Visible) -> Sample:
+    """An answer as a sample that is not yet judged."""
+    return Sample(
+        answer.text,
+        answer.scored_ids,
+        preceding=answer.preceding if answer.scored_ids else (),
+        why_unscored=None if answer.reasoning is None else answer.reasoning.why_unscored,
+    )
 
 
 def read(

@@ -15,11 +15,12 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from semgrad_guard.engine.generation.generation import Generation
-from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.generation.options import GenerationOptions, Sampling
 from semgrad_guard.engine.generation.running_batch import BatchRequest, RunningAnswer
 from semgrad_guard.engine.interruption import SLICE, Stop, Stops, current_stop, stopping
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
+from semgrad_guard.engine.replay.batch import is_out_of_memory
 from semgrad_guard.engine.writing_model import WritingModel
 from semgrad_guard.errors import AnswerInterruptedError, SemGradGuardError
 
@@ -33,7 +34,8 @@ class Request(Generic[R]):
 
     `finish` makes the result of the generations. It runs in the model's thread and within the model's turn, so that a
     score and the model's identity are of one state: the worker knows neither estimators nor drafts. `on_piece` is
-    called in the model's thread with the pieces of the first answer's text, and must not wait.
+    called in the model's thread with the pieces of the first answer's text, and must not wait. Samples of the plans in
+    `draws`, which `finish` reads off the evidence, are drawn in the meantime where the answers can be joined by others.
     """
 
     prompt: Prompt
@@ -41,6 +43,7 @@ class Request(Generic[R]):
     finish: Callable[[list[Generation]], R]
     objective: Objective = field(default_factory=Objective)
     on_piece: Callable[[str], None] | None = None
+    draws: tuple[Sampling, ...] = ()
 
     def then(self, make: Callable[[R], S]) -> Request[S]:
         """The same request with another result, made of its own in the model's thread."""
@@ -225,11 +228,17 @@ def _run(model: WritingModel, requests: Sequence[Request[Any]]) -> list[Generati
 
 
 @dataclass(eq=False)
-class _Reading:
-    """A request with a long prompt, which is read piece by piece."""
+class _Draw:
+    """Samples that are drawn for the score of an answer: their options, and the rows of those that have begun."""
 
-    job: Job
-    pieces: Iterator[list[RunningAnswer] | None]
+    plan: Sampling
+    options: tuple[GenerationOptions, ...]
+    rows: list[RunningAnswer] = field(default_factory=list[RunningAnswer])
+
+    @property
+    def left(self) -> int:
+        """How many have not begun."""
+        return len(self.options) - len(self.rows)
 
 
 @dataclass(eq=False)
@@ -237,8 +246,19 @@ class _Writing:
     """A request that is being written, its answers in rows of the batch; `waited` counts the steps since its end."""
 
     job: Job
-    rows: Sequence[RunningAnswer]
+    draws: Sequence[_Draw]
+    answers: list[RunningAnswer] = field(default_factory=list[RunningAnswer])
     waited: int = 0
+
+    @property
+    def rows(self) -> list[RunningAnswer]:
+        """The rows of its answers, and of the samples for their scores."""
+        return [*self.answers, *(row for draw in self.draws for row in draw.rows)]
+
+    @property
+    def left(self) -> int:
+        """How many samples have not begun."""
+        return sum(draw.left for draw in self.draws)
 
     @property
     def stops(self) -> Stops:
@@ -247,13 +267,45 @@ class _Writing:
 
     @property
     def done(self) -> bool:
-        """Whether all its answers are."""
-        return all(row.done for row in self.rows)
+        """Whether all its answers are, and the samples."""
+        return not self.left and all(row.done for row in self.rows)
 
     @property
-    def error(self) -> Exception | None:
+    def error(self) -> BaseException | None:
         """The error that ended one of its answers early."""
-        return next((row.error for row in self.rows if row.error), None)
+        return next((row.error for row in self.answers if row.error), None)
+
+    def begins(self, samples: int) -> list[BatchRequest]:
+        """Its answers, if they have not begun, and its next `samples`."""
+        request = self.job.submitted[1]
+        options = [] if self.answers else request.options
+        draws = [one for draw in self.draws for one in draw.options[len(draw.rows) :]]
+        return [
+            *(BatchRequest(request.prompt, o, None if n else request.on_piece) for n, o in enumerate(options)),
+            *(BatchRequest(request.prompt, one, scored=False) for one in draws[:samples]),
+        ]
+
+    def take(self, rows: Iterator[RunningAnswer], samples: int) -> None:
+        """The rows that were made of those requests."""
+        if not self.answers:
+            self.answers = [next(rows) for _ in self.job.submitted[1].options]
+        for draw in self.draws:
+            begun = min(samples, draw.left)
+            draw.rows += [next(rows) for _ in range(begun)]
+            samples -= begun
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """The answers to a request, if they have not begun, and some of its samples, which begin with one prompt."""
+
+    writing: _Writing
+    samples: int
+
+    @property
+    def requests(self) -> list[BatchRequest]:
+        """These as requests to the batch."""
+        return self.writing.begins(self.samples)
 
 
 class RunningRequests:
@@ -266,7 +318,7 @@ class RunningRequests:
         self._model, self._most = model, rows
         self._batch = model.running_batch(objective)
         self._writing: list[_Writing] = []
-        self._reading: list[_Reading] = []
+        self._reading: list[tuple[_Part, Iterator[list[RunningAnswer] | None]]] = []
         self._steps = 0
 
     @property
@@ -276,15 +328,16 @@ class RunningRequests:
 
     @property
     def rows(self) -> int:
-        """How many answers are being written, or will be."""
-        return len(self._batch.rows) + sum(len(one.job.submitted[1].options) for one in self._reading)
+        """How many answers are being written, or will be, without samples."""
+        reading = [request for part, _ in self._reading for request in part.requests]
+        return sum(row.scored for row in (*self._batch.rows, *reading))
 
     def has_room(self, jobs: Sequence[Job], *, beside: int) -> bool:
         """Whether all of these can join now, besides so many answers in other batches."""
         submitted = [job.submitted for job in jobs]
         if any((model, one.objective) != self.key for model, one in submitted):
             return False
-        new = [(one.prompt, options) for _, one in submitted for options in one.options]
+        new = [BatchRequest(one.prompt, options) for _, one in submitted for options in one.options]
         if self.is_idle and not beside and len(submitted) == 1:
             return True
         lengths = [len(one.prompt.ids) for _, one in submitted]
@@ -299,21 +352,27 @@ class RunningRequests:
 
         A request that cannot join is written by itself, between two steps of the others.
         """
-        joining: list[Job] = []
+        joining: list[_Writing] = []
         for job in jobs:
-            request = job.submitted[1]
-            if not self._can_join(request):
+            if not self._can_join(job.submitted[1]):
                 WholeRuns(self._most).begin([job])
-            elif len(request.prompt.ids) > _READ:
-                self._reading.append(_Reading(job, self._batch.join_in_pieces(_rows_of([request]), _READ)))
             else:
-                joining.append(job)
+                joining.append(_Writing(job, self._draws_of(job.submitted[1])))
         if joining:
             try:
                 self._batch.require_the_same_model()
             except AnswerInterruptedError as error:  # the model was changed: this ends old answers, and no new ones
                 self._end([writing for writing in self._writing if not writing.done], error)
             self._join(joining)
+
+    def _draws_of(self, request: Request[Any]) -> list[_Draw]:
+        """The samples that can be drawn in rows of the batch; an estimator draws the others itself."""
+        prompt, stop = request.prompt, request.options[0].stop
+        draws = [
+            _Draw(plan, tuple(self._model.fitted(one, prompt) for one in plan.rows(prompt.ids, stop=stop)))
+            for plan in request.draws
+        ]
+        return [draw for draw in draws if self._batch.takes(prompt, draw.options[0])]
 
     def _can_join(self, request: Request[Any]) -> bool:
         try:
@@ -323,35 +382,86 @@ class RunningRequests:
         except Exception:  # noqa: BLE001 - raised again where it is written
             return False
 
-    def _join(self, jobs: Sequence[Job]) -> None:
-        """Read prompts in one pass, or where that fails one by one.
+    def _samples_that_fit(self, writing: _Writing, beside: int) -> int:
+        """How many of its samples can begin now: next to so many rows, as many as there may be answers."""
+        requests = writing.begins(writing.left)[-writing.left :] if writing.left else []
+        free, cells = min(len(requests), 2 * self._most - beside), 2 * _CELLS * self._most
+        fit = (count for count in range(free, 0, -1) if self._batch.has_room(requests[:count], cells=cells))
+        return next(fit, 0 if beside else min(1, len(requests)))
+
+    def _join(self, joining: Sequence[_Writing]) -> None:
+        """Begin requests, and with them as many of their samples as fit."""
+        beside = len(self._batch.rows) + sum(len(writing.job.submitted[1].options) for writing in joining)
+        parts: list[_Part] = []
+        for writing in joining:
+            parts.append(_Part(writing, self._samples_that_fit(writing, beside)))
+            beside += parts[-1].samples
+        self._begin(parts)
+
+    def _draw_on(self) -> None:
+        """Begin more of the samples that have waited longest, as far as there is room."""
+        reading = [part.writing for part, _ in self._reading]
+        waiting = next((one for one in self._writing if one.left and one not in reading), None)
+        if waiting is not None and (samples := self._samples_that_fit(waiting, len(self._batch.rows))):
+            self._begin([_Part(waiting, samples)])
+
+    def _begin(self, parts: Sequence[_Part]) -> None:
+        """Read prompts in one pass, or where that fails one by one; long ones in pieces.
 
         The pass that reads one prompt ends when its caller leaves; one that reads several, only with the process.
         """
-        requests = _rows_of([job.submitted[1] for job in jobs])
-        alone = jobs[0] if len(jobs) == 1 else None
+        long = [part for part in parts if len(part.writing.job.submitted[1].prompt.ids) > _READ]
+        self._reading += [(part, self._batch.join_in_pieces(part.requests, _READ)) for part in long]
+        if not (at_once := [part for part in parts if part not in long]):
+            return
+        requests = [request for part in at_once for request in part.requests]
+        alone = at_once[0].writing if len(at_once) == 1 else None
         try:
-            rows = iter(alone.run(lambda: self._batch.join(requests)) if alone else self._batch.join(requests))
+            rows = iter(alone.job.run(lambda: self._batch.join(requests)) if alone else self._batch.join(requests))
         except BaseException as error:  # noqa: BLE001 - raised by the caller
             if alone:
-                alone.fail(error)
+                self._failed(at_once[0], error)
             else:
-                for job in jobs:
-                    self._join([job])
+                for part in at_once:
+                    self._begin([part])
             return
-        self._writing += [_Writing(job, [next(rows) for _ in job.submitted[1].options]) for job in jobs]
+        for part in at_once:
+            self._begun(part, rows)
+
+    def _failed(self, part: _Part, error: BaseException) -> None:
+        """A prompt cannot be read: its caller gets the error, unless there is room without the samples."""
+        writing = part.writing
+        self._reading = [(other, pieces) for other, pieces in self._reading if other is not part]
+        if not part.samples or not is_out_of_memory(error):
+            self._end([writing], error)
+            return
+        writing.draws = []
+        if not writing.answers:
+            self._begin([_Part(writing, 0)])
+
+    def _give_up_draws(self) -> None:
+        """Leave samples that cannot be drawn here to their estimator."""
+        for writing in self._writing:
+            failed = [draw for draw in writing.draws if any(row.error for row in draw.rows)]
+            self._batch.drop(row for draw in failed for row in draw.rows)
+            writing.draws = [draw for draw in writing.draws if draw not in failed]
+
+    def _begun(self, part: _Part, rows: Iterator[RunningAnswer]) -> None:
+        if not part.writing.answers:
+            self._writing.append(part.writing)
+        part.writing.take(rows, part.samples)
 
     def _read_on(self) -> None:
         """Read one more piece of the prompt that has waited longest."""
-        for reading in list(self._reading):
+        for number, (part, pieces) in enumerate(list(self._reading)):
+            job = part.writing.job
             try:
-                reading.job.stops.check()
-                if reading is self._reading[0] and (rows := reading.job.run(partial(next, reading.pieces))) is not None:
-                    self._reading.remove(reading)
-                    self._writing.append(_Writing(reading.job, rows))
+                job.stops.check()
+                if number == 0 and (rows := job.run(partial(next, pieces))) is not None:
+                    del self._reading[0]
+                    self._begun(part, iter(rows))
             except BaseException as error:  # noqa: BLE001 - raised by the caller
-                self._reading.remove(reading)
-                reading.job.fail(error)
+                self._failed(part, error)
 
     def step(self) -> None:
         """One more piece of a prompt, one more token of every answer, and the scores of those that are done.
@@ -359,13 +469,14 @@ class RunningRequests:
         The step of one request alone ends within a layer of its stops, that of several between two steps.
         """
         self._read_on()
+        self._draw_on()
         for writing in list(self._writing):
             try:
                 writing.stops.check()
             except AnswerInterruptedError as error:  # its caller has left, or its time is over
                 self._end([writing], error)
         self._steps += 1
-        unfinished = [writing for writing in self._writing if not writing.done]
+        unfinished = [writing for writing in self._writing if not all(row.done for row in writing.rows)]
         try:
             step = partial(self._batch.step, look=self._steps % _LOOK == 0)
             if len(self._writing) == 1:
@@ -374,14 +485,13 @@ class RunningRequests:
                 step()
         except BaseException as error:  # noqa: BLE001 - raised by the callers
             self._end(unfinished, error)
+        self._give_up_draws()
         self._settle()
 
     def end(self, error: BaseException) -> None:
         """Give every caller this error."""
-        for reading in self._reading:
-            reading.job.fail(error)
-        self._reading = []
-        self._end(self._writing, error)
+        reading = [part.writing for part, _ in self._reading if not part.writing.answers]
+        self._end([*self._writing, *reading], error)
 
     def _settle(self) -> None:
         """Score finished answers: together with others that soon will be, as long as that is a matter of steps."""
@@ -393,15 +503,18 @@ class RunningRequests:
             writing.waited += 1
         enough = max(1, len(self._batch.rows) // 4)
         if done and (not self._batch.rows or len(done) >= enough or max(one.waited for one in done) > _LINGER):
-            self._writing = [writing for writing in self._writing if not writing.done]
+            drawn = next((writing for writing in done if writing.draws), None)
+            done = [writing for writing in done if not writing.draws] + ([drawn] if drawn else [])
+            self._writing = [writing for writing in self._writing if writing not in done]
             self._deliver(done)
 
     def _deliver(self, done: Sequence[_Writing]) -> None:
         try:
             with self._model.turn:  # in which the model is looked at once
-                generations = iter(self._batch.generations([row for writing in done for row in writing.rows]))
+                generations = iter(self._batch.generations([row for writing in done for row in writing.answers]))
                 for writing in done:
-                    own, job = [next(generations) for _ in writing.rows], writing.job
+                    own, job = [next(generations) for _ in writing.answers], writing.job
+                    self._add_samples(writing, own)
                     if error := writing.error:  # a listener did not take the last piece
                         job.fail(error)
                     else:
@@ -411,19 +524,18 @@ class RunningRequests:
                 if not writing.job.ticket.done():
                     writing.job.fail(error)
 
+    def _add_samples(self, writing: _Writing, generations: Sequence[Generation]) -> None:
+        for draw in writing.draws:
+            samples, milliseconds = self._batch.samples(draw.rows), sum(row.milliseconds for row in draw.rows)
+            for one in generations:
+                one.scoring.keep_samples(one.row, draw.plan, samples, milliseconds)
+
     def _end(self, ended: Sequence[_Writing], error: BaseException) -> None:
         self._writing = [writing for writing in self._writing if writing not in ended]
+        self._reading = [(part, pieces) for part, pieces in self._reading if part.writing not in ended]
         self._batch.drop(row for writing in ended for row in writing.rows)
         for writing in ended:
             writing.job.fail(error)
-
-
-def _rows_of(requests: Sequence[Request[Any]]) -> list[BatchRequest]:
-    return [
-        BatchRequest(request.prompt, options, None if number else request.on_piece)
-        for request in requests
-        for number, options in enumerate(request.options)
-    ]
 
 
 Batcher = RunningRequests | WholeRuns
