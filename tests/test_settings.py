@@ -150,6 +150,11 @@ def test_an_option_of_a_server_is_one_of_its_command_and_of_ray() -> None:
     assert set(declared_options(ServerSettings)) <= set(ReplicaSettings.model_fields)
 
 
+def test_ray_takes_every_option_of_loading_a_model() -> None:
+    names = {*declared_options(settings.LoadingOptions), "template_options"} - {"template_option"}
+    assert names <= set(inspect.signature(score).parameters)
+
+
 def read(name: str, value: str) -> Any:
     """An option's value as the command line reads it."""
 

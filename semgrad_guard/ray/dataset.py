@@ -19,7 +19,7 @@ from semgrad_guard.guard import Policy, estimator_of
 from semgrad_guard.loading import ModelSource
 from semgrad_guard.ray.cluster import library
 from semgrad_guard.records import METADATA_KEY, Verdict
-from semgrad_guard.settings import DtypeName, ModelOptions
+from semgrad_guard.settings import DtypeName, ModelOptions, Thinking
 
 _TEXTS = ("status", "action", "estimator", "model", "fingerprint", "calibration_id", "prompt_template", "tier")
 _NUMBERS = ("uncertainty", "confidence", "threshold", "semgrad", "paragrad", "paragrad_error", "mean_entropy")
@@ -37,7 +37,7 @@ _BATCHES_A_BLOCK = 8
 """Ray's own work is done once a block."""
 
 
-def score(
+def score(  # noqa: PLR0913 - every option of loading a model
     dataset: Any,
     *,
     model: str = ModelOptions.model,
@@ -48,6 +48,7 @@ def score(
     device: str | None = None,
     quantization_config: dict[str, Any] | None = None,
     template_options: dict[str, Any] | None = None,
+    thinking: Thinking = ModelOptions.thinking,
     batch_size: int = 8,
     workers: int = 1,
     threads: int = 1,
@@ -66,6 +67,7 @@ def score(
         system: a system message before every question.
         dtype, device, quantization_config, template_options: as in `LanguageModel.from_pretrained`; on "cuda" each
             worker takes a GPU.
+        thinking: `on` or `off` by the chat template's own switch; `auto` leaves it to the template.
         batch_size: texts scored at once.
         workers: how many processes.
         threads: the CPUs that each of them takes.
@@ -85,7 +87,12 @@ def score(
     held = Calibration.load(calibration) if isinstance(calibration, str | Path) else calibration
     policy = None if held is None else Policy.from_calibration(held)
     source = ModelSource.of(
-        model, dtype=dtype, device=device, quantization_config=quantization_config, template_option=template_options
+        model,
+        dtype=dtype,
+        device=device,
+        quantization_config=quantization_config,
+        template_option=template_options,
+        thinking=thinking,
     )
     scoring = _Scoring(source, estimator or estimator_of(held), policy, system, threads)
     # Workers that took all CPUs would wait for rows forever: reading rows needs a CPU, too.

@@ -77,6 +77,13 @@ def test_all_of_them_are_small() -> None:
     assert len(CONTENT) == len(PATHS)
 
 
+def test_the_playground_reads_every_part_of_a_streamed_answer_and_folds_its_reasoning() -> None:
+    page = CONTENT["playground.js"].decode()
+    read = set(re.findall(r"choice\.delta\.(\w+)", page))
+    assert read == {"content", "refusal", "reasoning_content", "tool_calls"}
+    assert re.search(r'element\("details", [^)]*\[\s*element\("summary"', page)
+
+
 @pytest.mark.parametrize("name", sorted(CONTENT))
 def test_nothing_comes_from_elsewhere_and_nothing_is_written_as_markup(name: str) -> None:
     text = CONTENT[name].decode()

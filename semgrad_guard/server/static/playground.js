@@ -4,7 +4,7 @@ const $ = (name) => document.querySelector(name);
 const HEAT = [0.1, 0.3, 0.6, 0.85]; // of 1 - a token's probability: where a shade begins
 
 class GuardAnswer extends HTMLElement {
-  show({ text, verdict, tokens = [], sentences = null, cut = false, stopped = false }, { focus = false } = {}) {
+  show({ text, thought = "", verdict, tokens = [], sentences = null, cut = false, stopped = false }, { focus = false } = {}) {
     this.answer = { text, verdict, tokens, sentences, stopped };
     this.hidden = false;
     const { label, className } = verdict ? outcome(verdict) : { label: stopped ? "Stopped: there is no verdict" : "Answering …", className: "" };
@@ -13,7 +13,7 @@ class GuardAnswer extends HTMLElement {
     this.detail = element("p", { className: "note", role: "status" });
     this.body = element("p", { className: "text" });
     this.legend = element("p", { className: "note" });
-    const parts = [element("h2", { textContent: "Answer" }), title, this.body];
+    const parts = [element("h2", { textContent: "Answer" }), title, ...(thought ? [this.folded(thought)] : []), this.body];
     const views = [["text", "Text"], ...(sentences ? [["sentences", "By sentence"]] : []), ...(tokens.length ? [["tokens", "By token"]] : [])];
     if (views.length > 1) parts.push(this.switches(views), this.legend, this.detail);
     if (cut) parts.push(element("p", { className: "note", textContent: "The answer was cut off at the longest length." }));
@@ -21,6 +21,14 @@ class GuardAnswer extends HTMLElement {
     this.replaceChildren(...parts);
     this.view(tokens.length ? "tokens" : "text");
     if (focus) title.focus();
+  }
+
+  // Opened once, it stays open while the answer grows.
+  folded(thought) {
+    this.fold = element("details", { open: this.fold?.open ?? false }, [
+      element("summary", { textContent: "Reasoning" }), element("p", { className: "note text", textContent: thought }),
+    ]);
+    return this.fold;
   }
 
   switches(views) {
@@ -191,12 +199,12 @@ async function ask(question, passage) {
   const messages = [{ role: "user", content }];
   const more = guard.written_by === "engine" ? { logprobs: true, top_logprobs: 3 } : {};
   running = new AbortController();
-  const shown = { question, passage, text: "", verdict: null, tokens: [], sentences: null, cut: false, stopped: false };
+  const shown = { question, passage, text: "", thought: "", verdict: null, tokens: [], sentences: null, cut: false, stopped: false };
   try {
     await receive({ model, messages, ...more }, shown);
   } catch (error) {
     shown.stopped = true;
-    if (shown.text) { remember(shown); show(shown); } // delivered text stays
+    if (shown.text || shown.thought) { remember(shown); show(shown); } // delivered text stays
     throw error;
   }
   if (guard.scores_texts && shown.verdict && delivery(shown.verdict) === "answer" && /[.!?]\s+\S/.test(shown.text)) {
@@ -210,6 +218,7 @@ async function receive(body, shown) {
     const choice = chunk.choices[0];
     if (!choice) continue;
     shown.text += choice.delta.content ?? choice.delta.refusal ?? "";
+    shown.thought += choice.delta.reasoning_content ?? "";
     for (const { function: called } of choice.delta.tool_calls ?? []) shown.text += `${called.name}(${called.arguments})`;
     shown.cut ||= choice.finish_reason === "length";
     if (choice.logprobs?.content) shown.tokens.push(...choice.logprobs.content);
