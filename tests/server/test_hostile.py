@@ -253,9 +253,9 @@ def test_no_request_leads_to_a_file_or_a_template(make_served: Make, tmp_path: P
             for stream in (False, True):
                 response = client.post(CHAT, json=asking(max_tokens=2, stream=stream) | given, timeout=LIMIT)
                 assert response.status_code in (200, 400, 404), (given, response.text)
-                if unknown := [name for name in given if name.startswith("chat_template")]:
+                if refused := [name for name in given if name.startswith("chat_template")]:
                     assert response.status_code == 400
-                    assert f"unknown field: '{unknown[0]}'" in response.json()["error"]["message"]
+                    assert refused[0] in response.json()["error"]["message"]
                 for found in ("a secret", "uid=", str(7919 * 7919)):
                     assert found not in response.text
         for route in (f"/static{path}", "/static/..%2f..%2fapp.py", "/static/%2e%2e/app.py", f"/v1/models/{path}"):

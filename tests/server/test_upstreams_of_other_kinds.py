@@ -231,15 +231,16 @@ async def test_the_tokens_of_several_answers(serve: Serve, scorer: Scheduler, us
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 SOUND = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+THOUGHT = {"role": "assistant", "content": [{"type": "thinking", "thinking": "x"}, {"type": "text", "text": "Yes."}]}
 READ: list[dict[str, Any]] = [
     {"max_tokens": -1}, {"max_completion_tokens": 0}, {"top_k": -1}, {"temperature": 3}, {"n": 20}, {"top_p": 0},
     {"logprobs": True, "top_logprobs": 50}, {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
     {"stop": [1]}, {"seed": "any"}, {"min_p": 0.1, "user": None}, {"stop": ["a", "b", "c", "d", "e"]},
+    {"messages": [THOUGHT, {"role": "user", "content": "hello"}]},
 ]  # fmt: skip
 UNREAD: list[dict[str, Any]] = [
     {"messages": [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, IMAGE]}]},
     {"messages": [{"role": "user", "content": [SOUND]}]},
-    {"messages": [{"role": "assistant", "content": [{"type": "thinking", "thinking": "x"}]}, {"role": "user"}]},
     {"messages": [{"role": "function", "name": "f", "content": "3"}, {"role": "user", "content": "hello"}]},
     {"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "tool_calls": [{"type": "custom"}]}]},
     {"messages": [{"role": "user", "content": {"text": "hello"}}]},
