@@ -32,6 +32,7 @@ from semgrad_guard.server.answers import (
     KEY,
     Answer,
     HttpError,
+    ThoughtPiece,
     public_record,
     tool_call_fields,
 )
@@ -68,23 +69,28 @@ def headers(outcomes: Sequence[Outcome[Answer]]) -> dict[str, str]:
     return {**fields, ID_HEADER: ",".join(ids)} if ids else fields
 
 
-async def chunks(call: Call, steps: AsyncIterator[str | Outcome[Answer]], *, request_id: str) -> AsyncIterator[Json]:
+async def chunks(call: Call, steps: AsyncIterator[Step], *, request_id: str) -> AsyncIterator[Json]:
     """The chunks of a stream."""
-    head, sent, outcomes = _head(call, request_id, "chat.completion.chunk"), "", list[Outcome[Answer]]()
+    head, outcomes = _head(call, request_id, "chat.completion.chunk"), list[Outcome[Answer]]()
+    sent = thought = ""
     async for step in steps:
         index = len(outcomes)
-        if not sent:
+        if not sent and not thought:
             yield _chunk(head, index, {"role": "assistant", "content": ""})
         if isinstance(step, str):
             sent += step
             yield _chunk(head, index, {"content": step})
             continue
+        if isinstance(step, ThoughtPiece):
+            thought += step.text
+            yield _chunk(head, index, {"reasoning_content": step.text})
+            continue
         outcomes.append(step)
-        for delta in _rest(call, step, sent):
+        for delta in _rest(call, step, sent, thought):
             yield _chunk(head, index, delta)
         record = {KEY: public_record(step.verdict)}
         yield {**_chunk(head, index, {}, finish=_finish(step), logprobs=_logprobs(step)), **record}
-        sent = ""
+        sent = thought = ""
     if call.request.with_usage:
         yield {**head, "choices": [], "usage": usage(call, outcomes)}
 
@@ -135,16 +141,15 @@ def _message(call: Call, outcome: Outcome[Answer]) -> Json:
     return {"content": content, "refusal": None, **_reasoning(outcome), **({"tool_calls": calls} if calls else {})}
 
 
-def _rest(call: Call, outcome: Outcome[Answer], sent: str) -> list[Json]:
+def _rest(call: Call, outcome: Outcome[Answer], sent: str, thought: str) -> list[Json]:
     """The parts of an outcome that have not been sent in pieces."""
     if outcome.answer is None and call.request.wants_json:
         return [{"refusal": outcome.verdict.text}]
     text = outcome.verdict.text
     rest = text.removeprefix(sent) if text.startswith(sent) else ""  # another server's reasoning went out before it
     calls = [{"index": index, **call} for index, call in enumerate(_calls(outcome))]
-    thought = _reasoning(outcome)
     return [
-        *([thought] if thought else []),
+        *([] if thought else filter(None, [_reasoning(outcome)])),
         *([{"content": rest}] if rest else []),
         *([{"tool_calls": calls}] if calls else []),
     ]
@@ -177,7 +182,7 @@ def _together(outcomes: Sequence[Outcome[Answer]]) -> Json | list[Json]:
 
 
 T = TypeVar("T")
-Step = str | Outcome[Answer]
+Step = str | ThoughtPiece | Outcome[Answer]
 _DONE = "data: [DONE]\n\n"
 _BEAT = ": waiting\n\n"
 

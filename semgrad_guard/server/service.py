@@ -16,7 +16,7 @@ from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.guard import Draft, Outcome, Pending, Policy, Terms, Waiting, arun, arun_stream, one
 from semgrad_guard.named import reading_prompt
 from semgrad_guard.records import Verdict
-from semgrad_guard.server.answers import KEY, Answer, Cuts, HttpError, public_record
+from semgrad_guard.server.answers import KEY, Answer, Cuts, HttpError, ThoughtPiece, public_record
 from semgrad_guard.server.forwarded import Forwarded, forwarded
 from semgrad_guard.server.metrics import Metrics
 from semgrad_guard.server.protocol import (
@@ -229,7 +229,7 @@ class Service:
         )
         return [one([outcome]) for outcome in outcomes]
 
-    async def steps(self, call: Call) -> AsyncGenerator[str | Outcome[Answer]]:
+    async def steps(self, call: Call) -> AsyncGenerator[str | ThoughtPiece | Outcome[Answer]]:
         """The pieces of an answer, where nothing may be withheld, and last its outcome."""
         if call.request.count > 1:
             for outcome in await self.outcomes(call):

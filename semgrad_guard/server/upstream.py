@@ -11,7 +11,7 @@ from semgrad_guard.calibration.call_options import call_options, cutting_options
 from semgrad_guard.engine.prompts.reasoning import HeldText
 from semgrad_guard.errors import InputError, UpstreamError
 from semgrad_guard.guard import Draft, Reply, Waiting, external
-from semgrad_guard.server.answers import Answer, Cuts
+from semgrad_guard.server.answers import Answer, Cuts, ThoughtPiece
 from semgrad_guard.server.forwarded import Forwarded
 from semgrad_guard.server.protocol import CUTS
 from semgrad_guard.server.remote import RemoteServer
@@ -147,9 +147,13 @@ class RemoteAnswer:
         self._reasoning: str | None = None
         self._held = HeldText()
 
-    async def __aiter__(self) -> AsyncIterator[str]:
+    async def __aiter__(self) -> AsyncIterator[str | ThoughtPiece]:
         async for chunk in self._chunks:
-            if piece := self._taken(read(SentChunk, chunk, self._upstream.server.url)):
+            known = len(self._reasoning or "")
+            piece = self._taken(read(SentChunk, chunk, self._upstream.server.url))
+            if thought := (self._reasoning or "")[known:]:
+                yield ThoughtPiece(thought)
+            if piece:
                 self._text += piece
                 if shown := self._held.add(piece):  # the scorer finds the answer in the held text
                     yield shown

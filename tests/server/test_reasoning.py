@@ -111,6 +111,32 @@ async def test_an_answer_of_an_upstream_is_scored_given_its_reasoning(
             assert THOUGHT not in response.text
 
 
+def pieces_of_a_thought(request: httpx.Request) -> httpx.Response:
+    """An upstream that streams its thought in three pieces, and then its answer in two."""
+    thought = ({"reasoning_content": piece} for piece in (THOUGHT[:4], THOUGHT[4:9], THOUGHT[9:]))
+    deltas = [*thought, {"content": ANSWER[:2]}, {"content": ANSWER[2:]}]
+    lines = "".join(f"data: {json.dumps({'choices': [{'index': 0, 'delta': delta}]})}\n\n" for delta in deltas)
+    return httpx.Response(200, text=f"{lines}data: [DONE]\n\n", headers={"content-type": "text/event-stream"})
+
+
+@pytest.mark.parametrize("mode", ["enforce", "annotate"])
+async def test_the_reasoning_of_an_upstream_streams_live_or_is_withheld(
+    serve: Serve, scorer: Scheduler, mode: str
+) -> None:
+    server = RemoteServer("http://other/v1", transport=httpx.MockTransport(pieces_of_a_thought))
+    async with serve(NONE, mode=mode, upstream=Upstream(server, scorer), scheduler=scorer) as client:
+        response = await client.post(CHAT, json=asking(QUESTION, stream=True))
+    deltas = [choice["delta"] for event in events(response.text) for choice in event["choices"]]
+    sent = [(name, text) for delta in deltas for name, text in delta.items() if name != "role" and text]
+    if mode == "enforce":
+        assert sent == [("content", "I don't know.")]
+        assert not any(piece in response.text for piece in (THOUGHT[:4], THOUGHT[4:9], THOUGHT[9:]))
+        return
+    thought = [("reasoning_content", piece) for piece in (THOUGHT[:4], THOUGHT[4:9], THOUGHT[9:])]
+    assert sent == [*thought, ("content", ANSWER[:2]), ("content", ANSWER[2:])]
+    assert [delta for delta in deltas if "role" in delta] == [deltas[0]]
+
+
 @pytest.mark.parametrize("changed", [{"chat_template_kwargs": {"enable_thinking": False}}, {"documents": [{"a": "b"}]}])
 async def test_fields_that_change_the_prompt_of_an_upstream_leave_no_score(
     serve: Serve, scorer: Scheduler, changed: dict[str, Any]

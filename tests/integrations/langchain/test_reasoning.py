@@ -90,3 +90,13 @@ def test_an_answer_from_elsewhere_is_scored_given_its_reasoning(form: str, strea
     scored = ChatSemGrad.from_model(scorer).score(QUESTION, FORMS[form])
     assert get_verdict(scored) is not None
     assert get_verdict(scored).status == verdict.status  # type: ignore[union-attr]
+
+
+def test_the_reasoning_of_a_served_model_comes_before_its_text() -> None:
+    served = ServedModel(message=FORMS["reasoning_content"])
+    guarded = GuardedChatModel(served, policy=NONE, scorer=thinking_model(), mode="annotate")
+    chunks = list(guarded.stream(QUESTION))
+    told = [number for number, chunk in enumerate(chunks) if "reasoning_content" in chunk.additional_kwargs]
+    assert told == [0]
+    assert chunks[0].additional_kwargs["reasoning_content"] == THOUGHT
+    assert "".join(chunk.text for chunk in chunks) == ANSWER
