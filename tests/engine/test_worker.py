@@ -278,7 +278,7 @@ def test_samples_are_drawn_between_the_steps_of_others(make_language_model: Make
     ended = steps.count
     stream.outcome()
     apart = [second - first for first, second in itertools.pairwise(passes) if first <= ended]
-    assert len(apart) >= 5, "the stream goes on while the samples are drawn"
+    assert len(apart) >= 5, "the stream continues while the samples are drawn"
     assert max(apart) <= 20, "half a character is held back for some steps, and no sample is as short"
     assert verdict.uncertainty == pytest.approx(alone.uncertainty, rel=2e-5)
     if rows is None:
