@@ -96,7 +96,7 @@ def test_the_reasoning_of_a_served_model_comes_before_its_text() -> None:
     served = ServedModel(message=FORMS["reasoning_content"])
     guarded = GuardedChatModel(served, policy=NONE, scorer=thinking_model(), mode="annotate")
     chunks = list(guarded.stream(QUESTION))
-    told = [number for number, chunk in enumerate(chunks) if "reasoning_content" in chunk.additional_kwargs]
-    assert told == [0]
+    places = [place for place, chunk in enumerate(chunks) if "reasoning_content" in chunk.additional_kwargs]
+    assert places == [0]
     assert chunks[0].additional_kwargs["reasoning_content"] == THOUGHT
     assert "".join(chunk.text for chunk in chunks) == ANSWER
