@@ -12,7 +12,7 @@ from typing import Any, cast
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from semgrad_guard.engine.prompts.reasoning import Thinking, has_marks, has_option, switch_of, thinking_of
+from semgrad_guard.engine.prompts.reasoning import Thinking, has_option, marks_of, switch_of, thinking_of
 from semgrad_guard.engine.prompts.semantic_token import MARK, TokenizedText, find_semantic_token, header_text
 from semgrad_guard.errors import EmptyPromptError, InputError, PromptTooLongError, UnsupportedModelError
 from semgrad_guard.records import Conversation, Message, PromptForm, SemanticToken, ToolCall
@@ -112,8 +112,8 @@ def render(
     require_bounded(text, window, name="prompt")
     prompt = tokenize(tokenizer, text, add_special_tokens=False)
     own = None if semantic_token is None else _override(semantic_token, len(prompt.ids))
-    thinks = has_marks(tokenizer, template)
-    if own is not None and not thinks:
+    marks = marks_of(tokenizer, template)
+    if own is not None and marks is None:
         return Prompt(text, prompt.ids, own, **described)
     last = _asked(turns)
     with_mark = {**turns[last], "content": turns[last]["content"].rstrip() + MARK}
@@ -126,9 +126,10 @@ def render(
     unprompted = _apply_template(tokenizer, turns, options, add_generation_prompt=False)
     special = [token.content for token in tokenizer.added_tokens_decoder.values()]
     place = own or find_semantic_token(prompt, unprompted=unprompted, marked=marked, special_tokens=special)
-    header = header_text(text, unprompted, marked, special_tokens=special) if thinks else ""
-    thinking = thinking_of(tokenizer, template, header) if thinks else None
-    return Prompt(text, prompt.ids, place, **described, thinking=thinking)
+    if marks is None:
+        return Prompt(text, prompt.ids, place, **described)
+    header = header_text(text, unprompted, marked, special_tokens=special)
+    return Prompt(text, prompt.ids, place, **described, thinking=thinking_of(tokenizer, marks, header))
 
 
 def require_bounded(text: str, window: int | None, *, name: str) -> None:
@@ -255,7 +256,10 @@ def _told(tokenizer: _Untyped, given: Mapping[str, Any] | None) -> dict[str, Any
     """The options for the chat template, with the switch for thinking in the template's own words."""
     options = dict(given or {})
     thinking = options.pop("thinking") if options.get("thinking") in ("on", "off", "auto") else "auto"
-    effort, template = options.get("reasoning_effort"), chat_template(tokenizer, options)
+    effort = options.get("reasoning_effort")
+    if effort is None and thinking == "auto":
+        return options
+    template = chat_template(tokenizer, options)
 
     def probe(**switch: Any) -> str:
         chosen = {"chat_template": template, **switch}
@@ -268,7 +272,8 @@ def _told(tokenizer: _Untyped, given: Mapping[str, Any] | None) -> dict[str, Any
         thinking = "off"
     if thinking == "auto":
         return options
-    return {**options, **switch_of(probe, on=thinking == "on", thinks=has_marks(tokenizer, template or ""))}
+    thinks = marks_of(tokenizer, template or "") is not None
+    return {**options, **switch_of(probe, on=thinking == "on", thinks=thinks)}
 
 
 def _apply_template(

@@ -262,11 +262,13 @@ class Thinking:
         return Parts(tuple(thoughts), _until(text, _next_word(text, begin + len(mark)), end))
 
 
-def thinking_of(tokenizer: Any, template: str, header: str) -> Thinking | None:
-    """How a model thinks behind a prompt that ends in `header`; None where its marks are not known."""
-    marks = _declared(tokenizer) or _named(template)
-    if marks is None:
-        return None
+def marks_of(tokenizer: Any, template: str) -> Marks | None:
+    """The marks of a model's thoughts; None where they are not known."""
+    return _declared(tokenizer) or _named(template)
+
+
+def thinking_of(tokenizer: Any, marks: Marks, header: str) -> Thinking:
+    """How a model thinks behind a prompt that ends in `header`."""
     places = {header.rfind(marks.open): "open", header.rfind(marks.close): "closed"}
     if marks.answer:
         places[header.rfind(marks.answer)] = "answer"
@@ -274,11 +276,6 @@ def thinking_of(tokenizer: Any, template: str, header: str) -> Thinking | None:
     every = " ".join((marks.open, marks.close, marks.answer or "", *(marks.wrap or ())))
     known: dict[str, int] = tokenizer.get_added_vocab()
     return Thinking(marks, last, tuple((mark, own) for mark, own in known.items() if mark in every and mark.strip()))
-
-
-def has_marks(tokenizer: Any, template: str) -> bool:
-    """Whether it is known how a model marks its thoughts."""
-    return (_declared(tokenizer) or _named(template)) is not None
 
 
 def switch_of(render: Callable[..., str], *, on: bool, thinks: bool) -> dict[str, Any]:

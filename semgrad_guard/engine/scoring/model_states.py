@@ -207,9 +207,7 @@ Kind = Literal["gradient", "forward"]
 """Whether a gradient score was verified, or numbers of the forward pass alone."""
 
 _CERTAIN = 0.01  # nats of an answer below which its gradient's digits are those of rounding
-_ROUNDING = (
-    0.01  # up to which a difference in float32 may be rounding alone, at a token whose gradient is ill-conditioned
-)
+_ROUNDING = 0.01  # a difference in float32 that may be rounding alone, where a token's gradient is ill-conditioned
 _LIMITS = ("window", "chunk", "max_position")  # parts of the names of settings that bound lengths
 
 

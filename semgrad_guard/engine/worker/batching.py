@@ -1,160 +1,25 @@
-"""Requests to a model, the tickets for their results, and the batches in which they are answered together.
+"""The batches in which requests are answered together.
 
 Requests join and leave a batch at every step, or where a model cannot, they are answered in whole runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from contextvars import Context, copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions, Sampling
 from semgrad_guard.engine.generation.running_batch import BatchRequest, RunningAnswer
-from semgrad_guard.engine.interruption import SLICE, Stop, Stops, current_stop, stopping
+from semgrad_guard.engine.interruption import Stops
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.replay.batch import is_out_of_memory
+from semgrad_guard.engine.worker.request import Job, Request
 from semgrad_guard.engine.writing_model import WritingModel
-from semgrad_guard.errors import AnswerInterruptedError, SemGradGuardError
-
-R = TypeVar("R")
-S = TypeVar("S")
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Request(Generic[R]):
-    """Answers to one prompt, one for each of the `options`; their objective is that of later scoring.
-
-    `finish` makes the result of the generations. It runs in the model's thread and within the model's turn, so that a
-    score and the model's identity are of one state: the worker knows neither estimators nor drafts. `on_piece` is
-    called in the model's thread with the pieces of the first answer's text, and must not wait. Samples of the plans in
-    `draws`, which `finish` reads off the evidence, are drawn in the meantime where the answers can be joined by others.
-    """
-
-    prompt: Prompt
-    options: tuple[GenerationOptions, ...]
-    finish: Callable[[list[Generation]], R]
-    objective: Objective = field(default_factory=Objective)
-    on_piece: Callable[[str], None] | None = None
-    draws: tuple[Sampling, ...] = ()
-
-    def then(self, make: Callable[[R], S]) -> Request[S]:
-        """The same request with another result, made of its own in the model's thread."""
-        other: Any = replace(self, finish=lambda written: make(self.finish(written)))
-        return other
-
-
-class Ticket(Future[R]):
-    """The future of a request. Cancelling it withdraws the request from the queue, or ends it at the next step.
-
-    So `asyncio.wrap_future` passes on the cancellation of a task by itself.
-    """
-
-    def __init__(self, stop: Stop, withdraw: Callable[[Ticket[Any]], bool]) -> None:
-        super().__init__()
-        self._stop, self._withdraw = stop, withdraw
-
-    def cancel(self) -> bool:
-        """As `Future.cancel`; a request that is being written gets an `AnswerCancelledError` soon."""
-        self._stop.cancel()
-        self._withdraw(self)
-        return super().cancel()
-
-    def refuse(self, error: Exception) -> None:
-        """End the request with this error where it still waits, and else by its cancellation."""
-        self._stop.cancel()
-        if self._withdraw(self) and self.set_running_or_notify_cancel():
-            self.set_exception(error)
-
-    def outcome(self) -> R:
-        """The result, waited for under the current stops. A caller that leaves early cancels the request.
-
-        Raises:
-            AnswerInterruptedError: a stop ended it.
-        """
-        stop = current_stop()
-        try:
-            while stop:
-                try:
-                    return self.result(SLICE)
-                except FutureTimeoutError:
-                    if self.done():
-                        raise  # the request's own
-                    stop.check()
-            return self.result()
-        except BaseException:
-            self.cancel()
-            raise
-
-
-@dataclass(eq=False)
-class Job:
-    """Work for a model's thread: a request to answer, or other `work`. Its ticket is settled once.
-
-    It runs in the caller's context, and so under the caller's stops.
-    """
-
-    ticket: Ticket[Any]
-    context: Context
-    stops: Stops
-    request: Request[Any] | None = None
-    model: WritingModel | None = None
-    work: Callable[[], Any] | None = None
-
-    @classmethod
-    def of(cls, withdraw: Callable[[Ticket[Any]], bool], **given: Any) -> Job:
-        """A job in the present context, under a stop of its own."""
-        stop = Stop()
-        with stopping(stop):
-            return cls(Ticket(stop, withdraw), copy_context(), current_stop(), **given)
-
-    @property
-    def submitted(self) -> tuple[WritingModel, Request[Any]]:
-        """The model and the request.
-
-        Raises:
-            RuntimeError: it is other work.
-        """
-        if self.model is None or self.request is None:
-            raise RuntimeError("this job is no request")
-        return self.model, self.request
-
-    def begin(self) -> bool:
-        """Whether a caller still waits; from then on, the thread has to settle it."""
-        return self.ticket.set_running_or_notify_cancel()
-
-    def run(self, work: Callable[[], R]) -> R:
-        """The result of `work` in the caller's context, under the stops of the running thread as well."""
-        stops = current_stop()
-
-        def under_both() -> R:
-            with stopping(stops):
-                current_stop().check()
-                return work()
-
-        return self.context.run(under_both)
-
-    def settle(self, work: Callable[[], Any]) -> None:
-        """Give the caller the result of `work`, or its error."""
-        try:
-            result = self.run(work)
-        except BaseException as error:  # noqa: BLE001 - raised by the caller
-            self.fail(error)
-        else:
-            self.ticket.set_result(result)
-
-    def fail(self, error: BaseException) -> None:
-        """Give the caller this error."""
-        # The frames of our own errors hold the states of the model.
-        self.ticket.set_exception(error.with_traceback(None) if isinstance(error, SemGradGuardError) else error)
-
+from semgrad_guard.errors import AnswerInterruptedError
 
 _CELLS = 1 << 11  # tokens of a batch for each of these rows, padding counted: they bound its memory
 _READ = 256  # tokens of prompts that are read between two steps of the answers that are being written

@@ -7,7 +7,7 @@ from queue import Empty, SimpleQueue
 
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.interruption import SLICE, Stops, current_stop, stopping
-from semgrad_guard.engine.worker.batching import Ticket
+from semgrad_guard.engine.worker.request import Ticket
 from semgrad_guard.errors import AnswerCancelledError
 
 Submit = Callable[[Callable[[str], None]], Ticket[Generation]]

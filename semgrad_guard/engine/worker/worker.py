@@ -22,14 +22,8 @@ from semgrad_guard.engine import model_threads
 from semgrad_guard.engine.interruption import Stop
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.scoring.scorer import Scorer
-from semgrad_guard.engine.worker.batching import (
-    Batcher,
-    Job,
-    Request,
-    RunningRequests,
-    Ticket,
-    WholeRuns,
-)
+from semgrad_guard.engine.worker.batching import Batcher, RunningRequests, WholeRuns
+from semgrad_guard.engine.worker.request import Job, Request, Ticket
 from semgrad_guard.engine.writing_model import WritingModel
 from semgrad_guard.errors import AnswerCancelledError, AnswerInterruptedError
 

@@ -13,6 +13,7 @@ import re
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, cast
 
 from semgrad_guard.errors import DataFileError
@@ -208,6 +209,7 @@ class _Reading:
         return DataFileError(f"{self._found.place} {fault}.")
 
 
+@lru_cache(maxsize=4096)  # every record of a file has the same names
 def _plain(name: str) -> str:
     """A column's name without what spellings differ in: "Ground Truth", "ground_truth" and "groundTruth" are one."""
     return re.sub(r"[\W_]", "", name).lower()
