@@ -13,6 +13,7 @@ from semgrad_guard.cli.command import add
 from semgrad_guard.cli.decisions import decisions
 from semgrad_guard.cli.demo import demo
 from semgrad_guard.cli.evaluate import evaluate
+from semgrad_guard.cli.feedback import feedback, sample
 from semgrad_guard.cli.fetch import fetch
 from semgrad_guard.cli.help import (
     ASK,
@@ -21,10 +22,12 @@ from semgrad_guard.cli.help import (
     DEMO,
     EVALUATE,
     EXIT_CODES,
+    FEEDBACK,
     FETCH,
     PLAN,
     PROBE,
     PROGRAM,
+    SAMPLE,
     SCORE,
     SERVE,
 )
@@ -68,6 +71,8 @@ for _command, _epilog, _continues in (
     (probe, PROBE, True),
     (serve, SERVE, False),
     (decisions, DECISIONS, False),
+    (sample, SAMPLE, False),
+    (feedback, FEEDBACK, False),
     (fetch, FETCH, False),
     (demo, DEMO, False),
 ):

@@ -133,6 +133,24 @@ semgrad-guard decisions --since 30d --csv > decisions.csv
 0 done, 1 error, 2 wrong usage
 """.strip()
 
+SAMPLE = """
+[bold]Examples[/]
+semgrad-guard sample --output sheet.csv
+semgrad-guard sample --size 100 --since 30d --output sheet.csv
+
+[bold]Exit codes[/]
+0 done, 1 error, 2 wrong usage
+""".strip()
+
+FEEDBACK = """
+[bold]Examples[/]
+semgrad-guard feedback sheet.csv
+semgrad-guard feedback complaints.csv --sampling user
+
+[bold]Exit codes[/]
+0 done, 1 error, 2 wrong usage, 5 some rows could not be taken
+""".strip()
+
 PLAN = """
 [bold]Examples[/]
 semgrad-guard plan --error 0.2 --auroc 0.8

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import secrets
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -46,6 +47,7 @@ decisions = sa.Table(
     *(sa.Column(name, sa.Double) for name in ("seconds", "scoring_ms")),
     sa.Column("escalated_to", sa.Text),
     *(sa.Column(name, sa.Text) for name in ("question", "delivered")),
+    *(sa.Column(name, sa.Double) for name in ("alpha", "delta", "drawn")),
 )
 feedback = sa.Table(
     "semgrad_guard_feedback",
@@ -59,10 +61,23 @@ feedback = sa.Table(
 )
 schema = sa.Table("semgrad_guard_schema", sa.MetaData(), sa.Column("version", sa.Integer, primary_key=True))
 
-_LONGEST_REASON = 300
+_PROMISED = sa.and_(decisions.c.promised, decisions.c.action == "answer", decisions.c.escalated_to.is_(None))
+"""The answers that the promise of a decision's own calibration is about."""
 
-MIGRATIONS: tuple[Callable[[sa.Connection], None], ...] = (metadata.create_all,)
-"""The step from each version of the tables to the next; the first makes the tables."""
+_LONGEST_REASON = 300
+_AT_ONCE = 500
+
+
+def _add_columns(connection: sa.Connection) -> None:
+    """Version 2: the promise that a decision was made under, and when the decision was drawn to be graded."""
+    there = {column["name"] for column in sa.inspect(connection).get_columns(decisions.name)}
+    for name in {"alpha", "delta", "drawn"} - there:
+        kind = decisions.c[name].type.compile(connection.dialect)
+        connection.execute(sa.text(f"ALTER TABLE {decisions.name} ADD COLUMN {name} {kind}"))
+
+
+MIGRATIONS: tuple[Callable[[sa.Connection], None], ...] = (metadata.create_all, _add_columns)
+"""The step from each version of the tables to the next; the first makes the tables, with every column of today."""
 
 _KINDS: Mapping[sa.Table, type[Decision] | type[Feedback]] = {decisions: Decision, feedback: Feedback}
 
@@ -193,22 +208,49 @@ class Database:
                 place = sa.tuple_(decisions.c.at, decisions.c.id)
                 query = query.where(place < sa.tuple_(sa.literal(last), sa.literal(before)))
             rows = connection.execute(query if limit is None else query.limit(limit)).mappings().all()
-            ids = [row["id"] for row in rows]
-            for start in range(0, len(ids), 500):  # databases limit the parameters of a query
-                some = feedback.c.decision_id.in_(ids[start : start + 500])
+            for some in _some_of([row["id"] for row in rows], feedback.c.decision_id):
                 for row in connection.execute(sa.select(feedback).where(some).order_by(feedback.c.at)).mappings():
                     graded[row["decision_id"]] = _entry(Feedback, row)
         return [(_entry(Decision, row), graded.get(row["id"])) for row in rows]
 
-    def has(self, decision_id: str) -> bool:
-        """Whether there is a decision of this id.
+    def find(self, decision_id: str) -> tuple[Decision, Feedback | None] | None:
+        """The decision of this id, with the latest feedback on it; None where there is none.
 
         Raises:
             DecisionLogError: the database cannot be reached.
         """
         with self._transaction() as connection:
-            query = sa.select(decisions.c.id).where(decisions.c.id == decision_id)
-            return connection.execute(query).first() is not None
+            row = connection.execute(sa.select(decisions).where(decisions.c.id == decision_id)).mappings().first()
+            mine = sa.select(feedback).where(feedback.c.decision_id == decision_id).order_by(feedback.c.at.desc())
+            latest = connection.execute(mine.limit(1)).mappings().first()
+        return None if row is None else (_entry(Decision, row), None if latest is None else _entry(Feedback, latest))
+
+    def draw(self, size: int, *, since: datetime) -> list[Decision]:
+        """Draw promised answers at random to be graded: so many, from those that were never drawn, or all of them.
+
+        Raises:
+            DecisionLogError: the database cannot be reached.
+        """
+        fresh = sa.and_(_PROMISED, decisions.c.drawn.is_(None), decisions.c.at >= since.timestamp())
+        with self._transaction() as connection:
+            ids = list(connection.execute(sa.select(decisions.c.id).where(fresh)).scalars())
+            drawn = secrets.SystemRandom().sample(ids, min(size, len(ids)))
+            found: list[Decision] = []
+            for some in _some_of(drawn):
+                found += [
+                    _entry(Decision, row) for row in connection.execute(sa.select(decisions).where(some)).mappings()
+                ]
+        return found
+
+    def mark_drawn(self, ids: Sequence[str]) -> None:
+        """Mark decisions as drawn, so that feedback on them counts as random, and none is drawn twice.
+
+        Raises:
+            DecisionLogError: the database cannot be reached.
+        """
+        with self._transaction() as connection:
+            for some in _some_of(ids):
+                connection.execute(sa.update(decisions).where(some).values(drawn=datetime.now(UTC).timestamp()))
 
     def forget(self, before: datetime) -> int:
         """Delete decisions before a time, and feedback on them; how many decisions there were.
@@ -292,6 +334,11 @@ def log_address(given: str | None) -> str | Path:
     return state_folder(otherwise="Name a file: --log decisions.db") / "decisions.db"
 
 
+def _some_of(ids: Sequence[str], column: sa.Column[Any] = decisions.c.id) -> Iterator[sa.ColumnElement[bool]]:
+    """Conditions that together select these ids: databases limit the parameters of a query."""
+    return (column.in_(ids[start : start + _AT_ONCE]) for start in range(0, len(ids), _AT_ONCE))
+
+
 def _as_url(url: str | Path) -> sa.URL:
     if isinstance(url, str) and "://" in url:
         try:
@@ -343,8 +390,10 @@ def _set_up_sqlite(settings: Sequence[str], connection: Any, _: object) -> None:
 
 
 def _row(entry: Entry) -> dict[str, Any]:
-    return {**entry.model_dump(exclude={"kind"}), "at": entry.at.timestamp()}
+    moments = {name: value.timestamp() for name, value in entry if isinstance(value, datetime)}
+    return {**entry.model_dump(exclude={"kind", "note"}), **moments}
 
 
 def _entry(kind: type[E], row: Mapping[Any, Any]) -> E:
-    return kind.model_validate({**row, "at": datetime.fromtimestamp(row["at"], UTC)})
+    moments = {name: datetime.fromtimestamp(row[name], UTC) for name in ("at", "drawn") if row.get(name) is not None}
+    return kind.model_validate({**row, **moments})

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Collection
 from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from semgrad_guard.decision_log.database import Database
+from semgrad_guard.decision_log.database import Database, log_address
 from semgrad_guard.decision_log.entries import Decision, Entry, Facts, Feedback, Sampling
 from semgrad_guard.errors import DecisionLogError, InputError
-from semgrad_guard.files import reason, take_back
+from semgrad_guard.files import reason, state_folder, take_back
 from semgrad_guard.records import Verdict
 
 logger = logging.getLogger("semgrad_guard.decision_log")
@@ -96,21 +97,38 @@ class DecisionLog:
         return entry.id
 
     def feedback(
-        self, decision_id: str, *, right: bool, sampling: Sampling = "user", grader: str | None = None
+        self,
+        decision_id: str,
+        *,
+        right: bool,
+        sampling: Sampling | None = None,
+        grader: str | None = None,
+        current: Collection[str] = (),
     ) -> Feedback:
-        """Write whether a delivered answer was right, and why it was graded.
+        """Write whether a delivered answer was right.
+
+        Args:
+            decision_id: the answer's decision.
+            right: whether it was right.
+            sampling: why it was graded; by default "random" where this log has drawn it (`Database.draw`), or else
+                "user". Only answers that were graded because they were drawn at random count for a claim.
+            grader: the name of the person or the program.
+            current: the ids of the calibrations that decide now; the note tells where the decision is another's.
 
         Raises:
             InputError: there is no such decision.
             DecisionLogError: the decision cannot be looked up, or the feedback cannot be written.
         """
         # The journal first: entries go from there to the database.
-        waits = self._store is self._journal and self._journal.has(decision_id)
-        if not waits and not self.database.has(decision_id):
+        waits = self._journal.find(decision_id) if self._store is self._journal else None
+        found = self.database.find(decision_id) if waits is None else waits
+        if found is None:
             raise InputError("there is no decision of this id in the log")
-        entry = Feedback.of(decision_id, right=right, sampling=sampling, grader=grader)
+        decision, earlier = found
+        way: Sampling = sampling or ("user" if decision.drawn is None else "random")
+        entry = Feedback.of(decision_id, right=right, sampling=way, grader=grader)
         self._put(entry)
-        return entry
+        return entry.model_copy(update={"note": _note(decision, entry, earlier, current)})
 
     def flush(self, *, timeout: float = 10.0) -> bool:
         """Bring the journal's entries into the database; whether that was done in time."""
@@ -232,6 +250,39 @@ class DecisionLog:
             self._pending = self._journal.count()
             if self._is_sqlite and not self._pending:
                 self._store = self.database
+
+
+def open_log(
+    given: str | None, *, journal: Path | None = None, text: bool = False, keep: timedelta | None = None
+) -> DecisionLog:
+    """The log at a file or a URL, or else at the address of the environment, or in the default file.
+
+    Raises:
+        InputError, DecisionLogError, MissingExtraError: see `DecisionLog`.
+    """
+    address = log_address(given)
+    if isinstance(address, Path):
+        address.parent.mkdir(parents=True, exist_ok=True)
+    elif journal is None and not address.startswith("sqlite"):
+        journal = state_folder(otherwise="Name a folder: --journal FOLDER") / "journal"
+    return DecisionLog(address, journal=journal, text=text, keep=keep)
+
+
+def _note(decision: Decision, entry: Feedback, earlier: Feedback | None, current: Collection[str]) -> str | None:
+    """What new feedback does not count for, and how it differs from earlier feedback; None where all is as usual."""
+    parts: list[str] = []
+    if earlier is not None:
+        before = f"the answer was graded {'right' if earlier.right else 'wrong'} before ({earlier.sampling})"
+        same = earlier.right == entry.right
+        parts.append(f"{before}: {'it counts once' if same else 'both grades are kept, and the latest counts'}")
+    mine = decision.calibration_id
+    if mine is None or not decision.is_promised:
+        parts.append("the answer was not promised, so it tells nothing about a promise")
+    elif entry.sampling != "random":
+        parts.append(f"it was not drawn at random ({entry.sampling}), so it does not count for the promise")
+    elif current and mine not in current:
+        parts.append(f"it counts for the promise of calibration {mine}, which decides no longer")
+    return "; ".join(parts) or None
 
 
 def _journal_file(folder: Path | None, log: Path | None) -> Path:

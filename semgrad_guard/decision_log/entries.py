@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict
 
@@ -20,12 +21,14 @@ class Facts:
     """Facts about a decision that its verdict does not have.
 
     `request_id` names the request, `served` is the name of the model in the request. Only a log that keeps text has the
-    `question`.
+    `question`. `alpha` and `delta` are those of the calibration.
     """
 
     request_id: str | None = None
     served: str | None = None
     question: str | None = None
+    alpha: float | None = None
+    delta: float | None = None
 
 
 class DecisionSink(Protocol):
@@ -39,12 +42,28 @@ class DecisionSink(Protocol):
         ...
 
 
+@runtime_checkable
+class FeedbackLog(DecisionSink, Protocol):
+    """A log that also takes feedback on its decisions."""
+
+    def feedback(
+        self,
+        decision_id: str,
+        *,
+        right: bool,
+        sampling: Sampling | None = None,
+        grader: str | None = None,
+        current: Collection[str] = (),
+    ) -> Feedback: ...
+
+
 class Decision(BaseModel):
     """One decision. `at` is UTC, `seconds` is the time from the call to the decision. Without `enforced`, `action` is
     advice, and `delivery` is what happened to the answer.
 
     `delivered` and `question` are texts, which only a log that keeps text has; `delivered` is the text that was sent,
-    never a withheld draft. `tokens` counts the scored tokens of a delivered answer.
+    never a withheld draft. `tokens` counts the scored tokens of a delivered answer. `alpha` and `delta` are the promise
+    of the calibration; `drawn` is when the decision was drawn at random to be graded.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
@@ -72,11 +91,19 @@ class Decision(BaseModel):
     escalated_to: str | None = None
     question: str | None = None
     delivered: str | None = None
+    alpha: float | None = None
+    delta: float | None = None
+    drawn: AwareDatetime | None = None
 
     @property
     def delivery(self) -> Action:
         """What happened to the answer."""
         return delivery_of(self.action, enforced=self.enforced)
+
+    @property
+    def is_promised(self) -> bool:
+        """Whether the promise of its calibration is about it: its own answer was delivered by the threshold."""
+        return self.promised and self.action == "answer" and self.escalated_to is None
 
     @property
     def shows_draft(self) -> bool:
@@ -114,11 +141,17 @@ class Decision(BaseModel):
             escalated_to=None if verdict.escalated is None else verdict.escalated.model,
             question=_writable(facts.question) if text else None,
             delivered=_writable(verdict.text) if text else None,
+            alpha=facts.alpha,
+            delta=facts.delta,
         )
 
 
 class Feedback(BaseModel):
-    """Whether a delivered answer was right, and why it was graded. The latest feedback counts."""
+    """Whether a delivered answer was right, and why it was graded. The latest feedback counts.
+
+    `note` tells in words what the feedback does not count for, and how it differs from earlier feedback. The log does
+    not keep it.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -129,6 +162,7 @@ class Feedback(BaseModel):
     right: bool
     sampling: Sampling
     grader: str | None = None
+    note: str | None = None
 
     @classmethod
     def of(cls, decision_id: str, *, right: bool, sampling: Sampling, grader: str | None = None) -> Feedback:

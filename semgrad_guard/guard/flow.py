@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, cast
 
 from semgrad_guard.calibration.prompt_shape import PromptForm
+from semgrad_guard.decision_log.entries import Facts
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
 from semgrad_guard.errors import AnswerFailedError, DeadlineExceededError, InputError, LowConfidenceError, UpstreamError
 from semgrad_guard.guard.policy import Deliver, Escalate, Raise, Settlement, Terms, decide, settle
@@ -237,7 +238,9 @@ def _refused(verdict: Verdict, terms: Terms, *, advice: str = "") -> LowConfiden
 def _recorded(outcome: Outcome[A], terms: Terms) -> Outcome[A]:
     """The outcome, its decision logged and notified."""
     if terms.log is not None:
-        decision_id = terms.log.write(outcome.verdict, seconds=current_stop().elapsed)
+        calibration = terms.policy.calibration
+        facts = None if calibration is None else Facts(alpha=calibration.alpha, delta=calibration.delta)
+        decision_id = terms.log.write(outcome.verdict, seconds=current_stop().elapsed, facts=facts)
         outcome = replace(outcome, verdict=outcome.verdict.model_copy(update={"decision_id": decision_id}))
     if terms.notify is not None:
         terms.notify(outcome.verdict)

@@ -210,7 +210,7 @@ class Routes:
     async def feedback(self, request: Request) -> Mapping[str, Any]:
         """Whether a delivered answer was right."""
         body = await self._read(request, FeedbackRequest)
-        return await asyncio.to_thread(decisions.feedback, self._log, body)
+        return await asyncio.to_thread(decisions.feedback, self._log, body, current=self._service.calibrations)
 
     async def guardrail(self, request: Request) -> Mapping[str, Any]:
         """LiteLLM's generic guardrail API: whether a gateway may let an answer through."""

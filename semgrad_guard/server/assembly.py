@@ -9,21 +9,18 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from fastapi import FastAPI
 
 from semgrad_guard.calibration import DriftMonitor
-from semgrad_guard.decision_log.database import log_address
-from semgrad_guard.decision_log.decision_log import DecisionLog
+from semgrad_guard.decision_log.decision_log import open_log
 from semgrad_guard.declared import values_of
 from semgrad_guard.engine import model_threads
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.replay.batch import Memory
 from semgrad_guard.errors import InputError
-from semgrad_guard.files import state_folder
 from semgrad_guard.guard import Answerer, Policy, Terms, withholds
 from semgrad_guard.guard.policy import lets_every_score_through
 from semgrad_guard.loading import ModelSource, load_estimator, load_policy, pocket_policy
@@ -89,7 +86,11 @@ def assemble(
     maker = _Maker(settings, load, queue)
     unguarded = None if maker.upstream is None else Unguarded(maker.upstream, frozenset(settings.allow_unguarded))
     models = _aside(lambda: [maker.served(name) for name in settings.names])
-    service = Service(models, log=None if settings.no_log else _open_log(settings), evaluations=_evaluations())
+    log = None
+    if not settings.no_log:
+        keep = None if settings.keep_log is None else timedelta(days=settings.keep_log)
+        log = open_log(settings.log, journal=settings.journal, text=settings.log_text, keep=keep)
+    service = Service(models, log=log, evaluations=_evaluations())
     limits = Limits(body_bytes=settings.max_body, connections=settings.connections)
     return Server(make_app(service, keys=keys, limits=limits, hosts=hosts, unguarded=unguarded), service)
 
@@ -220,13 +221,3 @@ def _evaluations() -> EvaluationLog | None:
     from semgrad_guard.adapters.telemetry import EvaluationLog
 
     return EvaluationLog("semgrad_guard.server")
-
-
-def _open_log(settings: ServerSettings) -> DecisionLog:
-    address, journal = log_address(settings.log), settings.journal
-    if isinstance(address, Path):
-        address.parent.mkdir(parents=True, exist_ok=True)
-    elif journal is None and not address.startswith("sqlite"):
-        journal = state_folder(otherwise="Name a folder: --journal FOLDER") / "journal"
-    keep = None if settings.keep_log is None else timedelta(days=settings.keep_log)
-    return DecisionLog(address, journal=journal, text=settings.log_text, keep=keep)

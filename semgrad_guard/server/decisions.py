@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from semgrad_guard.decision_log.summary import Summary, by_day, parse_since
@@ -17,15 +18,21 @@ SUMMARIZED = 50_000
 """How many decisions a summary reads at most, the latest."""
 
 
-def feedback(log: DecisionLog, request: FeedbackRequest) -> dict[str, Any]:
-    """Log whether a delivered answer was right.
+def feedback(log: DecisionLog, request: FeedbackRequest, *, current: Collection[str]) -> dict[str, Any]:
+    """Log whether a delivered answer was right; `current` are the calibrations that decide.
 
     Raises:
         HttpError: the decision is unknown.
         DecisionLogError: it cannot be written.
     """
     try:
-        entry = log.feedback(request.decision_id, right=request.right, sampling=request.sampling, grader=request.grader)
+        entry = log.feedback(
+            request.decision_id,
+            right=request.right,
+            sampling=request.sampling,
+            grader=request.grader,
+            current=current,
+        )
     except InputError as error:
         raise HttpError(404, "decision_not_found", str(error), param="decision_id") from error
     return {"object": "feedback", **entry.model_dump(mode="json", exclude={"kind"})}
@@ -71,7 +78,9 @@ def summary(log: DecisionLog, request: SummaryRequest) -> dict[str, Any]:
 
 
 def _listed(decision: Decision, feedback: Feedback | None) -> dict[str, Any]:
-    shown = None if feedback is None else feedback.model_dump(mode="json", exclude={"kind", "id", "decision_id"})
+    shown = (
+        None if feedback is None else feedback.model_dump(mode="json", exclude={"kind", "id", "decision_id", "note"})
+    )
     decision = decision if decision.shows_draft else decision.without_score()
     row = decision.model_dump(mode="json", exclude={"kind"})
     return {"object": "decision", **row, "delivery": decision.delivery, "feedback": shown}

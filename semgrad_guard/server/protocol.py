@@ -270,11 +270,11 @@ class ScoreRequest(_Sent):
 
 
 class FeedbackRequest(_Sent):
-    """The body of POST /v1/feedback: whether a delivered answer was right."""
+    """The body of POST /v1/feedback: whether a delivered answer was right; `sampling` as for `DecisionLog.feedback`."""
 
     decision_id: StrictStr = Field(min_length=1, max_length=64)
     right: StrictBool
-    sampling: Sampling = "user"
+    sampling: Sampling | None = None
     grader: StrictStr | None = Field(default=None, max_length=128)
 
 

@@ -165,6 +165,12 @@ class Service:
             if (monitor := served.terms.monitor) is not None:
                 self.metrics.watch_drift(served.name, lambda monitor=monitor: monitor.report().alarm)
 
+    @property
+    def calibrations(self) -> frozenset[str]:
+        """The ids of the calibrations that decide."""
+        found = (served.terms.policy.calibration_id for served in self.models.values())
+        return frozenset(calibration_id for calibration_id in found if calibration_id is not None)
+
     def terms(self, served: ServedModel, facts: Facts) -> Terms:
         """The operator's terms for one request, whose decisions are counted, emitted and logged."""
         log = None if self.log is None else _Described(self.log, facts)
@@ -361,7 +367,8 @@ class _Described:
     facts: Facts
 
     def write(self, verdict: Verdict, *, seconds: float | None = None, facts: Facts | None = None) -> str | None:
-        return self.log.write(verdict, seconds=seconds, facts=self.facts if facts is None else facts)
+        promise = {} if facts is None else {"alpha": facts.alpha, "delta": facts.delta}
+        return self.log.write(verdict, seconds=seconds, facts=replace(self.facts, **promise))
 
 
 class _Counting:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from semgrad_guard import Verdict
 
 pytest.importorskip("psycopg", reason="psycopg is not installed")
 pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
+
+import sqlalchemy as sa
 
 from semgrad_guard.decision_log.decision_log import DecisionLog
 from semgrad_guard.decision_log.entries import Facts
@@ -41,8 +44,19 @@ def test_it_goes_away_and_comes_back(postgres: Postgres, tmp_path: Path) -> None
         assert feedback is not None
         assert feedback.right
         assert [decision.id for decision, _ in log.database.decisions(before=str(ids[4]), limit=2)] == [ids[3], ids[2]]
+        with log.database._engine.begin() as connection:  # as an older version has left it
+            for name in ("alpha", "delta", "drawn"):
+                connection.execute(sa.text(f"alter table semgrad_guard_decisions drop column {name}"))
+            connection.execute(sa.text("delete from semgrad_guard_schema where version = 2"))
     with DecisionLog(postgres.url, journal=tmp_path / "journal") as log:  # the tables are there already
         assert len(log.database.decisions()) == 6
+        changes = {"promised": True, "calibration_id": "c1"}
+        promised = log.write(VERDICT.model_copy(update=changes), facts=Facts(alpha=0.1, delta=0.2))
+        assert log.flush(timeout=LIMIT)
+        (drawn,) = log.database.draw(5, since=datetime.now(UTC) - timedelta(days=1))
+        assert (drawn.id, drawn.alpha, drawn.delta) == (promised, 0.1, 0.2)
+        log.database.mark_drawn([drawn.id])
+        assert log.feedback(drawn.id, right=True).sampling == "random"
 
 
 def test_a_killed_process_leaves_its_decisions_to_the_next(postgres: Postgres, tmp_path: Path) -> None:

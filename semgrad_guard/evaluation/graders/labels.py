@@ -133,6 +133,22 @@ def read_sheet(path: Path, answers: Sequence[Labelled], *, others: Collection[st
     return [labels.get(answer.key) for answer in answers]
 
 
+def read_grades(path: Path) -> tuple[list[tuple[str, bool]], list[str]]:
+    """The key and the grade of every row that has one, and the faults of rows with another word in `correct`.
+
+    Raises:
+        DataFileError: the file cannot be read, or is not a table.
+        GradingError: it is not a sheet: a column is missing.
+    """
+    words = [(row, row.cells["correct"].strip()) for row in open_sheet(path)[1]]
+    grades = [(_key(row), grade) for row, word in words if (grade := _read(word)) is not None]
+    return grades, [_other_word(row, word) for row, word in words if word and _read(word) is None]
+
+
+def _other_word(row: Row, word: str) -> str:
+    return f"row {row.number} has {word!r} under correct; write TRUE or FALSE, yes or no, 1 or 0"
+
+
 def _key(row: Row) -> str:
     return row.cells.get("key", "").strip()
 
@@ -147,7 +163,7 @@ def _take(row: Row, known: Mapping[str, Labelled], labels: dict[str, bool | None
         return f"row {row.number} holds another answer than this run gave, so its label is for that one"
     label = _read(word)
     if word and label is None:
-        return f"row {row.number} has {word!r} under correct; write TRUE or FALSE, yes or no, 1 or 0"
+        return _other_word(row, word)
     earlier = labels.get(key)
     if None not in (earlier, label) and earlier is not label:
         return f"row {row.number} contradicts an earlier row of the same key"

@@ -60,7 +60,9 @@ function graded(decision) {
     const button = element("button", { type: "button", className: "plain", textContent: label, ariaLabel: `${label}: ${decision.id}` });
     button.addEventListener("click", async () => {
       try {
-        show(await withKey(() => json("/v1/feedback", { decision_id: decision.id, right, sampling: $("#sampling").value })));
+        const given = await withKey(() => json("/v1/feedback", { decision_id: decision.id, right, sampling: $("#sampling").value || null }));
+        show(given);
+        say(given.note ? `Kept: ${given.note}.` : "Kept: it counts for the promise.");
         await days();
       } catch (error) { say(error.message, true); }
     });

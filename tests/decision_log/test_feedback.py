@@ -1,0 +1,98 @@
+"""Grades of delivered answers: drawn at random or not, twice, contradicting, of answers that are not there."""
+
+from __future__ import annotations
+
+import sqlite3
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semgrad_guard import GenerationOptions, Guard, LanguageModel, Policy, calibrate
+from semgrad_guard.errors import InputError
+
+pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
+
+from semgrad_guard.decision_log.decision_log import DecisionLog
+from semgrad_guard.decision_log.entries import Facts
+
+from .test_decision_log import verdict
+
+PROMISED = {"promised": True, "calibration_id": "c1", "threshold": 1.0}
+DAY = timedelta(days=1)
+
+
+def written(log: DecisionLog, count: int, **changes: Any) -> list[str]:
+    facts = Facts(alpha=0.1, delta=0.1, request_id="r")
+    return [str(log.write(verdict(**{**PROMISED, **changes}), facts=facts)) for _ in range(count)]
+
+
+def test_the_way_of_sampling_is_the_logs_own_where_it_has_drawn(tmp_path: Path) -> None:
+    with DecisionLog(tmp_path / "log.db") as log:
+        ids = written(log, 30)
+        others = written(log, 3, promised=False) + written(log, 3, action="abstain")
+        drawn = log.database.draw(10, since=datetime.now(UTC) - DAY)
+        assert len({one.id for one in drawn}) == 10
+        assert {one.id for one in drawn} < set(ids)
+        log.database.mark_drawn([one.id for one in drawn])
+        again = log.database.draw(100, since=datetime.now(UTC) - DAY)
+        assert {one.id for one in again} == set(ids) - {one.id for one in drawn}
+        assert log.database.draw(5, since=datetime.now(UTC) + DAY) == []
+        chosen = log.feedback(drawn[0].id, right=True)
+        assert (chosen.sampling, chosen.note) == ("random", None)
+        complaint = log.feedback(again[0].id, right=False)
+        assert complaint.sampling == "user"
+        assert "not drawn at random (user)" in str(complaint.note)
+        assert "was not promised" in str(log.feedback(others[0], right=True, sampling="random").note)
+        assert "was not promised" in str(log.feedback(others[-1], right=True, sampling="random").note)
+
+
+@pytest.mark.parametrize(
+    ("second", "says"), [(True, "graded right before (random): it counts once"), (False, "the latest counts")]
+)
+def test_a_second_grade_is_kept_and_named(tmp_path: Path, second: bool, says: str) -> None:
+    with DecisionLog(tmp_path / "log.db") as log:
+        (one,) = written(log, 1)
+        log.feedback(one, right=True, sampling="random")
+        entry = log.feedback(one, right=second, sampling="random")
+        assert says in str(entry.note)
+        assert log.database.count() == 3
+        ((_, latest),) = log.database.decisions()
+        assert latest is not None
+        assert (latest.right, latest.note) == (second, None)
+
+
+def test_a_guard_takes_feedback(tmp_path: Path, language_model: LanguageModel) -> None:
+    options = GenerationOptions(max_tokens=4)
+    calibration = calibrate([float(i) for i in range(60)], [True] * 60, alpha=0.2, delta=0.1)
+    with DecisionLog(tmp_path / "log.db") as log:
+        guard = Guard(language_model, Policy.from_calibration(calibration), options=options, log=log)
+        verdict = guard("question")
+        entry = guard.feedback(str(verdict.decision_id), False, grader="me")
+        assert (entry.right, entry.sampling, entry.grader) == (False, "user", "me")
+        ((decision, _),) = log.database.decisions()
+        assert (decision.alpha, decision.delta) == (0.2, 0.1)
+        (other,) = written(log, 1)
+        assert "calibration c1, which decides no longer" in str(guard.feedback(other, True, sampling="random").note)
+        with pytest.raises(InputError, match="no decision"):
+            guard.feedback("dec_nothing", True)
+    with pytest.raises(InputError, match="this guard has none"):
+        Guard(language_model, Policy(threshold=1.0), options=options).feedback("dec_x", True)
+
+
+def test_a_log_of_an_older_version_is_opened(tmp_path: Path) -> None:
+    """Its rows stay, and have no promise; what an older server still writes is taken, too."""
+    path = tmp_path / "log.db"
+    with DecisionLog(path) as log:
+        (old,) = written(log, 1)
+    with sqlite3.connect(path) as connection:
+        for name in ("alpha", "delta", "drawn"):
+            connection.execute(f"alter table semgrad_guard_decisions drop column {name}")
+        connection.execute("delete from semgrad_guard_schema where version = 2")
+    connection.close()
+    with DecisionLog(path) as log:
+        (new,) = written(log, 1)
+        found = {decision.id: decision for decision, _ in log.database.decisions()}
+        assert (found[old].alpha, found[new].alpha) == (None, 0.1)
+        assert log.feedback(old, right=True, sampling="random").note is None
