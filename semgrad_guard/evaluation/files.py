@@ -1,6 +1,7 @@
 """A command's files: inputs that stay as they are, outputs that are refused before any work and never half-written.
 
-CSV is as spreadsheet programs write and read it: byte order marks, semicolons, CRLF, cells with line breaks.
+CSV is as spreadsheet programs write and read it: byte order marks, UTF-16, semicolons, a line `sep=;`, CRLF, cells with
+line breaks.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import csv
 import errno
 import io
 import os
+import re
 import stat
 import sys
 import tempfile
@@ -45,11 +47,29 @@ def called(path: Path) -> str:
 
 
 def read_data(path: Path) -> bytes:
-    """The bytes of a file of data, or of standard input for `-`.
+    """The bytes of a file of data, or of standard input for `-`; UTF-16 as UTF-8, without a byte order mark.
 
     Raises:
-        DataFileError: it cannot be read, or is a device, which never ends.
+        DataFileError: it cannot be read, is a device, which never ends, or is UTF-16 that breaks off.
     """
+    content = _content(path)
+    if (encoding := _encoding(content)) == "utf-8":
+        return content.removeprefix(codecs.BOM_UTF8)
+    try:
+        return content[2:].decode(encoding).encode()
+    except UnicodeDecodeError as error:
+        raise DataFileError(
+            f"{called(path)} is UTF-16 text with a fault (byte {error.start + 3}); save it as UTF-8."
+        ) from error
+
+
+def _encoding(content: bytes) -> str:
+    """The encoding that the byte order mark tells; UTF-8 without one."""
+    marks = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+    return marks.get(content[:2], "utf-8")
+
+
+def _content(path: Path) -> bytes:
     try:
         if path == STDIN:
             return sys.stdin.buffer.read()
@@ -68,17 +88,16 @@ def read_text(path: Path, *, save_as: str = "UTF-8") -> str:
         save_as: the name of the right encoding in a program that saves such files.
 
     Raises:
-        DataFileError: it cannot be read, or is not UTF-8.
+        DataFileError: it cannot be read, or is neither UTF-8 nor UTF-16.
     """
     content = read_data(path)
-    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise DataFileError(f'{called(path)} is UTF-16 text; save it as "{save_as}".')
     if b"\0" in content:
         raise DataFileError(
-            f'{called(path)} holds null bytes, so it is not text, or it is UTF-16; save it as "{save_as}".'
+            f"{called(path)} holds null bytes, so it is not text, or it is UTF-16 without a byte order mark; save it "
+            f'as "{save_as}".'
         )
     try:
-        return content.removeprefix(codecs.BOM_UTF8).decode("utf-8")
+        return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataFileError(
             f'{called(path)} is not UTF-8 text (byte {error.start + 1}); save it as "{save_as}".'
@@ -251,9 +270,9 @@ def read_table(path: Path) -> tuple[list[str], list[Row]]:
         DataFileError: the file cannot be read, is not UTF-8, its quotes do not match, or two columns have one name.
     """
     text = read_text(path, save_as="CSV UTF-8")
-    delimiter = _delimiter(text.partition("\n")[0])
+    delimiter, first = _delimiter(text)
     try:
-        header, *rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+        header, *rows = csv.reader(io.StringIO(text[first:], newline=""), delimiter=delimiter, strict=True)
     except ValueError:
         raise DataFileError(f"{called(path)} is empty: its first row names the columns.") from None
     except csv.Error as error:
@@ -261,7 +280,7 @@ def read_table(path: Path) -> tuple[list[str], list[Row]]:
     names = [name.strip().lower() for name in header]
     if twice := [name for name in names if name and names.count(name) > 1]:
         raise DataFileError(f"{called(path)} has the column {twice[0]!r} twice, in any case of letters; keep one.")
-    return names, list(_filled(names, rows))
+    return names, list(_filled(names, rows, start=3 if first else 2))
 
 
 def write_table(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> Path:
@@ -282,16 +301,23 @@ def append_rows(path: Path, rows: Sequence[Sequence[str]]) -> Path:
     if not rows:
         return path
     content = path.read_bytes()
-    delimiter = _delimiter(content.removeprefix(codecs.BOM_UTF8).decode("utf-8").partition("\n")[0])
+    encoding = _encoding(content)
+    text = content.decode(encoding).removeprefix("\ufeff")
     written = io.StringIO(newline="")
-    csv.writer(written, delimiter=delimiter).writerows([_harmless(cell) for cell in row] for row in rows)
-    end = b"" if content.endswith((b"\n", b"\r")) else b"\r\n"
-    return atomic_write(path, content + end + written.getvalue().encode())
+    csv.writer(written, delimiter=_delimiter(text)[0]).writerows([_harmless(cell) for cell in row] for row in rows)
+    end = "" if text.endswith(("\n", "\r")) else "\r\n"
+    return atomic_write(path, content + (end + written.getvalue()).encode(encoding))
 
 
-def _delimiter(first: str) -> str:
-    """The separator of the columns: the sign that makes most of them in the first line."""
-    return max(_DELIMITERS, key=lambda candidate: sum(len(row) for row in csv.reader([first], delimiter=candidate)))
+def _delimiter(text: str) -> tuple[str, int]:
+    """The separator of the columns, and where the header begins: that of Excel's line `sep=;` before it, else the sign
+    that makes most columns of the first line.
+    """
+    if told := re.match(r'"?sep=(.)"?\r?\n', text, re.IGNORECASE):
+        return told[1], told.end()
+    first = text.partition("\n")[0]
+    rows = {sign: csv.reader([first], delimiter=sign) for sign in _DELIMITERS}
+    return max(_DELIMITERS, key=lambda sign: sum(map(len, rows[sign]))), 0
 
 
 def _harmless(cell: str) -> str:
@@ -299,8 +325,8 @@ def _harmless(cell: str) -> str:
     return f"'{cell}" if cell.startswith(_FORMULA) else cell
 
 
-def _filled(names: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[Row]:
-    for number, row in enumerate(rows, start=2):
+def _filled(names: Sequence[str], rows: Iterable[Sequence[str]], *, start: int) -> Iterator[Row]:
+    for number, row in enumerate(rows, start=start):
         if any(cell.strip() for cell in row):
             cells = dict(zip(names, row, strict=False))
             yield Row(number, cells, surplus=max(0, len(row) - len(names)))

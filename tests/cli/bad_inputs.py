@@ -60,7 +60,7 @@ def standard_input() -> Iterator[Bad]:
         "a BOM": codecs.BOM_UTF8,
         "Latin-1": "café?".encode("latin-1"),
         "a stray byte": b"What\xff?",
-        "UTF-16": "What?".encode("utf-16"),
+        "UTF-16": "What?".encode("utf-16")[:-1],
         "too long": b"long " * 1000,
     }
     says = {"Latin-1": "stdin is not UTF-8", "a stray byte": "stdin is not UTF-8", "UTF-16": "stdin is UTF-16"}

@@ -43,6 +43,12 @@ def read(folder: Path, content: object, name: str = "q.jsonl", **options: Any) -
         ),
         ({"inputs": {"question": Q}, "outputs": {"answer": "a"}, "id": "7"}, ("a",), None, ()),
         ({"inputs": {"input": Q}, "outputs": {"o": "m"}, "reference_outputs": {"o": "a"}}, ("a",), None, ("response",)),
+        # an experiment of LangSmith as a table, and its runs: there, `outputs` is the model's
+        (
+            {"inputs.question": Q, "outputs.answer": "m", "reference.answer": "a", "feedback.x": 1, "example_id": "7"},
+            *(("a",), None, ("feedback.x", "example_id", "response")),
+        ),
+        ({"inputs.question": Q, "outputs.answer": "a", "dataset_id": "7"}, ("a",), None, ("dataset_id",)),
         ({"inputs": f'{{"question": "{Q}"}}', "outputs": '{"answer": "a"}'}, ("a",), None, ()),
         # SQuAD 1 and 2, TriviaQA, SciQ, MuSiQue
         ({"question": Q, "context": "p", "answers": {"text": ["a", "a"], "answer_start": [1, 2]}}, ("a",), "p", ()),
@@ -134,12 +140,20 @@ def test_the_columns_of_known_data(
         ("excel.csv", f"Question,Ground Truth ,Retrieved-Contexts,Answer\n{Q},a,p,m\n"),
         ("camel.jsonl", {"userInput": Q, "groundTruth": "a", "retrievedContexts": ["p"], "answer": "m"}),
         ("q.csv", f'Question,Ground_Truth,Contexts,answer\n{Q},a,"[\'p\']",m\n'),
+        ("deepeval.csv", f"input,actual_output,expected_output,retrieval_context\n{Q},m,a,p\n"),
         ("q.tsv", f"user_input\treference\tretrieved_contexts\n{Q}\ta\tp\n"),
     ],
 )  # fmt: skip
 def test_files_that_nest_their_records(tmp_path: Path, name: str, content: object) -> None:
     (row,) = read(tmp_path, content, name).rows
     assert (row.question, row.answers, row.context) == (Q, ("a",), "p")
+
+
+def test_passages_that_deepeval_joined(tmp_path: Path) -> None:
+    (row,) = read(tmp_path, f"input,expected_output,context\n{Q},a,p|r\n", "q.csv").rows
+    assert row.context == "p\n\nr"
+    (row,) = read(tmp_path, f"question,answer,context\n{Q},a,p|r\n", "q.csv").rows
+    assert row.context == "p|r"
 
 
 def test_the_answer_beside_a_ground_truth_is_what_is_scored(tmp_path: Path) -> None:
@@ -167,6 +181,11 @@ def test_a_missing_number_of_pandas_is_no_reference(tmp_path: Path) -> None:
     assert ([row.answers for row in found.rows], 'has "nan"' in str(found.problems[0])) == ([("1.5",)], True)
 
 
+def test_a_text_beside_an_instruction_is_no_question(tmp_path: Path) -> None:
+    with pytest.raises(DataFileError, match=r'has no "question": .*--question-field'):
+        read(tmp_path, {"instruction": "Translate.", "input": Q, "answer": "a"})
+
+
 def test_columns_can_be_named(tmp_path: Path) -> None:
     record = {"Frage": Q, "gold": "a", "answer": "m", "support": ["p"], "question": "other"}
     found = read(tmp_path, record, question_field="frage", answers_field="gold", context_field="support")
@@ -184,6 +203,15 @@ def test_columns_can_be_named(tmp_path: Path) -> None:
             {"answers": ["a"], "ground_truth": "b", "answer": "m"},
             'has "answers" and "ground_truth", which are one field',
         ),
+        ({"answer": "a", "query": "Whose?"}, 'has "question" and "query", which are one field; keep one, or name'),
+        (
+            {"answer": "a", "context": "p", "passage": "r"},
+            "which are one field; keep one, or name it (--context-field)",
+        ),
+        ({"answer": "a", "Answer": "b"}, 'has "answer" and "Answer", which are one field'),
+        ({"answer": "a", "response": "m", "actual_output": "n"}, 'has "response" and "actual_output", which are one'),
+        ({"inputs": {}, "outputs": {"answer": "m"}, "run_type": "llm"}, "has no reference answer"),
+        ({"inputs": {}, "outputs": {"answer": "a", "output": "b"}}, 'has a wrong "reference_outputs"'),
         ({"answer": {"value": "<unk>", "aliases": []}}, 'has "<unk>" in "answer"'),
         ({"answer": "a", "context": "nan"}, "has 'nan' in \"context\", where a passage is due"),
         ({"answer": "a", "context": 7}, 'has a wrong "context": it must be text'),

@@ -135,13 +135,6 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
         read_questions(tmp_path)
 
 
-def test_utf16_is_refused_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "wide.jsonl"
-    path.write_text(GOOD, encoding="utf-16")
-    with pytest.raises(DataFileError, match="UTF-16"):
-        read_questions(path)
-
-
 @pytest.mark.parametrize("packed", [zlib.compress(b"{}", wbits=31), b"PK\x03\x04[Content_Types].xml"])
 def test_a_workbook_or_a_compressed_file_is_named(tmp_path: Path, packed: bytes) -> None:
     path = tmp_path / "questions.xlsx"

@@ -147,6 +147,13 @@ def test_a_sheet_without_an_end_of_line_is_extended_on_a_new_line(tmp_path: Path
     assert read_sheet(path, ANSWERS) == [True, None, None, None]
 
 
+def test_a_sheet_in_utf16_is_extended_in_utf16(tmp_path: Path) -> None:
+    path = tmp_path / "labels.csv"
+    path.write_bytes(f"\ufeffsep=;\r\nkey;correct\r\n{ANSWERS[0].key};yes\r\n".encode("utf-16-le"))
+    assert extend_sheet(path, ANSWERS) == 2
+    assert read_sheet(path, ANSWERS) == [True, None, None, None]
+
+
 def test_a_sheet_is_begun_and_asked_to_be_filled_in(tmp_path: Path) -> None:
     path = tmp_path / "labels.csv"
     with pytest.raises(GradingError, match="4 answers and no label yet: fill in the column 'correct'"):

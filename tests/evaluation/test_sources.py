@@ -77,9 +77,30 @@ def test_a_csv_file_in_another_encoding_is_refused(tmp_path: Path) -> None:
     path.write_bytes("question,answers\ncafé,a\n".encode("cp1252"))
     with pytest.raises(DataFileError, match=r'not UTF-8 text \(byte 21\); save it as "CSV UTF-8"'):
         read_questions(path)
-    path.write_text("question,answers\nq,a\n", encoding="utf-16")
-    with pytest.raises(DataFileError, match="UTF-16"):
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("q.csv", "sep=;\r\nQuestion;Answer\r\ncafé?;a,b\r\n"),
+        ("q.txt", 'Question\tAnswer\r\ncafé?\t"a,b"\r\n'),  # Excel's "Unicode text"
+        ("q.jsonl", '{"question": "café?", "answer": "a,b"}\r\n'),
+        ("q.json", '[{"question": "café?", "answer": "a,b"}]'),
+    ],
+)
+def test_utf16_as_windows_writes_it(tmp_path: Path, name: str, text: str, encoding: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(f"\ufeff{text}".encode(encoding))
+    assert read_questions(path).rows == (Question(question="café?", answers=("a,b",)),)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DataFileError, match="UTF-16 text with a fault"):
         read_questions(path)
+
+
+def test_rows_are_numbered_as_the_spreadsheet_does(tmp_path: Path) -> None:
+    found = read_questions(csv(tmp_path, '"sep=;"\nquestion;answers\nq;a\n;b\n'))
+    assert (len(found.rows), "row 4 has an empty" in str(found.problems[0])) == (1, True)
 
 
 def test_a_json_list(tmp_path: Path) -> None:

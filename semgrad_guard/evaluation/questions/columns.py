@@ -12,6 +12,7 @@ import json
 import re
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, cast
@@ -27,8 +28,11 @@ REFERENCES_BESIDE_ANSWERS = (
 )
 """References in tables that hold a model's answers too: next to one of these, `answer` is the model's own."""
 CONTEXT = (
-    *("retrieval_context", "retrieved_contexts", "context", "contexts", "passage", "passages", "reference_contexts"),
+    ("retrieval_context", "retrieved_contexts"),
+    ("context", "contexts", "passage", "passages"),
+    ("reference_contexts",),
 )
+"""The passages that were found come before those that should have been."""
 RESPONSE = ("response", "actual_output")
 KIND = ("kind", "category")
 _OTHERS = ("paraphrases", "id")
@@ -83,18 +87,22 @@ class _Reading:
 
     def __init__(self, record: Record, given: Columns, place: str, cells: bool) -> None:
         self._record, self._given, self._cells = record, given, cells
-        self._names = {_plain(name): name for name in reversed(record)}
+        self._names: dict[str, list[str]] = {}
+        for name in record:
+            self._names.setdefault(_plain(name), []).append(name)
         self._found = Fields(place)
 
     def fields(self) -> Fields:
         """Every field that there is."""
         found = self._found
-        if name := self._column(self._given.question, QUESTION):
+        alpaca = self._present(["instruction"])  # there, `input` is a text that the question is about
+        known = QUESTION if not alpaca else [name for name in QUESTION if name != "input"]
+        if name := self._column(self._given.question, known, "--question-field"):
             self._take("question", name)
         self._read_references()
         self._read_passage()
         for target, names in (("kind", KIND), *((column, (column,)) for column in _OTHERS)):
-            if name := self._agreed(names):
+            if name := self._column(None, names):
                 self._take(target, name, self._listed(self._record[name]) if target == "paraphrases" else ...)
         taken = {found.columns[name] for name in found.columns if name != "response"}
         found.unread = tuple(name for name in self._record if name.strip() and name not in taken)
@@ -106,24 +114,23 @@ class _Reading:
 
     def _present(self, known: Iterable[str]) -> list[str]:
         """The record's own names of these columns, in their order."""
-        return [self._names[_plain(name)] for name in known if _plain(name) in self._names]
+        return [name for plain in dict.fromkeys(map(_plain, known)) for name in self._names.get(plain, ())]
 
-    def _column(self, given: str | None, known: Iterable[str]) -> str | None:
-        """The column of a name that the user gave, or the first of the known ones that is there."""
-        if given is None:
-            return next(iter(self._present(known)), None)
-        name = given if given in self._record else next(iter(self._present([given])), None)
-        if name is None:
+    def _column(self, given: str | None, known: Iterable[str], option: str | None = None) -> str | None:
+        """The column of a name that the user gave, or of the known ones, which must agree where several are there.
+
+        `option` is the user's way to choose one.
+        """
+        if given is not None and given in self._record:
+            return given
+        there = self._present(known if given is None else [given])
+        if given is not None and not there:
             raise self._fault(f'has no "{given}"; {listed(self._record)}')
-        return name
-
-    def _agreed(self, known: Iterable[str]) -> str | None:
-        """The column of a field with several names; two of them with different contents contradict each other."""
-        there = self._present(known)
-        filled = [name for name in there if self._record[name] is not None]
+        filled = [name for name in there if _is_filled(self._record[name]) or self._record[name] == []]
         if any(self._listed(self._record[name]) != self._listed(self._record[filled[0]]) for name in filled[1:]):
             named = " and ".join(json.dumps(name, ensure_ascii=False) for name in filled)
-            raise self._fault(f"has {named}, which are one field; keep one, or name it (--answers-field)")
+            way_out = "" if option is None else f", or name it ({option})"
+            raise self._fault(f"has {named}, which are one field; keep one{way_out}")
         return next(iter(filled or there), None)
 
     def _read_references(self) -> None:
@@ -134,7 +141,7 @@ class _Reading:
         else:
             beside = self._present(REFERENCES_BESIDE_ANSWERS)
             first = [column for column in REFERENCES if column != "answer" or not beside]
-            name = self._agreed((*first, *REFERENCES_BESIDE_ANSWERS))
+            name = self._column(None, (*first, *REFERENCES_BESIDE_ANSWERS), "--answers-field")
         if name is not None:
             self._take("answers", name, self._references(name))
         response = self._column(None, RESPONSE) or (answer if name not in (None, answer) else None)
@@ -177,12 +184,19 @@ class _Reading:
 
     def _read_passage(self) -> None:
         given = self._given.context
-        known = [name for name in self._present(CONTEXT) if _is_filled(self._record[name])]
-        name = next(iter(known if given is None else self._present([given])), given)
+        if given is None:
+            filled = [[name for name in self._present(group) if _is_filled(self._record[name])] for group in CONTEXT]
+            name = next((self._column(None, names, "--context-field") for names in filled if names), None)
+        else:
+            name = next(iter(self._present([given])), given)
         if name is None:
             return
         value = self._record.get(name)
-        found = passages(_literal(value) if isinstance(value, str) else value)
+        if isinstance(value, str):
+            # DeepEval joins the passages of a list in its CSV files
+            joined = self._cells and "|" in value and self._present(("actual_output", "expected_output"))
+            value = value.split("|") if joined else _literal(value)
+        found = passages(value)
         if given is not None and not found:
             raise self._fault(f'has no text in "{name}": it must hold one, or a list of some; {listed(self._record)}')
         if isinstance(value, str) and value.strip().lower() in _PLACEHOLDERS:
@@ -330,20 +344,34 @@ def flat(record: Record) -> Record:
     """The record with the fields of LangSmith's `inputs` and `outputs`, and of Natural Questions, as its own."""
     if "annotations" in record and ("document_text" in record or isinstance(record.get("document"), dict)):
         return _natural_questions(record)
-    inputs, outputs = (_object(record.get(name)) for name in ("inputs", "outputs"))
-    if inputs is None:
+    parts = {name: _part(record, name) for name in ("inputs", "outputs", "reference", "reference_outputs")}
+    inputs, outputs, reference, expected = parts.values()
+    if not isinstance(inputs, dict):
         return record
-    expected = _object(record.get("reference_outputs"))
-    rest = {name: value for name, value in record.items() if name not in ("inputs", "outputs", "reference_outputs")}
-    reference = outputs if expected is None else expected
-    found: Record = {**rest, **inputs}
-    if reference is not None:
-        found["reference_outputs"] = _only(reference)
-    elif "outputs" in record:
-        found["reference_outputs"] = record["outputs"]
-    if expected is not None and outputs is not None:
+    is_part = [name for name in record if name in parts or name.partition(".")[0] in parts]
+    found: Record = {name: value for name, value in record.items() if name not in is_part} | cast("Record", inputs)
+    expected = reference if expected is None else expected
+    if expected is None and not any(name in record for name in _OF_A_RUN):
+        expected, outputs = outputs, None
+    if expected is not None or "reference_outputs" in record:
+        found["reference_outputs"] = _only(expected)
+    if outputs is not None:
         found["response"] = _only(outputs)
     return found
+
+
+_OF_A_RUN = ("run_type", "trace_id", "start_time", "execution_time", "example_id", "reference_example_id")
+"""Fields of LangSmith's runs and results, whose `outputs` are a model's own; those of its examples are references."""
+
+
+def _part(record: Record, name: str) -> Any:
+    """A part of a record: its own field, an object or a text that holds one; or its fields, as name.field."""
+    value = record.get(name)
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        with suppress(ValueError):
+            return json.loads(value)
+    fields = {key.removeprefix(f"{name}."): held for key, held in record.items() if key.startswith(f"{name}.")}
+    return fields or value
 
 
 def _within(entry: Any) -> list[Any]:
@@ -365,21 +393,14 @@ def _within(entry: Any) -> list[Any]:
     ]
 
 
-def _object(value: Any) -> Record | None:
-    """An object, or a text that holds one, as CSV files have it."""
-    if isinstance(value, str) and value.lstrip().startswith("{"):
-        try:
-            value = json.loads(value)
-        except ValueError:
-            return None
-    return cast("Record", value) if isinstance(value, dict) else None
-
-
-def _only(outputs: Record) -> Any:
-    """The answer among a record's outputs: the only one, or the one that is called so."""
-    if len(outputs) == 1:
-        return next(iter(outputs.values()))
-    return next((outputs[name] for name in ("answer", "answers", "output", "expected") if name in outputs), outputs)
+def _only(outputs: Any) -> Any:
+    """The answer among a record's outputs: the only one, or the only one that is called so."""
+    if not isinstance(outputs, dict):
+        return outputs
+    held = cast("Record", outputs)
+    named = [held[name] for name in ("answer", "answers", "output", "expected") if name in held]
+    values = named or list(held.values())
+    return values[0] if len(values) == 1 else {"several": held}  # no text, and refused as such
 
 
 def _natural_questions(record: Record) -> Record:

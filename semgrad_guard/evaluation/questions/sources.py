@@ -6,7 +6,6 @@ as records with a place.
 
 from __future__ import annotations
 
-import codecs
 import itertools
 import json
 from collections.abc import Iterable, Iterator
@@ -81,6 +80,8 @@ def _file(path: Path) -> Iterator[Entry]:
     if path.suffix.lower() == PARQUET:
         return _parquet(path)
     content = _content(path)
+    if path.suffix.lower() == ".txt" and not content.lstrip().startswith((b"{", b"[")):  # Excel's "Unicode text"
+        return _csv(path)
     if path.suffix.lower() == ".json" or path == STDIN:
         document = _parsed(content, called(path), span="of the file")
         if content.lstrip().startswith(b"["):
@@ -138,11 +139,9 @@ def _parquet(path: Path) -> Iterator[Entry]:
 
 def _content(path: Path) -> bytes:
     content = read_data(path)
-    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise DataFileError(f"{called(path)} is UTF-16 text; save it as UTF-8.")
     if content.startswith(_PACKED):
         raise DataFileError(f"{called(path)} is a workbook or compressed; give its text, as CSV (UTF-8) or JSON Lines.")
-    return content.removeprefix(codecs.BOM_UTF8)
+    return content
 
 
 def _json_lines(path: Path, content: bytes) -> Iterator[Entry]:
