@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import copy
 import gc
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import pytest
 import torch
 
-from semgrad_guard import LanguageModel
+from semgrad_guard import GenerationOptions, Guard, LanguageModel, Policy
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.scoring.gradient_scores import gradient_scores
+from semgrad_guard.estimators import Estimator, HybridGrad
+from semgrad_guard.estimators.suite import paper_suite
 from tests.random_llama import byte_tokenizer, random_llama
+from tests.thinking import thinking_model
 
 from .oracle import reference_scores, worst_relative_error
 from .scoring_paths import CASES
 from .tiny_models import build
 
 DEVICE = "cuda"
+BRIEF = GenerationOptions(max_tokens=12)
+LENIENT = Policy(threshold=1e9)
+METHODS = paper_suite(max_tokens=6)
+QUESTIONS = [
+    "What is the capital of France?",
+    "What is the capital of Peru?",
+    "Which language is spoken in the capital of the country that lies west of Germany and Belgium?",
+    "Hello",
+]
 
 pytestmark = [
     pytest.mark.heavy,
@@ -44,6 +58,46 @@ def test_an_answer_is_scored_from_the_states_of_its_generation() -> None:
     prompt = answer.evidence.prompt
     expected = reference_scores(random_llama(), prompt.ids, answer.response_ids, prompt.semantic_token.offset)
     assert worst_relative_error(timed.scores, expected) < 1e-6
+
+
+@cache
+def pocket(device: str) -> LanguageModel:
+    return LanguageModel.from_pretrained("pocket", device_map=device)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+def test_a_method_gives_the_number_of_the_cpu(method: Estimator) -> None:
+    """Up to rounding; samples are drawn by the device's own random numbers, and are others there."""
+    guards = (Guard(pocket(device), LENIENT, estimator=method, options=BRIEF) for device in (DEVICE, "cpu"))
+    found, expected = (guard(QUESTIONS[0]) for guard in guards)
+    assert found.text == expected.text
+    assert (found.uncertainty is None) == (expected.uncertainty is None), found.reason
+    if not hasattr(method, "sampling") and found.uncertainty is not None:
+        assert found.uncertainty == pytest.approx(expected.uncertainty, rel=5e-3, abs=1e-6)
+
+
+def test_concurrent_calls_and_streams_give_the_scores_of_single_calls() -> None:
+    guard = Guard(pocket(DEVICE), LENIENT, estimator=HybridGrad(), options=BRIEF)
+    singly = [guard(question) for question in QUESTIONS]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(guard, QUESTIONS * 4))
+    streams = [guard.stream(question) for question in QUESTIONS]
+    texts = ["".join(stream) for stream in streams]
+    for found in (*(together[i : i + 4] for i in range(0, 16, 4)), [stream.verdict for stream in streams]):
+        assert [verdict.text for verdict in found] == [verdict.text for verdict in singly]
+        for verdict, alone in zip(found, singly, strict=True):
+            assert verdict.uncertainty == pytest.approx(alone.uncertainty, rel=5e-3, abs=1e-6)
+    assert texts == [verdict.text for verdict in singly]
+
+
+def test_a_thought_is_closed_and_its_answer_scored_given_it() -> None:
+    thinker = thinking_model()
+    placed = LanguageModel.from_transformers(copy.deepcopy(thinker._model).to(DEVICE), thinker.tokenizer)
+    for options in (GenerationOptions(max_tokens=60), GenerationOptions(max_tokens=60, max_thinking_tokens=3)):
+        guards = (Guard(model, LENIENT, estimator=HybridGrad(), options=options) for model in (placed, thinker))
+        found, expected = (guard("Capital of France?") for guard in guards)
+        assert (found.text, found.reasoning) == (expected.text, expected.reasoning)
+        assert found.uncertainty == pytest.approx(expected.uncertainty, rel=5e-3, abs=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

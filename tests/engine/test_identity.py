@@ -7,11 +7,13 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+import transformers
 from transformers import PreTrainedTokenizerFast
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
 from semgrad_guard.calibration import calibrate
+from semgrad_guard.engine.replay import own_code
 from semgrad_guard.engine.replay.conduct import weight_fingerprint
 from semgrad_guard.engine.scoring.scorer import scorer_of
 from semgrad_guard.errors import BindingMismatchError
@@ -263,6 +265,17 @@ def test_a_class_that_reads_constants_is_compared(change: str | None, monkeypatc
     assert first == weight_fingerprint(model)
     assert (fingerprint(model) == first) == (change is None)
     ByConstants.factors[0] = 1.0
+
+
+def test_a_library_is_one_wherever_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a checkout, or in a folder that `pip install --target` filled, as in site-packages."""
+    for module in (transformers.models.llama.modeling_llama, transformers.modeling_rope_utils, torch.nn.functional):
+        monkeypatch.setattr(module, "__file__", f"/home/user/checkout/{module.__name__}.py")
+    own_code._is_of_program.cache_clear()
+    try:
+        assert OWN_CODE not in fingerprint(build("llama"))
+    finally:
+        own_code._is_of_program.cache_clear()
 
 
 def test_a_calibration_on_a_model_with_a_hook_promises_nothing(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -118,7 +118,10 @@ def is_replaced(module: nn.Module, name: str, value: Any) -> bool:
 
 
 def is_of_program(thing: type | FunctionType) -> bool:
-    """Whether a class or function is the user's own, and neither an installed package's nor a checkpoint's."""
+    """Whether a class or function is the user's own, and neither an installed package's nor a checkpoint's.
+
+    `LIBRARIES` are packages wherever they lie: in a checkout (`pip install -e`), in a folder of `pip install --target`.
+    """
     name = str(thing.__globals__.get("__name__") if isinstance(thing, FunctionType) else thing.__module__)
     return _is_of_program(name)
 
@@ -128,7 +131,7 @@ def _is_of_program(name: str) -> bool:
     package = name.partition(".")[0]
     if package == "__main__":
         return True
-    if package in sys.stdlib_module_names or package in ("semgrad_guard", _OF_CHECKPOINTS):
+    if package in sys.stdlib_module_names or package in LIBRARIES or package in ("semgrad_guard", _OF_CHECKPOINTS):
         return False
     file = str(getattr(sys.modules.get(name), "__file__", ""))
     return "site-packages" not in file and "dist-packages" not in file
