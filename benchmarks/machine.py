@@ -25,12 +25,13 @@ class Rates:
 
 
 def about() -> dict[str, Any]:
-    """Processor, versions, threads, load and date."""
+    """Processor, GPU, versions, threads, load and date."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
     return {
         "cpu": names[0] if names else platform.processor(),
         "capability": torch.backends.cpu.get_cpu_capability(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "threads": torch.get_num_threads(),
         "load_at_start": os.getloadavg()[0],
         "python": platform.python_version(),

@@ -70,7 +70,8 @@ def machine_line(report: Mapping[str, Any]) -> str:
     """The measurement, its machine and its time."""
     machine = report["machine"]
     return (
-        f"{report['shape']} shape, random weights; {machine['cpu']} ({machine['capability']}), {report['device']}, "
+        f"{report['shape']} shape, random weights; {machine['cpu']} ({machine['capability']}), "
+        f"{report['device'] if report['device'] == 'cpu' else machine['gpu']}, "
         f"{machine['threads']} thread, torch {machine['torch']}, transformers {machine['transformers']}, "
         f"{machine['date']}. Shares of plain greedy generation: median (least-greatest) of interleaved rounds."
     )

@@ -57,7 +57,7 @@ def test_an_answer_is_scored_from_the_states_of_its_generation() -> None:
     assert timed.scores.tier == "captured"
     prompt = answer.evidence.prompt
     expected = reference_scores(random_llama(), prompt.ids, answer.response_ids, prompt.semantic_token.offset)
-    assert worst_relative_error(timed.scores, expected) < 1e-6
+    assert worst_relative_error(timed.scores, expected) < 1e-5  # a rotary table is float32, and rounds otherwise here
 
 
 @cache
