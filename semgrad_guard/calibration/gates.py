@@ -123,19 +123,36 @@ def walk(
 ) -> Walk:
     """Walk the gates of scored answers, `wrong` or not; `robust` takes two walks that share delta."""
     order = np.argsort(scores, kind="stable")
-    scores, errors = scores[order], np.cumsum(wrong[order], dtype=np.intp)
+    errors = np.cumsum(wrong[order], dtype=np.intp)
+    return walk_sorted(scores[order], errors, alpha=alpha, delta=delta, robust=robust)
+
+
+def walk_sorted(
+    scores: NDArray[np.float64],
+    errors: NDArray[np.intp],
+    *,
+    alpha: float,
+    delta: float,
+    robust: bool = False,
+    start: float = START,
+    ahead: bool = True,
+) -> Walk:
+    """Walk the gates of answers by their rising scores; `errors` counts the wrong answers at each of these thresholds.
+
+    `start` is the share of the answers that the first gate holds, at least. Without `ahead` no gate is forgiven.
+    """
     n = len(scores)
     ends = np.append(np.flatnonzero(scores[1:] != scores[:-1]), n - 1) + 1
 
     def gates(level: float, first: float) -> NDArray[np.intp]:
         return np.unique(ends[np.searchsorted(ends, gate_counts(n, alpha=alpha, level=level, first=first))])
 
-    first = first_count(n, alpha=alpha, delta=delta)
+    first = first_count(n, alpha=alpha, delta=delta, start=start)
     procedure: Procedure
     if robust:
         procedure = "two-walks"
         counts, accepted = _two_walks(errors, gates, first=first, middle=MIDDLE * n, alpha=alpha, delta=delta)
-    elif n >= ENOUGH_TO_LOOK_AHEAD:
+    elif ahead and n >= ENOUGH_TO_LOOK_AHEAD:
         procedure, counts = "look-ahead", gates(OWN * delta, first)
         accepted = last_in_a_row(_passes_looking_ahead(counts, errors, alpha=alpha, delta=delta))
     else:
@@ -147,9 +164,9 @@ def walk(
     return Walk(procedure, tuple(scores[counts - 1].tolist()), accepted, at, int(errors[at - 1]))
 
 
-def first_count(n: int, *, alpha: float, delta: float) -> float:
+def first_count(n: int, *, alpha: float, delta: float, start: float = START) -> float:
     """The number of answers at the first gate, at least."""
-    return min(START * n, FEWEST_TIMES * binomial.fewest_answers(alpha=alpha, delta=delta))
+    return min(start * n, FEWEST_TIMES * binomial.fewest_answers(alpha=alpha, delta=delta))
 
 
 @lru_cache(maxsize=256)
