@@ -20,6 +20,8 @@ __all__ = [
     "PromptForm",
     "Score",
     "SemanticToken",
+    "SentenceAction",
+    "SentenceVerdict",
     "Status",
     "TokenSource",
     "ToolCall",
@@ -46,6 +48,8 @@ def delivery_of(action: Action, *, enforced: bool) -> Action:
     return action if enforced else "answer"
 
 
+SentenceAction = Literal["deliver", "mark", "drop", "stop", "escalate"]
+"""What happened to one sentence of an answer."""
 Status = Literal["scored", "unscored", "failed"]
 FinishReason = Literal["stop", "length"]
 TokenSource = Literal["assistant_header", "user_text", "last_token", "override"]
@@ -191,6 +195,33 @@ class FusedWeights(BaseModel):
         return self.intercept + math.fsum(terms)
 
 
+class SentenceVerdict(BaseModel):
+    """What happened to one sentence: `Verdict.text[start:end]`, and its scores.
+
+    The sentences of an answer are adjacent, and the white space behind one belongs to it. One that is not delivered
+    keeps its place in the order; its range is empty. `action` is "deliver"; "mark" (delivered outside the promise);
+    "drop" (left out); "stop" or "escalate" (it comes after the end of the answer, or of the part before the target's).
+    `uncertainty` and `scores` (by the names of other estimators) are those of its `tokens`, given everything before
+    them; None for `reason`. `leans_on` is the number of the earlier sentence without which it cannot be read, and
+    `compared` the score that the threshold was compared with: under "stop" the greatest up to here, under "drop" the
+    greatest of those that it leans on. `promised` is whether a calibrated threshold let it through.
+    """
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False, ser_json_inf_nan="null")
+
+    start: int
+    end: int
+    action: SentenceAction = "deliver"
+    tokens: int = 0
+    uncertainty: float | None = None
+    scores: dict[str, float] = Field(default_factory=dict)
+    leans_on: int | None = None
+    compared: float | None = None
+    confidence: float | None = None
+    promised: bool = False
+    reason: str | None = None
+
+
 class Verdict(BaseModel):
     """What happened to one question: the text to deliver, the action that led to it, and the score behind it.
 
@@ -217,7 +248,8 @@ class Verdict(BaseModel):
     `reasoning_entropy` and the greatest `reasoning_peak`. `prompt` is the digest of the prompt that it was given to
     (`digest_of` its text). `options` are those of a request to another server, where it wrote the answer, and None
     where the scored model did.
-    `decision_id` names the row of the decision log; there is one as soon as the row is safe.
+    `decision_id` names the row of the decision log; there is one as soon as the row is safe. `sentences` are those of
+    the text, where answers are judged by sentence.
 
     `schema_version` is 1 as long as every field keeps its name, type and meaning: a reader of version 1 must accept
     fields that it does not know, and records from before a field was added, which then has its default. A field that is
@@ -269,6 +301,7 @@ class Verdict(BaseModel):
     reasoning_peak: float | None = None
     drift: bool | None = None
     decision_id: str | None = None
+    sentences: tuple[SentenceVerdict, ...] = ()
     escalated: Verdict | None = None
     escalated_from: Verdict | None = None
 

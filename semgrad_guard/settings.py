@@ -90,6 +90,21 @@ OnUnfamiliar = Annotated[
     Literal["threshold", "abstain", "escalate", "raise"], Option("What to do with an answer to an unfamiliar prompt.")
 ]
 """The action for an answer to a prompt unlike those that a policy was calibrated on."""
+JudgedBy = Annotated[
+    Literal["answer", "sentence"],
+    Option("Judge the whole answer, or every sentence of it by itself.", panel=DECISION, metavar="UNIT"),
+]
+"""The unit that is scored, compared with the threshold and promised."""
+OnDoubt = Annotated[
+    Literal["stop", "drop", "mark", "escalate"],
+    Option(
+        "By sentence, at one that is not let through: end the answer before it; drop it, with those that lean on it; "
+        "mark it in the verdict and deliver it outside the promise; or escalate from there.",
+        panel=DECISION,
+        metavar="ACTION",
+    ),
+]
+"""The action at a sentence that is not let through."""
 OnError = Annotated[
     Literal["raise", "abstain"],
     Option("If the model times out or an upstream server fails: return an error, or abstain.", DECISION, "ACTION"),

@@ -16,7 +16,8 @@ from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.scoring.segments import By, Segment
+from semgrad_guard.engine.scoring.segments import Segment
+from semgrad_guard.engine.texts.sentences import By
 from semgrad_guard.engine.worker import Request, Ticket
 from semgrad_guard.errors import InputError, PromptTooLongError
 from semgrad_guard.estimators import Estimator

@@ -1,4 +1,4 @@
-"""Sentences and clauses: where they end, which tokens they own, and their scores against plain autograd."""
+"""Sentences and clauses: which tokens they own, and their scores against plain autograd."""
 
 from __future__ import annotations
 
@@ -13,62 +13,13 @@ from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import tokenize
 from semgrad_guard.engine.prompts.semantic_token import TokenizedText
 from semgrad_guard.engine.replay.replayer import Replayer
-from semgrad_guard.engine.scoring.segments import By, split, token_counts
+from semgrad_guard.engine.scoring.segments import token_counts
+from semgrad_guard.engine.texts.sentences import split
 from semgrad_guard.errors import EmptyResponseError
 
 from .oracle import reference_scores, worst_relative_error
 
 ANSWER = "Tea is a drink. It grows, they say, in Assam! Does it?\nYes."
-
-
-def texts(text: str, by: By = "sentence") -> list[str]:
-    return [text[start:end] for start, end in split(text, by)]
-
-
-@pytest.mark.parametrize(
-    ("text", "pieces"),
-    [
-        ("Paris. It is in France.", ["Paris. ", "It is in France."]),
-        ("Paris", ["Paris"]),
-        ("", [""]),
-        ("  Paris.  ", ["  Paris.  "]),
-        ("Dr. J. R. Smith came. So did St. Paul.", ["Dr. J. R. Smith came. ", "So did St. Paul."]),
-        ("Rest, e.g. on Sundays. OK.", ["Rest, e.g. on Sundays. ", "OK."]),
-        ("It is 3.14, i.e. pi. Or 1,000.", ["It is 3.14, i.e. pi. ", "Or 1,000."]),
-        ("What?! Really… Yes", ["What?! ", "Really… ", "Yes"]),
-        ('He said "No." She left.', ['He said "No." ', "She left."]),
-        ("1. Paris\n2. Rome\n\n- Oslo", ["1. Paris\n", "2. Rome\n\n", "- Oslo"]),
-        ("It ended in 1969. Then came 1970.", ["It ended in 1969. ", "Then came 1970."]),
-        ("approx. five of them vs. Ten", ["approx. five of them vs. Ten"]),
-        ("東京です。大阪ではない。", ["東京です。", "大阪ではない。"]),
-        ("**Bold.** Next.", ["**Bold.** ", "Next."]),
-        ("see no. seven", ["see no. seven"]),
-        ("No. It is Rome.", ["No. ", "It is Rome."]),
-    ],
-)  # fmt: skip
-def test_sentences(text: str, pieces: list[str]) -> None:
-    assert texts(text) == pieces
-
-
-def test_clauses() -> None:
-    text = "Tea, a drink: it grows – they say – in Assam; 1,000 m up. So."
-    assert texts(text, "clause") == [
-        "Tea, ",
-        "a drink: ",
-        "it grows – ",
-        "they say – ",
-        "in Assam; ",
-        "1,000 m up. ",
-        "So.",
-    ]
-
-
-@settings(max_examples=150, deadline=None)
-@given(st.text(st.sampled_from('aZ1 .,;!?\n")—–。、…é𝄞'), max_size=40), st.sampled_from(["sentence", "clause"]))
-def test_segments_join_back_to_the_text_and_none_is_blank(text: str, by: By) -> None:
-    pieces = texts(text, by)
-    assert "".join(pieces) == text
-    assert len(pieces) == 1 or all(piece.strip() for piece in pieces)
 
 
 @settings(max_examples=80, deadline=None)

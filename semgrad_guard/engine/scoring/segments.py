@@ -6,11 +6,9 @@ objective is the answer's own with the segment's tokens alone in the sum; the te
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
 
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
@@ -18,16 +16,7 @@ from semgrad_guard.engine.prompts.semantic_token import TokenizedText
 from semgrad_guard.engine.replay.batch import TokenBatch
 from semgrad_guard.engine.scoring.gradients import GradientScores
 from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
-
-By = Literal["sentence", "clause"]
-
-_CLOSERS = "[\"'”’»)\\]}」』）】*_]*"
-_SENTENCE = rf"(?P<stop>[.!?…]+){_CLOSERS}\s+|[。！？]+{_CLOSERS}\s*|\s*\n\s*"
-_CLAUSE = rf"{_SENTENCE}|[,;:]{_CLOSERS}\s+|[，；：、]\s*|\s+[–—]\s+"
-_ENDS = {"sentence": re.compile(_SENTENCE), "clause": re.compile(_CLAUSE)}
-_ABBREVIATION = re.compile(
-    r"(?:\b[A-Z]|\b(?:Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|Gen|Sen|Rev|Fig|vs|cf|e\.g|i\.e|approx)|(?:^|\n)\s*\d+)$"
-)
+from semgrad_guard.engine.texts.sentences import By, split
 
 
 @dataclass(frozen=True)
@@ -41,20 +30,6 @@ class Segment:
     start: int
     end: int
     scores: GradientScores | None
-
-
-def split(text: str, by: By = "sentence") -> list[tuple[int, int]]:
-    """Where the segments begin and end: adjacent half-open spans that cover the text.
-
-    A sentence ends with ".", "!", "?" or "…" (quotes and brackets may close behind it) before white space, with "。",
-    "！" or "？", or at a line break. A full stop does not end it before a lower-case letter, after a capital by itself
-    (an initial), after a title or "e.g.", or after a number that begins a line (a list). A clause ends there, and at
-    commas, semicolons and colons before white space, and at dashes between spaces. No grammar is known: items of a
-    list are clauses, and a sentence after "Plan B." is not told apart.
-    """
-    ends = [match.end() for match in _ENDS[by].finditer(text) if _is_end(text, match)]
-    inner = [end for end in ends if text[:end].strip() and text[end:].strip()]
-    return list(pairwise([0, *inner, len(text)]))
 
 
 def token_counts(text: TokenizedText, spans: Sequence[tuple[int, int]]) -> list[int]:
@@ -98,11 +73,3 @@ def score_segments(
         Segment(response.text[start:end], start, end, next(scores) if count else None)
         for (start, end), count in zip(spans, counts, strict=True)
     ]
-
-
-def _is_end(text: str, match: re.Match[str]) -> bool:
-    """Whether an apparent end of a segment is one."""
-    if match["stop"] != "." or "\n" in match[0]:
-        return True
-    following = text[match.end() : match.end() + 1]
-    return not following.islower() and not _ABBREVIATION.search(text, max(0, match.start() - 20), match.start())

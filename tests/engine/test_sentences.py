@@ -1,0 +1,119 @@
+"""Sentences: their borders in real texts, their decision while a text is being written, and their leanings."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from semgrad_guard.calibration.sentence_scores import compared_scores
+from semgrad_guard.engine.texts.leaning import leanings
+from semgrad_guard.engine.texts.sentences import By, clauses, decided, sentences, split
+from semgrad_guard.settings import OnDoubt
+
+LINES = (Path(__file__).parent / "sentences.txt").read_text(encoding="utf-8").splitlines()
+DIVIDED = [
+    [piece.replace("⏎", "\n").replace("¦", "|") for piece in line.partition(" ")[2].split("|")]
+    for line in LINES
+    if not line.startswith("#")
+]
+TEXTS = ["".join(pieces) for pieces in DIVIDED]
+PIECES = [*'aZ1 .!?…\n"“”„«»()`。！「」と他说-*|,:', "Dr", "U.S", "The", " z. B", "am 3", "\n```\n", "🎉", "x" * 45]
+
+
+def texts(text: str) -> list[str]:
+    return [text[start:end] for start, end in sentences(text)]
+
+
+@pytest.mark.parametrize("pieces", DIVIDED, ids=range(len(DIVIDED)))
+def test_sentences(pieces: list[str]) -> None:
+    assert texts("".join(pieces)) == pieces
+
+
+@pytest.mark.parametrize("text", ["", " \n", "Paris", "  Paris.  ", "...", "word " * 2000])
+def test_one_sentence(text: str) -> None:
+    assert sentences(text) == [(0, len(text))]
+
+
+def require_decided_once(text: str) -> None:
+    ends, begin, found = [end for _, end in sentences(text)], 0, list[int]()
+    for length in range(len(text) + 1):
+        whole = decided(text[:length])
+        assert whole == ends[:-1][: len(whole)], text[:length]
+        found += decided(text[:length], begin)
+        assert found == whole, text[:length]
+        begin = found[-1] if found else 0
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
+def test_a_border_of_a_text_that_is_being_written_never_moves(text: str) -> None:
+    require_decided_once(text)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(st.sampled_from(PIECES), max_size=25))
+def test_a_border_of_any_text_never_moves(pieces: list[str]) -> None:
+    require_decided_once("".join(pieces))
+
+
+def test_a_quotation_that_never_closes_holds_a_text_back_for_so_long() -> None:
+    text = '"It is late. ' + "They wait here. " * 40
+    assert decided(text[:280]) == []
+    assert len(decided(text)) == 40
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.sampled_from([*PIECES, ";", "—", "、"]), max_size=25), st.sampled_from(["sentence", "clause"]))
+def test_spans_cover_the_text_and_none_is_blank(pieces: list[str], by: By) -> None:
+    text = "".join(pieces)
+    spans = split(text, by)
+    assert (spans[0][0], spans[-1][1]) == (0, len(text))
+    assert all(one[1] == two[0] for one, two in pairwise(spans))
+    assert len(spans) == 1 or all(text[start:end].strip() for start, end in spans)
+
+
+def test_clauses() -> None:
+    text = "Tea, a drink: it grows – they say – in Assam; 1,000 m up. So."
+    pieces = ["Tea, ", "a drink: ", "it grows – ", "they say – ", "in Assam; ", "1,000 m up. ", "So."]
+    assert [text[start:end] for start, end in clauses(text)] == pieces
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Lima is old. It is big. However, they left. Peru is far.", [None, 0, 1, None]),
+        ("It rains. Peru is far.", [None, None]),
+        ("Cities:\n- Lima\n- Cusco\nPeru is far.", [None, 0, 0, None]),
+        ("- Lima\n- Cusco", [None, None]),
+        ("| Country |\n|---|\n| Peru |\n| Chile |", [None, 0, 0]),
+        ("Run this:\n```\nls\n```\nHe did.", [None, 0, 1]),
+        ("Lima ist alt. Sie ist groß. Peru liegt fern.", [None, 0, None]),
+        ("东京很大。它很老。秘鲁很远。", [None, 0, None]),
+        ("Itálie is far. Hereford is near.", [None, None]),
+    ],
+)
+def test_sentences_that_lean_on_others(text: str, expected: list[int | None]) -> None:
+    assert leanings(text, sentences(text)) == expected
+
+
+@pytest.mark.parametrize(
+    ("on_doubt", "expected"),
+    [
+        ("stop", [0.2, 0.5, 0.5, 0.9, 0.9]),
+        ("escalate", [0.2, 0.5, 0.5, 0.9, 0.9]),
+        ("drop", [0.2, 0.5, 0.5, 0.9, 0.3]),
+        ("mark", [0.2, 0.5, 0.1, 0.9, 0.3]),
+    ],
+)
+def test_the_score_that_is_compared(on_doubt: OnDoubt, expected: list[float]) -> None:
+    assert compared_scores([0.2, 0.5, 0.1, 0.9, 0.3], [None, None, 1, 2, None], on_doubt) == expected
+
+
+@pytest.mark.parametrize(
+    ("on_doubt", "expected"), [("stop", [0.2, None, None]), ("drop", [0.2, None, 0.1]), ("mark", [0.2, None, 0.1])]
+)
+def test_a_missing_score(on_doubt: OnDoubt, expected: list[float | None]) -> None:
+    assert compared_scores([0.2, None, 0.1], [None, 0, None], on_doubt) == expected
