@@ -106,9 +106,9 @@ def wrong_answers(
         is_wrong = np.logical_or.accumulate(wrong, axis=1)
     else:
         keys = np.take_along_axis(keys, order, 1)
-        places = np.broadcast_to(np.arange(keys.shape[1]), keys.shape)
-        smallest = keys == np.minimum.accumulate(keys, axis=1)  # so far
-        represents = np.maximum.accumulate(places * smallest, axis=1)
+        lowest: NDArray[np.float64] = np.minimum.accumulate(keys, axis=1)
+        smallest = (keys == lowest) * np.arange(compared.shape[1], dtype=np.intp)
+        represents = np.maximum.accumulate(smallest, axis=1)  # the last that was the smallest so far
         is_wrong = np.take_along_axis(wrong, represents, 1)
     changes = np.diff(is_wrong.astype(np.intp), axis=1, prepend=0)
     return totals(scores, changes, thresholds)
