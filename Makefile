@@ -78,9 +78,10 @@ release-check: $(STAMP)  ## the wheel in an empty environment, and the README's 
 check-heavy: $(STAMP)  ## long simulations of the shape of prompts, and the rest of the matrices by pairs (tens of minutes)
 	$(BIN)/python -m pytest -n auto -m heavy $(REQUIRE)
 
-check-guarantee: $(STAMP)  ## the promise of a calibration, simulated 10,000 times in 151 settings (twenty minutes); writes its pages
+check-guarantee: $(STAMP)  ## the promise of a calibration, simulated 10,000 times in 247 settings (half an hour); writes its pages
 	$(BIN)/python scripts/check_guarantee.py --page docs/results/guarantee.md
 	$(BIN)/python scripts/check_sentences.py --page docs/results/guarantee-sentences.md
+	$(BIN)/python scripts/check_labels.py --page docs/results/labels.md
 
 check-gpu: $(STAMP)  ## exactness, tiers and memory on a CUDA device (skipped where there is none; REQUIRE=--require)
 	$(BIN)/python -m pytest tests/engine/test_gpu.py -m heavy $(REQUIRE)

@@ -9,5 +9,7 @@ from semgrad_guard.calibration.choice import EstimatorChoice as EstimatorChoice
 from semgrad_guard.calibration.drift import Drift as Drift
 from semgrad_guard.calibration.drift import DriftMonitor as DriftMonitor
 from semgrad_guard.calibration.drift import drift as drift
+from semgrad_guard.calibration.hand_grades import HandGrades as HandGrades
+from semgrad_guard.calibration.hand_grades import rows_to_grade as rows_to_grade
 from semgrad_guard.calibration.planning import Plan as Plan
 from semgrad_guard.calibration.planning import plan as plan

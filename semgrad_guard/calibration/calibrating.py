@@ -12,18 +12,19 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from semgrad_guard.calibration import binomial, fixed_sequence, gates, planning
+from semgrad_guard.calibration import binomial, fixed_sequence, gates, hand_grades, planning
 from semgrad_guard.calibration.binding import Binding
 from semgrad_guard.calibration.calibration_record import Calibration
 from semgrad_guard.calibration.calibration_set import (
     CalibrationSet,
     Copies,
+    read_grades,
     read_grid,
     read_prompts,
     read_rate,
@@ -81,6 +82,8 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
     n_recorded: int = 0,
     aurocs: Mapping[str, float | None] | None = None,
     auto: str | None = None,
+    by_hand: int | None = None,
+    machine: Iterable[Any] | None = None,
 ) -> Calibration:
     """Find the largest threshold whose error rate is at most alpha, with probability at least 1 - delta.
 
@@ -117,15 +120,22 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
     `n_recorded` answers were read from a record; the calibration keeps their number. It keeps `aurocs`, too: those of
     all estimators that scored these answers, and `auto`, the one of them that `--estimator auto` would take.
 
+    `by_hand` is for few grades by people: only so many of the answers are looked at, a random part of the surest ones
+    (`rows_to_grade`); `correct` may be None for all others. `machine` has a grader's grades of the same answers, True
+    or False (None where it is not needed): they are corrected by those of the people, whatever their mistakes
+    (prediction-powered bets, see `hand_grades`). Decide on both before you see labels.
+
     Where no threshold keeps the promise, `threshold` is None, with a `reason`: nothing is then let through.
     """
     alpha, delta = read_rate(alpha, "alpha"), read_rate(delta, "delta")
-    if confidence not in ("isotonic", "platt", "ranks", None):
-        raise CalibrationError(f"confidence must be 'isotonic' or 'platt' or 'ranks', not {confidence!r}.")
-    if copies not in ("keep", "once", None):
-        raise CalibrationError(f"copies must be 'keep' (a sample of traffic) or 'once' (a list), not {copies!r}.")
-    treated = copies or "once"
-    own = _Engine.read(uncertainties, correct, groups=groups, binding=binding, copies=treated)
+    _require_choices(confidence, copies)
+    if by_hand is None and machine is not None:
+        raise CalibrationError("`machine` has the grades next to those of people: give `by_hand`, too.")
+    if by_hand is not None and (grid is not None or robust or also):
+        raise CalibrationError("`by_hand` takes no `grid`, no `robust` and no `also`: leave them out.")
+    treated, labels = copies or "once", [] if by_hand is None else list(correct)
+    known = correct if by_hand is None else [False if label is None else label for label in labels]
+    own = _Engine.read(uncertainties, known, groups=groups, binding=binding, copies=treated)
     engines = [own, *_others(own, also, copies=treated)]
     if choice is not None and copies != "keep":
         for engine in engines:
@@ -133,37 +143,51 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
     extra_prompts, slots = list(extra_prompts), read_slots(slots)
     if prompts is None and (extra_prompts or slots):
         raise CalibrationError("extra_prompts and slots widen the shape of `prompts`: pass these, too.")
-    outside = None if grid is None else read_grid(grid)
+    outside, part = None if grid is None else read_grid(grid), None
     if robust and outside is not None:
         raise CalibrationError("`robust` is about gates, which a `grid` replaces. Give one of them.")
-    if outside is None:
-        at, outcome = _at_gates(engines, robust=robust, alpha=alpha, delta=share_of(delta, tries))
+    level, at, tested = share_of(delta, tries), 0, own.answers
+    if by_hand is not None:
+        part = own.draw(alpha=alpha, count=by_hand, machine=machine is not None)
+        tested = own.graded(part, labels)
+        outcome = _of_part(own, part, tested, machine, alpha=alpha, delta=level)
+    elif outside is None:
+        at, outcome = _at_gates(engines, robust=robust, alpha=alpha, delta=level)
     else:
-        at, outcome = _on_grid(engines, outside, alpha=alpha, delta=share_of(delta, tries))
+        at, outcome = _on_grid(engines, outside, alpha=alpha, delta=level)
     answers = engines[at].answers
+    tested = answers if part is None else tested
     return Calibration.seal(
         created=created or datetime.datetime.now(datetime.UTC).date().isoformat(),
         alpha=alpha,
         delta=delta,
         n=answers.n,
-        n_wrong=int((~answers.correct).sum()) + answers.n_unscored_wrong,
+        n_wrong=int((~tested.correct).sum()) + tested.n_unscored_wrong,
         n_unscored=answers.n_unscored,
         n_duplicates=answers.n_duplicates,
-        n_tested=len(answers.scores),
+        n_tested=len(tested.scores),
         split_seed=None,
         scores=tuple(np.sort(answers.scores).tolist()),
-        confidence_map=fit(answers.scores, answers.correct, confidence) if len(answers.scores) else None,
+        confidence_map=fit(tested.scores, tested.correct, confidence) if len(tested.scores) else None,
         binding=_bound(engines, at),
         choice=choice,
         n_recorded=n_recorded,
         shape=None if prompts is None else _shape(read_prompts(prompts, own.answers), extra_prompts, slots),
         copies=copies,
         tries=tries,
-        auroc=planning.auroc(answers.scores, answers.correct),
+        auroc=planning.auroc(tested.scores, tested.correct),
         aurocs=dict(aurocs or {}),
         auto=auto,
+        by_hand=None if part is None else part.record,
         **outcome,
     )
+
+
+def _require_choices(confidence: object, copies: object) -> None:
+    if confidence not in ("isotonic", "platt", "ranks", None):
+        raise CalibrationError(f"confidence must be 'isotonic' or 'platt' or 'ranks', not {confidence!r}.")
+    if copies not in ("keep", "once", None):
+        raise CalibrationError(f"copies must be 'keep' (a sample of traffic) or 'once' (a list), not {copies!r}.")
 
 
 def _shape(prompts: Sequence[PromptForm], extra: Iterable[PromptForm], slots: Iterable[str]) -> PromptShape:
@@ -194,6 +218,32 @@ class _Engine:
         """The columns, checked."""
         named = list(groups) if isinstance(groups, Iterable) else groups
         return cls(read_set(uncertainties, correct, groups=named, copies=copies), named, binding)
+
+    @property
+    def names(self) -> Sequence[Hashable]:
+        """The names of the scored answers' questions, or their rows."""
+        rows = self.answers.scored
+        return rows if self.questions is None else [self.questions[row] for row in rows]
+
+    def draw(self, *, alpha: float, count: int, machine: bool) -> hand_grades.Part:
+        """The surest answers, and the part of them that people grade."""
+        return hand_grades.draw(self.answers.scores, self.names, alpha=alpha, count=count, machine=machine)
+
+    def graded(self, part: hand_grades.Part, labels: Sequence[Any]) -> CalibrationSet:
+        """The answers that people graded.
+
+        Raises:
+            CalibrationError: one has no grade.
+        """
+        rows = part.rows(self.answers.scored)[: part.record.count]
+        if missing := [row for row in rows if labels[row] is None]:
+            raise CalibrationError(
+                f"{len(missing)} of the {len(rows)} answers that are to be graded by hand have no grade (row "
+                f"{missing[0]}, for example). Grade those of `rows_to_grade`, all of them: without the hard ones the "
+                "rest is no random sample."
+            )
+        scores, correct = self.answers.scores[part.by_hand], self.answers.correct[part.by_hand]
+        return replace(self.answers, scores=scores, correct=correct, n_unscored=0, n_unscored_wrong=0)
 
 
 def _others(own: _Engine, also: Sequence[EngineAnswers], *, copies: Copies) -> list[_Engine]:
@@ -237,6 +287,39 @@ def _at_gates(engines: Sequence[_Engine], *, robust: bool, alpha: float, delta: 
         outcome = _outcome(answers, walk, walk.threshold, alpha=alpha, delta=delta)
         outcomes.append({"procedure": walk.procedure, "grid": walk.thresholds, **outcome})
     return min(enumerate(outcomes), key=lambda numbered: _order(numbered[1]))
+
+
+def _of_part(
+    engine: _Engine,
+    part: hand_grades.Part,
+    tested: CalibrationSet,
+    machine: Iterable[Any] | None,
+    *,
+    alpha: float,
+    delta: float,
+) -> dict[str, Any]:
+    """The fields that depend on the walk over the surest answers, of which `tested` are graded by hand."""
+    answers, surest, record = engine.answers, part.surest, part.record
+    if machine is None:
+        walk = gates.walk(tested.scores, ~tested.correct, alpha=alpha, delta=delta)
+    else:
+        grades = read_grades(machine, answers, part.rows(answers.scored))
+        names = part.rows(engine.names)
+        columns = answers.scores[surest], ~answers.correct[surest], ~grades, names
+        walk = hand_grades.walk_with_machine(*columns, by_hand=record.count, alpha=alpha, delta=delta)
+    outcome = _outcome(tested, walk, walk.threshold, alpha=alpha, delta=delta)
+    if walk.threshold is not None:
+        outcome["coverage"] = int((answers.scores <= walk.threshold).sum()) / answers.n
+    else:
+        beside = "" if machine is None else ", and a machine's grades of all"
+        outcome["reason"] = (
+            f"Of {walk.answered or record.count} grades by hand of the most certain answers, {walk.wrong} are 'wrong'. "
+            f"These{beside} do not show an error rate of at most {alpha:g} with probability {1 - delta:g}. Grade more "
+            "by hand, promise less (a larger alpha or delta), or take scores that tell right from wrong better."
+        )
+    if machine is not None:
+        outcome["bound_if_fixed"] = None  # exact for the grades by hand alone
+    return {"procedure": walk.procedure, "grid": walk.thresholds, **outcome}
 
 
 def _order(outcome: Mapping[str, Any]) -> tuple[float, float]:

@@ -21,6 +21,7 @@ from semgrad_guard.calibration.choice import EstimatorChoice
 from semgrad_guard.calibration.confidence import ConfidenceMap
 from semgrad_guard.calibration.effect import Effect
 from semgrad_guard.calibration.gates import ASSUMPTIONS, Procedure
+from semgrad_guard.calibration.hand_grades import HandGrades
 from semgrad_guard.calibration.prompt_shape import PromptShape
 from semgrad_guard.calibration.tries import share_of
 from semgrad_guard.errors import CalibrationError, InputError
@@ -47,7 +48,9 @@ class Calibration(BaseModel):
     the answers of several engines were tested (`binding.also`), the promise holds for each of them, and all of this is
     about the engine that set the threshold. `n_recorded` counts the questions whose answers were read from a record
     and not given anew. `auroc` is that of the scores, and `aurocs` those of all estimators that
-    scored the answers, by name; of these, `auto` would take `auto`. `id` is a hash over all of it.
+    scored the answers, by name; of these, `auto` would take `auto`. Where people graded only a part of the surest
+    answers, `by_hand` tells which: `n_wrong`, the tested answers, `auroc` and P(correct) are about these alone. `id` is
+    a hash over all of it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -82,6 +85,7 @@ class Calibration(BaseModel):
     auroc: float | None = None
     aurocs: dict[str, float | None] = Field(default_factory=dict)
     auto: str | None = None
+    by_hand: HandGrades | None = None
 
     @classmethod
     def seal(cls, **content: Any) -> Self:
@@ -104,8 +108,8 @@ class Calibration(BaseModel):
 
     @property
     def effect(self) -> Effect | None:
-        """The effect of the threshold on the questions; None in older calibrations, which tested a part of them."""
-        if self.n_tested < self.n - self.n_unscored:
+        """The effect of the threshold on the questions; None where a part of them was tested."""
+        if self.by_hand is not None or self.n_tested < self.n - self.n_unscored:
             return None
         return Effect(self.n, self.n_wrong, self.n_answered, self.n_answered_wrong)
 
@@ -114,8 +118,10 @@ class Calibration(BaseModel):
         return is_score(uncertainty) and self.threshold is not None and uncertainty <= self.threshold
 
     def confidence(self, uncertainty: float | None) -> float | None:
-        """P(correct) in [0, 1]; None without a finite score, or where no calibration answer had one."""
+        """P(correct) in [0, 1]; None without a finite score, or where no graded answer was as uncertain."""
         if self.confidence_map is None or not is_score(uncertainty):
+            return None
+        if self.by_hand is not None and uncertainty > self.by_hand.below:
             return None
         return self.confidence_map(float(uncertainty))
 
@@ -248,7 +254,7 @@ _OPTIONAL = frozenset({"max_tokens", "stop", "also", "options", "rewritten", "co
 """Fields of bindings and shapes that a file holds only where they state something."""
 
 
-_SINCE = ("choice", "shape", "n_recorded", "procedure", "copies", "tries", "aurocs", "auto")
+_SINCE = ("choice", "shape", "n_recorded", "procedure", "copies", "tries", "aurocs", "auto", "by_hand")
 """Fields that came later: a file holds them only where they state something, so that older files keep their ids."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal, cast
@@ -85,6 +85,13 @@ def read_prompts(prompts: Iterable[PromptForm | None], answers: CalibrationSet) 
     return [prompt for row in answers.rows if (prompt := given[row]) is not None]
 
 
+def read_grades(machine: Iterable[Any], answers: CalibrationSet, rows: Sequence[int]) -> NDArray[np.bool_]:
+    """A grader's grades of these rows, checked; the column has one for each answer, or None."""
+    given = _column(machine, "machine")
+    _same_length("uncertainties", answers.n + answers.n_duplicates, "machine", len(given))
+    return np.array([_label(given[row], row, column="machine") for row in rows], dtype=np.bool_)
+
+
 def read_grid(grid: Iterable[float]) -> NDArray[np.float64]:
     """Rising, distinct, finite thresholds; at least one."""
     values = [_score(value, row, column="grid") for row, value in enumerate(_column(grid, "grid"))]
@@ -150,13 +157,13 @@ def _score(value: Any, row: int | None, *, column: str = "uncertainties") -> flo
         raise CalibrationError(f"{where} is {value!r}, which is not a number.") from None
 
 
-def _label(value: Any, row: int) -> bool:
+def _label(value: Any, row: int, *, column: str = "correct") -> bool:
     """True for correct, False for wrong; 1 and 0 are accepted, anything in between is not."""
     if value is True or value is False:
         return value
     if isinstance(value, Real | np.bool_) and value in (0, 1):
         return bool(cast(Any, value))
-    raise CalibrationError(f"correct[{row}] is {value!r}. Each label must be True or False (or 1 or 0): grade first.")
+    raise CalibrationError(f"{column}[{row}] is {value!r}. Each label must be True or False (or 1 or 0): grade first.")
 
 
 def _same_length(one: str, n_one: int, other: str, n_other: int) -> None:

@@ -28,10 +28,10 @@ def risk_curve(calibration: Calibration, *, points: int = 100) -> tuple[CurvePoi
     The calibration's own threshold is among them. A record holds no labels, so the risk is the mean of
     1 - P(correct): for an isotonic map this is the error rate, up to its rounding towards one half.
     """
-    scores = np.asarray(calibration.scores, dtype=np.float64)
-    if not len(scores) or calibration.confidence_map is None:
+    known = [right for score in calibration.scores if (right := calibration.confidence(score)) is not None]
+    if not known:
         return ()
-    wrong = 1 - np.array([calibration.confidence_map(score) for score in calibration.scores])
+    scores, wrong = np.asarray(calibration.scores[: len(known)], dtype=np.float64), 1 - np.array(known)
     levels = np.quantile(scores, np.linspace(0, 1, points), method="inverted_cdf")
     own = [] if calibration.threshold is None else [calibration.threshold]
     thresholds = np.unique(np.append(levels, own))

@@ -54,7 +54,7 @@ from numpy.typing import NDArray
 from semgrad_guard.calibration import binomial
 from semgrad_guard.calibration.fixed_sequence import last_in_a_row
 
-Procedure = Literal["gates", "look-ahead", "two-walks"]
+Procedure = Literal["gates", "look-ahead", "two-walks", "prediction-powered"]
 
 _INDEPENDENT = "calibration questions and later questions are independent draws from one population, and "
 _CROSSES_ONCE = (
@@ -68,6 +68,7 @@ ASSUMPTIONS: dict[Procedure | None, str] = {
     "gates": _CROSSES_ONCE,
     "look-ahead": _WORSE_BEYOND,
     "two-walks": _CROSSES_ONCE,
+    "prediction-powered": _CROSSES_ONCE,
     None: _WORSE_BEYOND,
 }
 """The assumption of each procedure, in one sentence; None is a grid (see `fixed_sequence`)."""

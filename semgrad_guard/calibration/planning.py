@@ -76,7 +76,7 @@ def plan(n: int, *, error: float, auroc: float, alpha: float, delta: float) -> P
     if not len(counts):
         return Plan(n, alpha, delta, error, auroc, 0.0, 0.0)
     steps = np.diff(counts, prepend=0)
-    rates = np.diff(_wrong_up_to(counts / n, error, auroc), prepend=0.0) * n / steps
+    rates = np.diff(wrong_up_to(counts / n, error, auroc), prepend=0.0) * n / steps
     errors = np.random.default_rng(n).binomial(steps, rates.clip(0, 1), size=(_SETS, len(counts))).cumsum(axis=1)
     accepted = in_a_row(errors <= binomial.most_errors(counts, alpha=alpha, delta=delta))
     delivered = np.append(0, counts)[accepted]
@@ -115,7 +115,7 @@ def auroc(scores: NDArray[np.float64], correct: NDArray[np.bool_]) -> float | No
     return float(below.sum() / (2 * len(right) * len(wrong)))  # whole numbers: rounded once
 
 
-def _wrong_up_to(quantiles: NDArray[np.float64], error: float, auroc: float) -> NDArray[np.float64]:
+def wrong_up_to(quantiles: NDArray[np.float64], error: float, auroc: float) -> NDArray[np.float64]:
     """The share of all answers that are wrong and among the most certain ones, by the share that these are."""
     shift = math.sqrt(2) * float(_special.ndtri(min(max(auroc, _LIMIT), 1 - _LIMIT)))
     at = np.linspace(min(0.0, shift) - 8, max(0.0, shift) + 8, 4001)
