@@ -28,6 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = (
     "tests/engine/test_semantic_token.py",
+    "tests/engine/test_reasoning.py",
     "tests/engine/test_rendering.py",
     "tests/engine/test_tool_format.py",
     "tests/integrations/langchain/test_tools.py",
@@ -76,6 +77,30 @@ SOURCES = {
     "yi-1.5": _xinference("Yi-1.5-chat.json"),
     "zephyr": _unsloth("zephyr_template"),
 }
+
+THINKING = (
+    "Bielik-11B-v3.0-Instruct",
+    "ByteDance-Seed-OSS",
+    "Cohere2MoE",
+    "GLM-4.6",
+    "GLM-4.7-Flash",
+    "Kimi-K3",
+    "LFM2.5-8B-A1B",
+    "MiniMax-M2",
+    "MiniMax-M3",
+    "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+    "Qwen-Qwen3-0.6B",
+    "Qwen3.5-4B",
+    "Spark2.5",
+    "StepFun3.5-Flash",
+    "inclusionai-ling-3.0-flash",
+    "muse-glimmer",
+    "openai-gpt-oss-120b",
+    "openbmb-MiniCPM5-1B",
+    "poolside-Laguna-S-2.1",
+    "upstage-Solar-Open-100B",
+)
+"""Templates that write an earlier thought out: the text that they write is the text that their models write."""
 
 
 @cache
@@ -159,8 +184,9 @@ def main() -> int:
     skipped, problems = list[str](), list[str]()
     with tempfile.TemporaryDirectory() as temporary:
         folder, templates = Path(temporary), Path(temporary) / "templates"
-        templates.mkdir()
-        for name, source in SOURCES.items():
+        (templates / "thinking").mkdir(parents=True)
+        sources = {**SOURCES, **{f"thinking/{name}": _llama_cpp(f"{name}.jinja") for name in THINKING}}
+        for name, source in sources.items():
             try:
                 text = published(source, folder)
             except NotToBeHadError as reason:
@@ -170,8 +196,8 @@ def main() -> int:
             problems += differences(name, text)
         for line in (*(f"skipped: {name}" for name in skipped), *problems):
             print(line, flush=True)
-        failed = len(skipped) < len(SOURCES) and run_tests(templates)
-    print(f"{len(SOURCES) - len(skipped)} published templates tested, {len(skipped)} skipped")
+        failed = len(skipped) < len(sources) and run_tests(templates)
+    print(f"{len(sources) - len(skipped)} published templates tested, {len(skipped)} skipped")
     return int(bool(problems or failed or (required and skipped)))
 
 

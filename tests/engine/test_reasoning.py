@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from semgrad_guard.engine.prompts.prompt import Prompt, render, template_fingerp
 from semgrad_guard.engine.prompts.reasoning import Foreign, Thinking
 from semgrad_guard.errors import InputError
 
-from .chat_templates import with_template
+from .chat_templates import FOLDER, PUBLISHED, with_template
 
 THINK = ("<think>", "</think>")
 QWEN = (
@@ -72,8 +73,35 @@ FAMILIES = {
         (),
         ("<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
     ),
+    "r7b off": Family(
+        turns("<u>", "", "") + "<a><|START_THINKING|><|END_THINKING|>{# <|START_RESPONSE|> #}",
+        (),
+        ("<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    ),
     "plain": Family(turns("<u>", "", "<a>")),
 }
+
+
+def speaking(header: str, thought: str, answer: str, end: str) -> str:
+    """A template that writes an earlier thought out, with these marks behind its header."""
+    return (
+        f"{{% for m in messages %}}{{% if m.role == 'user' %}}<u>{{{{ m.content }}}}{{% else %}}{header}"
+        f"{{% if m.reasoning_content %}}{thought.replace('THOUGHT', '{{ m.reasoning_content }}')}{{% endif %}}"
+        f"{answer}{{{{ m.content }}}}{end}{{% endif %}}{{% endfor %}}"
+        f"{{% if add_generation_prompt %}}{header}{{% endif %}}"
+    )
+
+
+SHOWN = {
+    "namespaced": speaking("<a>\n", "<mm:think>THOUGHT</mm:think>", "", "[e]"),
+    "suffixed": speaking("<a><think:open>", "\nTHOUGHT\n</think:open>\n", "", "<end>"),
+    "turns": speaking("<|begin|>assistant", "<|think|>THOUGHT<|end|><|begin|>assistant", "<|content|>", "<|end|>"),
+    "recipients": speaking(
+        "<|start|>assistant", " to=self<|message|>THOUGHT<|eom|><|start|>assistant", " to=user<|message|>", "<|eot|>"
+    ),
+    **{path.stem: path.read_text() for path in sorted(Path(PUBLISHED or FOLDER).glob("thinking/*.jinja"))},
+}
+"""Templates with marks of no known family, and the published ones where `make check-templates` has found them."""
 
 THOUGHT = "It is Rome."
 
@@ -160,6 +188,7 @@ CASES: tuple[tuple[str, str, str, str | None, bool], ...] = (
         THOUGHT,
         False,
     ),
+    ("r7b off", "<|START_RESPONSE|>Milan<|END_RESPONSE|>", "Milan", None, False),
     ("plain", f"<think>{THOUGHT}</think>Milan", f"<think>{THOUGHT}</think>Milan", None, True),
 )
 
@@ -282,6 +311,35 @@ def test_a_response_template_names_the_marks() -> None:
         "It is Rome.",
         "Milan",
     ]
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_template_that_writes_a_thought_out_shows_its_marks(name: str) -> None:
+    """The text that it writes for an earlier turn is the text that its model writes behind the prompt."""
+    tokenizer = with_template(SHOWN[name])
+    codec, prompt = Codec(tokenizer), render(tokenizer, "What is it?")
+    turn = {"role": "assistant", "content": "Milan", "reasoning_content": THOUGHT, "reasoning": THOUGHT}
+    told: Any = tokenizer.apply_chat_template([{"role": "user", "content": "What is it?"}, turn], tokenize=False)
+    assert THOUGHT in told
+    assert told.startswith(prompt.text)
+    found = answered(codec.encode(told[len(prompt.text) :]), (), codec, prompt.thinking)
+    assert found.text.partition("Milan")[0].strip() == ""
+    assert "Milan" in found.text
+    assert found.reasoning is not None
+    assert (found.reasoning.text, found.reasoning.why_unscored) == (THOUGHT, None)
+    assert prompt.thinking is not None
+    written = prompt.thinking.written(THOUGHT, "Milan")
+    assert written is not None
+    assert told[len(prompt.text) :].lstrip().startswith(written.lstrip())
+
+
+def test_a_template_that_writes_no_thought_out_has_no_marks() -> None:
+    for template in (
+        turns("<u>", "", "<a>") + "{# reasoning_content #}",
+        speaking("<a>", "(THOUGHT) ", "", "<end>"),
+        speaking("<a>", "{{ raise_exception('no') }}<t>THOUGHT</t>", "", "<end>"),
+    ):
+        assert render(with_template(template), "What is it?").thinking is None
 
 
 def test_a_text_from_elsewhere_is_taken_apart() -> None:

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from semgrad_guard.engine.prompts.reasoning import Thinking, has_option, marks_of, switch_of, thinking_of
+from semgrad_guard.engine.prompts.marks import TEMPLATE_FAILURES, marks_of
+from semgrad_guard.engine.prompts.reasoning import Thinking, has_option, switch_of, thinking_of
 from semgrad_guard.engine.prompts.semantic_token import MARK, TokenizedText, find_semantic_token, header_text
 from semgrad_guard.errors import EmptyPromptError, InputError, PromptTooLongError, UnsupportedModelError
 from semgrad_guard.records import Conversation, Message, PromptForm, SemanticToken, ToolCall
@@ -23,16 +23,6 @@ _Untyped = Any
 """A `PreTrainedTokenizerBase` behind the boundary: transformers leaves much of its signatures unknown."""
 
 _RESERVED_OPTIONS = frozenset({"conversation", "tokenize", "add_generation_prompt", "continue_final_message"})
-_TEMPLATE_FAILURES = (
-    TemplateError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,  # a range that Jinja's sandbox finds too long
-    RecursionError,
-    MemoryError,
-)
 
 _CHARACTERS = 64
 
@@ -273,7 +263,7 @@ def _told(tokenizer: _Untyped, given: Mapping[str, Any] | None) -> dict[str, Any
     if thinking == "auto":
         return options
     thinks = marks_of(tokenizer, template or "") is not None
-    return {**options, **switch_of(probe, on=thinking == "on", thinks=thinks)}
+    return {**options, **switch_of(template or "", probe, on=thinking == "on", thinks=thinks)}
 
 
 def _apply_template(
@@ -285,7 +275,7 @@ def _apply_template(
         return tokenizer.apply_chat_template(
             list(turns), tokenize=False, add_generation_prompt=add_generation_prompt, **options
         )
-    except _TEMPLATE_FAILURES as error:
+    except TEMPLATE_FAILURES as error:
         roles = [turn["role"] for turn in turns]
         hint = " Put the system message into the question, or leave it out." if "system" in roles else ""
         raise InputError(

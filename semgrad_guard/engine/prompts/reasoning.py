@@ -1,9 +1,9 @@
 """Thoughts that a model writes before its answer: by which marks, and where the answer begins behind them.
 
-The marks are those of the tokenizer's `response_template`, else those that the chat template's text names. They are
-looked for in the model's tokens, and in the template's text after the last message, which may have opened or
-closed a thought already. Never in the rest of the prompt: a user may type a mark, and it becomes the same token. A mark
-that the tokenizer knows as one token is that token alone: a model that spells it in others quotes it.
+The marks (`marks.py`) are looked for in the model's tokens, and in the template's text after the last message, which
+may have opened or closed a thought already. Never in the rest of the prompt: a user may type a mark, and it becomes the
+same token. A mark that the tokenizer knows as one token is that token alone: a model that spells it in others quotes
+it.
 
 A thought counts where it begins the model's text. An answer with a mark in it has no score: what follows may be a
 thought.
@@ -13,17 +13,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Literal, Protocol
 
+from semgrad_guard.engine.prompts.marks import CHANNELS, FAMILIES, Marks
 from semgrad_guard.errors import InputError
 
 Span = tuple[int, int]
-
-_FIELDS = ("reasoning_content", "thinking", "reasoning")
-"""How response templates call the field of a thought."""
 
 
 class Decode(Protocol):
@@ -31,65 +28,6 @@ class Decode(Protocol):
 
     def __call__(self, ids: Sequence[int], *, special: bool = False) -> str: ...
 
-
-@dataclass(frozen=True)
-class Marks:
-    """The marks that open and close a thought.
-
-    `answer` opens an answer, in families where it does not just follow the thought; `region` then opens any part,
-    calls of tools among them. `wrap` may enclose an answer. `unopened`: the template nowhere writes the
-    opening mark: the model may leave it out. `gaps` are the white space behind the opening mark, and around the closing
-    one, as the family writes them.
-    """
-
-    open: str
-    close: str
-    answer: str | None = None
-    region: str = ""
-    wrap: tuple[str, str] | None = None
-    unopened: bool = False
-    gaps: tuple[str, str, str] = ("", "", "")
-
-    @property
-    def closing(self) -> str:
-        """The text between a thought and its answer."""
-        if self.answer:
-            return self.close + (_TURN if self is _CHANNELS else "") + self.answer
-        return f"{self.gaps[1]}{self.close}{self.gaps[2]}{self.wrap[0] if self.wrap else ''}"
-
-
-_RESPONSE = ("<response>", "</response>")
-_TURN = "<|start|>assistant"
-_FAMILIES = (
-    Marks(
-        "Here are my reasoning steps:",
-        "[BEGIN FINAL RESPONSE]",
-        wrap=("", "[END FINAL RESPONSE]"),
-        gaps=("\n", "\n", "\n"),
-    ),
-    Marks("<think>", "</think>", wrap=_RESPONSE, gaps=("\n", "\n", "\n\n")),
-    Marks("[THINK]", "[/THINK]"),
-    Marks("<seed:think>", "</seed:think>"),
-    Marks("◁think▷", "◁/think▷"),
-    Marks("<|START_THINKING|>", "<|END_THINKING|>", wrap=("<|START_RESPONSE|>", "<|END_RESPONSE|>")),
-    Marks("<|channel>thought", "<channel|>", gaps=("\n", "", "")),
-    Marks("<thought>", "</thought>"),
-    Marks("<thinking>", "</thinking>"),
-    Marks("<reasoning>", "</reasoning>"),
-    Marks("<|begin_of_thought|>", "<|end_of_thought|>", wrap=("<|begin_of_solution|>", "<|end_of_solution|>")),
-    Marks("Here is my thought process:", "Here is my response:"),
-)
-_CHANNELS = Marks(
-    "<|channel|>analysis<|message|>", "<|end|>", answer="<|channel|>final<|message|>", region="<|channel|>"
-)
-
-_REGIONS = Marks(
-    "<|open|>think<|sep|>",
-    "<|close|>think<|sep|>",
-    answer="<|open|>response<|sep|>",
-    region="<|open|>",
-    wrap=("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
-)
 
 _GLUED = re.compile(r"analysis(?=[A-Z])(.*?)(?:assistantfinal(.*)|\Z)", re.DOTALL)
 """The text of channels whose marks, special tokens all of them, were left out."""
@@ -99,6 +37,8 @@ _SWITCHES: dict[str, tuple[Any, Any]] = {
     "enable_thinking": (False, True),
     "thinking": (False, True),
     "thinking_budget": (0, -1),
+    "thinking_mode": ("disabled", "enabled"),
+    "reasoning_effort": ("no_think", "high"),
 }
 """How templates call their switch for thinking, and its values for off and on."""
 
@@ -238,7 +178,8 @@ class Thinking:
             end = text.find(marks.close)
             if end >= 0 and marks.open not in text[:end]:  # the opening mark was left out
                 thoughts, at = [(0, end)], end + len(marks.close)
-        return Parts(tuple(thoughts), _unwrapped(text, at, marks.wrap) if thoughts else (0, len(text)))
+        wrapped = marks.wrap and marks.wrap[0] and text.lstrip().startswith(marks.wrap[0])
+        return Parts(tuple(thoughts), _unwrapped(text, at, marks.wrap) if thoughts or wrapped else (0, len(text)))
 
     def _regions(self, text: str) -> Parts:
         marks = self.marks
@@ -262,11 +203,6 @@ class Thinking:
         return Parts(tuple(thoughts), _until(text, _next_word(text, begin + len(mark)), end))
 
 
-def marks_of(tokenizer: Any, template: str) -> Marks | None:
-    """The marks of a model's thoughts; None where they are not known."""
-    return _declared(tokenizer) or _named(template)
-
-
 def thinking_of(tokenizer: Any, marks: Marks, header: str) -> Thinking:
     """How a model thinks behind a prompt that ends in `header`."""
     places = {header.rfind(marks.open): "open", header.rfind(marks.close): "closed"}
@@ -278,16 +214,17 @@ def thinking_of(tokenizer: Any, marks: Marks, header: str) -> Thinking:
     return Thinking(marks, last, tuple((mark, own) for mark, own in known.items() if mark in every and mark.strip()))
 
 
-def switch_of(render: Callable[..., str], *, on: bool, thinks: bool) -> dict[str, Any]:
+def switch_of(template: str, render: Callable[..., str], *, on: bool, thinks: bool) -> dict[str, Any]:
     """The option by which a chat template turns thinking on or off; none where its model thinks in any case.
 
-    `render` makes a prompt with the template's options; `thinks`: the template names marks of thoughts.
+    `render` makes a prompt with the template's options; `thinks`: its marks of thoughts are known.
 
     Raises:
         InputError: the template has no such option.
     """
     for name, values in _SWITCHES.items():
-        if has_option(render, name, values):
+        named = all(value in template for value in values if isinstance(value, str))
+        if named and has_option(render, name, values):
             return {name: values[on]}
     if on and thinks:
         return {}
@@ -300,31 +237,6 @@ def switch_of(render: Callable[..., str], *, on: bool, thinks: bool) -> dict[str
 def has_option(render: Callable[..., str], name: str, values: tuple[Any, Any]) -> bool:
     """Whether an option changes prompts: a template may use its name for something else."""
     return len({render(**{name: value}) for value in values}) == 2
-
-
-def _declared(tokenizer: Any) -> Marks | None:
-    """The literals of the tokenizer's own response template."""
-    fields = (getattr(tokenizer, "response_template", None) or {}).get("fields", {})
-    thought = next((fields[name] for name in _FIELDS if name in fields), {})
-    if not all(isinstance(thought.get(side), str) for side in ("open", "close")):
-        return None
-    content = fields.get("content", {})
-    answer, end = (content.get(side) if isinstance(content.get(side), str) else None for side in ("open", "close"))
-    return Marks(thought["open"], thought["close"], answer, wrap=(answer, end) if answer and end else None)
-
-
-@lru_cache(maxsize=64)
-def _named(template: str) -> Marks | None:
-    """The marks that a template's text names."""
-    if "<|channel|>" in template and "<|message|>" in template:
-        return _CHANNELS
-    if "<|open|>" in template and "<|sep|>" in template:  # the rest of the marks is put together by macros
-        return _REGIONS
-    for marks in _FAMILIES:
-        if marks.close in template:
-            wrap = marks.wrap if marks.wrap and marks.wrap[0] in template else None
-            return replace(marks, wrap=wrap, unopened=marks.open not in template)
-    return None
 
 
 class HeldText:
@@ -340,7 +252,7 @@ class HeldText:
             return piece
         self._text += piece
         begun = self._text.lstrip()
-        self.held = any(begun.startswith(marks.open) or marks.open.startswith(begun) for marks in _FAMILIES)
+        self.held = any(begun.startswith(marks.open) or marks.open.startswith(begun) for marks in FAMILIES)
         return "" if self.held else self._text
 
 
@@ -362,7 +274,7 @@ class Foreign:
 
         Where the prompt opens a thought that the text does not close, its author has left the thought out.
         """
-        if glued := _GLUED.match(text) if thinking is None or thinking.marks is _CHANNELS else None:
+        if glued := _GLUED.match(text) if thinking is None or thinking.marks is CHANNELS else None:
             return cls._placed(thinking, glued[1].strip(), glued[2], cut=cut)
         if thinking is None and (own := _written_out(text)):
             (begin, end), *_ = (parts := own.parts(text)).thoughts
@@ -391,7 +303,7 @@ class Foreign:
 def _written_out(text: str) -> Thinking | None:
     """The marks of a whole thought with which a text begins, whatever the scorer's own template names."""
     begun = text.lstrip()
-    found = (marks for marks in _FAMILIES if begun.startswith(marks.open) and marks.close in begun)
+    found = (marks for marks in FAMILIES if begun.startswith(marks.open) and marks.close in begun)
     return next((Thinking(marks) for marks in found), None)
 
 

@@ -88,9 +88,12 @@ def header_start(prompted: str, unprompted: str, *, special_tokens: Iterable[str
 
 
 def header_text(prompted: str, unprompted: str, marked: str, *, special_tokens: Iterable[str] = ()) -> str:
-    """The assistant header: the template's text after the last message, which opens an answer; "" if there is none."""
-    start = header_start(prompted, unprompted, special_tokens=special_tokens)
-    return "" if start is None else prompted[max(start, user_text_end(prompted, marked) or 0) :]
+    """The assistant header: the template's text after the last message, which opens an answer; "" if there is none.
+
+    Of a template that writes its header in any case, it is all behind the user's text.
+    """
+    start, user_end = header_start(prompted, unprompted, special_tokens=special_tokens), user_text_end(prompted, marked)
+    return "" if start is None and user_end is None else prompted[max(start or 0, user_end or 0) :]
 
 
 def user_text_end(prompted: str, marked: str) -> int | None:

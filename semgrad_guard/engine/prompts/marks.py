@@ -1,0 +1,167 @@
+"""The marks by which a model tells its thought from its answer.
+
+They are those of the tokenizer's `response_template`, else those that the chat template writes around the thought of an
+earlier turn, else those of a known family that its text names.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers.utils.chat_template_utils import render_jinja_template
+
+TEMPLATE_FAILURES = (
+    TemplateError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,  # a range that Jinja's sandbox finds too long
+    RecursionError,
+    MemoryError,
+)
+"""How the rendering of a chat template may fail."""
+_FIELDS = ("reasoning_content", "thinking", "reasoning")
+"""How templates call the field of a thought."""
+
+
+@dataclass(frozen=True)
+class Marks:
+    """The marks that open and close a thought.
+
+    `answer` opens an answer, in families where it does not just follow the thought, and `turn` leads from a thought to
+    it; `region` then opens any part, calls of tools among them. `wrap` may enclose an answer. `unopened`: the template
+    nowhere writes the opening mark: the model may leave it out. `gaps` are the white space behind the opening mark, and
+    around the closing one, as the family writes them.
+    """
+
+    open: str
+    close: str
+    answer: str | None = None
+    turn: str = ""
+    region: str = ""
+    wrap: tuple[str, str] | None = None
+    unopened: bool = False
+    gaps: tuple[str, str, str] = ("", "", "")
+
+    @property
+    def closing(self) -> str:
+        """The text between a thought and its answer."""
+        if self.answer:
+            return self.close + self.turn + self.answer
+        return f"{self.gaps[1]}{self.close}{self.gaps[2]}{self.wrap[0] if self.wrap else ''}"
+
+
+_RESPONSE = ("<response>", "</response>")
+FAMILIES = (
+    Marks(
+        "Here are my reasoning steps:",
+        "[BEGIN FINAL RESPONSE]",
+        wrap=("", "[END FINAL RESPONSE]"),
+        gaps=("\n", "\n", "\n"),
+    ),
+    Marks("<think>", "</think>", wrap=_RESPONSE, gaps=("\n", "\n", "\n\n")),
+    Marks("[THINK]", "[/THINK]"),
+    Marks("<seed:think>", "</seed:think>"),
+    Marks("◁think▷", "◁/think▷"),
+    Marks("<|START_THINKING|>", "<|END_THINKING|>", wrap=("<|START_RESPONSE|>", "<|END_RESPONSE|>")),
+    Marks("<|channel>thought", "<channel|>", gaps=("\n", "", "")),
+    Marks("<|inner_prefix|>", "<|inner_suffix|>"),
+    Marks("<thought>", "</thought>"),
+    Marks("<thinking>", "</thinking>"),
+    Marks("<reasoning>", "</reasoning>"),
+    Marks("<|begin_of_thought|>", "<|end_of_thought|>", wrap=("<|begin_of_solution|>", "<|end_of_solution|>")),
+    Marks("Here is my thought process:", "Here is my response:"),
+)
+CHANNELS = Marks(
+    "<|channel|>analysis<|message|>",
+    "<|end|>",
+    answer="<|channel|>final<|message|>",
+    turn="<|start|>assistant",
+    region="<|channel|>",
+)
+_REGIONS = Marks(
+    "<|open|>think<|sep|>",
+    "<|close|>think<|sep|>",
+    answer="<|open|>response<|sep|>",
+    region="<|open|>",
+    wrap=("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
+)
+
+
+def marks_of(tokenizer: Any, template: str) -> Marks | None:
+    """The marks of a model's thoughts; None where they are not known."""
+    return _declared(tokenizer) or _channels(template) or _shown(template) or _named(template)
+
+
+def _declared(tokenizer: Any) -> Marks | None:
+    """The literals of the tokenizer's own response template."""
+    fields = (getattr(tokenizer, "response_template", None) or {}).get("fields", {})
+    thought = next((fields[name] for name in _FIELDS if name in fields), {})
+    if not all(isinstance(thought.get(side), str) for side in ("open", "close")):
+        return None
+    content = fields.get("content", {})
+    answer, end = (content.get(side) if isinstance(content.get(side), str) else None for side in ("open", "close"))
+    return Marks(thought["open"], thought["close"], answer, wrap=(answer, end) if answer and end else None)
+
+
+def _channels(template: str) -> Marks | None:
+    """Families whose marks also open calls and parts of other kinds; some put them together by macros."""
+    if "<|channel|>" in template and "<|message|>" in template:
+        return CHANNELS
+    return _REGIONS if "<|open|>" in template and "<|sep|>" in template else None
+
+
+def _named(template: str) -> Marks | None:
+    """The marks of a family that a template's text names."""
+    for marks in FAMILIES:
+        if marks.close in template:
+            wrap = marks.wrap if marks.wrap and marks.wrap[0] in template else None
+            return replace(marks, wrap=wrap, unopened=marks.open not in template)
+    return None
+
+
+_THOUGHT, _ANSWER = "A thought that no template holds.", "An answer that no template holds."
+_MARK = re.compile(r"[<\[][^<>\[\]\s]+[>\]]")
+
+
+@lru_cache(maxsize=64)
+def _shown(template: str) -> Marks | None:
+    """The marks that a template writes around the thought of an earlier turn; None where it writes none."""
+    if not any(field in template for field in _FIELDS):
+        return None
+    asking = {"role": "user", "content": "Hi"}
+    spoken = {"role": "assistant", "content": _ANSWER, **dict.fromkeys(_FIELDS, _THOUGHT)}
+    try:
+        (asked,), _ = render_jinja_template([[asking]], chat_template=template, add_generation_prompt=True)
+        (told,), _ = render_jinja_template([[asking, spoken]], chat_template=template)
+    except TEMPLATE_FAILURES:
+        return None  # it takes no such message, or needs more
+    before, _, rest = told.partition(_THOUGHT)
+    between, answered, after = rest.partition(_ANSWER)
+    closing = _MARK.match(between.strip())
+    if not answered or not closing:
+        return None
+    shared = next((at for at, pair in enumerate(zip(asked, before, strict=False)) if len({*pair}) > 1), len(asked))
+    opening = before[shared:].rstrip()
+    if not _last_mark(opening):  # the prompt has opened the thought, or an empty one
+        opening = _last_mark(before) if before == asked or asked.rstrip().endswith(closing[0]) else ""
+    if not opening:
+        return None
+    behind = between.strip()[closing.end() :].strip()
+    if not behind:
+        left, right = between.split(closing[0], 1)
+        return Marks(opening.lstrip(), closing[0], gaps=(before[len(before.rstrip()) :], left, right))
+    turn = next((behind[:size] for size in range(len(behind), 0, -1) if asked.endswith(behind[:size])), "")
+    answer, end = behind.removeprefix(turn), _MARK.match(after.strip())
+    return Marks(opening, closing[0], answer, turn=turn, wrap=(answer, end[0]) if end else None)
+
+
+def _last_mark(text: str) -> str:
+    """The mark with which a text ends; "" if there is none."""
+    found = re.search(rf"{_MARK.pattern}\s*\Z", text)
+    return found[0].strip() if found else ""
