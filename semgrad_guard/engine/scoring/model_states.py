@@ -323,13 +323,13 @@ class OrdinaryCall:
         self, replayer: Replayer, ours: Sequence[GradientScores] | Sequence[Observation], row: TokenBatch
     ) -> bool:
         """Compare log-probabilities and entropies, for which a forward pass is enough."""
-        (seen,) = observe(row, replayer, self.n_layers, self.way.transform)
-        log_probs = [*chain.from_iterable(part.log_probs for part in ours)]
-        entropies = [*chain.from_iterable(part.entropies for part in ours)]
-        if not seen.log_probs or len(log_probs) != len(seen.log_probs):
-            return bool(seen.log_probs) != bool(log_probs)
+        seen = observe(row, replayer, self.n_layers, self.way.transform)
+        log_probs, expected = ([*chain.from_iterable(part.log_probs for part in parts)] for parts in (ours, seen))
+        if not expected or len(log_probs) != len(expected):
+            return bool(expected) != bool(log_probs)
+        entropies, wanted = ([*chain.from_iterable(part.entropies for part in parts)] for parts in (ours, seen))
         tolerance = _tolerance(replayer)
-        return _far(log_probs, seen.log_probs, tolerance) or _far(entropies, seen.entropies, tolerance)
+        return _far(log_probs, expected, tolerance) or _far(entropies, wanted, tolerance)
 
 
 @dataclass(eq=False)

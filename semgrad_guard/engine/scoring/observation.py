@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 import torch
 
@@ -81,7 +82,7 @@ def observe(
     *,
     own: bool = False,
 ) -> tuple[Observation, ...]:
-    """Observe every row of a batch; `captured` is left by its generation and spares the pass.
+    """Observe every part of every row of a batch; `captured` is left by its generation and spares the pass.
 
     `transform` follows the model's head. `own`: the tokens' own states are averaged. An answer that a limit cut off has
     left none of its last token, and then it takes the pass.
@@ -99,10 +100,10 @@ def observe(
     return tuple(
         _observation(*part)
         for part in zip(
-            distribution.log_probs(aims).double().split(batch.lengths),
-            distribution.entropies.double().split(batch.lengths),
-            averaged.double().split(batch.lengths),
-            predicting.double().split(batch.lengths),
+            distribution.log_probs(aims).double().split(batch.parts),
+            distribution.entropies.double().split(batch.parts),
+            averaged.double().split(batch.parts),
+            predicting.double().split(batch.parts),
             strict=True,
         )
     )
@@ -118,12 +119,12 @@ def head_gradients(
     *,
     objective: Objective,
 ) -> tuple[HeadGradient, ...]:
-    """ParaGrad of every row of a batch, from the states before the head alone; arguments as in `observe`."""
+    """ParaGrad of every part of every row, from the states before the head alone; arguments as in `observe`."""
     _, _, final, raw = _seen(batch, replayer, n_layers, captured)
     found = score_head(
         final,
         batch.targets(),
-        lengths=batch.lengths,
+        lengths=batch.parts,
         head=replayer.head,
         transform=transform,
         averages=objective.averages,
@@ -195,10 +196,14 @@ class AttentionReading:
 
 
 def read_attention(batch: TokenBatch, replayer: Replayer, n_layers: int) -> tuple[AttentionReading, ...]:
-    """Read every row of a batch by one pass over prompts and answers, their last tokens included."""
+    """Read every part of every row by one pass over prompts and answers, their last tokens included."""
     found = replayer.attention(batch, middle_layers(n_layers))
-    columns = [slice(own.start - batch.first, own.stop - batch.first) for own in batch.scored]
-    return tuple(_reading(found, row, own, middle_layers(n_layers)) for row, own in enumerate(columns))
+    begins = [own.start - batch.first for own in batch.scored]
+    return tuple(
+        _reading(found, row, slice(begin, end), middle_layers(n_layers))
+        for row, parts in enumerate(batch.segments)
+        for begin, end in pairwise(accumulate(parts, initial=begins[row]))
+    )
 
 
 def unread(reason: str) -> AttentionReading:

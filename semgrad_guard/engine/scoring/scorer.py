@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Protocol, TypeVar
 
 import torch
@@ -184,8 +185,8 @@ class Scorer(ModelStates):
         with self.lock, clean_slate():
             n_layers = self.architecture.n_layers
             if not self._reads_off(batch, captured):
-                found = self.score(batch, Objective(layers=(n_layers - 1,)))
-                return tuple(without_states(row.log_probs, row.entropies, row.reason) for row in found)
+                found = chain.from_iterable(self.score_parts(batch, Objective(layers=(n_layers - 1,))))
+                return tuple(without_states(part.log_probs, part.entropies, part.reason) for part in found)
             replayer, way = self.current_replayer(), self.exactness()
             return self._read_off(
                 batch,
@@ -201,8 +202,8 @@ class Scorer(ModelStates):
         with self.lock, clean_slate():
             n_layers = self.architecture.n_layers
             if not self._reads_off(batch, captured):
-                found = self.score(batch, replace(objective, layers=(n_layers - 1,)))
-                return tuple(HeadGradient(row.paragrad, row.paragrad_error, row.reason) for row in found)
+                found = chain.from_iterable(self.score_parts(batch, replace(objective, layers=(n_layers - 1,))))
+                return tuple(HeadGradient(part.paragrad, part.paragrad_error, part.reason) for part in found)
             replayer, way = self.current_replayer(), self.exactness()
             return self._read_off(
                 batch,
@@ -236,7 +237,8 @@ class Scorer(ModelStates):
             return True  # the pass is the ordinary call
 
         def agrees(call: OrdinaryCall, place: int, row: TokenBatch) -> bool:
-            ours = observe(batch, call.replayer, call.n_layers, way.transform, kept)[place]
+            whole = replace(batch, segments=tuple((length,) for length in batch.lengths))
+            ours = observe(whole, call.replayer, call.n_layers, way.transform, kept)[place]
             return not call.contradicts_observation(ours, row)
 
         return self._confirmed(batch, "forward", agrees)
@@ -246,7 +248,7 @@ class Scorer(ModelStates):
         with self.lock, clean_slate():
             n_layers, replayer = self.architecture.n_layers, self.current_replayer()
             if "prefix" not in self._tiers_at(batch.longest):
-                return (unread(UNREADABLE),) * len(batch.lengths)
+                return (unread(UNREADABLE),) * len(batch.parts)
             return self._together(batch, lambda rows: read_attention(rows, replayer, n_layers), unread)
 
     def _together(
@@ -266,7 +268,7 @@ class Scorer(ModelStates):
         if not found:
             give_back_memory()
             if alone:
-                return (without(OUT_OF_MEMORY),)
+                return (without(OUT_OF_MEMORY),) * len(batch.parts)
             return tuple(self._together(row, work, without)[0] for row in batch.rows())
         if alone or not any(result.reason for result in found):
             return found
