@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from semgrad_guard.calibration import sentence_gates
-from semgrad_guard.calibration.on_doubt import OnDoubt
 from semgrad_guard.calibration.sentence_gates import Promise
+from semgrad_guard.settings import OnDoubt
 
 ALPHA, DELTA, WITHIN = 0.15, 0.1, 0.106
 SIZES = (50, 100, 200)

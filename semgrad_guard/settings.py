@@ -298,6 +298,8 @@ class DeliveryOptions:
 
 ABSTAIN_MESSAGE = "I don't know."
 """The default text in the place of a withheld answer."""
+CLOSING_LINE = "I am not sure about the rest."
+"""The default text behind an answer that ends before a doubtful sentence."""
 
 
 @dataclass(frozen=True, kw_only=True)

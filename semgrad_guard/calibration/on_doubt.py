@@ -9,25 +9,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
 
-OnDoubt = Literal["stop", "drop", "mark", "escalate"]
-"""The answer ends before a doubtful sentence; or goes on without it and those that lean on it; or holds it, marked; or
-another model finishes it. Under `mark` and `escalate` the promise is about the sentences before, and without, marks."""
+from semgrad_guard.settings import OnDoubt
 
 
-def compared_scores(scores: Sequence[float | None], leans: Sequence[bool], *, on_doubt: OnDoubt) -> list[float | None]:
+def compared_scores(
+    scores: Sequence[float | None], leans_on: Sequence[int | None], *, on_doubt: OnDoubt
+) -> list[float | None]:
     """The scores that are compared, in the order of the text; None where a sentence can never be delivered.
 
-    `scores` are the sentences' own, None (or not finite) where there is none; `leans` tells which of them lean on the
-    one before ("It is ..."). Under `stop` and `escalate` a sentence depends on all before it, under `drop` on those
-    that it leans on, and under `mark` on none.
+    `scores` are the sentences' own, None (or not finite) where there is none; `leans_on` is the number of the earlier
+    one that a sentence leans on ("It is ..."). Under `stop` and `escalate` a sentence depends on all before it, under
+    `drop` on those that it leans on, and under `mark` on none.
     """
-    found: list[float | None] = []
-    reached = -math.inf
-    for score, leaning in zip(scores, leans, strict=True):
+    found: list[float] = []
+    for score, earlier in zip(scores, depending_on(leans_on, on_doubt=on_doubt), strict=True):
         own = math.inf if score is None or not math.isfinite(score) else score
-        depends = on_doubt in ("stop", "escalate") or (on_doubt == "drop" and leaning)
-        reached = max(reached, own) if depends else own
-        found.append(reached if reached < math.inf else None)
-    return found
+        found.append(own if earlier is None else max(own, found[earlier]))
+    return [score if score < math.inf else None for score in found]
+
+
+def depending_on(leans_on: Sequence[int | None], *, on_doubt: OnDoubt) -> list[int | None]:
+    """The earlier sentence without which each is not delivered."""
+    if on_doubt in ("stop", "escalate"):
+        return [number - 1 if number else None for number in range(len(leans_on))]
+    return list(leans_on) if on_doubt == "drop" else [None] * len(leans_on)

@@ -18,9 +18,11 @@ from semgrad_guard.engine.worker import Request, TextStream, Ticket
 from semgrad_guard.errors import InputError, UnsupportedToolsError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard.flow import Draft
+from semgrad_guard.guard.scored_sentences import WITH_CALLS, require_by_sentence, scored_sentences
 from semgrad_guard.guard.timing import awaited, off_loop, read_off_loop
 from semgrad_guard.guard.verdicts import RecordedScore, current_recorder, unscored
-from semgrad_guard.records import Conversation, Score, Status, ToolCall, Verdict, digest_of
+from semgrad_guard.records import Conversation, Score, SentenceVerdict, Status, ToolCall, Verdict, digest_of
+from semgrad_guard.settings import OnDoubt
 
 T = TypeVar("T")
 TemplateOptions = Mapping[str, Any]
@@ -40,6 +42,8 @@ class Answerer:
     options: GenerationOptions = field(default_factory=GenerationOptions)
     prompt_template: str = "chat"
     served: bool = False
+    by_sentence: OnDoubt | None = None
+    """What happens at a doubtful sentence, which scores are bound to; None: the whole answer has one score."""
 
     def __post_init__(self) -> None:
         given: Any = self.model
@@ -47,6 +51,8 @@ class Answerer:
             raise InputError(f"a guard needs a LanguageModel (LanguageModel.from_pretrained), not {_shown(given)}")
         if not callable(self.estimator) or not hasattr(self.estimator, "objective"):
             raise InputError(f"an estimator is one such as HybridGrad(), not {_shown(self.estimator)}")
+        if self.by_sentence is not None:
+            require_by_sentence(self.estimator)
         options: Any = self.options
         if not isinstance(options, GenerationOptions):
             raise InputError(f"options are GenerationOptions(...), not {_shown(options)}")
@@ -58,7 +64,9 @@ class Answerer:
         """The binding for a calibration of these answers (pass it to `calibrate`, with a grader)."""
         with self.model.turn:
             identity = self.model.identity
-            settings = scoring_settings(self.model, self.estimator, self.options, served=self.served)
+            settings = scoring_settings(
+                self.model, self.estimator, self.options, served=self.served, by_sentence=self.by_sentence
+            )
             template = template_name(self.model, self.prompt_template, template_options)
         return Binding(
             model=identity.name,
@@ -109,6 +117,7 @@ class Answerer:
             prompt_template=self.prompt_template,
             template_options=template_options,
             tool_calls=calls,
+            by_sentence=self.by_sentence,
         )
         return Draft(verdict, generation, generation.prompt.form)
 
@@ -210,6 +219,7 @@ class Answerer:
             prompt_template=self.prompt_template,
             template_options=template_options,
             served=self.served,
+            by_sentence=self.by_sentence,
         )
         return Draft(verdict, None, evidence.prompt.form)
 
@@ -287,22 +297,30 @@ def assess(
     template_options: Mapping[str, Any] | None = None,
     tool_calls: Sequence[ToolCall] = (),
     served: bool = False,
+    by_sentence: OnDoubt | None = None,
 ) -> Verdict:
     """Score an answer: an undecided verdict, for `decide` to judge.
 
     `options` and `template_options` (tools, for example) are those the answer was made with: calibrations are bound to
-    them. `served`: another server's model wrote it.
+    them. `served`: another server's model wrote it. `by_sentence`: every sentence has a score of its own, and the
+    answer that of its most doubtful one.
     """
     recorder, options = current_recorder(), options or GenerationOptions()
     with model.turn:  # the score and the identity with it are of one state of the model
         # A score with gradients frees the states that the others and the thought are read off.
         thought = _thought(evidence)
         others = {
-            other.name: (_score(other, evidence), scoring_settings(model, other, options, served=served))
+            other.name: (
+                _by_sentence(model, other, evidence, tool_calls)[1] if by_sentence else _score(other, evidence),
+                scoring_settings(model, other, options, served=served, by_sentence=by_sentence),
+            )
             for other in (() if recorder is None else recorder.estimators)
         }
-        score, identity = _score(estimator, evidence), model.identity
-        settings = scoring_settings(model, estimator, options, served=served)
+        sentences, score = (), None
+        if by_sentence:
+            sentences, score = _by_sentence(model, estimator, evidence, tool_calls)
+        score, identity = score or _score(estimator, evidence), model.identity
+        settings = scoring_settings(model, estimator, options, served=served, by_sentence=by_sentence)
         template = template_name(model, prompt_template, template_options)
     token = evidence.prompt.semantic_token
     status: Status = "scored" if score.uncertainty is not None else "failed" if evidence.response_ids else "unscored"
@@ -323,6 +341,7 @@ def assess(
         semantic_token_source=token.source,
         cut=evidence.cut,
         reason=score.reason,
+        sentences=sentences,
         **thought,
         **(score.details or {}),
     )
@@ -339,6 +358,14 @@ def assess(
             },
         )
     return verdict
+
+
+def _by_sentence(
+    model: LanguageModel, estimator: Estimator, evidence: Evidence, tool_calls: Sequence[ToolCall]
+) -> tuple[tuple[SentenceVerdict, ...], Score]:
+    if tool_calls:
+        return (), Score(None, WITH_CALLS)
+    return scored_sentences(model, partial(_score, estimator), evidence)
 
 
 def _thought(evidence: Evidence) -> dict[str, Any]:
@@ -372,13 +399,19 @@ def _score(estimator: Estimator, evidence: Evidence) -> Score:
 
 
 def scoring_settings(
-    model: LanguageModel, estimator: Estimator, options: GenerationOptions, *, served: bool = False
+    model: LanguageModel,
+    estimator: Estimator,
+    options: GenerationOptions,
+    *,
+    served: bool = False,
+    by_sentence: OnDoubt | None = None,
 ) -> dict[str, Any]:
     """Everything but the weights that moves scores: the estimator's settings, the dtype, an own t* and the decoding."""
     decoding = {"temperature": options.temperature, "top_p": options.top_p, "top_k": options.top_k}
     sampled = {} if options.temperature == 0 else decoding
     grammar = {} if options.grammar is None else {"grammar": sha256(options.grammar.encode()).hexdigest()[:12]}
     elsewhere = {"served": True} if served else {}
+    unit = {} if by_sentence is None else {"by": "sentence", "on_doubt": by_sentence}
     thoughts = {} if options.max_thinking_tokens is None else {"max_thinking_tokens": options.max_thinking_tokens}
     return {
         **estimator.settings(),
@@ -388,6 +421,7 @@ def scoring_settings(
         **grammar,
         **thoughts,
         **elsewhere,
+        **unit,
     }
 
 

@@ -152,6 +152,8 @@ class Pending(Generic[A]):
                 prompt=draft.prompt,
                 trusted=draft.trusted,
                 strange=draft.strange,
+                on_doubt=terms.on_doubt,
+                closing_line=terms.closing_line,
             )
         except Exception as error:  # noqa: BLE001 - raised in this draft's place, after the others are settled
             return error

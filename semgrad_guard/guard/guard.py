@@ -21,7 +21,7 @@ from semgrad_guard.guard.promise import Promise, promise_along, require_sequel
 from semgrad_guard.guard.streams import arun_stream, run_stream
 from semgrad_guard.guard.timing import Steps, Work, adrive, drive, off_loop
 from semgrad_guard.records import Conversation, Verdict
-from semgrad_guard.settings import Mode, OnError, Timeout
+from semgrad_guard.settings import JudgedBy, Mode, OnDoubt, OnError, Timeout
 
 Answer = str | Verdict
 Target = Callable[[Conversation], Answer | Awaitable[Answer]]
@@ -45,6 +45,11 @@ class Guard:
             The answers of any other callable are unscored and outside the promise.
         mode: "enforce"; "annotate" or "observe": every answer is delivered, streams are live, and the verdict's action
             is advice (`enforced` is False); "raise": a `LowConfidenceError` where an answer is not let through.
+        by: "sentence" scores every sentence, given everything before it, and delivers those that are let through
+            (`verdict.sentences`).
+        on_doubt: at a doubtful sentence "stop" ends the answer before it, "drop" leaves it out with those that lean on
+            it, "mark" delivers it outside the promise.
+        closing_line: delivered behind an answer that "stop" has ended.
         prepare: turns the conversation into the one the model sees (puts retrieved passages in, for example).
         prompt_template: a name for that form of prompt; a calibration for another form is refused.
         options: how to generate; greedy by default.
@@ -71,6 +76,9 @@ class Guard:
         estimator: Estimator | None = None,
         escalate_to: Target | None = None,
         mode: Mode = Terms.mode,
+        by: JudgedBy = "answer",
+        on_doubt: OnDoubt = Terms.on_doubt,
+        closing_line: str = Terms.closing_line,
         prepare: Callable[[Conversation], Conversation] | None = None,
         prompt_template: str = "chat",
         options: GenerationOptions | None = None,
@@ -87,6 +95,8 @@ class Guard:
             )
         if prepare is not None and not callable(prepare):
             raise InputError(f"prepare must be a function of the conversation, not a {type(prepare).__name__}")
+        if on_doubt == "escalate":
+            raise InputError('on_doubt="escalate" is not available yet: take "stop", "drop" or "mark"')
         self.terms = Terms(
             policy=require_policy(policy),
             mode=mode,
@@ -97,12 +107,15 @@ class Guard:
             monitor=monitor,
             notify=notify,
             log=log,
+            on_doubt=on_doubt,
+            closing_line=closing_line,
         )
         self._answerer = Answerer(
             model,
             estimator or estimator_of(self.policy.calibration),
             options=options or GenerationOptions(),
             prompt_template=prompt_template,
+            by_sentence=on_doubt if by == "sentence" else None,
         )
         self.escalate_to, self._prepare = escalate_to, prepare
         if isinstance(escalate_to, Guard):

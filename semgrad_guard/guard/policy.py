@@ -19,6 +19,7 @@ from semgrad_guard.decision_log.entries import DecisionSink
 from semgrad_guard.declared import require_valid
 from semgrad_guard.engine.interruption import Stop
 from semgrad_guard.errors import InputError, UnfamiliarPromptError
+from semgrad_guard.guard.sentences import decided_sentences, delivers, with_delivered
 from semgrad_guard.guard.verdicts import (
     UNSCORED,
     abstained,
@@ -31,9 +32,11 @@ from semgrad_guard.guard.verdicts import (
 from semgrad_guard.records import OWN_CODE, Action, PromptForm, Verdict, digest_of
 from semgrad_guard.settings import (
     ABSTAIN_MESSAGE,
+    CLOSING_LINE,
     DeliveryOptions,
     KeepDraft,
     Mode,
+    OnDoubt,
     OnUnfamiliar,
     OnUnscored,
     PolicyOptions,
@@ -203,6 +206,8 @@ class Terms(DeliveryOptions):
         notify: called with every verdict.
         log: records every decision; the verdict then carries its `decision_id`.
         trim: changes an answer that is let through, and its verdict, before they go out.
+        on_doubt: what happens at a doubtful sentence of an answer that was scored by sentence.
+        closing_line: delivered behind an answer that ends before a doubtful sentence.
 
     Raises:
         InputError: an argument is not as described.
@@ -217,6 +222,8 @@ class Terms(DeliveryOptions):
     notify: Callable[[Verdict], None] | None = None
     log: DecisionSink | None = None
     trim: Callable[[Verdict, Any], tuple[Verdict, Any]] | None = None
+    on_doubt: OnDoubt = "stop"
+    closing_line: str = CLOSING_LINE
 
     def __post_init__(self) -> None:
         require_policy(self.policy)
@@ -303,6 +310,8 @@ def settle(
     prompt: PromptForm | None = None,
     trusted: bool = False,
     strange: tuple[str, ...] = (),
+    on_doubt: OnDoubt = "stop",
+    closing_line: str = CLOSING_LINE,
 ) -> Settlement:
     """The decision about a draft. Pure: records in, a record out.
 
@@ -315,6 +324,8 @@ def settle(
         trusted: the draft's actions may go out whatever its score (an agent's calls of harmless tools): the decision
             about them is advice. Text next to them is let through only by its score.
         strange: why the question is unlike those of the calibration, in addition to the form of its prompt.
+        on_doubt: what happens at a doubtful sentence, where the draft was scored by sentence.
+        closing_line: delivered behind an answer that ends before one.
 
     Raises:
         BindingMismatchError: the policy was calibrated for another model, estimator, setting or template.
@@ -324,7 +335,7 @@ def settle(
         return Deliver(draft)
     if not withholds(mode) and policy.on_unfamiliar == "raise":
         policy = replace(policy, on_unfamiliar="abstain")  # advice is given, not raised
-    verdict = decide(draft, policy, can_escalate=can_escalate, prompt=prompt, strange=strange)
+    verdict = decide(draft, policy, can_escalate=can_escalate, prompt=prompt, strange=strange, on_doubt=on_doubt)
     if not withholds(mode):
         return Deliver(verdict.model_copy(update={"enforced": False}))
     if trusted and verdict.action != "answer":
@@ -333,6 +344,8 @@ def settle(
         return Deliver(verdict)
     if mode == "raise":
         return Raise(verdict)
+    if any(map(delivers, verdict.sentences)):
+        return Deliver(with_promise(with_delivered(verdict, closing_line=closing_line)))
     return Escalate(verdict) if verdict.action == "escalate" else Abstain(verdict)
 
 
@@ -343,8 +356,11 @@ def decide(
     can_escalate: bool,
     prompt: PromptForm | None = None,
     strange: tuple[str, ...] = (),
+    on_doubt: OnDoubt = "stop",
 ) -> Verdict:
     """Apply a policy to a scored draft: action, confidence, threshold, and the reason if it is not let through.
+
+    Of a draft that was scored by sentence the action is that about all of it; each sentence has a decision of its own.
 
     It is promised if a calibrated threshold lets it through and its prompt's form, `prompt`, is like those of the
     calibration. An unknown prompt is unlike them. `strange` are further differences.
@@ -359,6 +375,11 @@ def decide(
     unfamiliar = tuple(dict.fromkeys((*unlike(draft, policy, prompt), *strange))) if calibrated else ()
     action = _action(draft, policy, can_escalate=can_escalate, unfamiliar=unfamiliar)
     let_through = action == "answer"
+    judged = not unfamiliar or policy.delivers_unfamiliar
+
+    def passes(score: float | None) -> bool:
+        return judged and policy.decide(score, can_escalate=False) == "answer"
+
     changes: dict[str, Any] = {
         "action": action,
         "threshold": policy.recorded_threshold,
@@ -369,6 +390,13 @@ def decide(
         "familiar": not unfamiliar if calibrated else None,
         "unfamiliar": unfamiliar,
         "reason": draft.reason if let_through or draft.reason else _withheld(draft, policy),
+        "sentences": decided_sentences(
+            draft.sentences,
+            on_doubt=on_doubt if judged else "stop",
+            lets_through=passes,
+            promises=lambda score: calibrated and not unfamiliar and policy.lets_through(score),
+            confidence=policy.confidence,
+        ),
     }
     return with_promise(draft.model_copy(update=changes))
 

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from semgrad_guard.calibration.binding import Binding
 from semgrad_guard.calibration.prompt_shape import PromptForm
+from semgrad_guard.guard.sentences import delivers, none_delivered, undecided_sentences
 from semgrad_guard.records import ToolCall, Verdict
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def undecided(verdict: Verdict) -> Verdict:
         "decision_id": None,
         "escalated_from": None,
         "reason": None if verdict.status == "scored" else verdict.reason,
+        "sentences": undecided_sentences(verdict.sentences),
     }
     return verdict.model_copy(update=changes)
 
@@ -96,6 +98,7 @@ def abstained(decided: Verdict, message: str) -> Verdict:
         "reasoning": None,
         "tool_calls": (),
         "draft": draft,
+        "sentences": none_delivered(decided.sentences),
     }
     return decided.model_copy(update=changes)
 
@@ -110,6 +113,7 @@ def escalated(decided: Verdict, answer: str | Verdict) -> Verdict:
         "reasoning": answer.reasoning,
         "tool_calls": answer.tool_calls,
         "draft": decided.text,
+        "sentences": none_delivered(decided.sentences),
         "escalated": answer,
     }
     return with_promise(decided.model_copy(update=changes))
@@ -140,6 +144,9 @@ def _keeps(verdict: Verdict) -> bool:
         return False
     if verdict.escalated is not None:
         return verdict.escalated.upstream == verdict.calibration_id and _keeps(verdict.escalated)
+    if verdict.sentences:
+        delivered = [*filter(delivers, verdict.sentences)]
+        return verdict.action == "answer" and bool(delivered) and all(sentence.promised for sentence in delivered)
     if verdict.uncertainty is None or verdict.threshold is None:
         return False
     return verdict.action == "answer" and verdict.uncertainty <= verdict.threshold
@@ -147,7 +154,13 @@ def _keeps(verdict: Verdict) -> bool:
 
 def handed_on(decided: Verdict) -> Verdict:
     """The verdict with its answer withheld and no other in its place: another agent answers, later."""
-    changes: dict[str, Any] = {"text": "", "reasoning": None, "tool_calls": (), "draft": decided.text or None}
+    changes: dict[str, Any] = {
+        "text": "",
+        "reasoning": None,
+        "tool_calls": (),
+        "draft": decided.text or None,
+        "sentences": none_delivered(decided.sentences),
+    }
     return decided.model_copy(update={**changes, "promised": False})
 
 

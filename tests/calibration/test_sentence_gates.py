@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semgrad_guard.calibration import binomial, gates, sentence_gates
-from semgrad_guard.calibration.on_doubt import OnDoubt, compared_scores
+from semgrad_guard.calibration.on_doubt import compared_scores
 from semgrad_guard.calibration.sentence_gates import Promise, sentence_key
+from semgrad_guard.settings import OnDoubt
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
@@ -34,13 +35,14 @@ SENTENCE = st.tuples(st.integers(0, 9).map(float), st.booleans(), st.integers(0,
     ],
 )
 def test_a_sentence_counts_with_all_that_it_depends_on(on_doubt: OnDoubt, expected: list[float | None]) -> None:
-    scores, leans = [1.0, 3.0, 0.5, math.nan, 2.0], [False, False, True, False, False]
-    assert compared_scores(scores, leans, on_doubt=on_doubt) == expected
+    scores: list[float | None] = [1.0, 3.0, 0.5, math.nan, 2.0]
+    assert compared_scores(scores, [None, None, 1, None, None], on_doubt=on_doubt) == expected
 
 
 def test_leaning_reaches_through_a_chain_and_an_unscored_sentence() -> None:
-    assert compared_scores([2.0, 1.0, 0.5], [False, True, True], on_doubt="drop") == [2.0, 2.0, 2.0]
-    assert compared_scores([None, 1.0, 0.5], [False, True, False], on_doubt="drop") == [None, None, 0.5]
+    assert compared_scores([2.0, 1.0, 0.5], [None, 0, 1], on_doubt="drop") == [2.0, 2.0, 2.0]
+    assert compared_scores([None, 1.0, 0.5], [None, 0, None], on_doubt="drop") == [None, None, 0.5]
+    assert compared_scores([2.0, 1.0, 0.5], [None, None, 0], on_doubt="drop") == [2.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize("on_doubt", ["drop", "stop", "mark", "escalate"])
@@ -48,7 +50,8 @@ def test_the_simulation_compares_the_same_scores(on_doubt: OnDoubt) -> None:
     rng = np.random.default_rng(2)
     scores, leans = rng.normal(size=(20, 8)), rng.random((20, 8)) < 0.4
     one_by_one = [
-        compared_scores(s, b, on_doubt=on_doubt) for s, b in zip(scores.tolist(), leans.tolist(), strict=True)
+        compared_scores(s, [n - 1 if n and one else None for n, one in enumerate(b)], on_doubt=on_doubt)
+        for s, b in zip(scores.tolist(), leans.tolist(), strict=True)
     ]
     assert check_sentences.compared(scores, leans, on_doubt).tolist() == one_by_one
 

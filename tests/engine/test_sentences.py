@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semgrad_guard.calibration.sentence_scores import compared_scores
 from semgrad_guard.engine.texts.leaning import leanings
 from semgrad_guard.engine.texts.sentences import By, clauses, decided, sentences, split
-from semgrad_guard.settings import OnDoubt
 
 LINES = (Path(__file__).parent / "sentences.txt").read_text(encoding="utf-8").splitlines()
 DIVIDED = [
@@ -97,23 +95,3 @@ def test_clauses() -> None:
 )
 def test_sentences_that_lean_on_others(text: str, expected: list[int | None]) -> None:
     assert leanings(text, sentences(text)) == expected
-
-
-@pytest.mark.parametrize(
-    ("on_doubt", "expected"),
-    [
-        ("stop", [0.2, 0.5, 0.5, 0.9, 0.9]),
-        ("escalate", [0.2, 0.5, 0.5, 0.9, 0.9]),
-        ("drop", [0.2, 0.5, 0.5, 0.9, 0.3]),
-        ("mark", [0.2, 0.5, 0.1, 0.9, 0.3]),
-    ],
-)
-def test_the_score_that_is_compared(on_doubt: OnDoubt, expected: list[float]) -> None:
-    assert compared_scores([0.2, 0.5, 0.1, 0.9, 0.3], [None, None, 1, 2, None], on_doubt) == expected
-
-
-@pytest.mark.parametrize(
-    ("on_doubt", "expected"), [("stop", [0.2, None, None]), ("drop", [0.2, None, 0.1]), ("mark", [0.2, None, 0.1])]
-)
-def test_a_missing_score(on_doubt: OnDoubt, expected: list[float | None]) -> None:
-    assert compared_scores([0.2, None, 0.1], [None, 0, None], on_doubt) == expected

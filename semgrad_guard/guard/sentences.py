@@ -1,0 +1,86 @@
+"""Answers judged by sentence: the decision about each sentence of a draft, and the part of it that is delivered.
+
+A sentence is let through where its score, and those of all that it depends on (`calibration/on_doubt.py`), are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from semgrad_guard.calibration.on_doubt import compared_scores, depending_on
+from semgrad_guard.records import SentenceVerdict, Verdict
+from semgrad_guard.settings import OnDoubt
+
+
+def decided_sentences(
+    sentences: Sequence[SentenceVerdict],
+    *,
+    on_doubt: OnDoubt,
+    lets_through: Callable[[float | None], bool],
+    promises: Callable[[float | None], bool],
+    confidence: Callable[[float | None], float | None],
+) -> tuple[SentenceVerdict, ...]:
+    """The sentences with the decision about each; their ranges are still those of the whole draft."""
+    leans_on = [sentence.leans_on for sentence in sentences]
+    compared = compared_scores([sentence.uncertainty for sentence in sentences], leans_on, on_doubt=on_doubt)
+    through: list[bool] = []
+    for sentence, earlier in zip(sentences, depending_on(leans_on, on_doubt=on_doubt), strict=True):
+        through.append(lets_through(sentence.uncertainty) and (earlier is None or through[earlier]))
+    return tuple(
+        sentence.model_copy(
+            update={
+                "action": "deliver" if passes else on_doubt,
+                "compared": score,
+                "confidence": confidence(score),
+                "promised": passes and promises(score),
+            }
+        )
+        for sentence, passes, score in zip(sentences, through, compared, strict=True)
+    )
+
+
+def delivers(sentence: SentenceVerdict) -> bool:
+    """Whether a sentence goes out, marked or not."""
+    return sentence.action in ("deliver", "mark")
+
+
+def with_delivered(draft: Verdict, *, closing_line: str) -> Verdict:
+    """The verdict with the part of its text that is delivered; behind an answer that was ended early, the line."""
+    text, kept = "", list[SentenceVerdict]()
+    for sentence in draft.sentences:
+        begin = len(text)
+        text += draft.text[sentence.start : sentence.end] if delivers(sentence) else ""
+        kept.append(sentence.model_copy(update={"start": begin, "end": len(text)}))
+    withheld = [sentence for sentence in kept if not delivers(sentence)]
+    ended = any(sentence.action == "stop" for sentence in kept)
+    if ended and closing_line:
+        text += closing_line if text[-1:].isspace() else f" {closing_line}"
+    doubtful = sum(sentence.action != "deliver" for sentence in kept)
+    changes = {
+        "action": "answer",
+        "text": text,
+        "sentences": tuple(kept),
+        "draft": draft.text if withheld else None,
+        "reason": f"{doubtful} of {len(kept)} sentences are not let through",
+    }
+    return draft.model_copy(update=changes)
+
+
+def undecided_sentences(sentences: Sequence[SentenceVerdict]) -> tuple[SentenceVerdict, ...]:
+    """The delivered sentences without the decision about them."""
+    nothing = {"action": "deliver", "compared": None, "confidence": None, "promised": False}
+    kept = [number for number, sentence in enumerate(sentences) if sentence.end > sentence.start]
+    places: dict[int | None, int] = {number: place for place, number in enumerate(kept)}
+    return tuple(
+        sentences[number].model_copy(update={**nothing, "leans_on": places.get(sentences[number].leans_on)})
+        for number in kept
+    )
+
+
+def none_delivered(sentences: Sequence[SentenceVerdict]) -> tuple[SentenceVerdict, ...]:
+    """The sentences of a draft that does not go out, whatever goes out instead."""
+    nowhere = {"start": 0, "end": 0, "promised": False}
+    return tuple(
+        sentence.model_copy(update={**nowhere, **({"action": "stop"} if delivers(sentence) else {})})
+        for sentence in sentences
+    )

@@ -1,0 +1,156 @@
+"""Answers judged by sentence: what of a draft is delivered, what is recorded, and what is promised."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
+from semgrad_guard.decision_log.decision_log import DecisionLog
+from semgrad_guard.errors import BindingMismatchError, InputError, LowConfidenceError
+from semgrad_guard.estimators import RAUQ, GreatestEntropy, MaxProbability, ParaGrad, SemanticEntropy
+from semgrad_guard.guard import undecided
+from semgrad_guard.guard.policy import Abstain, Deliver, Escalate, Raise, settle
+from semgrad_guard.records import SentenceVerdict, Verdict
+from semgrad_guard.settings import CLOSING_LINE
+
+PIECES = ["Lima is old. ", "It is big. ", "Peru is far. ", "They speak Quechua."]
+LEANS = [None, 0, None, 2]
+POLICY = Policy(threshold=1.0)
+
+
+def draft(*uncertainties: float | None) -> Verdict:
+    """A draft whose sentences have these scores."""
+    sentences, end = list[SentenceVerdict](), 0
+    for piece, uncertainty, leans_on in zip(PIECES, uncertainties, LEANS, strict=False):
+        begin, end = end, end + len(piece)
+        sentences.append(SentenceVerdict(start=begin, end=end, uncertainty=uncertainty, leans_on=leans_on, tokens=3))
+    greatest = None if None in uncertainties else max(u for u in uncertainties if u is not None)
+    return Verdict(
+        status="scored", action="answer", text="".join(PIECES[: len(uncertainties)]), estimator="hybridgrad",
+        model="m", uncertainty=greatest, sentences=tuple(sentences),
+    )  # fmt: skip
+
+
+def shown(verdict: Verdict) -> list[str]:
+    return [verdict.text[sentence.start : sentence.end] for sentence in verdict.sentences]
+
+
+def actions(verdict: Verdict) -> str:
+    return " ".join(sentence.action for sentence in verdict.sentences)
+
+
+@pytest.mark.parametrize(
+    ("on_doubt", "scores", "text", "expected"),
+    [
+        ("stop", (0, 0, 0, 0), "".join(PIECES), "deliver deliver deliver deliver"),
+        ("stop", (0, 0, 2, 0), f"{PIECES[0]}{PIECES[1]}{CLOSING_LINE}", "deliver deliver stop stop"),
+        ("drop", (0, 2, 0, 0), f"{PIECES[0]}{PIECES[2]}{PIECES[3]}", "deliver drop deliver deliver"),
+        ("drop", (0, 0, 2, 0), f"{PIECES[0]}{PIECES[1]}", "deliver deliver drop drop"),
+        ("mark", (0, 0, 2, 0), "".join(PIECES), "deliver deliver mark deliver"),
+        ("stop", (0, None, 0), f"{PIECES[0]}{CLOSING_LINE}", "deliver stop stop"),
+        ("drop", (0, None, 0), f"{PIECES[0]}{PIECES[2]}", "deliver drop deliver"),
+    ],
+)
+def test_a_part_is_delivered(on_doubt: Any, scores: tuple[float | None, ...], text: str, expected: str) -> None:
+    whole = draft(*scores)
+    settled = settle(whole, POLICY, "enforce", can_escalate=True, on_doubt=on_doubt)
+    assert isinstance(settled, Deliver)
+    verdict = settled.verdict
+    assert (verdict.text, verdict.action, actions(verdict)) == (text, "answer", expected)
+    for piece, sentence in zip(shown(verdict), verdict.sentences, strict=True):
+        assert (piece == "") == (sentence.action in ("stop", "drop"))
+    assert "".join(shown(verdict)) == text.removesuffix(CLOSING_LINE)
+    assert verdict.draft == (None if text == whole.text else whole.text)
+    assert Verdict.model_validate_json(verdict.model_dump_json()) == verdict
+
+
+def test_nothing_withheld_is_in_the_metadata() -> None:
+    verdict = settle(draft(0, 2, 0, 0), POLICY, "enforce", can_escalate=False, on_doubt="drop").verdict
+    assert "big" not in str(verdict.metadata())
+    assert "big" in str(verdict.metadata(keep_draft=True))
+
+
+@pytest.mark.parametrize("on_doubt", ["stop", "drop"])
+def test_where_nothing_is_left_the_whole_answer_is_withheld(on_doubt: Any) -> None:
+    whole = draft(2, 3)
+    assert isinstance(settle(whole, POLICY, "enforce", can_escalate=False, on_doubt=on_doubt), Abstain)
+    assert isinstance(settle(whole, POLICY, "enforce", can_escalate=True, on_doubt=on_doubt), Escalate)
+
+
+def test_modes() -> None:
+    doubtful = draft(0, 2)
+    assert isinstance(settle(doubtful, POLICY, "raise", can_escalate=False), Raise)
+    advice = settle(doubtful, POLICY, "annotate", can_escalate=False)
+    assert isinstance(advice, Deliver)
+    assert (advice.verdict.text, advice.verdict.enforced) == (doubtful.text, False)
+    assert (actions(advice.verdict), advice.verdict.promised) == ("deliver stop", False)
+
+
+def test_an_unscored_sentence_that_is_delivered_hides_no_doubtful_one() -> None:
+    policy = Policy(threshold=1.0, on_unscored="answer")
+    verdict = settle(draft(0, None, 2), policy, "enforce", can_escalate=False).verdict
+    assert actions(verdict) == "deliver deliver stop"
+
+
+def test_a_delivered_part_can_be_judged_again() -> None:
+    verdict = undecided(settle(draft(2, 0, 0, 0), POLICY, "enforce", can_escalate=False, on_doubt="drop").verdict)
+    assert shown(verdict) == PIECES[2:]
+    assert [sentence.leans_on for sentence in verdict.sentences] == [None, 0]
+    assert actions(verdict) == "deliver deliver"
+
+
+TEXT = "Tea is old. It is hot! Go."
+WRITTEN = GenerationOptions(max_tokens=64, grammar=r'start: "Tea is old. It is hot! Go."')
+
+
+def guard(model: LanguageModel, threshold: float, **changes: Any) -> Guard:
+    given: dict[str, Any] = {"estimator": HybridGrad(), "options": WRITTEN, "by": "sentence", **changes}
+    return Guard(model, Policy(threshold=threshold), **given)
+
+
+@pytest.mark.parametrize("estimator", [HybridGrad(), ParaGrad(), MaxProbability(), GreatestEntropy(), RAUQ()])
+def test_every_sentence_has_a_score(language_model: LanguageModel, estimator: Any) -> None:
+    verdict = guard(language_model, 1e9, estimator=estimator)("q")
+    assert (verdict.text, shown(verdict)) == (TEXT, ["Tea is old. ", "It is hot! ", "Go."])
+    own = [sentence.uncertainty for sentence in verdict.sentences]
+    assert verdict.uncertainty == max(u for u in own if u is not None)
+    assert len(set(own)) == 3
+    assert [sentence.leans_on for sentence in verdict.sentences] == [None, 0, None]
+    assert sum(sentence.tokens for sentence in verdict.sentences) == verdict.scored_tokens
+    assert all("gnll" in sentence.scores for sentence in verdict.sentences)
+
+
+def test_a_guard_delivers_up_to_the_first_doubt(language_model: LanguageModel, tmp_path: Any) -> None:
+    first, second, third = (s.uncertainty for s in guard(language_model, 1e9)("q").sentences)
+    assert first is not None
+    with DecisionLog(tmp_path / "log.db") as log:
+        below = guard(language_model, math.nextafter(min(first, second or 0, third or 0), 0), log=log)
+        assert (below("q").text, actions(below("q"))) == ("I don't know.", "stop stop stop")
+    dropping = guard(language_model, max(first, third or 0), on_doubt="mark", estimator=HybridGrad())
+    assert dropping("q").text == TEXT
+    found = [guard(language_model, first, on_doubt="stop").batch(["q", "r"])[0], guard(language_model, first)("q")]
+    assert all(verdict.text.startswith("Tea is old. ") for verdict in found)
+    stream = guard(language_model, first).stream("q")
+    assert "".join(stream) == stream.verdict.text == found[1].text
+    with pytest.raises(LowConfidenceError):
+        guard(language_model, below.policy.threshold or 0, mode="raise")("q")
+
+
+def test_scores_by_sentence_are_bound(language_model: LanguageModel) -> None:
+    stop, drop, whole = (
+        guard(language_model, 1.0, **changes).binding
+        for changes in ({}, {"on_doubt": "drop"}, {"by": "answer"})
+    )  # fmt: skip
+    for one, two in ((stop, drop), (stop, whole), (whole, drop)):
+        with pytest.raises(BindingMismatchError):
+            one.require(two)
+
+
+def test_estimators_of_whole_answers_are_refused(language_model: LanguageModel) -> None:
+    with pytest.raises(InputError, match="whole answers"):
+        guard(language_model, 1.0, estimator=SemanticEntropy())
+    with pytest.raises(InputError, match="not available"):
+        guard(language_model, 1.0, on_doubt="escalate")
