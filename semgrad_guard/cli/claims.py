@@ -17,7 +17,7 @@ from semgrad_guard.errors import InputError, PromptTooLongError, ReasoningError
 if TYPE_CHECKING:
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.engine.scoring.segments import Segment
-    from semgrad_guard.engine.texts.sentences import By
+    from semgrad_guard.engine.sentences import By
     from semgrad_guard.estimators.base import ReplayEstimator
     from semgrad_guard.evaluation.highlight import Claim
     from semgrad_guard.evaluation.questions.data import Question

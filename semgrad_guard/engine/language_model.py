@@ -24,7 +24,7 @@ from semgrad_guard.engine.prompts.tool_format import ToolAnswer
 from semgrad_guard.engine.scoring.gradients import GradientScores
 from semgrad_guard.engine.scoring.segments import Segment, score_segments
 from semgrad_guard.engine.scoring.semantic_preservation import last_states
-from semgrad_guard.engine.texts.sentences import By, Span, sentences
+from semgrad_guard.engine.sentences import By, Span, sentences
 from semgrad_guard.engine.worker import Request, TextStream, Ticket, Worker, worker_of
 from semgrad_guard.engine.writing_model import WritingModel, name_of
 from semgrad_guard.errors import EmptyResponseError, InputError, PromptTooLongError, ReasoningError

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.scoring.segments import Segment
-from semgrad_guard.engine.texts.sentences import By
+from semgrad_guard.engine.sentences import By
 from semgrad_guard.engine.worker import Batching, Ticket
 from semgrad_guard.errors import AnswerCancelledError, QueueFullError
 from semgrad_guard.estimators import Estimator

@@ -14,7 +14,7 @@ from semgrad_guard.engine.prompts.prompt import tokenize
 from semgrad_guard.engine.prompts.semantic_token import TokenizedText
 from semgrad_guard.engine.replay.replayer import Replayer
 from semgrad_guard.engine.scoring.segments import token_counts
-from semgrad_guard.engine.texts.sentences import split
+from semgrad_guard.engine.sentences import split
 from semgrad_guard.errors import EmptyResponseError
 
 from .oracle import reference_scores, worst_relative_error

@@ -10,7 +10,7 @@ from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.generation.generation import BatchScoring, Evidence
 from semgrad_guard.engine.generation.sentence_scoring import sentence_evidence, token_counts
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.texts.sentences import sentences
+from semgrad_guard.engine.sentences import sentences
 
 ANSWER = "Tea is a drink. It grows in Assam! Yes."
 

@@ -16,7 +16,7 @@ from semgrad_guard.engine.generation.visible import Codec
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.batch import TokenBatch
 from semgrad_guard.engine.scoring.scorer import clean_slate
-from semgrad_guard.engine.texts.sentences import Span
+from semgrad_guard.engine.sentences import Span
 
 
 def token_counts(ids: Sequence[int], text: str, spans: Sequence[Span], codec: Codec) -> tuple[int, ...] | None:

@@ -16,7 +16,7 @@ from semgrad_guard.engine.prompts.semantic_token import TokenizedText
 from semgrad_guard.engine.replay.batch import TokenBatch
 from semgrad_guard.engine.scoring.gradients import GradientScores
 from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
-from semgrad_guard.engine.texts.sentences import By, split
+from semgrad_guard.engine.sentences import By, split
 
 
 @dataclass(frozen=True)

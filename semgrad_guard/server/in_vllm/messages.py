@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from semgrad_guard import errors
 from semgrad_guard.engine.generation.options import GenerationOptions
-from semgrad_guard.engine.texts.sentences import By
+from semgrad_guard.engine.sentences import By
 from semgrad_guard.errors import SemGradGuardError
 from semgrad_guard.records import PromptForm, Verdict
 from semgrad_guard.server.answers import Answer

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.prompts.reasoning import HeldText
 from semgrad_guard.engine.scoring.segments import Segment
-from semgrad_guard.engine.texts.sentences import By
+from semgrad_guard.engine.sentences import By
 from semgrad_guard.engine.worker import Batching
 from semgrad_guard.errors import InputError, QueueFullError, ScoringError
 from semgrad_guard.estimators import Estimator

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from semgrad_guard.engine.texts.sentences import Span
+from semgrad_guard.engine.sentences import Span
 
 _LEANS = re.compile(
     r"[\s\"'“«„(\[*_>]*(?:"
