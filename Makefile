@@ -23,7 +23,7 @@ NONCES ?= 100000
 KILLS ?= 20
 REQUESTS ?= 100000
 
-.PHONY: help check check-fast lint tests tests-fast coverage check-heavy check-gpu check-guarantee docs check-lowest check-research check-server check-upstreams check-browser check-load check-fuzz check-ray check-vllm check-templates check-models check-smollm2 serve release-check demo bench bench-full bench-rivals \
+.PHONY: help check check-fast lint tests tests-fast coverage check-heavy check-gpu check-guarantee check-watching docs check-lowest check-research check-server check-upstreams check-browser check-load check-fuzz check-ray check-vllm check-templates check-models check-smollm2 serve release-check demo bench bench-full bench-rivals \
 	format train-pocket clean
 
 help:  ## this list
@@ -82,6 +82,9 @@ check-guarantee: $(STAMP)  ## the promise of a calibration, simulated 10,000 tim
 	$(BIN)/python scripts/check_guarantee.py --page docs/results/guarantee.md
 	$(BIN)/python scripts/check_sentences.py --page docs/results/guarantee-sentences.md
 	$(BIN)/python scripts/check_labels.py --page docs/results/labels.md
+
+check-watching: $(STAMP)  ## the monitors of promises and of drift, simulated 10,000 times (minutes)
+	$(BIN)/python scripts/check_watching.py
 
 check-gpu: $(STAMP)  ## exactness, tiers and memory on a CUDA device (skipped where there is none; REQUIRE=--require)
 	$(BIN)/python -m pytest tests/engine/test_gpu.py -m heavy $(REQUIRE)

@@ -1,18 +1,20 @@
 """Have the scores moved since calibration? A promise holds only while questions come from the same population.
 
-`drift` is one two-sample Kolmogorov-Smirnov test. `DriftMonitor` looks again and again without crying wolf: scores
-fall into blocks that do not overlap, each block is tested once, when it is full, and the k-th test is made at
-level / (k (k + 1)). These levels add up to `level`, so the chance that a monitor *ever* raises a false alarm, however
-long it runs and however often it reports, is at most `level` (union bound; it needs no independence between the tests,
-which share the calibration scores). The price is that a late change must be larger to be seen than an early one.
+`drift` is one two-sample Kolmogorov-Smirnov test. `DriftMonitor` looks after every score without crying wolf: it bets
+on the ranks of the scores, and the evidence adds up (`rank_martingale.py`). The chance that a monitor *ever* raises a
+false alarm, however long it runs and however often it reports, is at most `level`.
 
-A model that stops giving scores moves none, so answers without one are watched as well: blocks of answers, scored or
-not, are tested in the same way for a larger share of unscored ones than at calibration (Fisher's exact test). This
-second alarm has a `level` of its own; the chance that either is ever false is at most twice that.
+A model that stops giving scores moves none, so answers without one are watched in the same way. This second alarm has a
+`level` of its own; the chance that either is ever false is at most twice that.
+
+n calibration scores hold at most n s^2 / 2 nats of evidence about a shift of s standard deviations that is there from
+the first answer on, so a small calibration never sees a small one: `DriftMonitor.smallest_shift`. A shift that comes
+later is compared with all scores before it, and smaller ones are seen.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterable
 from typing import Any, cast
@@ -22,8 +24,11 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from semgrad_guard.calibration.calibration_record import Calibration, is_score
+from semgrad_guard.calibration.rank_martingale import RankBets, ScoreRanks, UnscoredBets
 from semgrad_guard.errors import CalibrationError, InputError
 
+_NATS_FOR_BETS = 3.0
+"""The price of betting on many changes at once."""
 _EXACT_UP_TO = 10_000
 """Where scipy's own p-value turns from the exact one to the limit's. Beyond it, sorting everything is not needed."""
 
@@ -31,10 +36,9 @@ _EXACT_UP_TO = 10_000
 class Drift(BaseModel):
     """The outcome of a drift test.
 
-    `p_value` in [0, 1] is how likely so large a `statistic` (the largest gap between the two distribution functions) is
-    without drift; `moved` tells whether it is at most `level`, the level of this very test. `n` recent scores were
-    compared. For a monitor, `looks` counts the tests made so far, and the figures are those of the test that raised
-    the alarm, or else of the latest; with no test yet, `n` is 0 and `p_value` 1.
+    `p_value` in [0, 1] is how likely so large a `statistic` is without drift; `moved` tells whether it is at most
+    `level`. `n` recent scores were compared. The statistic of one test is the largest gap between the two distribution
+    functions. That of a monitor is the largest evidence up to now, so its `p_value` holds at all times together.
 
     `answers` and `unscored` count a monitor's answers, with and without a score. `unscored_moved` tells whether the
     share of the unscored has risen, and `unscored_p_value` is that test's, like `p_value`.
@@ -47,7 +51,6 @@ class Drift(BaseModel):
     n: int
     statistic: float
     level: float
-    looks: int = 1
     answers: int = 0
     unscored: int = 0
     unscored_p_value: float = Field(default=1.0, ge=0, le=1)
@@ -109,28 +112,29 @@ def _finite(scores: Iterable[float | None]) -> NDArray[np.float64]:
 class DriftMonitor:
     """Watches the scores of a running guard, and the answers without one; safe to share between threads.
 
-    Blocks hold `min_n` scores at first, so that a gross change shows early, and double up to `window`. At most one
-    block is held in memory. An alarm stays until `reset`: the remedy is a new calibration.
+    A score takes time that grows with the logarithm of the calibration's size, and no memory. An alarm stays until
+    `reset`: the remedy is a new calibration.
     """
 
-    def __init__(self, calibration: Calibration, *, window: int = 200, level: float = 0.01, min_n: int = 30) -> None:
+    def __init__(self, calibration: Calibration, *, level: float = 0.01) -> None:
         _check_level(level)
         given: Any = calibration
         if not isinstance(given, Calibration):
             raise InputError(
                 f"a monitor watches the scores of a Calibration (Calibration.load(path)), not {given!r:.60}"
             )
-        sizes: list[Any] = [min_n, window]
-        if not all(isinstance(size, int) for size in sizes) or not 1 <= min_n <= window:
-            raise InputError(f"min_n must be at least 1 and at most window; they are {min_n!r} and {window!r}.")
         if not calibration.scores:
             raise CalibrationError("The calibration holds no scores to watch. Calibrate on answers that have scores.")
-        self._scores = np.sort(_finite(calibration.scores))
-        self._n, self._n_unscored = calibration.n, calibration.n_unscored
-        self._window, self._level, self._min_n = window, level, min_n
+        self._scores = _finite(calibration.scores)
+        self._n, self._n_unscored, self._level = calibration.n, calibration.n_unscored, level
         self._lock = threading.Lock()
-        _stats()  # not under the lock
         self.reset()
+
+    @property
+    def smallest_shift(self) -> float:
+        """About the smallest shift, in standard deviations of the scores, that is seen where it is there from the first
+        answer on."""
+        return math.sqrt(2 * (math.log(1 / self._level) + _NATS_FOR_BETS) / len(self._scores))
 
     def add(self, uncertainty: float | None) -> Drift:
         """Take in one answer's uncertainty (None, NaN or infinite: it has no score) and report.
@@ -141,13 +145,11 @@ class DriftMonitor:
         scored = is_score(uncertainty)
         with self._lock:
             if is_score(uncertainty):
-                self._block.append(float(uncertainty))
-            self._answers += 1
-            self._unscored += not scored
-            if len(self._block) >= self._block_size(self._looks):
-                self._look()
-            if self._answers - self._seen[0] >= self._block_size(self._unscored_looks):
-                self._look_at_unscored()
+                rank = self._ranks.add(float(uncertainty))
+                self._peak = max(self._peak, float(self._bets.add(np.array([rank]))[0]))
+                self._n_scored += 1
+            self._n_unscored_seen += not scored
+            self._unscored_peak = max(self._unscored_peak, self._unscored.add(not scored))
             return self._report()
 
     def report(self) -> Drift:
@@ -156,43 +158,40 @@ class DriftMonitor:
             return self._report()
 
     def reset(self) -> None:
-        """Forget all scores, tests and alarms."""
+        """Forget all scores, evidence and alarms."""
         with self._lock:
-            self._block: list[float] = []
-            self._looks = self._unscored_looks = self._answers = self._unscored = 0
-            self._seen = (0, 0)
-            self._latest = Drift(p_value=1.0, moved=False, n=0, statistic=0.0, level=self._level, looks=0)
+            rng = np.random.default_rng(0)  # breaks ties, and nothing else
+            self._ranks, self._bets = ScoreRanks(self._scores, rng), RankBets(len(self._scores))
+            self._unscored = UnscoredBets(self._n, self._n_unscored, rng)
+            self._peak = self._unscored_peak = 1.0
+            self._n_scored = self._n_unscored_seen = 0
+
+    def in_words(self) -> str:
+        """The state, and the shifts that this monitor cannot see, for a page."""
+        found, n = self.report(), len(self._scores)
+        seen = [
+            *(["the scores are no longer those of the calibration"] if found.moved else []),
+            *(["more answers than at calibration have no score"] if found.unscored_moved else []),
+        ]
+        state = f"Drift alarm: {', and '.join(seen)}. Calibrate again" if seen else "No drift is seen"
+        return (
+            f"{state} ({found.answers} answers, {found.unscored} of them without a score). With {n} calibration scores,"
+            f" a shift that was there from the first answer on is seen from about {self.smallest_shift:.1f} standard "
+            "deviations on; a shift that comes later is seen sooner."
+        )
 
     def _report(self) -> Drift:
-        return self._latest.model_copy(update={"answers": self._answers, "unscored": self._unscored})
-
-    def _block_size(self, looks: int) -> int:
-        return self._window if looks > self._window else min(self._window, self._min_n << looks)
-
-    def _look(self) -> None:
-        """Test the full block, at its share of the level, and begin the next."""
-        self._looks += 1
-        found = _compared(np.array(self._block), self._scores, level=self._share(self._looks))
-        if not self._latest.moved:
-            share = {name: getattr(self._latest, name) for name in ("unscored_p_value", "unscored_moved")}
-            self._latest = found.model_copy(update=share)
-        self._latest = self._latest.model_copy(update={"looks": self._looks})
-        self._block = []
-
-    def _look_at_unscored(self) -> None:
-        """Test the last block of answers for more unscored ones than the calibration had."""
-        self._unscored_looks += 1
-        answers, unscored = self._answers - self._seen[0], self._unscored - self._seen[1]
-        self._seen = (self._answers, self._unscored)
-        if self._latest.unscored_moved:
-            return
-        both, without = self._n + answers, self._n_unscored + unscored
-        p_value = min(1.0, max(0.0, float(_stats().hypergeom.sf(unscored - 1, both, without, answers))))
-        moved = p_value <= self._share(self._unscored_looks)
-        self._latest = self._latest.model_copy(update={"unscored_p_value": p_value, "unscored_moved": moved})
-
-    def _share(self, look: int) -> float:
-        return self._level / (look * (look + 1))
+        return Drift(
+            p_value=1 / self._peak,
+            moved=self._peak >= 1 / self._level,
+            n=self._n_scored,
+            statistic=self._peak,
+            level=self._level,
+            answers=self._n_scored + self._n_unscored_seen,
+            unscored=self._n_unscored_seen,
+            unscored_p_value=1 / self._unscored_peak,
+            unscored_moved=self._unscored_peak >= 1 / self._level,
+        )
 
 
 def _check_level(level: float) -> None:

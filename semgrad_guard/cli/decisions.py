@@ -38,13 +38,14 @@ def decisions(
     Where the mode enforces nothing (annotate, observe), every answer went out. Those that went out against the advice
     are counted below the table.
 
-    Feedback is counted by how the answers came to be graded. It bounds no risk: only answers that were drawn at random
-    speak for the others.
+    Feedback is counted by how the answers came to be graded. Only answers that were drawn at random speak for the
+    others (`semgrad-guard sample`). By their grades, the promise of each calibration is kept, unknown or broken.
     """
     if as_csv and as_json:
         raise typer.BadParameter("give --csv or --json, not both")
     from semgrad_guard.decision_log.database import Database, log_address
     from semgrad_guard.decision_log.summary import Summary, by_day, parse_since
+    from semgrad_guard.decision_log.watching import PromiseWatch
 
     address, moment = log_address(log), parse_since(since)
     if isinstance(address, Path) and not address.is_file():
@@ -52,13 +53,18 @@ def decisions(
     database = Database(address)
     try:
         rows = database.decisions(since=moment)
+        promises = PromiseWatch(database).look()
     finally:
         database.close()
     whole, days = Summary.of(f"since {since}", rows), by_day(rows)
     if as_csv:
         typer.echo(_csv(rows), nl=False)
     elif as_json:
-        found = {"summary": whole.model_dump(mode="json"), "days": [day.model_dump(mode="json") for day in days]}
+        found = {
+            "summary": whole.model_dump(mode="json"),
+            "days": [day.model_dump(mode="json") for day in days],
+            "promises": [one.as_json() for one in promises],
+        }
         typer.echo(json.dumps(found, ensure_ascii=False))
     else:
         OUT.print(_table([*days, whole]))
@@ -66,6 +72,8 @@ def decisions(
             OUT.print(f"Flagged: {whole.flagged} answers went out against the advice, as nothing was enforced.")
         for way, graded in whole.feedback.items():
             OUT.print(f"Feedback ({way}): {graded.right} right, {graded.wrong} wrong.")
+        for one in promises:
+            OUT.print(f"Promise of calibration {one.calibration_id}: {one}")
 
 
 def _csv(rows: list[Row]) -> str:

@@ -47,7 +47,8 @@ decisions = sa.Table(
     *(sa.Column(name, sa.Double) for name in ("seconds", "scoring_ms")),
     sa.Column("escalated_to", sa.Text),
     *(sa.Column(name, sa.Text) for name in ("question", "delivered")),
-    *(sa.Column(name, sa.Double) for name in ("alpha", "delta", "drawn")),
+    *(sa.Column(name, sa.Double) for name in ("alpha", "delta")),
+    sa.Column("drawn", sa.Double, index=True),
 )
 feedback = sa.Table(
     "semgrad_guard_feedback",
@@ -74,6 +75,8 @@ def _add_columns(connection: sa.Connection) -> None:
     for name in {"alpha", "delta", "drawn"} - there:
         kind = decisions.c[name].type.compile(connection.dialect)
         connection.execute(sa.text(f"ALTER TABLE {decisions.name} ADD COLUMN {name} {kind}"))
+    for index in decisions.indexes:
+        index.create(connection, checkfirst=True)
 
 
 MIGRATIONS: tuple[Callable[[sa.Connection], None], ...] = (metadata.create_all, _add_columns)
@@ -251,6 +254,55 @@ class Database:
         with self._transaction() as connection:
             for some in _some_of(ids):
                 connection.execute(sa.update(decisions).where(some).values(drawn=datetime.now(UTC).timestamp()))
+
+    def promises(self) -> dict[str, tuple[float, float, int]]:
+        """alpha and delta of every calibration that has promised an answer, that of the latest decision first; and how
+        many of its answers were drawn, and have no random grade.
+
+        Raises:
+            DecisionLogError: the database cannot be reached.
+        """
+        columns = decisions.c
+        known = sa.and_(_PROMISED, columns.alpha.is_not(None), columns.delta.is_not(None))
+        numbers = (sa.func.max(columns.alpha), sa.func.max(columns.delta))
+        by_calibration = sa.select(columns.calibration_id, *numbers).where(known).group_by(columns.calibration_id)
+        graded = sa.select(feedback.c.decision_id).where(feedback.c.sampling == "random")
+        waiting = sa.select(columns.calibration_id, sa.func.count()).where(
+            columns.drawn.is_not(None), columns.id.not_in(graded)
+        )
+        with self._transaction() as connection:
+            rows = connection.execute(by_calibration.order_by(sa.func.max(columns.at).desc())).all()
+            ungraded = {row[0]: row[1] for row in connection.execute(waiting.group_by(columns.calibration_id))}
+        return {name: (alpha, delta, ungraded.get(name, 0)) for name, alpha, delta in rows}
+
+    def random_grades(self) -> dict[str, list[bool]]:
+        """The grades of promised answers that were drawn at random, by calibration, in the order in which the answers
+        were first graded so. The latest of such grades on one answer counts.
+
+        Raises:
+            DecisionLogError: the database cannot be reached.
+        """
+        query = (
+            sa.select(decisions.c.calibration_id, decisions.c.id, feedback.c.right)
+            .join(decisions, decisions.c.id == feedback.c.decision_id)
+            .where(_PROMISED, decisions.c.calibration_id.is_not(None), feedback.c.sampling == "random")
+            .order_by(feedback.c.at, feedback.c.id)
+        )
+        grades: dict[str, dict[str, bool]] = {}
+        with self._transaction() as connection:
+            for calibration_id, decision_id, right in connection.execute(query):
+                grades.setdefault(calibration_id, {})[decision_id] = right
+        return {calibration_id: list(mine.values()) for calibration_id, mine in grades.items()}
+
+    def feedback_mark(self) -> tuple[int, float | None]:
+        """A value that changes with every feedback.
+
+        Raises:
+            DecisionLogError: the database cannot be reached.
+        """
+        with self._transaction() as connection:
+            count, latest = connection.execute(sa.select(sa.func.count(), sa.func.max(feedback.c.at))).one()
+        return count, latest
 
     def forget(self, before: datetime) -> int:
         """Delete decisions before a time, and feedback on them; how many decisions there were.

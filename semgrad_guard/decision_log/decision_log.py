@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from semgrad_guard.decision_log.database import Database, log_address
 from semgrad_guard.decision_log.entries import Decision, Entry, Facts, Feedback, Sampling
+from semgrad_guard.decision_log.watching import PromiseWatch, WatchedPromise
 from semgrad_guard.errors import DecisionLogError, InputError
 from semgrad_guard.files import reason, state_folder, take_back
 from semgrad_guard.records import Verdict
@@ -23,7 +24,9 @@ _PATIENCE = 0.25
 _RETRY = 2.0
 """Seconds until a database that is away is tried again."""
 _ROUND = 3600.0
-"""Seconds between two looks for old decisions, and for a journal that an ended process left."""
+"""Seconds between two looks for old decisions."""
+_LOOK = 5.0
+"""Seconds between two looks at the promises, and for a journal that an ended process left."""
 _GATHER = 0.05
 """Seconds for which entries gather in the journal, so that several share the transactions that move them."""
 _JOURNAL = "journal.db"
@@ -51,6 +54,8 @@ class DecisionLog:
         journal: a folder for the journal, on a local disk; default: next to an SQLite file.
         text: also write questions and delivered answers; withheld ones never.
         keep: delete decisions that are older than this.
+        on_promise: called with a `WatchedPromise` when a promise turns out to be kept or broken, in a thread of the
+            log: at the latest some seconds after the feedback.
 
     Raises:
         InputError: the URL cannot be used, or has no journal.
@@ -65,8 +70,10 @@ class DecisionLog:
         journal: Path | None = None,
         text: bool = False,
         keep: timedelta | None = None,
+        on_promise: Callable[[WatchedPromise], None] | None = None,
     ) -> None:
         self.database = Database(url, patience=_PATIENCE)
+        self._watch = PromiseWatch(self.database, on_promise)
         self._is_sqlite = self.database.file is not None
         self._journal_file = _journal_file(journal, self.database.file)
         self._journal = Database(self._journal_file)
@@ -128,7 +135,24 @@ class DecisionLog:
         way: Sampling = sampling or ("user" if decision.drawn is None else "random")
         entry = Feedback.of(decision_id, right=right, sampling=way, grader=grader)
         self._put(entry)
+        with self._changed:
+            self._due = True
+            self._changed.notify_all()
         return entry.model_copy(update={"note": _note(decision, entry, earlier, current)})
+
+    @property
+    def watched(self) -> tuple[WatchedPromise, ...]:
+        """The promises as they were at the last look, at most some seconds ago where the database is there."""
+        return self._watch.latest
+
+    def promises(self) -> tuple[WatchedPromise, ...]:
+        """Whether the promises of the calibrations in this log hold, that of the latest decision first.
+
+        Raises:
+            DecisionLogError: the database cannot be reached.
+        """
+        self.flush(timeout=2.0)
+        return self._watch.look()
 
     def flush(self, *, timeout: float = 10.0) -> bool:
         """Bring the journal's entries into the database; whether that was done in time."""
@@ -206,7 +230,7 @@ class DecisionLog:
         last = False
         while not last:
             with self._changed:
-                self._changed.wait_for(lambda: self._due, _ROUND)
+                self._changed.wait_for(lambda: self._due, _LOOK)
                 self._changed.wait_for(lambda: self._closed, _GATHER)
                 self._due, last = False, self._closed
             done = self._round()
@@ -227,6 +251,7 @@ class DecisionLog:
                 self.database.open()
             if self._store is self._journal or self._journal_file.exists():
                 self._forward()
+            self._watch.keep_up(at_once=self._closed)
             now = time.time()
             if self._keep is not None and now - self._swept > _ROUND:
                 self.database.forget(datetime.now(UTC) - self._keep)
@@ -274,7 +299,9 @@ def _note(decision: Decision, entry: Feedback, earlier: Feedback | None, current
     if earlier is not None:
         before = f"the answer was graded {'right' if earlier.right else 'wrong'} before ({earlier.sampling})"
         same = earlier.right == entry.right
-        parts.append(f"{before}: {'it counts once' if same else 'both grades are kept, and the latest counts'}")
+        parts.append(
+            f"{before}: {'it counts once' if same else 'both are kept, and the latest of a random sample counts'}"
+        )
     mine = decision.calibration_id
     if mine is None or not decision.is_promised:
         parts.append("the answer was not promised, so it tells nothing about a promise")

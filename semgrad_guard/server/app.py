@@ -132,6 +132,7 @@ class Routes:
             ("/v1/calibration", self.calibration),
             ("/v1/decisions", self.decisions),
             ("/v1/decisions/summary", self.summary),
+            ("/v1/promises", self.promises),
         )
         post: tuple[tuple[str, Callable[..., Any], type[BaseModel]], ...] = (
             ("/v1/chat/completions", self.chat, ChatRequest),
@@ -228,6 +229,10 @@ class Routes:
         return await asyncio.to_thread(
             decisions.summary, self._log, _checked(dict(request.query_params), SummaryRequest)
         )
+
+    async def promises(self) -> Mapping[str, Any]:
+        """Whether the promises of the calibrations hold, by the grades of answers that were drawn at random."""
+        return await asyncio.to_thread(decisions.promises, self._log, current=self._service.calibrations)
 
     @property
     def _log(self) -> DecisionLog:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from semgrad_guard.calibration import Calibration
+from semgrad_guard.calibration.promise_monitor import PromiseMonitor
 from semgrad_guard.decision_log.summary import Summary, by_day, parse_since
 from semgrad_guard.errors import InputError
 from semgrad_guard.server.answers import HttpError
@@ -75,6 +77,23 @@ def summary(log: DecisionLog, request: SummaryRequest) -> dict[str, Any]:
         "days": [day.model_dump(mode="json") for day in by_day(rows, withheld=False)],
         "complete": len(latest) == len(rows),
     }
+
+
+def promises(log: DecisionLog, *, current: Mapping[str, Calibration]) -> dict[str, Any]:
+    """Whether the promises in the log hold, those of the calibrations that decide (`current`) first.
+
+    Raises:
+        DecisionLogError: it cannot be read.
+    """
+    from semgrad_guard.decision_log.watching import WatchedPromise
+
+    logged = {one.calibration_id: one for one in log.promises()}
+    for name, calibration in current.items():
+        if calibration.threshold is not None and name not in logged:
+            state = PromiseMonitor(calibration.alpha, calibration.delta).report()
+            logged[name] = WatchedPromise(calibration_id=name, state=state, ungraded=0)
+    data = [{**one.as_json(), "current": name in current} for name, one in logged.items()]
+    return {"object": "list", "data": sorted(data, key=lambda one: not one["current"])}
 
 
 def _listed(decision: Decision, feedback: Feedback | None) -> dict[str, Any]:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from semgrad_guard.calibration.promise_monitor import State
 from semgrad_guard.records import Verdict
+
+if TYPE_CHECKING:  # it needs the extra `log`
+    from semgrad_guard.decision_log.watching import WatchedPromise
 
 _SCORES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
@@ -39,6 +44,8 @@ class Metrics:
         self._depth = gauge("semgrad_guard_queue_depth", "Requests that wait.", model)
         self._log_failures = _Watched("semgrad_guard_log_failures", "Decisions that could not be written down.")
         self._registry.register(self._log_failures)
+        self._promises = _Promises()
+        self._registry.register(self._promises)
         self._log_pending = gauge("semgrad_guard_log_pending", "Decisions not yet in the database.")
 
     def decided(self, model: str, verdict: Verdict) -> None:
@@ -76,9 +83,35 @@ class Metrics:
         self._log_failures.count = failures
         self._log_pending.set_function(pending)
 
+    def watch_promises(self, promises: Callable[[], Sequence[WatchedPromise]]) -> None:
+        """Read the states of the promises at every scrape."""
+        self._promises.read = promises
+
     def text(self) -> bytes:
         """All of them, as Prometheus reads them."""
         return generate_latest(self._registry)
+
+
+class _Promises(Collector):
+    """Whether promises hold, by the grades of answers that were drawn at random."""
+
+    def __init__(self) -> None:
+        self.read: Callable[[], Sequence[WatchedPromise]] = lambda: ()
+
+    def collect(self) -> Iterable[Metric]:
+        """Their states now."""
+        states = "1 in the state of the promise: kept, unknown or broken."
+        state = GaugeMetricFamily("semgrad_guard_promise", states, labels=["calibration", "state"])
+        bounds = "Between these the error rate of the answers let through lies."
+        bound = GaugeMetricFamily("semgrad_guard_promise_error", bounds, labels=["calibration", "bound"])
+        grades = GaugeMetricFamily("semgrad_guard_promise_grades", "Random grades that count.", labels=["calibration"])
+        for one in self.read():
+            for name in get_args(State):
+                state.add_metric([one.calibration_id, name], float(one.state.state == name))
+            for name, value in (("low", one.state.low), ("high", one.state.high)):
+                bound.add_metric([one.calibration_id, name], value)
+            grades.add_metric([one.calibration_id], one.state.labels)
+        return state, bound, grades
 
 
 class _Watched(Collector):

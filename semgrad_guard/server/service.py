@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from semgrad_guard.calibration import Calibration
 from semgrad_guard.calibration.curve import risk_curve
 from semgrad_guard.calibration.report import report
 from semgrad_guard.decision_log.entries import DecisionSink, Facts
@@ -160,16 +161,17 @@ class Service:
         self.metrics, self.log, self._evaluations = metrics or Metrics(), log, evaluations
         if log is not None:
             self.metrics.watch_log(lambda: log.failures, lambda: log.pending)
+            self.metrics.watch_promises(lambda: log.watched)
         for served in models:
             self.metrics.watch_queue(served.name, lambda scheduler=served.scheduler: scheduler.depth)
             if (monitor := served.terms.monitor) is not None:
                 self.metrics.watch_drift(served.name, lambda monitor=monitor: monitor.report().alarm)
 
     @property
-    def calibrations(self) -> frozenset[str]:
-        """The ids of the calibrations that decide."""
-        found = (served.terms.policy.calibration_id for served in self.models.values())
-        return frozenset(calibration_id for calibration_id in found if calibration_id is not None)
+    def calibrations(self) -> Mapping[str, Calibration]:
+        """The calibrations that decide, by their ids."""
+        found = (served.terms.policy.calibration for served in self.models.values())
+        return {calibration.id: calibration for calibration in found if calibration is not None}
 
     def terms(self, served: ServedModel, facts: Facts) -> Terms:
         """The operator's terms for one request, whose decisions are counted, emitted and logged."""
@@ -291,7 +293,15 @@ class Service:
         calibration = policy.calibration
         if calibration is None:
             reason = "This model has no calibration, so the effect of a threshold is not known."
-            return {**model, "calibration_id": None, "n": 0, "curve": [], "reason": reason, "promise": None}
+            return {
+                **model,
+                "calibration_id": None,
+                "n": 0,
+                "curve": [],
+                "reason": reason,
+                "promise": None,
+                "drift": None,
+            }
         sentences = report(calibration)
         subjects = [name for name in ("effect", "prompts", "chance", "scores") if name in sentences]
         promise = (
@@ -308,6 +318,7 @@ class Service:
             "curve": curve,
             "reason": None if curve else "The answers of this calibration have no scores.",
             "promise": promise,
+            "drift": None if served.terms.monitor is None else served.terms.monitor.in_words(),
         }
 
     def close(self) -> None:

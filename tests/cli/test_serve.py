@@ -80,6 +80,14 @@ def test_decisions_are_shown(tmp_path: Path, run: Run) -> None:
     assert "since 7d 3 2 0 1 0 1 0.67" in shown
     assert "Flagged: 1 answers went out against the advice" in shown
     assert run("decisions", "--log", tmp_path / "log.db", "--csv").stdout.splitlines()[1].endswith(",answer")
+    assert "Promise of calibration" not in shown
+    with DecisionLog(tmp_path / "log.db") as log:
+        promised = verdict.model_copy(update={"promised": True, "calibration_id": "c1"})
+        log.write(promised, facts=Facts(alpha=0.1, delta=0.1))
+    shown = flat(run("decisions", "--log", tmp_path / "log.db").stdout)
+    assert "Promise of calibration c1: Unknown: no answer that was drawn at random is graded yet" in shown
+    found = json.loads(run("decisions", "--log", tmp_path / "log.db", "--json").stdout)
+    assert found["promises"][0]["state"] == "unknown"
 
 
 @pytest.mark.parametrize(

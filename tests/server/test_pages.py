@@ -20,6 +20,7 @@ from semgrad_guard.calibration.curve import risk_curve
 from semgrad_guard.decision_log.decision_log import DecisionLog
 from semgrad_guard.server.gate import Keys
 from semgrad_guard.server.pages import PATHS
+from tests.decision_log.test_feedback import written
 
 from .conftest import NONE, OPTIONS, Serve, asking
 
@@ -154,3 +155,30 @@ async def test_a_summary_by_day(serve: Serve, tmp_path: Path, language_model: La
             assert (await client.get("/v1/decisions/summary", params=query)).status_code == 400
     async with serve(NONE) as client:
         assert (await client.get("/v1/decisions/summary")).status_code == 404
+
+
+async def test_a_reader_can_tell_from_the_page_whether_the_promise_holds(serve: Serve, tmp_path: Path) -> None:
+    """The words of each state come from the route that the page shows; before the first answer, too."""
+    calibration = made()
+    log = DecisionLog(tmp_path / "log.db")
+    async with serve(
+        Policy.from_calibration(calibration), service={"log": log}, app={"keys": Keys(["k" * 16])}
+    ) as client:
+        assert (await client.get("/v1/promises")).status_code == 401
+        headers = {"authorization": f"Bearer {'k' * 16}"}
+        (first,) = (await client.get("/v1/promises", headers=headers)).json()["data"]
+        assert (first["calibration_id"], first["state"], first["current"]) == (calibration.id, "unknown", True)
+        ids = written(log, 30, calibration_id="older")
+        for one in ids:
+            given = {"decision_id": one, "right": False, "sampling": "random"}
+            found = await client.post("/v1/feedback", json=given, headers=headers)
+            assert "calibration older, which decides no longer" in found.json()["note"]
+        current, older = (await client.get("/v1/promises", headers=headers)).json()["data"]
+        assert current["current"]
+        assert (older["state"], older["current"]) == ("broken", False)
+        assert older["words"].startswith("Broken: of 30 answers drawn at random 30 were wrong")
+        assert log.flush()
+        text = (await client.get("/metrics", headers=headers)).text
+        assert 'semgrad_guard_promise{calibration="older",state="broken"} 1.0' in text
+        assert 'semgrad_guard_promise_grades{calibration="older"} 30.0' in text
+    assert all(word in CONTENT["decisions.js"].decode() for word in ("Kept", "Not known yet", "Broken"))

@@ -13,12 +13,38 @@ function line(names, cells) {
   return element("tr", { role: "row" }, cells);
 }
 
+function svg(name, attributes) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  return made;
+}
+
+const STATES = { kept: "answer", unknown: "escalate", broken: "abstain" };
+
+// The interval of the error rate, and the promised rate as a line across it.
+function interval({ low, high, alpha, state }) {
+  const label = `Error rate between ${percent(low)} and ${percent(high)}; promised: at most ${percent(alpha)}`;
+  const made = svg("svg", { class: "interval", viewBox: "0 0 100 10", preserveAspectRatio: "none", role: "img", "aria-label": label });
+  const scale = 100 / Math.min(1, Math.max(4 * alpha, 1.2 * low));
+  made.append(svg("rect", { class: "whole", x: 0, y: 4, width: 100, height: 2 }));
+  made.append(svg("rect", { class: STATES[state], x: scale * low, y: 2, width: Math.max(0.5, scale * (Math.min(high, 1) - low)), height: 6 }));
+  made.append(svg("rect", { class: "promised", x: scale * alpha - 0.2, y: 0, width: 0.4, height: 10 }));
+  return made;
+}
+
+async function promises() {
+  const { data } = await json("/v1/promises");
+  const shown = data.map((promise) => element("article", {}, [
+    element("p", { className: `verdict ${STATES[promise.state]}`, textContent: promise.state === "unknown" ? "Not known yet" : promise.state === "kept" ? "Kept" : "Broken" }),
+    element("p", { textContent: promise.words.replace(/^\w+: (.)/, (_, first) => first.toUpperCase()) }),
+    interval(promise),
+    element("p", { className: "note", textContent: `Calibration ${promise.calibration_id}${promise.current ? ", which decides now" : ", which decides no longer"}. The bar is the range of the error rate, the line the promised ${percent(promise.alpha)}.` }),
+  ]));
+  $("#promises div").replaceChildren(...(shown.length ? shown : [element("p", { textContent: "No calibration has promised anything here, so there is no promise to watch." })]));
+  $("#promises").hidden = false;
+}
+
 function share(day) {
-  const svg = (name, attributes) => {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
-    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-    return made;
-  };
   const label = Object.keys(ACTIONS).map((action) => `${day[action]} ${ACTIONS[action].toLowerCase()}`).join(", ");
   const made = svg("svg", { class: "share", viewBox: "0 0 100 10", preserveAspectRatio: "none", role: "img", "aria-label": label });
   let x = 0;
@@ -63,7 +89,7 @@ function graded(decision) {
         const given = await withKey(() => json("/v1/feedback", { decision_id: decision.id, right, sampling: $("#sampling").value || null }));
         show(given);
         say(given.note ? `Kept: ${given.note}.` : "Kept: it counts for the promise.");
-        await days();
+        await Promise.all([days(), promises()]);
       } catch (error) { say(error.message, true); }
     });
     made.append(button);
@@ -101,6 +127,7 @@ function say(text, isError = false) {
 async function show() {
   say("");
   try {
+    await withKey(promises);
     await withKey(days);
     await withKey(() => list(null));
   } catch (error) { say(error.message, true); }

@@ -136,6 +136,7 @@ class GuardThreshold extends HTMLElement {
       this.picture,
       element("label", { htmlFor: "threshold", textContent: "Let through up to" }), this.slider, this.words,
       element("p", { className: "note", textContent: calibration.promise }),
+      ...(calibration.drift ? [element("p", { className: calibration.drift.startsWith("Drift") ? "error" : "note", textContent: calibration.drift })] : []),
     );
     this.move();
   }

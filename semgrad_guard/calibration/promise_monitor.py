@@ -1,0 +1,149 @@
+"""Does a promise still hold? Grades of delivered answers that were drawn at random, with a look after each of them.
+
+*broken*: a betting e-process against "the error rate is at most alpha". Each bet is the likelihood ratio of a higher
+rate to alpha: a supermartingale for every sequence of rates up to alpha, also one that changes with what was seen. So a
+promise that holds is ever called broken with a probability of at most delta, in the whole life of a calibration.
+*kept*: a confidence sequence for the error rate lies at or below alpha. It is Robbins' beta-binomial mixture, and holds
+at all times together with probability 1 - delta where the rate does not change. Where it may, "broken" wins.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from semgrad_guard.calibration.betting import MOST, Schedule
+from semgrad_guard.calibration.calibration_set import read_rate
+
+State = Literal["kept", "unknown", "broken"]
+
+_SCHEDULE = Schedule(at_once=0.5, slowness=200)
+_RATES = np.array([1.25, 1.5, 2.0, 3.0, 5.0])
+"""The error rates that are bet on, as multiples of alpha."""
+_PRIOR = (0.5, 4.5)
+"""Of the mixture: a beta distribution."""
+_HALVINGS = 60
+
+
+class PromiseState(BaseModel):
+    """Whether a promise holds, by the `labels` of answers drawn at random, of which `wrong` were wrong.
+
+    The error rate lies between `low` and `high` with probability 1 - delta, at all looks together. `evidence` against
+    the promise reaches 1 / delta where it is broken.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    state: State
+    alpha: float
+    delta: float
+    labels: int
+    wrong: int
+    low: float
+    high: float
+    evidence: float
+
+    def __str__(self) -> str:
+        promised = f"Promised: at most {self.alpha:.3g} are wrong."
+        if not self.labels:
+            return f"Unknown: no answer that was drawn at random is graded yet. {promised}"
+        advice = {
+            "kept": "",
+            "unknown": " More grades of answers drawn at random will tell.",
+            "broken": " Lower the threshold, or calibrate again.",
+        }
+        return (
+            f"{self.state.capitalize()}: of {self.labels} answers drawn at random {self.wrong} were wrong, so the error"
+            f" rate of those let through lies between {self.low:.3f} and {self.high:.3f} (confidence "
+            f"{1 - self.delta:.3g}, at every look). {promised}{advice[self.state]}"
+        )
+
+
+class Bets:
+    """The evidence against a promise in several streams of grades at once."""
+
+    def __init__(self, alpha: float, *, streams: int = 1) -> None:
+        rates = np.minimum(_RATES * alpha, (1 + alpha) / 2)[:, None]
+        self._wrong, self._right = rates / alpha, (1 - rates) / (1 - alpha)
+        self._capital = np.full((len(_RATES), streams), _SCHEDULE.at_once / len(_RATES))
+        self._n = 0
+
+    def add(self, wrong: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """The evidence after one more grade in each stream."""
+        self._n += 1
+        new, waits = _SCHEDULE.begins(self._n)
+        won = (self._capital + new / len(_RATES)) * np.where(wrong, self._wrong, self._right)
+        self._capital = np.minimum(won, MOST)
+        return self._capital.sum(axis=0) + waits
+
+
+class PromiseMonitor:
+    """Watches the promise (alpha, delta) of one calibration; `add` every grade of an answer drawn at random."""
+
+    def __init__(self, alpha: float, delta: float) -> None:
+        self.alpha, self.delta = read_rate(alpha, "alpha"), read_rate(delta, "delta")
+        self._bets = Bets(self.alpha)
+        self._labels, self._wrong, self._evidence, self._is_broken = 0, 0, 1.0, False
+
+    def add(self, wrong: bool) -> State:
+        """Take in one grade."""
+        self._labels += 1
+        self._wrong += bool(wrong)
+        self._evidence = float(self._bets.add(np.array([bool(wrong)]))[0])
+        self._is_broken |= self._evidence >= 1 / self.delta
+        return self.state
+
+    @property
+    def state(self) -> State:
+        """Whether the promise is kept, broken (once and for all), or neither is known."""
+        if self._is_broken:
+            return "broken"
+        is_below = self._wrong <= self.alpha * self._labels
+        return "kept" if is_below and self._excludes(self.alpha) else "unknown"
+
+    def report(self) -> PromiseState:
+        """The state with its numbers."""
+        low, high = self.interval()
+        return PromiseState(
+            state=self.state,
+            alpha=self.alpha,
+            delta=self.delta,
+            labels=self._labels,
+            wrong=self._wrong,
+            low=low,
+            high=high,
+            evidence=self._evidence,
+        )
+
+    def interval(self) -> tuple[float, float]:
+        """The lowest and the highest error rate that the grades do not exclude."""
+        seen = self._wrong / self._labels if self._labels else 0.5
+        return self._end(seen, 0.0), self._end(seen, 1.0)
+
+    def _end(self, inside: float, outside: float) -> float:
+        """The end of the interval between a rate in it and one beyond it, or at most at it."""
+        if not self._excludes(outside):
+            return outside
+        for _ in range(_HALVINGS):
+            middle = (inside + outside) / 2
+            inside, outside = (inside, middle) if self._excludes(middle) else (middle, outside)
+        return outside
+
+    def _excludes(self, rate: float) -> bool:
+        """Whether the mixture is 1 / delta times as likely as this rate, or more."""
+        right = self._labels - self._wrong
+        if (rate <= 0 and self._wrong) or (rate >= 1 and right):
+            return True
+        is_certain = rate in (0.0, 1.0)
+        likelihood = 0.0 if is_certain else self._wrong * math.log(rate) + right * math.log1p(-rate)
+        a, b = _PRIOR
+        mixture = _log_beta(a + self._wrong, b + right) - _log_beta(a, b)
+        return mixture - likelihood >= -math.log(self.delta)
+
+
+def _log_beta(a: float, b: float) -> float:
+    return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
