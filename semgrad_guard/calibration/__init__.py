@@ -13,3 +13,5 @@ from semgrad_guard.calibration.hand_grades import HandGrades as HandGrades
 from semgrad_guard.calibration.hand_grades import rows_to_grade as rows_to_grade
 from semgrad_guard.calibration.planning import Plan as Plan
 from semgrad_guard.calibration.planning import plan as plan
+from semgrad_guard.calibration.sentence_promise import calibrate_sentences as calibrate_sentences
+from semgrad_guard.calibration.sentence_set import AnswerSentences as AnswerSentences

@@ -33,6 +33,7 @@ from semgrad_guard.calibration.calibration_set import (
 from semgrad_guard.calibration.choice import EstimatorChoice
 from semgrad_guard.calibration.confidence import ConfidenceMethod, fit
 from semgrad_guard.calibration.prompt_shape import PromptForm, PromptShape
+from semgrad_guard.calibration.sentence_set import SentenceSet
 from semgrad_guard.calibration.slots import read_slots
 from semgrad_guard.calibration.tries import share_of
 from semgrad_guard.errors import CalibrationError
@@ -84,6 +85,7 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
     auto: str | None = None,
     by_hand: int | None = None,
     machine: Iterable[Any] | None = None,
+    sentences: SentenceSet | None = None,
 ) -> Calibration:
     """Find the largest threshold whose error rate is at most alpha, with probability at least 1 - delta.
 
@@ -125,6 +127,8 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
     or False (None where it is not needed): they are corrected by those of the people, whatever their mistakes
     (prediction-powered bets, see `hand_grades`). Decide on both before you see labels.
 
+    `sentences` are those of the answers (see `calibrate_sentences`).
+
     Where no threshold keeps the promise, `threshold` is None, with a `reason`: nothing is then let through.
     """
     alpha, delta = read_rate(alpha, "alpha"), read_rate(delta, "delta")
@@ -133,6 +137,8 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
         raise CalibrationError("`machine` has the grades next to those of people: give `by_hand`, too.")
     if by_hand is not None and (grid is not None or robust or also):
         raise CalibrationError("`by_hand` takes no `grid`, no `robust` and no `also`: leave them out.")
+    if sentences is not None and (grid is not None or also or by_hand is not None):
+        raise CalibrationError("A promise about sentences takes no `grid`, no `also` and no `by_hand`: leave them out.")
     treated, labels = copies or "once", [] if by_hand is None else list(correct)
     known = correct if by_hand is None else [False if label is None else label for label in labels]
     own = _Engine.read(uncertainties, known, groups=groups, binding=binding, copies=treated)
@@ -152,11 +158,13 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
         tested = own.graded(part, labels)
         outcome = _of_part(own, part, tested, machine, alpha=alpha, delta=level)
     elif outside is None:
-        at, outcome = _at_gates(engines, robust=robust, alpha=alpha, delta=level)
+        at, outcome = _at_gates(engines, sentences, robust=robust, alpha=alpha, delta=level)
     else:
         at, outcome = _on_grid(engines, outside, alpha=alpha, delta=level)
     answers = engines[at].answers
     tested = answers if part is None else tested
+    parts = None if sentences is None else sentences.part(answers.rows)
+    graded = (tested.scores, tested.correct) if parts is None else parts.graded
     return Calibration.seal(
         created=created or datetime.datetime.now(datetime.UTC).date().isoformat(),
         alpha=alpha,
@@ -168,17 +176,18 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
         n_tested=len(tested.scores),
         split_seed=None,
         scores=tuple(np.sort(answers.scores).tolist()),
-        confidence_map=fit(tested.scores, tested.correct, confidence) if len(tested.scores) else None,
+        confidence_map=fit(*graded, confidence) if len(graded[0]) else None,
         binding=_bound(engines, at),
         choice=choice,
         n_recorded=n_recorded,
         shape=None if prompts is None else _shape(read_prompts(prompts, own.answers), extra_prompts, slots),
         copies=copies,
         tries=tries,
-        auroc=planning.auroc(tested.scores, tested.correct),
+        auroc=planning.auroc(*graded),
         aurocs=dict(aurocs or {}),
         auto=auto,
         by_hand=None if part is None else part.record,
+        sentences=None if parts is None else parts.record(outcome["threshold"]),
         **outcome,
     )
 
@@ -274,7 +283,9 @@ def _bound(engines: Sequence[_Engine], at: int) -> Binding | None:
     return own.model_copy(update={"also": others}) if own is not None and others else own
 
 
-def _at_gates(engines: Sequence[_Engine], *, robust: bool, alpha: float, delta: float) -> tuple[int, dict[str, Any]]:
+def _at_gates(
+    engines: Sequence[_Engine], sentences: SentenceSet | None, *, robust: bool, alpha: float, delta: float
+) -> tuple[int, dict[str, Any]]:
     """The engine that sets the threshold, and the fields of a `Calibration` that depend on its walk.
 
     Every engine walks its own gates at level delta, and the smallest threshold is delivered: the promise fails for any
@@ -283,7 +294,10 @@ def _at_gates(engines: Sequence[_Engine], *, robust: bool, alpha: float, delta: 
     outcomes: list[dict[str, Any]] = []
     for engine in engines:
         answers = engine.answers
-        walk = gates.walk(answers.scores, ~answers.correct, robust=robust, alpha=alpha, delta=delta)
+        if sentences is None:
+            walk = gates.walk(answers.scores, ~answers.correct, robust=robust, alpha=alpha, delta=delta)
+        else:
+            walk = sentences.part(answers.scored).walk(robust=robust, alpha=alpha, delta=delta)
         outcome = _outcome(answers, walk, walk.threshold, alpha=alpha, delta=delta)
         outcomes.append({"procedure": walk.procedure, "grid": walk.thresholds, **outcome})
     return min(enumerate(outcomes), key=lambda numbered: _order(numbered[1]))

@@ -23,6 +23,7 @@ from semgrad_guard.calibration.effect import Effect
 from semgrad_guard.calibration.gates import ASSUMPTIONS, Procedure
 from semgrad_guard.calibration.hand_grades import HandGrades
 from semgrad_guard.calibration.prompt_shape import PromptShape
+from semgrad_guard.calibration.sentence_set import SentencePromise
 from semgrad_guard.calibration.tries import share_of
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.files import atomic_write
@@ -49,8 +50,11 @@ class Calibration(BaseModel):
     about the engine that set the threshold. `n_recorded` counts the questions whose answers were read from a record
     and not given anew. `auroc` is that of the scores, and `aurocs` those of all estimators that
     scored the answers, by name; of these, `auto` would take `auto`. Where people graded only a part of the surest
-    answers, `by_hand` tells which: `n_wrong`, the tested answers, `auroc` and P(correct) are about these alone. `id` is
-    a hash over all of it.
+    answers, `by_hand` tells which: `n_wrong`, the tested answers, `auroc` and P(correct) are about these alone.
+    `sentences` makes it a calibration by sentence: the threshold is compared with sentences' scores, `n_answered` are
+    the answers from which something is delivered, `n_answered_wrong` those that are wrong by its promise, `n_wrong`
+    those with a wrong sentence, `scores` their most certain sentences', `auroc` and P(correct) those of single
+    sentences. `id` is a hash over all of it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -86,6 +90,7 @@ class Calibration(BaseModel):
     aurocs: dict[str, float | None] = Field(default_factory=dict)
     auto: str | None = None
     by_hand: HandGrades | None = None
+    sentences: SentencePromise | None = None
 
     @classmethod
     def seal(cls, **content: Any) -> Self:
@@ -99,7 +104,7 @@ class Calibration(BaseModel):
     @property
     def assumption(self) -> str:
         """The assumption of the promise: on the draw of questions, and on how the error rate varies with the score."""
-        return ASSUMPTIONS[self.procedure]
+        return ASSUMPTIONS[self.procedure] if self.sentences is None else self.sentences.assumption
 
     @property
     def level(self) -> float:
@@ -108,7 +113,10 @@ class Calibration(BaseModel):
 
     @property
     def effect(self) -> Effect | None:
-        """The effect of the threshold on the questions; None where a part of them was tested."""
+        """The effect of the threshold on the questions, or by sentence on all their sentences; None where a part of
+        them was tested."""
+        if self.sentences is not None:
+            return self.sentences.effect
         if self.by_hand is not None or self.n_tested < self.n - self.n_unscored:
             return None
         return Effect(self.n, self.n_wrong, self.n_answered, self.n_answered_wrong)
@@ -254,7 +262,7 @@ _OPTIONAL = frozenset({"max_tokens", "stop", "also", "options", "rewritten", "co
 """Fields of bindings and shapes that a file holds only where they state something."""
 
 
-_SINCE = ("choice", "shape", "n_recorded", "procedure", "copies", "tries", "aurocs", "auto", "by_hand")
+_SINCE = ("choice", "shape", "n_recorded", "procedure", "copies", "tries", "aurocs", "auto", "by_hand", "sentences")
 """Fields that came later: a file holds them only where they state something, so that older files keep their ids."""
 
 

@@ -26,8 +26,11 @@ def risk_curve(calibration: Calibration, *, points: int = 100) -> tuple[CurvePoi
     """Points of rising threshold, at quantiles of the calibration's scores; none where it has no scores.
 
     The calibration's own threshold is among them. A record holds no labels, so the risk is the mean of
-    1 - P(correct): for an isotonic map this is the error rate, up to its rounding towards one half.
+    1 - P(correct): for an isotonic map this is the error rate, up to its rounding towards one half. By sentence there
+    are no points: the scores are those of answers, and P(correct) that of a sentence.
     """
+    if calibration.sentences is not None:
+        return ()
     known = [right for score in calibration.scores if (right := calibration.confidence(score)) is not None]
     if not known:
         return ()

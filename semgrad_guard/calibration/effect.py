@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
 class Effect:
-    """Counts of graded answers: all of them, and those that a threshold lets through."""
+    """Counts of graded answers, or of sentences: all of them, and those that a threshold lets through."""
 
     answers: int
     wrong: int
     delivered: int
     delivered_wrong: int
+    unit: Literal["answers", "sentences"] = "answers"
 
     @classmethod
     def of(cls, graded: Iterable[tuple[float | None, bool]], lets_through: Callable[[float | None], bool]) -> Effect:
@@ -42,7 +44,7 @@ class Effect:
         guarded = self.delivered_wrong / max(1, self.delivered)
         return (
             f"error {self.error:.1%} without the guard, {guarded:.1%} with it; withheld: {self.withheld_wrong} of "
-            f"{self.wrong} wrong answers, {self.withheld_right} of {self.answers - self.wrong} right ones"
+            f"{self.wrong} wrong {self.unit}, {self.withheld_right} of {self.answers - self.wrong} right ones"
         )
 
     def doubt(self, alpha: float) -> str | None:
@@ -50,6 +52,6 @@ class Effect:
         if alpha < self.error:
             return None
         return (
-            f"alpha is {alpha:.1%}, and without a guard {self.error:.1%} of these answers are wrong: such a promise "
-            "may withhold nothing. Take an alpha below that, and calibrate on other questions."
+            f"alpha is {alpha:.1%}, and without a guard {self.error:.1%} of these {self.unit} are wrong: such a "
+            "promise may withhold nothing. Take an alpha below that, and calibrate on other questions."
         )

@@ -13,7 +13,7 @@ def report(calibration: Calibration) -> dict[str, str]:
         sentences["effect"] = str(calibration.effect)
     if calibration.shape is not None:
         sentences["prompts"] = calibration.shape.covers
-    if calibration.auroc is not None and calibration.n_tested:
+    if calibration.auroc is not None and calibration.n_tested and calibration.sentences is None:
         error, level = calibration.n_wrong / calibration.n, calibration.level
         chance = plan(calibration.n_tested, error=error, auroc=calibration.auroc, alpha=calibration.alpha, delta=level)
         sentences["chance"] = f"with {error:.0%} wrong and an AUROC of {calibration.auroc:.2f}, {chance}"
@@ -25,10 +25,15 @@ def report(calibration: Calibration) -> dict[str, str]:
 def promise(calibration: Calibration) -> str:
     """The promise in one sentence, whether or not a threshold keeps it."""
     to = {"keep": " to traffic like this", "once": " to distinct questions", None: ""}[calibration.copies]
-    text = (
-        f"Among the answers let through{to}, at most {100 * calibration.alpha:g}% are wrong, "
-        f"with {100 * (1 - calibration.delta):g}% probability"
-    )
+    rate, sure = f"{100 * calibration.alpha:g}%", f"with {100 * (1 - calibration.delta):g}% probability"
+    text = f"Among the answers let through{to}, at most {rate} are wrong, {sure}"
+    if calibration.sentences is not None:
+        delivered = f"from which something is delivered{to}"
+        text = {
+            "sentence": f"Take an answer {delivered}, and one of its delivered sentences at random: it is wrong at a "
+            f"rate of at most {rate}, {sure}",
+            "answer": f"Of the answers {delivered}, at most {rate} hold a wrong sentence, {sure}",
+        }[calibration.sentences.promise]
     if calibration.tries < 2:
         return f"{text}."
     return (
