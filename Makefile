@@ -13,6 +13,9 @@ VLLM := .venv-vllm
 UPSTREAMS := .venv-upstreams
 FUZZER := .venv-fuzz
 
+# Images of containers often set it; the checks start hundreds of programs, which would each compile our modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # REQUIRE=--require turns a skipped part of a heavy check into a failure.
 REQUIRE ?=
 # What `make demo` runs on.

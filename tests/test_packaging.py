@@ -133,28 +133,42 @@ def test_the_command_runs_from_the_wheel(unpacked: Path) -> None:
     assert "calibrate" in found.stdout
 
 
+@pytest.fixture(scope="module")
+def partners(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheels of the partner distributions."""
+    folder = tmp_path_factory.mktemp("partners")
+    for partner in PARTNERS:
+        build = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(folder)]
+        subprocess.run([*build, str(ROOT / "integrations" / partner)], check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def elsewhere(distributions: Path, partners: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment of its own with all wheels, where nothing but the libraries is at hand and no index is asked."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    venv.create(folder, symlinks=os.name != "nt")
+    install = [sys.executable, "-m", "pip", "--python", str(folder), "install", "--quiet", "--no-index", "--no-compile"]
+    subprocess.run([*install, "--no-deps", *map(str, distributions.glob("*.whl"))], check=True)
+    (packages,) = folder.rglob("site-packages")
+    (packages / "libraries.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    subprocess.run([*install, *map(str, partners.glob("*.whl"))], check=True)
+    return folder
+
+
 @pytest.mark.parametrize("partner", PARTNERS)
-def test_a_partner_distribution_holds_no_code_and_brings_the_integration(
-    distributions: Path, partner: str, tmp_path: Path
-) -> None:
-    """Into an environment of its own, where nothing but the libraries is at hand and no index is asked."""
+def test_a_partner_distribution_holds_no_code(partners: Path, partner: str) -> None:
     described = tomllib.loads((ROOT / "integrations" / partner / "pyproject.toml").read_text())["project"]
     assert described["version"] == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    build = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(tmp_path)]
-    subprocess.run([*build, str(ROOT / "integrations" / partner)], check=True, capture_output=True)
-    (built,), (wheel,) = tmp_path.glob("*.whl"), distributions.glob("*.whl")
+    (built,) = partners.glob(f"{partner.replace('-', '_')}-*.whl")
     assert {Path(name).parent.suffix for name in zipfile.ZipFile(built).namelist()} == {".dist-info"}
 
-    venv.create(tmp_path / "empty", symlinks=os.name != "nt")
-    python = tmp_path / "empty" / ("Scripts" if os.name == "nt" else "bin") / "python"
-    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-index"]
-    subprocess.run([*install, "--no-deps", str(wheel)], check=True)
-    (packages,) = (tmp_path / "empty").rglob("site-packages")
-    (packages / "libraries.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
-    subprocess.run([*install, str(built)], check=True)
-    code = f"import sys, semgrad_guard; {PARTNERS[partner]}; print(semgrad_guard.__file__)"
-    found = subprocess.run([python, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert Path(found.stdout.strip()).is_relative_to(packages)
+
+def test_partner_distributions_bring_the_integrations(elsewhere: Path) -> None:
+    python = elsewhere / ("Scripts" if os.name == "nt" else "bin") / "python"
+    code = f"import semgrad_guard; {'; '.join(PARTNERS.values())}; print(semgrad_guard.__file__)"
+    found = subprocess.run([python, "-c", code], cwd=elsewhere, capture_output=True, text=True, check=True)
+    assert Path(found.stdout.strip()).is_relative_to(elsewhere)
 
 
 def test_a_clone_needs_no_partner_distribution() -> None:
