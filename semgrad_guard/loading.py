@@ -13,7 +13,7 @@ from semgrad_guard.declared import Option, require_valid
 from semgrad_guard.errors import BindingMismatchError, InputError, require_installed
 from semgrad_guard.estimators import KINDS, NEEDS_LABELS
 from semgrad_guard.named import NAMES
-from semgrad_guard.settings import ONE_THRESHOLD, UNCERTAINTY, EngineOptions, PolicyOptions
+from semgrad_guard.settings import ONE_THRESHOLD, REPORTED, UNCERTAINTY, EngineOptions, PolicyOptions
 
 if TYPE_CHECKING:
     from semgrad_guard.engine.language_model import LanguageModel
@@ -33,9 +33,10 @@ class EstimatorChoice:
     estimator: Annotated[
         str | None,
         Option(
-            f"How uncertainty is measured: {', '.join(ESTIMATOR_NAMES)}.",
+            f"How uncertainty is measured: {', '.join(ESTIMATOR_NAMES)}; by a server's log-probabilities "
+            f"{', '.join(REPORTED)}.",
             UNCERTAINTY,
-            names=ESTIMATOR_NAMES,
+            names=tuple(dict.fromkeys((*ESTIMATOR_NAMES, *REPORTED))),
             shown="the calibration's, or hybridgrad",
         ),
     ] = None
@@ -141,6 +142,8 @@ def load_estimator(name: str | None, policy: Policy | None = None) -> Estimator:
 
     if name is None:
         return estimator_of(None if policy is None else policy.calibration)
+    if name not in KIND_OF:
+        raise InputError(f"{name} is a score of the log-probabilities that a server reports, and takes no local model")
     return KIND_OF[name]()
 
 

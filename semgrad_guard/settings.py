@@ -176,6 +176,10 @@ class ModelName:
     model: Annotated[str, Option(f"{MODEL_HELP}.", MODEL, check=require_name)] = POCKET
 
 
+REPORTED = ("max_probability", "gnll", "top_entropy")
+"""The scores that the log-probabilities of another server allow."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoadingOptions:
     """How its weights are loaded, and its prompts written."""
@@ -402,7 +406,8 @@ class OtherServers:
     scorer: Annotated[
         str | None,
         Option(
-            "With --upstream: a local copy of the weights, which scores what the upstream writes.",
+            "With --upstream: a local copy of the weights, which scores what the upstream writes. Without it the "
+            "upstream's own log-probabilities are the score.",
             OTHERS,
             check=require_name,
         ),

@@ -76,6 +76,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "add_special_tokens": (False,),
     "skip_special_tokens": (True,),
 }
+_DIGEST = "sha256:"
 _SHOWN = 64
 """Characters of a name or value that is shown; longer ones are cut off, or named by a digest."""
 LIMITS = ("max_tokens", "max_completion_tokens", "max_new_tokens", "max_output_tokens", "num_predict", "n_predict")
@@ -130,6 +131,19 @@ def call_options(*layers: Mapping[str, Any]) -> dict[str, Setting]:
         malformed = name in LIMITS or name in STOPS
         found[name[:_SHOWN] + (" (not as usual)" if malformed else "")] = _scalar(value)
     return found
+
+
+def usual_options(binding: Binding | None) -> dict[str, Any]:
+    """The options that calls must have to be like those of a calibration, without where answers end.
+
+    Those that a record holds as a digest cannot be read back.
+    """
+    options = {} if binding is None else cast("Mapping[str, Any]", binding.options or {})
+    return {
+        name: value
+        for name, value in options.items()
+        if name not in ("max_tokens", "stop") and not (isinstance(value, str) and value.startswith(_DIGEST))
+    }
 
 
 def cutting_options(call: Mapping[str, Any]) -> list[str]:
@@ -216,4 +230,4 @@ def _scalar(value: Any) -> str | int | float | bool:
     if isinstance(value, str) and len(value) <= _SHOWN:
         return value
     text = json.dumps(value, sort_keys=True, default=repr)
-    return f"sha256:{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
+    return f"{_DIGEST}{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"

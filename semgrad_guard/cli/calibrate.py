@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -13,11 +13,13 @@ import typer
 
 from semgrad_guard.cli import grading, loading, options, values
 from semgrad_guard.cli.calibrate_output import Files, draw, show
+from semgrad_guard.cli.calibrate_server import ServerWriter
 from semgrad_guard.cli.estimators import (
     EstimatorSpec,
     Graded,
     GradedOther,
     LearnedEstimatorSpec,
+    OtherRun,
     estimators_for,
     learns,
     outcome_of,
@@ -29,7 +31,7 @@ from semgrad_guard.cli.terminal import ERR, kept_on_interrupt, note, say, say_un
 from semgrad_guard.declared import Option
 from semgrad_guard.errors import InputError
 from semgrad_guard.loading import ModelSource
-from semgrad_guard.settings import Alpha, Delta, EngineOptions
+from semgrad_guard.settings import REPORTED, UPSTREAM_KEY, Alpha, Delta, EngineOptions
 
 if TYPE_CHECKING:
     from semgrad_guard.calibration import Binding, Calibration
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     from semgrad_guard.evaluation.questions.data import Question, QuestionFile
     from semgrad_guard.evaluation.questions.prompts import Phrasing
     from semgrad_guard.evaluation.runs.answers import Answer
-    from semgrad_guard.records import Message
+    from semgrad_guard.records import Message, PromptForm
 
 
 def calibrate(  # noqa: PLR0913  # a command's options are its arguments
@@ -140,6 +142,16 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
             reads="calibration_id",
         ),
     ] = None,
+    server: Annotated[
+        str | None,
+        Option(
+            "A server with OpenAI's protocol that answers (http://localhost:11434/v1); --model is then its name for "
+            f"the model, and --estimator one of {', '.join(REPORTED)}, by the log-probabilities that it reports. Its "
+            f"key stands in the environment, {UPSTREAM_KEY}.",
+            options.DATA,
+            "URL",
+        ),
+    ] = None,
     cluster: Cluster,
     strict: options.Strict = False,
     as_json: options.AsJson = False,
@@ -170,13 +182,16 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
         copies = _chosen(questions)
     if copies == "keep" and questions.times and (runs or decoding.temperature > 0):
         raise InputError("--copies keep takes greedy answers of one engine: no --also, and --temperature 0")
-    estimators_for(estimator)  # refuses settings that they do not take, before any work
+    if server is None:
+        estimators_for(estimator)  # refuses settings that they do not take, before any work
     graders = grading.load_graders([] if grader is None else [grader])
     grading.check_labels(labels, begun_at=labels)
-    source = ModelSource(**vars(model), semantic_token=loading.load_token(probe))
+    source = ModelSource(**vars(model), semantic_token=None if server is not None else loading.load_token(probe))
+    if server is not None:
+        _require_at_server(model, (probe, also, cluster.ray))
     conversations = [] if extra_prompts is None else loading.read_conversations(extra_prompts)
     shape = _Shape(conversations, read_slots(slot or ()))
-    run = _Run(source, estimator, phrasing, loading.decoding(decoding), batch_size, cluster, runs, shape)
+    run = _Run(source, estimator, phrasing, loading.decoding(decoding), batch_size, cluster, runs, shape, server)
     with sole_writer(output):
         outcome = run(
             questions,
@@ -199,6 +214,19 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
         say(doubt, label="Warning")
     show(outcome, questions, files, as_json=as_json)
     raise typer.Exit(_code(outcome.calibration, questions))
+
+
+def _require_at_server(model: EngineOptions, others: Sequence[object]) -> None:
+    """Refuse options about a model here.
+
+    Raises:
+        InputError: there is one.
+    """
+    usual = vars(EngineOptions(model=model.model))
+    given = [name for name, value in vars(model).items() if value != usual[name]]
+    given += [name for name, value in zip(("probe", "also", "ray"), others, strict=True) if value]
+    if given:
+        raise InputError(f"--{given[0].replace('_', '-')} is for a model here, and --server answers itself")
 
 
 def _code(calibration: Calibration, questions: QuestionFile) -> ExitCode:
@@ -230,6 +258,7 @@ class _Run:
     cluster: Cluster
     also: Sequence[Path]
     shape: _Shape
+    server: str | None = None
 
     def __call__(
         self,
@@ -246,70 +275,116 @@ class _Run:
         """Answer the missing questions, grade, and calibrate."""
         from semgrad_guard.evaluation.graders import GRADERS, default_grader
         from semgrad_guard.evaluation.job_record import number_of_try
-        from semgrad_guard.evaluation.runs.run import run_binding, run_settings
-        from semgrad_guard.guard import template_name
 
         rows = questions.rows
         self.phrasing.require(rows)
         template = self.phrasing.name(rows)
-        model = loading.load(self.source)
-        estimators = {estimator.name: estimator for estimator in estimators_for(self.estimator)}
-        grader = next(iter(graders), GRADERS[default_grader(template_name(model, template))])
-        settings = run_settings(model, estimators, options=self.decoding, template=template)
-        others = [read_other(path, rows, settings) for path in self.also]
-        answers = self._collect(rows, files.answers, model, estimators)
+        writer = self._writer(template)
+        grader = next(iter(graders), GRADERS[default_grader(writer.prompt_name(template))])
+        others = [] if isinstance(writer, ServerWriter) else writer.others(self.also, rows)
+        answers = writer.answers(rows, files.answers, template)
         say_unscored(answers)
         grades = grading.grade(
             rows, answers, grader, labels=files.labels, others=grading.recorded_keys(files.answers), book=files.grades
         )
-
-        def bind(estimator: Estimator) -> Binding:
-            return run_binding(
-                model, estimator, options=self.decoding, template=template, grader=grades.grader, upstream=upstream
-            )
 
         times = questions.times if copies == "keep" else ()
         numbers = [number for number, row in enumerate(grades.rows) for _ in range(times[row] if times else 1)]
         places = [grades.rows[number] for number in numbers]
         kept = [rows[i] for i in places]
         say_near([rows[i] for i in grades.rows])
-        forms = self.phrasing.forms(kept, model.render)
+        forms = self.phrasing.forms(kept, writer.form)
         prompts = forms if any(forms) else None
         of_others = [
             GradedOther(other, grading.grade(rows, other.answers, grader, book=files.grades)) for other in others
         ]
         correct = [grades.correct[number] for number in numbers]
         graded = Graded(kept, [answers[i] for i in places], correct, grades.grader, prompts, of_others, copies)
-        extra = [model.render(conversation).form for conversation in self.shape.conversations]
+        extra = [form for turns in self.shape.conversations if (form := writer.form(turns)) is not None]
         promise: dict[str, Any] = {"alpha": alpha, "delta": delta, "robust": robust}
         settings = {"estimator": asdict(self.estimator), "labels": graded.labels(), "copies": copies, **promise}
         how = {**promise, "tries": number_of_try(files.answers, settings)}
         shape = {"extra_prompts": extra, "slots": self.shape.slots}
-        outcome = outcome_of(self.estimator, graded, bind, **how, **shape)
+        bind = writer.binding(grades.grader, upstream)
+        named = writer.scorer.estimator if isinstance(writer, ServerWriter) else None
+        outcome = outcome_of(self.estimator, graded, bind, named=named, **how, **shape)
         return replace(outcome, no_verdict=grades.no_verdict)
 
-    def _collect(
-        self, rows: Sequence[Question], path: Path, model: LanguageModel, estimators: Mapping[str, Estimator]
-    ) -> list[Answer]:
+    def _writer(self, template: str) -> _LocalWriter | ServerWriter:
+        """The model here that answers, or the server."""
+        if self.server is None:
+            model = loading.load(self.source)
+            estimators = {estimator.name: estimator for estimator in estimators_for(self.estimator)}
+            return _LocalWriter(self, model, estimators, template)
+        from semgrad_guard.guard.reported import ReportedScorer
+
+        given = self.estimator.estimator
+        scorer = ReportedScorer(
+            self.source.model, REPORTED[0] if given == LearnedEstimatorSpec.estimator else str(given)
+        )
+        return ServerWriter(self.server, scorer, self.decoding, self.phrasing, self.batch_size)
+
+
+@dataclass(frozen=True)
+class _LocalWriter:
+    """The answers of a model here."""
+
+    run: _Run
+    model: LanguageModel
+    estimators: Mapping[str, Estimator]
+    template: str
+
+    def prompt_name(self, template: str) -> str:
+        """The full name of the prompts."""
+        from semgrad_guard.guard import template_name
+
+        return template_name(self.model, template)
+
+    def others(self, paths: Sequence[Path], rows: Sequence[Question]) -> list[OtherRun]:
+        """The answers of other engines to the same questions."""
+        from semgrad_guard.evaluation.runs.run import run_settings
+
+        settings = run_settings(self.model, self.estimators, options=self.run.decoding, template=self.template)
+        return [read_other(path, rows, settings) for path in paths]
+
+    def answers(self, rows: Sequence[Question], path: Path, template: str) -> list[Answer]:
         """The answers; Ctrl-C tells how many are kept, and how to resume."""
         from semgrad_guard.evaluation.runs.run import Answering, collect_answers
 
-        recipe = Answering(model, estimators, self.decoding, self.phrasing).recipe
+        run = self.run
+        recipe = Answering(self.model, self.estimators, run.decoding, run.phrasing).recipe
         with (
             kept_on_interrupt("Answering", f"answers are kept in {path}") as tell,
-            spreading(self.cluster, model, self.source, recipe) as spread,
+            spreading(run.cluster, self.model, run.source, recipe) as spread,
         ):
             return collect_answers(
                 rows,
                 path,
-                model=model,
-                estimators=estimators,
-                options=self.decoding,
-                phrasing=self.phrasing,
-                batch_size=self.batch_size,
+                model=self.model,
+                estimators=self.estimators,
+                options=run.decoding,
+                phrasing=run.phrasing,
+                batch_size=run.batch_size,
                 spread=spread,
                 on_progress=tell,
             )
+
+    def binding(self, grader: str, upstream: str | None) -> Callable[[Estimator], Binding]:
+        """The binding of a calibration on these answers, for each estimator."""
+        from semgrad_guard.evaluation.runs.run import run_binding
+
+        return lambda estimator: run_binding(
+            self.model,
+            estimator,
+            options=self.run.decoding,
+            template=self.template,
+            grader=grader,
+            upstream=upstream,
+        )
+
+    def form(self, conversation: Sequence[Message]) -> PromptForm:
+        """The form of a prompt."""
+        return self.model.render(conversation).form
 
 
 def say_near(questions: Sequence[Question]) -> None:

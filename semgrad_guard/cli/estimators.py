@@ -15,7 +15,7 @@ from semgrad_guard.cli.grading import Grades
 from semgrad_guard.cli.options import METHOD_NAMES
 from semgrad_guard.declared import Option
 from semgrad_guard.loading import ESTIMATOR_NAMES, EstimatorChoice, load_estimator
-from semgrad_guard.settings import UNCERTAINTY, ScoringOptions
+from semgrad_guard.settings import REPORTED, UNCERTAINTY, ScoringOptions
 
 if TYPE_CHECKING:
     from semgrad_guard.calibration import Binding, EngineAnswers, EngineIdentity
@@ -78,7 +78,7 @@ class LearnedEstimatorSpec(EstimatorSpec):
             f"How uncertainty is measured: {', '.join(ESTIMATOR_NAMES)}; states or fused, which are fitted on a part "
             "of the answers (states needs no gradients); or auto, the best of eight of these on that part.",
             UNCERTAINTY,
-            names=(*METHOD_NAMES, "auto"),
+            names=tuple(dict.fromkeys((*METHOD_NAMES, "auto", *REPORTED))),
         ),
     ] = "hybridgrad"
 
@@ -159,11 +159,14 @@ def outcome_of(
     spec: EstimatorSpec,
     graded: Graded,
     bind: Callable[[Estimator], Binding],
+    *,
+    named: str | None = None,
     **how: Any,
 ) -> Outcome:
     """Calibrate on graded answers; for a learned estimator and "auto", learn on a part of them first.
 
-    `how` are options of `calibrate` (alpha, delta, robust ...).
+    `named` takes the scores of that name instead, which no model here has made. `how` are options of `calibrate`
+    (alpha, delta, robust ...).
     """
     from semgrad_guard.evaluation.calibrating import (
         LEARNED,
@@ -175,6 +178,8 @@ def outcome_of(
 
     how = {"copies": graded.copies, **how}
     known = LearningSet.of(graded.rows, graded.answers, graded.correct, prompts=graded.prompts, copies=graded.copies)
+    if named is not None:
+        return calibrate_scored(known, named, binding=cast("Any", bind)(None), **how)
     if spec.estimator == "auto":
         return calibrate_best(known, candidates_for(spec), bind=bind, **how)
     if spec.estimator in LEARNED:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from fastapi import FastAPI
 
 from semgrad_guard.calibration import DriftMonitor
+from semgrad_guard.calibration.call_options import usual_options
 from semgrad_guard.decision_log.decision_log import open_log
 from semgrad_guard.declared import values_of
 from semgrad_guard.engine import model_threads
@@ -23,10 +24,12 @@ from semgrad_guard.engine.replay.batch import Memory
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import Answerer, Policy, Terms, withholds
 from semgrad_guard.guard.policy import lets_every_score_through
+from semgrad_guard.guard.reported import ReportedScorer
 from semgrad_guard.loading import ModelSource, load_estimator, load_policy, pocket_policy
 from semgrad_guard.named import POCKET
 from semgrad_guard.server.app import Limits, make_app
 from semgrad_guard.server.gate import Keys
+from semgrad_guard.server.reported import ReportedQueue
 from semgrad_guard.server.scheduler import ModelQueue, Scheduler
 from semgrad_guard.server.service import ServedModel, Service
 from semgrad_guard.server.settings import ServerSettings
@@ -128,7 +131,12 @@ class _Maker:
         url = self.settings.upstream
         if url is None:
             return None
-        return RemoteServer(url, api_key=os.environ.get(UPSTREAM_KEY), timeout=self.settings.timeout or 120.0)
+        return RemoteServer(
+            url,
+            api_key=os.environ.get(UPSTREAM_KEY),
+            timeout=self.settings.timeout or 120.0,
+            nan_as_null=self.settings.scorer is None,
+        )
 
     @cached_property
     def target(self) -> RemoteTarget | None:
@@ -145,6 +153,10 @@ class _Maker:
         upstream: Upstream | None = None
         if self.upstream is None:
             scheduler = self.queue or self._scheduler(name, policy)
+        elif self.settings.scorer is None:
+            scheduler = ReportedQueue(ReportedScorer.of(name, policy.calibration, self.settings.estimator))
+            policy.check(scheduler.scorer.binding)
+            upstream = Upstream(self.upstream, scheduler, usual_options(policy.binding))
         else:
             scheduler = self._scheduler(name, policy)
             upstream = Upstream(self.upstream, scheduler)

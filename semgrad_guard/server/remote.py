@@ -34,6 +34,9 @@ _BOM = b"\xef\xbb\xbf"
 class RemoteServer:
     """Another server. `timeout` are the seconds in which it must send something.
 
+    With `nan_as_null` the numbers that JSON does not have (servers in Python write NaN) are null, for readers that
+    look at each number; else they make an answer invalid.
+
     Raises:
         InputError: the URL is invalid.
     """
@@ -44,6 +47,7 @@ class RemoteServer:
         *,
         api_key: str | None = None,
         timeout: float = 120.0,
+        nan_as_null: bool = False,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         try:
@@ -54,7 +58,7 @@ class RemoteServer:
             raise InputError(f"{url!r} is not a URL such as http://localhost:8000/v1")
         self.url = str(parsed).rstrip("/")
         self._headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
-        self._timeout, self._transport = timeout, transport
+        self._timeout, self._transport, self._nan_as_null = timeout, transport, nan_as_null
         self._client: httpx.AsyncClient | None = None
 
     async def chat(self, body: Mapping[str, Any], *, words: bool = True) -> dict[str, Any]:
@@ -64,7 +68,7 @@ class RemoteServer:
             UpstreamError: there is no answer that can be read.
         """
         async with self.open(_CHAT, body, words=words) as response:
-            return _json(await _limited(response))
+            return _json(await _limited(response), nan_as_null=self._nan_as_null)
 
     async def chat_stream(self, body: Mapping[str, Any], *, words: bool = True) -> AsyncIterator[dict[str, Any]]:
         """The chunks of a streamed chat completion, to its proper end: [DONE], or a reason why the answer has ended
@@ -78,7 +82,7 @@ class RemoteServer:
             async for kind, data in events(_pieces(response)):
                 if data == b"[DONE]":
                     return
-                chunk = _json(data)
+                chunk = _json(data, nan_as_null=self._nan_as_null)
                 if kind == b"error" or chunk.get("error") is not None or chunk.get("object") == "error":
                     raise UpstreamError(f"{self.url} failed while it answered", passing=True)
                 finished = finished or _finishes(chunk)
@@ -178,15 +182,19 @@ async def _limited(response: httpx.Response) -> bytes:
     return b"".join([piece async for piece in _pieces(response)])
 
 
-def _json(data: bytes) -> dict[str, Any]:
+def _json(data: bytes, *, nan_as_null: bool = False) -> dict[str, Any]:
     try:
-        found = json.loads(data)
+        found = json.loads(data, parse_constant=_none if nan_as_null else None)
         json.dumps(found, allow_nan=False)  # only valid JSON can be passed on
     except (ValueError, RecursionError) as error:
         raise UpstreamError("the upstream sent invalid JSON") from error
     if not isinstance(found, dict):
         raise UpstreamError("the upstream sent JSON that is not an object")
     return cast("dict[str, Any]", found)
+
+
+def _none(_: str) -> None:
+    """A number that is none."""
 
 
 async def _refusal(url: str, response: httpx.Response, *, words: bool) -> UpstreamError:

@@ -31,13 +31,17 @@ _ENDING = "the server is shutting down; try again later"
 
 
 class ModelQueue(Protocol):
-    """The owner of a model, in this process or in another one. Its methods raise a `SemGradGuardError` if they fail.
+    """The owner of a model, in this process or in another one. Its methods raise a `SemGradGuardError` if they fail."""
 
-    `served` is true where the model only scores the texts of another server.
-    """
+    @property
+    def served(self) -> bool:
+        """Whether the texts of another server are scored, and none are written here."""
+        ...
 
-    estimator: Estimator
-    served: bool
+    @property
+    def estimator_name(self) -> str:
+        """The name of the estimator that scores the answers."""
+        ...
 
     @property
     def name(self) -> str:
@@ -133,6 +137,11 @@ class Scheduler:
     def name(self) -> str:
         """The model's name."""
         return self.model.name
+
+    @property
+    def estimator_name(self) -> str:
+        """As `ModelQueue.estimator_name`."""
+        return self.estimator.name
 
     @property
     def batching(self) -> Batching | None:

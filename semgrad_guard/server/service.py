@@ -75,7 +75,7 @@ class ServedModel:
         """The model as GET /v1/models lists it."""
         policy = self.terms.policy
         guard = {
-            "estimator": self.scheduler.estimator.name,
+            "estimator": self.scheduler.estimator_name,
             "mode": self.terms.mode,
             "threshold": policy.recorded_threshold,
             "calibration_id": policy.calibration_id,

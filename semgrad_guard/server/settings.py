@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, model_validator
 
-from semgrad_guard.declared import Option
+from semgrad_guard.declared import Option, values_of
 from semgrad_guard.loading import EstimatorChoice
 from semgrad_guard.named import POCKET
 from semgrad_guard.settings import (
@@ -85,7 +85,11 @@ class ServerSettings(
         if self.upstream is None and self.allow_unguarded:
             raise ValueError("--allow-unguarded goes with --upstream: it names routes of that server")
         if self.upstream is not None and self.scorer is None:
-            raise ValueError("--upstream needs --scorer: a local copy of the weights that the upstream serves")
+            if not self.model:
+                raise ValueError("--upstream needs --model, that server's name for it, or --scorer, a local copy")
+            usual = values_of(LoadingOptions(), LoadingOptions)
+            if given := [name for name, value in values_of(self, LoadingOptions).items() if value != usual[name]]:
+                raise ValueError(f"--{given[0].replace('_', '-')} is for a model here: it goes with --scorer")
         if self.escalate_to is not None and not self.escalate_to.partition("#")[2]:
             raise ValueError("--escalate-to names a model behind the URL: http://localhost:9000/v1#large")
         _ = self.calibrations

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from semgrad_guard.calibration.call_options import call_options, cutting_options
 from semgrad_guard.engine.prompts.reasoning import HeldText
 from semgrad_guard.errors import InputError, UpstreamError
 from semgrad_guard.guard import Draft, Reply, Waiting, external
+from semgrad_guard.guard.reported import prompt_of
 from semgrad_guard.server.answers import Answer, Cuts, ThoughtPiece
 from semgrad_guard.server.forwarded import Forwarded
 from semgrad_guard.server.protocol import CUTS
 from semgrad_guard.server.remote import RemoteServer
+from semgrad_guard.server.reported import ReportedQueue, logprobs_for
 from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.sent import (
     SentCall,
@@ -44,14 +47,32 @@ _OF_THE_PROMPT = frozenset(
 
 @dataclass(frozen=True, eq=False)
 class Upstream:
-    """Another server that writes the drafts, and the local model that scores them."""
+    """Another server that writes the drafts, and their scorer: a local model, or the log-probabilities that it reports.
+
+    `usual` are the options of the calls that a calibration was made with: a request that leaves one out gets it.
+    """
 
     server: RemoteServer
-    scheduler: Scheduler
+    scheduler: Scheduler | ReportedQueue
+    usual: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def sent(self, request: UpstreamRequest) -> dict[str, Any]:
+        """The fields for the other server.
+
+        Raises:
+            InputError: as `UpstreamRequest.sent`.
+        """
+        given = {name: value for name, value in request.sent.items() if value is not None or name not in self.usual}
+        if not isinstance(self.scheduler, ReportedQueue):
+            return given
+        wanted, top = self.scheduler.scorer.request, given.get("top_logprobs")
+        if isinstance(top, int) and top > wanted["top_logprobs"]:
+            wanted["top_logprobs"] = top
+        return {**self.usual, **given, **wanted}
 
     async def drafts(self, request: UpstreamRequest) -> Sequence[Draft[Answer]]:
         """The scored drafts of a request."""
-        body = {**request.sent, "model": request.model, "n": request.count, "stream": False}
+        body = {**self.sent(request), "model": request.model, "n": request.count, "stream": False}
         body = await self.server.chat(body, words=request.cuts is None)
         answers = answers_in(body, request.count, self.server.url)
         return [await self.scored(request, answer) for answer in answers]
@@ -62,12 +83,13 @@ class Upstream:
 
     async def scored(self, request: UpstreamRequest, answer: Answer) -> Draft[Answer]:
         """An answer with its score. The text of calls is not known, so that they cannot be scored."""
-        reason = request.read.unread
-        if answer.tool_calls:
-            reason = "a tool call from elsewhere cannot be scored"
-        elif changed := [name for name in call_options(request.body) if name.rpartition(".")[2] in _OF_THE_PROMPT]:
-            names = ", ".join(changed)
-            reason = reason or f"{names} of the request changed the prompt, and the scorer does not know how"
+        calls = "a tool call from elsewhere cannot be scored" if answer.tool_calls else None
+        if isinstance(self.scheduler, ReportedQueue):
+            return self._reported(self.scheduler, request, answer, calls)
+        changed = [name for name in call_options(request.body) if name.rpartition(".")[2] in _OF_THE_PROMPT]
+        reason = calls or request.read.unread
+        if changed and reason is None:
+            reason = f"{', '.join(changed)} of the request changed the prompt, and the scorer does not know how"
         foreign = ForeignText(
             text=answer.text,
             conversation=request.read.conversation,
@@ -82,14 +104,40 @@ class Upstream:
         verdict = scored.verdict.model_copy(update={"tool_calls": answer.tool_calls, **facts})
         answer = replace(answer, text=verdict.text)
         if request.cuts:
-            answer = replace(answer, pieces=await self._pieces(answer))
+            pieces = _pieces(answer) or await self.scheduler.pieces(answer.text)
+            answer = replace(answer, pieces=pieces)
         return Draft(verdict, answer, scored.prompt)
 
-    async def _pieces(self, answer: Answer) -> tuple[str, ...]:
-        """The text that each token adds: by the log-probabilities, or as the local model would write it."""
-        tokens = [entry.get("token") for entry in answer.logprobs or ()]
-        written = [token for token in tokens if isinstance(token, str)]
-        return tuple(written) if "".join(written) == answer.text else await self.scheduler.pieces(answer.text)
+    def _reported(
+        self, queue: ReportedQueue, request: UpstreamRequest, answer: Answer, unscored: str | None
+    ) -> Draft[Answer]:
+        """An answer with the score of its log-probabilities; a client gets those that it requested."""
+        read, options = request.read, call_options(self.sent(request))
+        prompt = prompt_of(read.conversation, read.form.tools)
+        if unscored is not None:
+            verdict = queue.scorer.unscored(answer.text, unscored, options=options, tool_calls=answer.tool_calls)
+        else:
+            verdict = queue.scorer.verdict(
+                answer.text,
+                answer.logprobs,
+                options=options,
+                prompt=prompt,
+                cut=answer.finish_reason == "length",
+                reasoning=answer.reasoning,
+            )
+        if request.cuts:
+            answer = replace(answer, pieces=_pieces(answer) or tuple(_WORDS.findall(answer.text)))
+        return Draft(verdict, replace(answer, logprobs=logprobs_for(request.body, answer.logprobs)), prompt)
+
+
+_WORDS = re.compile(r"\s*\S+|\s+$")
+
+
+def _pieces(answer: Answer) -> tuple[str, ...]:
+    """The text that each token adds, by the log-probabilities; empty where these do not spell the text."""
+    tokens = [entry.get("token") for entry in answer.logprobs or ()]
+    written = tuple(token for token in tokens if isinstance(token, str))
+    return written if "".join(written) == answer.text else ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +187,8 @@ class RemoteAnswer:
 
     def __init__(self, upstream: Upstream, request: UpstreamRequest) -> None:
         self._upstream, self._request = upstream, request
-        body = {**request.sent, "model": request.model, "stream": True, "stream_options": {"include_usage": True}}
+        body = {**upstream.sent(request), "model": request.model, "stream": True}
+        body["stream_options"] = {"include_usage": True}
         self._chunks = upstream.server.chat_stream(body, words=request.cuts is None)
         self._text, self._calls, self._places = "", list[SentFunction](), dict[int | None, int]()
         self._finish, self._usage = "stop", SentUsage()

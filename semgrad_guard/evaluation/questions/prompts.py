@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from semgrad_guard.errors import InputError, PromptTooLongError
 from semgrad_guard.evaluation.questions.data import Question
@@ -22,15 +22,6 @@ PAPER_PROMPT = "Please directly answer the following question with one or few wo
 
 _PIECE = re.compile(r"\{\{|\}\}|\{(?:question|context)\}")
 """The parts of a template that have a meaning, from left to right: a brace, or a place."""
-
-
-class Rendered(Protocol):
-    """A rendered prompt."""
-
-    @property
-    def form(self) -> PromptForm:
-        """Its shape."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -86,15 +77,17 @@ class Phrasing:
         if self.prompt is not None:
             require_prompt(self.prompt, form)
 
-    def forms(self, rows: Iterable[Question], render: Callable[[list[Message]], Rendered]) -> list[PromptForm | None]:
-        """The forms of the questions' prompts as a model sees them; `render` is its own (`LanguageModel.render`).
+    def forms(
+        self, rows: Iterable[Question], rendered: Callable[[list[Message]], PromptForm | None]
+    ) -> list[PromptForm | None]:
+        """The forms of the questions' prompts as a model sees them; `rendered` is its own.
 
         None is a prompt that exceeds the context window by far, and so was never sent.
         """
 
         def form(row: Question) -> PromptForm | None:
             try:
-                return render(self.conversation(row)).form
+                return rendered(self.conversation(row))
             except PromptTooLongError:
                 return None
 

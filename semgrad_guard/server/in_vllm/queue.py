@@ -56,7 +56,7 @@ class WorkerQueue:
     served = False
 
     def __init__(self, client: Any, name: str, estimator: Estimator, *, limit: int) -> None:
-        self.name, self.estimator, self.limit = name, estimator, limit
+        self.name, self.estimator_name, self.limit = name, estimator.name, limit
         self._client, self._running = client, 0
         self._waiting: list[tuple[Written, asyncio.Future[list[ScoredDraft] | Failed]]] = []
         self._scoring: asyncio.Task[None] | None = None

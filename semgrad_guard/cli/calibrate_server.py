@@ -1,0 +1,118 @@
+"""Answers of another server for `calibrate`: scored by the log-probabilities that it reports."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from semgrad_guard.cli.terminal import kept_on_interrupt
+from semgrad_guard.errors import InputError
+from semgrad_guard.settings import REPORTED, UPSTREAM_KEY
+
+if TYPE_CHECKING:
+    from semgrad_guard.calibration import Binding
+    from semgrad_guard.engine.generation.options import GenerationOptions
+    from semgrad_guard.evaluation.questions.data import Question
+    from semgrad_guard.evaluation.questions.prompts import Phrasing
+    from semgrad_guard.evaluation.runs.answers import Answer
+    from semgrad_guard.guard.reported import ReportedScorer
+    from semgrad_guard.records import Message, PromptForm
+    from semgrad_guard.server.remote import RemoteServer
+
+
+@dataclass(frozen=True)
+class ServerWriter:
+    """The answers of the server at `url`, of its model that `scorer` names; `at_once` are requested together.
+
+    Raises:
+        InputError: the URL is none, or the decoding has a setting that is for a model here.
+    """
+
+    url: str
+    scorer: ReportedScorer
+    decoding: GenerationOptions
+    phrasing: Phrasing
+    at_once: int
+
+    def __post_init__(self) -> None:
+        from semgrad_guard.server.remote import RemoteServer
+
+        RemoteServer(self.url)
+        if self.decoding.max_thinking_tokens is not None:
+            raise InputError("--max-thinking-tokens is for a model here; set it at the server")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the calls, which the calibration is bound to."""
+        decoding = self.decoding
+        sampled = {"seed": decoding.seed, "top_p": decoding.top_p, "top_k": decoding.top_k or None}
+        stop = {"stop": list(decoding.stop)} if decoding.stop else {}
+        given = {"temperature": decoding.temperature, "max_tokens": decoding.max_tokens, **stop}
+        if decoding.temperature:
+            given |= {name: value for name, value in sampled.items() if value is not None}
+        return given
+
+    def prompt_name(self, template: str) -> str:
+        """The name of the prompts; the template that the server puts them into is not known."""
+        return template
+
+    def answers(self, rows: Sequence[Question], path: Path, template: str) -> list[Answer]:
+        """The recorded answers and those that are missing.
+
+        Raises:
+            UpstreamError: the server fails. The answers so far are in the record.
+        """
+        from semgrad_guard.evaluation.job_record import JobRecord
+        from semgrad_guard.evaluation.runs.answers import Answer
+        from semgrad_guard.evaluation.runs.run import complete, in_turn
+
+        settings = {"server": self.url, "model": self.scorer.model, "prompt_template": template}
+        settings |= {"generation": self.options, "estimators": dict.fromkeys(REPORTED, self.scorer.settings)}
+        with (
+            kept_on_interrupt("Answering", f"answers are kept in {path}") as tell,
+            JobRecord(path, settings, Answer) as record,
+        ):
+            spread = in_turn(lambda batch, _: asyncio.run(self._answered(batch)))
+            return complete(record, rows, spread, batch_size=self.at_once, on_progress=tell)
+
+    def binding(self, grader: str, upstream: str | None) -> Callable[[object], Binding]:
+        """The binding of a calibration on these answers."""
+        from semgrad_guard.calibration.call_options import call_options
+
+        facts = {"options": call_options(self.options), "max_tokens": self.decoding.max_tokens}
+        facts |= {"stop": self.decoding.stop, "grader": grader, "upstream": upstream}
+        bound = self.scorer.binding.model_copy(update=facts)
+        return lambda _: bound
+
+    def form(self, conversation: Sequence[Message]) -> PromptForm | None:
+        """The form of a prompt."""
+        from semgrad_guard.guard.reported import prompt_of
+
+        return prompt_of(conversation)
+
+    async def _answered(self, batch: Sequence[Question]) -> list[Answer]:
+        from semgrad_guard.server.remote import RemoteServer
+
+        server = RemoteServer(self.url, api_key=os.environ.get(UPSTREAM_KEY), nan_as_null=True)
+        try:
+            return list(await asyncio.gather(*(self._answer(server, question) for question in batch)))
+        finally:
+            await server.close()
+
+    async def _answer(self, server: RemoteServer, question: Question) -> Answer:
+        from semgrad_guard.evaluation.runs.answers import Answer, AnswerScore
+        from semgrad_guard.server.sent import answers_in
+
+        turns = [{"role": turn.role, "content": turn.content} for turn in self.phrasing.conversation(question)]
+        body = {"model": self.scorer.model, "messages": turns, **self.options, **self.scorer.request, "stream": False}
+        (found,) = answers_in(await server.chat(body), 1, self.url)
+        scores: dict[str, AnswerScore] = {}
+        for name in REPORTED:
+            scorer = replace(self.scorer, estimator=name)
+            verdict = scorer.verdict(found.text, found.logprobs, options={})
+            scores[name] = AnswerScore(uncertainty=verdict.uncertainty, reason=verdict.reason)
+        return Answer.to(question, text=found.text, finish_reason=found.finish_reason, scores=scores)

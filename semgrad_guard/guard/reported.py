@@ -1,0 +1,209 @@
+"""`ReportedScorer`: scores of another server's answers, from the log-probabilities that it reports with them.
+
+No copy of the model is needed. A number is computed only where the reported tokens spell the answer and every one of
+them has a log-probability: else the answer is unscored, with the reason. The scores are those of the tokens that were
+written, as the server computes them: `max_probability` and `gnll` are likelihoods, and `top_entropy` is the mean
+entropy of the `top` likeliest tokens and of all others as one outcome, a lower bound of the model's own entropy.
+
+A calibration is bound to the server's name for the model, to the number of reported alternatives, and to the options of
+the calls. The server's weights are not known here: a server that changes them under one name is not noticed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, cast
+
+from semgrad_guard.calibration import Binding, Calibration
+from semgrad_guard.errors import BindingMismatchError, InputError
+from semgrad_guard.guard.verdicts import binding_of, unscored
+from semgrad_guard.records import Message, PromptForm, Verdict, digest_of
+from semgrad_guard.settings import REPORTED
+
+TOP = 5
+"""The alternatives to each token that are requested; OpenAI's servers report up to 20."""
+_NOT_KNOWN = -9000.0
+"""Servers write -9999 for a token whose log-probability they do not know."""
+_ROUNDING = 1e-3
+_WORD = re.compile(r"\w+|[^\w\s]")
+_CONTROL = re.compile(r"<\|[\w.-]+\|>|</?s>|<(?:start|end)_of_turn>|\[/?INST\]")
+"""The control tokens of well-known models: which of them this one has is not known here."""
+
+
+class _NoScore(Exception):  # noqa: N818 - no error: the reason why an answer has no score
+    pass
+
+
+@dataclass(frozen=True)
+class ReportedScorer:
+    """Scores the answers of the model that its server calls `model`.
+
+    Raises:
+        InputError: log-probabilities do not allow this score.
+    """
+
+    model: str
+    estimator: str = REPORTED[0]
+    top: int = TOP
+
+    def __post_init__(self) -> None:
+        if self.estimator not in REPORTED:
+            raise InputError(
+                f"{self.estimator} needs the model itself; a server's log-probabilities allow {', '.join(REPORTED)}. "
+                "Choose one of these, or give a local copy of the weights as scorer"
+            )
+
+    @classmethod
+    def of(cls, model: str, calibration: Calibration | None, estimator: str | None = None) -> Self:
+        """The scorer for a calibration of this server's answers; without one, by default `max_probability`.
+
+        Raises:
+            BindingMismatchError: the calibration is not about a server's log-probabilities.
+        """
+        bound = None if calibration is None else calibration.binding
+        if bound is None:
+            return cls(model, estimator or REPORTED[0])
+        if not is_reported(bound):
+            raise BindingMismatchError(
+                f"The calibration was made for scores of a local model ({bound.estimator}), and this server's answers "
+                "are scored by the log-probabilities that it reports. Make one with `semgrad-guard calibrate --server "
+                "URL`, or score with a local copy of the weights (scorer)"
+            )
+        top: Any = (bound.settings or {}).get("top_logprobs", TOP)
+        return cls(model, estimator or bound.estimator, int(top))
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """The fields of a request for an answer that can be scored."""
+        return {"logprobs": True, "top_logprobs": self.top}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The part of a binding that tells these scores from a local model's."""
+        return {"reported": True, "top_logprobs": self.top}
+
+    @property
+    def binding(self) -> Binding:
+        """The binding of an answer, without the options of its call."""
+        return binding_of(self.unscored("", ""))
+
+    def unscored(self, text: str, reason: str, **facts: Any) -> Verdict:
+        """The verdict on an answer that cannot be scored."""
+        known = {"model": self.model, "estimator": self.estimator, "settings": self.settings}
+        return unscored(text, reason=reason, **known, **facts)
+
+    def verdict(
+        self,
+        text: str,
+        entries: Any,
+        *,
+        options: Mapping[str, Any],
+        prompt: PromptForm | None = None,
+        cut: bool = False,
+        reasoning: str | None = None,
+    ) -> Verdict:
+        """The undecided verdict on an answer; `entries` are its log-probabilities in OpenAI's form.
+
+        `options` are those of its call (`call_options`), `cut` tells whether a limit stopped it, and `reasoning` is the
+        text that was written before it.
+        """
+        facts: dict[str, Any] = {
+            "options": dict(options),
+            "reasoning": reasoning or None,
+            "prompt": None if prompt is None else digest_of(prompt.text),
+        }
+        try:
+            tokens = _tokens_of(text, entries)
+            log_probs = [_log_prob(token) for token in tokens]
+            if not any(log_probs):
+                raise _NoScore("every reported log-probability is 0, as where a server does not compute them")
+            nll = -math.fsum(log_probs)
+            scores = {"gnll": nll, "max_probability": -math.expm1(-nll / len(tokens))}
+            uncertainty = scores.get(self.estimator)
+            if uncertainty is None:
+                uncertainty = math.fsum(_entropy(token, self.top) for token in tokens) / len(tokens)
+        except _NoScore as reason:
+            return self.unscored(text, str(reason), **facts)
+        known = {"status": "scored", "uncertainty": uncertainty, "reason": None, "scored_tokens": len(tokens)}
+        found = self.unscored(text, "", **facts, **scores, cut=len(tokens) if cut else None)
+        return found.model_copy(update=known)
+
+
+def is_reported(binding: Binding) -> bool:
+    """Whether a calibration is about the log-probabilities that a server reports."""
+    return bool((binding.settings or {}).get("reported"))
+
+
+def prompt_of(conversation: Sequence[Message], tools: Sequence[Any] = ()) -> PromptForm | None:
+    """The form of a prompt whose template and tokens only its server knows: its messages, and words for tokens."""
+    if not conversation:
+        return None
+    bodies = [
+        message.content + "".join(f"\n{call.name}({json.dumps(dict(call.arguments))})" for call in message.tool_calls)
+        for message in conversation
+    ]
+    text = "".join(f"[{turn.role}]\n{body}\n" for turn, body in zip(conversation, bodies, strict=True))
+    users = [message.content for message in conversation if message.role == "user"]
+    return PromptForm(
+        text=text,
+        tokens=len(_WORD.findall(text)),
+        roles=tuple(message.role for message in conversation),
+        user_text=(users or bodies)[-1],
+        tools=digest_of(json.dumps(list(tools), sort_keys=True, default=repr)) if tools else None,
+        control=tuple(sorted({mark for body in bodies for mark in _CONTROL.findall(body)})),
+    )
+
+
+def _tokens_of(text: str, entries: Any) -> list[Mapping[str, Any]]:
+    """The reported tokens of an answer, without those behind it: the end token, and what a stop string cut off."""
+    if not isinstance(entries, Sequence) or not entries:
+        raise _NoScore("the server reports no log-probabilities")
+    if "<think>" in text or "</think>" in text:
+        raise _NoScore("the answer holds its reasoning; have its server give the reasoning apart")
+    answer, found, written = text.strip().encode("utf-8", "replace"), list[tuple[int, Any]](), b""
+    for entry in cast("Sequence[Any]", entries):
+        found.append((len(written), entry))
+        written += _bytes(entry)
+    begin = len(written) - len(written.lstrip())
+    if not answer or written[begin : begin + len(answer)] != answer:
+        raise _NoScore("the reported tokens do not spell the answer")
+    return [entry for place, entry in found if place < begin + len(answer)]
+
+
+def _bytes(entry: Any) -> bytes:
+    """The bytes of a reported token."""
+    given: Any = cast("Mapping[str, Any]", entry) if isinstance(entry, Mapping) else {}
+    token, held = given.get("token"), given.get("bytes")
+    try:
+        if isinstance(held, list):
+            return bytes(cast("list[int]", held))
+        return token.encode("utf-8", "replace")
+    except (AttributeError, TypeError, ValueError):
+        raise _NoScore("a reported token cannot be read") from None
+
+
+def _log_prob(entry: Mapping[str, Any]) -> float:
+    value = entry.get("logprob")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _NOT_KNOWN < value <= _ROUNDING:
+        raise _NoScore("a token of the answer has no finite log-probability")
+    return min(float(value), 0.0)
+
+
+def _entropy(entry: Mapping[str, Any], top: int) -> float:
+    """The entropy of the `top` likeliest tokens, and of all others as one outcome, in nats."""
+    given: Any = entry.get("top_logprobs")
+    listed = cast("Sequence[Any]", given) if isinstance(given, Sequence) else ()
+    values: list[Any] = [
+        cast("Mapping[str, Any]", other).get("logprob") for other in listed if isinstance(other, Mapping)
+    ]
+    if len(values) < top or any(not isinstance(value, int | float) or not value <= _ROUNDING for value in values):
+        raise _NoScore(f"a token of the answer has no {top} alternatives with log-probabilities")
+    likeliest = sorted((math.exp(min(float(value), 0.0)) for value in values), reverse=True)[:top]
+    rest = 1 - math.fsum(likeliest)
+    if rest < -10 * _ROUNDING:
+        raise _NoScore("the reported probabilities of alternatives add up to more than 1")
+    return -math.fsum(p * math.log(p) for p in (*likeliest, rest) if p > 0)

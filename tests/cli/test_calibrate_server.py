@@ -1,0 +1,126 @@
+"""`calibrate --server`, and `serve` with its calibration: no copy of the model is here."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from semgrad_guard import Calibration, GenerationOptions, LanguageModel, Policy
+from semgrad_guard.estimators import HybridGrad
+from semgrad_guard.guard import Terms
+from tests.ports import free_port
+from tests.steps import until
+
+pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+
+import httpx
+import uvicorn
+
+from semgrad_guard.server.app import make_app
+from semgrad_guard.server.assembly import assemble
+from semgrad_guard.server.gate import Keys
+from semgrad_guard.server.scheduler import Scheduler
+from semgrad_guard.server.service import ServedModel, Service
+from semgrad_guard.server.settings import ServerSettings
+
+from .helpers import ASKED, TOKENS, flat, jsonl, merged
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def url(language_model: LanguageModel) -> Iterator[str]:
+    """A server of the tiny model on a port of its own."""
+    terms = Terms(policy=Policy(threshold=1e9), mode="annotate")
+    scheduler = Scheduler(language_model, HybridGrad())
+    served = ServedModel(
+        name="tiny", scheduler=scheduler, terms=terms, options=GenerationOptions(max_tokens=64), scores_texts=True
+    )
+    port = free_port()
+    config = uvicorn.Config(make_app(Service([served])), port=port, log_level="error")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    until(lambda: server.started)
+    yield f"http://127.0.0.1:{port}/v1"
+    server.should_exit = True
+    thread.join()
+    scheduler.close()
+
+
+@pytest.fixture
+def calibrate(run: Run, right: Path, tmp_path: Path, url: str) -> Run:
+    fixed = (
+        "--server",
+        url,
+        "--model",
+        "tiny",
+        "--data",
+        right,
+        "--max-tokens",
+        TOKENS,
+        "--output",
+        tmp_path / "c.json",
+    )
+    return lambda *more: run("calibrate", *merged(fixed, more))
+
+
+@pytest.mark.parametrize("estimator", ["max_probability", "top_entropy"])
+def test_a_calibration_of_a_server_is_kept_behind_it(calibrate: Run, tmp_path: Path, url: str, estimator: str) -> None:
+    result = calibrate("--estimator", estimator)
+    assert result.exit_code == 0, result.stderr
+    made = Calibration.load(tmp_path / "c.json")
+    assert made.binding is not None
+    assert (made.binding.model, made.binding.estimator) == ("tiny", estimator)
+    assert made.binding.options == {"temperature": 0, "max_tokens": TOKENS}
+    usual: dict[str, Any] = {"upstream": url, "model": "tiny", "max_tokens": TOKENS, "no_log": True}
+    settings = ServerSettings(**usual, calibration=str(tmp_path / "c.json"))
+    server = assemble(settings, keys=Keys([]), hosts=None)
+    rows = [json.loads(line) for line in (tmp_path / "c.answers.jsonl").read_text().splitlines()[1:]]
+
+    async def answered() -> list[dict[str, Any]]:
+        transport = httpx.ASGITransport(server.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            bodies = [{"model": "tiny", "messages": [{"role": "user", "content": row["question"]}]} for row in rows[:3]]
+            return [(await client.post("/v1/chat/completions", json=body)).json() for body in bodies]
+
+    for row, found in zip(rows, asyncio.run(answered()), strict=False):
+        record, uncertainty = found["semgrad_guard"], row["scores"][estimator]["uncertainty"]
+        let_through = uncertainty <= (made.threshold or 0)
+        assert (record["action"] == "answer", record["promised"]) == (let_through, let_through)
+        if let_through:
+            assert found["choices"][0]["message"]["content"] == row["text"]
+            assert record["uncertainty"] == pytest.approx(uncertainty, rel=1e-6)
+    server.service.close()
+
+
+def test_it_resumes_and_names_what_is_no_servers(calibrate: Run, tmp_path: Path) -> None:
+    assert calibrate().exit_code == 0
+    before = (tmp_path / "c.answers.jsonl").read_text().splitlines()[1:]  # the header counts the tries
+    assert calibrate("--estimator", "gnll").exit_code == 0
+    assert (tmp_path / "c.answers.jsonl").read_text().splitlines()[1:] == before
+    for more, says in (
+        (("--estimator", "semgrad"), "semgrad needs the model itself"),
+        (("--dtype", "float32"), "--dtype is for a model here"),
+        (("--server", "localhost:1"), "is not a URL"),
+        (("--server", "http://127.0.0.1:1/v1", "--answers", str(tmp_path / "o.jsonl")), "cannot be reached"),
+        (("--model", "other", "--answers", str(tmp_path / "p.jsonl")), "status 404"),
+    ):
+        result = calibrate(*more)
+        assert (result.exit_code, says in flat(result.stderr)) == (1, True), result.stderr
+
+
+def test_a_server_without_log_probabilities_says_so(run: Run, tmp_path: Path) -> None:
+    result = run("ask", "hello", "--model", "pocket", "--estimator", "top_entropy")
+    assert "takes no local model" in flat(result.stderr)
+    rows = ({"question": q, "answers": ["x"]} for q in ASKED[:2])
+    data = jsonl(tmp_path / "q.jsonl", rows)
+    result = run("calibrate", "--data", data, "--output", tmp_path / "c.json", "--estimator", "top_entropy")
+    assert "takes no local model" in flat(result.stderr)

@@ -1,0 +1,217 @@
+"""In front of a server that reports log-probabilities, without a copy of its model."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import httpx
+import pytest
+
+from semgrad_guard import Calibration, LanguageModel, Policy, calibrate
+from semgrad_guard.errors import BindingMismatchError
+from semgrad_guard.guard.reported import ReportedScorer, prompt_of
+from semgrad_guard.records import Message
+from semgrad_guard.server.app import make_app
+from semgrad_guard.server.assembly import assemble
+from semgrad_guard.server.gate import Keys
+from semgrad_guard.server.remote import RemoteServer
+from semgrad_guard.server.reported import ReportedQueue
+from semgrad_guard.server.service import Service
+from semgrad_guard.server.settings import ServerSettings
+from semgrad_guard.server.upstream import Upstream
+
+from .conftest import ALL, NONE, OPTIONS, Serve, asking, events
+
+CHAT = "/v1/chat/completions"
+
+
+def queue(**given: Any) -> ReportedQueue:
+    return ReportedQueue(ReportedScorer("tiny", **given))
+
+
+def shown(found: list[dict[str, Any]]) -> str:
+    return "".join(c.get("delta", c.get("message")).get("content") or "" for e in found for c in e["choices"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("estimator", ["max_probability", "gnll", "top_entropy"])
+async def test_the_scores_are_those_of_the_upstreams_own_tokens(
+    serve: Serve, make_served: Any, language_model: LanguageModel, estimator: str, stream: bool
+) -> None:
+    other = httpx.ASGITransport(make_app(Service([make_served(ALL, mode="annotate", name="tiny")])))
+    generation = language_model.generate("hello", OPTIONS)
+    written, evidence = generation.text, generation.evidence
+    log_probs = evidence.observed().log_probs  # pyright: ignore[reportOptionalMemberAccess]
+    tops = [[math.exp(p) for _, p in one] for one in evidence.likeliest(5)]
+    outcomes = [[*top, 1 - sum(top)] for top in tops]
+    expected = {
+        "gnll": -sum(log_probs),
+        "max_probability": 1 - math.exp(sum(log_probs) / len(log_probs)),
+        "top_entropy": -sum(p * math.log(p) for row in outcomes for p in row if p > 0) / len(log_probs),
+    }[estimator]
+    scores = queue(estimator=estimator)
+    upstream = Upstream(RemoteServer("http://other/v1", transport=other), scores)
+    for policy, mode, text in (
+        (ALL, "enforce", written),
+        (NONE, "enforce", "I don't know."),
+        (NONE, "annotate", written),
+    ):
+        async with serve(policy, mode=mode, upstream=upstream, scheduler=scores) as client:
+            response = await client.post(CHAT, json=asking(stream=stream, logprobs=stream or None))
+            assert response.status_code == 200, response.text
+            found = events(response.text) if stream else [response.json()]
+            assert shown(found) == text
+            given = found[-1]["choices"][0]["logprobs"]
+            record = given["semgrad_guard"]
+            assert record["uncertainty"] == (pytest.approx(expected, rel=1e-5) if text == written else None)
+            assert (record["estimator"], record["settings"]) == (estimator, {"reported": True, "top_logprobs": 5})
+            assert (given["content"] is not None) == (stream and text == written)
+            assert not given["content"] or given["content"][0]["top_logprobs"] == []
+            assert text == written or written not in response.text
+
+
+def saying(text: str, entries: Any, finish: str = "stop", hears: list[Any] | None = None) -> httpx.MockTransport:
+    def answer(request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content)
+        if hears is not None:
+            hears.append(body)
+        choice = {"index": 0, "message": {"content": text}, "finish_reason": finish, "logprobs": {"content": entries}}
+        sent = {"choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
+        if body.get("stream"):
+            choice["delta"] = choice.pop("message")
+            return httpx.Response(200, text=f"data: {json.dumps(sent)}\n\ndata: [DONE]\n\n")
+        return httpx.Response(200, text=json.dumps(sent))
+
+    return httpx.MockTransport(answer)
+
+
+def token(text: str, logprob: Any, **more: Any) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": [], **more}
+
+
+GOOD = [token("Par", -0.1), token("is", -0.2)]
+FIVE = [{"token": str(i), "logprob": -1.0 - i} for i in range(5)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("entries", "reason"),
+    [
+        (None, "reports no log-probabilities"),
+        ([], "reports no log-probabilities"),
+        (GOOD[:1], "do not spell"),
+        (GOOD[1:], "do not spell"),
+        ([GOOD[0], token("is", None)], "no finite log-probability"),
+        ([GOOD[0], token("is", math.nan)], "no finite log-probability"),
+        ([GOOD[0], token("is", -math.inf)], "no finite log-probability"),
+        ([GOOD[0], token("is", -9999.0)], "no finite log-probability"),
+        ([GOOD[0], token("is", 0.5)], "no finite log-probability"),
+        ([GOOD[0], token("is", True)], "no finite log-probability"),
+        ([token("Par", 0.0), token("is", 0.0)], "is 0"),
+        ([GOOD[0], {"token": 3, "logprob": -0.1}], "cannot be read"),
+    ],
+)
+async def test_log_probabilities_that_are_not_whole_are_no_score(
+    serve: Serve, entries: Any, reason: str, stream: bool
+) -> None:
+    scores = queue()
+    server = RemoteServer("http://other/v1", nan_as_null=True, transport=saying("Paris", entries))
+    upstream = Upstream(server, scores)
+    async with serve(ALL, mode="annotate", upstream=upstream, scheduler=scores) as client:
+        response = await client.post(CHAT, json=asking(stream=stream, logprobs=True))
+        found = events(response.text)[-1] if stream else response.json()
+        record = found["choices"][0]["logprobs"]["semgrad_guard"]
+        assert (record["status"], record["uncertainty"], reason in record["reason"]) == ("unscored", None, True)
+    async with serve(Policy(threshold=1e9, on_unscored="abstain"), upstream=upstream, scheduler=scores) as client:
+        assert "Paris" not in (await client.post(CHAT, json=asking(stream=stream))).text
+
+
+@pytest.mark.parametrize(
+    ("text", "entries", "counted"),
+    [
+        ("Paris", [*GOOD, token("<|im_end|>", -3.0)], 2),
+        ("Paris", [token(" Par", -0.1), token("is", -0.2)], 2),
+        ("Paris", [*GOOD, token(" or", -9.0), token(" Rome", None)], 2),  # behind a stop string
+        ("é!", [token("", -0.1), token("é", -0.2), token("!", -0.3)], 3),
+        ("é!", [{"token": "?", "bytes": [0xC3], "logprob": -1}, {"token": "?", "bytes": [0xA9, 33], "logprob": -1}], 2),
+    ],
+)
+def test_tokens_that_spell_the_answer(text: str, entries: Any, counted: int) -> None:
+    verdict = ReportedScorer("m").verdict(text, entries, options={})
+    assert (verdict.status, verdict.scored_tokens) == ("scored", counted)
+
+
+@pytest.mark.parametrize(
+    ("top", "scored"),
+    [
+        (FIVE, True),
+        (FIVE[:4], False),
+        ([*FIVE[:4], {"token": "x", "logprob": None}], False),
+        ([{"token": str(i), "logprob": -0.1} for i in range(5)], False),
+    ],
+)
+def test_the_entropy_takes_all_alternatives(top: list[Any], scored: bool) -> None:
+    entries = [token("a", -0.1, top_logprobs=top)]
+    verdict = ReportedScorer("m", "top_entropy").verdict("a", entries, options={})
+    assert (verdict.uncertainty is not None) == scored
+
+
+def test_reasoning_in_the_text_is_no_score() -> None:
+    verdict = ReportedScorer("m").verdict("<think>a</think>b", [token("<think>a</think>b", -1.0)], options={})
+    assert "holds its reasoning" in (verdict.reason or "")
+
+
+def calibrated(**bound: Any) -> Calibration:
+    scorer = ReportedScorer("tiny")
+    prompts = [prompt_of([Message("user", f"Which city number {i} is it?")]) for i in range(200)]
+    binding = scorer.binding.model_copy(update={"options": {"temperature": 0, "max_tokens": 8}, **bound})
+    uncertainties = [0.001 * (i + 300) for i in range(200)]
+    return calibrate(uncertainties, [True] * 200, alpha=0.2, delta=0.1, binding=binding, prompts=prompts)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("more", "promised"),
+    [({}, True), ({"temperature": 0}, True), ({"temperature": 1.5}, False), ({"logit_bias": {"7": 9}}, False)],
+)
+async def test_a_promise_is_about_the_calibrated_options(
+    serve: Serve, more: dict[str, Any], promised: bool, stream: bool
+) -> None:
+    hears, scores, calibration = list[Any](), queue(), calibrated()
+    transport = saying("Paris", [token("Par", -0.4), token("is", -0.4)], hears=hears)
+    upstream = Upstream(RemoteServer("http://other/v1", transport=transport), scores, {"temperature": 0})
+    async with serve(Policy.from_calibration(calibration), upstream=upstream, scheduler=scores) as client:
+        body = asking("Which city number 7 is it?", stream=stream, **more)
+        response = await client.post(CHAT, json=body)
+        found = events(response.text)[-1] if stream else response.json()
+        record = found["choices"][0]["logprobs"]["semgrad_guard"]
+        assert (record["action"], record["promised"]) == ("answer", promised), record
+        sent = hears[0]
+        assert (sent["temperature"], sent["logprobs"], sent["top_logprobs"]) == (more.get("temperature", 0), True, 5)
+
+
+def settings(tmp_path: Any, calibration: Calibration, **given: Any) -> ServerSettings:
+    path = tmp_path / "c.json"
+    calibration.save(path)
+    return ServerSettings(
+        **{"upstream": "http://x/v1", "model": "tiny", "calibration": str(path), "no_log": True, **given}
+    )
+
+
+def test_a_server_without_a_scorer_is_bound_to_its_calibration(tmp_path: Any) -> None:
+    def started(calibration: Calibration, **given: Any) -> Any:
+        return assemble(settings(tmp_path, calibration, **given), keys=Keys([]), hosts=None)
+
+    server = started(calibrated())
+    upstream = server.service.models["tiny"].upstream
+    assert upstream is not None
+    assert upstream.usual == {"temperature": 0}
+    server.service.close()
+    with pytest.raises(BindingMismatchError, match="model is 'other'"):
+        started(calibrated(), model="other")
+    with pytest.raises(BindingMismatchError, match="estimator is 'gnll'"):
+        started(calibrated(), estimator="gnll")
+    with pytest.raises(BindingMismatchError, match="scores of a local model"):
+        started(calibrated(settings={}))
