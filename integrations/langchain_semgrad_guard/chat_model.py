@@ -54,6 +54,7 @@ from semgrad_guard.guard import (
     stopping,
 )
 from semgrad_guard.records import PromptForm
+from semgrad_guard.settings import JudgedBy, OnDoubt
 
 _CALL_OPTIONS = FORM_OPTIONS | {"logprobs", "stream"}
 """Options of a call other than those for generating its answer."""
@@ -88,6 +89,10 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
     max_batch_size: int = Field(default=16, ge=1)
     """How many runs of a `batch` are under way at once, where its config has no `max_concurrency`."""
 
+    by: JudgedBy = "answer"
+    """"sentence": every sentence has a score of its own, and a router delivers those that it lets through."""
+    on_doubt: OnDoubt = "stop"
+    """By sentence: "stop" ends the answer before a doubtful one, "drop" leaves it out, "mark" only notes it."""
     logprobs: bool = False
     """Put the tokens' log-probabilities into the metadata, in OpenAI's shape; a call may set it too."""
     streaming: bool = False
@@ -173,7 +178,13 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
         return Request(form.instructed(conversation), replace(options, grammar=grammar), form, logprobs)
 
     def _answerer(self, request: Request) -> Answerer:
-        return Answerer(self.language_model, self.estimator, request.options, self.prompt_template)
+        return Answerer(
+            self.language_model, self.estimator, request.options, self.prompt_template, by_sentence=self._by_sentence
+        )
+
+    @property
+    def _by_sentence(self) -> OnDoubt | None:
+        return self.on_doubt if self.by == "sentence" else None
 
     def message_of(self, draft: Draft[Generation], request: Request) -> AIMessage:
         """A scored answer as a message with its record."""
@@ -245,6 +256,7 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
             text=evidence.text,
             options=self._options(None, {}),
             prompt_template=self.prompt_template,
+            by_sentence=self._by_sentence,
         )
         answer = convert.with_answer(answer, verdict)
         metadata = {**answer.response_metadata, METADATA_KEY: verdict.metadata()}
@@ -345,6 +357,7 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
             "default_stop": list(self.stop),
             "estimator": self.estimator.name,
             "estimator_settings": self.estimator.settings(),
+            "by": self._by_sentence or "answer",
             "prompt_template": f"{self.prompt_template}@{identity.template}",
         }
 

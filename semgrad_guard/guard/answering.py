@@ -52,7 +52,7 @@ class Answerer:
         if not callable(self.estimator) or not hasattr(self.estimator, "objective"):
             raise InputError(f"an estimator is one such as HybridGrad(), not {_shown(self.estimator)}")
         if self.by_sentence is not None:
-            require_by_sentence(self.estimator)
+            require_by_sentence(self.estimator, self.by_sentence)
         options: Any = self.options
         if not isinstance(options, GenerationOptions):
             raise InputError(f"options are GenerationOptions(...), not {_shown(options)}")

@@ -19,6 +19,7 @@ from semgrad_guard.decision_log.entries import Facts
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
 from semgrad_guard.errors import AnswerFailedError, DeadlineExceededError, InputError, LowConfidenceError, UpstreamError
 from semgrad_guard.guard.policy import Deliver, Escalate, Raise, Settlement, Terms, decide, settle
+from semgrad_guard.guard.sentences import is_part
 from semgrad_guard.guard.timing import Steps, Work, adrive, cancelling, drive
 from semgrad_guard.guard.verdicts import (
     abstained,
@@ -94,7 +95,7 @@ TargetReply = Reply[A] | Refusal | HandedOn | Exception
 @dataclass(frozen=True)
 class Outcome(Generic[A]):
     """The decided answer: `verdict.text` is the delivered text, `answer` the draft's or the target's object. It is None
-    for an abstention, whose object the frontend makes from the verdict."""
+    for an abstention, or where sentences are left out: the frontend makes that object from the verdict."""
 
     verdict: Verdict
     answer: A | None
@@ -152,7 +153,6 @@ class Pending(Generic[A]):
                 prompt=draft.prompt,
                 trusted=draft.trusted,
                 strange=draft.strange,
-                on_doubt=terms.on_doubt,
                 closing_line=terms.closing_line,
             )
         except Exception as error:  # noqa: BLE001 - raised in this draft's place, after the others are settled
@@ -185,6 +185,8 @@ def conclude(
         Exception: the target's own, where `on_error` is to raise.
     """
     if isinstance(settled, Deliver):
+        if is_part(settled.verdict):
+            return _recorded(Outcome(settled.verdict, None), terms)
         verdict, left = (settled.verdict, answer) if terms.trim is None else terms.trim(settled.verdict, answer)
         return _recorded(Outcome(verdict, left), terms)
     if isinstance(settled, Raise):

@@ -77,7 +77,7 @@ class Guard:
         escalate_to: Target | None = None,
         mode: Mode = Terms.mode,
         by: JudgedBy = "answer",
-        on_doubt: OnDoubt = Terms.on_doubt,
+        on_doubt: OnDoubt = "stop",
         closing_line: str = Terms.closing_line,
         prepare: Callable[[Conversation], Conversation] | None = None,
         prompt_template: str = "chat",
@@ -95,8 +95,6 @@ class Guard:
             )
         if prepare is not None and not callable(prepare):
             raise InputError(f"prepare must be a function of the conversation, not a {type(prepare).__name__}")
-        if on_doubt == "escalate":
-            raise InputError('on_doubt="escalate" is not available yet: take "stop", "drop" or "mark"')
         self.terms = Terms(
             policy=require_policy(policy),
             mode=mode,
@@ -107,7 +105,6 @@ class Guard:
             monitor=monitor,
             notify=notify,
             log=log,
-            on_doubt=on_doubt,
             closing_line=closing_line,
         )
         self._answerer = Answerer(

@@ -36,7 +36,6 @@ from semgrad_guard.settings import (
     DeliveryOptions,
     KeepDraft,
     Mode,
-    OnDoubt,
     OnUnfamiliar,
     OnUnscored,
     PolicyOptions,
@@ -206,7 +205,6 @@ class Terms(DeliveryOptions):
         notify: called with every verdict.
         log: records every decision; the verdict then carries its `decision_id`.
         trim: changes an answer that is let through, and its verdict, before they go out.
-        on_doubt: what happens at a doubtful sentence of an answer that was scored by sentence.
         closing_line: delivered behind an answer that ends before a doubtful sentence.
 
     Raises:
@@ -222,7 +220,6 @@ class Terms(DeliveryOptions):
     notify: Callable[[Verdict], None] | None = None
     log: DecisionSink | None = None
     trim: Callable[[Verdict, Any], tuple[Verdict, Any]] | None = None
-    on_doubt: OnDoubt = "stop"
     closing_line: str = CLOSING_LINE
 
     def __post_init__(self) -> None:
@@ -310,7 +307,6 @@ def settle(
     prompt: PromptForm | None = None,
     trusted: bool = False,
     strange: tuple[str, ...] = (),
-    on_doubt: OnDoubt = "stop",
     closing_line: str = CLOSING_LINE,
 ) -> Settlement:
     """The decision about a draft. Pure: records in, a record out.
@@ -324,8 +320,7 @@ def settle(
         trusted: the draft's actions may go out whatever its score (an agent's calls of harmless tools): the decision
             about them is advice. Text next to them is let through only by its score.
         strange: why the question is unlike those of the calibration, in addition to the form of its prompt.
-        on_doubt: what happens at a doubtful sentence, where the draft was scored by sentence.
-        closing_line: delivered behind an answer that ends before one.
+        closing_line: delivered behind an answer that ends before a doubtful sentence.
 
     Raises:
         BindingMismatchError: the policy was calibrated for another model, estimator, setting or template.
@@ -335,7 +330,7 @@ def settle(
         return Deliver(draft)
     if not withholds(mode) and policy.on_unfamiliar == "raise":
         policy = replace(policy, on_unfamiliar="abstain")  # advice is given, not raised
-    verdict = decide(draft, policy, can_escalate=can_escalate, prompt=prompt, strange=strange, on_doubt=on_doubt)
+    verdict = decide(draft, policy, can_escalate=can_escalate, prompt=prompt, strange=strange)
     if not withholds(mode):
         return Deliver(verdict.model_copy(update={"enforced": False}))
     if trusted and verdict.action != "answer":
@@ -356,11 +351,11 @@ def decide(
     can_escalate: bool,
     prompt: PromptForm | None = None,
     strange: tuple[str, ...] = (),
-    on_doubt: OnDoubt = "stop",
 ) -> Verdict:
     """Apply a policy to a scored draft: action, confidence, threshold, and the reason if it is not let through.
 
     Of a draft that was scored by sentence the action is that about all of it; each sentence has a decision of its own.
+    `on_doubt` is among the settings that its scores are bound to.
 
     It is promised if a calibrated threshold lets it through and its prompt's form, `prompt`, is like those of the
     calibration. An unknown prompt is unlike them. `strange` are further differences.
@@ -392,7 +387,7 @@ def decide(
         "reason": draft.reason if let_through or draft.reason else _withheld(draft, policy),
         "sentences": decided_sentences(
             draft.sentences,
-            on_doubt=on_doubt if judged else "stop",
+            on_doubt=(draft.settings or {}).get("on_doubt", "stop") if judged else "stop",
             lets_through=passes,
             promises=lambda score: calibrated and not unfamiliar and policy.lets_through(score),
             confidence=policy.confidence,

@@ -61,9 +61,15 @@ def with_delivered(draft: Verdict, *, closing_line: str) -> Verdict:
         "text": text,
         "sentences": tuple(kept),
         "draft": draft.text if withheld else None,
+        "reasoning": None if withheld else draft.reasoning,
         "reason": f"{doubtful} of {len(kept)} sentences are not let through",
     }
     return draft.model_copy(update=changes)
+
+
+def is_part(verdict: Verdict) -> bool:
+    """Whether some sentences of an answer were delivered, and others not."""
+    return verdict.action == "answer" and verdict.draft is not None and any(map(delivers, verdict.sentences))
 
 
 def undecided_sentences(sentences: Sequence[SentenceVerdict]) -> tuple[SentenceVerdict, ...]:

@@ -21,7 +21,7 @@ LEANS = [None, 0, None, 2]
 POLICY = Policy(threshold=1.0)
 
 
-def draft(*uncertainties: float | None) -> Verdict:
+def draft(*uncertainties: float | None, on_doubt: str = "stop") -> Verdict:
     """A draft whose sentences have these scores."""
     sentences, end = list[SentenceVerdict](), 0
     for piece, uncertainty, leans_on in zip(PIECES, uncertainties, LEANS, strict=False):
@@ -31,6 +31,7 @@ def draft(*uncertainties: float | None) -> Verdict:
     return Verdict(
         status="scored", action="answer", text="".join(PIECES[: len(uncertainties)]), estimator="hybridgrad",
         model="m", uncertainty=greatest, sentences=tuple(sentences),
+        settings={"by": "sentence", "on_doubt": on_doubt},
     )  # fmt: skip
 
 
@@ -55,8 +56,8 @@ def actions(verdict: Verdict) -> str:
     ],
 )
 def test_a_part_is_delivered(on_doubt: Any, scores: tuple[float | None, ...], text: str, expected: str) -> None:
-    whole = draft(*scores)
-    settled = settle(whole, POLICY, "enforce", can_escalate=True, on_doubt=on_doubt)
+    whole = draft(*scores, on_doubt=on_doubt)
+    settled = settle(whole, POLICY, "enforce", can_escalate=True)
     assert isinstance(settled, Deliver)
     verdict = settled.verdict
     assert (verdict.text, verdict.action, actions(verdict)) == (text, "answer", expected)
@@ -68,16 +69,16 @@ def test_a_part_is_delivered(on_doubt: Any, scores: tuple[float | None, ...], te
 
 
 def test_nothing_withheld_is_in_the_metadata() -> None:
-    verdict = settle(draft(0, 2, 0, 0), POLICY, "enforce", can_escalate=False, on_doubt="drop").verdict
+    verdict = settle(draft(0, 2, 0, 0, on_doubt="drop"), POLICY, "enforce", can_escalate=False).verdict
     assert "big" not in str(verdict.metadata())
     assert "big" in str(verdict.metadata(keep_draft=True))
 
 
 @pytest.mark.parametrize("on_doubt", ["stop", "drop"])
 def test_where_nothing_is_left_the_whole_answer_is_withheld(on_doubt: Any) -> None:
-    whole = draft(2, 3)
-    assert isinstance(settle(whole, POLICY, "enforce", can_escalate=False, on_doubt=on_doubt), Abstain)
-    assert isinstance(settle(whole, POLICY, "enforce", can_escalate=True, on_doubt=on_doubt), Escalate)
+    whole = draft(2, 3, on_doubt=on_doubt)
+    assert isinstance(settle(whole, POLICY, "enforce", can_escalate=False), Abstain)
+    assert isinstance(settle(whole, POLICY, "enforce", can_escalate=True), Escalate)
 
 
 def test_modes() -> None:
@@ -96,7 +97,7 @@ def test_an_unscored_sentence_that_is_delivered_hides_no_doubtful_one() -> None:
 
 
 def test_a_delivered_part_can_be_judged_again() -> None:
-    verdict = undecided(settle(draft(2, 0, 0, 0), POLICY, "enforce", can_escalate=False, on_doubt="drop").verdict)
+    verdict = undecided(settle(draft(2, 0, 0, 0, on_doubt="drop"), POLICY, "enforce", can_escalate=False).verdict)
     assert shown(verdict) == PIECES[2:]
     assert [sentence.leans_on for sentence in verdict.sentences] == [None, 0]
     assert actions(verdict) == "deliver deliver"
