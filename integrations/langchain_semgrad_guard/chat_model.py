@@ -45,6 +45,8 @@ from semgrad_guard.guard import (
     Answerer,
     AsyncLiveAnswer,
     Draft,
+    JudgedBy,
+    OnDoubt,
     Stop,
     Ticket,
     as_estimator,
@@ -54,7 +56,6 @@ from semgrad_guard.guard import (
     stopping,
 )
 from semgrad_guard.records import PromptForm
-from semgrad_guard.settings import JudgedBy, OnDoubt
 
 _CALL_OPTIONS = FORM_OPTIONS | {"logprobs", "stream"}
 """Options of a call other than those for generating its answer."""

@@ -90,8 +90,10 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.verdicts import undecided as undecided
     from semgrad_guard.guard.verdicts import unscored as unscored
     from semgrad_guard.settings import ABSTAIN_MESSAGE as ABSTAIN_MESSAGE
+    from semgrad_guard.settings import JudgedBy as JudgedBy
     from semgrad_guard.settings import KeepDraft as KeepDraft
     from semgrad_guard.settings import Mode as Mode
+    from semgrad_guard.settings import OnDoubt as OnDoubt
     from semgrad_guard.settings import OnError as OnError
     from semgrad_guard.settings import OnUnscored as OnUnscored
     from semgrad_guard.settings import Timeout as Timeout
