@@ -50,7 +50,9 @@ _OPENING = re.compile(
     r"(?:the (?:\w+ )?answer (?:\w+ )*?is )?(?:(yes|yeah|correct|true|certainly|indeed|of course)|no|incorrect|false)"
     r"\b(?! not| doubt)"
 )
-_DENIES = re.compile(rf"\b(?!nor?\b|none\b)(?:{_NOT}|false|incorrect|myth|misconception)\b(?! (?:only|just)\b)")
+_DENIES = re.compile(
+    rf"\bno longer\b|\b(?!nor?\b|none\b)(?:{_NOT}|false|incorrect|myth|misconception)\b(?! (?:only|just)\b)"
+)
 _PRONOUNS = words_of("it they he she that this")
 _FAR, _READ, _ABOUT, _AGAIN, _BY_PRONOUN = 5, 4, 0.6, 0.75, 0.3
 

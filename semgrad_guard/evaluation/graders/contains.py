@@ -24,7 +24,6 @@ _COPULAS = words_of("is are was were has had")
 _PRONOUNS = words_of("it this he she they there answer these those his her their its")
 _PREFERRING = words_of("than not but though although followed")
 _ASIDES = words_of("unlike followed together alongside which who and as with since when")
-_LISTED = re.compile(r"(?:,(?: and| or)? [A-Z][\w' -]*?)+,? (?:and|or) [A-Z]")
 _ITEM = re.compile(r"(?:^|\n|:)\s*[-*•] +\W*$")
 _COVERED, _NEAR, _SHORT, _ITEMS = 0.25, 3, 5, 3
 
@@ -45,23 +44,19 @@ class Contains(WordGrader):
 
     def agrees(self, answer: AnswerToGrade) -> bool | None:
         """Whether the text, as an answer to the question, asserts one of the references; None: no verdict."""
-        return says(answer.question, answer.text, answer.references)
+        question, text = Question(answer.question), read(answer.text)
+        given = [reference for reference in answer.references if reference.strip()]
+        letters = [reference.strip(" .()").upper() for reference in given]
+        given += [question.options[letter] for letter in letters if letter in question.options]
+        if not answer.text.strip():
+            return False
+        if normalise(answer.text) in {normalise(reference) for reference in given}:
+            return True
+        verdicts = [_asserts(question, text, reference, given) for reference in given]
+        return True if True in verdicts else None if None in verdicts else False
 
 
-def says(question: str, text: str, references: Sequence[str]) -> bool | None:
-    """Whether the text, as an answer to the question, asserts one of the references; None: no verdict."""
-    parsed, answer = Question(question), read(text)
-    given = [reference for reference in references if reference.strip()]
-    given += [parsed.options[letter] for name in given if (letter := name.strip(" .()").upper()) in parsed.options]
-    if not text.strip():
-        return False
-    if normalise(text) in {normalise(reference) for reference in given}:
-        return True
-    verdicts = [_says(parsed, answer, reference, given) for reference in given]
-    return True if True in verdicts else None if None in verdicts else False
-
-
-def _says(question: Question, answer: Text, reference: str, references: Sequence[str]) -> bool | None:
+def _asserts(question: Question, answer: Text, reference: str, references: Sequence[str]) -> bool | None:
     bare = reference.strip(" .!'\"()").lower()
     if bare in _YES + _NO:
         affirmed = affirms(question, answer)
@@ -101,9 +96,7 @@ def _is_one_of_several(question: Question, answer: Text, span: Span, references:
     around = [[form for form in side if form not in ARTICLES] for side in sides]
     items = [i for i, word in enumerate(answer.words) if _ITEM.search(word.gap)]
     in_item = len(items) >= _ITEMS and start in items
-    listed = answer.words[start].is_capital and _LISTED.match(answer.written(end, end + 20))
-    offered = any(words[:1] == ["or"] and not own & {*words[1:2]} for words in around) or in_item or listed
-    return bool(offered)
+    return in_item or any(words[:1] == ["or"] and not own & {*words[1:2]} for words in around)
 
 
 def _comes_after_another(question: Question, answer: Text, span: Span, references: Sequence[str]) -> bool:
