@@ -45,6 +45,7 @@ from semgrad_guard.guard import (
     observes,
     promise_along,
 )
+from semgrad_guard.guard.reported import ReportedScorer
 from semgrad_guard.records import PromptForm
 
 _TERMS = ("mode", "abstain_message", "keep_draft", "on_error", "timeout", "monitor", "log")
@@ -100,7 +101,7 @@ class AroundChatModel(StreamingChatModel):
         if not isinstance(model, EnforcingChatModel):
             result = yield from served.answered(model, inner)
             if (scorer := self.scorer) is None:
-                return result
+                return self._scored_result(call, result)
             score = partial(self._scored_result, call, result)
             return (yield Work(score, lambda: awaited(lambda: scorer.worker.run(score))))
         if model.rules is None:
@@ -160,14 +161,22 @@ class AroundChatModel(StreamingChatModel):
         return ChatResult(generations=scored, llm_output=result.llm_output)
 
     def scored(self, call: Call, message: AIMessage) -> AIMessage:
-        """A message with its record, where there is a scorer."""
-        if self.scorer is None:
-            return message
+        """A message with its record, where there is a scorer, or its server reports log-probabilities."""
         inner = self._inner_call(call)
         options = served.options_of(self._inner.model, inner)
+        if self.scorer is None:
+            reported = self._reported
+            if reported is None:
+                return message
+            return served.scored_as_reported(reported, self._form(call), message, options)
         return served.scored(
             self._answerer(self.scorer), call.messages, message, self._target_options(inner.options), options
         )
+
+    @property
+    def _reported(self) -> ReportedScorer | None:
+        """The scorer by the log-probabilities that the model's server reports; None where there are none."""
+        return None
 
     def _answerer(self, scorer: LanguageModel) -> Answerer:
         name = self.prompt_template
@@ -178,7 +187,8 @@ class AroundChatModel(StreamingChatModel):
         if isinstance(model, EnforcingChatModel):
             return model._form(inner)
         if self.scorer is None:
-            return None
+            shown = self._target_options(inner.options)
+            return None if self._reported is None else served.reported_form(call.messages, shown)
         return served.form_of(self.scorer, call.messages, self._target_options(inner.options))
 
     def _target_options(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -268,7 +278,9 @@ class GuardedChatModel(AroundChatModel):
 
     Args:
         model: a `ChatSemGrad`, bound arguments included (`chat.bind_tools(...)`), or any other chat model together with
-            `scorer`. An observer takes any chat model without one: answers that carry no score are reported so.
+            `scorer`. Without one, a chat model with a field or a bound option `logprobs` (`ChatOpenAI`, `ChatOllama`)
+            is scored by the log-probabilities that its server reports. An observer takes any other chat model too:
+            answers that carry no score are reported so.
         policy: which answers to let through.
         scorer: the local copy of the weights that `model` serves.
         estimator: of the scorer. By default, and for a `ChatSemGrad` that was made without one, it is the one that the
@@ -382,12 +394,34 @@ class GuardedChatModel(AroundChatModel):
             ):
                 return inner
             return inner._replace(model=model.model_copy(update={"estimator": estimator_of(calibration)}))
+        if self.scorer is None and served.reports(model, inner.options):
+            return inner._replace(model=served.reporting(model, self._reported_by(inner)))
         if self.scorer is None and not observes(self.mode):
             raise InputError(
-                f"the answers of {type(model).__name__} carry no score. Use ChatSemGrad, or give the weights that it "
-                f"serves: {type(self).__name__}(model, policy, scorer=LanguageModel.from_pretrained(...))"
+                f"the answers of {type(model).__name__} carry no score. Use ChatSemGrad or a model that reports "
+                "log-probabilities (model.bind(logprobs=True, top_logprobs=5)), or give the weights that it serves: "
+                f"{type(self).__name__}(model, policy, scorer=LanguageModel.from_pretrained(...))"
             )
         return inner
+
+    @property
+    def _reported(self) -> ReportedScorer | None:
+        inner = self._inner
+        if isinstance(inner.model, EnforcingChatModel) or not served.reports(inner.model, inner.options):
+            return None
+        return self._reported_by(inner)
+
+    def _reported_by(self, inner: Inner) -> ReportedScorer:
+        """The scorer of the policy's calibration, or of the estimator that is set.
+
+        Raises:
+            InputError: the estimator needs the model itself.
+            BindingMismatchError: the calibration is about the scores of a local model.
+        """
+        model: Any = inner.model
+        name = getattr(model, "model_name", None) or getattr(model, "model", None) or model.get_name()
+        chosen = None if self.estimator is None else self.estimator.name
+        return ReportedScorer.of(str(name), self.policy.calibration, chosen)
 
     def _answerer(self, scorer: Any) -> Any:
         if self.estimator is None and self.policy.calibration is not None:

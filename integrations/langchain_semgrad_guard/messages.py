@@ -242,7 +242,17 @@ def whole_chunk(generation: ChatGeneration) -> ChatGenerationChunk:
 def info_of(message: AIMessage) -> dict[str, Any]:
     """The fields that tracers and scorers look for outside the message."""
     metadata = cast("Mapping[str, Any]", message.response_metadata)
-    return {key: metadata[key] for key in ("finish_reason", "logprobs") if key in metadata}
+    return {key: metadata[key] for key in TOLD if key in metadata}
+
+
+TOLD = ("finish_reason", "logprobs")
+"""The fields of an answer that pieces of a stream hold outside their messages."""
+
+
+def logprobs_of(message: BaseMessage) -> Any:
+    """The log-probabilities that a message's server reports: OpenAI's object, or the list in it, as Ollama has it."""
+    found: Any = message.response_metadata.get("logprobs")
+    return cast("Mapping[str, Any]", found).get("content") if isinstance(found, Mapping) else found
 
 
 def in_form(message: M, output_version: str | None) -> M:

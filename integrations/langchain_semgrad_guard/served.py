@@ -20,6 +20,7 @@ from semgrad_guard.adapters.answer_form import AnswerForm
 from semgrad_guard.adapters.served_calls import served_options
 from semgrad_guard.errors import InputError, UnsupportedToolsError
 from semgrad_guard.guard import Answerer, Steps, Work
+from semgrad_guard.guard.reported import ReportedScorer, prompt_of
 from semgrad_guard.records import PromptForm
 
 
@@ -123,6 +124,39 @@ def scored(
     draft = answerer.scored(conversation, text, template_options=template_options, cut=cut, reasoning=reasoning)
     verdict = draft.verdict.model_copy(update={"options": dict(options)})
     return convert.decided(convert.with_answer(message, verdict), verdict)
+
+
+def reports(model: BaseChatModel, options: Mapping[str, Any]) -> bool:
+    """Whether a chat model can be told to report the log-probabilities of its answers."""
+    return "logprobs" in type(model).model_fields or bool(options.get("logprobs"))
+
+
+def reporting(model: BaseChatModel, scorer: ReportedScorer) -> BaseChatModel:
+    """A copy that requests them; a model that takes them as options of a call has these bound by its user."""
+    fields = {name: value for name, value in scorer.request.items() if name in type(model).model_fields}
+    return model.model_copy(update=fields)
+
+
+def scored_as_reported(
+    scorer: ReportedScorer, form: PromptForm | None, message: AIMessage, options: Mapping[str, Any]
+) -> AIMessage:
+    """A message with its record, by the log-probabilities that its server reports."""
+    text = convert.message_text(message)
+    if message.tool_calls or message.invalid_tool_calls:
+        reason = "the answer calls tools, and how its server wrote the calls is not known"
+        return convert.decided(message, scorer.unscored(text, reason, options=dict(options)))
+    cut, reasoning = convert.was_cut(message), convert.reasoning(message)
+    entries = convert.logprobs_of(message)
+    verdict = scorer.verdict(text, entries, options=options, prompt=form, cut=cut, reasoning=reasoning)
+    return convert.decided(message, verdict)
+
+
+def reported_form(messages: Sequence[BaseMessage], shown: Mapping[str, Any]) -> PromptForm | None:
+    """The form of a prompt whose template its server alone knows; None where it holds something else than text."""
+    try:
+        return prompt_of(convert.to_conversation(messages), _template_options(shown).get("tools", ()))
+    except InputError:
+        return None
 
 
 def _template_options(shown: Mapping[str, Any]) -> dict[str, Any]:

@@ -202,6 +202,7 @@ class Routes:
             return await streamed(request, self._service, call, request_id=request_id, beat=beat, report=report)
         outcomes = await unless_gone(request, self._service.outcomes(call))
         found = completion(call, outcomes, request_id=request_id)
+        self._service.metrics.used(call.served.name, found["usage"])
         return JSONResponse(found, headers=headers(outcomes))
 
     async def score(self, request: Request) -> Mapping[str, Any]:

@@ -16,6 +16,7 @@ import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -69,8 +70,10 @@ def headers(outcomes: Sequence[Outcome[Answer]]) -> dict[str, str]:
     return {**fields, ID_HEADER: ",".join(ids)} if ids else fields
 
 
-async def chunks(call: Call, steps: AsyncIterator[Step], *, request_id: str) -> AsyncIterator[Json]:
-    """The chunks of a stream."""
+async def chunks(
+    call: Call, steps: AsyncIterator[Step], *, request_id: str, on_usage: Callable[[Json], None]
+) -> AsyncIterator[Json]:
+    """The chunks of a stream. `on_usage` gets the tokens of all of it, whether or not the client wants them."""
     head, outcomes = _head(call, request_id, "chat.completion.chunk"), list[Outcome[Answer]]()
     sent = thought = ""
     async for step in steps:
@@ -91,8 +94,10 @@ async def chunks(call: Call, steps: AsyncIterator[Step], *, request_id: str) -> 
         record = {KEY: public_record(step.verdict)}
         yield {**_chunk(head, index, {}, finish=_finish(step), logprobs=_logprobs(step)), **record}
         sent = thought = ""
+    used = usage(call, outcomes)
+    on_usage(used)
     if call.request.with_usage:
-        yield {**head, "choices": [], "usage": usage(call, outcomes)}
+        yield {**head, "choices": [], "usage": used}
 
 
 def usage(call: Call, outcomes: Sequence[Outcome[Answer]]) -> Json:
@@ -249,8 +254,9 @@ async def streamed(
 
     async def events() -> AsyncGenerator[str]:
         """Chunks as events; an error after the beginning is the last of them."""
+        on_usage = partial(service.metrics.used, call.served.name)
         try:
-            async for chunk in chunks(call, again(), request_id=request_id):
+            async for chunk in chunks(call, again(), request_id=request_id, on_usage=on_usage):
                 yield _event(chunk)
         except Exception as error:  # noqa: BLE001 - the status has been sent: the stream holds the error
             yield _event(report(error).body)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import platform
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+import semgrad_guard
 from semgrad_guard.calibration.promise_monitor import State
 from semgrad_guard.records import Verdict
 
@@ -17,6 +20,7 @@ if TYPE_CHECKING:  # it needs the extra `log`
     from semgrad_guard.decision_log.watching import WatchedPromise
 
 _SCORES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+_WAITS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -37,6 +41,13 @@ class Metrics:
         self._uncertainty = histogram("semgrad_guard_uncertainty", delivered, model, buckets=_SCORES)
         scoring = "Time of scoring delivered answers."
         self._seconds = histogram("semgrad_guard_score_seconds", scoring, model, buckets=_SECONDS)
+        took = "Time of requests for answers, from reading them to their end."
+        self._latency = histogram("semgrad_guard_request_seconds", took, model, buckets=_WAITS)
+        self._running = gauge("semgrad_guard_requests_in_flight", "Requests for answers in work.", model)
+        self._tokens = counter("semgrad_guard_tokens", "Tokens of prompts and of delivered answers.", ["model", "kind"])
+        Info("semgrad_guard_build", "The program.", registry=self._registry).info(
+            {"version": semgrad_guard.__version__, "python": platform.python_version()}
+        )
         self._unscored = counter("semgrad_guard_unscored", "Answers without a score.", model)
         self._errors = counter("semgrad_guard_errors", "Requests that were answered with an error.", ["code"])
         self._unguarded = counter("semgrad_guard_unguarded", "Requests passed on without a verdict.", ["route"])
@@ -61,6 +72,17 @@ class Metrics:
             self._uncertainty.labels(model).observe(verdict.uncertainty)
         if verdict.scoring_ms is not None:
             self._seconds.labels(model).observe(verdict.scoring_ms / 1000)
+
+    @contextmanager
+    def working(self, model: str) -> Generator[None]:
+        """While this lasts, a request for answers is in work."""
+        with self._running.labels(model).track_inprogress(), self._latency.labels(model).time():
+            yield
+
+    def used(self, model: str, usage: Mapping[str, Any]) -> None:
+        """The tokens of one request, as its client gets them."""
+        for kind in ("prompt", "completion"):
+            self._tokens.labels(model, kind).inc(usage[f"{kind}_tokens"])
 
     def failed(self, code: str) -> None:
         """One request was answered with an error."""

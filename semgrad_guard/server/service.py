@@ -228,13 +228,14 @@ class Service:
         Raises:
             SemGradGuardError: the first error in an answer's place.
         """
-        outcomes = await arun(
-            call.terms,
-            lambda: self._drafts(call),
-            lambda waiting: self._ask(call, waiting),
-            count=call.request.count,
-            stop=call.stop,
-        )
+        with self.metrics.working(call.served.name):
+            outcomes = await arun(
+                call.terms,
+                lambda: self._drafts(call),
+                lambda waiting: self._ask(call, waiting),
+                count=call.request.count,
+                stop=call.stop,
+            )
         return [one([outcome]) for outcome in outcomes]
 
     async def steps(self, call: Call) -> AsyncGenerator[str | ThoughtPiece | Outcome[Answer]]:
@@ -246,11 +247,12 @@ class Service:
         steps = arun_stream(
             call.terms, lambda: self._live(call), lambda waiting: self._ask(call, waiting), stop=call.stop
         )
-        try:
-            async for step in steps:
-                yield step
-        finally:
-            await steps.aclose()
+        with self.metrics.working(call.served.name):
+            try:
+                async for step in steps:
+                    yield step
+            finally:
+                await steps.aclose()
 
     async def score(self, request: ScoreRequest) -> dict[str, Any]:
         """A text's verdict as advice, and the uncertainties of its segments if the request names a kind of them.

@@ -92,7 +92,12 @@ async def test_an_error_in_the_answers_place_is_a_decision_too(serve: Serve, tmp
 async def test_metrics_and_health(serve: Serve, tmp_path: Path) -> None:
     with DecisionLog(tmp_path / "log.db") as log:
         async with serve(ALL, service={"log": log}) as client:
-            await asyncio.gather(*(client.post(CHAT, json=asking(f"q {i}", stream=bool(i % 2))) for i in range(4)))
+            with_usage = {"stream": True, "stream_options": {"include_usage": True}}
+            bodies = [asking(f"q {i}", **(with_usage if i % 2 else {})) for i in range(4)]
+            sent = await asyncio.gather(*(client.post(CHAT, json=body) for body in bodies))
+            last = [events(found.text)[-1] if number % 2 else found.json() for number, found in enumerate(sent)]
+            used = [found["usage"] for found in last]
+            read, written = (sum(one[f"{kind}_tokens"] for one in used) for kind in ("prompt", "completion"))
             text = (await client.get("/metrics")).text
             for line in (
                 'semgrad_guard_requests_total{action="answer",model="tiny"} 4.0',
@@ -100,6 +105,11 @@ async def test_metrics_and_health(serve: Serve, tmp_path: Path) -> None:
                 'semgrad_guard_score_seconds_count{model="tiny"} 4.0',
                 'semgrad_guard_queue_depth{model="tiny"} 0.0',
                 "semgrad_guard_log_failures_total 0.0",
+                'semgrad_guard_request_seconds_count{model="tiny"} 4.0',
+                'semgrad_guard_requests_in_flight{model="tiny"} 0.0',
+                f'semgrad_guard_tokens_total{{kind="prompt",model="tiny"}} {float(read)}',
+                f'semgrad_guard_tokens_total{{kind="completion",model="tiny"}} {float(written)}',
+                "semgrad_guard_build_info{",
             ):
                 assert line in text, line
             assert (await client.get("/healthz")).json() == {"status": "ok"}
