@@ -48,7 +48,7 @@ class PromiseState(BaseModel):
     evidence: float
 
     def __str__(self) -> str:
-        promised = f"Promised: at most {self.alpha:.3g} are wrong."
+        promised = f"Promised: at most {100 * self.alpha:.4g}% of them are wrong."
         if not self.labels:
             return f"Unknown: no answer that was drawn at random is graded yet. {promised}"
         advice = {
@@ -58,8 +58,8 @@ class PromiseState(BaseModel):
         }
         return (
             f"{self.state.capitalize()}: of {self.labels} answers drawn at random {self.wrong} were wrong, so the error"
-            f" rate of those let through lies between {self.low:.3f} and {self.high:.3f} (confidence "
-            f"{1 - self.delta:.3g}, at every look). {promised}{advice[self.state]}"
+            f" rate of those let through lies between {self.low:.1%} and {self.high:.1%} ("
+            f"{100 * (1 - self.delta):.4g}% confidence, at every look). {promised}{advice[self.state]}"
         )
 
 

@@ -27,12 +27,14 @@ from semgrad_guard.cli.help import (
     PLAN,
     PROBE,
     PROGRAM,
+    RECALIBRATE,
     SAMPLE,
     SCORE,
     SERVE,
 )
 from semgrad_guard.cli.plan import plan
 from semgrad_guard.cli.probe import probe
+from semgrad_guard.cli.recalibrate import recalibrate
 from semgrad_guard.cli.score import score
 from semgrad_guard.cli.serve import serve
 
@@ -73,6 +75,7 @@ for _command, _epilog, _continues in (
     (decisions, DECISIONS, False),
     (sample, SAMPLE, False),
     (feedback, FEEDBACK, False),
+    (recalibrate, RECALIBRATE, False),
     (fetch, FETCH, False),
     (demo, DEMO, False),
 ):

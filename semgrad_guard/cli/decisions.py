@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,7 +12,6 @@ import typer
 from semgrad_guard.cli import options
 from semgrad_guard.cli.terminal import OUT
 from semgrad_guard.declared import Option
-from semgrad_guard.errors import DecisionLogError
 from semgrad_guard.settings import LogAddress
 
 if TYPE_CHECKING:
@@ -43,19 +41,14 @@ def decisions(
     """
     if as_csv and as_json:
         raise typer.BadParameter("give --csv or --json, not both")
-    from semgrad_guard.decision_log.database import Database, log_address
+    from semgrad_guard.decision_log.database import opened
     from semgrad_guard.decision_log.summary import Summary, by_day, parse_since
     from semgrad_guard.decision_log.watching import PromiseWatch
 
-    address, moment = log_address(log), parse_since(since)
-    if isinstance(address, Path) and not address.is_file():
-        raise DecisionLogError(f"there is no decision log at {address}; name the one that you mean with --log")
-    database = Database(address)
-    try:
+    moment = parse_since(since)
+    with opened(log) as database:
         rows = database.decisions(since=moment)
         promises = PromiseWatch(database).look()
-    finally:
-        database.close()
     whole, days = Summary.of(f"since {since}", rows), by_day(rows)
     if as_csv:
         typer.echo(_csv(rows), nl=False)

@@ -12,7 +12,7 @@ from semgrad_guard.cli import options, values
 from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.terminal import note, say_problems
 from semgrad_guard.declared import Bounds, Option
-from semgrad_guard.errors import DecisionLogError, InputError
+from semgrad_guard.errors import InputError
 from semgrad_guard.settings import LogAddress, require_name
 
 
@@ -33,15 +33,12 @@ def sample(
     A log that keeps no text (`serve --log-text`) has none for the sheet either; the answers are then found by the id of
     their request or of their decision, which the program that asked has.
     """
-    from semgrad_guard.decision_log.database import Database, log_address
+    from semgrad_guard.decision_log.database import opened
     from semgrad_guard.decision_log.summary import parse_since
     from semgrad_guard.evaluation.graders.labels import SheetAnswer, extend_sheet
 
-    moment, address = parse_since(since), log_address(log)
-    if isinstance(address, Path) and not address.is_file():
-        raise DecisionLogError(f"there is no decision log at {address}; name the one that you mean with --log")
-    database = Database(address)
-    try:
+    moment = parse_since(since)
+    with opened(log) as database:
         drawn = database.draw(size, since=moment)
         if not drawn:
             raise InputError(
@@ -51,8 +48,6 @@ def sample(
         rows = [SheetAnswer(one.id, text, (), one.delivered or "") for one, text in zip(drawn, questions, strict=True)]
         extend_sheet(output, rows)
         database.mark_drawn([one.id for one in drawn])
-    finally:
-        database.close()
     note(f"{len(drawn)} answers are in {output}: fill in the column 'correct', and run semgrad-guard feedback {output}")
 
 
@@ -85,16 +80,16 @@ def feedback(
     from semgrad_guard.evaluation.graders.labels import read_grades
 
     grades, problems = read_grades(file)
-    with open_log(log) as opened:
+    with open_log(log) as written_to:
         written = Counter[str]()
         for key, right in grades:
             try:
-                entry = opened.feedback(key, right=right, sampling=sampling, grader=grader)
+                entry = written_to.feedback(key, right=right, sampling=sampling, grader=grader)
             except InputError as error:
                 problems.append(f"{key!r} is passed over: {error}.")
             else:
                 written[entry.note or ""] += 1
-        is_in_database = opened.flush()
+        is_in_database = written_to.flush()
     for text, count in written.items():
         if text:
             note(f"{count} grades: {text}.")

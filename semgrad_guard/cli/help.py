@@ -142,6 +142,15 @@ semgrad-guard sample --size 100 --since 30d --output sheet.csv
 0 done, 1 error, 2 wrong usage
 """.strip()
 
+RECALIBRATE = """
+[bold]Examples[/]
+semgrad-guard recalibrate --calibration calibration.json --output proposed.json
+semgrad-guard recalibrate --calibration calibration.json --since 2026-11-01 --output proposed.json
+
+[bold]Exit codes[/]
+0 done, 4 no threshold keeps the promise (it is saved all the same), 1 error, 2 wrong usage
+""".strip()
+
 FEEDBACK = """
 [bold]Examples[/]
 semgrad-guard feedback sheet.csv

@@ -275,9 +275,9 @@ class Database:
             ungraded = {row[0]: row[1] for row in connection.execute(waiting.group_by(columns.calibration_id))}
         return {name: (alpha, delta, ungraded.get(name, 0)) for name, alpha, delta in rows}
 
-    def random_grades(self) -> dict[str, list[bool]]:
-        """The grades of promised answers that were drawn at random, by calibration, in the order in which the answers
-        were first graded so. The latest of such grades on one answer counts.
+    def random_grades(self) -> dict[str, dict[str, bool]]:
+        """The grades of promised answers that were drawn at random, by calibration and decision, in the order in which
+        the answers were first graded so. The latest of such grades on one answer counts.
 
         Raises:
             DecisionLogError: the database cannot be reached.
@@ -292,7 +292,7 @@ class Database:
         with self._transaction() as connection:
             for calibration_id, decision_id, right in connection.execute(query):
                 grades.setdefault(calibration_id, {})[decision_id] = right
-        return {calibration_id: list(mine.values()) for calibration_id, mine in grades.items()}
+        return grades
 
     def feedback_mark(self) -> tuple[int, float | None]:
         """A value that changes with every feedback.
@@ -384,6 +384,23 @@ def log_address(given: str | None) -> str | Path:
     if given is not None:
         return given if "://" in given else Path(given)
     return state_folder(otherwise="Name a file: --log decisions.db") / "decisions.db"
+
+
+@contextmanager
+def opened(given: str | None) -> Generator[Database]:
+    """The database at a file or a URL, or at the address of the environment, or in the default file.
+
+    Raises:
+        DecisionLogError: there is no such file.
+    """
+    address = log_address(given)
+    if isinstance(address, Path) and not address.is_file():
+        raise DecisionLogError(f"there is no decision log at {address}; name the one that you mean with --log")
+    database = Database(address)
+    try:
+        yield database
+    finally:
+        database.close()
 
 
 def _some_of(ids: Sequence[str], column: sa.Column[Any] = decisions.c.id) -> Iterator[sa.ColumnElement[bool]]:

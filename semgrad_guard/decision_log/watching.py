@@ -83,7 +83,7 @@ class PromiseWatch:
     def _read(self) -> Iterator[WatchedPromise]:
         grades = self._database.random_grades()
         for calibration_id, (alpha, delta, ungraded) in self._database.promises().items():
-            mine = grades.get(calibration_id, [])
+            mine = list(grades.get(calibration_id, {}).values())
             monitor, seen = self._seen.get(calibration_id, (PromiseMonitor(alpha, delta), []))
             if mine[: len(seen)] != seen:
                 monitor, seen = PromiseMonitor(alpha, delta), []

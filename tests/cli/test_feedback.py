@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
 
+from semgrad_guard import Calibration, calibrate
 from semgrad_guard.decision_log.database import Database
 from semgrad_guard.decision_log.decision_log import DecisionLog
 from tests.decision_log.test_feedback import written
@@ -43,3 +44,27 @@ def test_a_sheet_goes_out_and_comes_back(tmp_path: Path, run: Run) -> None:
     database = Database(path)
     assert {feedback.sampling for _, feedback in database.decisions() if feedback} == {"user"}
     database.close()
+
+
+def test_a_proposal_is_a_file_of_its_own(tmp_path: Path, run: Run) -> None:
+    path, given, output = tmp_path / "log.db", tmp_path / "now.json", tmp_path / "new.json"
+    old = calibrate([n / 100 for n in range(100)], [n < 80 for n in range(100)], alpha=0.2, delta=0.1)
+    old.save(given)
+    with DecisionLog(path) as log:
+        changes = {"calibration_id": old.id, "threshold": old.threshold}
+        ids = [written(log, 1, uncertainty=n / 100, **changes)[0] for n in range(60)]
+        written(log, 40, action="abstain", promised=False, uncertainty=0.9, **changes)
+        for n, one in enumerate(ids):
+            log.feedback(one, right=n < 45, sampling="random")
+    result = run("recalibrate", "--calibration", given, "--log", path, "--output", output)
+    assert result.exit_code == 0, result.stderr
+    assert "by the grades of 60 answers drawn at random, 15 of them wrong" in flat(result.stdout)
+    assert f"Calibration {old.id} still decides" in flat(result.stdout)
+    assert Calibration.load(output).tries == 1
+    assert Calibration.load(given) == old
+    run("recalibrate", "--calibration", given, "--log", path, "--output", output)
+    assert Calibration.load(output).tries == 2
+    same = run("recalibrate", "--calibration", given, "--log", path, "--output", given)
+    assert "give the proposal a file of its own" in flat(same.stderr)
+    nothing = run("recalibrate", "--calibration", given, "--log", path, "--since", "2100-01-01", "--output", output)
+    assert "none of its answers drawn at random is graded" in flat(nothing.stderr)

@@ -244,7 +244,7 @@ def test_the_record_is_plain_json_and_hides_the_draft(language_model: LanguageMo
 
 def test_drift_shows_in_the_verdict(language_model: LanguageModel) -> None:
     base = guard(language_model, ALL)
-    monitor = DriftMonitor(calibrated(base), min_n=12, window=12)
+    monitor = DriftMonitor(calibrated(base))
     watched = guard(language_model, Policy(threshold=1e9), monitor=monitor)
     verdicts = [watched("the same question") for _ in range(13)]
     assert verdicts[0].drift is False

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
@@ -104,6 +106,15 @@ def test_nothing_comes_from_elsewhere_and_nothing_is_written_as_markup(name: str
             assert tag != "script" or attributes["src"] in PATHS
             for attribute in ("src", "href"):
                 assert attributes.get(attribute) in {*PATHS, None}
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node on this machine")
+@pytest.mark.parametrize("name", sorted(name for name in CONTENT if name.endswith(".js")))
+def test_the_scripts_can_be_parsed(name: str, tmp_path: Path) -> None:
+    script = tmp_path / f"{name}.mjs"
+    script.write_bytes(CONTENT[name])
+    found = subprocess.run(["node", "--check", script], capture_output=True, text=True, check=False)  # noqa: S607
+    assert found.returncode == 0, found.stderr
 
 
 async def test_the_curve_of_a_calibration(serve: Serve) -> None:

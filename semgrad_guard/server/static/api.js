@@ -14,8 +14,8 @@ export async function send(path, body, signal) {
     body: body === undefined ? undefined : JSON.stringify(body), credentials: "omit", cache: "no-store",
   });
   if (answer.ok) return answer;
-  const body = await answer.json().catch(() => ({}));
-  throw new ServerError(answer.status, body.error?.message ?? `the server answered with status ${answer.status}`);
+  const problem = await answer.json().catch(() => ({}));
+  throw new ServerError(answer.status, problem.error?.message ?? `the server answered with status ${answer.status}`);
 }
 
 export const json = async (path, body, signal) => (await send(path, body, signal)).json();
