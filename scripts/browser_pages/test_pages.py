@@ -183,6 +183,7 @@ def test_decisions_are_listed_and_graded(open_page: Open) -> None:
     row.get_by_role("button", name="Right").click()
     expect(row).to_contain_text("Right (random)")
     expect(page.locator("#days tbody tr").last).to_contain_text("1 right, 0 wrong (random)")
+    expect(page.locator("#promises")).to_contain_text("Of 1 answers drawn at random 0 were wrong")
     page.get_by_label("Action").select_option("abstain")
     page.get_by_role("button", name="Show", exact=True).click()
     expect(page.locator("#list tbody tr").filter(has_text="Let through")).to_have_count(0)

@@ -48,7 +48,7 @@ class PromiseState(BaseModel):
     evidence: float
 
     def __str__(self) -> str:
-        promised = f"Promised: at most {100 * self.alpha:.4g}% of them are wrong."
+        promised = f"Promised: at most {100 * self.alpha:.4g}% of the answers let through are wrong."
         if not self.labels:
             return f"Unknown: no answer that was drawn at random is graded yet. {promised}"
         advice = {

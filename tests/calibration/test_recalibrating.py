@@ -18,8 +18,9 @@ def old_one() -> Calibration:
 
 
 def proposed(old: Calibration, *, wrong_from: float, count: int = 150, tries: int = 0) -> Proposal:
+    assert old.threshold is not None
     rng = np.random.default_rng(1)
-    scores = [*rng.random(900).tolist(), *[None] * 100]
+    scores: list[float | None] = [*rng.random(900).tolist(), *[None] * 100]
     delivered = rng.uniform(0, old.threshold, count)
     grades = [(float(score), bool(score < wrong_from)) for score in delivered]
     return recalibrate(old, scores, grades, tries=tries)
@@ -47,6 +48,7 @@ def test_it_never_raises_it_and_says_where_none_is_left() -> None:
     old = old_one()
     assert old.threshold is not None
     kept = proposed(old, wrong_from=2.0).new
+    assert kept.threshold is not None
     assert kept.threshold == pytest.approx(old.threshold, abs=0.02)
     assert kept.threshold <= old.threshold
     none = proposed(old, wrong_from=0.0)
