@@ -235,7 +235,8 @@ class Verdict(BaseModel):
     answer and `escalated` the target's own verdict. Where `enforced` is False the action is advice: the text is the
     model's own answer, delivered whatever the decision, or without one (no threshold was given). `promised` tells
     whether a calibrated threshold let the delivered text through, to a prompt like those of the calibration; bare
-    thresholds and unscored targets promise nothing. `upstream` is the calibration that `calibration_id` was made
+    thresholds and unscored targets promise nothing. `kind` is the kind of question, where
+    it was given. `upstream` is the calibration that `calibration_id` was made
     after: an answer of such a stage is promised only as that of a target of the stage before, and there none is
     promised that was calibrated otherwise. `familiar` is whether the prompt is such a one (None: there is no
     calibration), and `unfamiliar` how it differs, or why that is not known. `model` to `prompt_template` are compared
@@ -268,6 +269,7 @@ class Verdict(BaseModel):
     confidence: float | None = None
     threshold: float | None = None
     calibration_id: str | None = None
+    kind: str | None = None
     upstream: str | None = None
     promised: bool = False
     familiar: bool | None = None

@@ -179,7 +179,7 @@ class ExampleCalibration:
                 print(f"{choice.estimator}: {choice.reason}", file=sys.stderr, flush=True)
         if self._show:
             print(f"On these examples: {outcome.effect}.", file=sys.stderr, flush=True)
-        if (remark := outcome.effect.doubt(self._rates["alpha"])) is not None:
+        if outcome.effect is not None and (remark := outcome.effect.doubt(self._rates["alpha"])) is not None:
             logger.warning("semgrad-guard: %s", remark)
         return outcome.calibration
 

@@ -24,6 +24,7 @@ from semgrad_guard.calibration.calibration_record import Calibration
 from semgrad_guard.calibration.calibration_set import (
     CalibrationSet,
     Copies,
+    read_column,
     read_grades,
     read_grid,
     read_prompts,
@@ -86,6 +87,7 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
     by_hand: int | None = None,
     machine: Iterable[Any] | None = None,
     sentences: SentenceSet | None = None,
+    kind: Iterable[str] | None = None,
 ) -> Calibration:
     """Find the largest threshold whose error rate is at most alpha, with probability at least 1 - delta.
 
@@ -129,14 +131,16 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
 
     `sentences` are those of the answers (see `calibrate_sentences`).
 
+    `kind` names the kind of each answer's question. Each kind is calibrated by itself, with its own threshold and
+    promise at delta (`calibration.kinds`), and later questions have to come with their kind.
+
     Where no threshold keeps the promise, `threshold` is None, with a `reason`: nothing is then let through.
     """
+    if kind is not None:
+        return _of_kinds(kind, **{name: value for name, value in locals().items() if name != "kind"})
     alpha, delta = read_rate(alpha, "alpha"), read_rate(delta, "delta")
     _require_choices(confidence, copies)
-    if by_hand is None and machine is not None:
-        raise CalibrationError("`machine` has the grades next to those of people: give `by_hand`, too.")
-    if by_hand is not None and (grid is not None or robust or also):
-        raise CalibrationError("`by_hand` takes no `grid`, no `robust` and no `also`: leave them out.")
+    _require_by_hand(by_hand, machine, others=grid is not None or robust or bool(also))
     if sentences is not None and (grid is not None or also or by_hand is not None):
         raise CalibrationError("A promise about sentences takes no `grid`, no `also` and no `by_hand`: leave them out.")
     treated, labels = copies or "once", [] if by_hand is None else list(correct)
@@ -190,6 +194,38 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
         sentences=None if parts is None else parts.record(outcome["threshold"]),
         **outcome,
     )
+
+
+def _of_kinds(
+    kind: Iterable[str], *, prompts: Any, groups: Any, extra_prompts: Any, slots: Any, **how: Any
+) -> Calibration:
+    """The calibration of all answers, with those of each kind in it.
+
+    Raises:
+        CalibrationError: a kind is no text, or an option does not go with kinds.
+    """
+    if how["also"] or any(how[name] is not None for name in ("by_hand", "grid", "sentences")):
+        raise CalibrationError("`kind` takes no `grid`, `by_hand`, `sentences` or `also`: leave them out.")
+    columns = {"uncertainties": how.pop("uncertainties"), "correct": how.pop("correct")}
+    columns |= {name: column for name, column in (("prompts", prompts), ("groups", groups)) if column is not None}
+    columns = {name: read_column(column, name) for name, column in columns.items()}
+    how |= {"extra_prompts": list(extra_prompts), "slots": read_slots(slots)}
+    named = read_column(kind, "kind")
+    if len(named) != len(columns["correct"]) or not all(isinstance(one, str) and one.strip() for one in named):
+        raise CalibrationError("`kind` names the kind of question of each answer, a text; give one for each.")
+    parts: dict[str, Calibration] = {}
+    for one in dict.fromkeys(named):
+        rows = [row for row, own in enumerate(named) if own == one]
+        part = calibrate(**{name: [column[row] for row in rows] for name, column in columns.items()}, **how)
+        parts[one] = part.with_content(kind=one)
+    return calibrate(**columns, **how).with_content(kinds=parts)
+
+
+def _require_by_hand(by_hand: int | None, machine: object, *, others: bool) -> None:
+    if by_hand is None and machine is not None:
+        raise CalibrationError("`machine` has the grades next to those of people: give `by_hand`, too.")
+    if by_hand is not None and others:
+        raise CalibrationError("`by_hand` takes no `grid`, no `robust` and no `also`: leave them out.")
 
 
 def _require_choices(confidence: object, copies: object) -> None:

@@ -54,7 +54,9 @@ class Calibration(BaseModel):
     `sentences` makes it a calibration by sentence: the threshold is compared with sentences' scores, `n_answered` are
     the answers from which something is delivered, `n_answered_wrong` those that are wrong by its promise, `n_wrong`
     those with a wrong sentence, `scores` their most certain sentences', `auroc` and P(correct) those of single
-    sentences. `id` is a hash over all of it.
+    sentences.
+    `kinds` are calibrations of kinds of questions, each with its own promise, and of this `kind`; one that has them
+    promises nothing about questions whose kind is not known. `id` is a hash over all of it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -91,6 +93,8 @@ class Calibration(BaseModel):
     auto: str | None = None
     by_hand: HandGrades | None = None
     sentences: SentencePromise | None = None
+    kind: str | None = None
+    kinds: dict[str, Calibration] = Field(default_factory=dict[str, "Calibration"])
 
     @classmethod
     def seal(cls, **content: Any) -> Self:
@@ -100,6 +104,11 @@ class Calibration(BaseModel):
             return cls(id=_content_id(cls.model_construct(id="", **content)), **content)
         except ValidationError as error:
             raise CalibrationError(f"The calibration cannot be recorded: {_first_fault(error)}") from error
+
+    def with_content(self, **changes: Any) -> Self:
+        """A calibration with some fields changed, and an id of its own."""
+        fields = set(type(self).model_fields) - {"id", "schema_version"}
+        return self.seal(**{name: getattr(self, name) for name in fields} | changes)
 
     @property
     def assumption(self) -> str:
@@ -262,7 +271,10 @@ _OPTIONAL = frozenset({"max_tokens", "stop", "also", "options", "rewritten", "co
 """Fields of bindings and shapes that a file holds only where they state something."""
 
 
-_SINCE = ("choice", "shape", "n_recorded", "procedure", "copies", "tries", "aurocs", "auto", "by_hand", "sentences")
+_SINCE = (
+    *("choice", "shape", "n_recorded", "procedure", "copies", "tries", "aurocs", "auto", "by_hand", "sentences"),
+    *("kind", "kinds"),
+)
 """Fields that came later: a file holds them only where they state something, so that older files keep their ids."""
 
 
@@ -270,7 +282,9 @@ def _content(calibration: Calibration) -> dict[str, Any]:
     """The fields as plain JSON, without the optional ones that state nothing."""
     absent = {name for name in _SINCE if not getattr(calibration, name)}
     absent |= {"auroc"} if calibration.auroc is None else set()
-    content = calibration.model_dump(mode="json", exclude=absent, warnings=False)
+    content = calibration.model_dump(mode="json", exclude=absent | {"kinds"}, warnings=False)
+    if calibration.kinds:
+        content["kinds"] = {kind: _content(one) for kind, one in calibration.kinds.items()}
     if calibration.schema_version == 1:
         content.update({old: content.pop(new) for old, new in _SINCE_2.items()})
     for place in ("binding", "shape"):

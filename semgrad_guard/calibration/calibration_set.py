@@ -48,9 +48,9 @@ def read_set(
 ) -> CalibrationSet:
     """Check the three columns; with `copies="once"` keep the first answer of each group."""
     scores = np.array(
-        [_score(value, row) for row, value in enumerate(_column(uncertainties, "uncertainties"))], dtype=np.float64
+        [_score(value, row) for row, value in enumerate(read_column(uncertainties, "uncertainties"))], dtype=np.float64
     )
-    labels = np.array([_label(value, row) for row, value in enumerate(_column(correct, "correct"))], dtype=np.bool_)
+    labels = np.array([_label(value, row) for row, value in enumerate(read_column(correct, "correct"))], dtype=np.bool_)
     _same_length("uncertainties", len(scores), "correct", len(labels))
     if not len(scores):
         raise CalibrationError("The calibration set is empty. Pass one uncertainty and one correct/wrong per answer.")
@@ -73,7 +73,7 @@ def read_set(
 
 def read_prompts(prompts: Iterable[PromptForm | None], answers: CalibrationSet) -> list[PromptForm]:
     """The prompts of the distinct questions, checked: one for each answer, or None where none was sent."""
-    given = _column(prompts, "prompts")
+    given = read_column(prompts, "prompts")
     _same_length("uncertainties", answers.n + answers.n_duplicates, "prompts", len(given))
     known = any(isinstance(prompt, PromptForm) for prompt in given)
     for row, prompt in enumerate(given):
@@ -87,14 +87,14 @@ def read_prompts(prompts: Iterable[PromptForm | None], answers: CalibrationSet) 
 
 def read_grades(machine: Iterable[Any], answers: CalibrationSet, rows: Sequence[int]) -> NDArray[np.bool_]:
     """A grader's grades of these rows, checked; the column has one for each answer, or None."""
-    given = _column(machine, "machine")
+    given = read_column(machine, "machine")
     _same_length("uncertainties", answers.n + answers.n_duplicates, "machine", len(given))
     return np.array([_label(given[row], row, column="machine") for row in rows], dtype=np.bool_)
 
 
 def read_grid(grid: Iterable[float]) -> NDArray[np.float64]:
     """Rising, distinct, finite thresholds; at least one."""
-    values = [_score(value, row, column="grid") for row, value in enumerate(_column(grid, "grid"))]
+    values = [_score(value, row, column="grid") for row, value in enumerate(read_column(grid, "grid"))]
     if not values:
         raise CalibrationError("The grid is empty. Pass thresholds fixed from unlabelled scores, or leave grid out.")
     rising = np.unique(np.array(values, dtype=np.float64))
@@ -114,7 +114,7 @@ def read_rate(value: float, name: Literal["alpha", "delta"]) -> float:
     return number
 
 
-def _column(values: Any, name: str) -> list[Any]:
+def read_column(values: Any, name: str) -> list[Any]:
     """The entries of a list, an array, a tensor or any other iterable, as plain Python objects where it has them."""
     try:
         return list(values.tolist() if hasattr(values, "tolist") else values)
@@ -124,7 +124,7 @@ def _column(values: Any, name: str) -> list[Any]:
 
 def _first_of_each(groups: Iterable[Hashable], n: int) -> list[int]:
     """Rows to keep: the first of each group, in order. A group is a question's name, which None is not."""
-    names = _column(groups, "groups")
+    names = read_column(groups, "groups")
     _same_length("uncertainties", n, "groups", len(names))
     firsts: dict[Hashable, int] = {}
     for row, name in enumerate(names):

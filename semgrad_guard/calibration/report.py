@@ -7,13 +7,21 @@ from semgrad_guard.calibration.planning import plan
 
 
 def report(calibration: Calibration) -> dict[str, str]:
-    """Sentences by their subject: promise, assumption, effect, prompts, chance and scores; those that apply."""
+    """Sentences by their subject: promise, assumption, effect, kinds, prompts, labels, chance, scores; those that
+    apply."""
     sentences = {"promise": promise(calibration), "assumption": calibration.assumption}
     if calibration.effect is not None and calibration.threshold is not None:
         sentences["effect"] = str(calibration.effect)
+    if calibration.kinds:
+        sentences["kinds"] = "; ".join(f"{kind}: {_of_kind(one)}" for kind, one in calibration.kinds.items())
     if calibration.shape is not None:
         sentences["prompts"] = calibration.shape.covers
-    if calibration.auroc is not None and calibration.n_tested and calibration.sentences is None:
+    if (part := calibration.by_hand) is not None:
+        sentences["labels"] = (
+            f"{part.count} graded by hand, a random part of the surest {part.share:.1%} ({part.drawn_from} answers)"
+            + (", all of which a grader graded as well: the promise is about the grades by hand" * part.machine)
+        )
+    elif calibration.auroc is not None and calibration.n_tested and calibration.sentences is None:
         error, level = calibration.n_wrong / calibration.n, calibration.level
         chance = plan(calibration.n_tested, error=error, auroc=calibration.auroc, alpha=calibration.alpha, delta=level)
         sentences["chance"] = f"with {error:.0%} wrong and an AUROC of {calibration.auroc:.2f}, {chance}"
@@ -25,6 +33,7 @@ def report(calibration: Calibration) -> dict[str, str]:
 def promise(calibration: Calibration) -> str:
     """The promise in one sentence, whether or not a threshold keeps it."""
     to = {"keep": " to traffic like this", "once": " to distinct questions", None: ""}[calibration.copies]
+    to += " of each kind by itself" if calibration.kinds else ""
     rate, sure = f"{100 * calibration.alpha:g}%", f"with {100 * (1 - calibration.delta):g}% probability"
     text = f"Among the answers let through{to}, at most {rate} are wrong, {sure}"
     if calibration.sentences is not None:
@@ -40,6 +49,12 @@ def promise(calibration: Calibration) -> str:
         f"{text} for all {calibration.tries} tries on these labels together (this one has level "
         f"{calibration.level:.2g})."
     )
+
+
+def _of_kind(calibration: Calibration) -> str:
+    if calibration.threshold is None:
+        return f"{calibration.n} answers, no promise. {calibration.reason}"
+    return f"{calibration.n} answers, {calibration.coverage:.0%} let through up to {calibration.threshold:.4g}"
 
 
 def _scores(calibration: Calibration) -> str:

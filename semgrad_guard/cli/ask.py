@@ -42,6 +42,10 @@ def ask(  # a command's options are its arguments
     context: Annotated[
         str | None, Option("The passage to answer from; @FILE reads it from a file.", options.ANSWERS, "TEXT")
     ] = None,
+    kind: Annotated[
+        str | None,
+        Option("The kind of the question, where the calibration was made --by-kind.", options.DECISION, "TEXT"),
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Ask a local model, and see how uncertain its answer is.
@@ -73,7 +77,10 @@ def ask(  # a command's options are its arguments
         policy.check(answerer.binding())
     elif embedded is not None:
         policy = _if_it_fits(embedded, answerer.binding())
-    verdict = _verdict(answerer, phrasing.conversation(row), policy, decision.on_unscored)
+    from semgrad_guard.guard.kinds import questions_of_kind
+
+    with questions_of_kind(kind):
+        verdict = _verdict(answerer, phrasing.conversation(row), policy, decision.on_unscored)
     _show(verdict, text, as_json=as_json)
     raise typer.Exit(_code(verdict))
 

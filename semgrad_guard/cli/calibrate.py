@@ -25,10 +25,11 @@ from semgrad_guard.cli.estimators import (
     outcome_of,
     read_other,
 )
+from semgrad_guard.cli.grading import ByHand
 from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.loading import Cluster, spreading
 from semgrad_guard.cli.terminal import ERR, kept_on_interrupt, note, say, say_unscored
-from semgrad_guard.declared import Option
+from semgrad_guard.declared import Bounds, Option
 from semgrad_guard.errors import InputError
 from semgrad_guard.loading import ModelSource
 from semgrad_guard.settings import REPORTED, UPSTREAM_KEY, Alpha, Delta, EngineOptions
@@ -111,6 +112,25 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
         ),
     ] = None,
     labels: options.Labels = None,
+    by_hand: Annotated[
+        int,
+        Option(
+            "How many answers people grade (--labels). Where there are more, they are a random part of the surest "
+            "ones; an estimator that learns from labels takes all.",
+            options.GRADING,
+            "N",
+            Bounds(1, 1_000_000),
+        ),
+    ] = 100,
+    prediction_powered: Annotated[
+        bool,
+        Option(
+            "Have the grader grade those as well, and correct its grades by those of people (docs/labels.md). For 100 "
+            "labels and more; decide on it before you see any.",
+            options.GRADING,
+            spelled="--prediction-powered",
+        ),
+    ] = False,
     estimator: LearnedEstimatorSpec,
     answers: Annotated[
         Path | None,
@@ -133,6 +153,14 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
             "FILE",
         ),
     ] = None,
+    by_kind: Annotated[
+        bool,
+        Option(
+            'A promise for each kind of question ("kind" in the file), which later questions have to come with.',
+            options.DECISION,
+            spelled="--by-kind",
+        ),
+    ] = False,
     upstream: Annotated[
         str | None,
         Option(
@@ -182,6 +210,9 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
         copies = _chosen(questions)
     if copies == "keep" and questions.times and (runs or decoding.temperature > 0):
         raise InputError("--copies keep takes greedy answers of one engine: no --also, and --temperature 0")
+    due = labels is not None and not learns(estimator) and len(questions.rows) > by_hand
+    hand = _hand(ByHand(by_hand, prediction_powered) if due else None, prediction_powered, robust=robust)
+    _require_kinds(questions if by_kind else None, alone=not runs and hand is None)
     if server is None:
         estimators_for(estimator)  # refuses settings that they do not take, before any work
     graders = grading.load_graders([] if grader is None else [grader])
@@ -191,7 +222,8 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
         _require_at_server(model, (probe, also, cluster.ray))
     conversations = [] if extra_prompts is None else loading.read_conversations(extra_prompts)
     shape = _Shape(conversations, read_slots(slot or ()))
-    run = _Run(source, estimator, phrasing, loading.decoding(decoding), batch_size, cluster, runs, shape, server)
+    answering = loading.decoding(decoding)
+    run = _Run(source, estimator, phrasing, answering, batch_size, cluster, runs, shape, hand, server)
     with sole_writer(output):
         outcome = run(
             questions,
@@ -202,6 +234,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
             robust=robust,
             upstream=upstream,
             copies=copies,
+            by_kind=by_kind,
         )
         if (choice := outcome.calibration.choice) is not None:
             # An estimator other than the requested one is more than a note.
@@ -210,7 +243,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
         outcome.calibration.save(output)
         if plot is not None:
             draw(plot, outcome)
-    if (doubt := outcome.effect.doubt(alpha)) is not None:
+    if (effect := outcome.effect) is not None and (doubt := effect.doubt(alpha)) is not None:
         say(doubt, label="Warning")
     show(outcome, questions, files, as_json=as_json)
     raise typer.Exit(_code(outcome.calibration, questions))
@@ -229,13 +262,34 @@ def _require_at_server(model: EngineOptions, others: Sequence[object]) -> None:
         raise InputError(f"--{given[0].replace('_', '-')} is for a model here, and --server answers itself")
 
 
+def _hand(hand: ByHand | None, prediction_powered: bool, *, robust: bool) -> ByHand | None:
+    """The grades by hand of a part of the answers, refused with options that they do not go with."""
+    if (prediction_powered and hand is None) or (robust and hand is not None):
+        raise InputError(
+            "--prediction-powered takes --labels, an estimator that learns nothing from labels, and more questions "
+            "than --by-hand; --robust takes no more questions than --by-hand, so that people grade all answers"
+        )
+    return hand
+
+
+def _require_kinds(questions: QuestionFile | None, *, alone: bool) -> None:
+    """Refuse a promise by kind where a question has no kind, or with options that it does not go with."""
+    if questions is None:
+        return
+    if not alone:
+        raise InputError("--by-kind takes no --also, and grades of all answers: no more questions than --by-hand")
+    if without := [row.question for row in questions.rows if not (row.kind or "").strip()]:
+        raise InputError(f"--by-kind needs the kind of each question; {without[0]!r:.100} has none in {questions.path}")
+
+
 def _code(calibration: Calibration, questions: QuestionFile) -> ExitCode:
     """The exit code: a fault of the model comes before one of the file, and that before a promise that fails."""
     if calibration.n_unscored == calibration.n:
         return ExitCode.UNSCORED
     if questions.problems:
         return ExitCode.BROKEN_LINES
-    return ExitCode.OK if calibration.threshold is not None else ExitCode.NO_THRESHOLD
+    promising = calibration.kinds.values() or (calibration,)
+    return ExitCode.OK if any(one.threshold is not None for one in promising) else ExitCode.NO_THRESHOLD
 
 
 @dataclass(frozen=True)
@@ -258,6 +312,7 @@ class _Run:
     cluster: Cluster
     also: Sequence[Path]
     shape: _Shape
+    hand: ByHand | None
     server: str | None = None
 
     def __call__(
@@ -271,6 +326,7 @@ class _Run:
         robust: bool,
         upstream: str | None,
         copies: Copies | None,
+        by_kind: bool,
     ) -> Outcome:
         """Answer the missing questions, grade, and calibrate."""
         from semgrad_guard.evaluation.graders import GRADERS, default_grader
@@ -284,13 +340,25 @@ class _Run:
         others = [] if isinstance(writer, ServerWriter) else writer.others(self.also, rows)
         answers = writer.answers(rows, files.answers, template)
         say_unscored(answers)
+        times = questions.times if copies == "keep" else ()
+        # The places of all answers, those of traffic as often as they were asked for.
+        everything = [row for row in range(len(rows)) for _ in range(times[row] if times else 1)]
+        named, drawn = writer.scorer.estimator if isinstance(writer, ServerWriter) else None, None
+        if self.hand is not None:
+            scored_by = named or self.estimator.make().name
+            drawn = self.hand.draw(rows, answers, everything, scored_by, alpha=alpha)
         grades = grading.grade(
-            rows, answers, grader, labels=files.labels, others=grading.recorded_keys(files.answers), book=files.grades
+            rows,
+            answers,
+            grader,
+            labels=files.labels,
+            others=grading.recorded_keys(files.answers),
+            book=files.grades,
+            only=drawn,
         )
 
-        times = questions.times if copies == "keep" else ()
-        numbers = [number for number, row in enumerate(grades.rows) for _ in range(times[row] if times else 1)]
-        places = [grades.rows[number] for number in numbers]
+        right = dict(zip(grades.rows, grades.correct, strict=True))
+        places = [row for row in everything if drawn is not None or row in right]
         kept = [rows[i] for i in places]
         say_near([rows[i] for i in grades.rows])
         forms = self.phrasing.forms(kept, writer.form)
@@ -298,15 +366,27 @@ class _Run:
         of_others = [
             GradedOther(other, grading.grade(rows, other.answers, grader, book=files.grades)) for other in others
         ]
-        correct = [grades.correct[number] for number in numbers]
-        graded = Graded(kept, [answers[i] for i in places], correct, grades.grader, prompts, of_others, copies)
+        correct = [right.get(row) for row in places]
+        kinds = [row.kind or "" for row in kept] if by_kind else None
+        graded = Graded(kept, [answers[i] for i in places], correct, grades.grader, prompts, of_others, copies, kinds)
         extra = [form for turns in self.shape.conversations if (form := writer.form(turns)) is not None]
         promise: dict[str, Any] = {"alpha": alpha, "delta": delta, "robust": robust}
+        promise |= {"by_kind": True} if by_kind else {}
+        if self.hand is not None:
+            promise |= {"by_hand": self.hand.count, "prediction_powered": self.hand.machine}
         settings = {"estimator": asdict(self.estimator), "labels": graded.labels(), "copies": copies, **promise}
-        how = {**promise, "tries": number_of_try(files.answers, settings)}
+        how: dict[str, Any] = {"alpha": alpha, "delta": delta, "robust": robust}
+        how["tries"] = number_of_try(files.answers, settings)
         shape = {"extra_prompts": extra, "slots": self.shape.slots}
+        if self.hand is not None:
+            how["by_hand"] = self.hand.count
+        if self.hand is not None and self.hand.machine:
+            scored_by = named or self.estimator.make().name
+            surest = self.hand.draw(rows, answers, everything, scored_by, alpha=alpha, whole=True)
+            verdicts = grading.grade(rows, answers, grader, book=files.grades, only=surest)
+            by_machine = dict(zip(verdicts.rows, verdicts.correct, strict=True))
+            how["machine"] = [by_machine.get(row) for row in places]
         bind = writer.binding(grades.grader, upstream)
-        named = writer.scorer.estimator if isinstance(writer, ServerWriter) else None
         outcome = outcome_of(self.estimator, graded, bind, named=named, **how, **shape)
         return replace(outcome, no_verdict=grades.no_verdict)
 

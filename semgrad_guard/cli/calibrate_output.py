@@ -103,7 +103,7 @@ def _document(outcome: Outcome, questions: QuestionFile, files: Files) -> dict[s
     rows = confidence_rows(outcome.calibration)
     return {
         "calibration": outcome.calibration.model_dump(mode="json", exclude=long),
-        "effect": asdict(outcome.effect),
+        "effect": None if outcome.effect is None else asdict(outcome.effect),
         "no_verdict": outcome.no_verdict,
         "auroc": outcome.auroc,
         "aurc": outcome.aurc,

@@ -137,16 +137,18 @@ class GradedOther:
 class Graded:
     """Answered questions with their grades, their grader, and the forms of the prompts; all in one order.
 
-    `also` are the answers of other engines to the same questions.
+    `also` are the answers of other engines to the same questions. An answer that was not to be graded has
+    None.
     """
 
     rows: Sequence[Question]
     answers: Sequence[Answer]
-    correct: Sequence[bool]
+    correct: Sequence[bool | None]
     grader: str
     prompts: Sequence[PromptForm | None] | None
     also: Sequence[GradedOther] = ()
     copies: Copies | None = None
+    kinds: Sequence[str] | None = None
 
     def labels(self) -> str:
         """A digest of the answers and their grades."""
@@ -172,12 +174,20 @@ def outcome_of(
         LEARNED,
         LearningSet,
         calibrate_best,
+        calibrate_by_hand,
         calibrate_learned,
         calibrate_scored,
     )
 
     how = {"copies": graded.copies, **how}
-    known = LearningSet.of(graded.rows, graded.answers, graded.correct, prompts=graded.prompts, copies=graded.copies)
+    if "by_hand" in how:
+        binding = cast("Any", bind)(None) if named is not None else bind(spec.make())
+        scores = [answer.uncertainty(named or spec.make().name) for answer in graded.answers]
+        how |= {"groups": [row.key for row in graded.rows], "binding": binding, "prompts": graded.prompts}
+        return calibrate_by_hand(scores, graded.correct, **how)
+    correct = [right is True for right in graded.correct]
+    same = {"prompts": graded.prompts, "copies": graded.copies, "kinds": graded.kinds}
+    known = LearningSet.of(graded.rows, graded.answers, correct, **cast("dict[str, Any]", same))
     if named is not None:
         return calibrate_scored(known, named, binding=cast("Any", bind)(None), **how)
     if spec.estimator == "auto":

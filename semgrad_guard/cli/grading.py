@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from semgrad_guard.cli.loading import quietly
-from semgrad_guard.cli.terminal import kept_on_interrupt, say, show_grades
+from semgrad_guard.cli.terminal import kept_on_interrupt, note, say, show_grades
+from semgrad_guard.errors import GradingError
 
 if TYPE_CHECKING:
+    from semgrad_guard.cli.estimators import EstimatorSpec
     from semgrad_guard.evaluation.graders import AnswerGrader
     from semgrad_guard.evaluation.questions.data import Question
     from semgrad_guard.evaluation.runs.answers import Answer
@@ -61,6 +63,43 @@ class Grades:
     no_verdict: int = 0
 
 
+@dataclass(frozen=True)
+class ByHand:
+    """How many of the surest answers people grade, and whether the grader (`machine`) grades all of these as well."""
+
+    count: int
+    machine: bool
+
+    def draw(
+        self,
+        questions: Sequence[Question],
+        answers: Sequence[Answer],
+        draws: Sequence[int],
+        estimator: EstimatorSpec,
+        *,
+        alpha: float,
+        whole: bool = False,
+    ) -> list[int]:
+        """The places of the answers that people grade, in random order; `draws` are the places of all, those of traffic
+        with their repetitions. With `whole` the places of all the surest answers."""
+        from semgrad_guard.calibration.hand_grades import rows_to_grade, share_to_grade
+
+        name = estimator.make().name
+        drawn = rows_to_grade(
+            [answers[place].uncertainty(name) for place in draws],
+            alpha=alpha,
+            by_hand=len(draws) if whole else self.count,
+            groups=[questions[place].key for place in draws],
+            copies="keep",
+        )
+        if not whole:
+            note(
+                f"{len(drawn)} answers are graded by hand: a random part of the surest {share_to_grade(alpha):.1%}. "
+                "Nothing less sure is let through then. --by-hand takes another number."
+            )
+        return list(dict.fromkeys(draws[row] for row in drawn))
+
+
 def grade(
     questions: Sequence[Question],
     answers: Sequence[Answer],
@@ -69,8 +108,11 @@ def grade(
     book: Path,
     labels: Path | None = None,
     others: Sequence[str] = (),
+    only: Sequence[int] | None = None,
 ) -> Grades:
     """Grade by people where there are labels, else by the grader; show ten, and warn where they are in doubt.
+
+    With `only` these answers alone are graded, and all of them: they are a random sample.
 
     `others` are keys of further answers in the same record, `book` keeps the verdicts of a model or a judge. A question
     without an answer is wrong, and so is an answer on which the grader comes to no verdict.
@@ -80,7 +122,10 @@ def grade(
     from semgrad_guard.evaluation.graders.labels import NAME, SheetAnswer, labels_for
     from semgrad_guard.evaluation.graders.words import no_verdict
 
-    items = [SheetAnswer(q.key, q.question, q.answers, a.text) for q, a in zip(questions, answers, strict=True)]
+    places = range(len(questions)) if only is None else only
+    items = [
+        SheetAnswer(questions[i].key, questions[i].question, questions[i].answers, answers[i].text) for i in places
+    ]
     to_grade = [AnswerToGrade(item.question, item.text or "", item.references) for item in items]
     name = grader.name if labels is None else NAME
     if labels is None:
@@ -90,11 +135,17 @@ def grade(
         verdicts = labels_for(labels, items, others=others)
         verdicts = [False if item.text is None else label for item, label in zip(items, verdicts, strict=True)]
     without = verdicts.count(None)
-    rows = [i for i, verdict in enumerate(verdicts) if labels is None or verdict is not None]
+    known = [i for i, verdict in enumerate(verdicts) if labels is None or verdict is not None]
+    if without and only is not None and labels is not None:
+        raise GradingError(
+            f"{without} of the {len(items)} answers to grade have no label in {labels}. Grade all of them: without the "
+            "hard ones the rest is no random sample. One that cannot be judged counts as wrong."
+        )
     if without and labels is not None:
         say(f"{without} of {len(items)} answers have no label in the file; they are left out.", label="Warning")
     elif without:
         say(no_verdict(without, len(items), name), label="Warning")
-    graded = [(items[i], verdicts[i]) for i in rows]
+    graded = [(items[i], verdicts[i]) for i in known]
     show_grades([GradedAnswer(row.question, row.text or "", row.references, grade) for row, grade in graded], name)
-    return Grades(rows, [verdicts[i] is True for i in rows], name, without if labels is None else 0)
+    correct = [verdicts[i] is True for i in known]
+    return Grades([places[i] for i in known], correct, name, without if labels is None else 0)

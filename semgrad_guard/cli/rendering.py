@@ -99,7 +99,8 @@ def drift_line(found: Drift) -> str:
 def calibration_view(outcome: Outcome) -> RenderableType:
     """The promise, its effect on the answers, and P(correct) along the scores."""
     calibration, auroc, aurc, sentences = outcome.calibration, outcome.auroc, outcome.aurc, report(outcome.calibration)
-    wrong = f"{calibration.n_wrong} of {calibration.n} answers wrong"
+    part = calibration.by_hand
+    wrong = f"{calibration.n_wrong} of {calibration.n if part is None else part.count} answers wrong"
     undecided = f", {outcome.no_verdict} answers without a verdict among them" if outcome.no_verdict else ""
     unscored = f", {calibration.n_unscored} without a score" if calibration.n_unscored else ""
     undefined = f"undefined: all answers are {'wrong' if calibration.n_wrong else 'right'}"
@@ -109,7 +110,11 @@ def calibration_view(outcome: Outcome) -> RenderableType:
         ("AUROC", undefined if auroc is None else f"{auroc:.3f} (1: every wrong answer is less certain)"),
         ("AURC", f"{figure(aurc)} (mean error rate over all coverages)"),
         *_outcome(calibration),
-        *((name, sentences[name]) for name in ("effect", "prompts", "chance", "scores") if name in sentences),
+        *(
+            (name, sentences[name])
+            for name in ("effect", "kinds", "prompts", "labels", "chance", "scores")
+            if name in sentences
+        ),
     )
     parts: list[RenderableType] = [_promise(calibration), facts]
     if calibration.confidence_map is not None:
@@ -176,7 +181,7 @@ def percent(value: float | None) -> str:
 
 def _promise(calibration: Calibration) -> Panel:
     text = promise(calibration)
-    if calibration.threshold is not None:
+    if calibration.threshold is not None or any(one.threshold is not None for one in calibration.kinds.values()):
         text += f" This assumes: {calibration.assumption}."
         return Panel(text, title="The promise holds", title_align="left", border_style="green", box=box.ROUNDED)
     body = Text(f"{text}\n\nNothing will be let through. {calibration.reason}")
@@ -189,11 +194,11 @@ def _outcome(calibration: Calibration) -> list[tuple[str, str]]:
     if calibration.threshold is None:
         return [("threshold", "none")]
     seen = f"{calibration.n_answered_wrong} of {calibration.n_answered} tested answers were wrong"
-    bound = f"were the threshold fixed beforehand, at most {percent(calibration.bound_if_fixed)}"
+    bound = f" (were the threshold fixed beforehand, at most {percent(calibration.bound_if_fixed)})"
     return [
         ("threshold", f"uncertainty at most {figure(calibration.threshold)}"),
         ("coverage", f"{percent(calibration.coverage)} of the questions are answered"),
-        ("wrong", f"{seen} ({bound})"),
+        ("wrong", seen if calibration.bound_if_fixed is None else seen + bound),
         *_engines(calibration.binding),
     ]
 

@@ -73,7 +73,7 @@ class LearningSet:
 
     `prompts` are the forms of the questions' prompts; nothing is promised without them. `facts` numbers the
     questions, copies and near-duplicates alike: they stay on one side of a split (of traffic, every row is a draw by
-    itself).
+    itself). `kinds` are the questions' kinds, where each has a promise of its own.
     """
 
     questions: Sequence[str]
@@ -82,6 +82,7 @@ class LearningSet:
     uncertainties: Mapping[str, Sequence[float | None]]
     prompts: Sequence[PromptForm | None] | None = None
     facts: Sequence[int] | None = None
+    kinds: Sequence[str] | None = None
 
     @classmethod
     def of(
@@ -92,6 +93,7 @@ class LearningSet:
         *,
         prompts: Sequence[PromptForm | None] | None = None,
         copies: Copies | None = None,
+        kinds: Sequence[str] | None = None,
     ) -> LearningSet:
         """The graded answers of a run whose estimators go by their own names."""
         names = list(answers[0].scores) if answers else []
@@ -102,6 +104,7 @@ class LearningSet:
             {name: [answer.uncertainty(name) for answer in answers] for name in names if name not in NEEDS_LABELS},
             prompts,
             None if copies == "keep" else wordings(questions),
+            kinds,
         )
 
     def part(self, rows: Sequence[int]) -> LearningSet:
@@ -113,6 +116,7 @@ class LearningSet:
             {name: [column[i] for i in rows] for name, column in self.uncertainties.items()},
             None if self.prompts is None else [self.prompts[i] for i in rows],
             None if self.facts is None else [self.facts[i] for i in rows],
+            None if self.kinds is None else [self.kinds[i] for i in rows],
         )
 
     def distinct(self) -> LearningSet:
@@ -221,12 +225,22 @@ def calibrate_scored(
         aurocs={name: auroc(column, graded.correct) for name, column in graded.uncertainties.items() if graded.correct},
         auto=auto or best_at_hand(graded if how.get("copies") == "keep" else graded.distinct()),
         prompts=graded.prompts,
+        kind=graded.kinds,
         also=also,
         **how,
     )
     named = None if found.binding is None else found.binding.engine
     shown = next((engine for engine in also if engine.binding.engine == named), own)
     return Outcome(found, list(shown.uncertainties), list(shown.correct))
+
+
+def calibrate_by_hand(scores: Sequence[float | None], correct: Sequence[bool | None], **how: Any) -> Outcome:
+    """Calibrate on a random part of the surest answers, which people graded; all others are None in `correct`.
+
+    The outcome is that of the graded ones. `how` are options of `calibrate`, `by_hand` among them.
+    """
+    graded = [(score, right) for score, right in zip(scores, correct, strict=True) if right is not None]
+    return Outcome(calibrate(scores, correct, **how), [score for score, _ in graded], [right for _, right in graded])
 
 
 def best_at_hand(graded: LearningSet) -> str | None:
@@ -430,8 +444,10 @@ class Outcome:
         return auroc(self.uncertainties, self.correct)
 
     @property
-    def effect(self) -> Effect:
-        """The effect of the threshold on these answers."""
+    def effect(self) -> Effect | None:
+        """The effect of the threshold on these answers; None where they are the surest alone."""
+        if self.calibration.by_hand is not None:
+            return None
         return Effect.of(zip(self.uncertainties, self.correct, strict=True), self.calibration.lets_through)
 
     @property

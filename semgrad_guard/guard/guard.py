@@ -16,6 +16,7 @@ from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard.answering import Answerer
 from semgrad_guard.guard.calibrated_estimator import estimator_of
 from semgrad_guard.guard.flow import Draft, Outcome, Reply, TargetReply, Waiting, answers, one
+from semgrad_guard.guard.kinds import questions_of_kind
 from semgrad_guard.guard.policy import AbstainMessage, Policy, Terms, require_policy
 from semgrad_guard.guard.promise import Promise, promise_along, require_sequel
 from semgrad_guard.guard.streams import arun_stream, run_stream
@@ -156,43 +157,68 @@ class Guard:
         """The binding for a calibration of this guard (pass it to `calibrate`, with a grader)."""
         return self._answerer.binding()
 
-    def __call__(self, conversation: Conversation, *, tools: Tools | None = None) -> Verdict:
-        """Answer one conversation and decide. The model's calls of `tools` are in `verdict.tool_calls`."""
-        return self.batch([conversation], tools=tools)[0]
+    def __call__(self, conversation: Conversation, *, tools: Tools | None = None, kind: str | None = None) -> Verdict:
+        """Answer one conversation and decide. The model's calls of `tools` are in `verdict.tool_calls`.
 
-    async def acall(self, conversation: Conversation, *, tools: Tools | None = None) -> Verdict:
+        `kind` is that of the question, where the calibration has a promise for each kind.
+        """
+        return self.batch([conversation], tools=tools, kind=kind)[0]
+
+    async def acall(
+        self, conversation: Conversation, *, tools: Tools | None = None, kind: str | None = None
+    ) -> Verdict:
         """Like a call, without blocking the event loop; cancelling the task stops the model."""
-        return (await self.abatch([conversation], tools=tools))[0]
+        return (await self.abatch([conversation], tools=tools, kind=kind))[0]
 
-    def batch(self, conversations: Sequence[Conversation], *, tools: Tools | None = None) -> list[Verdict]:
+    def batch(
+        self, conversations: Sequence[Conversation], *, tools: Tools | None = None, kind: str | None = None
+    ) -> list[Verdict]:
         """Answer several conversations at once: one generation, one backward pass, then one batch of escalations.
 
         Raises:
             Exception: the first in an answer's place, after all conversations have been answered.
         """
-        return [one([outcome]).verdict for outcome in drive(self._answers(conversations, tools))]
+        with questions_of_kind(kind):
+            return [one([outcome]).verdict for outcome in drive(self._answers(conversations, tools))]
 
-    async def abatch(self, conversations: Sequence[Conversation], *, tools: Tools | None = None) -> list[Verdict]:
+    async def abatch(
+        self, conversations: Sequence[Conversation], *, tools: Tools | None = None, kind: str | None = None
+    ) -> list[Verdict]:
         """Like `batch`, without blocking the event loop."""
-        return [one([outcome]).verdict for outcome in await adrive(self._answers(conversations, tools))]
+        with questions_of_kind(kind):
+            return [one([outcome]).verdict for outcome in await adrive(self._answers(conversations, tools))]
 
-    def stream(self, conversation: Conversation, *, tools: Tools | None = None) -> GuardedStream:
+    def stream(
+        self, conversation: Conversation, *, tools: Tools | None = None, kind: str | None = None
+    ) -> GuardedStream:
         """Answer piece by piece, the verdict at the end; in one piece where the answer may be withheld."""
+
+        def ask(waiting: Sequence[Waiting[Any]]) -> Any:
+            with questions_of_kind(kind):
+                return self._asking(waiting, [conversation], tools).call()
+
         return GuardedStream(
             run_stream(
-                self.terms,
+                self.terms.of_kind(kind),
                 lambda: self._answerer.live(self._seen(conversation), template_options=_template_options(tools)),
-                lambda waiting: self._asking(waiting, [conversation], tools).call(),
+                ask,
             )
         )
 
-    def astream(self, conversation: Conversation, *, tools: Tools | None = None) -> AsyncGuardedStream:
+    def astream(
+        self, conversation: Conversation, *, tools: Tools | None = None, kind: str | None = None
+    ) -> AsyncGuardedStream:
         """Like `stream`, without blocking the event loop."""
+
+        async def ask(waiting: Sequence[Waiting[Any]]) -> Any:
+            with questions_of_kind(kind):
+                return await self._asking(waiting, [conversation], tools).begin()
+
         return AsyncGuardedStream(
             arun_stream(
-                self.terms,
+                self.terms.of_kind(kind),
                 lambda: self._answerer.alive(self._seen(conversation), template_options=_template_options(tools)),
-                lambda waiting: self._asking(waiting, [conversation], tools).begin(),
+                ask,
             )
         )
 

@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from semgrad_guard.calibration import DriftMonitor
@@ -19,6 +20,7 @@ from semgrad_guard.decision_log.entries import DecisionSink
 from semgrad_guard.declared import require_valid
 from semgrad_guard.engine.interruption import Stop
 from semgrad_guard.errors import InputError, UnfamiliarPromptError
+from semgrad_guard.guard.kinds import current_kind, require_kind, unlike_kind
 from semgrad_guard.guard.sentences import decided_sentences, delivers, with_delivered
 from semgrad_guard.guard.verdicts import (
     UNSCORED,
@@ -61,6 +63,8 @@ class Policy(PolicyOptions):
     "threshold" decides by the score as usual, outside any promise; "abstain" and "escalate" let nothing through;
     "raise" raises `UnfamiliarPromptError`.
 
+    `kind` is that of the questions (see `of_kind`).
+
     Raises:
         InputError: an argument is not as described, or `on_unfamiliar` needs a shape that the calibration lacks.
         CalibrationError: the calibration was changed after it was made.
@@ -68,6 +72,7 @@ class Policy(PolicyOptions):
 
     on_unfamiliar: OnUnfamiliar = "threshold"
     calibration: Calibration | None = None
+    kind: str | None = None
 
     def __post_init__(self) -> None:
         require_valid(self)
@@ -102,6 +107,21 @@ class Policy(PolicyOptions):
             on_unfamiliar=on_unfamiliar,
             calibration=calibration,
         )
+
+    def of_kind(self, kind: str | None) -> Policy:
+        """The policy for questions of a kind: its own calibration, or this one, which then promises nothing about them.
+
+        Raises:
+            InputError: the kind is no text.
+        """
+        if kind is None:
+            return self
+        return self._of_kinds.get(require_kind(kind)) or replace(self, kind=kind)
+
+    @cached_property
+    def _of_kinds(self) -> Mapping[str, Policy]:
+        kinds = {} if self.calibration is None else self.calibration.kinds
+        return {kind: replace(self, kind=kind, calibration=one, threshold=one.threshold) for kind, one in kinds.items()}
 
     @property
     def calibration_id(self) -> str | None:
@@ -234,6 +254,10 @@ class Terms(DeliveryOptions):
         if self.log is not None and not callable(getattr(self.log, "write", None)):
             raise InputError(f"log must be a DecisionLog, not a {type(self.log).__name__}")
 
+    def of_kind(self, kind: str | None) -> Terms:
+        """The terms for questions of a kind."""
+        return replace(self, policy=self.policy.of_kind(kind))
+
     @property
     def withholds(self) -> bool:
         """Whether an answer may be kept back, so that nothing of it may leave before it is judged."""
@@ -364,6 +388,7 @@ def decide(
         BindingMismatchError: the policy was calibrated for another model, estimator, setting or template.
         UnfamiliarPromptError: the prompt is unlike those calibrated on, and the policy is to raise.
     """
+    policy = policy if policy.kind else policy.of_kind(current_kind())
     if draft.estimator != UNSCORED:  # else there is nothing to bind to, and `on_unscored` decides
         policy.check(binding_of(draft))
     calibrated = policy.calibration is not None
@@ -381,6 +406,7 @@ def decide(
         "enforced": policy.compares or not let_through,  # a delivered answer that nothing was compared with
         "confidence": policy.confidence(draft.uncertainty),
         "calibration_id": policy.calibration_id,
+        "kind": policy.kind,
         "upstream": None if policy.binding is None else policy.binding.upstream,
         "familiar": not unfamiliar if calibrated else None,
         "unfamiliar": unfamiliar,
@@ -397,8 +423,8 @@ def decide(
 
 
 def unlike(draft: Verdict, policy: Policy, prompt: PromptForm | None) -> tuple[str, ...]:
-    """The differences from the calibration, in words; empty without one: of the prompt, of the place where the answer
-    ends (see `Binding.cut_elsewhere`), and of a call to another server (see `unlike_calls`).
+    """The differences from the calibration, in words; empty without one: of the kind of question, of the prompt, of the
+    place where the answer ends (see `Binding.cut_elsewhere`), and of a call to another server (see `unlike_calls`).
 
     Of several answers in one verdict only the prompt, and the place of the cut, is compared here: the code that joins
     them compares each.
@@ -411,6 +437,7 @@ def unlike(draft: Verdict, policy: Policy, prompt: PromptForm | None) -> tuple[s
     elsewhere = None if bound is None else bound.cut_elsewhere(draft.cut, tokens=tokens, text=text)
     other = draft.prompt is not None and prompt is not None and draft.prompt != digest_of(prompt.text)
     return (
+        *unlike_kind(policy.calibration, policy.kind),
         *policy.calibration.unfamiliar(prompt),
         *(() if elsewhere is None else (elsewhere,)),
         *unlike_calls(draft.options, bound, tokens=tokens, text=text),

@@ -38,6 +38,7 @@ def undecided(verdict: Verdict) -> Verdict:
         "threshold": None,
         "confidence": None,
         "calibration_id": None,
+        "kind": None,
         "upstream": None,
         "promised": False,
         "familiar": None,

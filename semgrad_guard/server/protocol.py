@@ -109,8 +109,9 @@ class StreamOptions(_Sent):
 
 
 class Overrides(_Sent):
-    """The guard's settings for one request, as far as the operator allows them."""
+    """The guard's settings for one request, as far as the operator allows them; and the kind of its question."""
 
+    kind: StrictStr | None = Field(default=None, min_length=1, max_length=100)
     mode: Mode | None = None
     threshold: Threshold = None
     timeout: Timeout = None

@@ -305,11 +305,13 @@ class Service:
                 "drift": None,
             }
         sentences = report(calibration)
-        subjects = [name for name in ("effect", "prompts", "chance", "scores") if name in sentences]
+        subjects = [name for name in ("effect", "kinds", "prompts", "labels", "chance", "scores") if name in sentences]
+        at = f"at {calibration.threshold:.3g}" if calibration.threshold is not None else ""
+        at = "by kind" if any(one.threshold is not None for one in calibration.kinds.values()) else at
         promise = (
-            f"Promised at {calibration.threshold:.3g}: {sentences['promise']} Another threshold promises nothing. "
+            f"Promised {at}: {sentences['promise']} Another threshold promises nothing. "
             + " ".join(f"{name.capitalize()}: {sentences[name]}." for name in ("assumption", *subjects))
-            if calibration.threshold is not None
+            if at
             else f"Nothing is promised: {calibration.reason}"
         )
         curve = [asdict(point) for point in risk_curve(calibration)]
@@ -360,6 +362,7 @@ class Service:
     def _overridden(self, served: ServedModel, request: ChatRequest, terms: Terms) -> Terms:
         """The terms with the request's own settings, as far as it may change them."""
         overrides = request.overrides
+        kind = overrides.pop("kind", None)
         if refused := sorted(set(overrides) - served.overridable):
             raise HttpError(
                 403,
@@ -369,7 +372,7 @@ class Service:
             )
         if "threshold" in overrides:
             overrides["policy"] = Policy(threshold=overrides.pop("threshold"), on_unscored=terms.policy.on_unscored)
-        return replace(terms, **overrides)
+        return replace(terms, **overrides).of_kind(kind)
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -81,6 +82,35 @@ def test_people_decide_once_the_sheet_is_filled_in(calibrate: Run, wrong: Path, 
     assert made.binding is not None
     assert (made.n, made.n_wrong, made.binding.grader) == (55, 5, "human")
     assert sheet.read_bytes() == labelled
+
+
+@pytest.mark.parametrize("more", [(), ("--prediction-powered",)])
+def test_people_grade_a_random_part_of_the_surest(
+    calibrate: Run, right: Path, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    sheet = tmp_path / "labels.csv"
+    options = ("--labels", sheet, "--by-hand", 20, "--alpha", 0.3, *more)
+    first = calibrate(right, *options)
+    assert "20 answers are graded by hand: a random part of the surest 50.0%." in flat(first.stderr)
+    assert len(table(sheet)) == 21
+    fill(sheet, ["yes"] * 19 + [""])
+    assert "1 of the 20 answers to grade have no label" in flat(calibrate(right, *options).stderr)
+    fill(sheet, ["yes"] * 20)
+    result = calibrate(right, *options)
+    assert result.exit_code == 0, result.stderr
+    assert "20 graded by hand, a random part of the surest 50.0% (30 answers)" in flat(result.stdout)
+    made = Calibration.load(tmp_path / "c.json")
+    assert made.by_hand is not None
+    assert made.binding is not None
+    assert (made.n, made.n_tested, made.by_hand.machine, made.binding.grader) == (60, 20, bool(more), "human")
+    assert json.loads(calibrate(right, *options, "--json").stdout)["effect"] is None
+
+
+@pytest.mark.parametrize("given", [("--prediction-powered",), ("--labels", "l.csv", "--by-hand", 20, "--robust")])
+def test_grades_by_hand_do_not_go_with_everything(calibrate: Run, wrong: Path, given: tuple[str, ...]) -> None:
+    result = calibrate(wrong, *given)
+    assert result.exit_code == 1
+    assert "--prediction-powered takes --labels" in flat(result.stderr)
 
 
 @pytest.mark.parametrize("name", ["fused", "auto"])
