@@ -12,7 +12,6 @@ from semgrad_guard.cli.terminal import kept_on_interrupt, note, say, show_grades
 from semgrad_guard.errors import GradingError
 
 if TYPE_CHECKING:
-    from semgrad_guard.cli.estimators import EstimatorSpec
     from semgrad_guard.evaluation.graders import AnswerGrader
     from semgrad_guard.evaluation.questions.data import Question
     from semgrad_guard.evaluation.runs.answers import Answer
@@ -75,7 +74,7 @@ class ByHand:
         questions: Sequence[Question],
         answers: Sequence[Answer],
         draws: Sequence[int],
-        estimator: EstimatorSpec,
+        estimator: str,
         *,
         alpha: float,
         whole: bool = False,
@@ -84,9 +83,8 @@ class ByHand:
         with their repetitions. With `whole` the places of all the surest answers."""
         from semgrad_guard.calibration.hand_grades import rows_to_grade, share_to_grade
 
-        name = estimator.make().name
         drawn = rows_to_grade(
-            [answers[place].uncertainty(name) for place in draws],
+            [answers[place].uncertainty(estimator) for place in draws],
             alpha=alpha,
             by_hand=len(draws) if whole else self.count,
             groups=[questions[place].key for place in draws],
