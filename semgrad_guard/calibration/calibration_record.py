@@ -130,6 +130,11 @@ class Calibration(BaseModel):
             return None
         return Effect(self.n, self.n_wrong, self.n_answered, self.n_answered_wrong)
 
+    @property
+    def is_about_answers(self) -> bool:
+        """Whether the promise is about answers as wholes, so that grades of these tell whether it holds."""
+        return self.sentences is None or self.sentences.promise == "answer"
+
     def lets_through(self, uncertainty: float | None) -> bool:
         """Whether an answer is at or below the threshold; never without a finite score or without a threshold."""
         return is_score(uncertainty) and self.threshold is not None and uncertainty <= self.threshold

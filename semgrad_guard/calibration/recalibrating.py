@@ -56,6 +56,11 @@ def recalibrate(
         raise CalibrationError(
             f"Calibration {old.id} cannot be made anew from its decisions: {why}. Calibrate on graded answers instead."
         )
+    if old.sentences is not None:
+        raise CalibrationError(
+            f"Calibration {old.id} is about sentences, and the log keeps no score of these. Calibrate on graded "
+            "answers by sentence instead."
+        )
     known = sorted(score for score in scores if is_score(score))
     delivered = sum(score <= old.threshold for score in known)
     found = calibrate(*zip(*grades, strict=True), alpha=old.alpha, delta=old.delta, copies="keep", tries=tries)

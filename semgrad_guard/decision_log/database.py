@@ -263,7 +263,8 @@ class Database:
             DecisionLogError: the database cannot be reached.
         """
         columns = decisions.c
-        known = sa.and_(_PROMISED, columns.alpha.is_not(None), columns.delta.is_not(None))
+        rates = (columns.alpha.between(0.0001, 0.9999), columns.delta.between(0.000001, 0.9999))
+        known = sa.and_(_PROMISED, columns.calibration_id.is_not(None), *rates)
         numbers = (sa.func.max(columns.alpha), sa.func.max(columns.delta))
         by_calibration = sa.select(columns.calibration_id, *numbers).where(known).group_by(columns.calibration_id)
         graded = sa.select(feedback.c.decision_id).where(feedback.c.sampling == "random")

@@ -305,6 +305,8 @@ def _note(decision: Decision, entry: Feedback, earlier: Feedback | None, current
     mine = decision.calibration_id
     if mine is None or not decision.is_promised:
         parts.append("the answer was not promised, so it tells nothing about a promise")
+    elif decision.alpha is None:
+        parts.append("the promise that it was given under is about single sentences, or older than the log's watch")
     elif entry.sampling != "random":
         parts.append(f"it was not drawn at random ({entry.sampling}), so it does not count for the promise")
     elif current and mine not in current:

@@ -19,7 +19,7 @@ from semgrad_guard.decision_log.entries import Facts
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
 from semgrad_guard.errors import AnswerFailedError, DeadlineExceededError, InputError, LowConfidenceError, UpstreamError
 from semgrad_guard.guard.policy import Deliver, Escalate, Raise, Settlement, Terms, decide, settle
-from semgrad_guard.guard.sentences import is_part
+from semgrad_guard.guard.sentences import is_part, watched_score
 from semgrad_guard.guard.timing import Steps, Work, adrive, cancelling, drive
 from semgrad_guard.guard.verdicts import (
     abstained,
@@ -159,7 +159,7 @@ class Pending(Generic[A]):
             return error
         if terms.monitor is None:
             return settled
-        drift = terms.monitor.add(settled.verdict.uncertainty).alarm
+        drift = terms.monitor.add(watched_score(settled.verdict)).alarm
         return type(settled)(settled.verdict.model_copy(update={"drift": drift}))
 
     def _outcome(
@@ -243,7 +243,8 @@ def _recorded(outcome: Outcome[A], terms: Terms) -> Outcome[A]:
     """The outcome, its decision logged and notified."""
     if terms.log is not None:
         calibration = terms.policy.calibration
-        facts = None if calibration is None else Facts(alpha=calibration.alpha, delta=calibration.delta)
+        is_watched = calibration is not None and calibration.is_about_answers
+        facts = Facts(alpha=calibration.alpha, delta=calibration.delta) if is_watched else None
         decision_id = terms.log.write(outcome.verdict, seconds=current_stop().elapsed, facts=facts)
         outcome = replace(outcome, verdict=outcome.verdict.model_copy(update={"decision_id": decision_id}))
     if terms.notify is not None:

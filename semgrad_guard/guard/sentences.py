@@ -44,6 +44,13 @@ def delivers(sentence: SentenceVerdict) -> bool:
     return sentence.action in ("deliver", "mark")
 
 
+def watched_score(verdict: Verdict) -> float | None:
+    """The score of an answer that a calibration keeps, and drift compares: by sentence that of the most certain one."""
+    if not verdict.sentences:
+        return verdict.uncertainty
+    return min((sentence.compared for sentence in verdict.sentences if sentence.compared is not None), default=None)
+
+
 def with_delivered(draft: Verdict, *, closing_line: str) -> Verdict:
     """The verdict with the part of its text that is delivered; behind an answer that was ended early, the line."""
     text, kept = "", list[SentenceVerdict]()

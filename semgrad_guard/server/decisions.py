@@ -89,7 +89,7 @@ def promises(log: DecisionLog, *, current: Mapping[str, Calibration]) -> dict[st
 
     logged = {one.calibration_id: one for one in log.promises()}
     for name, calibration in current.items():
-        if calibration.threshold is not None and name not in logged:
+        if calibration.threshold is not None and calibration.is_about_answers and name not in logged:
             state = PromiseMonitor(calibration.alpha, calibration.delta).report()
             logged[name] = WatchedPromise(calibration_id=name, state=state, ungraded=0)
     data = [{**one.as_json(), "current": name in current} for name, one in logged.items()]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from semgrad_guard.calibration import AnswerSentences, Binding, Calibration, calibrate, calibrate_sentences
+from semgrad_guard.calibration.recalibrating import recalibrate
 from semgrad_guard.calibration.report import report
 from semgrad_guard.errors import BindingMismatchError, CalibrationError
 
@@ -124,3 +125,11 @@ def test_a_calibration_of_whole_answers_is_as_before() -> None:
     found = calibrate([0.1, 0.2] * 30, [True, True] * 30, binding=BINDING, **RATES)
     assert found.sentences is None
     assert "sentences" not in found.model_dump_json(exclude_defaults=True)
+
+
+def test_grades_of_whole_answers_tell_only_about_a_promise_about_answers() -> None:
+    found = calibrate_sentences(answers(), on_doubt="drop", **RATES)
+    assert not found.is_about_answers
+    assert calibrate_sentences(answers(), on_doubt="drop", promise="answer", **RATES).is_about_answers
+    with pytest.raises(CalibrationError, match="is about sentences, and the log keeps no score of these"):
+        recalibrate(found, [0.1], [(0.1, True)])

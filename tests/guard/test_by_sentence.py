@@ -13,6 +13,7 @@ from semgrad_guard.errors import BindingMismatchError, InputError, LowConfidence
 from semgrad_guard.estimators import RAUQ, GreatestEntropy, MaxProbability, ParaGrad, SemanticEntropy
 from semgrad_guard.guard import undecided
 from semgrad_guard.guard.policy import Abstain, Deliver, Escalate, Raise, settle
+from semgrad_guard.guard.sentences import watched_score
 from semgrad_guard.records import SentenceVerdict, Verdict
 from semgrad_guard.settings import CLOSING_LINE
 
@@ -66,6 +67,24 @@ def test_a_part_is_delivered(on_doubt: Any, scores: tuple[float | None, ...], te
     assert "".join(shown(verdict)) == text.removesuffix(CLOSING_LINE)
     assert verdict.draft == (None if text == whole.text else whole.text)
     assert Verdict.model_validate_json(verdict.model_dump_json()) == verdict
+
+
+@pytest.mark.parametrize(
+    ("on_doubt", "scores", "expected"),
+    [
+        ("stop", (3, 0, 5), 3),
+        ("drop", (3, 0, 2), 2),
+        ("mark", (3, 0, 5), 0),
+        ("drop", (None, 0, 5), 5),
+        ("mark", (), 7),
+    ],
+)
+def test_drift_compares_the_score_that_a_calibration_keeps(
+    on_doubt: Any, scores: tuple[float | None, ...], expected: float
+) -> None:
+    """The most certain sentence's; without sentences that of the answer."""
+    given = draft(*scores, on_doubt=on_doubt) if scores else draft(7).model_copy(update={"sentences": ()})
+    assert watched_score(settle(given, POLICY, "enforce", can_escalate=False).verdict) == expected
 
 
 def test_nothing_withheld_is_in_the_metadata() -> None:
