@@ -82,7 +82,7 @@ class Cell:
     @property
     def holds(self) -> bool:
         title = None if self.grader is None else self.grader.title
-        floor = FLOORS.get((title, self.by_hand), 0.0) if self.design is DESIGNS[0] else 0.0
+        floor = FLOORS.get((title, self.by_hand), 0.0) if self.design == DESIGNS[0] else 0.0
         return self.violated <= WITHIN and self.coverage >= floor
 
     def __str__(self) -> str:
@@ -148,7 +148,7 @@ def _rows(cells: list[Cell], design: Design) -> Iterator[str]:
     yield f"| grades next to those by hand | {' | '.join(f'{size} by hand' for size in SIZES)} |"
     yield "| --- " * (len(SIZES) + 1) + "|"
     for grader in (None, *GRADERS):
-        row = [str(cell) for cell in cells if cell.design is design and cell.grader == grader]
+        row = [str(cell) for cell in cells if cell.design == design and cell.grader == grader]
         yield f"| {'none' if grader is None else grader.title} | {' | '.join(row)} |"
 
 
