@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from typing import Any
 
 import pytest
+from langchain_core.runnables import RunnableLambda
 
 from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouter, UncertaintyRouterCallback, get_verdict
 from semgrad_guard import Calibration, HybridGrad, LanguageModel, Policy, SemGrad, calibrate, estimator_of
 from semgrad_guard.errors import BindingMismatchError, CalibrationError
 from semgrad_guard.guard import binding_of
+from semgrad_guard.guard.kinds import questions_of_kind
 
 from .served import Served
 from .support import QUESTION
@@ -68,3 +72,18 @@ def test_an_estimator_that_cannot_be_made_again_must_be_passed(chat: ChatSemGrad
         UncertaintyRouter(chat, Policy.from_calibration(unknown))
     with pytest.raises(CalibrationError, match="Pass the estimator itself"):
         ChatSemGrad(estimator=unknown)
+
+
+@pytest.mark.parametrize("way", ["invoke", "stream", "batch", "ainvoke", "chain"])
+async def test_questions_have_a_kind_while_the_context_lasts(chat: ChatSemGrad, way: str) -> None:
+    router = UncertaintyRouter(chat, Policy(threshold=1e9))
+    with questions_of_kind("law"):
+        answers: dict[str, Any] = {
+            "invoke": lambda: router.invoke(QUESTION),
+            "stream": lambda: functools.reduce(operator.add, router.stream(QUESTION)),
+            "batch": lambda: router.batch([QUESTION, QUESTION])[1],
+            "chain": lambda: (RunnableLambda(lambda text: text) | router).invoke(QUESTION),
+        }
+        message = await router.ainvoke(QUESTION) if way == "ainvoke" else answers[way]()
+    assert get_verdict(message).kind == "law"
+    assert get_verdict(router.invoke(QUESTION)).kind is None

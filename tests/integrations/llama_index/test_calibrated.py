@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
-from llama_index_semgrad_guard import SemGradLLM
+from llama_index_semgrad_guard import GuardedQueryEngine, SemGradLLM
 from semgrad_guard import LanguageModel, Policy, SemGrad, calibrate
 from semgrad_guard.errors import BindingMismatchError
 from semgrad_guard.guard import binding_of, decide
+from semgrad_guard.guard.kinds import questions_of_kind
 
 OFFICIAL = SemGrad("official")
 
@@ -23,3 +27,12 @@ def test_a_calibration_or_a_policy_stands_for_its_estimator(wide: LanguageModel)
         assert (verdict.calibration_id, verdict.uncertainty) == (made.id, reference.uncertainty)
     with pytest.raises(BindingMismatchError, match=r"estimator_of\(calibration\)"):
         decide(SemGradLLM.from_model(wide, max_tokens=4).score("What?", "That."), policy, can_escalate=False)
+
+
+@pytest.mark.parametrize("way", ["query", "aquery"])
+async def test_questions_have_a_kind_while_the_context_lasts(make_engine: Callable[..., Any], way: str) -> None:
+    engine = GuardedQueryEngine(make_engine(), Policy(threshold=1e9))
+    with questions_of_kind("law"):
+        response = engine.query("What?") if way == "query" else await engine.aquery("What?")
+    assert response.metadata["semgrad_guard"]["kind"] == "law"
+    assert engine.query("What?").metadata["semgrad_guard"]["kind"] is None
