@@ -46,7 +46,7 @@ WITHHELD = "the answer is not let through"
 _OF_ANY_DRAFT = frozenset(
     (
         *("schema", "digest", "action", "enforced", "promised", "decision_id", "escalated"),
-        *("estimator", "settings", "threshold", "calibration_id", "upstream"),
+        *("estimator", "settings", "threshold", "calibration_id", "kind", "upstream"),
         *("model", "revision", "fingerprint", "prompt_template"),
     )
 )
