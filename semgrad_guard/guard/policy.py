@@ -21,7 +21,7 @@ from semgrad_guard.declared import require_valid
 from semgrad_guard.engine.interruption import Stop
 from semgrad_guard.errors import InputError, UnfamiliarPromptError
 from semgrad_guard.guard.kinds import current_kind, require_kind, unlike_kind
-from semgrad_guard.guard.sentences import decided_sentences, delivers, with_delivered
+from semgrad_guard.guard.sentences import decided_sentences, delivers, require_same_unit, with_delivered
 from semgrad_guard.guard.verdicts import (
     UNSCORED,
     abstained,
@@ -173,7 +173,10 @@ class Policy(PolicyOptions):
 
         A name for the prompts ("chat" in "chat@8924c11b89e2") binds only where the shape of the prompts is not known.
         """
-        if self.calibration is None or self.calibration.binding is None:
+        if self.calibration is None:
+            return
+        require_same_unit(self.calibration, binding)
+        if self.calibration.binding is None:
             return
         mine = self.calibration.binding
         if self.calibration.shape is not None:

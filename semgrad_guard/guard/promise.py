@@ -60,12 +60,12 @@ def split_delta(delta: float, stages: int) -> tuple[float, ...]:
 def combined_promise(policies: Sequence[Policy], *, enforced: bool = True) -> Promise | None:
     """The promise for a chain's delivered answers, its policies given in order; None where there is none.
 
-    There is none where a stage is uncalibrated, or its calibration found no threshold, has no shape of its prompts or
-    was graded by rules that have changed since, or where it lets answers without a score through; nor for
-    several stages of which one has kinds of questions. A stage that was not
-    calibrated on the questions that the stage before it hands on is an error, not a weaker promise. `enforced`: every
-    stage withholds the answers that it does not let through; without that, or where a policy decides about unfamiliar
-    prompts by the threshold, more is delivered than the promise covers.
+    There is none where a stage is uncalibrated, or its calibration is about sentences, found no threshold, has no shape
+    of its prompts or was graded by rules that have changed since, or where it lets answers without a score through; nor
+    for several stages of which one has kinds of questions. A stage that was not calibrated on the questions that the
+    stage before it hands on is an error, not a weaker promise. `enforced`: every stage withholds the answers that it
+    does not let through; without that, or where a policy decides about unfamiliar prompts by the threshold, more is
+    delivered than the promise covers.
     """
     if not policies:
         raise InputError("A chain has at least one stage: pass its policies in order.")
@@ -87,7 +87,11 @@ def combined_promise(policies: Sequence[Policy], *, enforced: bool = True) -> Pr
         return None
     if by_kind:  # each kind fails with its own delta, and together they deliver a mixture of these answers
         stages = [one for one in stages[0].kinds.values() if one.threshold is not None]
-    if not stages or any(stage.shape is None or stage.threshold is None for stage in stages):
+    if (
+        not stages
+        or any(stage.sentences is not None for stage in stages)
+        or any(stage.shape is None or stage.threshold is None for stage in stages)
+    ):
         return None
     if any(stage.binding is not None and stage.binding.outdated_grader for stage in stages):
         return None

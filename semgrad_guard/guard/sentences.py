@@ -6,10 +6,33 @@ A sentence is let through where its score, and those of all that it depends on (
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from semgrad_guard.calibration.binding import Binding
+from semgrad_guard.calibration.calibration_record import Calibration
 from semgrad_guard.calibration.on_doubt import compared_scores, depending_on
+from semgrad_guard.errors import BindingMismatchError
 from semgrad_guard.records import SentenceVerdict, Verdict
 from semgrad_guard.settings import OnDoubt
+
+
+def require_same_unit(calibration: Calibration, binding: Binding) -> None:
+    """Refuse a threshold for whole answers about sentences, and the other way round: its promise is another.
+
+    Raises:
+        BindingMismatchError: the calibration is about another unit than the scores, or another `on_doubt`.
+    """
+    calibrated = None if calibration.sentences is None else calibration.sentences.on_doubt
+    judged: Any = (binding.settings or {}).get("on_doubt")
+    if calibrated != judged and not calibration.kinds:  # of which each is compared by itself
+        raise BindingMismatchError(
+            f"The calibration {calibration.id} is about {_unit(calibrated)}, and the answers are judged as "
+            f"{_unit(judged)}. Calibrate again in that form, or give the guard the calibration's."
+        )
+
+
+def _unit(on_doubt: str | None) -> str:
+    return "whole answers" if on_doubt is None else f'sentences with on_doubt="{on_doubt}"'
 
 
 def decided_sentences(

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
+from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy, calibrate
+from semgrad_guard.calibration import AnswerSentences, calibrate_sentences
 from semgrad_guard.decision_log.decision_log import DecisionLog
 from semgrad_guard.errors import BindingMismatchError, InputError, LowConfidenceError
 from semgrad_guard.estimators import RAUQ, GreatestEntropy, MaxProbability, ParaGrad, SemanticEntropy
@@ -167,6 +168,41 @@ def test_scores_by_sentence_are_bound(language_model: LanguageModel) -> None:
     for one, two in ((stop, drop), (stop, whole), (whole, drop)):
         with pytest.raises(BindingMismatchError):
             one.require(two)
+
+
+def test_a_calibrated_guard_promises_what_it_delivers(language_model: LanguageModel) -> None:
+    base = guard(language_model, 1e9, on_doubt="drop")
+    drafted = base("q")
+    own = [sentence.uncertainty or 0.0 for sentence in drafted.sentences]
+    leans_on = [sentence.leans_on for sentence in drafted.sentences]
+    first, last = own[0], max(own[0], own[1])
+    answers = [
+        AnswerSentences(f"q{number}", TEXT, own, (True, number % 2 == 0 or last <= first, True), leans_on)
+        for number in range(120)
+    ]
+    forms = [language_model.render("q").form] * len(answers)
+    made = calibrate_sentences(
+        answers, on_doubt="drop", alpha=0.2, delta=0.2, binding=base.binding, prompts=forms, copies="keep"
+    )
+    kept = Guard(language_model, Policy.from_calibration(made), options=WRITTEN, by="sentence", on_doubt="drop")
+    verdict = kept("q")
+    delivered = [sentence for sentence in verdict.sentences if sentence.action == "deliver"]
+    assert verdict.promised == (bool(delivered) and not verdict.unfamiliar)
+    assert all(sentence.promised and (sentence.compared or 0) <= (made.threshold or 0) for sentence in delivered)
+    assert kept.promise is None
+    forms_of_judging: list[tuple[Any, Any]] = [("sentence", "stop"), ("answer", "stop")]
+    for by, on_doubt in forms_of_judging:
+        other = Guard(language_model, Policy.from_calibration(made), options=WRITTEN, by=by, on_doubt=on_doubt)
+        with pytest.raises(BindingMismatchError, match="judged as"):
+            other("q")
+
+
+def test_a_calibration_of_whole_answers_is_none_of_sentences(language_model: LanguageModel) -> None:
+    base = guard(language_model, 1.0)
+    scores = [i / 100 for i in range(100)]
+    whole = calibrate(scores, [True] * 100, alpha=0.2, delta=0.2, binding=base.binding)
+    with pytest.raises(BindingMismatchError, match="whole answers"):
+        Guard(language_model, Policy.from_calibration(whole), options=WRITTEN, by="sentence")("q")
 
 
 def test_estimators_of_whole_answers_are_refused(language_model: LanguageModel) -> None:
