@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse
 import semgrad_guard
 from semgrad_guard.server import decisions
 from semgrad_guard.server.answers import HttpError, http_error_of
-from semgrad_guard.server.completions import ClientGoneError, completion, headers, streamed, unless_gone
+from semgrad_guard.server.completions import ClientGoneError, completion, headers, limit_headers, streamed, unless_gone
 from semgrad_guard.server.forwarded import problem_of
 from semgrad_guard.server.gate import Gate, Keys
 from semgrad_guard.server.gateway import PATH as GUARDRAIL
@@ -203,7 +203,7 @@ class Routes:
         outcomes = await unless_gone(request, self._service.outcomes(call))
         found = completion(call, outcomes, request_id=request_id)
         self._service.metrics.used(call.served.name, found["usage"])
-        return JSONResponse(found, headers=headers(outcomes))
+        return JSONResponse(found, headers={**limit_headers(call), **headers(outcomes)})
 
     async def score(self, request: Request) -> Mapping[str, Any]:
         """How uncertain the model would be of a text."""

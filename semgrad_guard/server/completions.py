@@ -1,8 +1,9 @@
 """Chat completions, whole or as a stream of chunks, each answer with its verdict.
 
 The verdict is in `choices[i].logprobs.semgrad_guard`, which every client lets through, and at the top level as
-`semgrad_guard` (a list where there are several answers). The text that replaces a withheld answer has no
-log-probabilities and no tokens; where the answer was to be JSON it is a `refusal`, as in OpenAI's own answers.
+`semgrad_guard` (a list where there are several answers). In a stream the last delta of a choice has it as well: clients
+that put a message together from its deltas keep no other field of a chunk. The text that replaces a withheld answer has
+no log-probabilities and no tokens; where the answer was to be JSON it is a `refusal`, as in OpenAI's own answers.
 
 A stream is made of server-sent events: a comment keeps a waiting one alive, and a client that leaves ends the work.
 
@@ -61,6 +62,18 @@ def completion(call: Call, outcomes: Sequence[Outcome[Answer]], *, request_id: s
     }
 
 
+LIMIT_HEADER = "x-semgrad-guard-max-tokens"
+"""The operator's limit, where a request set a higher one."""
+
+
+def limit_headers(call: Call) -> dict[str, str]:
+    """The limit that was taken in place of the request's own; empty where that was not so."""
+    served = call.served
+    own = served.upstream is None or call.cuts is not None  # else the upstream got the request's limit
+    lowered = call.request.lowered(served.options.max_tokens) if own else None
+    return {} if lowered is None else {LIMIT_HEADER: str(lowered)}
+
+
 def headers(outcomes: Sequence[Outcome[Answer]]) -> dict[str, str]:
     """The headers of an answer that is complete before it is sent."""
     fields = {ACTION_HEADER: ",".join(outcome.verdict.action for outcome in outcomes)}
@@ -92,7 +105,7 @@ async def chunks(
         for delta in _rest(call, step, sent, thought):
             yield _chunk(head, index, delta)
         record = {KEY: public_record(step.verdict)}
-        yield {**_chunk(head, index, {}, finish=_finish(step), logprobs=_logprobs(step)), **record}
+        yield {**_chunk(head, index, record, finish=_finish(step), logprobs=_logprobs(step)), **record}
         sent = thought = ""
     used = usage(call, outcomes)
     on_usage(used)
@@ -245,7 +258,7 @@ async def streamed(
         raise
     step = first.result() if done else None
     verdict = headers([step]) if isinstance(step, Outcome) and call.request.count == 1 else {}
-    fields = {"cache-control": "no-store", "x-accel-buffering": "no", **verdict}
+    fields = {"cache-control": "no-store", "x-accel-buffering": "no", **limit_headers(call), **verdict}
 
     async def again() -> AsyncIterator[Step]:
         yield await first

@@ -33,15 +33,14 @@ class Forwarded:
     unread: str | None = None
     left: Mapping[str, str] = field(default_factory=dict[str, str])
 
-    def require_cuts(self, limit: int) -> None:
-        """Refuse cuts that this server is to make and cannot read, or that lie beyond its own limit.
+    def require_cuts(self) -> None:
+        """Refuse cuts that this server is to make and cannot read.
 
         Raises:
             InputError: the request has such cuts.
         """
         if unread := [problem for name, problem in self.left.items() if name in CUTS]:
             raise InputError(unread[0])
-        self.request.require_within(limit)
 
 
 def forwarded(body: Mapping[str, Any]) -> Forwarded:

@@ -226,15 +226,16 @@ class ChatRequest(BaseModel):
     def options(self, usual: GenerationOptions, *, uncut: bool = False) -> GenerationOptions:
         """How to generate: the operator's options, changed by those of the request; without its cuts, if `uncut`.
 
+        A higher `max_tokens` than the operator's is lowered (`lowered`).
+
         Raises:
-            InputError: more tokens than the operator allows, or too many stop strings.
+            InputError: too many stop strings, or too long ones.
         """
         cuts = self.cuts
         if len(cuts.stop) > 4:
             raise InputError(f"stop takes up to 4 strings, not {len(cuts.stop)}")
         if max(map(len, cuts.stop), default=0) > LONGEST_STOP:
             raise InputError(f"a stop string has up to {LONGEST_STOP} characters")
-        self.require_within(usual.max_tokens)
         options: dict[str, Any] = {
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -242,17 +243,13 @@ class ChatRequest(BaseModel):
             "seed": None if self.seed is None else self.seed % _SEEDS,
         }
         if not uncut:
-            options |= {"max_tokens": cuts.max_tokens, "stop": None if self.stop is None else cuts.stop}
+            limit = self.lowered(usual.max_tokens) or cuts.max_tokens
+            options |= {"max_tokens": limit, "stop": None if self.stop is None else cuts.stop}
         return replace(usual, **{name: value for name, value in options.items() if value is not None})
 
-    def require_within(self, limit: int) -> None:
-        """Refuse to write more tokens than the operator allows.
-
-        Raises:
-            InputError: the request sets more.
-        """
-        if (longest := self.cuts.max_tokens or 0) > limit:
-            raise InputError(f"max_tokens is {longest}, and this server writes up to {limit} tokens")
+    def lowered(self, limit: int) -> int | None:
+        """The operator's limit, where the request sets a higher one; else None."""
+        return limit if (self.cuts.max_tokens or 0) > limit else None
 
     @property
     def wants_json(self) -> bool:

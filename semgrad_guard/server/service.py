@@ -216,7 +216,7 @@ class Service:
             )
         cuts = request.cuts if terms.withholds else None
         if cuts is not None and served.upstream is not None:
-            sent.require_cuts(served.options.max_tokens)
+            sent.require_cuts()
         terms = replace(terms, trim=cuts.delivered if cuts else None)
         return Call(
             request=request, forwarded=sent, body=body, served=served, terms=terms, stop=terms.stop(), cuts=cuts

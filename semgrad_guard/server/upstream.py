@@ -13,7 +13,7 @@ from semgrad_guard.engine.prompts.reasoning import HeldText
 from semgrad_guard.errors import InputError, UpstreamError
 from semgrad_guard.guard import Draft, Reply, Waiting, external
 from semgrad_guard.guard.reported import prompt_of
-from semgrad_guard.server.answers import Answer, Cuts, ThoughtPiece
+from semgrad_guard.server.answers import KEY, Answer, Cuts, ThoughtPiece
 from semgrad_guard.server.forwarded import Forwarded
 from semgrad_guard.server.protocol import CUTS
 from semgrad_guard.server.remote import RemoteServer
@@ -286,5 +286,16 @@ class RemoteTarget:
 
 
 def _forwarded(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that another server gets as they came, also those that are not known here."""
-    return {name: value for name, value in body.items() if name not in _KEPT_BACK}
+    """The fields that another server gets as they came, also those that are not known here.
+
+    Clients send back messages with the verdicts that they got from us, which other servers would refuse.
+    """
+    sent = {name: value for name, value in body.items() if name not in _KEPT_BACK}
+    if isinstance(turns := sent.get("messages"), list):
+        sent["messages"] = [
+            {name: value for name, value in cast("dict[str, Any]", turn).items() if name != KEY}
+            if isinstance(turn, dict)
+            else turn
+            for turn in cast("list[Any]", turns)
+        ]
+    return sent

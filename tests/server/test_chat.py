@@ -15,6 +15,7 @@ from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, M
 from semgrad_guard.guard import Answerer
 from semgrad_guard.guard.policy import lets_every_score_through
 from semgrad_guard.server.app import Limits, make_app
+from semgrad_guard.server.completions import LIMIT_HEADER
 from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.service import ServedModel, Service
 from semgrad_guard.server.upstream import RemoteServer, Upstream
@@ -160,7 +161,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"n": 0}, "n:"),
     ({"n": 99}, "up to 8"),
     ({"n": "2"}, "n:"),
-    ({"max_tokens": 9}, "up to 8 tokens"),
     ({"temperature": -1}, "temperature"),
     ({"stop": ["a"] * 5}, "up to 4"),
     ({"stop": ""}, "stop string"),
@@ -313,3 +313,27 @@ async def test_a_mismatch_is_told_in_the_clients_terms(serve: Serve, language_mo
         error = (await client.post(CHAT, json=asking(response_format={"type": "grammar"}))).json()["error"]
         assert '{"type": "json_object"}' in error["message"]
         assert "(...)" not in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("mode", ["enforce", "annotate"])
+async def test_a_higher_limit_is_lowered_and_told(serve: Serve, mode: str, stream: bool) -> None:
+    body = asking(stream=stream)
+    async with serve(ALL, mode=mode) as client:
+        given = ({}, {"max_tokens": 999})
+        usual, more = [await client.post(CHAT, json={**body, **changes}) for changes in given]
+        assert more.status_code == 200, more.text
+        assert (usual.headers.get(LIMIT_HEADER), more.headers.get(LIMIT_HEADER)) == (None, "8")
+        texts = [
+            "".join(c.get("delta", c.get("message")).get("content") or "" for e in found for c in e["choices"])
+            for found in (events(one.text) if stream else [one.json()] for one in (usual, more))
+        ]
+        assert texts[0] == texts[1]
+
+
+async def test_the_last_delta_has_the_verdict(serve: Serve) -> None:
+    """Clients that put a message together from its deltas (openai's `stream` helper) keep it there."""
+    async with serve(NONE) as client:
+        *_, last = events((await client.post(CHAT, json=asking(stream=True))).text)
+        assert last["choices"][0]["delta"]["semgrad_guard"] == last["semgrad_guard"]
+        assert last["semgrad_guard"]["action"] == "abstain"

@@ -184,11 +184,13 @@ async def test_a_promise_is_about_the_calibrated_options(
     upstream = Upstream(RemoteServer("http://other/v1", transport=transport), scores, {"temperature": 0})
     async with serve(Policy.from_calibration(calibration), upstream=upstream, scheduler=scores) as client:
         body = asking("Which city number 7 is it?", stream=stream, **more)
+        body["messages"][0]["semgrad_guard"] = {"action": "answer"}  # as a client sends our message back
         response = await client.post(CHAT, json=body)
         found = events(response.text)[-1] if stream else response.json()
         record = found["choices"][0]["logprobs"]["semgrad_guard"]
         assert (record["action"], record["promised"]) == ("answer", promised), record
         sent = hears[0]
+        assert sent["messages"] == [{"role": "user", "content": "Which city number 7 is it?"}]
         assert (sent["temperature"], sent["logprobs"], sent["top_logprobs"]) == (more.get("temperature", 0), True, 5)
 
 

@@ -87,7 +87,6 @@ async def test_an_error_of_an_upstream_may_quote_a_draft(serve: Serve, scorer: S
     [
         *({"stop_regex": "a"}, {"extra_body": {"stop": ["a"]}}, {"options": {"num_predict": 2}}, {"max_length": 2}),
         *({"stop": [1]}, {"stop": {}}, {"max_tokens": "3"}, {"max_tokens": 3.5}, {"max_completion_tokens": 0}),
-        {"max_tokens": 10_000},
     ],
     ids=str,
 )
