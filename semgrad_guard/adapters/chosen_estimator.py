@@ -82,9 +82,16 @@ class ChosenEstimator:
                 )
 
     def outcome(
-        self, answered: Sequence[AnsweredExample], correct: Sequence[bool], binding: Binding, **how: Any
+        self,
+        answered: Sequence[AnsweredExample],
+        correct: Sequence[bool],
+        binding: Binding,
+        *,
+        kinds: Sequence[str] | None = None,
+        **how: Any,
     ) -> Outcome:
-        """The calibration on answered and graded examples; `how` are further options of `calibrate`."""
+        """The calibration on answered and graded examples, by kind where `kinds` are given; `how` are further options
+        of `calibrate`."""
 
         def scored(name: str) -> list[RecordedScore | None]:
             return [one.scores.get(name) for one in answered]
@@ -101,6 +108,7 @@ class ChosenEstimator:
             {name: [score and score.features for score in scored(name)] for name in names if name in NEEDS_LABELS},
             {name: [score and score.uncertainty for score in scored(name)] for name in names},
             [one.prompt for one in answered],
+            kinds=kinds,
         )
         if self.request is None:
             own = {**graded.uncertainties, binding.estimator: [one.uncertainty for one in answered]}

@@ -45,6 +45,7 @@ class ExampleOptions(TypedDict, total=False):
     estimator: Estimator | Calibration | str | None
     extra_prompts: Iterable[Any]
     slots: Iterable[str]
+    kind: Sequence[str] | None
     upstream: str | None
     grid: Iterable[float] | None
     robust: bool
@@ -98,7 +99,8 @@ class ExampleCalibration:
         **options: `labels` (a CSV file for people's grades, begun or extended by the answers that it lacks, never
             overwritten), `estimator` (its name, an object or "auto", as on the command line, instead of the model's
             own; a learned one is fitted on a part of the examples), `extra_prompts` (further inputs, without answers:
-            they are run, and their prompts are familiar as well), `slots` (see `calibrate`), `upstream` (the id of the
+            they are run, and their prompts are familiar as well), `slots` (see `calibrate`), `kind` (the kind of each
+            example's question: a promise for each kind, see `calibrate`), `upstream` (the id of the
             calibration of the stage before, where these examples are the questions that it does not let through), and
             `grid`, `robust`, `confidence` and `created`, as in `calibrate`.
 
@@ -127,6 +129,11 @@ class ExampleCalibration:
         options["slots"] = read_slots(options.pop("slots", ()))
         self._show, self._options = show, options
         self.grader, self._labelled = as_grader(grader), read_examples(examples)
+        self._kinds = None if (kinds := options.pop("kind", None)) is None else list(kinds)
+        if self._kinds is not None and len(self._kinds) != len(self._labelled):
+            raise InputError(
+                f"kind names the kind of each example: {len(self._labelled)} texts, not {len(self._kinds)}"
+            )
         self.examples = [*self._labelled, *(read_examples(extra) if extra else ())]
         """Those to run: the labelled ones first, then the inputs whose prompts alone count."""
 
@@ -167,6 +174,7 @@ class ExampleCalibration:
             correct,
             binding.model_copy(update=named),
             **self._rates,
+            kinds=None if self._kinds is None else [self._kinds[i] for i in rows],
             extra_prompts=extra,
             n_recorded=len({one.key for one in kept if one.recorded}),
             **self._options,
@@ -191,6 +199,7 @@ class ExampleCalibration:
             return {}
         labels = [(one.key, right) for one, right in zip(answered, correct, strict=True)]  # a split looks at the order
         how = {name: repr(self._options.get(name)) for name in ("robust", "copies", "grid")}
+        how |= {} if self._kinds is None else {"kind": repr(self._kinds)}
         estimator = {"estimator": repr(self.estimator.request), "labels": digest_of(json.dumps(labels))}
         return {"tries": number_of_try(record, {**estimator, **self._rates, **how})}
 

@@ -220,6 +220,17 @@ def test_calibrations_on_one_record_share_delta(chat: ChatSemGrad, tmp_path: Pat
     assert (own.tries, own.copies) == (7, "keep")
 
 
+def test_each_kind_of_example_has_a_promise_of_its_own(chat: ChatSemGrad) -> None:
+    kinds = ["law"] * 6 + ["rare"] * 2
+    found = calibrate_chain(plain(chat), EXAMPLES, lambda text, answers: True, kind=kinds, **RATES)
+    assert {kind: (one.n, one.threshold is None) for kind, one in found.kinds.items()} == {
+        "law": (6, False),
+        "rare": (2, True),
+    }
+    with pytest.raises(InputError, match="8 texts, not 2"):
+        calibrate_chain(plain(chat), EXAMPLES, wrong, kind=["a", "b"], **RATES)
+
+
 def test_a_record_of_something_else_is_refused(chat: ChatSemGrad, larger: LanguageModel, tmp_path: Path) -> None:
     record = tmp_path / "record.jsonl"
     calibrate_chain(plain(chat), EXAMPLES[:3], wrong, record=record, **RATES)
