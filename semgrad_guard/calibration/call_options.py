@@ -138,7 +138,7 @@ def usual_options(binding: Binding | None) -> dict[str, Any]:
 
     Those that a record holds as a digest cannot be read back.
     """
-    options = {} if binding is None else cast("Mapping[str, Any]", binding.options or {})
+    options = cast("Mapping[str, Any]", {} if binding is None else binding.options or {})
     return {
         name: value
         for name, value in options.items()
