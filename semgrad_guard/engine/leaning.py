@@ -44,11 +44,13 @@ def leanings(text: str, spans: Sequence[Span]) -> list[int | None]:
     head: int | None = None
     for number, (start, end) in enumerate(spans):
         sentence = text[start:end]
-        if _ITEM.match(sentence) or _CODE.match(sentence):
-            found.append(head)
+        item = _ITEM.match(sentence) or _CODE.match(sentence)
+        leans = number > 0 and _LEANS.match(sentence, 0 if item is None else item.end())
+        if item is not None:
+            found.append(number - 1 if leans else head)
             if head is None and sentence.lstrip().startswith("|"):
                 head = number
             continue
-        found.append(number - 1 if number and _LEANS.match(sentence) else None)
+        found.append(number - 1 if leans else None)
         head = number if _INTRODUCES.search(sentence) else None
     return found

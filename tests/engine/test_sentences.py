@@ -86,6 +86,8 @@ def test_clauses() -> None:
         ("It rains. Peru is far.", [None, None]),
         ("Cities:\n- Lima\n- Cusco\nPeru is far.", [None, 0, 0, None]),
         ("- Lima\n- Cusco", [None, None]),
+        ("1. Kenya is far.\n2. It is big.\n3. Peru is old.", [None, 0, None]),
+        ("Cities:\n- Lima\n- It is big\n- Cusco", [None, 0, 1, 0]),
         ("| Country |\n|---|\n| Peru |\n| Chile |", [None, 0, 0]),
         ("Run this:\n```\nls\n```\nHe did.", [None, 0, 1]),
         ("Lima ist alt. Sie ist groß. Peru liegt fern.", [None, 0, None]),
