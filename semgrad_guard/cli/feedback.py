@@ -76,9 +76,11 @@ def feedback(
     The column "key" names a decision, "correct" is TRUE or FALSE, yes or no, 1 or 0; rows without a grade are passed
     over. Rows that cannot be taken are named, and all others are kept.
     """
+    from semgrad_guard.decision_log.database import require_log
     from semgrad_guard.decision_log.decision_log import open_log
     from semgrad_guard.evaluation.graders.labels import read_grades
 
+    require_log(log)
     grades, problems = read_grades(file)
     with open_log(log) as written_to:
         written = Counter[str]()
@@ -94,7 +96,7 @@ def feedback(
         if text:
             note(f"{count} grades: {text}.")
     where = "in the log" if is_in_database else "safe in the journal, until the database is back"
-    typer.echo(f"{written.total()} grades are {where}; {written['']} of them count for a promise as they are.")
+    typer.echo(f"{written.total()} grades are {where}; {written['']} of them are new, and count for a promise.")
     say_problems(problems)
     if problems:
         raise typer.Exit(ExitCode.BROKEN_LINES)

@@ -64,6 +64,7 @@ schema = sa.Table("semgrad_guard_schema", sa.MetaData(), sa.Column("version", sa
 
 _PROMISED = sa.and_(decisions.c.promised, decisions.c.action == "answer", decisions.c.escalated_to.is_(None))
 """The answers that the promise of a decision's own calibration is about."""
+_RANDOMLY_GRADED = sa.select(feedback.c.decision_id).where(feedback.c.sampling == "random")
 
 _LONGEST_REASON = 300
 _AT_ONCE = 500
@@ -229,12 +230,14 @@ class Database:
         return None if row is None else (_entry(Decision, row), None if latest is None else _entry(Feedback, latest))
 
     def draw(self, size: int, *, since: datetime) -> list[Decision]:
-        """Draw promised answers at random to be graded: so many, from those that were never drawn, or all of them.
+        """Draw watched promised answers at random to be graded: so many of those that were never drawn or graded so.
 
         Raises:
             DecisionLogError: the database cannot be reached.
         """
-        fresh = sa.and_(_PROMISED, decisions.c.drawn.is_(None), decisions.c.at >= since.timestamp())
+        since_then = decisions.c.at >= since.timestamp()
+        ungraded = decisions.c.id.not_in(_RANDOMLY_GRADED)
+        fresh = sa.and_(_PROMISED, decisions.c.alpha.is_not(None), decisions.c.drawn.is_(None), ungraded, since_then)
         with self._transaction() as connection:
             ids = list(connection.execute(sa.select(decisions.c.id).where(fresh)).scalars())
             drawn = secrets.SystemRandom().sample(ids, min(size, len(ids)))
@@ -267,9 +270,8 @@ class Database:
         known = sa.and_(_PROMISED, columns.calibration_id.is_not(None), *rates)
         numbers = (sa.func.max(columns.alpha), sa.func.max(columns.delta))
         by_calibration = sa.select(columns.calibration_id, *numbers).where(known).group_by(columns.calibration_id)
-        graded = sa.select(feedback.c.decision_id).where(feedback.c.sampling == "random")
         waiting = sa.select(columns.calibration_id, sa.func.count()).where(
-            columns.drawn.is_not(None), columns.id.not_in(graded)
+            columns.drawn.is_not(None), columns.id.not_in(_RANDOMLY_GRADED)
         )
         with self._transaction() as connection:
             rows = connection.execute(by_calibration.order_by(sa.func.max(columns.at).desc())).all()
@@ -387,6 +389,17 @@ def log_address(given: str | None) -> str | Path:
     return state_folder(otherwise="Name a file: --log decisions.db") / "decisions.db"
 
 
+def require_log(given: str | None) -> None:
+    """Refuse the address of a file that is not there.
+
+    Raises:
+        DecisionLogError: it is one.
+    """
+    address = log_address(given)
+    if isinstance(address, Path) and not address.is_file():
+        raise DecisionLogError(f"there is no decision log at {address}; name the one that you mean with --log")
+
+
 @contextmanager
 def opened(given: str | None) -> Generator[Database]:
     """The database at a file or a URL, or at the address of the environment, or in the default file.
@@ -394,10 +407,8 @@ def opened(given: str | None) -> Generator[Database]:
     Raises:
         DecisionLogError: there is no such file.
     """
-    address = log_address(given)
-    if isinstance(address, Path) and not address.is_file():
-        raise DecisionLogError(f"there is no decision log at {address}; name the one that you mean with --log")
-    database = Database(address)
+    require_log(given)
+    database = Database(log_address(given))
     try:
         yield database
     finally:

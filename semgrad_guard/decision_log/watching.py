@@ -64,7 +64,7 @@ class PromiseWatch:
             self.latest = tuple(self._read())
             for one in self.latest:
                 if one.state.state != before.get(one.calibration_id, "unknown"):
-                    self._tell(one)
+                    self._tell(one, is_news=one.calibration_id in before)
             return self.latest
 
     def keep_up(self, *, at_once: bool) -> None:
@@ -92,8 +92,8 @@ class PromiseWatch:
             self._seen[calibration_id] = (monitor, mine)
             yield WatchedPromise(calibration_id=calibration_id, state=monitor.report(), ungraded=ungraded)
 
-    def _tell(self, changed: WatchedPromise) -> None:
-        level = logging.ERROR if changed.state.state == "broken" else logging.INFO
+    def _tell(self, changed: WatchedPromise, *, is_news: bool) -> None:
+        level = logging.WARNING if is_news and changed.state.state == "broken" else logging.INFO
         logger.log(level, "the promise of calibration %s: %s", changed.calibration_id, changed)
         if self._notify is not None:
             try:

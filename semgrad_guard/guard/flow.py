@@ -242,9 +242,9 @@ def _refused(verdict: Verdict, terms: Terms, *, advice: str = "") -> LowConfiden
 def _recorded(outcome: Outcome[A], terms: Terms) -> Outcome[A]:
     """The outcome, its decision logged and notified."""
     if terms.log is not None:
-        calibration = terms.policy.calibration
-        is_watched = calibration is not None and calibration.is_about_answers
-        facts = Facts(alpha=calibration.alpha, delta=calibration.delta) if is_watched else None
+        calibration, facts = terms.policy.calibration, None
+        if calibration is not None and calibration.is_about_answers:
+            facts = Facts(alpha=calibration.alpha, delta=calibration.delta)
         decision_id = terms.log.write(outcome.verdict, seconds=current_stop().elapsed, facts=facts)
         outcome = replace(outcome, verdict=outcome.verdict.model_copy(update={"decision_id": decision_id}))
     if terms.notify is not None:

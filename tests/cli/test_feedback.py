@@ -31,7 +31,7 @@ def test_a_sheet_goes_out_and_comes_back(tmp_path: Path, run: Run) -> None:
     sheet.write_text(f"key,correct\n{filled}dec_no,yes\n")
     result = run("feedback", sheet, "--log", path)
     assert result.exit_code == 5
-    assert "3 grades are in the log; 3 of them count for a promise as they are" in flat(result.stdout)
+    assert "3 grades are in the log; 3 of them are new, and count for a promise" in flat(result.stdout)
     assert "row 4 has 'maybe' under correct" in flat(result.stderr)
     assert "'dec_no' is passed over: there is no decision of this id" in flat(result.stderr)
     again = run("feedback", sheet, "--log", path, "--sampling", "user")
@@ -41,6 +41,7 @@ def test_a_sheet_goes_out_and_comes_back(tmp_path: Path, run: Run) -> None:
     assert "no promised answer that was not drawn before" in flat(empty.stderr)
     assert len(sheet.read_text().splitlines()) == 1 + 5 + 1 + 3
     assert run("feedback", tmp_path / "no.csv", "--log", path).exit_code == 1
+    assert "there is no decision log at" in flat(run("feedback", sheet, "--log", tmp_path / "no.db").stderr)
     database = Database(path)
     assert {feedback.sampling for _, feedback in database.decisions() if feedback} == {"user"}
     database.close()

@@ -38,6 +38,8 @@ def test_the_way_of_sampling_is_the_logs_own_where_it_has_drawn(tmp_path: Path) 
         log.database.mark_drawn([one.id for one in drawn])
         again = log.database.draw(100, since=datetime.now(UTC) - DAY)
         assert {one.id for one in again} == set(ids) - {one.id for one in drawn}
+        log.feedback(again[-1].id, right=True, sampling="random")  # drawn in another way
+        assert len(log.database.draw(100, since=datetime.now(UTC) - DAY)) == 19
         assert log.database.draw(5, since=datetime.now(UTC) + DAY) == []
         chosen = log.feedback(drawn[0].id, right=True)
         assert (chosen.sampling, chosen.note) == ("random", None)
