@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -14,6 +14,15 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from semgrad_guard.decision_log.entries import Decision, Entry, Feedback
+from semgrad_guard.decision_log.tables import (
+    KINDS,
+    MIGRATIONS,
+    PROMISED,
+    RANDOMLY_GRADED,
+    decisions,
+    feedback,
+    schema,
+)
 from semgrad_guard.errors import DecisionLogError, InputError, MissingExtraError
 from semgrad_guard.files import make_private, reason, state_folder, take_back
 from semgrad_guard.settings import LOG_VARIABLE
@@ -26,64 +35,8 @@ try:
 except ImportError as error:  # pragma: no cover - the extra
     raise MissingExtraError("sqlalchemy", extra="log") from error
 
-metadata = sa.MetaData()
-decisions = sa.Table(
-    "semgrad_guard_decisions",
-    metadata,
-    sa.Column("id", sa.String(64), primary_key=True),
-    sa.Column("at", sa.Float, nullable=False, index=True),  # seconds since 1970, UTC: alike in every database
-    *(sa.Column(name, sa.Text) for name in ("request_id", "served")),
-    sa.Column("model", sa.Text, nullable=False),
-    sa.Column("estimator", sa.Text, nullable=False),
-    sa.Column("calibration_id", sa.String(64)),
-    sa.Column("action", sa.String(16), nullable=False, index=True),
-    sa.Column("enforced", sa.Boolean, nullable=False),
-    sa.Column("promised", sa.Boolean, nullable=False),
-    sa.Column("status", sa.String(16), nullable=False),
-    *(sa.Column(name, sa.Double) for name in ("uncertainty", "confidence", "threshold")),
-    sa.Column("reason", sa.Text),
-    sa.Column("drift", sa.Boolean),
-    sa.Column("tokens", sa.Integer),
-    *(sa.Column(name, sa.Double) for name in ("seconds", "scoring_ms")),
-    sa.Column("escalated_to", sa.Text),
-    *(sa.Column(name, sa.Text) for name in ("question", "delivered")),
-    *(sa.Column(name, sa.Double) for name in ("alpha", "delta")),
-    sa.Column("drawn", sa.Double, index=True),
-)
-feedback = sa.Table(
-    "semgrad_guard_feedback",
-    metadata,
-    sa.Column("id", sa.String(64), primary_key=True),
-    sa.Column("at", sa.Float, nullable=False),
-    sa.Column("decision_id", sa.String(64), nullable=False, index=True),
-    sa.Column("right", sa.Boolean, nullable=False),
-    sa.Column("sampling", sa.String(16), nullable=False),
-    sa.Column("grader", sa.Text),
-)
-schema = sa.Table("semgrad_guard_schema", sa.MetaData(), sa.Column("version", sa.Integer, primary_key=True))
-
-_PROMISED = sa.and_(decisions.c.promised, decisions.c.action == "answer", decisions.c.escalated_to.is_(None))
-"""The answers that the promise of a decision's own calibration is about."""
-_RANDOMLY_GRADED = sa.select(feedback.c.decision_id).where(feedback.c.sampling == "random")
-
 _LONGEST_REASON = 300
 _AT_ONCE = 500
-
-
-def _add_columns(connection: sa.Connection) -> None:
-    """Version 2: the promise that a decision was made under, and when the decision was drawn to be graded."""
-    there = {column["name"] for column in sa.inspect(connection).get_columns(decisions.name)}
-    for name in {"alpha", "delta", "drawn"} - there:
-        kind = decisions.c[name].type.compile(connection.dialect)
-        connection.execute(sa.text(f"ALTER TABLE {decisions.name} ADD COLUMN {name} {kind}"))
-    for index in decisions.indexes:
-        index.create(connection, checkfirst=True)
-
-
-MIGRATIONS: tuple[Callable[[sa.Connection], None], ...] = (metadata.create_all, _add_columns)
-"""The step from each version of the tables to the next; the first makes the tables, with every column of today."""
-
-_KINDS: Mapping[sa.Table, type[Decision] | type[Feedback]] = {decisions: Decision, feedback: Feedback}
 
 E = TypeVar("E", bound=Entry)
 
@@ -138,7 +91,7 @@ class Database:
             DecisionLogError: the database cannot be reached, or refuses.
         """
         with self._transaction() as connection:
-            for table, kind in _KINDS.items():
+            for table, kind in KINDS.items():
                 if rows := [_row(entry) for entry in entries if isinstance(entry, kind)]:
                     connection.execute(self._insert(table), rows)
 
@@ -150,7 +103,7 @@ class Database:
         """
         entries: list[Entry] = []
         with self._transaction() as connection:
-            for table, kind in _KINDS.items():
+            for table, kind in KINDS.items():
                 query = sa.select(table).order_by(sa.text("rowid")).limit(limit - len(entries))
                 entries += [_entry(kind, row) for row in connection.execute(query).mappings()]
         return entries
@@ -162,7 +115,7 @@ class Database:
             DecisionLogError: the database cannot be reached.
         """
         with self._transaction() as connection:
-            for table, kind in _KINDS.items():
+            for table, kind in KINDS.items():
                 ids = [entry.id for entry in entries if isinstance(entry, kind)]
                 connection.execute(sa.delete(table).where(table.c.id.in_(ids)))
 
@@ -173,7 +126,7 @@ class Database:
             DecisionLogError: the database cannot be reached.
         """
         with self._transaction() as connection:
-            return sum(connection.scalar(sa.select(sa.func.count()).select_from(table)) or 0 for table in _KINDS)
+            return sum(connection.scalar(sa.select(sa.func.count()).select_from(table)) or 0 for table in KINDS)
 
     def decisions(
         self,
@@ -236,8 +189,8 @@ class Database:
             DecisionLogError: the database cannot be reached.
         """
         since_then = decisions.c.at >= since.timestamp()
-        ungraded = decisions.c.id.not_in(_RANDOMLY_GRADED)
-        fresh = sa.and_(_PROMISED, decisions.c.alpha.is_not(None), decisions.c.drawn.is_(None), ungraded, since_then)
+        ungraded = decisions.c.id.not_in(RANDOMLY_GRADED)
+        fresh = sa.and_(PROMISED, decisions.c.alpha.is_not(None), decisions.c.drawn.is_(None), ungraded, since_then)
         with self._transaction() as connection:
             ids = list(connection.execute(sa.select(decisions.c.id).where(fresh)).scalars())
             drawn = secrets.SystemRandom().sample(ids, min(size, len(ids)))
@@ -267,11 +220,11 @@ class Database:
         """
         columns = decisions.c
         rates = (columns.alpha.between(0.0001, 0.9999), columns.delta.between(0.000001, 0.9999))
-        known = sa.and_(_PROMISED, columns.calibration_id.is_not(None), *rates)
+        known = sa.and_(PROMISED, columns.calibration_id.is_not(None), *rates)
         numbers = (sa.func.max(columns.alpha), sa.func.max(columns.delta))
         by_calibration = sa.select(columns.calibration_id, *numbers).where(known).group_by(columns.calibration_id)
         waiting = sa.select(columns.calibration_id, sa.func.count()).where(
-            columns.drawn.is_not(None), columns.id.not_in(_RANDOMLY_GRADED)
+            columns.drawn.is_not(None), columns.id.not_in(RANDOMLY_GRADED)
         )
         with self._transaction() as connection:
             rows = connection.execute(by_calibration.order_by(sa.func.max(columns.at).desc())).all()
@@ -288,7 +241,7 @@ class Database:
         query = (
             sa.select(decisions.c.calibration_id, decisions.c.id, feedback.c.right)
             .join(decisions, decisions.c.id == feedback.c.decision_id)
-            .where(_PROMISED, decisions.c.calibration_id.is_not(None), feedback.c.sampling == "random")
+            .where(PROMISED, decisions.c.calibration_id.is_not(None), feedback.c.sampling == "random")
             .order_by(feedback.c.at, feedback.c.id)
         )
         grades: dict[str, dict[str, bool]] = {}
