@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
@@ -15,21 +15,20 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from langchain_semgrad_guard import messages as convert
 from semgrad_guard import Verdict
 from semgrad_guard.guard import (
-    AsyncLiveDraft,
     Draft,
-    LiveDraft,
+    Live,
     Outcome,
     Refusal,
     Reply,
     Steps,
+    StreamSteps,
     Terms,
     Waiting,
     Work,
     answers,
-    arun_stream,
     as_draft,
     is_withheld,
-    run_stream,
+    streamed,
     unscored,
 )
 from semgrad_guard.records import PromptForm
@@ -88,16 +87,16 @@ class Target(Protocol):
     async def aask(self, requests: Sequence[TargetRequest]) -> Sequence[TargetReply]: ...
 
 
-class LiveAnswer(LiveDraft[ChatGenerationChunk, AIMessage], Protocol):
-    """An answer that is being written: its pieces, its scored draft, and the chunks that close it."""
+class Writing(Live, Protocol):
+    """An answer that is being written. Its pieces and its end become LangChain's chunks."""
 
-    def last(self, message: AIMessage) -> list[ChatGenerationChunk]: ...
+    def chunks(self, piece: Any) -> list[ChatGenerationChunk]:
+        """The chunks that may be shown once a piece is written."""
+        ...
 
-
-class AsyncLiveAnswer(AsyncLiveDraft[ChatGenerationChunk, AIMessage], Protocol):
-    """Like `LiveAnswer`, on the event loop."""
-
-    def last(self, message: AIMessage) -> list[ChatGenerationChunk]: ...
+    def last(self, message: AIMessage) -> list[ChatGenerationChunk]:
+        """The rest of the text, and the chunk that holds everything else."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,34 +199,16 @@ class Answers:
         output = None if self._result is None else self._result.llm_output
         return ChatResult(generations=generations, llm_output=convert.safe(output) if partly else output)
 
-    def streamed(self, start: Callable[[], LiveAnswer]) -> Iterator[ChatGenerationChunk]:
+    def streamed(self, writing: Writing) -> StreamSteps[ChatGenerationChunk, None]:
         """The pieces of the one answer as they are written, the verdict in the last; the mode withholds nothing."""
-        started: list[LiveAnswer] = []
 
-        def begin() -> LiveAnswer:
-            started.append(start())
-            return started[0]
+        def show(step: Any) -> list[ChatGenerationChunk]:
+            if not isinstance(step, Outcome):
+                return writing.chunks(step)
+            outcome = cast("Outcome[AIMessage]", step)
+            return writing.last(self._rules.delivered(outcome, outcome.answer))
 
-        for step in run_stream(self._terms, begin):
-            yield from self._pieces(step, started[0])
-
-    async def astreamed(self, start: Callable[[], Awaitable[AsyncLiveAnswer]]) -> AsyncGenerator[ChatGenerationChunk]:
-        """Like `streamed`, on the event loop."""
-        started: list[AsyncLiveAnswer] = []
-
-        async def begin() -> AsyncLiveAnswer:
-            started.append(await start())
-            return started[0]
-
-        async with aclosing(arun_stream(self._terms, begin)) as steps:
-            async for step in steps:
-                for piece in self._pieces(step, started[0]):
-                    yield piece
-
-    def _pieces(
-        self, step: ChatGenerationChunk | Outcome[AIMessage], live: LiveAnswer | AsyncLiveAnswer
-    ) -> Sequence[ChatGenerationChunk]:
-        return live.last(self._rules.delivered(step, step.answer)) if isinstance(step, Outcome) else (step,)
+        return streamed(self._terms, writing, show=show)
 
     @property
     def _drafts(self) -> list[AIMessage]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Self
 
@@ -27,7 +27,7 @@ from langchain_semgrad_guard.enforcement import Identified, identity_of
 from langchain_semgrad_guard.messages import AnyTool, call_fields, openai_tools
 from langchain_semgrad_guard.profile import count_tokens, profile_of, profile_on_disk
 from langchain_semgrad_guard.runs import AsyncRun, SyncRun
-from langchain_semgrad_guard.streams import AsyncWriting, LocalWriting, StreamingChatModel
+from langchain_semgrad_guard.streams import LocalWriting, StreamingChatModel
 from langchain_semgrad_guard.structured_output import Method, structured
 from semgrad_guard import METADATA_KEY, Estimator, Generation, GenerationOptions, HybridGrad, LanguageModel, Message
 from semgrad_guard.adapters.answer_form import FORM_OPTIONS, AnswerForm
@@ -43,16 +43,15 @@ from semgrad_guard.adapters.settings import (
 from semgrad_guard.errors import InputError, require_known
 from semgrad_guard.guard import (
     Answerer,
-    AsyncLiveAnswer,
     Draft,
     JudgedBy,
     OnDoubt,
+    Piece,
     Stop,
     Ticket,
     as_estimator,
     assess,
     awaited,
-    read_off_loop,
     stopping,
 )
 from semgrad_guard.records import PromptForm
@@ -220,18 +219,17 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
         request = self._request(call.messages, call.stop, call.options)
         return self.language_model.render(request.conversation, **request.form.template_options).form
 
-    def _live(self, call: Call) -> LocalWriting:
-        request = self._request(call.messages, call.stop, call.options)
-        form = request.form
-        return LocalWriting(
-            self._answerer(request).live(request.conversation, template_options=form.template_options),
-            draft=lambda draft: self.draft_of(self.message_of(draft, request), call),
-            end=self.language_model.tool_format.shown if form.tools else len,
-        )
+    def _live(self, call: Call, *, is_async: bool) -> LocalWriting:
+        def submit(on_piece: Callable[[Piece], None]) -> Ticket[Draft[AIMessage]]:
+            request = self._request(call.messages, call.stop, call.options)
+            return self._answerer(request).submit(
+                request.conversation,
+                template_options=request.form.template_options,
+                on_piece=on_piece,
+                then=lambda draft: self.draft_of(self.message_of(draft, request), call),
+            )
 
-    async def _alive(self, call: Call) -> AsyncWriting:
-        writing = await read_off_loop(lambda: self._live(call))
-        return AsyncWriting(writing, AsyncLiveAnswer(writing.live))
+        return LocalWriting(submit)
 
     # Scores for other texts, tools, structures.
 

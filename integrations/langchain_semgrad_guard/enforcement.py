@@ -35,7 +35,7 @@ from langchain_core.utils.utils import LC_ID_PREFIX
 from pydantic import PrivateAttr
 
 from langchain_semgrad_guard import messages as convert
-from langchain_semgrad_guard.answers import Answers, AsyncLiveAnswer, Call, LiveAnswer, Rules, draft_verdict
+from langchain_semgrad_guard.answers import Answers, Call, Rules, Writing, draft_verdict
 from langchain_semgrad_guard.callback import EnforcingDescription, UncertaintyRouterCallback, observe
 from langchain_semgrad_guard.runs import (
     WITNESS,
@@ -120,7 +120,7 @@ def _aloud(config: RunnableConfig | None) -> RunnableConfig | None:
 
 
 class EnforcingChatModel(AloudChatModel):
-    """Subclasses answer (`_generate`, `_live`, `_alive`); this class decides how the runs end.
+    """Subclasses answer (`_generate`, `_live`); this class decides how the runs end.
 
     An answer's way: a run calls `_generate_with_cache`; the model drafts (`_drafted`: `chat_model.py` or, for a served
     model, `served.py`); `answers.py` hands the drafts to the flow, `semgrad_guard/guard/flow.py`, which settles them;
@@ -293,12 +293,8 @@ class EnforcingChatModel(AloudChatModel):
     def _ready(self) -> Identified | None:
         """Whatever blocks before an answer; async paths call it off the event loop. The model and its identity."""
 
-    def _live(self, call: Call) -> LiveAnswer:
-        """Answer piece by piece."""
-        raise NotImplementedError
-
-    async def _alive(self, call: Call) -> AsyncLiveAnswer:
-        """Like `_live`, on the event loop."""
+    def _live(self, call: Call, *, is_async: bool) -> Writing:
+        """Answer piece by piece, from the first piece that is taken."""
         raise NotImplementedError
 
     def _form(self, call: Call) -> PromptForm | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Annotated, Any, NamedTuple, Self, cast
@@ -16,13 +16,13 @@ from langchain_core.runnables import Runnable, RunnableBinding
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PrivateAttr, SkipValidation, model_validator
 
 from langchain_semgrad_guard import served
-from langchain_semgrad_guard.answers import AsyncLiveAnswer, Call, LiveAnswer, Rules
+from langchain_semgrad_guard.answers import Call, Rules, Writing
 from langchain_semgrad_guard.callback import deciding, rules_of
 from langchain_semgrad_guard.chat_model import ChatSemGrad
 from langchain_semgrad_guard.enforcement import EnforcingChatModel, Identified
 from langchain_semgrad_guard.messages import AnyTool, whole_chunk
 from langchain_semgrad_guard.runs import SyncRun, handlers_of, unheard
-from langchain_semgrad_guard.streams import AsyncWriting, ServedWriting, StreamingChatModel
+from langchain_semgrad_guard.streams import ServedWriting, StreamingChatModel
 from langchain_semgrad_guard.structured_output import Method, structured, structured_by
 from semgrad_guard import DriftMonitor, Estimator, HybridGrad, LanguageModel, Policy, estimator_of
 from semgrad_guard.errors import InputError, UnenforcedPolicyError
@@ -30,20 +30,23 @@ from semgrad_guard.guard import (
     AbstainMessage,
     Answerer,
     DecisionSink,
+    Iterated,
     KeepDraft,
     Mode,
     OnError,
     Promise,
     Steps,
+    StreamSteps,
     Terms,
     Timeout,
     Work,
-    adrive,
+    arun_stream,
     as_estimator,
     awaited,
     drive,
     observes,
     promise_along,
+    run_stream,
 )
 from semgrad_guard.guard.reported import ReportedScorer
 from semgrad_guard.records import PromptForm
@@ -115,26 +118,20 @@ class AroundChatModel(StreamingChatModel):
                 )
             )
 
-    def _live(self, call: Call) -> LiveAnswer:
+    def _live(self, call: Call, *, is_async: bool) -> Writing:
         model, inner = self._inner.model, self._inner_call(call)
         if isinstance(model, EnforcingChatModel) and model.rules is None:
-            return model._live(inner)
-        if isinstance(model, EnforcingChatModel) or not model._should_stream(async_api=False, stream=True):
-            pieces = (whole_chunk(made) for made in drive(self._drafted(call)).generations[:1])
-            return ServedWriting(self, call, pieces, scored=True)
-        return ServedWriting(self, call, served.streamed(model, inner))
+            return model._live(inner, is_async=is_async)
+        if isinstance(model, EnforcingChatModel) or not model._should_stream(async_api=is_async, stream=True):
+            steps = self._whole(call)
+            return ServedWriting(
+                self, call, Iterated(lambda: run_stream(steps), lambda: arun_stream(steps)), scored=True
+            )
+        return ServedWriting(self, call, served.ServedPieces(model, inner))
 
-    async def _alive(self, call: Call) -> AsyncLiveAnswer:
-        model, inner = self._inner.model, self._inner_call(call)
-        if isinstance(model, EnforcingChatModel) and model.rules is None:
-            return await model._alive(inner)
-        if isinstance(model, EnforcingChatModel) or not model._should_stream(async_api=True, stream=True):
-
-            async def whole() -> AsyncGenerator[ChatGenerationChunk]:
-                yield whole_chunk((await adrive(self._drafted(call))).generations[0])
-
-            return AsyncWriting(ServedWriting(self, call, scored=True), whole())
-        return AsyncWriting(ServedWriting(self, call), served.astreamed(model, inner))
+    def _whole(self, call: Call) -> StreamSteps[ChatGenerationChunk, None]:
+        made = yield from self._drafted(call)
+        yield from map(whole_chunk, made.generations[:1])
 
     def _generate(
         self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: SyncRun = None, **kwargs: Any

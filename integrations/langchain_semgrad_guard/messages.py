@@ -29,6 +29,9 @@ M = TypeVar("M", bound=AIMessage)
 PROVIDER = "semgrad_guard"
 """`model_provider` in response metadata and in traces."""
 
+REASONING = "reasoning_content"
+"""The further field in which LangChain looks for reasoning."""
+
 AnyTool = dict[str, Any] | type | Callable[..., Any] | BaseTool
 
 _CALL_BLOCKS = frozenset({"tool_use", "tool_call", "tool_call_chunk", "invalid_tool_call", "function_call"})
@@ -124,7 +127,7 @@ def with_answer(message: M, verdict: Verdict) -> M:
 
 def reasoning_fields(verdict: Verdict) -> dict[str, Any]:
     """The field of a message that LangChain reads as a reasoning block."""
-    return {"additional_kwargs": {"reasoning_content": verdict.reasoning}} if verdict.reasoning else {}
+    return {"additional_kwargs": {REASONING: verdict.reasoning}} if verdict.reasoning else {}
 
 
 def verdict_of(response: LLMResult) -> Verdict | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -19,7 +19,7 @@ from semgrad_guard import LanguageModel
 from semgrad_guard.adapters.answer_form import AnswerForm
 from semgrad_guard.adapters.served_calls import served_options
 from semgrad_guard.errors import InputError, UnsupportedToolsError
-from semgrad_guard.guard import Answerer, Steps, Work
+from semgrad_guard.guard import Answerer, Iterated, Steps, Work
 from semgrad_guard.guard.reported import ReportedScorer, prompt_of
 from semgrad_guard.records import PromptForm
 
@@ -40,49 +40,31 @@ def answered(model: BaseChatModel, call: Call) -> Steps[ChatResult]:
     return made[0]
 
 
-def streamed(model: BaseChatModel, call: Call) -> Generator[ChatGenerationChunk]:
+class ServedPieces(Iterated[ChatGenerationChunk]):
     """The model's answer, piece by piece, where nothing is withheld. Only tracers hear runs that it makes inside.
 
     Raises:
         InputError: it is to give several answers, whose pieces could not be told apart.
     """
-    _require_one_answer(model, call)
-    inside: Any = model
-    pieces = inside._stream(call.messages, call.stop, None, **call.options)
-    try:
-        while True:
-            with tracers_only(call.inner):  # not while the caller has a piece
-                piece = next(pieces, None)
-            if piece is None:
-                return
-            yield piece
-    finally:
-        if (close := getattr(pieces, "close", None)) is not None:
-            close()
 
+    def __init__(self, model: BaseChatModel, call: Call) -> None:
+        count: Any = call.options.get("n", getattr(model, "n", None))
+        if isinstance(count, int) and count > 1:
+            raise InputError(convert.several_in_a_stream(count))
+        inside: Any = model
+        given = (call.messages, call.stop, None)
+        super().__init__(
+            lambda: inside._stream(*given, **call.options), lambda: inside._astream(*given, **call.options)
+        )
+        self._call = call
 
-async def astreamed(model: BaseChatModel, call: Call) -> AsyncGenerator[ChatGenerationChunk]:
-    """Like `streamed`, on the event loop."""
-    _require_one_answer(model, call)
-    inside: Any = model
-    pieces = inside._astream(call.messages, call.stop, None, **call.options)
-    try:
-        while True:
-            with tracers_only(call.inner):
-                piece = await anext(pieces, None)
-            if piece is None:
-                return
-            yield piece
-    finally:
-        if (close := getattr(pieces, "aclose", None)) is not None:
-            await close()
+    def next(self) -> Work:
+        """The next piece, as `Live.next`."""
+        return Work.of(self._unheard)
 
-
-def _require_one_answer(model: BaseChatModel, call: Call) -> None:
-    """Raise an `InputError` for a stream of several answers, whose pieces could not be told apart."""
-    count: Any = call.options.get("n", getattr(model, "n", None))
-    if isinstance(count, int) and count > 1:
-        raise InputError(convert.several_in_a_stream(count))
+    def _unheard(self) -> Steps[Any]:
+        with tracers_only(self._call.inner):  # not while the caller has a piece
+            return (yield super().next())
 
 
 def options_of(model: BaseChatModel, call: Call) -> dict[str, Any]:

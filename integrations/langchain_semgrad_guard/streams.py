@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
-from functools import partial
 from typing import Any, Protocol, Self, cast
 
 from langchain_core.language_models import LanguageModelInput
@@ -24,9 +22,23 @@ from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.answers import Call
 from langchain_semgrad_guard.enforcement import EnforcingChatModel
 from langchain_semgrad_guard.runs import AsyncRun, Config, Labels, SyncRun, around, inside_stream
-from semgrad_guard import METADATA_KEY, Generation
+from semgrad_guard import METADATA_KEY
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import Draft, HeldText, LiveAnswer, Stop, adrive, drive, off_loop, stopping
+from semgrad_guard.guard import (
+    Draft,
+    HeldText,
+    Iterated,
+    LiveAnswer,
+    Piece,
+    Stop,
+    StreamSteps,
+    Ticket,
+    Work,
+    arun_stream,
+    run_stream,
+    stopping,
+    written,
+)
 
 
 class StreamingChatModel(EnforcingChatModel):
@@ -39,53 +51,26 @@ class StreamingChatModel(EnforcingChatModel):
     def _stream(
         self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: SyncRun = None, **kwargs: Any
     ) -> Iterator[ChatGenerationChunk]:
-        call = self._call(messages, stop, run_manager, kwargs)
-        if call.withholds:
-            yield _only_chunk(drive(self._answered(call)))
-        elif call.rules is not None:
-            yield from self._judging(call.rules, call).streamed(partial(self._live, call))
-        else:
-            yield from self._unjudged_stream(call)
+        yield from run_stream(self._streamed(self._call(messages, stop, run_manager, kwargs), is_async=False))
 
     async def _astream(
         self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: AsyncRun = None, **kwargs: Any
     ) -> AsyncIterator[ChatGenerationChunk]:
-        call = self._call(messages, stop, run_manager, kwargs)
-        if call.withholds:
-            yield _only_chunk(await adrive(self._answered(call)))
-            return
-        live = call.rules and self._judging(call.rules, call).astreamed(partial(self._alive, call))
-        async with aclosing(live or self._aunjudged_stream(call)) as pieces:
+        steps = self._streamed(self._call(messages, stop, run_manager, kwargs), is_async=True)
+        async with aclosing(arun_stream(steps)) as pieces:
             async for piece in pieces:
                 yield piece
 
-    def _unjudged_stream(self, call: Call) -> Iterator[ChatGenerationChunk]:
-        stop = Stop(self._limit)
-        with stopping(stop):
-            live = self._live(call)
-        try:
-            yield from live
-            with stopping(stop):
-                message = live.draft().answer
-        finally:
-            live.close()
-        self._noticed(call, message)
-        yield from live.last(message)
-
-    async def _aunjudged_stream(self, call: Call) -> AsyncGenerator[ChatGenerationChunk]:
-        stop = Stop(self._limit)
-        with stopping(stop):
-            live = await self._alive(call)
-        try:
-            async for piece in live:
-                yield piece
-            with stopping(stop):
-                message = (await live.draft()).answer
-        finally:
-            await live.aclose()
-        self._noticed(call, message)
-        for piece in live.last(message):
-            yield piece
+    def _streamed(self, call: Call, *, is_async: bool) -> StreamSteps[ChatGenerationChunk, None]:
+        if call.withholds:
+            yield _only_chunk((yield from self._answered(call)))
+        elif call.rules is not None:
+            yield from self._judging(call.rules, call).streamed(self._live(call, is_async=is_async))
+        else:
+            writing = self._live(call, is_async=is_async)
+            message = (yield from written(writing, Stop(self._limit), show=writing.chunks)).answer
+            self._noticed(call, message)
+            yield from writing.last(message)
 
     def stream(
         self, input: LanguageModelInput, config: Config = None, *, stop: list[str] | None = None, **kwargs: Any
@@ -187,86 +172,29 @@ def _only_chunk(result: ChatResult) -> ChatGenerationChunk:
 # Answers while they are written, here or by a served model.
 
 
-class Writing:
-    """An answer that is being written: its pieces as LangChain's chunks, its scored draft, the chunks that close it."""
+class LocalWriting(LiveAnswer):
+    """An answer of a local model, read and begun with its first piece; the draft of its message at the end."""
 
-    def __init__(self, pieces: Iterable[Any]) -> None:
-        self.pieces = pieces
+    def __init__(self, submit: Callable[[Callable[[Piece], None]], Ticket[Draft[AIMessage]]]) -> None:
+        super().__init__(submit)
+        self._shown, self._thought = 0, ""
 
-    def __iter__(self) -> Iterator[ChatGenerationChunk]:
-        for piece in self.pieces:
-            yield from self.chunks(piece)
-
-    @abstractmethod
-    def chunks(self, piece: Any) -> list[ChatGenerationChunk]:
-        """The chunks that may be shown once a piece is written."""
-
-    @abstractmethod
-    def draft(self) -> Draft[AIMessage]:
-        """The whole answer with its score."""
-
-    @abstractmethod
-    def last(self, message: AIMessage) -> list[ChatGenerationChunk]:
-        """The rest of the text, and the chunk that holds everything else."""
-
-    def close(self) -> None:
-        """Stop the model."""
-        if (close := getattr(self.pieces, "close", None)) is not None:
-            close()
-
-
-class AsyncWriting:
-    """Like `Writing`, on the event loop, from pieces that come there."""
-
-    def __init__(self, writing: Writing, pieces: AsyncIterable[Any]) -> None:
-        self._writing, self._pieces = writing, pieces
-        self.last = writing.last
-
-    async def __aiter__(self) -> AsyncIterator[ChatGenerationChunk]:
-        async for piece in self._pieces:
-            for chunk in self._writing.chunks(piece):
-                yield chunk
-
-    async def draft(self) -> Draft[AIMessage]:
-        """The whole answer with its score."""
-        return await off_loop(self._writing.draft)
-
-    async def aclose(self) -> None:
-        """Stop the model."""
-        if (close := getattr(self._pieces, "aclose", None)) is not None:
-            await close()
-
-
-class LocalWriting(Writing):
-    """An answer of a local model. `draft` makes the message's draft of the generation's.
-
-    `end` is how much of the text may be shown: the start of a tool call is held back.
-    """
-
-    def __init__(
-        self, live: LiveAnswer, *, draft: Callable[[Draft[Generation]], Draft[AIMessage]], end: Callable[[str], int]
-    ) -> None:
-        super().__init__(live)
-        self.live, self._draft, self._end = live, draft, end
-        self._written, self._shown = "", 0
-
-    def chunks(self, piece: str) -> list[ChatGenerationChunk]:
-        """The text that certainly belongs to no tool call."""
-        self._written += piece
-        end = self._end(self._written)
-        if end <= self._shown:
-            return []
-        text, self._shown = self._written[self._shown : end], end
-        return [_chunk(text)]
-
-    def draft(self) -> Draft[AIMessage]:
-        """The whole answer with its score."""
-        return self._draft(self.live.draft())
+    def chunks(self, piece: Piece) -> list[ChatGenerationChunk]:
+        """The piece as a chunk."""
+        if isinstance(piece, str):
+            self._shown += len(piece)
+            return [_chunk(piece)]
+        self._thought += piece.text
+        return [_thought_chunk(piece.text)]
 
     def last(self, message: AIMessage) -> list[ChatGenerationChunk]:
         """The rest of the text, and the record."""
         rest = convert.message_text(message)[self._shown :]
         record = convert.as_chunk(message).model_copy(update={"content": ""})
+        if self._thought and record.additional_kwargs.get(convert.REASONING) == self._thought:
+            record.additional_kwargs = {
+                name: v for name, v in record.additional_kwargs.items() if name != convert.REASONING
+            }
         last = ChatGenerationChunk(message=record, generation_info=convert.info_of(message))
         return [*([_chunk(rest)] if rest else []), last]
 
@@ -279,17 +207,17 @@ class Scoring(Protocol):
     def draft_of(self, message: AIMessage, call: Call) -> Draft[AIMessage]: ...
 
 
-class ServedWriting(Writing):
-    """An answer of a served model. Its pieces are passed on as they are; the last one, with the score, is ours.
+class ServedWriting:
+    """An answer of a served model. Its `pieces` are passed on as they are; the last one, with the score, is ours.
 
     `scored` pieces are a whole answer that has its score already.
     """
 
     def __init__(
-        self, owner: Scoring, call: Call, pieces: Iterable[ChatGenerationChunk] = (), *, scored: bool = False
+        self, owner: Scoring, call: Call, pieces: Iterated[ChatGenerationChunk], *, scored: bool = False
     ) -> None:
-        super().__init__(pieces)
-        self._owner, self._call, self._is_scored = owner, call, scored
+        self._owner, self._call, self._pieces, self._is_scored = owner, call, pieces, scored
+        self.next, self.close = pieces.next, pieces.close
         self._whole: ChatGenerationChunk | None = None
         self._held = HeldText()
 
@@ -302,8 +230,11 @@ class ServedWriting(Writing):
             message = message.model_copy(update={"content": self._held.add(message.content)})
         return [ChatGenerationChunk(message=message.model_copy(), generation_info=piece.generation_info)]
 
-    def draft(self) -> Draft[AIMessage]:
-        """The whole answer with its score."""
+    def draft(self) -> Work:
+        """The whole answer with its score, which takes time."""
+        return Work(self._draft)
+
+    def _draft(self) -> Draft[AIMessage]:
         if self._whole is None:
             raise InputError("the model ended its stream without saying anything")
         whole = cast("AIMessage", message_chunk_to_message(self._whole.message))
@@ -319,10 +250,14 @@ class ServedWriting(Writing):
         rest: dict[str, Any] = {"content": ""}
         if self._held.held and isinstance(message.content, str):
             kwargs = message.additional_kwargs
-            thought = {name: kwargs[name] for name in ("reasoning_content",) if name in kwargs}
+            thought = {name: kwargs[name] for name in (convert.REASONING,) if name in kwargs}
             rest = {"content": convert.message_text(message), "additional_kwargs": thought}
         return [ChatGenerationChunk(message=AIMessageChunk(**rest, response_metadata=record, chunk_position="last"))]
 
 
 def _chunk(text: str) -> ChatGenerationChunk:
     return ChatGenerationChunk(message=AIMessageChunk(content=text))
+
+
+def _thought_chunk(text: str) -> ChatGenerationChunk:
+    return ChatGenerationChunk(message=AIMessageChunk(content="", additional_kwargs={convert.REASONING: text}))

@@ -16,7 +16,7 @@ from llama_index_semgrad_guard.authorship import Delivery, retrieved
 from llama_index_semgrad_guard.calls import Turn
 from llama_index_semgrad_guard.memory import StagedMemory
 from llama_index_semgrad_guard.routing import Guarded, GuardOptions, Routing, require_guardable, require_target, sealed
-from llama_index_semgrad_guard.streams import alive, live
+from llama_index_semgrad_guard.streams import live
 from llama_index_semgrad_guard.targets import ChatTarget, ask_chat
 from semgrad_guard import Policy
 from semgrad_guard.errors import InputError
@@ -28,9 +28,11 @@ from semgrad_guard.guard import (
     Work,
     adrive,
     answers,
+    arun_stream,
     cancelling,
     drive,
     one,
+    run_stream,
     stopping,
     unscored,
 )
@@ -118,7 +120,8 @@ class GuardedChatEngine(Guarded, BaseChatEngine):
         with stopping(stop), turn.open():
             inner = self._engine.stream_chat(message, _copied(chat_history))
         stream = _stream_of(inner)
-        stream.chat_stream = _chunks(live(inner.response_gen, turn, self.routing, stream.metadata, stop=stop))
+        pieces = run_stream(live(inner.response_gen, turn, self.routing, stream.metadata, stop=stop))
+        stream.chat_stream = _chunks(pieces)
         return stream
 
     async def astream_chat(self, message: str, chat_history: list[ChatMessage] | None = None) -> GuardedChatStream:
@@ -135,8 +138,8 @@ class GuardedChatEngine(Guarded, BaseChatEngine):
         with stopping(stop), cancelling(stop), turn.open():
             inner = await self._engine.astream_chat(message, _copied(chat_history))
         stream = _stream_of(inner)
-        pieces = alive(cast("Any", inner.async_response_gen()), turn, self.routing, stream.metadata, stop=stop)
-        stream.achat_stream = _achunks(pieces)
+        steps = live(cast("Any", inner.async_response_gen()), turn, self.routing, stream.metadata, stop=stop)
+        stream.achat_stream = _achunks(arun_stream(steps))
         return stream
 
 

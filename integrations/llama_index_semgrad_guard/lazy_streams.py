@@ -6,33 +6,15 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from inspect import isasyncgen, isgenerator
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
 from llama_index_instrumentation.span import active_span_id
-
-from semgrad_guard.guard import current_stop, stopping
 
 T = TypeVar("T")
 Context = Callable[[], AbstractContextManager[None]]
 _bound = WeakSet[Any]()
 """The streams that know their step."""
-
-
-class Opens(Protocol):
-    """A turn: all that happens while it is open is part of it."""
-
-    def open(self) -> AbstractContextManager[Any]: ...
-
-
-def resumed(pieces: Generator[T], turn: Opens) -> Generator[T]:
-    """The pieces of a lazy stream, whose calls belong to `turn` in whatever context they are read."""
-    return _read_in(pieces, _opening(turn))
-
-
-def aresumed(pieces: AsyncGenerator[T], turn: Opens) -> AsyncGenerator[T]:
-    """As `resumed`, for an async stream."""
-    return _aread_in(pieces, _opening(turn))
 
 
 def begun_here(pieces: Generator[T]) -> Generator[T]:
@@ -84,18 +66,6 @@ async def _aread_in(pieces: AsyncGenerator[T], context: Context) -> AsyncGenerat
             yield piece
     finally:
         await pieces.aclose()
-
-
-def _opening(turn: Opens) -> Context:
-    """The turn, under the stops that count now."""
-    stop = current_stop()
-
-    @contextmanager
-    def opened() -> Generator[None]:
-        with turn.open(), stopping(stop):
-            yield
-
-    return opened
 
 
 @contextmanager

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Self, TypeVar, cast
+from typing import Annotated, Any, NamedTuple, Self, TypeVar, cast
 
 from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_messages_to_prompt
 from llama_index.core.base.llms.types import (
@@ -38,15 +38,19 @@ from semgrad_guard.adapters.settings import LocalModelFields, call_options, load
 from semgrad_guard.errors import InputError, UnsupportedToolsError, require_known
 from semgrad_guard.guard import (
     Answerer,
-    AsyncLiveAnswer,
     LiveAnswer,
+    Piece,
+    Stop,
+    StreamSteps,
     Ticket,
+    arun_stream,
     as_estimator,
     assess,
     awaited,
-    off_loop,
     read_off_loop,
     record_draft,
+    run_stream,
+    written,
 )
 from semgrad_guard.records import Conversation
 
@@ -57,8 +61,15 @@ _PROMPT_FUNCTIONS: Mapping[str, Any] = {
 }
 """Fields by which LlamaIndex's LLMs without a chat template make prompts, and their defaults."""
 
-Piece = tuple[str, str, dict[str, Any] | None]
-"""A piece of an answer, the answer so far, and the record: None in all pieces but the last."""
+
+class Chunk(NamedTuple):
+    """An answer and its thought so far, the newest piece of either, and in the last chunk the record."""
+
+    text: str
+    delta: str
+    thought: str
+    thought_delta: str | None = None
+    record: dict[str, Any] | None = None
 
 
 _TAKEN_OVER = {
@@ -210,14 +221,14 @@ class SemGradLLM(LocalModelFields, LLM):
         return self._recorded(*await awaited(lambda: self._submit(conversation, options)), options)
 
     def _submit(
-        self, conversation: Conversation, options: GenerationOptions
+        self, conversation: Conversation, options: GenerationOptions, on_piece: Callable[[Piece], None] | None = None
     ) -> Ticket[tuple[Generation, Verdict | None]]:
         """Have a conversation answered. The score is made with the answer, unless the text may be an engine's own.
 
         An engine's call that condenses the question, or plans, is never delivered: within a turn a call is scored once
         it is known to be an author, and at once where LlamaIndex writes answers only.
         """
-        request, turn = self._answerer(options).request(conversation), current_turn()
+        request, turn = self._answerer(options).request(conversation, on_piece=on_piece), current_turn()
         if turn is None or turn.synthesizes:
             return self.language_model.submit(request.then(lambda draft: (draft.answer, draft.verdict)))
         undelivered: Any = request
@@ -228,36 +239,26 @@ class SemGradLLM(LocalModelFields, LLM):
     ) -> tuple[Generation, dict[str, Any]]:
         return generation, self._record(generation, options, verdict=verdict)
 
-    def _live(self, conversation: Conversation, options: GenerationOptions) -> LiveAnswer:
-        live, turn = self._answerer(options).live(conversation), current_turn()
+    def _streamed(self, conversation: Conversation, options: GenerationOptions) -> StreamSteps[Chunk, None]:
+        """An answer piece by piece, and its record; within an engine's turn without the thought, as whole answers."""
+        text, thought, pieces, turn = "", "", list[str](), current_turn()
+        live = LiveAnswer(lambda on_piece: self._submit(conversation, options, on_piece))
         if turn is not None:
-            turn.opened(live.close)
-        return live
+            turn.opened(live.stop)
 
-    def _pieces(self, conversation: Conversation, options: GenerationOptions) -> Generator[Piece]:
-        text, pieces, live = "", list[str](), self._live(conversation, options)
-        try:
-            for piece in live:
+        def show(piece: Piece) -> Iterator[Chunk]:
+            nonlocal text, thought
+            if isinstance(piece, str):
                 pieces.append(piece)
                 text += piece
-                yield piece, text, None
-            record = self._record(live.stream.generation, options, text=text, pieces=pieces)
-        finally:
-            live.close()
-        yield "", text, record
+                yield Chunk(text, piece, thought)
+            elif turn is None:
+                thought += piece.text
+                yield Chunk(text, "", thought, piece.text)
 
-    async def _apieces(self, conversation: Conversation, options: GenerationOptions) -> AsyncGenerator[Piece]:
-        text, pieces, live = "", list[str](), await read_off_loop(lambda: self._live(conversation, options))
-        try:
-            async for piece in AsyncLiveAnswer(live):
-                pieces.append(piece)
-                text += piece
-                yield piece, text, None
-            whole = text
-            record = await off_loop(lambda: self._record(live.stream.generation, options, text=whole, pieces=pieces))
-        finally:
-            live.close()
-        yield "", text, record
+        generation, verdict = yield from written(live, Stop(), show=show)
+        record = self._record(generation, options, verdict=verdict, text=text, pieces=pieces)
+        yield Chunk(text, "", record.get(REASONING, ""), record=record)
 
     def _record(
         self,
@@ -270,8 +271,7 @@ class SemGradLLM(LocalModelFields, LLM):
     ) -> dict[str, Any]:
         """Model, usage and, unless a guard records the calls and takes the scores that it needs, the score.
 
-        `verdict` is the score where it was made with the answer: afterwards it costs further passes. `text` and
-        `pieces` are the objects that go out, where they are not the generation's own.
+        `text` and `pieces` are the objects that go out, where they are not the generation's own.
         """
         record = raw_record(generation, self.model)
         call = ModelCall(generation, lambda made: verdict or self._assess(made, options), text=text, pieces=pieces)
@@ -319,14 +319,14 @@ class SemGradLLM(LocalModelFields, LLM):
     @_traced_chat
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Answer a conversation piece by piece; the last piece is empty and carries the record."""
-        pieces = begun_here(self._pieces(self._shown(messages), self._options(kwargs)))
-        return (chat_response(text, record, delta=delta) for delta, text, record in pieces)
+        chunks = begun_here(run_stream(self._streamed(self._shown(messages), self._options(kwargs))))
+        return (_chat_chunk(chunk) for chunk in chunks)
 
     @_traced_completion
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
         """Answer a text piece by piece; the last piece is empty and carries the record."""
-        pieces = begun_here(self._pieces(prompt, self._options(kwargs)))
-        return (completion(text, record, delta=delta) for delta, text, record in pieces)
+        chunks = begun_here(run_stream(self._streamed(prompt, self._options(kwargs))))
+        return (_completion_chunk(chunk) for chunk in chunks if chunk.thought_delta is None)
 
     @_traced_chat
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
@@ -343,14 +343,24 @@ class SemGradLLM(LocalModelFields, LLM):
     @_traced_chat
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         """As `stream_chat`, on the event loop."""
-        pieces = abegun_here(self._apieces(await self._ashown(messages), self._options(kwargs)))
-        return (chat_response(text, record, delta=delta) async for delta, text, record in pieces)
+        steps = self._streamed(await self._ashown(messages), self._options(kwargs))
+        return (_chat_chunk(chunk) async for chunk in abegun_here(arun_stream(steps)))
 
     @_traced_completion
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
         """As `stream_complete`, on the event loop."""
-        pieces = abegun_here(self._apieces(prompt, self._options(kwargs)))
-        return (completion(text, record, delta=delta) async for delta, text, record in pieces)
+        chunks = abegun_here(arun_stream(self._streamed(prompt, self._options(kwargs))))
+        return (_completion_chunk(chunk) async for chunk in chunks if chunk.thought_delta is None)
+
+
+def _chat_chunk(chunk: Chunk) -> ChatResponse:
+    return chat_response(
+        chunk.text, chunk.record, delta=chunk.delta, thought=chunk.thought, thought_delta=chunk.thought_delta
+    )
+
+
+def _completion_chunk(chunk: Chunk) -> CompletionResponse:
+    return completion(chunk.text, chunk.record, delta=chunk.delta)
 
 
 def _unscored(written: Sequence[Generation]) -> tuple[Generation, None]:

@@ -28,7 +28,6 @@ from llama_index_semgrad_guard.streams import (
     TextResponse,
     Whole,
     adeliver,
-    alive,
     deliver,
     is_live,
     live,
@@ -47,9 +46,11 @@ from semgrad_guard.guard import (
     Work,
     adrive,
     answers,
+    arun_stream,
     cancelling,
     drive,
     one,
+    run_stream,
     stopping,
 )
 
@@ -173,11 +174,11 @@ class _Query:
     def _live(self, response: RESPONSE_TYPE, stop: Stop) -> RESPONSE_TYPE:
         """The inner engine's stream as it is; once it has ended, its metadata holds the record."""
         self.live, metadata = True, dict(response.metadata or {})
+        pieces = cast("Any", response).response_gen
+        steps = live(pieces, self._turn, self._routing, metadata, stop=stop)
         if isinstance(response, AsyncStreamingResponse):
-            steps = alive(cast("Any", response.response_gen), self._turn, self._routing, metadata, stop=stop)
-            return AsyncStreamingResponse(steps, response.source_nodes, metadata)
-        pieces = live(cast("Any", response).response_gen, self._turn, self._routing, metadata, stop=stop)
-        return StreamingResponse(pieces, response.source_nodes, metadata)
+            return AsyncStreamingResponse(arun_stream(steps), response.source_nodes, metadata)
+        return StreamingResponse(run_stream(steps), response.source_nodes, metadata)
 
     def _ask(self, waiting: Sequence[Waiting[Whole]]) -> Work:
         structured = isinstance(self._response, PydanticResponse)

@@ -95,12 +95,23 @@ def decided_of(response: Any) -> Verdict | None:
     return None
 
 
-def chat_response(text: str, record: dict[str, Any] | None, *, delta: str | None = None) -> ChatResponse:
-    """An answer as LlamaIndex's chat methods return it; the record is next to the message, never in it."""
-    thought = None if record is None else record.get(REASONING)
+def chat_response(
+    text: str,
+    record: dict[str, Any] | None,
+    *,
+    delta: str | None = None,
+    thought: str = "",
+    thought_delta: str | None = None,
+) -> ChatResponse:
+    """An answer as LlamaIndex's chat methods return it; the record is next to the message, never in it.
+
+    `thought` and its newest piece are those of an answer that is being written.
+    """
+    thought = thought or (record or {}).get(REASONING, "")
     blocks = [*([ThinkingBlock(content=thought)] if thought else []), TextBlock(text=text)]
     message = ChatMessage(role=MessageRole.ASSISTANT, blocks=blocks)
-    return ChatResponse(message=message, raw=record, delta=delta, additional_kwargs=_verdict_record(record))
+    more = _verdict_record(record) if thought_delta is None else {"thinking_delta": thought_delta}
+    return ChatResponse(message=message, raw=record, delta=delta, additional_kwargs=more)
 
 
 def completion(text: str, record: dict[str, Any] | None, *, delta: str | None = None) -> CompletionResponse:

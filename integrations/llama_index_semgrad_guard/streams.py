@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, get_args
 
@@ -16,10 +16,9 @@ from llama_index.core.base.response.schema import (
 
 from llama_index_semgrad_guard.authorship import Delivery
 from llama_index_semgrad_guard.calls import Turn
-from llama_index_semgrad_guard.lazy_streams import aresumed, resumed
 from llama_index_semgrad_guard.routing import Routing
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import Draft, Outcome, Steps, Work, arun_stream, off_loop, run_stream
+from semgrad_guard.guard import Iterated, Outcome, Steps, Stop, StreamSteps, Work, streamed
 
 Whole = Response | PydanticResponse
 
@@ -50,50 +49,33 @@ class AsyncTextStream(AsyncStreamingResponse):
         return self.response_txt or ""
 
 
-class LivePieces:
-    """An answer that is being written: its pieces as they come, and its draft when they have ended."""
+class LivePieces(Iterated[str]):
+    """An answer that is being written: its pieces as they come, whose calls belong to `turn`, and its draft."""
 
-    def __init__(self, pieces: Generator[str], turn: Turn, routing: Routing) -> None:
-        self._inner, self._turn, self._routing = resumed(pieces, turn), turn, routing
-        self._source = pieces
+    def __init__(self, pieces: Generator[str] | AsyncGenerator[str], turn: Turn, routing: Routing) -> None:
+        source: Any = pieces
+        super().__init__(lambda: source, lambda: source)
+        self._source, self._turn, self._routing = source, turn, routing
         self._seen = list[str]()
 
-    def __iter__(self) -> Iterator[str]:
-        for piece in self._inner:
-            self._seen.append(_text(piece))
-            yield piece
+    def next(self) -> Work:
+        """As `Live.next`."""
+        return Work.of(self._of_the_turn)
 
-    def draft(self) -> Draft[Any]:
+    def _of_the_turn(self) -> Steps[list[str] | None]:
+        with self._turn.open():  # not while the reader has a piece
+            pieces = yield super().next()
+        self._seen += map(_text, pieces or ())
+        return pieces
+
+    def draft(self) -> Work:
         """The scored draft."""
-        return self._routing.draft(self._turn, _streamed(self._seen, self._source))
+        return Work(lambda: self._routing.draft(self._turn, _streamed(self._seen, self._source)))
 
-    def close(self) -> None:
+    def close(self) -> Work:
         """Stop the model; harmless at any time."""
         self._turn.stop()
-        self._inner.close()
-
-
-class AsyncLivePieces:
-    """As `LivePieces`, on the event loop."""
-
-    def __init__(self, pieces: AsyncGenerator[str], turn: Turn, routing: Routing) -> None:
-        self._inner, self._turn, self._routing = aresumed(pieces, turn), turn, routing
-        self._source = pieces
-        self._seen = list[str]()
-
-    async def __aiter__(self) -> AsyncIterator[str]:
-        async for piece in self._inner:
-            self._seen.append(_text(piece))
-            yield piece
-
-    async def draft(self) -> Draft[Any]:
-        """The scored draft."""
-        return await off_loop(lambda: self._routing.draft(self._turn, _streamed(self._seen, self._source)))
-
-    async def aclose(self) -> None:
-        """Stop the model; harmless at any time."""
-        self._turn.stop()
-        await self._inner.aclose()
+        return super().close()
 
 
 def _streamed(seen: Sequence[str], source: Any) -> Delivery:
@@ -102,38 +84,23 @@ def _streamed(seen: Sequence[str], source: Any) -> Delivery:
 
 
 def live(
-    pieces: Generator[str], turn: Turn, routing: Routing, metadata: dict[str, Any], *, stop: Any
-) -> Generator[str]:
+    pieces: Generator[str] | AsyncGenerator[str],
+    turn: Turn,
+    routing: Routing,
+    metadata: dict[str, Any],
+    *,
+    stop: Stop,
+) -> StreamSteps[str, None]:
     """The pieces as they come; once they have ended, `metadata` holds the record. Closing them stops the model."""
+
+    def show(step: Any) -> Sequence[str]:
+        if not isinstance(step, Outcome):
+            return (step,)
+        metadata.update(routing.attached({}, step.verdict, turn))
+        return ()
+
     # A live stream is delivered: it is never escalated.
-    steps = run_stream(routing.terms, lambda: LivePieces(pieces, turn, routing), stop=stop)
-    try:
-        for step in steps:
-            if isinstance(step, Outcome):
-                metadata.update(routing.attached({}, step.verdict, turn))
-            else:
-                yield step
-    finally:
-        steps.close()
-
-
-async def alive(
-    pieces: AsyncGenerator[str], turn: Turn, routing: Routing, metadata: dict[str, Any], *, stop: Any
-) -> AsyncGenerator[str]:
-    """As `live`, on the event loop."""
-
-    async def start() -> AsyncLivePieces:
-        return AsyncLivePieces(pieces, turn, routing)
-
-    steps = arun_stream(routing.terms, start, stop=stop)
-    try:
-        async for step in steps:
-            if isinstance(step, Outcome):
-                metadata.update(routing.attached({}, step.verdict, turn))
-            else:
-                yield step
-    finally:
-        await steps.aclose()
+    return streamed(routing.terms, LivePieces(pieces, turn, routing), show=show, stop=stop)
 
 
 _DUE = "a text or a Response is due (of an LLM's answer, its text: llm.complete(...).text)"

@@ -17,7 +17,7 @@ from semgrad_guard.engine.generation.equal_rows import equal_rows_stand_alone
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.generation.running_batch import RunningBatch
-from semgrad_guard.engine.generation.visible import CertainText, PieceStreamer
+from semgrad_guard.engine.generation.visible import CertainText, Piece, PieceStreamer
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import (
     PLAIN,
@@ -278,7 +278,7 @@ class WritingModel:
         options: GenerationOptions,
         objective: Objective,
         *,
-        on_piece: Callable[[str], None] | None = None,
+        on_piece: Callable[[Piece], None] | None = None,
     ) -> list[Generation]:
         """Answer prompts in one run; `on_piece` is called with the pieces of the answer to the only one."""
         with self._scorer.lock:
@@ -289,7 +289,7 @@ class WritingModel:
                 streamer = PieceStreamer(certain, on_piece)
             written = self._decoder.run(prompts, options, objective, streamer=streamer)
             if streamer is not None:
-                streamer.finish(written[0].text)
+                streamer.finish(written[0].text, written[0].reasoning)
             return written
 
     @property

@@ -11,17 +11,19 @@ from semgrad_guard.lazy import lazy_names
 
 if TYPE_CHECKING:
     from semgrad_guard.decision_log.entries import DecisionSink as DecisionSink
+    from semgrad_guard.engine.generation.visible import Piece as Piece
+    from semgrad_guard.engine.generation.visible import ThoughtPiece as ThoughtPiece
     from semgrad_guard.engine.interruption import Stop as Stop
     from semgrad_guard.engine.interruption import current_stop as current_stop
     from semgrad_guard.engine.interruption import stopping as stopping
     from semgrad_guard.engine.prompts.reasoning import HeldText as HeldText
     from semgrad_guard.engine.worker import Ticket as Ticket
     from semgrad_guard.guard.answering import Answerer as Answerer
-    from semgrad_guard.guard.answering import AsyncLiveAnswer as AsyncLiveAnswer
     from semgrad_guard.guard.answering import LiveAnswer as LiveAnswer
     from semgrad_guard.guard.answering import assess as assess
     from semgrad_guard.guard.answering import scoring_settings as scoring_settings
     from semgrad_guard.guard.answering import template_name as template_name
+    from semgrad_guard.guard.answering import without_calls as without_calls
     from semgrad_guard.guard.calibrated_estimator import as_estimator as as_estimator
     from semgrad_guard.guard.calibrated_estimator import estimator_of as estimator_of
     from semgrad_guard.guard.flow import Draft as Draft
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.flow import Reply as Reply
     from semgrad_guard.guard.flow import TargetReply as TargetReply
     from semgrad_guard.guard.flow import Waiting as Waiting
+    from semgrad_guard.guard.flow import aasking as aasking
     from semgrad_guard.guard.flow import answers as answers
     from semgrad_guard.guard.flow import arun as arun
     from semgrad_guard.guard.flow import conclude as conclude
@@ -60,10 +63,13 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.promise import promise_along as promise_along
     from semgrad_guard.guard.promise import require_sequel as require_sequel
     from semgrad_guard.guard.promise import split_delta as split_delta
-    from semgrad_guard.guard.streams import AsyncLiveDraft as AsyncLiveDraft
-    from semgrad_guard.guard.streams import LiveDraft as LiveDraft
+    from semgrad_guard.guard.streams import Iterated as Iterated
+    from semgrad_guard.guard.streams import Live as Live
+    from semgrad_guard.guard.streams import StreamSteps as StreamSteps
     from semgrad_guard.guard.streams import arun_stream as arun_stream
     from semgrad_guard.guard.streams import run_stream as run_stream
+    from semgrad_guard.guard.streams import streamed as streamed
+    from semgrad_guard.guard.streams import written as written
     from semgrad_guard.guard.timing import Steps as Steps
     from semgrad_guard.guard.timing import Work as Work
     from semgrad_guard.guard.timing import adrive as adrive

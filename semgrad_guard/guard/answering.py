@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
@@ -12,21 +12,24 @@ from typing import Any, TypeVar, overload
 from semgrad_guard.calibration import Binding
 from semgrad_guard.engine.generation.generation import Evidence, Generation
 from semgrad_guard.engine.generation.options import GenerationOptions, Sampling
+from semgrad_guard.engine.generation.visible import Piece
+from semgrad_guard.engine.interruption import current_stop
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.replay.batch import OUT_OF_MEMORY, give_back_memory, is_out_of_memory
-from semgrad_guard.engine.worker import Request, TextStream, Ticket
-from semgrad_guard.errors import InputError, UnsupportedToolsError
+from semgrad_guard.engine.worker import PieceStream, Request, Ticket
+from semgrad_guard.engine.worker.request import waited
+from semgrad_guard.errors import AnswerCancelledError, InputError, UnsupportedToolsError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard.flow import Draft
 from semgrad_guard.guard.scored_sentences import WITH_CALLS, require_by_sentence, scored_sentences
-from semgrad_guard.guard.timing import awaited, off_loop, read_off_loop
+from semgrad_guard.guard.timing import Work, ain_time, awaited, off_loop
 from semgrad_guard.guard.verdicts import RecordedScore, current_recorder, unscored
 from semgrad_guard.records import Conversation, Score, SentenceVerdict, Status, ToolCall, Verdict, digest_of
 from semgrad_guard.settings import OnDoubt
 
 T = TypeVar("T")
 TemplateOptions = Mapping[str, Any]
-Listener = Callable[[str], None] | None
+Listener = Callable[[Piece], None] | None
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,7 @@ class Answerer:
     def draft(self, generation: Generation, *, template_options: TemplateOptions | None = None) -> Draft[Generation]:
         """One answer with its score; an answer to a prompt with tools is taken apart into text and calls."""
         text, calls = generation.text, tuple[ToolCall, ...]()
-        if template_options and template_options.get("tools"):
+        if _has_tools(template_options):
             answer = self.model.tool_answer(generation)
             text, calls = answer.text, answer.calls
         verdict = assess(
@@ -162,7 +165,7 @@ class Answerer:
             prompt=self.model.render(conversation, **(template_options or {})),
             options=(self.options,),
             objective=self.estimator.objective,
-            on_piece=on_piece,
+            on_piece=without_calls(self.model, on_piece) if on_piece and _has_tools(template_options) else on_piece,
             draws=self.draws,
             finish=lambda found: self.draft(found[0], template_options=template_options),
         )
@@ -176,17 +179,10 @@ class Answerer:
         return tuple(plan for plan in plans if isinstance(plan, Sampling))
 
     def live(self, conversation: Conversation, *, template_options: TemplateOptions | None = None) -> LiveAnswer:
-        """Answer piece by piece; the scored draft at the end."""
-        stream = self.model.stream(
-            conversation, self.options, objective=self.estimator.objective, template_options=template_options
+        """Answer piece by piece; the scored draft at the end. It is read and begun with the first piece."""
+        return LiveAnswer(
+            lambda on_piece: self.submit(conversation, template_options=template_options, on_piece=on_piece)
         )
-        return LiveAnswer(stream, lambda generation: self.draft(generation, template_options=template_options))
-
-    async def alive(
-        self, conversation: Conversation, *, template_options: TemplateOptions | None = None
-    ) -> AsyncLiveAnswer:
-        """Like `live`, on the event loop."""
-        return AsyncLiveAnswer(await off_loop(lambda: self.live(conversation, template_options=template_options)))
 
     def scored(
         self,
@@ -203,7 +199,7 @@ class Answerer:
         template's marks goes from `verdict.text` into `verdict.reasoning`.
         """
         try:
-            if template_options and template_options.get("tools"):
+            if _has_tools(template_options):
                 _ = self.model.tool_format  # a template without tools would leave them out in silence
             evidence = self.model.evidence(
                 conversation, text, template_options=template_options, cut=cut, reasoning=reasoning
@@ -239,51 +235,69 @@ class Answerer:
 
 
 class LiveAnswer:
-    """An answer that a model is writing: its pieces, then its scored draft. Closing it stops the model."""
+    """An answer that a model is writing: its pieces, then the result of its request, the scored draft (`Live`).
 
-    def __init__(self, stream: TextStream, draft: Callable[[Generation], Draft[Generation]]) -> None:
-        self.stream, self._draft = stream, draft
+    `submit` has it written, and the given listener gets the pieces.
+    """
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.stream)
+    def __init__(self, submit: Callable[[Callable[[Piece], None]], Ticket[Any]]) -> None:
+        self._submit = submit
+        self._stream: PieceStream[Any] | None = None
+        self._is_closed = False
 
-    def draft(self) -> Draft[Generation]:
-        """The whole answer with its score. Consumes what is left of the stream."""
-        return self._draft(self.stream.generation)
+    def next(self) -> Work:
+        """The next pieces; None behind the last."""
+        return Work(lambda: waited(self._begun().next(), current_stop()), self._anext)
 
-    def close(self) -> None:
-        """Stop the model; harmless at any time."""
-        self.stream.close()
-
-
-class AsyncLiveAnswer:
-    """Like `LiveAnswer`, on the event loop."""
-
-    def __init__(self, live: LiveAnswer) -> None:
-        self._live = live
-
-    async def __aiter__(self) -> AsyncIterator[str]:
-        loop, pieces = asyncio.get_running_loop(), asyncio.Queue[str | None]()
-
-        def on_piece(piece: str) -> None:
-            loop.call_soon_threadsafe(pieces.put_nowait, piece)
-
-        whole = asyncio.wrap_future(await read_off_loop(lambda: self._live.stream.begin(on_piece)))
-        whole.add_done_callback(lambda _: pieces.put_nowait(None))
-        try:
-            while (piece := await pieces.get()) is not None:
-                yield piece
-            await whole
-        finally:
-            whole.cancel()
-
-    async def draft(self) -> Draft[Generation]:
+    def draft(self) -> Work:
         """The whole answer with its score."""
-        return await off_loop(self._live.draft)
+        return Work(lambda: self._begun().ticket.outcome(), self._adraft)
 
-    async def aclose(self) -> None:
+    def close(self) -> Work:
         """Stop the model; harmless at any time."""
-        self._live.close()
+        return Work.at_once(self.stop)
+
+    def stop(self) -> None:
+        """As `close`, from any thread."""
+        self._is_closed = True
+        if self._stream is not None:
+            self._stream.close()
+
+    def _begun(self) -> PieceStream[Any]:
+        if self._is_closed:
+            raise AnswerCancelledError("the stream was closed before its answer was complete")
+        if self._stream is None:
+            self._stream = PieceStream(self._submit)
+        return self._stream
+
+    async def _anext(self) -> Sequence[Piece] | None:
+        stream = self._stream or await off_loop(self._begun)
+        return await ain_time(asyncio.wrap_future(stream.next()))
+
+    async def _adraft(self) -> Any:
+        stream = self._stream or await off_loop(self._begun)
+        return await ain_time(asyncio.wrap_future(stream.ticket))
+
+
+def without_calls(model: LanguageModel, listener: Callable[[Piece], None]) -> Callable[[Piece], None]:
+    """A listener that gets no text which is a call of a tool, or may turn out to be one."""
+    text, shown = "", 0
+
+    def on_piece(piece: Piece) -> None:
+        nonlocal text, shown
+        if not isinstance(piece, str):
+            listener(piece)
+            return
+        text += piece
+        if (end := model.tool_format.shown(text)) > shown:
+            begin, shown = shown, end
+            listener(text[begin:end])
+
+    return on_piece
+
+
+def _has_tools(template_options: TemplateOptions | None) -> bool:
+    return bool(template_options and template_options.get("tools"))
 
 
 def assess(

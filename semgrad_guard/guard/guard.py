@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from semgrad_guard.calibration import Binding, DriftMonitor
 from semgrad_guard.decision_log.entries import DecisionSink, Feedback, FeedbackLog, Sampling
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions, knows_its_options
+from semgrad_guard.engine.generation.visible import Piece
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
-from semgrad_guard.guard.answering import Answerer
+from semgrad_guard.guard.answering import Answerer, LiveAnswer
 from semgrad_guard.guard.calibrated_estimator import estimator_of
 from semgrad_guard.guard.flow import Draft, Outcome, Reply, TargetReply, Waiting, answers, one
 from semgrad_guard.guard.kinds import questions_of_kind
 from semgrad_guard.guard.policy import AbstainMessage, Policy, Terms, require_policy
 from semgrad_guard.guard.promise import Promise, promise_along, require_sequel
-from semgrad_guard.guard.streams import arun_stream, run_stream
+from semgrad_guard.guard.streams import StreamSteps, arun_stream, run_stream, streamed
 from semgrad_guard.guard.timing import Steps, Work, adrive, drive, off_loop
 from semgrad_guard.records import Conversation, Verdict
 from semgrad_guard.settings import JudgedBy, Mode, OnDoubt, OnError, Timeout
@@ -192,35 +193,13 @@ class Guard:
         self, conversation: Conversation, *, tools: Tools | None = None, kind: str | None = None
     ) -> GuardedStream:
         """Answer piece by piece, the verdict at the end; in one piece where the answer may be withheld."""
-
-        def ask(waiting: Sequence[Waiting[Any]]) -> Any:
-            with questions_of_kind(kind):
-                return self._asking(waiting, [conversation], tools).call()
-
-        return GuardedStream(
-            run_stream(
-                self.terms.of_kind(kind),
-                lambda: self._answerer.live(self._seen(conversation), template_options=_template_options(tools)),
-                ask,
-            )
-        )
+        return GuardedStream(self._streamed(conversation, tools, kind))
 
     def astream(
         self, conversation: Conversation, *, tools: Tools | None = None, kind: str | None = None
     ) -> AsyncGuardedStream:
         """Like `stream`, without blocking the event loop."""
-
-        async def ask(waiting: Sequence[Waiting[Any]]) -> Any:
-            with questions_of_kind(kind):
-                return await self._asking(waiting, [conversation], tools).begin()
-
-        return AsyncGuardedStream(
-            arun_stream(
-                self.terms.of_kind(kind),
-                lambda: self._answerer.alive(self._seen(conversation), template_options=_template_options(tools)),
-                ask,
-            )
-        )
+        return AsyncGuardedStream(self._streamed(conversation, tools, kind))
 
     def drafts(self, conversations: Sequence[Conversation], *, tools: Tools | None = None) -> list[Verdict]:
         """Answers with their scores and without a decision, for a calibration to grade."""
@@ -259,6 +238,18 @@ class Guard:
             count=len(conversations),
         )
 
+    def _streamed(self, conversation: Conversation, tools: Tools | None, kind: str | None) -> StreamSteps[Any, None]:
+        def ask(waiting: Sequence[Waiting[Any]]) -> Steps[Any]:
+            with questions_of_kind(kind):
+                return (yield self._asking(waiting, [conversation], tools))
+
+        live = LiveAnswer(
+            lambda on_piece: self._answerer.submit(
+                self._seen(conversation), template_options=_template_options(tools), on_piece=on_piece
+            )
+        )
+        return streamed(self.terms.of_kind(kind), live, lambda waiting: Work.of(lambda: ask(waiting)))
+
     def _drafts(self, conversations: Sequence[Conversation], tools: Tools | None) -> list[Draft[Generation]]:
         seen = [self._seen(conversation) for conversation in conversations]
         return self._answerer.drafts(seen, template_options=_template_options(tools))
@@ -291,25 +282,49 @@ class Guard:
         return [outcome if isinstance(outcome, Exception) else Reply(outcome.verdict) for outcome in outcomes]
 
 
+class _Shown:
+    """The text of a stream, and its verdict once it has ended."""
+
+    def __init__(self) -> None:
+        self.text, self.verdict = "", cast("Verdict | None", None)
+
+    def text_of(self, step: Piece | Outcome[Generation]) -> str:
+        """The text to show for a step; of an outcome, the text that has not been shown."""
+        if isinstance(step, Outcome):
+            self.verdict = step.verdict
+            return step.verdict.text.removeprefix(self.text) if step.verdict.text.startswith(self.text) else ""
+        if isinstance(step, str):
+            self.text += step
+            return step
+        return ""
+
+    @property
+    def of_the_whole(self) -> Verdict:
+        """The verdict on the whole answer.
+
+        Raises:
+            InputError: the stream was closed before its end.
+        """
+        if self.verdict is None:
+            raise InputError(
+                "the stream was closed before its answer was complete; there is no verdict on a part of it"
+            )
+        return self.verdict
+
+
 class GuardedStream(Iterator[str]):
     """Pieces of a guarded answer; joined, they are `verdict.text`. Closing it early stops the model."""
 
-    def __init__(self, steps: Generator[str | Outcome[Generation]]) -> None:
-        self._steps = steps
-        self._verdict: Verdict | None = None
-        self._sent = False
+    def __init__(self, steps: StreamSteps[Any, None]) -> None:
+        self._steps, self._shown = run_stream(steps), _Shown()
 
     def __iter__(self) -> GuardedStream:
         return self
 
     def __next__(self) -> str:
         for step in self._steps:
-            if isinstance(step, str):
-                self._sent = True
-                return step
-            self._verdict = step.verdict
-            if not self._sent and step.verdict.text:
-                return step.verdict.text
+            if text := self._shown.text_of(step):
+                return text
         raise StopIteration
 
     @property
@@ -321,7 +336,7 @@ class GuardedStream(Iterator[str]):
         """
         for _ in self:
             pass
-        return _of_the_whole(self._verdict)
+        return self._shown.of_the_whole
 
     def close(self) -> None:
         """Stop the model; harmless at any time."""
@@ -331,22 +346,16 @@ class GuardedStream(Iterator[str]):
 class AsyncGuardedStream(AsyncIterator[str]):
     """Like `GuardedStream`, on the event loop: `async for`, then `await stream.verdict()`."""
 
-    def __init__(self, steps: AsyncGenerator[str | Outcome[Generation]]) -> None:
-        self._steps = steps
-        self._verdict: Verdict | None = None
-        self._sent = False
+    def __init__(self, steps: StreamSteps[Any, None]) -> None:
+        self._steps, self._shown = arun_stream(steps), _Shown()
 
     def __aiter__(self) -> AsyncGuardedStream:
         return self
 
     async def __anext__(self) -> str:
         async for step in self._steps:
-            if isinstance(step, str):
-                self._sent = True
-                return step
-            self._verdict = step.verdict
-            if not self._sent and step.verdict.text:
-                return step.verdict.text
+            if text := self._shown.text_of(step):
+                return text
         raise StopAsyncIteration
 
     async def verdict(self) -> Verdict:
@@ -357,7 +366,7 @@ class AsyncGuardedStream(AsyncIterator[str]):
         """
         async for _ in self:
             pass
-        return _of_the_whole(self._verdict)
+        return self._shown.of_the_whole
 
     async def aclose(self) -> None:
         """Stop the model; harmless at any time."""
@@ -366,12 +375,6 @@ class AsyncGuardedStream(AsyncIterator[str]):
 
 def _template_options(tools: Tools | None) -> Mapping[str, Any] | None:
     return {"tools": list(tools)} if tools else None
-
-
-def _of_the_whole(verdict: Verdict | None) -> Verdict:
-    if verdict is None:
-        raise InputError("the stream was closed before its answer was complete; there is no verdict on a part of it")
-    return verdict
 
 
 def _tried(ask: Callable[[], Any]) -> _Reply:

@@ -1,97 +1,193 @@
-"""The flow for answers that are streamed: live where nothing may be withheld, else the outcome alone."""
+"""The flow for answers that are streamed: live where nothing may be withheld, else the outcome alone.
+
+One generator serves calls and coroutines. It yields pieces of work, as the flow for whole answers does, and between
+them the pieces of the answer, which `run_stream` and `arun_stream` hand out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterator
-from typing import Protocol, TypeVar
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator
+from contextlib import suppress
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from semgrad_guard.engine.interruption import Stop, stopping
 from semgrad_guard.guard.flow import (
     UNWRITTEN,
-    Ask,
-    AsyncAsk,
+    AskWork,
     Draft,
-    Outcome,
     Pending,
-    aasking,
     asking,
     not_written,
     one,
 )
 from semgrad_guard.guard.policy import Terms
-from semgrad_guard.guard.timing import adrive, cancelling, drive
+from semgrad_guard.guard.timing import Steps, Work, adrive, cancelling, drive
 
 A = TypeVar("A")
 """The frontend's object."""
 P = TypeVar("P")
-"""A piece of a stream."""
-P_co = TypeVar("P_co", covariant=True)
+"""A piece of a stream: of the text, of the thought before it, or anything else that a frontend shows."""
+R = TypeVar("R")
+
+StreamSteps = Generator[Work | P, Any, R]
+"""Steps that yield pieces between their work, and end with a value."""
 
 
-class LiveDraft(Protocol[P_co, A]):
-    """An answer that is being written: its pieces, and the scored draft once they have ended."""
+class Live(Protocol):
+    """An answer that is being written, which begins with the work for its first pieces."""
 
-    def __iter__(self) -> Iterator[P_co]: ...
+    def next(self) -> Work:
+        """The next pieces, as soon as there are any; None behind the last."""
+        ...
 
-    def draft(self) -> Draft[A]: ...
+    def draft(self) -> Work:
+        """The whole answer with its score, once the pieces have ended."""
+        ...
 
-    def close(self) -> None: ...
-
-
-class AsyncLiveDraft(Protocol[P_co, A]):
-    """Like `LiveDraft`, on the event loop."""
-
-    def __aiter__(self) -> AsyncIterator[P_co]: ...
-
-    async def draft(self) -> Draft[A]: ...
-
-    async def aclose(self) -> None: ...
+    def close(self) -> Work:
+        """Stop the model; harmless at any time."""
+        ...
 
 
-def run_stream(
-    terms: Terms, start: Callable[[], LiveDraft[P, A]], ask: Ask[A] | None = None, *, stop: Stop | None = None
-) -> Generator[P | Outcome[A]]:
+class Iterated(Generic[P]):
+    """Pieces from a generator, which is made with the first of them: one for calls, or one for coroutines."""
+
+    def __init__(
+        self,
+        make: Callable[[], Iterator[P]] | None = None,
+        amake: Callable[[], AsyncIterator[P]] | None = None,
+    ) -> None:
+        self._make, self._amake = make, amake
+        self._pieces: Any = None
+
+    def next(self) -> Work:
+        """The next piece, as `Live.next`."""
+        return Work(self._next, self._anext)
+
+    def close(self) -> Work:
+        """End the generator; harmless at any time."""
+        return Work(lambda: self._end("close"), self._aclose)
+
+    def _next(self) -> list[P] | None:
+        if self._pieces is None:
+            self._pieces = iter(cast("Any", self._make)())
+        try:
+            return [next(self._pieces)]
+        except StopIteration:
+            return None
+
+    async def _anext(self) -> list[P] | None:
+        if self._pieces is None:
+            self._pieces = aiter(cast("Any", self._amake)())
+        try:
+            return [await anext(self._pieces)]
+        except StopAsyncIteration:
+            return None
+
+    async def _aclose(self) -> None:
+        if (closed := self._end("aclose")) is not None:
+            await closed
+
+    def _end(self, name: str) -> Any:
+        close = getattr(self._pieces, name, None)
+        return None if close is None else close()
+
+
+def written(
+    live: Live, stop: Stop, *, show: Callable[[Any], Iterable[P]] = lambda piece: (piece,)
+) -> StreamSteps[P, Any]:
+    """The pieces of an answer as it is written, in the form that `show` gives them; its draft is the value.
+
+    A stream that is closed, or whose task is cancelled, stops the model.
+    """
+    with cancelling(stop):
+        try:
+            while True:
+                with stopping(stop):  # not while the caller has a piece
+                    pieces = yield live.next()
+                if pieces is None:
+                    break
+                for piece in pieces:
+                    yield from show(piece)
+            with stopping(stop):
+                return (yield live.draft())
+        finally:
+            yield live.close()
+
+
+def streamed(
+    terms: Terms,
+    live: Live,
+    ask: AskWork[A] | None = None,
+    *,
+    show: Callable[[Any], Iterable[P]] = lambda step: (step,),
+    stop: Stop | None = None,
+) -> StreamSteps[P, None]:
     """The pieces as they come, where nothing may be withheld, and the outcome last; else the outcome alone.
 
     Raises:
         Exception: whatever drafting raises; the one in the outcome's place.
     """
     stop = terms.stop() if stop is None else stop
-    with stopping(stop):
-        live = start()
     try:
-        for piece in live:
-            if not terms.withholds:
-                yield piece
-        with stopping(stop):
-            outcome = one(drive(Pending([live.draft()], terms).concluded(asking(ask))))
+        draft: Draft[A] = yield from written(live, stop, show=_nothing if terms.withholds else show)
+        with stopping(stop), cancelling(stop):
+            outcome = one((yield from Pending([draft], terms).concluded(asking(None) if ask is None else ask)))
     except UNWRITTEN as error:
         outcome = not_written(error, terms)
+    yield from show(outcome)
+
+
+def _nothing(_: object) -> Iterable[Any]:
+    return ()
+
+
+def run_stream(steps: StreamSteps[P, Any]) -> Generator[P]:
+    """The pieces of such steps, by calls."""
+    try:
+        while (piece := drive(_next(steps))) is not _END:
+            yield piece
     finally:
-        live.close()
-    yield outcome
+        drive(_end(steps))
 
 
-async def arun_stream(
-    terms: Terms,
-    start: Callable[[], Awaitable[AsyncLiveDraft[P, A]]],
-    ask: AsyncAsk[A] | None = None,
-    *,
-    stop: Stop | None = None,
-) -> AsyncGenerator[P | Outcome[A]]:
-    """Like `run_stream`, on the event loop; closing it, or cancelling its task, stops the model."""
-    stop = terms.stop() if stop is None else stop
-    with cancelling(stop):
-        with stopping(stop):
-            live = await start()
-        try:
-            async for piece in live:
-                if not terms.withholds:
-                    yield piece
-            with stopping(stop):
-                outcome = one(await adrive(Pending([await live.draft()], terms).concluded(aasking(ask))))
-        except UNWRITTEN as error:
-            outcome = not_written(error, terms)
-        finally:
-            await live.aclose()
-    yield outcome
+async def arun_stream(steps: StreamSteps[P, Any]) -> AsyncGenerator[P]:
+    """As `run_stream`, on the event loop; closing it, or cancelling its task, stops the model."""
+    try:
+        while (piece := await adrive(_next(steps))) is not _END:
+            yield piece
+    finally:
+        await adrive(_end(steps))
+
+
+class _Closed(asyncio.CancelledError):
+    """The reader has left. (After a `GeneratorExit`, steps within steps could do no more work.)"""
+
+
+_END: Any = object()
+
+
+def _next(steps: StreamSteps[P, Any], error: BaseException | None = None) -> Steps[P]:
+    """The work before the next piece, and that piece. With an `error` the steps continue with it."""
+    value = None
+    try:
+        while True:
+            step = steps.send(value) if error is None else steps.throw(error)
+            if not isinstance(step, Work):
+                return step
+            value, error = None, None
+            try:
+                value = yield step
+            except BaseException as raised:  # noqa: BLE001 - the steps decide
+                error = raised
+    except StopIteration:
+        return _END
+    finally:
+        del error  # it refers to this frame
+
+
+def _end(steps: StreamSteps[Any, Any]) -> Steps[None]:
+    """The work by which steps end, wherever they are."""
+    with suppress(_Closed):
+        yield from _next(steps, _Closed())

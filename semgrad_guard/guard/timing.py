@@ -62,6 +62,15 @@ class Work:
 
         return cls(call, coroutine)
 
+    @classmethod
+    def at_once(cls, call: Callable[[], Any]) -> Work:
+        """A call that waits for nothing, in both forms."""
+
+        async def coroutine() -> Any:
+            return call()
+
+        return cls(call, coroutine)
+
     def alone(self) -> Steps[Any]:
         """This work as the only step."""
         return (yield self)

@@ -90,13 +90,6 @@ class Answer:
     reasoning: str | None = None
 
 
-@dataclass(frozen=True)
-class ThoughtPiece:
-    """A piece of the reasoning before an answer that is being written."""
-
-    text: str
-
-
 def tool_call_fields(call: ToolCall) -> dict[str, Any]:
     """A call in OpenAI's form."""
     arguments = json.dumps(dict(call.arguments), ensure_ascii=False)

@@ -24,7 +24,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from semgrad_guard.guard import Outcome
+from semgrad_guard.guard import Outcome, Piece, ThoughtPiece
 from semgrad_guard.records import Verdict
 from semgrad_guard.server.answers import (
     ACTION_HEADER,
@@ -34,7 +34,6 @@ from semgrad_guard.server.answers import (
     KEY,
     Answer,
     HttpError,
-    ThoughtPiece,
     public_record,
     tool_call_fields,
 )
@@ -200,7 +199,7 @@ def _together(outcomes: Sequence[Outcome[Answer]]) -> Json | list[Json]:
 
 
 T = TypeVar("T")
-Step = str | ThoughtPiece | Outcome[Answer]
+Step = Piece | Outcome[Answer]
 _DONE = "data: [DONE]\n\n"
 _BEAT = ": waiting\n\n"
 

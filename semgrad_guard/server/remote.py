@@ -70,7 +70,7 @@ class RemoteServer:
         async with self.open(_CHAT, body, words=words) as response:
             return _json(await _limited(response), nan_as_null=self._nan_as_null)
 
-    async def chat_stream(self, body: Mapping[str, Any], *, words: bool = True) -> AsyncIterator[dict[str, Any]]:
+    async def chat_stream(self, body: Mapping[str, Any], *, words: bool = True) -> AsyncGenerator[dict[str, Any]]:
         """The chunks of a streamed chat completion, to its proper end: [DONE], or a reason why the answer has ended
         (`transformers serve` sends no more than that). `words` as for `open`.
 

@@ -6,19 +6,20 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
+from semgrad_guard.engine.generation.visible import Piece
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.scoring.segments import Segment
 from semgrad_guard.engine.sentences import By
-from semgrad_guard.engine.worker import Batching, Ticket
+from semgrad_guard.engine.worker import Batching, Pieces, Ticket
 from semgrad_guard.errors import AnswerCancelledError, QueueFullError
 from semgrad_guard.estimators import Estimator
-from semgrad_guard.guard import Draft, ain_time, cancelling, read_off_loop
+from semgrad_guard.guard import Draft, Work, ain_time, cancelling, read_off_loop
 from semgrad_guard.server.answers import Answer
 from semgrad_guard.server.writing import AnswerRequest, ForeignText, Writer
 
@@ -245,28 +246,44 @@ def _note_failure(looked: Future[Any]) -> None:
 
 
 class LiveAnswers:
-    """An answer that is being written, on the event loop: its pieces, then its scored draft (`AsyncLiveDraft`)."""
+    """An answer that is being written, on the event loop: its pieces, then its scored draft (`Live`)."""
 
     def __init__(self, scheduler: ModelQueue, request: AnswerRequest) -> None:
-        loop = asyncio.get_running_loop()
-        self._pieces: asyncio.Queue[str | None] = asyncio.Queue()
+        self._scheduler, self._request = scheduler, request
+        self._pieces = Pieces[Piece]()
+        self._task: asyncio.Task[list[Draft[Answer]]] | None = None
 
-        def on_piece(piece: str) -> None:
-            current_stop().check()
-            loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
+    def next(self) -> Work:
+        """As `Live.next`."""
+        return Work.awaited(self._next)
 
-        self._task = asyncio.ensure_future(scheduler.answer(replace(request, on_piece=on_piece)))
-        self._task.add_done_callback(lambda _: self._pieces.put_nowait(None))
-
-    async def __aiter__(self) -> Any:
-        while (piece := await self._pieces.get()) is not None:
-            yield piece
-
-    async def draft(self) -> Draft[Answer]:
+    def draft(self) -> Work:
         """The whole answer with its score."""
-        return (await self._task)[0]
+        return Work.awaited(self._draft)
 
-    async def aclose(self) -> None:
+    def close(self) -> Work:
         """Stop the model; harmless at any time."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        return Work.awaited(self._close)
+
+    async def _next(self) -> Sequence[Piece] | None:
+        self._begun()
+        return await asyncio.wrap_future(self._pieces.next())
+
+    def _begun(self) -> asyncio.Task[list[Draft[Answer]]]:
+        if self._task is None:
+            request = replace(self._request, on_piece=self._heard)
+            self._task = asyncio.ensure_future(self._scheduler.answer(request))
+            self._task.add_done_callback(lambda _: self._pieces.end())
+        return self._task
+
+    def _heard(self, piece: Piece) -> None:
+        current_stop().check()
+        self._pieces.put(piece)
+
+    async def _draft(self) -> Draft[Answer]:
+        return (await self._begun())[0]
+
+    async def _close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,10 +15,26 @@ from semgrad_guard.decision_log.entries import DecisionSink, Facts
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.interruption import Stop
 from semgrad_guard.errors import BindingMismatchError, InputError
-from semgrad_guard.guard import Draft, Outcome, Pending, Policy, Terms, Waiting, arun, arun_stream, one
+from semgrad_guard.guard import (
+    Draft,
+    Live,
+    Outcome,
+    Pending,
+    Piece,
+    Policy,
+    Steps,
+    StreamSteps,
+    Terms,
+    Waiting,
+    Work,
+    arun,
+    arun_stream,
+    one,
+    streamed,
+)
 from semgrad_guard.named import reading_prompt
 from semgrad_guard.records import Verdict
-from semgrad_guard.server.answers import KEY, Answer, Cuts, HttpError, ThoughtPiece, public_record
+from semgrad_guard.server.answers import KEY, Answer, Cuts, HttpError, public_record
 from semgrad_guard.server.forwarded import Forwarded, forwarded
 from semgrad_guard.server.metrics import Metrics
 from semgrad_guard.server.protocol import (
@@ -238,21 +255,21 @@ class Service:
             )
         return [one([outcome]) for outcome in outcomes]
 
-    async def steps(self, call: Call) -> AsyncGenerator[str | ThoughtPiece | Outcome[Answer]]:
+    async def steps(self, call: Call) -> AsyncGenerator[Piece | Outcome[Answer]]:
         """The pieces of an answer, where nothing may be withheld, and last its outcome."""
         if call.request.count > 1:
             for outcome in await self.outcomes(call):
                 yield outcome
             return
-        steps = arun_stream(
-            call.terms, lambda: self._live(call), lambda waiting: self._ask(call, waiting), stop=call.stop
-        )
+
+        def ask(waiting: Sequence[Waiting[Answer]]) -> Work:
+            return Work.awaited(lambda: self._ask(call, waiting))
+
+        steps: StreamSteps[Any, None] = streamed(call.terms, _Counting(call), ask, stop=call.stop)
         with self.metrics.working(call.served.name):
-            try:
-                async for step in steps:
+            async with aclosing(arun_stream(steps)) as stream:
+                async for step in stream:
                     yield step
-            finally:
-                await steps.aclose()
 
     async def score(self, request: ScoreRequest) -> dict[str, Any]:
         """A text's verdict as advice, and the uncertainties of its segments if the request names a kind of them.
@@ -348,12 +365,6 @@ class Service:
         call.prompt_tokens = max(draft.answer.prompt_tokens or 0 for draft in drafts)
         return drafts
 
-    async def _live(self, call: Call) -> Any:
-        upstream = call.served.upstream
-        if upstream is not None:
-            return _Counting(upstream.live(call.upstream_request), call)
-        return _Counting(LiveAnswers(call.served.scheduler, call.answer_request), call)
-
     async def _ask(self, call: Call, waiting: Sequence[Waiting[Answer]]) -> Sequence[Any]:
         if call.served.target is None:
             raise InputError("there is no server to escalate to; start this one with --escalate-to")
@@ -388,21 +399,24 @@ class _Described:
 
 
 class _Counting:
-    """A live answer that reports the tokens of its prompt, whatever the decision."""
+    """The live answer to a call, which reports the tokens of its prompt, whatever the decision (`Live`)."""
 
-    def __init__(self, live: Any, call: Call) -> None:
-        self._live, self._call = live, call
+    def __init__(self, call: Call) -> None:
+        served, self._call = call.served, call
+        self._live: Live = (
+            LiveAnswers(served.scheduler, call.answer_request)
+            if served.upstream is None
+            else served.upstream.live(call.upstream_request)
+        )
+        self.next, self.close = self._live.next, self._live.close
 
-    def __aiter__(self) -> Any:
-        return aiter(self._live)
+    def draft(self) -> Work:
+        return Work.of(self._counted)
 
-    async def draft(self) -> Draft[Answer]:
-        draft = await self._live.draft()
+    def _counted(self) -> Steps[Draft[Answer]]:
+        draft: Draft[Answer] = yield self._live.draft()
         self._call.prompt_tokens = draft.answer.prompt_tokens or 0
         return draft
-
-    async def aclose(self) -> None:
-        await self._live.aclose()
 
 
 def _facts(served: ServedModel, request: ChatRequest, request_id: str) -> Facts:

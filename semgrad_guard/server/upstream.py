@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from semgrad_guard.calibration.call_options import call_options, cutting_options
 from semgrad_guard.engine.prompts.reasoning import HeldText
 from semgrad_guard.errors import InputError, UpstreamError
-from semgrad_guard.guard import Draft, Reply, Waiting, external
+from semgrad_guard.guard import Draft, Iterated, Piece, Reply, ThoughtPiece, Waiting, Work, external
 from semgrad_guard.guard.reported import prompt_of
-from semgrad_guard.server.answers import KEY, Answer, Cuts, ThoughtPiece
+from semgrad_guard.server.answers import KEY, Answer, Cuts
 from semgrad_guard.server.forwarded import Forwarded
 from semgrad_guard.server.protocol import CUTS
 from semgrad_guard.server.remote import RemoteServer
@@ -182,10 +183,11 @@ class UpstreamRequest:
         return body | {limit: self.limit}
 
 
-class RemoteAnswer:
-    """An answer that another server is writing: its pieces, then its scored draft (`AsyncLiveDraft`)."""
+class RemoteAnswer(Iterated[Piece]):
+    """An answer that another server is writing: its pieces, then its scored draft (`Live`). Closing it hangs up."""
 
     def __init__(self, upstream: Upstream, request: UpstreamRequest) -> None:
+        super().__init__(amake=self._shown)
         self._upstream, self._request = upstream, request
         body = {**upstream.sent(request), "model": request.model, "stream": True}
         body["stream_options"] = {"include_usage": True}
@@ -196,19 +198,23 @@ class RemoteAnswer:
         self._reasoning: str | None = None
         self._held = HeldText()
 
-    async def __aiter__(self) -> AsyncIterator[str | ThoughtPiece]:
-        async for chunk in self._chunks:
-            known = len(self._reasoning or "")
-            piece = self._taken(read(SentChunk, chunk, self._upstream.server.url))
-            if thought := (self._reasoning or "")[known:]:
-                yield ThoughtPiece(thought)
-            if piece:
-                self._text += piece
-                if shown := self._held.add(piece):  # the scorer finds the answer in the held text
-                    yield shown
+    async def _shown(self) -> AsyncGenerator[Piece]:
+        async with aclosing(self._chunks):
+            async for chunk in self._chunks:
+                known = len(self._reasoning or "")
+                piece = self._taken(read(SentChunk, chunk, self._upstream.server.url))
+                if thought := (self._reasoning or "")[known:]:
+                    yield ThoughtPiece(thought)
+                if piece:
+                    self._text += piece
+                    if shown := self._held.add(piece):  # the scorer finds the answer in the held text
+                        yield shown
 
-    async def draft(self) -> Draft[Answer]:
+    def draft(self) -> Work:
         """The whole answer with its score."""
+        return Work.awaited(self._scored)
+
+    async def _scored(self) -> Draft[Answer]:
         answer = Answer(
             text=self._text,
             tool_calls=tuple(map(call_of, self._calls)),
@@ -219,10 +225,6 @@ class RemoteAnswer:
             reasoning="" if self._reasoning is None and self._usage.reasoned else self._reasoning,
         )
         return await self._upstream.scored(self._request, answer)
-
-    async def aclose(self) -> None:
-        """Hang up; harmless at any time."""
-        await cast("Any", self._chunks).aclose()
 
     def _taken(self, chunk: SentChunk) -> str:
         """The text of one chunk; its other fields are kept."""

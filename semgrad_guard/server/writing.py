@@ -14,6 +14,7 @@ from semgrad_guard.adapters.logprobs import openai_logprobs, token_texts
 from semgrad_guard.adapters.messages import new_id
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.generation.visible import Piece
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.scoring.segments import Segment
@@ -22,7 +23,7 @@ from semgrad_guard.engine.worker import Request, Ticket
 from semgrad_guard.errors import InputError, PromptTooLongError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.estimators.base import ReplayEstimator
-from semgrad_guard.guard import Answerer, Draft
+from semgrad_guard.guard import Answerer, Draft, without_calls
 from semgrad_guard.records import Message
 from semgrad_guard.server.answers import Answer
 
@@ -33,7 +34,8 @@ class AnswerRequest:
 
     With `logprobs` the answers have the tokens' log-probabilities, with `top_logprobs` those of so many alternatives to
     each token, and with `pieces` the text that each token adds. `prompt_limit` is how many tokens the prompt may have.
-    `on_piece` is called, in the model's thread, with each piece of text as it is written; it stays in this process.
+    `on_piece` is called, in the model's thread, with each piece of text or thought as it is written; it stays in this
+    process.
     """
 
     conversation: tuple[Message, ...]
@@ -44,7 +46,7 @@ class AnswerRequest:
     top_logprobs: int = 0
     pieces: bool = False
     prompt_limit: int | None = None
-    on_piece: Annotated[Callable[[str], None] | None, Field(exclude=True)] = None
+    on_piece: Annotated[Callable[[Piece], None] | None, Field(exclude=True)] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,21 +74,13 @@ class Assignment:
     answerer: Answerer
     options: tuple[GenerationOptions, ...]
 
-    def on_piece(self) -> Callable[[str], None] | None:
+    @property
+    def on_piece(self) -> Callable[[Piece], None] | None:
         """The listener to the answer's pieces, if there is one; text that may turn out to be a call is held back."""
-        listener, model = self.request.on_piece, self.answerer.model
-        if listener is None or self.request.count > 1 or not self.request.form.tools:
-            return None if self.request.count > 1 else listener
-        written, shown = "", 0
-
-        def without_calls(piece: str) -> None:
-            nonlocal written, shown
-            written += piece
-            if (end := model.tool_format.shown(written)) > shown:
-                listener(written[shown:end])
-                shown = end
-
-        return without_calls
+        listener = None if self.request.count > 1 else self.request.on_piece
+        if listener is None or not self.request.form.tools:
+            return listener
+        return without_calls(self.answerer.model, listener)
 
 
 class Writer:
@@ -138,7 +132,7 @@ class Writer:
                 prompt=assignment.prompt,
                 options=assignment.options,
                 objective=self.estimator.objective,
-                on_piece=assignment.on_piece(),
+                on_piece=assignment.on_piece,
                 draws=assignment.answerer.draws,
                 finish=partial(self.drafts, assignment),
             )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from semgrad_guard.engine.generation.options import GenerationOptions
-from semgrad_guard.engine.generation.visible import CertainText, Visible, answered
+from semgrad_guard.engine.generation.visible import CertainText, Piece, ThoughtPiece, Visible, answered
 from semgrad_guard.engine.prompts.prompt import Prompt, render, template_fingerprint
 from semgrad_guard.engine.prompts.reasoning import Foreign, Thinking
 from semgrad_guard.errors import InputError
@@ -237,14 +239,28 @@ def test_an_answer_begins_behind_its_reasoning(
     assert found.scored_ids == (() if has_mark else found.ids), "an answer with a mark in it is not scored"
 
 
+def parts(pieces: Sequence[Piece]) -> tuple[str, str]:
+    """The text and the thought in pieces, of which none is empty."""
+    assert all(piece if isinstance(piece, str) else piece.text for piece in pieces)
+    text = "".join(piece for piece in pieces if isinstance(piece, str))
+    return text, "".join(piece.text for piece in pieces if isinstance(piece, ThoughtPiece))
+
+
 @pytest.mark.parametrize(("name", "text", "answer", "thought", "cut"), CASES)
-def test_a_stream_shows_the_answer_alone(name: str, text: str, answer: str, thought: str | None, cut: bool) -> None:
+def test_a_stream_shows_the_answer_and_its_thought(
+    name: str, text: str, answer: str, thought: str | None, cut: bool
+) -> None:
     prompt, codec = rendered(name)
     certain = CertainText(codec.decode, GenerationOptions(), prompt.thinking)
-    pieces = [certain.add(token) for token in codec.encode(text)]
-    assert "".join([*pieces, certain.rest(answer)]) == answer
+    ids = codec.encode(text)
+    pieces = [*chain.from_iterable(map(certain.add, ids))]
+    live = parts(pieces)
+    assert answer.startswith(live[0])
+    assert (thought or "").startswith(live[1]), "the record holds all that was shown"
+    reasoning = answered(ids, (), codec, prompt.thinking, cut=cut).reasoning
+    assert parts([*pieces, *certain.rest(answer, reasoning)]) == (answer, thought or "")
     if thought and answer:
-        assert len([piece for piece in pieces if piece]) > 1, "it streams once the thought has ended"
+        assert len([piece for piece in pieces if isinstance(piece, str)]) > 1, "it streams once the thought has ended"
 
 
 @pytest.mark.parametrize("name", ["qwen3", "r1", "gpt-oss", "granite"])
@@ -255,9 +271,12 @@ def test_a_stream_goes_on_behind_a_long_thought(name: str) -> None:
     }.get(name, ("<think>", "</think>\n\n"))
     prompt, codec = rendered(name)
     certain = CertainText(codec.decode, GenerationOptions(), prompt.thinking)
-    pieces = [certain.add(token) for token in codec.encode(f"{begin}{THOUGHT * 30}{end}Milan is it.")]
-    assert "".join(pieces) == "Milan is it."
-    assert len(list(filter(None, pieces))) > 3
+    long = THOUGHT * 30
+    pieces = [*chain.from_iterable(map(certain.add, codec.encode(f"{begin}{long}{end}Milan is it.")))]
+    assert parts(pieces) == ("Milan is it.", long.strip())
+    thoughts = [piece for piece in pieces if isinstance(piece, ThoughtPiece)]
+    assert len(thoughts) > 100, "the thought is live"
+    assert len(pieces) - len(thoughts) > 3
 
 
 @pytest.mark.parametrize(
@@ -387,7 +406,8 @@ def test_a_mark_spelled_in_other_tokens_is_text() -> None:
     assert (found.text, found.reasoning and found.reasoning.text) == ("Milan </think>", "I close by </think> then.")
     assert codec.decode(found.scored_ids) == "Milan </think>"
     certain = CertainText(codec.decode, GenerationOptions(), prompt.thinking)
-    assert "".join([*map(certain.add, ids), certain.rest(found.text)]) == found.text
+    pieces = [*chain.from_iterable(map(certain.add, ids)), *certain.rest(found.text, found.reasoning)]
+    assert parts(pieces) == ("Milan </think>", "I close by </think> then.")
 
 
 SWITCHES = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,12 +21,14 @@ from semgrad_guard.guard import (
     Deliver,
     Draft,
     Escalate,
+    Iterated,
     Mode,
     Outcome,
     Raise,
     Refusal,
     Reply,
     Terms,
+    Work,
     arun,
     arun_stream,
     current_recorder,
@@ -36,6 +38,7 @@ from semgrad_guard.guard import (
     run,
     run_stream,
     settle,
+    streamed,
     unscored,
 )
 from tests.steps import LIMIT
@@ -87,37 +90,25 @@ class Source:
     def live(self) -> Live:
         return Live(self)
 
-    async def alive(self) -> ALive:
-        return ALive(self)
+    def asking(self, waiting: Sequence[Any]) -> Work:
+        return Work(lambda: self.ask(waiting))
 
 
-class Live:
+class Live(Iterated[str]):
     def __init__(self, source: Source) -> None:
+        super().__init__(lambda: iter(source.pieces), self.apieces)
         self.source = source
 
-    def __iter__(self) -> Iterator[str]:
-        yield from self.source.pieces
-
-    def draft(self) -> Draft[str]:
-        return self.source.draft()
-
-    def close(self) -> None:
-        self.source.closed += 1
-
-
-class ALive:
-    def __init__(self, source: Source) -> None:
-        self.source = source
-
-    async def __aiter__(self) -> AsyncIterator[str]:
+    async def apieces(self) -> AsyncIterator[str]:
         for piece in self.source.pieces:
             yield piece
 
-    async def draft(self) -> Draft[str]:
-        return self.source.draft()
+    def draft(self) -> Work:
+        return Work(self.source.draft)
 
-    async def aclose(self) -> None:
+    def close(self) -> Work:
         self.source.closed += 1
+        return super().close()
 
 
 def by_call(terms: Terms, source: Source) -> tuple[list[str], Outcome[str]]:
@@ -129,13 +120,13 @@ def by_coroutine(terms: Terms, source: Source) -> tuple[list[str], Outcome[str]]
 
 
 def by_stream(terms: Terms, source: Source) -> tuple[list[str], Outcome[str]]:
-    steps = list(run_stream(terms, source.live, source.ask))
+    steps = list(run_stream(streamed(terms, source.live(), source.asking)))
     return [step for step in steps if isinstance(step, str)], steps[-1]  # type: ignore[return-value]
 
 
 def by_async_stream(terms: Terms, source: Source) -> tuple[list[str], Outcome[str]]:
     async def collected() -> list[Any]:
-        return [step async for step in arun_stream(terms, source.alive, source.aask)]
+        return [step async for step in arun_stream(streamed(terms, source.live(), source.asking))]
 
     steps = asyncio.run(collected())
     return [step for step in steps if isinstance(step, str)], steps[-1]
@@ -329,7 +320,7 @@ class TestTime:
 
 def test_a_closed_stream_closes_its_source() -> None:
     source = Source(0.5)
-    steps = run_stream(Terms(policy=Policy(threshold=1.0), mode="annotate"), source.live, source.ask)
+    steps = run_stream(streamed(Terms(policy=Policy(threshold=1.0), mode="annotate"), source.live(), source.asking))
     assert next(steps) == "the "
     steps.close()
     assert source.closed == 1

@@ -10,6 +10,7 @@ from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, P
 from semgrad_guard.engine.generation.decoding import Written
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.running_batch import BatchRequest
+from semgrad_guard.engine.generation.visible import Piece, ThoughtPiece
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import MeanEntropy, Sampling, SelfConsistency, SemanticEntropy
 from semgrad_guard.guard import Answerer
@@ -85,14 +86,18 @@ def test_answers_without_a_thought_are_scored_as_before(model: LanguageModel) ->
 
 
 def test_a_running_batch_keeps_the_rule(model: LanguageModel) -> None:
-    pieces: list[str] = []
+    pieces: list[Piece] = []
     batch, prompt = model.running_batch(), model.render(QUESTIONS[0])
 
     rows = batch.join([BatchRequest(prompt, GenerationOptions(), pieces.append)])
     while batch.rows:
         batch.step()
     (generation,) = batch.generations(rows)
-    assert (generation.text, "".join(pieces)) == (ANSWERS[QUESTIONS[0]], ANSWERS[QUESTIONS[0]])
+    assert generation.text == "".join(piece for piece in pieces if isinstance(piece, str)) == ANSWERS[QUESTIONS[0]]
+    thoughts = [piece.text for piece in pieces if isinstance(piece, ThoughtPiece)]
+    assert generation.reasoning is not None
+    assert "".join(thoughts) == generation.reasoning.text
+    assert len(thoughts) > 1
 
 
 def test_a_call_in_a_thought_is_no_call(model: LanguageModel) -> None:

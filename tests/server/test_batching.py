@@ -69,10 +69,11 @@ async def test_streams_beside_plain_answers(start: Start, language_model: Langua
     scheduler = start()
     requests = [request(f"q{n}", max_tokens=9 + n, stop=("b",) if n % 2 else ()) for n in range(4)]
 
-    async def streamed(wanted: AnswerRequest) -> tuple[list[str], Draft[Answer]]:
-        live = LiveAnswers(scheduler, wanted)
-        pieces = [piece async for piece in live]
-        return pieces, await live.draft()
+    async def streamed(wanted: AnswerRequest) -> tuple[list[Any], Draft[Answer]]:
+        live, pieces = LiveAnswers(scheduler, wanted), list[Any]()
+        while (more := await live.next().begin()) is not None:
+            pieces += more
+        return pieces, await live.draft().begin()
 
     async with all_at_once(scheduler, 8):
         streams = [asyncio.ensure_future(streamed(wanted)) for wanted in requests]

@@ -23,7 +23,7 @@ from semgrad_guard.engine.generation.decoding import Decoder, Written
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions, Sample
 from semgrad_guard.engine.generation.sampling import sample_of
-from semgrad_guard.engine.generation.visible import CertainText
+from semgrad_guard.engine.generation.visible import CertainText, Piece
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.replay.batch import (
@@ -50,14 +50,14 @@ The last is a number of its own where an answer has to be scored by itself.
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """A prompt to be answered; `listener` gets every piece of the text, as soon as it is certain.
+    """A prompt to be answered; `listener` gets every piece of text and thought, as soon as it is certain.
 
     An answer that is not `scored` is drawn for the score of another one (`RunningBatch.samples`).
     """
 
     prompt: Prompt
     options: GenerationOptions
-    listener: Callable[[str], None] | None = None
+    listener: Callable[[Piece], None] | None = None
     scored: bool = True
 
     @property
@@ -120,11 +120,12 @@ class RunningAnswer:
         """The answer ends here, with an error."""
         self.error, self.done = error, True
 
-    def finish(self, text: str) -> None:
+    def finish(self, answer: Generation) -> None:
         """Send the rest of the whole text to the listener; where that fails, this answer alone has an error."""
         try:
-            if self._listener is not None and self.error is None and (rest := self._certain.rest(text)):
-                self._listener(rest)
+            if self._listener is not None and self.error is None:
+                for piece in self._certain.rest(answer.text, answer.reasoning):
+                    self._listener(piece)
         except Exception as error:  # noqa: BLE001 - the caller that waits for this answer gets it
             self.error = error
 
@@ -133,8 +134,9 @@ class RunningAnswer:
             self.ended = self.done = True
             return
         self.ids.append(token)
-        if self._listener is not None and (piece := self._certain.add(token)):
-            self._listener(piece)
+        if self._listener is not None:
+            for piece in self._certain.add(token):
+                self._listener(piece)
         self.done = len(self.ids) >= self.options.max_tokens or self._stop.end(self.ids)
 
 
@@ -338,7 +340,7 @@ class RunningBatch:
         for (*_, other, _), group in groups.items():
             answers = decoder.generations([row.written for row in group], None if other else self.left_by(group))
             for row, answer in zip(group, answers, strict=True):
-                row.finish(answer.text)
+                row.finish(answer)
             found.update(zip(map(id, group), answers, strict=True))
         return [found[id(row)] for row in rows]
 

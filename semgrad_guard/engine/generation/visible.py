@@ -147,29 +147,41 @@ def _can_be_spelled(tokenizer: PreTrainedTokenizerBase, string: str) -> bool:
     return True
 
 
-_TAIL = 32
-"""Tokens in which a mark is looked for, where a thought is long: all of it would be read again for each token."""
+@dataclass(frozen=True)
+class ThoughtPiece:
+    """A piece of the reasoning before an answer that is being written."""
+
+    text: str
+
+
+Piece = str | ThoughtPiece
+"""A part of an answer that is being written: of its text, or of the thought before it."""
+_CONTEXT = 8
+"""Tokens that are decoded again before new ones, whose text may depend on them."""
 
 
 class CertainText:
-    """An answer's text as its tokens come, without reasoning, as far as later tokens can no longer change it."""
+    """An answer's text and its thought as the tokens come, as far as later tokens can no longer change them."""
 
     def __init__(self, decode: Decode, options: GenerationOptions, thinking: Thinking | None) -> None:
         self._decode, self._stop = decode, options.stop
         self._thinking = None if options.grammar else thinking
         self._ids: list[int] = []
+        self._whole, self._at = "", 0
         self._answer: AnswerTokens | None = None
-        self._sent = 0
+        self._sent, self._thought = 0, ""
 
-    def add(self, token: int) -> str:
-        """The text that has become certain with one more token."""
+    def add(self, token: int) -> list[Piece]:
+        """The pieces that have become certain with one more token."""
         self._ids.append(token)
         if self._thinking is None:
             text = self._decode(self._ids)
-            return self._send(text, _safe_length(text, self._stop))
-        self._answer = answer = self._answer or self._found(self._thinking)
-        if answer is None:
-            return ""
+            return self._pieces("", text, _safe_length(text, self._stop))
+        thought = ""
+        if self._answer is None:
+            thought, self._answer = self._begun(self._thinking)
+        if (answer := self._answer) is None:
+            return self._pieces(thought, "", 0)
         own = self._ids[answer.begin :]
         if self._thinking.ends:  # marks that may hold control tokens, which the text does not show
             shown = self._decode(own, special=True)
@@ -177,24 +189,38 @@ class CertainText:
             own = own if end == len(shown) else own[: up_to(end, own, self._decode)]
         text = self._decode(own)
         text = answer.clean(text) if answer.begin else text
-        return self._send(text, _safe_length(text, self._stop))
+        return self._pieces(thought, text, _safe_length(text, self._stop))
 
-    def rest(self, text: str) -> str:
-        """The rest of the whole text."""
-        return self._send(text, len(text))
+    def rest(self, text: str, reasoning: Reasoning | None = None) -> list[Piece]:
+        """The rest of the whole text, and of the thought before it."""
+        return self._pieces("" if reasoning is None else reasoning.text, text, len(text))
 
-    def _found(self, thinking: Thinking) -> AnswerTokens | None:
-        """The tokens with which the answer begins, once that is certain; later than at first, only behind a mark."""
-        latest = self._decode(self._ids[-_TAIL:], special=True)
-        if len(self._ids) > 2 * _TAIL and not any(mark in latest for mark in thinking.borders):
-            return None
-        whole = self._decode(self._ids, special=True)
-        start = thinking.begins(thinking.seen(self._ids, whole, self._decode))
-        return None if start is None else answer_tokens(self._ids, whole, (start, len(whole)), self._decode)
+    def _begun(self, thinking: Thinking) -> tuple[str, AnswerTokens | None]:
+        """The thought as far as it is certain, and the tokens with which the answer begins, once that is."""
+        whole = self._grown()
+        seen = thinking.seen(self._ids, whole, self._decode)
+        thought, start = thinking.begun(whole, seen, _safe_length), thinking.begins(seen)
+        answer = None if start is None else answer_tokens(self._ids, whole, (start, len(whole)), self._decode)
+        return thought, answer
 
-    def _send(self, text: str, end: int) -> str:
-        piece, self._sent = text[self._sent : end], max(self._sent, end)
-        return piece
+    def _grown(self) -> str:
+        """The text of all tokens, special ones shown; only the last ones are decoded again."""
+        begin = max(0, self._at - _CONTEXT)
+        known = self._decode(self._ids[begin : self._at], special=True)
+        whole = self._whole + self._decode(self._ids[begin:], special=True)[len(known) :]
+        if not whole.endswith("\ufffd"):
+            self._whole, self._at = whole, len(self._ids)
+        return whole
+
+    def _pieces(self, thought: str, text: str, end: int) -> list[Piece]:
+        pieces: list[Piece] = []
+        if len(thought) > len(self._thought) and thought.startswith(self._thought):
+            pieces.append(ThoughtPiece(thought[len(self._thought) :]))
+            self._thought = thought
+        if end > self._sent:
+            pieces.append(text[self._sent : end])
+            self._sent = end
+        return pieces
 
 
 def _safe_length(text: str, stops: Sequence[str]) -> int:
@@ -212,20 +238,20 @@ def _safe_length(text: str, stops: Sequence[str]) -> int:
 class PieceStreamer(BaseStreamer):
     """Hands on the pieces of a one-row generation as soon as they are certain."""
 
-    def __init__(self, certain: CertainText, on_piece: Callable[[str], None]) -> None:
+    def __init__(self, certain: CertainText, on_piece: Callable[[Piece], None]) -> None:
         self._certain, self._on_piece, self._prompt_seen = certain, on_piece, False
 
     def put(self, value: torch.Tensor) -> None:
         """Take in new tokens; the first call brings the prompt, which is skipped."""
         for token in value.reshape(-1).tolist() if self._prompt_seen else ():
-            if piece := self._certain.add(token):
+            for piece in self._certain.add(token):
                 self._on_piece(piece)
         self._prompt_seen = True
 
     def end(self) -> None:
         """The rest is known with the whole text (`finish`)."""
 
-    def finish(self, text: str) -> None:
-        """Hand on the rest of the whole text."""
-        if rest := self._certain.rest(text):
-            self._on_piece(rest)
+    def finish(self, text: str, reasoning: Reasoning | None) -> None:
+        """Hand on the rest of the whole text, and of the thought before it."""
+        for piece in self._certain.rest(text, reasoning):
+            self._on_piece(piece)

@@ -12,7 +12,7 @@ thought.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Literal, Protocol
@@ -86,7 +86,7 @@ class Thinking:
     def seen(self, ids: Sequence[int], text: str, decode: Decode) -> str:
         """The text of tokens, with the marks blanked out that are spelled in other tokens than their own."""
         for mark, own in self.tokens:
-            if text.count(mark) == sum(token == own for token in ids):
+            if text.count(mark) == ids.count(own):
                 continue
             places = {len(decode(ids[:at], special=True)) for at, token in enumerate(ids) if token == own}
             found = re.split(f"({re.escape(mark)})", text)
@@ -124,6 +124,19 @@ class Thinking:
         parts = self.parts(seen)
         return parts.answer is None and bool(parts.thoughts) and parts.thoughts[-1][1] == len(seen)
 
+    def begun(self, text: str, seen: str, certain: Callable[[str, Sequence[str]], int]) -> str:
+        """The thought in a text that grows, as far as it is certain.
+
+        `certain` tells how much of a text cannot become one of some marks; `seen` is the text for looking for marks.
+        """
+        spans = self.parts(seen).thoughts
+        thoughts = [text[begin:end] for begin, end in spans]
+        if self.is_open(seen):
+            begin, marks = spans[-1][0], filter(None, (self.marks.close, self.marks.answer))
+            thought = text[begin : begin + certain(seen[begin:], tuple(marks))].strip()
+            thoughts[-1] = "" if self.marks.open.startswith(thought) else thought  # it may be the mark once more
+        return _joined(thoughts)
+
     def begins(self, text: str) -> int | None:
         """Where the answer begins in a text that grows; None while that is not certain."""
         found, marks = self.parts(text), self.marks
@@ -153,7 +166,7 @@ class Thinking:
 
         `seen` is the text for looking for marks. `cut`: a limit ended it.
         """
-        thought = "\n\n".join(filter(None, (text[begin:end].strip() for begin, end in parts.thoughts)))
+        thought = _joined(text[begin:end] for begin, end in parts.thoughts)
         if parts.answer is None:
             return Reasoning(thought, finished=False, why_unscored=_CUT if cut else _ENDED)
         answer = seen[slice(*parts.answer)]
@@ -334,6 +347,10 @@ def up_to(place: int, ids: Sequence[int], decode: Decode) -> int:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if len(decode(ids[:middle], special=True)) <= place else (low, middle - 1)
     return low
+
+
+def _joined(thoughts: Iterable[str]) -> str:
+    return "\n\n".join(filter(None, (thought.strip() for thought in thoughts)))
 
 
 def _unwrapped(text: str, at: int, wrap: tuple[str, str] | None) -> Span:

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions, Sampling
+from semgrad_guard.engine.generation.visible import Piece
 from semgrad_guard.engine.interruption import SLICE, Stop, Stops, current_stop, stopping
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
@@ -27,15 +28,16 @@ class Request(Generic[R]):
 
     `finish` makes the result of the generations. It runs in the model's thread and within the model's turn, so that a
     score and the model's identity are of one state: the worker knows neither estimators nor drafts. `on_piece` is
-    called in the model's thread with the pieces of the first answer's text, and must not wait. Samples of the plans in
-    `draws`, which `finish` reads off the evidence, are drawn in the meantime where the answers can be joined by others.
+    called in the model's thread with the pieces of the first answer and of its thought, and must not wait. Samples of
+    the plans in `draws`, which `finish` reads off the evidence, are drawn in the meantime where the answers can be
+    joined by others.
     """
 
     prompt: Prompt
     options: tuple[GenerationOptions, ...]
     finish: Callable[[list[Generation]], R]
     objective: Objective = field(default_factory=Objective)
-    on_piece: Callable[[str], None] | None = None
+    on_piece: Callable[[Piece], None] | None = None
     draws: tuple[Sampling, ...] = ()
 
     def then(self, make: Callable[[R], S]) -> Request[S]:
@@ -72,19 +74,27 @@ class Ticket(Future[R]):
         Raises:
             AnswerInterruptedError: a stop ended it.
         """
-        stop = current_stop()
         try:
-            while stop:
-                try:
-                    return self.result(SLICE)
-                except FutureTimeoutError:
-                    if self.done():
-                        raise  # the request's own
-                    stop.check()
-            return self.result()
+            return waited(self, current_stop())
         except BaseException:
             self.cancel()
             raise
+
+
+def waited(future: Future[R], stops: Stops) -> R:
+    """The result of a future, waited for under these stops.
+
+    Raises:
+        AnswerInterruptedError: a stop ended the waiting.
+    """
+    while stops:
+        try:
+            return future.result(SLICE)
+        except FutureTimeoutError:
+            if future.done():
+                raise  # the work's own
+            stops.check()
+    return future.result()
 
 
 @dataclass(eq=False)

@@ -43,6 +43,20 @@ def test_a_local_model_tells_its_reasoning_apart(stream: bool) -> None:
     assert again.text, "as history the answer goes back alone"
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("guarded", [False, True])
+async def test_a_local_models_reasoning_is_live(guarded: bool, asynchronous: bool) -> None:
+    chat = ChatSemGrad.from_model(thinking_model())
+    model: Any = GuardedChatModel(chat, policy=NONE, mode="annotate") if guarded else chat
+    chunks = [chunk async for chunk in model.astream(QUESTION)] if asynchronous else list(model.stream(QUESTION))
+    thoughts = [chunk.additional_kwargs.get("reasoning_content", "") for chunk in chunks]
+    texts = [chunk.text for chunk in chunks]
+    assert ("".join(thoughts), "".join(texts)) == (THOUGHT, ANSWER)
+    first = next(number for number, text in enumerate(texts) if text)
+    assert sum(map(bool, thoughts[:first])) > 1
+    assert not any(thoughts[first:])
+
+
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_reasoning_is_withheld_with_its_answer(stream: bool) -> None:
     guarded = GuardedChatModel(ChatSemGrad.from_model(thinking_model()), policy=NONE)

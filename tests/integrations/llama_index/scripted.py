@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from llama_index_semgrad_guard import SemGradLLM
+from llama_index_semgrad_guard.llm import Chunk
 from semgrad_guard import GenerationOptions, LanguageModel, Verdict
 
 WAY = {(False, False): "sync", (True, False): "async", (False, True): "stream", (True, True): "async stream"}
@@ -47,19 +48,15 @@ class Scripted(SemGradLLM):
     async def _aanswer(self, conversation: Any, options: Any) -> Any:
         return self._answer(conversation, options)
 
-    def _pieces(self, conversation: Any, options: Any) -> Any:
+    def _streamed(self, conversation: Any, options: Any) -> Any:
         generation, text, pieces = self._scripted(conversation), "", []
         for start in range(0, len(generation.text), 3):
             piece = generation.text[start : start + 3]
             pieces.append(piece)
             text += piece
-            yield piece, text, None
+            yield Chunk(text, piece, "")
         whole = self._known(replace(generation, text=text), self.uncertainties[id(generation.text)])
-        yield "", text, self._record(whole, options, text=text, pieces=pieces)
-
-    async def _apieces(self, conversation: Any, options: Any) -> Any:
-        for piece in self._pieces(conversation, options):
-            yield piece
+        yield Chunk(text, "", "", record=self._record(whole, options, text=text, pieces=pieces))
 
     def _assess(self, generation: Any, options: Any) -> Verdict:
         verdict = super()._assess(generation, options)

@@ -36,6 +36,18 @@ def test_a_chat_tells_the_reasoning_apart(llm: SemGradLLM, stream: bool) -> None
     assert (verdict.status, verdict.promised) == ("scored", False)
 
 
+async def test_a_streams_reasoning_is_live(llm: SemGradLLM) -> None:
+    pieces = [piece async for piece in await llm.astream_chat([ChatMessage(QUESTION)])]
+    deltas = [piece.additional_kwargs.get("thinking_delta") for piece in pieces]
+    newest = list(filter(None, deltas))
+    assert "".join(newest) == THOUGHT
+    assert len(newest) > 1
+    first = pieces[0].message.blocks[0]
+    assert isinstance(first, ThinkingBlock)
+    assert (first.content, pieces[0].delta, pieces[0].message.content) == (newest[0], "", "")
+    assert [piece.text for piece in llm.stream_complete(QUESTION)][-1] == ANSWER
+
+
 def test_earlier_reasoning_is_no_part_of_the_next_prompt(llm: SemGradLLM) -> None:
     reply = ChatMessage(role="assistant", blocks=[ThinkingBlock(content=THOUGHT), TextBlock(text=ANSWER)])
     messages = [ChatMessage(QUESTION), reply, ChatMessage(QUESTION)]

@@ -19,6 +19,7 @@ from llama_index.core.types import BaseOutputParser
 from pydantic import BaseModel, computed_field, field_serializer, field_validator
 
 from llama_index_semgrad_guard import GuardedChatEngine, GuardedQueryEngine
+from llama_index_semgrad_guard.llm import Chunk
 from tests.pairwise import pairwise
 
 from .conftest import PASSAGES, Passages
@@ -237,13 +238,13 @@ def test_digits_one_by_one_next_to_another_call(
     way = WAY[asynchronous, streaming]
 
     class ByDigit(Scripted):
-        def _pieces(self, conversation: Any, options: Any) -> Any:
+        def _streamed(self, conversation: Any, options: Any) -> Any:
             generation, text, pieces = self._scripted(conversation), "", list(self.texts[-1])
             for piece in pieces:
                 text += piece
-                yield piece, text, None
+                yield Chunk(text, piece, "")
             whole = self._known(generation, self.uncertainties[id(generation.text)])
-            yield "", text, self._record(whole, options, text=text, pieces=pieces)
+            yield Chunk(text, "", "", record=self._record(whole, options, text=text, pieces=pieces))
 
     script = by_prompt(
         ("choices", ('[{"choice": 1, "reason": "1912"}]', 0.02)),
