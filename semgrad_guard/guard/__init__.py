@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.guard import Guard as Guard
     from semgrad_guard.guard.guard import GuardedStream as GuardedStream
     from semgrad_guard.guard.guard import Target as Target
+    from semgrad_guard.guard.kinds import questions_of_kind as questions_of_kind
     from semgrad_guard.guard.policy import Abstain as Abstain
     from semgrad_guard.guard.policy import AbstainMessage as AbstainMessage
     from semgrad_guard.guard.policy import Deliver as Deliver

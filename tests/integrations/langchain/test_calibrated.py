@@ -12,8 +12,7 @@ from langchain_core.runnables import RunnableLambda
 from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouter, UncertaintyRouterCallback, get_verdict
 from semgrad_guard import Calibration, HybridGrad, LanguageModel, Policy, SemGrad, calibrate, estimator_of
 from semgrad_guard.errors import BindingMismatchError, CalibrationError
-from semgrad_guard.guard import binding_of
-from semgrad_guard.guard.kinds import questions_of_kind
+from semgrad_guard.guard import binding_of, questions_of_kind
 
 from .served import Served
 from .support import QUESTION

@@ -10,8 +10,7 @@ import pytest
 from llama_index_semgrad_guard import GuardedQueryEngine, SemGradLLM
 from semgrad_guard import LanguageModel, Policy, SemGrad, calibrate
 from semgrad_guard.errors import BindingMismatchError
-from semgrad_guard.guard import binding_of, decide
-from semgrad_guard.guard.kinds import questions_of_kind
+from semgrad_guard.guard import binding_of, decide, questions_of_kind
 
 OFFICIAL = SemGrad("official")
 
