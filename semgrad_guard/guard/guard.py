@@ -225,7 +225,8 @@ class Guard:
             raise InputError(
                 "feedback goes into the decision log, and this guard has none: Guard(..., log=DecisionLog(path))"
             )
-        current = () if self.policy.calibration_id is None else (self.policy.calibration_id,)
+        made = self.policy.calibration
+        current = () if made is None else (made.id, *(one.id for one in made.kinds.values()))
         return self.terms.log.feedback(decision_id, right=correct, sampling=sampling, grader=grader, current=current)
 
     def _answers(

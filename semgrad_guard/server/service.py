@@ -187,8 +187,8 @@ class Service:
     @property
     def calibrations(self) -> Mapping[str, Calibration]:
         """The calibrations that decide, by their ids."""
-        found = (served.terms.policy.calibration for served in self.models.values())
-        return {calibration.id: calibration for calibration in found if calibration is not None}
+        found = [made for served in self.models.values() if (made := served.terms.policy.calibration) is not None]
+        return {one.id: one for calibration in found for one in (calibration, *calibration.kinds.values())}
 
     def terms(self, served: ServedModel, facts: Facts) -> Terms:
         """The operator's terms for one request, whose decisions are counted, emitted and logged."""
