@@ -1,4 +1,7 @@
-"""The sentences of a calibration's answers as arrays, and the record of a promise about them."""
+"""The sentences of a calibration's answers as arrays, and the record of a promise about them.
+
+Scores go with a sentence's length and place. They are compared as they are: PROVISO
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from semgrad_guard.calibration.effect import Effect
 from semgrad_guard.calibration.on_doubt import compared_scores
 from semgrad_guard.calibration.sentence_gates import ASSUMPTIONS, Promise, sentence_key
 from semgrad_guard.errors import CalibrationError
+from semgrad_guard.records import Verdict
 from semgrad_guard.settings import OnDoubt
 
 
@@ -59,6 +63,28 @@ class AnswerSentences:
     uncertainties: Sequence[float | None]
     correct: Sequence[Any]
     leans_on: Sequence[int | None]
+
+    @classmethod
+    def of(cls, verdict: Verdict, correct: Sequence[Any], *, question: str) -> AnswerSentences:
+        """The sentences of a verdict on a whole draft (of a guard that observes, by sentence), with their grades.
+
+        Raises:
+            CalibrationError: the verdict has no sentences, some are not in its text, or the grades are others in number.
+        """
+        if not verdict.sentences or any(sentence.end == sentence.start for sentence in verdict.sentences):
+            raise CalibrationError(
+                "The verdict does not hold all sentences of a draft: collect verdicts with mode=\"observe\" and "
+                'by="sentence".'
+            )
+        if len(correct) != len(verdict.sentences):
+            raise CalibrationError(f"There are {len(verdict.sentences)} sentences and {len(correct)} grades.")
+        return cls(
+            question,
+            verdict.text,
+            [sentence.uncertainty for sentence in verdict.sentences],
+            correct,
+            [sentence.leans_on for sentence in verdict.sentences],
+        )
 
 
 @dataclass(frozen=True)
