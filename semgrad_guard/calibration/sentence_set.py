@@ -1,6 +1,9 @@
 """The sentences of a calibration's answers as arrays, and the record of a promise about them.
 
-Scores go with a sentence's length and place. They are compared as they are: PROVISO
+Scores go with a sentence's length and place, and are compared as they are. The residual of log score on log tokens and
+place (least squares, no labels) is worse: on 456 recalled sentences the AUROC of HybridGrad falls from .882 to .790, of
+G-NLL from .893 to .819, and at alpha .2 `drop` delivers 61 % of the right ones in place of 79 and 82 %
+(docs/results/sentences.md). Length and place tell of the kind of fact.
 """
 
 from __future__ import annotations
@@ -69,11 +72,11 @@ class AnswerSentences:
         """The sentences of a verdict on a whole draft (of a guard that observes, by sentence), with their grades.
 
         Raises:
-            CalibrationError: the verdict has no sentences, some are not in its text, or the grades are others in number.
+            CalibrationError: the verdict lacks sentences or their text, or there is not a grade for each.
         """
         if not verdict.sentences or any(sentence.end == sentence.start for sentence in verdict.sentences):
             raise CalibrationError(
-                "The verdict does not hold all sentences of a draft: collect verdicts with mode=\"observe\" and "
+                'The verdict does not hold all sentences of a draft: collect verdicts with mode="observe" and '
                 'by="sentence".'
             )
         if len(correct) != len(verdict.sentences):

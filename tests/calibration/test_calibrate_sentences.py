@@ -12,6 +12,7 @@ from semgrad_guard.calibration import AnswerSentences, Binding, Calibration, cal
 from semgrad_guard.calibration.recalibrating import recalibrate
 from semgrad_guard.calibration.report import report
 from semgrad_guard.errors import BindingMismatchError, CalibrationError
+from semgrad_guard.records import SentenceVerdict, Verdict
 
 BINDING = Binding(settings={}, model="m", estimator="hybridgrad", fingerprint="f", prompt_template="t")
 RATES: dict[str, Any] = {"alpha": 0.2, "delta": 0.1}
@@ -133,3 +134,33 @@ def test_grades_of_whole_answers_tell_only_about_a_promise_about_answers() -> No
     assert calibrate_sentences(answers(), on_doubt="drop", promise="answer", **RATES).is_about_answers
     with pytest.raises(CalibrationError, match="is about sentences, and the log keeps no score of these"):
         recalibrate(found, [0.1], [(0.1, True)])
+
+
+def observed(number: int, *scores: float, end: int = 4) -> Verdict:
+    """A verdict on a draft of sentences of four characters."""
+    sentences = tuple(
+        SentenceVerdict(start=4 * i, end=4 * i + end, uncertainty=score, leans_on=i - 1 if i == 2 else None, tokens=1)
+        for i, score in enumerate(scores)
+    )
+    return Verdict(
+        status="scored", action="answer", text="One. " * len(scores), estimator="hybridgrad", model="m",
+        uncertainty=max(scores), sentences=sentences, prompt=str(number),
+        settings={"by": "sentence", "on_doubt": "drop"},
+    )  # fmt: skip
+
+
+def test_verdicts_of_a_guard_that_observes_are_calibrated_and_bound_as_they_are() -> None:
+    verdicts = [observed(i, i / 1000, 1 + i / 1000, 0.5) for i in range(40)]
+    rows = [AnswerSentences.of(v, [True, False, False], question=str(v.prompt)) for v in verdicts]
+    binding = Binding(model="m", estimator="hybridgrad", settings=verdicts[0].settings)
+    found = calibrate_sentences(rows, on_doubt="drop", binding=binding, **RATES)
+    assert found.binding == binding
+    assert found.threshold == 0.039
+    assert found.sentences is not None
+    assert (found.sentences.delivered, found.sentences.delivered_wrong) == (40, 0)
+
+
+@pytest.mark.parametrize(("end", "grades"), [(4, [True]), (0, [True, True])])
+def test_verdicts_without_their_sentences_or_grades_are_refused(end: int, grades: list[bool]) -> None:
+    with pytest.raises(CalibrationError, match=r"2 sentences and 1 grades|does not hold all sentences"):
+        AnswerSentences.of(observed(1, 0.1, 0.2, end=end), grades, question="q")
