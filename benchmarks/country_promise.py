@@ -187,9 +187,9 @@ def main() -> None:
         "SmolLM2-135M-Instruct in four bits wrote four sentences about each country behind two examples, greedily, "
         "once from memory and once from a passage that tells three of the four facts. A table grades the "
         "sentences. The promise is that about one sentence, alpha = 0.2 and delta = 0.1. In each of 100 seeded splits "
-        "two thirds of the countries choose a threshold and the others are judged by it. The share of right sentences that are "
-        "delivered is the median of the splits; `their error` is the mean share of wrong ones among the delivered "
-        "sentences, pooled and by answer, and `found` how often there is a threshold. Intervals are 95 %, over "
+        "two thirds of the countries choose a threshold and the others are judged by it. The share of right "
+        "sentences that are delivered is the median of the splits; `their error` is the mean share of wrong ones among "
+        "the delivered sentences, pooled and by answer, and `found` how often there is a threshold. Intervals are 95 %, over "
         "resampled answers. Answers whose text has other token ids than were written have no scores, and are never "
         "delivered.",
         "",
