@@ -189,8 +189,8 @@ def main() -> None:
         "sentences. The promise is that about one sentence, alpha = 0.2 and delta = 0.1. In each of 100 seeded splits "
         "two thirds of the countries choose a threshold and the others are judged by it. The share of right "
         "sentences that are delivered is the median of the splits; `their error` is the mean share of wrong ones among "
-        "the delivered sentences, pooled and by answer, and `found` how often there is a threshold. Intervals are 95 %, over "
-        "resampled answers. Answers whose text has other token ids than were written have no scores, and are never "
+        "the delivered sentences, pooled and by answer, and `found` how often there is a threshold. Intervals "
+        "are 95 %, over resampled answers. Answers whose text has other token ids than were written have no scores, and are never "
         "delivered.",
         "",
     ]
