@@ -190,8 +190,8 @@ def main() -> None:
         "two thirds of the countries choose a threshold and the others are judged by it. The share of right "
         "sentences that are delivered is the median of the splits; `their error` is the mean share of wrong ones among "
         "the delivered sentences, pooled and by answer, and `found` how often there is a threshold. Intervals "
-        "are 95 %, over resampled answers. Answers whose text has other token ids than were written have no scores, and "
-        "are never delivered.",
+        "are 95 %, over resampled answers. Answers whose text has other token ids than were written have no scores, "
+        "and are never delivered.",
         "",
     ]
     for kind, title in KINDS.items():
