@@ -160,6 +160,8 @@ def prompt_of(conversation: Sequence[Message], tools: Sequence[Any] = ()) -> Pro
 
 def _tokens_of(text: str, entries: Any) -> list[Mapping[str, Any]]:
     """The reported tokens of an answer, without those behind it: the end token, and what a stop string cut off."""
+    if not text.strip():
+        raise _NoScore("the answer is empty")
     if not isinstance(entries, Sequence) or not entries:
         raise _NoScore("the server reports no log-probabilities")
     if "<think>" in text or "</think>" in text:
@@ -169,7 +171,7 @@ def _tokens_of(text: str, entries: Any) -> list[Mapping[str, Any]]:
         found.append((len(written), entry))
         written += _bytes(entry)
     begin = len(written) - len(written.lstrip())
-    if not answer or written[begin : begin + len(answer)] != answer:
+    if written[begin : begin + len(answer)] != answer:
         raise _NoScore("the reported tokens do not spell the answer")
     return [entry for place, entry in found if place < begin + len(answer)]
 

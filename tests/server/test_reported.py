@@ -158,6 +158,10 @@ def test_the_entropy_takes_all_alternatives(top: list[Any], scored: bool) -> Non
     assert (verdict.uncertainty is not None) == scored
 
 
+def test_an_empty_answer_is_no_score() -> None:
+    assert ReportedScorer("m").verdict(" ", [token(" ", -1.0)], options={}).reason == "the answer is empty"
+
+
 def test_reasoning_in_the_text_is_no_score() -> None:
     verdict = ReportedScorer("m").verdict("<think>a</think>b", [token("<think>a</think>b", -1.0)], options={})
     assert "holds its reasoning" in (verdict.reason or "")
