@@ -35,6 +35,7 @@ from semgrad_guard.guard import (
     Mode,
     OnError,
     Promise,
+    ReportedScorer,
     Steps,
     StreamSteps,
     Terms,
@@ -48,7 +49,6 @@ from semgrad_guard.guard import (
     promise_along,
     run_stream,
 )
-from semgrad_guard.guard.reported import ReportedScorer
 from semgrad_guard.records import PromptForm
 
 _TERMS = ("mode", "abstain_message", "keep_draft", "on_error", "timeout", "monitor", "log")

@@ -245,10 +245,10 @@ def whole_chunk(generation: ChatGeneration) -> ChatGenerationChunk:
 def info_of(message: AIMessage) -> dict[str, Any]:
     """The fields that tracers and scorers look for outside the message."""
     metadata = cast("Mapping[str, Any]", message.response_metadata)
-    return {key: metadata[key] for key in TOLD if key in metadata}
+    return {key: metadata[key] for key in BESIDE if key in metadata}
 
 
-TOLD = ("finish_reason", "logprobs")
+BESIDE = ("finish_reason", "logprobs")
 """The fields of an answer that pieces of a stream hold outside their messages."""
 
 

@@ -19,8 +19,7 @@ from semgrad_guard import LanguageModel
 from semgrad_guard.adapters.answer_form import AnswerForm
 from semgrad_guard.adapters.served_calls import served_options
 from semgrad_guard.errors import InputError, UnsupportedToolsError
-from semgrad_guard.guard import Answerer, Iterated, Steps, Work
-from semgrad_guard.guard.reported import ReportedScorer, prompt_of
+from semgrad_guard.guard import Answerer, Iterated, ReportedScorer, Steps, Work, prompt_of
 from semgrad_guard.records import PromptForm
 
 

@@ -238,8 +238,8 @@ class ServedWriting:
         if self._whole is None:
             raise InputError("the model ended its stream without saying anything")
         whole = cast("AIMessage", message_chunk_to_message(self._whole.message))
-        told = {key: held for key, held in (self._whole.generation_info or {}).items() if key in convert.TOLD}
-        whole = whole.model_copy(update={"response_metadata": {**told, **whole.response_metadata}})
+        outside = {key: held for key, held in (self._whole.generation_info or {}).items() if key in convert.BESIDE}
+        whole = whole.model_copy(update={"response_metadata": {**outside, **whole.response_metadata}})
         scored = whole if self._is_scored else self._owner.scored(self._call, whole)
         return self._owner.draft_of(scored, self._call)
 

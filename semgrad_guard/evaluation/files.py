@@ -313,8 +313,8 @@ def _delimiter(text: str) -> tuple[str, int]:
     """The separator of the columns, and where the header begins: that of Excel's line `sep=;` before it, else the sign
     that makes most columns of the first line.
     """
-    if told := re.match(r'"?sep=(.)"?\r?\n', text, re.IGNORECASE):
-        return told[1], told.end()
+    if marked := re.match(r'"?sep=(.)"?\r?\n', text, re.IGNORECASE):
+        return marked[1], marked.end()
     first = text.partition("\n")[0]
     rows = {sign: csv.reader([first], delimiter=sign) for sign in _DELIMITERS}
     return max(_DELIMITERS, key=lambda sign: sum(map(len, rows[sign]))), 0

@@ -32,7 +32,7 @@ class Reporting(BaseChatModel):
     def _llm_type(self) -> str:
         return "reporting"
 
-    def _told(self, begin: int, end: int) -> dict[str, Any]:
+    def _reported_info(self, begin: int, end: int) -> dict[str, Any]:
         if not self.logprobs:
             return {}
         top = [{"token": str(i), "logprob": -2.0 - i} for i in range(self.top_logprobs or 0)]
@@ -41,15 +41,17 @@ class Reporting(BaseChatModel):
         return {"logprobs": entries if self.as_list else {"content": entries}}
 
     def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
-        made = ChatGeneration(message=AIMessage("".join(self.words)), generation_info=self._told(0, len(self.words)))
+        made = ChatGeneration(
+            message=AIMessage("".join(self.words)), generation_info=self._reported_info(0, len(self.words))
+        )
         return ChatResult(generations=[made])
 
     def _stream(
         self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> Iterator[ChatGenerationChunk]:
         for number, word in enumerate(self.words):
-            told = self._told(number, number + 1)
-            yield ChatGenerationChunk(message=AIMessageChunk(content=word), generation_info=told)
+            info = self._reported_info(number, number + 1)
+            yield ChatGenerationChunk(message=AIMessageChunk(content=word), generation_info=info)
 
 
 @pytest.mark.parametrize("as_list", [False, True])
