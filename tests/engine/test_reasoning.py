@@ -338,10 +338,12 @@ def test_a_template_that_writes_a_thought_out_shows_its_marks(name: str) -> None
     tokenizer = with_template(SHOWN[name])
     codec, prompt = Codec(tokenizer), render(tokenizer, "What is it?")
     turn = {"role": "assistant", "content": "Milan", "reasoning_content": THOUGHT, "reasoning": THOUGHT}
-    told: Any = tokenizer.apply_chat_template([{"role": "user", "content": "What is it?"}, turn], tokenize=False)
-    assert THOUGHT in told
-    assert told.startswith(prompt.text)
-    found = answered(codec.encode(told[len(prompt.text) :]), (), codec, prompt.thinking)
+    rendered_turns: Any = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "What is it?"}, turn], tokenize=False
+    )
+    assert THOUGHT in rendered_turns
+    assert rendered_turns.startswith(prompt.text)
+    found = answered(codec.encode(rendered_turns[len(prompt.text) :]), (), codec, prompt.thinking)
     assert found.text.partition("Milan")[0].strip() == ""
     assert "Milan" in found.text
     assert found.reasoning is not None
@@ -349,7 +351,7 @@ def test_a_template_that_writes_a_thought_out_shows_its_marks(name: str) -> None
     assert prompt.thinking is not None
     written = prompt.thinking.written(THOUGHT, "Milan")
     assert written is not None
-    assert told[len(prompt.text) :].lstrip().startswith(written.lstrip())
+    assert rendered_turns[len(prompt.text) :].lstrip().startswith(written.lstrip())
 
 
 def test_a_template_that_writes_no_thought_out_has_no_marks() -> None:

@@ -135,28 +135,28 @@ def _shown(template: str) -> Marks | None:
     if not any(field in template for field in _FIELDS):
         return None
     asking = {"role": "user", "content": "Hi"}
-    spoken = {"role": "assistant", "content": _ANSWER, **dict.fromkeys(_FIELDS, _THOUGHT)}
+    answer_turn = {"role": "assistant", "content": _ANSWER, **dict.fromkeys(_FIELDS, _THOUGHT)}
     try:
-        (asked,), _ = render_jinja_template([[asking]], chat_template=template, add_generation_prompt=True)
-        (told,), _ = render_jinja_template([[asking, spoken]], chat_template=template)
+        (prompt,), _ = render_jinja_template([[asking]], chat_template=template, add_generation_prompt=True)
+        (history,), _ = render_jinja_template([[asking, answer_turn]], chat_template=template)
     except TEMPLATE_FAILURES:
         return None  # it takes no such message, or needs more
-    before, _, rest = told.partition(_THOUGHT)
+    before, _, rest = history.partition(_THOUGHT)
     between, answered, after = rest.partition(_ANSWER)
     closing = _MARK.match(between.strip())
     if not answered or not closing:
         return None
-    shared = next((at for at, pair in enumerate(zip(asked, before, strict=False)) if len({*pair}) > 1), len(asked))
+    shared = next((at for at, pair in enumerate(zip(prompt, before, strict=False)) if len({*pair}) > 1), len(prompt))
     opening = before[shared:].rstrip()
     if not _last_mark(opening):  # the prompt has opened the thought, or an empty one
-        opening = _last_mark(before) if before == asked or asked.rstrip().endswith(closing[0]) else ""
+        opening = _last_mark(before) if before == prompt or prompt.rstrip().endswith(closing[0]) else ""
     if not opening:
         return None
     behind = between.strip()[closing.end() :].strip()
     if not behind:
         left, right = between.split(closing[0], 1)
         return Marks(opening.lstrip(), closing[0], gaps=(before[len(before.rstrip()) :], left, right))
-    turn = next((behind[:size] for size in range(len(behind), 0, -1) if asked.endswith(behind[:size])), "")
+    turn = next((behind[:size] for size in range(len(behind), 0, -1) if prompt.endswith(behind[:size])), "")
     answer, end = behind.removeprefix(turn), _MARK.match(after.strip())
     return Marks(opening, closing[0], answer, turn=turn, wrap=(answer, end[0]) if end else None)
 
