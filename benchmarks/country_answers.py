@@ -161,7 +161,8 @@ ALSO: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("language", "Philippines"): ("Filipino", "English"),
     ("language", "Sri Lanka"): ("Sinhalese", "Tamil"),
 }
-"""Further right values, from common knowledge, for the table has one of each. They were set down before any score."""
+"""Further right values, from common knowledge, for the table has one of each. They were set down after the answers had
+been read, and before any score was compared with a grade."""
 _KEYWORDS = {"capital": "capital", "language": "language", "currency": "currency", "continent": "lies in"}
 
 
