@@ -4,7 +4,7 @@
     python benchmarks/country_answers.py --model pocket --kind short --output FOLDER
 
 A record of JSON Lines keeps the answers as they come, on the token ids that were written; a run that was interrupted
-goes on. The facts are those of `research/pocket/data/facts.csv`: the first `COUNTRIES` countries of which it knows
+is continued. The facts are those of `research/pocket/data/facts.csv`: the first `COUNTRIES` countries of which it knows
 capital, continent, official language and currency, and whose capital does not hold their name. A passage tells three of
 the four facts, between two of another country.
 """
@@ -49,7 +49,7 @@ QUESTION = (
     "Write one sentence for each."
 )
 SHOWN = ("France", "Japan")
-"""The countries of the examples; they are not asked about."""
+"""The countries of the examples; no question is about them."""
 OPTIONS = GenerationOptions(max_tokens=64)
 BATCH = 8
 ESTIMATORS = (
@@ -74,7 +74,7 @@ def table() -> dict[str, Facts]:
 
 
 def countries(known: Mapping[str, Facts]) -> list[str]:
-    """The countries that are asked about."""
+    """The countries that questions are about."""
     return [country for country in known if country not in SHOWN][:COUNTRIES]
 
 
@@ -88,7 +88,7 @@ def draw(*parts: object) -> int:
     return int.from_bytes(hashlib.sha256("\0".join(map(str, parts)).encode()).digest()[:8])
 
 
-def told(country: str) -> tuple[str, ...]:
+def facts_in_passage(country: str) -> tuple[str, ...]:
     """The topics that the passage about a country tells: all but one."""
     missing = TOPICS[draw("missing", country) % len(TOPICS)]
     return tuple(topic for topic in TOPICS if topic != missing)
@@ -103,8 +103,8 @@ def other_of(country: str, known: Mapping[str, Facts]) -> str:
 def passage(country: str, known: Mapping[str, Facts]) -> str:
     """Three facts about the country and two about another one, in an order that a hash decides."""
     other = other_of(country, known)
-    pieces = sentences_about(country, known[country], told(country))
-    pieces += sentences_about(other, known[other], told(other)[:2])
+    pieces = sentences_about(country, known[country], facts_in_passage(country))
+    pieces += sentences_about(other, known[other], facts_in_passage(other)[:2])
     return " ".join(sorted(pieces, key=lambda piece: draw("order", country, piece)))
 
 
@@ -112,11 +112,11 @@ def conversation(country: str, kind: str, known: Mapping[str, Facts]) -> list[Me
     """The question about a country, behind two answered ones."""
 
     def question(about: str) -> str:
-        asked = QUESTION.format(country=about)
-        return f"Context: {passage(about, known)}\n\nQuestion: {asked}" if kind == "read" else asked
+        question = QUESTION.format(country=about)
+        return f"Context: {passage(about, known)}\n\nQuestion: {question}" if kind == "read" else question
 
     def answer(about: str) -> str:
-        given = told(about) if kind == "read" else TOPICS
+        given = facts_in_passage(about) if kind == "read" else TOPICS
         words = {"continent": "continent", "language": "official language"}
         return " ".join(
             sentences_about(about, known[about], (topic,))[0]
@@ -179,7 +179,13 @@ def is_right(sentence: str, country: str, kind: str, known: Mapping[str, Facts])
         return False
     given = TOPICS
     if kind == "read":
-        given = told(country) if about == country else told(about)[:2] if about == other_of(country, known) else ()
+        given = (
+            facts_in_passage(country)
+            if about == country
+            else facts_in_passage(about)[:2]
+            if about == other_of(country, known)
+            else ()
+        )
     if "does not" in sentence:
         return topic not in given
     values = (*known[about][topic], *ALSO.get((topic, about), ()))
@@ -237,9 +243,14 @@ def score(model: LanguageModel, kind: str, written: list[dict[str, Any]], record
 def short(model: LanguageModel, record: Path) -> None:
     """A question for each fact, for a model that answers in a word: its four answers are the sentences of one."""
     known, lines = table(), list[str]()
-    asked = ("What is the capital of {}?", "On which continent is {}?", "What language is spoken in {}?")
+    forms = (
+        "What is the capital of {}?",
+        "On which continent is {}?",
+        "What language is spoken in {}?",
+        "What is the currency of {}?",
+    )
     for country in countries(known):
-        questions = [question.format(country) for question in (*asked, "What is the currency of {}?")]
+        questions = [form.format(country) for form in forms]
         answers = model.generate_batch(questions, OPTIONS, objective=HybridGrad().objective)
         text, sentences = "", list[dict[str, Any]]()
         for topic, answer in zip(TOPICS, answers, strict=True):
