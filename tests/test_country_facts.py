@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
-from country_answers import COUNTRIES, TOPICS, countries, is_right, other_of, passage, table, told
+from country_answers import COUNTRIES, TOPICS, countries, facts_in_passage, is_right, other_of, passage, table
 
 KNOWN = table()
 
@@ -31,10 +31,10 @@ def test_a_recalled_sentence_is_graded_by_the_table(country: str, sentence: str,
     assert is_right(sentence, country, "recalled", KNOWN) is right
 
 
-def test_a_sentence_from_a_passage_has_to_be_told_there() -> None:
-    missing = next(topic for topic in TOPICS if topic not in told("Peru"))
+def test_a_sentence_from_a_passage_has_to_follow_from_it() -> None:
+    missing = next(topic for topic in TOPICS if topic not in facts_in_passage("Peru"))
     other = other_of("Peru", KNOWN)
-    assert KNOWN["Peru"][told("Peru")[0]][0] in passage("Peru", KNOWN)
+    assert KNOWN["Peru"][facts_in_passage("Peru")[0]][0] in passage("Peru", KNOWN)
     true = {
         "capital": "The capital of Peru is Lima.",
         "continent": "Peru lies in South America.",
@@ -45,7 +45,7 @@ def test_a_sentence_from_a_passage_has_to_be_told_there() -> None:
         topic: topic != missing for topic in TOPICS
     }
     assert is_right(f"The capital of {other} is {KNOWN[other]['capital'][0]}.", "Peru", "read", KNOWN) is (
-        "capital" in told(other)[:2]
+        "capital" in facts_in_passage(other)[:2]
     )
 
 
