@@ -100,6 +100,22 @@ def test_a_thought_is_closed_and_its_answer_scored_given_it() -> None:
         assert found.uncertainty == pytest.approx(expected.uncertainty, rel=5e-3, abs=1e-6)
 
 
+def test_sentences_are_scored_as_on_the_cpu() -> None:
+    text = "The capital of Peru is Lima. It is a city! Its currency is the sol."
+    models = (pocket(DEVICE), pocket("cpu"))
+    found, expected = (model.sentences(model.evidence(QUESTIONS[1], text)) for model in models)
+    assert found is not None
+    assert expected is not None
+    assert len(found) == 3
+    for (span, ours), (other, theirs) in zip(found, expected, strict=True):
+        assert span == other
+        scores, reference = (part and part.gradients() for part in (ours, theirs))
+        assert scores is not None
+        assert reference is not None
+        assert scores.scores.hybridgrad == pytest.approx(reference.scores.hybridgrad, rel=5e-3, abs=1e-6)
+        assert scores.scores.log_probs == pytest.approx(reference.scores.log_probs, rel=1e-3, abs=1e-4)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_stays_near(dtype: torch.dtype) -> None:
     case, model = CASES[0], build("llama", dtype=dtype)
