@@ -146,7 +146,10 @@ class Counting:
             for verdict in marked:
                 policy.check(binding_of(verdict))
         prompts = [turn.form(call, calls) for call in calls]
-        unlikes = [unlike(call.verdict, policy, prompt) for prompt, call in zip(prompts, calls, strict=True)]
+        unlikes = [
+            unlike(call.verdict, policy.calibration, kind=policy.kind, prompt=prompt)
+            for prompt, call in zip(prompts, calls, strict=True)
+        ]
         stranger = next((index for index, differences in enumerate(unlikes) if differences), None)
         strange = () if stranger is None else unlikes[stranger]
         without = next((index for index, verdict in enumerate(marked) if verdict.uncertainty is None), None)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.answering import without_calls as without_calls
     from semgrad_guard.guard.calibrated_estimator import as_estimator as as_estimator
     from semgrad_guard.guard.calibrated_estimator import estimator_of as estimator_of
+    from semgrad_guard.guard.familiarity import unlike as unlike
     from semgrad_guard.guard.flow import Draft as Draft
     from semgrad_guard.guard.flow import HandedOn as HandedOn
     from semgrad_guard.guard.flow import Outcome as Outcome
@@ -45,19 +46,13 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.guard import GuardedStream as GuardedStream
     from semgrad_guard.guard.guard import Target as Target
     from semgrad_guard.guard.kinds import questions_of_kind as questions_of_kind
-    from semgrad_guard.guard.policy import Abstain as Abstain
     from semgrad_guard.guard.policy import AbstainMessage as AbstainMessage
-    from semgrad_guard.guard.policy import Deliver as Deliver
-    from semgrad_guard.guard.policy import Escalate as Escalate
     from semgrad_guard.guard.policy import Policy as Policy
-    from semgrad_guard.guard.policy import Raise as Raise
-    from semgrad_guard.guard.policy import Settlement as Settlement
     from semgrad_guard.guard.policy import Terms as Terms
     from semgrad_guard.guard.policy import decide as decide
     from semgrad_guard.guard.policy import observes as observes
     from semgrad_guard.guard.policy import require_policy as require_policy
     from semgrad_guard.guard.policy import settle as settle
-    from semgrad_guard.guard.policy import unlike as unlike
     from semgrad_guard.guard.policy import withholds as withholds
     from semgrad_guard.guard.promise import Promise as Promise
     from semgrad_guard.guard.promise import combined_promise as combined_promise
@@ -84,7 +79,12 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.timing import in_time as in_time
     from semgrad_guard.guard.timing import off_loop as off_loop
     from semgrad_guard.guard.timing import read_off_loop as read_off_loop
+    from semgrad_guard.guard.verdicts import Abstain as Abstain
+    from semgrad_guard.guard.verdicts import Deliver as Deliver
+    from semgrad_guard.guard.verdicts import Escalate as Escalate
+    from semgrad_guard.guard.verdicts import Raise as Raise
     from semgrad_guard.guard.verdicts import Recorder as Recorder
+    from semgrad_guard.guard.verdicts import Settlement as Settlement
     from semgrad_guard.guard.verdicts import abstained as abstained
     from semgrad_guard.guard.verdicts import as_draft as as_draft
     from semgrad_guard.guard.verdicts import binding_of as binding_of

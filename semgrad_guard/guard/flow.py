@@ -18,10 +18,14 @@ from semgrad_guard.calibration.prompt_shape import PromptForm
 from semgrad_guard.decision_log.entries import Facts
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
 from semgrad_guard.errors import AnswerFailedError, DeadlineExceededError, InputError, LowConfidenceError, UpstreamError
-from semgrad_guard.guard.policy import Deliver, Escalate, Raise, Settlement, Terms, decide, settle
+from semgrad_guard.guard.policy import Terms, decide, settle
 from semgrad_guard.guard.sentences import is_part, watched_score
 from semgrad_guard.guard.timing import Steps, Work, adrive, cancelling, drive
 from semgrad_guard.guard.verdicts import (
+    Deliver,
+    Escalate,
+    Raise,
+    Settlement,
     abstained,
     current_recorder,
     escalated,

@@ -6,7 +6,6 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from semgrad_guard.calibration.calibration_record import Calibration
 from semgrad_guard.errors import InputError
 
 _kind: ContextVar[str | None] = ContextVar("semgrad_guard_kind", default=None)
@@ -42,13 +41,3 @@ def require_kind(kind: object) -> str:
     if not isinstance(kind, str) or not kind.strip():
         raise InputError(f"kind is the name of a kind of questions, a text, not {kind!r:.60}")
     return kind
-
-
-def unlike_kind(calibration: Calibration, kind: str | None) -> tuple[str, ...]:
-    """Why nothing is promised about a question of this kind; empty where the calibration is about it."""
-    if kind == calibration.kind and not calibration.kinds:
-        return ()
-    known = ", ".join(map(repr, calibration.kinds or filter(None, [calibration.kind]))) or "no kinds"
-    if kind is None:
-        return (f"the kind of the question was not given, and the promise is by kind: {known}",)
-    return (f"the calibration does not know questions of the kind {kind!r:.60}; it knows {known}",)

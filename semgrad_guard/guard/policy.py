@@ -15,15 +15,20 @@ from typing import Any
 from semgrad_guard.calibration import DriftMonitor
 from semgrad_guard.calibration.binding import Binding
 from semgrad_guard.calibration.calibration_record import Calibration, is_score
-from semgrad_guard.calibration.call_options import unlike_calls
 from semgrad_guard.decision_log.entries import DecisionSink
 from semgrad_guard.declared import require_valid
 from semgrad_guard.engine.interruption import Stop
 from semgrad_guard.errors import InputError, UnfamiliarPromptError
-from semgrad_guard.guard.kinds import current_kind, require_kind, unlike_kind
+from semgrad_guard.guard.familiarity import unlike
+from semgrad_guard.guard.kinds import current_kind, require_kind
 from semgrad_guard.guard.sentences import decided_sentences, delivers, require_same_unit, with_delivered
 from semgrad_guard.guard.verdicts import (
     UNSCORED,
+    Abstain,
+    Deliver,
+    Escalate,
+    Raise,
+    Settlement,
     abstained,
     binding_of,
     is_withheld,
@@ -31,7 +36,7 @@ from semgrad_guard.guard.verdicts import (
     with_promise,
     without_text,
 )
-from semgrad_guard.records import OWN_CODE, Action, PromptForm, Verdict, digest_of
+from semgrad_guard.records import Action, PromptForm, Verdict
 from semgrad_guard.settings import (
     ABSTAIN_MESSAGE,
     CLOSING_LINE,
@@ -45,9 +50,6 @@ from semgrad_guard.settings import (
 )
 
 AbstainMessage = str | Callable[[Verdict], str]
-
-_OWN_CODE = "the model runs code that cannot be compared with that of the calibration (a hook, a replaced method)"
-_OTHER_PROMPT = "the answer was given to another prompt (it comes from a cache, say)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,37 +296,6 @@ class Terms(DeliveryOptions):
         return text
 
 
-@dataclass(frozen=True)
-class Deliver:
-    """The draft goes out. Where the mode does not withhold, its verdict is advice (`enforced` is False)."""
-
-    verdict: Verdict
-
-
-@dataclass(frozen=True)
-class Escalate:
-    """The target answers; nothing of the draft goes out."""
-
-    verdict: Verdict
-
-
-@dataclass(frozen=True)
-class Abstain:
-    """The abstain message goes out in the draft's place."""
-
-    verdict: Verdict
-
-
-@dataclass(frozen=True)
-class Raise:
-    """A `LowConfidenceError` goes out in the draft's place."""
-
-    verdict: Verdict
-
-
-Settlement = Deliver | Escalate | Abstain | Raise
-
-
 def settle(
     draft: Verdict,
     policy: Policy,
@@ -395,7 +366,8 @@ def decide(
     if draft.estimator != UNSCORED:  # else there is nothing to bind to, and `on_unscored` decides
         policy.check(binding_of(draft))
     calibrated = policy.calibration is not None
-    unfamiliar = tuple(dict.fromkeys((*unlike(draft, policy, prompt), *strange))) if calibrated else ()
+    differences = (*unlike(draft, policy.calibration, kind=policy.kind, prompt=prompt), *strange)
+    unfamiliar = tuple(dict.fromkeys(differences)) if calibrated else ()
     action = _action(draft, policy, can_escalate=can_escalate, unfamiliar=unfamiliar)
     let_through = action == "answer"
     judged = not unfamiliar or policy.delivers_unfamiliar
@@ -423,30 +395,6 @@ def decide(
         ),
     }
     return with_promise(draft.model_copy(update=changes))
-
-
-def unlike(draft: Verdict, policy: Policy, prompt: PromptForm | None) -> tuple[str, ...]:
-    """The differences from the calibration, in words; empty without one: of the kind of question, of the prompt, of the
-    place where the answer ends (see `Binding.cut_elsewhere`), and of a call to another server (see `unlike_calls`).
-
-    Of several answers in one verdict only the prompt, and the place of the cut, is compared here: the code that joins
-    them compares each.
-    """
-    if policy.calibration is None:
-        return ()
-    joined = "aggregate" in (draft.settings or {})
-    tokens, text = (0, "") if joined else (draft.scored_tokens, draft.text)
-    bound = policy.binding
-    elsewhere = None if bound is None else bound.cut_elsewhere(draft.cut, tokens=tokens, text=text)
-    other = draft.prompt is not None and prompt is not None and draft.prompt != digest_of(prompt.text)
-    return (
-        *unlike_kind(policy.calibration, policy.kind),
-        *policy.calibration.unfamiliar(prompt),
-        *(() if elsewhere is None else (elsewhere,)),
-        *unlike_calls(draft.options, bound, tokens=tokens, text=text),
-        *((_OTHER_PROMPT,) if other and not joined else ()),
-        *((_OWN_CODE,) if OWN_CODE in (draft.fingerprint or "") else ()),
-    )
 
 
 def _action(draft: Verdict, policy: Policy, *, can_escalate: bool, unfamiliar: tuple[str, ...]) -> Action:

@@ -178,6 +178,37 @@ def binding_of(verdict: Verdict) -> Binding:
     )
 
 
+@dataclass(frozen=True)
+class Deliver:
+    """The draft goes out. Where the mode does not withhold, its verdict is advice (`enforced` is False)."""
+
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Escalate:
+    """The target answers; nothing of the draft goes out."""
+
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Abstain:
+    """The abstain message goes out in the draft's place."""
+
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Raise:
+    """A `LowConfidenceError` goes out in the draft's place."""
+
+    verdict: Verdict
+
+
+Settlement = Deliver | Escalate | Abstain | Raise
+
+
 class RecordedScore(BaseModel):
     """An estimator's score of a draft, with the settings that it is bound to; of a learned one, what it reads."""
 
