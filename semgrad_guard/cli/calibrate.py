@@ -3,49 +3,30 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import click
 import typer
 
 from semgrad_guard.cli import grading, loading, options, values
 from semgrad_guard.cli.calibrate_output import Files, draw, show
-from semgrad_guard.cli.calibrate_server import ServerWriter
-from semgrad_guard.cli.estimators import (
-    EstimatorSpec,
-    Graded,
-    GradedOther,
-    LearnedEstimatorSpec,
-    OtherRun,
-    estimators_for,
-    learns,
-    outcome_of,
-    read_other,
-)
+from semgrad_guard.cli.calibrate_run import Run, Shape
+from semgrad_guard.cli.estimators import LearnedEstimatorSpec, estimators_for, learns
 from semgrad_guard.cli.grading import ByHand
 from semgrad_guard.cli.help import ExitCode
-from semgrad_guard.cli.loading import Cluster, spreading
-from semgrad_guard.cli.terminal import ERR, kept_on_interrupt, note, say, say_unscored
+from semgrad_guard.cli.loading import Cluster
+from semgrad_guard.cli.terminal import ERR, note, say
 from semgrad_guard.declared import Bounds, Option
 from semgrad_guard.errors import InputError
 from semgrad_guard.loading import ModelSource
 from semgrad_guard.settings import REPORTED, UPSTREAM_KEY, Alpha, Delta, EngineOptions
 
 if TYPE_CHECKING:
-    from semgrad_guard.calibration import Binding, Calibration
+    from semgrad_guard.calibration import Calibration
     from semgrad_guard.calibration.calibration_set import Copies
-    from semgrad_guard.engine.generation.options import GenerationOptions
-    from semgrad_guard.engine.language_model import LanguageModel
-    from semgrad_guard.estimators import Estimator
-    from semgrad_guard.evaluation.calibrating import Outcome
-    from semgrad_guard.evaluation.graders import AnswerGrader
-    from semgrad_guard.evaluation.questions.data import Question, QuestionFile
-    from semgrad_guard.evaluation.questions.prompts import Phrasing
-    from semgrad_guard.evaluation.runs.answers import Answer
-    from semgrad_guard.records import Message, PromptForm
+    from semgrad_guard.evaluation.questions.data import QuestionFile
 
 
 def calibrate(  # noqa: PLR0913  # a command's options are its arguments
@@ -221,9 +202,9 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     if server is not None:
         _require_at_server(model, (probe, also, cluster.ray))
     conversations = [] if extra_prompts is None else loading.read_conversations(extra_prompts)
-    shape = _Shape(conversations, read_slots(slot or ()))
+    shape = Shape(conversations, read_slots(slot or ()))
     answering = loading.decoding(decoding)
-    run = _Run(source, estimator, phrasing, answering, batch_size, cluster, runs, shape, hand, server)
+    run = Run(source, estimator, phrasing, answering, batch_size, cluster, runs, shape, hand, server)
     with sole_writer(output):
         outcome = run(
             questions,
@@ -290,196 +271,6 @@ def _code(calibration: Calibration, questions: QuestionFile) -> ExitCode:
         return ExitCode.BROKEN_LINES
     promising = calibration.kinds.values() or (calibration,)
     return ExitCode.OK if any(one.threshold is not None for one in promising) else ExitCode.NO_THRESHOLD
-
-
-@dataclass(frozen=True)
-class _Shape:
-    """Conversations and slots that widen the shape of the prompts."""
-
-    conversations: Sequence[Sequence[Message]]
-    slots: Sequence[str]
-
-
-@dataclass(frozen=True)
-class _Run:
-    """How to answer and score."""
-
-    source: ModelSource
-    estimator: EstimatorSpec
-    phrasing: Phrasing
-    decoding: GenerationOptions
-    batch_size: int
-    cluster: Cluster
-    also: Sequence[Path]
-    shape: _Shape
-    hand: ByHand | None
-    server: str | None = None
-
-    def __call__(
-        self,
-        questions: QuestionFile,
-        files: Files,
-        *,
-        graders: Sequence[AnswerGrader],
-        alpha: float,
-        delta: float,
-        robust: bool,
-        upstream: str | None,
-        copies: Copies | None,
-        by_kind: bool,
-    ) -> Outcome:
-        """Answer the missing questions, grade, and calibrate."""
-        from semgrad_guard.evaluation.graders import GRADERS, default_grader
-        from semgrad_guard.evaluation.job_record import number_of_try
-
-        rows = questions.rows
-        self.phrasing.require(rows)
-        template = self.phrasing.name(rows)
-        writer = self._writer(template)
-        grader = next(iter(graders), GRADERS[default_grader(writer.prompt_name(template))])
-        others = [] if isinstance(writer, ServerWriter) else writer.others(self.also, rows)
-        answers = writer.answers(rows, files.answers, template)
-        say_unscored(answers)
-        times = questions.times if copies == "keep" else ()
-        # The places of all answers, those of traffic as often as they were asked for.
-        everything = [row for row in range(len(rows)) for _ in range(times[row] if times else 1)]
-        named, drawn = writer.scorer.estimator if isinstance(writer, ServerWriter) else None, None
-        if self.hand is not None:
-            scored_by = named or self.estimator.make().name
-            drawn = self.hand.draw(rows, answers, everything, scored_by, alpha=alpha)
-        grades = grading.grade(
-            rows,
-            answers,
-            grader,
-            labels=files.labels,
-            others=grading.recorded_keys(files.answers),
-            book=files.grades,
-            only=drawn,
-        )
-
-        right = dict(zip(grades.rows, grades.correct, strict=True))
-        places = [row for row in everything if drawn is not None or row in right]
-        kept = [rows[i] for i in places]
-        say_near([rows[i] for i in grades.rows])
-        forms = self.phrasing.forms(kept, writer.form)
-        prompts = forms if any(forms) else None
-        of_others = [
-            GradedOther(other, grading.grade(rows, other.answers, grader, book=files.grades)) for other in others
-        ]
-        correct = [right.get(row) for row in places]
-        kinds = [row.kind or "" for row in kept] if by_kind else None
-        graded = Graded(kept, [answers[i] for i in places], correct, grades.grader, prompts, of_others, copies, kinds)
-        extra = [form for turns in self.shape.conversations if (form := writer.form(turns)) is not None]
-        promise: dict[str, Any] = {"alpha": alpha, "delta": delta, "robust": robust}
-        promise |= {"by_kind": True} if by_kind else {}
-        if self.hand is not None:
-            promise |= {"by_hand": self.hand.count, "prediction_powered": self.hand.machine}
-        settings = {"estimator": asdict(self.estimator), "labels": graded.labels(), "copies": copies, **promise}
-        how: dict[str, Any] = {"alpha": alpha, "delta": delta, "robust": robust}
-        how["tries"] = number_of_try(files.answers, settings)
-        shape = {"extra_prompts": extra, "slots": self.shape.slots}
-        if self.hand is not None:
-            how["by_hand"] = self.hand.count
-        if self.hand is not None and self.hand.machine:
-            scored_by = named or self.estimator.make().name
-            surest = self.hand.draw(rows, answers, everything, scored_by, alpha=alpha, whole=True)
-            verdicts = grading.grade(rows, answers, grader, book=files.grades, only=surest)
-            by_machine = dict(zip(verdicts.rows, verdicts.correct, strict=True))
-            how["machine"] = [by_machine.get(row) for row in places]
-        bind = writer.binding(grades.grader, upstream)
-        outcome = outcome_of(self.estimator, graded, bind, named=named, **how, **shape)
-        return replace(outcome, no_verdict=grades.no_verdict)
-
-    def _writer(self, template: str) -> _LocalWriter | ServerWriter:
-        """The model here that answers, or the server."""
-        if self.server is None:
-            model = loading.load(self.source)
-            estimators = {estimator.name: estimator for estimator in estimators_for(self.estimator)}
-            return _LocalWriter(self, model, estimators, template)
-        from semgrad_guard.guard.reported import ReportedScorer
-
-        given = self.estimator.estimator
-        scorer = ReportedScorer(
-            self.source.model, REPORTED[0] if given == LearnedEstimatorSpec.estimator else str(given)
-        )
-        return ServerWriter(self.server, scorer, self.decoding, self.phrasing, self.batch_size)
-
-
-@dataclass(frozen=True)
-class _LocalWriter:
-    """The answers of a model here."""
-
-    run: _Run
-    model: LanguageModel
-    estimators: Mapping[str, Estimator]
-    template: str
-
-    def prompt_name(self, template: str) -> str:
-        """The full name of the prompts."""
-        from semgrad_guard.guard import template_name
-
-        return template_name(self.model, template)
-
-    def others(self, paths: Sequence[Path], rows: Sequence[Question]) -> list[OtherRun]:
-        """The answers of other engines to the same questions."""
-        from semgrad_guard.evaluation.runs.run import run_settings
-
-        settings = run_settings(self.model, self.estimators, options=self.run.decoding, template=self.template)
-        return [read_other(path, rows, settings) for path in paths]
-
-    def answers(self, rows: Sequence[Question], path: Path, template: str) -> list[Answer]:
-        """The answers; Ctrl-C tells how many are kept, and how to resume."""
-        from semgrad_guard.evaluation.runs.run import Answering, collect_answers
-
-        run = self.run
-        recipe = Answering(self.model, self.estimators, run.decoding, run.phrasing).recipe
-        with (
-            kept_on_interrupt("Answering", f"answers are kept in {path}") as tell,
-            spreading(run.cluster, self.model, run.source, recipe) as spread,
-        ):
-            return collect_answers(
-                rows,
-                path,
-                model=self.model,
-                estimators=self.estimators,
-                options=run.decoding,
-                phrasing=run.phrasing,
-                batch_size=run.batch_size,
-                spread=spread,
-                on_progress=tell,
-            )
-
-    def binding(self, grader: str, upstream: str | None) -> Callable[[Estimator], Binding]:
-        """The binding of a calibration on these answers, for each estimator."""
-        from semgrad_guard.evaluation.runs.run import run_binding
-
-        return lambda estimator: run_binding(
-            self.model,
-            estimator,
-            options=self.run.decoding,
-            template=self.template,
-            grader=grader,
-            upstream=upstream,
-        )
-
-    def form(self, conversation: Sequence[Message]) -> PromptForm:
-        """The form of a prompt."""
-        return self.model.render(conversation).form
-
-
-def say_near(questions: Sequence[Question]) -> None:
-    """Warn of questions that are probably wordings of one fact."""
-    from semgrad_guard.evaluation.questions.near import wordings
-
-    near = [(row, first) for row, first in enumerate(wordings(questions)) if row != first]
-    if near:
-        row, first = near[0]
-        say(
-            f"{len(near)} of {len(questions)} questions are close to another one: {questions[row].question!r} and "
-            f"{questions[first].question!r}, for example. Wordings of one fact are not independent draws: the promise "
-            "is weaker than stated where they are many. Keep one of each.",
-            label="Warning",
-        )
 
 
 def _chosen(questions: QuestionFile) -> Copies:
