@@ -49,8 +49,14 @@ def recalibrate(
         tries: numbers the proposals on these grades, this one included; 0: there is no other.
 
     Raises:
-        CalibrationError: the old calibration has no threshold, or no answer is graded.
+        CalibrationError: the old calibration has no threshold, no answer is graded, or the promise is by kind of
+            question or about sentences.
     """
+    if old.kinds:
+        raise CalibrationError(
+            f"Calibration {old.id} has a promise for each kind of question. Make a new one, by kind, from graded "
+            "answers instead."
+        )
     if old.threshold is None or not grades:
         why = "it lets nothing through" if old.threshold is None else "none of its answers drawn at random is graded"
         raise CalibrationError(
@@ -72,6 +78,7 @@ def recalibrate(
         "coverage": sum(found.lets_through(score) for score in known) / len(scores),
         "binding": None if old.binding is None else old.binding.model_copy(update={"grader": "human"}),
         "choice": old.choice,
+        "kind": old.kind,
         "shape": old.shape,
         "by_hand": HandGrades(
             count=len(grades), share=delivered / len(known), drawn_from=delivered, below=old.threshold

@@ -39,10 +39,6 @@ def recalibrate(
     if output.exists() and output.resolve() == calibration.resolve():
         raise InputError("--output is the calibration that decides now: give the proposal a file of its own")
     old, moment = Calibration.load(calibration), parse_since(since)
-    if old.kinds:
-        raise InputError(
-            "this calibration has a promise for each kind of question: make a new one, `calibrate --by-kind`"
-        )
     tries = Calibration.load(output).tries + 1 if output.exists() else 1
     with opened(log) as database:
         decided = [row for row, _ in database.decisions(since=moment) if row.calibration_id == old.id]
