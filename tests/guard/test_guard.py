@@ -27,6 +27,7 @@ from semgrad_guard import (
     calibrate,
 )
 from semgrad_guard.errors import BindingMismatchError, InputError
+from tests.engine.chat_templates import template
 
 Make = Callable[..., LanguageModel]
 OPTIONS = GenerationOptions(max_tokens=4)
@@ -301,3 +302,13 @@ def test_a_deep_copy_of_a_guard_shares_its_model(language_model: LanguageModel) 
     assert copy.deepcopy({"guard": base})["guard"](QUESTIONS[0]).text == base(QUESTIONS[0]).text
     assert copy.deepcopy(language_model) is language_model
     assert vars(copy.copy(language_model)) == vars(language_model)
+
+
+def test_a_live_answer_shows_no_call_of_a_tool(make_language_model: Callable[..., LanguageModel]) -> None:
+    call = '<tool_call>{"name": "paint", "arguments": {"colour": "red"}}</tool_call>'
+    paint = {"type": "function", "function": {"name": "paint"}}
+    model = make_language_model(chat_template=template("qwen2.5"), max_position_embeddings=8192)
+    options = GenerationOptions(max_tokens=150, grammar=f"start: {json.dumps('Sure. ' + call)}")
+    stream = Guard(model, ALL, options=options, mode="annotate").stream("Paint it.", tools=[paint])
+    assert "".join(stream) == "Sure."
+    assert (stream.verdict.text, [one.name for one in stream.verdict.tool_calls]) == ("Sure.", ["paint"])

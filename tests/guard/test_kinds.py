@@ -12,7 +12,6 @@ import pytest
 
 from semgrad_guard import Calibration, Guard, LanguageModel, Policy
 from semgrad_guard.calibration import calibrate
-from semgrad_guard.decision_log.decision_log import DecisionLog
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.guard.kinds import questions_of_kind
 from semgrad_guard.guard.policy import decide
@@ -148,13 +147,3 @@ async def test_a_guard_takes_the_kind_of_a_call(language_model: LanguageModel) -
     kinds += [(await guard.astream("What is item 1?", kind="easy").verdict()).kind]
     assert kinds == ["easy"] * 4
     assert guard("What is item 1?").kind is None
-
-
-def test_feedback_knows_the_calibrations_of_kinds(language_model: LanguageModel, tmp_path: Path) -> None:
-    policy = Policy.from_calibration(made(set_of({"easy": 60})), on_unscored="answer")
-    with DecisionLog(tmp_path / "log.db") as log:
-        guard = Guard(language_model, policy, log=log, mode="observe")
-        verdict = guard("What is item 1?", kind="easy")
-        assert verdict.calibration_id == policy.of_kind("easy").calibration_id
-        assert verdict.decision_id is not None
-        assert "calibration" not in (guard.feedback(verdict.decision_id, True).note or "")

@@ -168,6 +168,20 @@ async def test_a_summary_by_day(serve: Serve, tmp_path: Path, language_model: La
         assert (await client.get("/v1/decisions/summary")).status_code == 404
 
 
+async def test_the_calibrations_of_kinds_decide_too(serve: Serve, tmp_path: Path) -> None:
+    scores, kinds = [i / 100 for i in range(100)] * 2, ["easy"] * 100 + ["hard"] * 100
+    calibration = calibrate(scores, [score < 0.8 for score in scores], alpha=0.2, delta=0.1, kind=kinds)
+    log = DecisionLog(tmp_path / "log.db")
+    async with serve(Policy.from_calibration(calibration), service={"log": log}) as client:
+        data = (await client.get("/v1/promises")).json()["data"]
+        decides = {calibration.id, *(one.id for one in calibration.kinds.values())}
+        assert {one["calibration_id"] for one in data if one["current"]} == decides
+        (one,) = written(log, 1, calibration_id=calibration.kinds["hard"].id)
+        given = {"decision_id": one, "right": True, "sampling": "random"}
+        assert (await client.post("/v1/feedback", json=given)).json()["note"] is None
+    log.close()
+
+
 async def test_a_reader_can_tell_from_the_page_whether_the_promise_holds(serve: Serve, tmp_path: Path) -> None:
     """The words of each state come from the route that the page shows; before the first answer, too."""
     calibration = made()
