@@ -122,7 +122,7 @@ class Routing:
         if any(streams_structures(step.component) for step in turn.ended):
             raise InputError(STREAMED_STRUCTURE)
         advice = "" if delivery.structure is None else _STRUCTURE
-        return self.counting.draft(turn, delivery, self.terms.policy, irreplaceable=advice)
+        return self.counting.draft(turn, delivery, self.terms.policy.of_current_kind(), irreplaceable=advice)
 
     def attached(self, metadata: Mapping[str, Any] | None, verdict: Verdict, turn: Turn) -> dict[str, Any]:
         """Metadata with the verdict's record and the question's digest in it; without them in mode "observe"."""

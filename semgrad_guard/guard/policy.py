@@ -120,6 +120,10 @@ class Policy(PolicyOptions):
             return self
         return self._of_kinds.get(require_kind(kind)) or replace(self, kind=kind)
 
+    def of_current_kind(self) -> Policy:
+        """The policy for the questions that are asked now (see `questions_of_kind`)."""
+        return self if self.kind else self.of_kind(current_kind())
+
     @cached_property
     def _of_kinds(self) -> Mapping[str, Policy]:
         kinds = {} if self.calibration is None else self.calibration.kinds
@@ -362,7 +366,7 @@ def decide(
         BindingMismatchError: the policy was calibrated for another model, estimator, setting or template.
         UnfamiliarPromptError: the prompt is unlike those calibrated on, and the policy is to raise.
     """
-    policy = policy if policy.kind else policy.of_kind(current_kind())
+    policy = policy.of_current_kind()
     if draft.estimator != UNSCORED:  # else there is nothing to bind to, and `on_unscored` decides
         policy.check(binding_of(draft))
     calibrated = policy.calibration is not None

@@ -26,6 +26,7 @@ from llama_index_semgrad_guard import (
 from semgrad_guard import LanguageModel, Policy
 from semgrad_guard.errors import BindingMismatchError, CalibrationError, InputError
 from semgrad_guard.estimators import FusedStates
+from semgrad_guard.guard import questions_of_kind
 
 from .conftest import PASSAGES, Passages
 from .scripted import Scripted
@@ -196,3 +197,17 @@ def test_an_unfitted_estimator_is_refused_before_the_first_answer(llm: SemGradLL
     with pytest.raises(CalibrationError, match="which is not fitted"):
         calibrate_engine(engine(own), EXAMPLES, wrong, alpha=0.3, delta=0.2, progress=lambda *done: seen.append(done))
     assert seen == []
+
+
+def test_each_kind_of_question_has_its_promise(wide: LanguageModel) -> None:
+    kinds = ["easy", "hard"] * (len(EXAMPLES) // 2)
+    llm = Scripted.saying(wide, lambda prompt: (f"It is {len(prompt)}", 0.001 * len(prompt)))
+    for inner in (engine(llm), acc(llm)):  # one call, and several in one verdict
+        found = calibrate_engine(inner, EXAMPLES, lambda *_: True, kind=kinds, **RATES)
+        assert {kind: own.n for kind, own in found.kinds.items()} == {"easy": 4, "hard": 4}
+        guarded = GuardedQueryEngine(inner, Policy.from_calibration(found), mode="annotate")
+        for kind, known in (("easy", True), ("other", False), (None, False)):
+            with questions_of_kind(kind):
+                record = guarded.query(EXAMPLES[0][0]).metadata["semgrad_guard"]  # type: ignore[index]
+            assert record["kind"] == kind
+            assert ("kind" not in " ".join(record["unfamiliar"])) == known
