@@ -307,6 +307,18 @@ CLOSING_LINE = "I am not sure about the rest."
 
 
 @dataclass(frozen=True, kw_only=True)
+class SentenceOptions:
+    """Whether answers are judged by sentence, and the action at a doubtful one; None leaves both to the calibration."""
+
+    by: JudgedBy | None = None
+    on_doubt: OnDoubt | None = None
+    closing_line: Annotated[
+        str,
+        Option("Behind an answer that ends before a doubtful sentence.", DECISION, "TEXT", reads="some_text"),
+    ] = CLOSING_LINE
+
+
+@dataclass(frozen=True, kw_only=True)
 class AnswerLimit:
     """How long an answer may be."""
 

@@ -66,6 +66,7 @@ APART: Mapping[tuple[str, str], str] = {
     ("SemGradLLM", "estimator"): "as above",
     ("calibrate", "estimator"): "those that learn from labels, too",
     ("probe", "max_tokens"): "short answers are graded as well",
+    ("score", "by"): "every sentence or clause of a text is scored, and none is decided about",
     ("evaluate", "seed"): "of the methods that sample",
 }
 """Where a front has another default, or an option of the same name, and why."""

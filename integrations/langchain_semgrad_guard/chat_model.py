@@ -52,6 +52,7 @@ from semgrad_guard.guard import (
     as_estimator,
     assess,
     awaited,
+    judged_by,
     stopping,
 )
 from semgrad_guard.records import PromptForm
@@ -89,9 +90,9 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
     max_batch_size: int = Field(default=16, ge=1)
     """How many runs of a `batch` are under way at once, where its config has no `max_concurrency`."""
 
-    by: JudgedBy = "answer"
+    by: JudgedBy | None = None
     """"sentence": every sentence has a score of its own, and a router delivers those that it lets through."""
-    on_doubt: OnDoubt = "stop"
+    on_doubt: OnDoubt | None = None
     """By sentence: "stop" ends the answer before a doubtful one, "drop" leaves it out, "mark" only notes it."""
     logprobs: bool = False
     """Put the tokens' log-probabilities into the metadata, in OpenAI's shape; a call may set it too."""
@@ -184,7 +185,7 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
 
     @property
     def _by_sentence(self) -> OnDoubt | None:
-        return self.on_doubt if self.by == "sentence" else None
+        return judged_by(None, self.by, self.on_doubt)
 
     def message_of(self, draft: Draft[Generation], request: Request) -> AIMessage:
         """A scored answer as a message with its record."""

@@ -107,8 +107,8 @@ class Decision(BaseModel):
 
     @property
     def shows_draft(self) -> bool:
-        """Whether the delivered text is the answer that the score belongs to."""
-        return self.escalated_to is None and self.delivery == "answer"
+        """Whether the delivered text is the whole answer that the score belongs to; a part has no tokens here."""
+        return self.escalated_to is None and self.delivery == "answer" and self.tokens is not None
 
     def without_score(self) -> Decision:
         """The decision without the score of its draft, and without the fields that depend on the draft."""

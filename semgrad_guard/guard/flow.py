@@ -164,7 +164,7 @@ class Pending(Generic[A]):
         if terms.monitor is None:
             return settled
         drift = terms.monitor.add(watched_score(settled.verdict)).alarm
-        return type(settled)(settled.verdict.model_copy(update={"drift": drift}))
+        return replace(settled, verdict=settled.verdict.model_copy(update={"drift": drift}))
 
     def _outcome(
         self, draft: Draft[A] | Exception, settled: Settlement | Exception, reply: TargetReply[A] | None
@@ -189,9 +189,13 @@ def conclude(
         Exception: the target's own, where `on_error` is to raise.
     """
     if isinstance(settled, Deliver):
-        if is_part(settled.verdict):
-            return _recorded(Outcome(settled.verdict, None), terms)
-        verdict, left = (settled.verdict, answer) if terms.trim is None else terms.trim(settled.verdict, answer)
+        verdict, left = settled.verdict, answer
+        if is_part(verdict):
+            if terms.part is None:
+                return _recorded(Outcome(verdict, None), terms)
+            left = terms.part(verdict, answer, settled.ranges)
+        if terms.trim is not None:
+            verdict, left = terms.trim(verdict, left)
         return _recorded(Outcome(verdict, left), terms)
     if isinstance(settled, Raise):
         raise _refused(settled.verdict, terms)

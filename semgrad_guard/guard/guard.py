@@ -20,6 +20,7 @@ from semgrad_guard.guard.flow import Draft, Outcome, Reply, TargetReply, Waiting
 from semgrad_guard.guard.kinds import questions_of_kind
 from semgrad_guard.guard.policy import AbstainMessage, Policy, Terms, require_policy
 from semgrad_guard.guard.promise import Promise, promise_along, require_sequel
+from semgrad_guard.guard.sentences import judged_by
 from semgrad_guard.guard.streams import StreamSteps, arun_stream, run_stream, streamed
 from semgrad_guard.guard.timing import Steps, Work, adrive, drive, off_loop
 from semgrad_guard.records import Conversation, Verdict
@@ -48,9 +49,9 @@ class Guard:
         mode: "enforce"; "annotate" or "observe": every answer is delivered, streams are live, and the verdict's action
             is advice (`enforced` is False); "raise": a `LowConfidenceError` where an answer is not let through.
         by: "sentence" scores every sentence, given everything before it, and delivers those that are let through
-            (`verdict.sentences`).
-        on_doubt: at a doubtful sentence "stop" ends the answer before it, "drop" leaves it out with those that lean on
-            it, "mark" delivers it outside the promise.
+            (`verdict.sentences`); "answer" judges the whole. Default: as the policy was calibrated, or the whole.
+        on_doubt: at a doubtful sentence "stop" (the default without a calibration) ends the answer before it, "drop"
+            leaves it out with those that lean on it, "mark" delivers it outside the promise.
         closing_line: delivered behind an answer that "stop" has ended.
         prepare: turns the conversation into the one the model sees (puts retrieved passages in, for example).
         prompt_template: a name for that form of prompt; a calibration for another form is refused.
@@ -78,8 +79,8 @@ class Guard:
         estimator: Estimator | None = None,
         escalate_to: Target | None = None,
         mode: Mode = Terms.mode,
-        by: JudgedBy = "answer",
-        on_doubt: OnDoubt = "stop",
+        by: JudgedBy | None = None,
+        on_doubt: OnDoubt | None = None,
         closing_line: str = Terms.closing_line,
         prepare: Callable[[Conversation], Conversation] | None = None,
         prompt_template: str = "chat",
@@ -114,7 +115,7 @@ class Guard:
             estimator or estimator_of(self.policy.calibration),
             options=options or GenerationOptions(),
             prompt_template=prompt_template,
-            by_sentence=on_doubt if by == "sentence" else None,
+            by_sentence=judged_by(self.policy.calibration, by, on_doubt),
         )
         self.escalate_to, self._prepare = escalate_to, prepare
         if isinstance(escalate_to, Guard):

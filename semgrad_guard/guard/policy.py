@@ -233,6 +233,7 @@ class Terms(DeliveryOptions):
         monitor: watches the scores for drift.
         notify: called with every verdict.
         log: records every decision; the verdict then carries its `decision_id`.
+        part: makes the object of an answer of which only these ranges are delivered; without it there is none.
         trim: changes an answer that is let through, and its verdict, before they go out.
         closing_line: delivered behind an answer that ends before a doubtful sentence.
 
@@ -248,6 +249,7 @@ class Terms(DeliveryOptions):
     monitor: DriftMonitor | None = None
     notify: Callable[[Verdict], None] | None = None
     log: DecisionSink | None = None
+    part: Callable[[Verdict, Any, tuple[tuple[int, int], ...]], Any] | None = None
     trim: Callable[[Verdict, Any], tuple[Verdict, Any]] | None = None
     closing_line: str = CLOSING_LINE
 
@@ -341,8 +343,8 @@ def settle(
         return Deliver(verdict)
     if mode == "raise":
         return Raise(verdict)
-    if any(map(delivers, verdict.sentences)):
-        return Deliver(with_promise(with_delivered(verdict, closing_line=closing_line)))
+    if ranges := tuple((one.start, one.end) for one in verdict.sentences if delivers(one)):
+        return Deliver(with_promise(with_delivered(verdict, closing_line=closing_line)), ranges)
     return Escalate(verdict) if verdict.action == "escalate" else Abstain(verdict)
 
 

@@ -11,9 +11,9 @@ from typing import Any
 from semgrad_guard.calibration.binding import Binding
 from semgrad_guard.calibration.calibration_record import Calibration
 from semgrad_guard.calibration.on_doubt import compared_scores, depending_on
-from semgrad_guard.errors import BindingMismatchError
+from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.records import SentenceVerdict, Verdict
-from semgrad_guard.settings import OnDoubt
+from semgrad_guard.settings import JudgedBy, OnDoubt
 
 
 def require_same_unit(calibration: Calibration, binding: Binding) -> None:
@@ -29,6 +29,22 @@ def require_same_unit(calibration: Calibration, binding: Binding) -> None:
             f"The calibration {calibration.id} is about {_unit(calibrated)}, and the answers are judged as "
             f"{_unit(judged)}. Calibrate again in that form, or give the guard the calibration's."
         )
+
+
+def judged_by(calibration: Calibration | None, by: JudgedBy | None, on_doubt: OnDoubt | None) -> OnDoubt | None:
+    """The action at a doubtful sentence, by the settings or else the calibration; None: whole answers are judged.
+
+    Raises:
+        InputError: `on_doubt` is given for whole answers.
+    """
+    made = None if calibration is None else [calibration, *calibration.kinds.values()]
+    forms: list[OnDoubt] = [one.sentences.on_doubt for one in made or () if one.sentences is not None]
+    calibrated = forms[0] if forms else None
+    if (by or ("answer" if calibrated is None else "sentence")) == "sentence":
+        return on_doubt or calibrated or "stop"
+    if on_doubt is not None:
+        raise InputError(f'on_doubt="{on_doubt}" is about sentences: judge answers by="sentence", or leave it out')
+    return None
 
 
 def _unit(on_doubt: str | None) -> str:

@@ -180,9 +180,13 @@ def binding_of(verdict: Verdict) -> Binding:
 
 @dataclass(frozen=True)
 class Deliver:
-    """The draft goes out. Where the mode does not withhold, its verdict is advice (`enforced` is False)."""
+    """The draft goes out. Where the mode does not withhold, its verdict is advice (`enforced` is False).
+
+    Of a part of it, `ranges` are those of its sentences in the draft.
+    """
 
     verdict: Verdict
+    ranges: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from semgrad_guard.errors import (
     UnsupportedToolsError,
     UpstreamError,
 )
+from semgrad_guard.guard.sentences import delivers, is_part
 from semgrad_guard.records import METADATA_KEY, ToolCall, Verdict
 
 ACTION_HEADER = "x-semgrad-guard-action"
@@ -54,6 +55,7 @@ _OF_ANY_DRAFT = frozenset(
 _WITHHELD_FIELDS: Mapping[str, Any] = {
     "status": "unscored",
     "unfamiliar": [],
+    "sentences": [],
     "scored_tokens": 0,
     "reason": WITHHELD,
 }
@@ -65,6 +67,8 @@ _SCORES = frozenset(
     )
 )
 """The fields that compare one text with another."""
+_SCORES_OF_SENTENCES: Mapping[str, Any] = {"uncertainty": None, "compared": None, "confidence": None, "scores": {}}
+_OF_WITHHELD_SENTENCES: Mapping[str, Any] = {**_SCORES_OF_SENTENCES, "tokens": 0, "leans_on": None, "reason": None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,14 +104,47 @@ def public_record(verdict: Verdict, *, scores: bool = True) -> dict[str, Any]:
     """A verdict as clients get it.
 
     The record of a withheld answer holds the action, the threshold, and the decision's id; its score and the reason are
-    in the decision log. Without `scores`, a delivered text's score is left out too.
+    in the decision log. A withheld sentence keeps its place and its action. Without `scores`, a delivered text's score
+    is left out too.
     """
     record = verdict.metadata()
     if verdict.escalated is not None:
         record["escalated"] = public_record(verdict.escalated)
     if verdict.shows_draft:
-        return record if scores else {name: None if name in _SCORES else value for name, value in record.items()}
-    return {name: value if name in _OF_ANY_DRAFT else _WITHHELD_FIELDS.get(name) for name, value in record.items()}
+        record = record if scores else {name: None if name in _SCORES else value for name, value in record.items()}
+        return {**record, "sentences": _public_sentences(verdict, scores=scores)}
+    public = {name: value if name in _OF_ANY_DRAFT else _WITHHELD_FIELDS.get(name) for name, value in record.items()}
+    if not is_part(verdict):
+        return public
+    delivered = [*filter(delivers, verdict.sentences)]
+    own = {"status": verdict.status, "reason": verdict.reason, "scored_tokens": sum(one.tokens for one in delivered)}
+    return {**public, **own, "sentences": _public_sentences(verdict, scores=scores)}
+
+
+def _public_sentences(verdict: Verdict, *, scores: bool) -> list[dict[str, Any]]:
+    """Those of a delivered text; where it is a part of the answer, the withheld ones without their numbers."""
+    part = is_part(verdict)
+    hidden: Mapping[str, Any] = {} if scores else _SCORES_OF_SENTENCES
+    return [
+        {**one.model_dump(mode="json"), **(_OF_WITHHELD_SENTENCES if part and not delivers(one) else hidden)}
+        for one in verdict.sentences
+    ]
+
+
+def part_of(verdict: Verdict, answer: Answer, ranges: Sequence[tuple[int, int]]) -> Answer:
+    """The delivered part of an answer: these ranges of it, and nothing else that was written with it."""
+    ends = tuple(accumulate(map(len, answer.pieces or ()), initial=0))
+    pieces = (
+        "".join(piece[max(low - begin, 0) : max(high - begin, 0)] for low, high in ranges)
+        for begin, piece in zip(ends, answer.pieces or (), strict=False)
+    )
+    return Answer(
+        text=verdict.text,
+        finish_reason=answer.finish_reason if delivers(verdict.sentences[-1]) else "stop",
+        prompt_tokens=answer.prompt_tokens,
+        completion_tokens=sum(one.tokens for one in verdict.sentences if delivers(one)),
+        pieces=None if answer.pieces is None else tuple(filter(None, pieces)),
+    )
 
 
 CUT = "the delivered text ends where the client's stop or max_tokens cut it; the decision is about the whole answer"
@@ -146,7 +183,7 @@ class Cuts:
         if places := [place for string in self.stop if (place := text.find(string)) >= 0]:
             text, finish = text[: min(places)], "stop"
             lengths = accumulate(map(len, pieces), initial=0)
-            count = next(number for number, length in enumerate(lengths) if length >= len(text))
+            count = next((number for number, length in enumerate(lengths) if length >= len(text)), count)
         if finish is None:
             return verdict, answer
         left = replace(
@@ -166,6 +203,12 @@ class Cuts:
 def _unpromised(verdict: Verdict, text: str) -> Verdict:
     changes: dict[str, Any] = {
         "text": text,
+        "sentences": tuple(
+            one.model_copy(
+                update={"start": min(one.start, len(text)), "end": min(one.end, len(text)), "promised": False}
+            )
+            for one in verdict.sentences
+        ),
         "tool_calls": (),
         "promised": False,
         "familiar": None if verdict.familiar is None else False,

@@ -22,9 +22,10 @@ from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.replay.batch import Memory
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import Answerer, Policy, Terms, withholds
+from semgrad_guard.guard import Answerer, OnDoubt, Policy, Terms, withholds
 from semgrad_guard.guard.policy import lets_every_score_through
 from semgrad_guard.guard.reported import ReportedScorer
+from semgrad_guard.guard.sentences import judged_by
 from semgrad_guard.loading import ModelSource, load_estimator, load_policy, pocket_policy
 from semgrad_guard.named import POCKET
 from semgrad_guard.server.app import Limits, make_app
@@ -150,15 +151,21 @@ class _Maker:
         """A model that answers itself, or one of the upstream's, scored by a local one."""
         target = self.target  # a URL that is none is refused before a model is loaded
         policy = policy_of(self.settings, name)
+        by_sentence = judged_by(policy.calibration, self.settings.by, self.settings.on_doubt)
+        if by_sentence is not None and self.queue is not None:
+            raise InputError(
+                "inside vLLM answers are not judged by sentence yet; serve the model without vLLM's server, or judge "
+                "whole answers"
+            )
         upstream: Upstream | None = None
         if self.upstream is None:
-            scheduler = self.queue or self._scheduler(name, policy)
+            scheduler = self.queue or self._scheduler(name, policy, by_sentence)
         elif self.settings.scorer is None:
             scheduler = ReportedQueue(ReportedScorer.of(name, policy.calibration, self.settings.estimator))
             policy.check(scheduler.scorer.binding)
             upstream = Upstream(self.upstream, scheduler, usual_options(policy.binding))
         else:
-            scheduler = self._scheduler(name, policy)
+            scheduler = self._scheduler(name, policy, by_sentence)
             upstream = Upstream(self.upstream, scheduler)
         return ServedModel(
             name=name if upstream is not None else scheduler.name,
@@ -170,17 +177,19 @@ class _Maker:
             overridable=self.settings.allow_override,
             prompt_limit=self.settings.max_prompt_tokens,
             scores_texts=self.settings.allow_score,
+            by_sentence=by_sentence,
         )
 
-    def _scheduler(self, name: str, policy: Policy) -> Scheduler:
+    def _scheduler(self, name: str, policy: Policy, by_sentence: OnDoubt | None) -> Scheduler:
         settings, scores_only = self.settings, self.upstream is not None
         estimator = load_estimator(settings.estimator, policy)
         model = self.load(self._source(settings.scorer or name))
-        policy.check(Answerer(model, estimator, options_of(settings), served=scores_only).binding())
+        answerer = Answerer(model, estimator, options_of(settings), served=scores_only, by_sentence=by_sentence)
+        policy.check(answerer.binding())
         if model.memory == Memory():
             model.memory = MEMORY
         model.max_batch = settings.max_batch or ROWS
-        return Scheduler(model, estimator, limit=settings.queue, served=scores_only)
+        return Scheduler(model, estimator, limit=settings.queue, served=scores_only, by_sentence=by_sentence)
 
     def _terms(self, policy: Policy) -> Terms:
         settings, calibration = self.settings, policy.calibration
@@ -191,6 +200,7 @@ class _Maker:
             abstain_message=settings.abstain_message,
             on_error=settings.on_error,
             timeout=settings.timeout,
+            closing_line=settings.closing_line,
             monitor=DriftMonitor(calibration) if calibration is not None and calibration.scores else None,
         )
 

@@ -146,6 +146,11 @@ class LiteLLMGuardrail:
     async def _judged(self, request: GuardrailRequest, conversation: Conversation) -> GuardrailAnswer:
         models, name = self._service.models, request.model  # LiteLLM's names are its own
         served = self._service.model(name if name in models or len(models) > 1 else None)
+        if served.delivers_parts:
+            raise InputError(
+                "a gateway's answers go out whole or not at all, and this server judges by sentence; serve one with "
+                "--by answer for the gateway"
+            )
         facts = Facts(request_id=request.litellm_call_id, served=served.name, question=conversation.question)
         terms = replace(self._service.terms(served, facts), can_escalate=False)
         outcomes = await arun(terms, lambda: _drafts(served, request, conversation), stop=terms.stop())

@@ -19,7 +19,7 @@ from semgrad_guard.engine.sentences import By
 from semgrad_guard.engine.worker import Batching, Pieces, Ticket
 from semgrad_guard.errors import AnswerCancelledError, QueueFullError
 from semgrad_guard.estimators import Estimator
-from semgrad_guard.guard import Draft, Work, ain_time, cancelling, read_off_loop
+from semgrad_guard.guard import Draft, OnDoubt, Work, ain_time, cancelling, read_off_loop
 from semgrad_guard.server.answers import Answer
 from semgrad_guard.server.writing import AnswerRequest, ForeignText, Writer
 
@@ -106,6 +106,7 @@ class Scheduler:
         limit: how many requests may wait; one more is refused.
         prompt_template: the name for the form of the prompts.
         served: the model scores the texts of another server, and writes none itself.
+        by_sentence: the action at a doubtful sentence; None: whole answers are judged.
 
     `batching` is None until the model was examined, which begins at once.
 
@@ -121,12 +122,13 @@ class Scheduler:
         limit: int = 64,
         prompt_template: str = "chat",
         served: bool = False,
+        by_sentence: OnDoubt | None = None,
     ) -> None:
         if estimator.objective.gradients:
             estimator.objective.span(model.n_layers)  # refused here, and not at each request
         self.model, self.estimator, self.limit = model, estimator, limit
         self.served = served
-        self._writer = Writer(model, estimator, prompt_template=prompt_template, served=served)
+        self._writer = Writer(model, estimator, prompt_template=prompt_template, served=served, by_sentence=by_sentence)
         self._open: dict[Stop, Ticket[Any] | None] = {}
         self._reader = ThreadPoolExecutor(1, "semgrad-guard-reader")
         self._closed = False

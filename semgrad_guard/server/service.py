@@ -18,6 +18,7 @@ from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.guard import (
     Draft,
     Live,
+    OnDoubt,
     Outcome,
     Pending,
     Piece,
@@ -34,7 +35,7 @@ from semgrad_guard.guard import (
 )
 from semgrad_guard.named import reading_prompt
 from semgrad_guard.records import Verdict
-from semgrad_guard.server.answers import KEY, Answer, Cuts, HttpError, public_record
+from semgrad_guard.server.answers import KEY, Answer, Cuts, HttpError, part_of, public_record
 from semgrad_guard.server.forwarded import Forwarded, forwarded
 from semgrad_guard.server.metrics import Metrics
 from semgrad_guard.server.protocol import (
@@ -70,6 +71,7 @@ class ServedModel:
         prompt_limit: how many tokens a prompt may have.
         scores_texts: whether clients may have texts of their own scored where answers are withheld: such a client can
             compare guesses at a withheld answer.
+        by_sentence: the action at a doubtful sentence; None: whole answers are judged.
     """
 
     name: str
@@ -82,11 +84,17 @@ class ServedModel:
     most: int = 8
     prompt_limit: int | None = None
     scores_texts: bool = False
+    by_sentence: OnDoubt | None = None
 
     @property
     def scores(self) -> bool:
         """Whether clients may have texts of their own scored."""
         return self.scores_texts or not self.terms.withholds
+
+    @property
+    def delivers_parts(self) -> bool:
+        """Whether a part of an answer may be delivered, without its doubtful sentences."""
+        return self.by_sentence not in (None, "mark")
 
     def described(self, created: int) -> dict[str, Any]:
         """The model as GET /v1/models lists it."""
@@ -94,6 +102,7 @@ class ServedModel:
         guard = {
             "estimator": self.scheduler.estimator_name,
             "mode": self.terms.mode,
+            "on_doubt": self.by_sentence,
             "threshold": policy.recorded_threshold,
             "calibration_id": policy.calibration_id,
             "report": None if policy.calibration is None else report(policy.calibration),
@@ -234,7 +243,12 @@ class Service:
         cuts = request.cuts if terms.withholds else None
         if cuts is not None and served.upstream is not None:
             sent.require_cuts()
-        terms = replace(terms, trim=cuts.delivered if cuts else None)
+        if terms.withholds and served.delivers_parts and request.wants_json:
+            raise InputError(
+                "this server delivers the sentences of an answer that it lets through, and a part of a JSON answer is "
+                "none; leave response_format out"
+            )
+        terms = replace(terms, part=part_of, trim=cuts.delivered if cuts else None)
         return Call(
             request=request, forwarded=sent, body=body, served=served, terms=terms, stop=terms.stop(), cuts=cuts
         )

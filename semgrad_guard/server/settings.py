@@ -23,6 +23,7 @@ from semgrad_guard.settings import (
     LogOptions,
     OtherServers,
     PolicyOptions,
+    SentenceOptions,
     ServeOptions,
     require_name,
 )
@@ -59,6 +60,7 @@ class ServerSettings(
     _Calibrations,
     PolicyOptions,
     DeliveryOptions,
+    SentenceOptions,
     AnswerLimit,
     ServeOptions,
     OtherServers,
@@ -87,6 +89,8 @@ class ServerSettings(
         if self.upstream is not None and self.scorer is None:
             if not self.model:
                 raise ValueError("--upstream needs --model, that server's name for it, or --scorer, a local copy")
+            if self.by == "sentence":
+                raise ValueError("--by sentence needs the model itself: give a local copy of the weights as --scorer")
             usual = values_of(LoadingOptions(), LoadingOptions)
             if given := [name for name, value in values_of(self, LoadingOptions).items() if value != usual[name]]:
                 raise ValueError(f"--{given[0].replace('_', '-')} is for a model here: it goes with --scorer")

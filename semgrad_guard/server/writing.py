@@ -23,7 +23,7 @@ from semgrad_guard.engine.worker import Request, Ticket
 from semgrad_guard.errors import InputError, PromptTooLongError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.estimators.base import ReplayEstimator
-from semgrad_guard.guard import Answerer, Draft, without_calls
+from semgrad_guard.guard import Answerer, Draft, OnDoubt, without_calls
 from semgrad_guard.records import Message
 from semgrad_guard.server.answers import Answer
 
@@ -87,12 +87,20 @@ class Writer:
     """Reads requests to one model, and makes scored drafts of its texts.
 
     `prompt_template` is the name for the form of the prompts; with `served` the model scores another server's texts.
+    `by_sentence` is the action at a doubtful sentence, where sentences are judged.
     """
 
     def __init__(
-        self, model: LanguageModel, estimator: Estimator, *, prompt_template: str = "chat", served: bool = False
+        self,
+        model: LanguageModel,
+        estimator: Estimator,
+        *,
+        prompt_template: str = "chat",
+        served: bool = False,
+        by_sentence: OnDoubt | None = None,
     ) -> None:
         self.model, self.estimator = model, estimator
+        self._by_sentence: OnDoubt | None = by_sentence
         self._prompt_template, self._served = prompt_template, served
 
     def answerer(self, options: GenerationOptions | None = None) -> Answerer:
@@ -103,6 +111,7 @@ class Writer:
             options=options or GenerationOptions(),
             prompt_template=self._prompt_template,
             served=self._served,
+            by_sentence=self._by_sentence,
         )
 
     def assigned(self, request: AnswerRequest) -> Assignment:

@@ -185,13 +185,13 @@ def test_a_calibrated_guard_promises_what_it_delivers(language_model: LanguageMo
     made = calibrate_sentences(
         answers, on_doubt="drop", alpha=0.2, delta=0.2, binding=base.binding, prompts=forms, copies="keep"
     )
-    kept = Guard(language_model, Policy.from_calibration(made), options=WRITTEN, by="sentence", on_doubt="drop")
+    kept = Guard(language_model, Policy.from_calibration(made), options=WRITTEN)  # both settings are the calibration's
     verdict = kept("q")
     delivered = [sentence for sentence in verdict.sentences if sentence.action == "deliver"]
     assert verdict.promised == (bool(delivered) and not verdict.unfamiliar)
     assert all(sentence.promised and (sentence.compared or 0) <= (made.threshold or 0) for sentence in delivered)
     assert kept.promise is None
-    forms_of_judging: list[tuple[Any, Any]] = [("sentence", "stop"), ("answer", "stop")]
+    forms_of_judging: list[tuple[Any, Any]] = [("sentence", "stop"), ("answer", None)]
     for by, on_doubt in forms_of_judging:
         other = Guard(language_model, Policy.from_calibration(made), options=WRITTEN, by=by, on_doubt=on_doubt)
         with pytest.raises(BindingMismatchError, match="judged as"):

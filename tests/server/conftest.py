@@ -55,9 +55,12 @@ def make_served(language_model: LanguageModel) -> Iterator[Callable[..., ServedM
             "name",
             "scheduler",
             "scores_texts",
+            "by_sentence",
         }
         kept = {name: given.pop(name) for name in of_served & set(given)}
-        scheduler = kept.pop("scheduler", None) or Scheduler(model or language_model, HybridGrad(), limit=limit)
+        scheduler = kept.pop("scheduler", None) or Scheduler(
+            model or language_model, HybridGrad(), limit=limit, by_sentence=kept.get("by_sentence")
+        )
         terms = Terms(policy=policy, can_escalate=kept.get("target") is not None, **given)
         served = ServedModel(**{"name": "tiny", "scheduler": scheduler, "terms": terms, "options": OPTIONS, **kept})
         made.append(served)

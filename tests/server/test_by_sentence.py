@@ -1,0 +1,220 @@
+"""A server that judges by sentence: a withheld sentence is in no response, stream or log, and cuts come afterwards."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
+from semgrad_guard.calibration import AnswerSentences, calibrate_sentences
+from semgrad_guard.engine.prompts.prompt import Prompt
+from semgrad_guard.errors import BindingMismatchError, InputError
+from semgrad_guard.guard.sentences import judged_by
+from semgrad_guard.records import Verdict
+from semgrad_guard.server.assembly import assemble
+from semgrad_guard.server.gate import Keys
+from semgrad_guard.server.scheduler import Scheduler
+from semgrad_guard.server.settings import ServerSettings
+from semgrad_guard.server.upstream import RemoteServer, Upstream
+from semgrad_guard.settings import CLOSING_LINE
+
+from .conftest import ALL, Serve, asking, events
+
+pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
+
+from semgrad_guard.decision_log.decision_log import DecisionLog
+
+CHAT, PATH = "/v1/chat/completions", "/beta/litellm_basic_guardrail_api"
+PIECES = ["Tea is old. ", "Milk is hot! ", "Go."]
+TEXT = "".join(PIECES)
+
+
+class Fixed(LanguageModel):
+    """A model that can write one text only."""
+
+    def fitted(self, options: GenerationOptions | None, *prompts: Prompt) -> GenerationOptions:
+        return replace(super().fitted(options, *prompts), max_tokens=64, grammar=f'start: "{TEXT}"')
+
+
+@pytest.fixture(scope="module")
+def fixed(language_model: LanguageModel) -> LanguageModel:
+    return Fixed.from_transformers(language_model._model, language_model.tokenizer)
+
+
+def scores_of(model: LanguageModel) -> list[float]:
+    verdict = Guard(model, ALL, by="sentence", options=GenerationOptions(max_tokens=64))("hello")
+    assert verdict.text == TEXT
+    return [sentence.uncertainty or 0.0 for sentence in verdict.sentences]
+
+
+def surest(model: LanguageModel) -> tuple[Policy, int]:
+    """A policy that lets one sentence through, and which one."""
+    own = scores_of(model)
+    return Policy(threshold=min(own)), own.index(min(own))
+
+
+def given_to(response: httpx.Response) -> dict[str, Any]:
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def test_a_part_is_delivered_everywhere(serve: Serve, fixed: LanguageModel, tmp_path: Path) -> None:
+    policy, kept = surest(fixed)
+    with DecisionLog(tmp_path / "log.db", text=True) as log:
+        async with serve(policy, model=fixed, by_sentence="drop", service={"log": log}) as client:
+            whole = given_to(await client.post(CHAT, json=asking(logprobs=True, top_logprobs=2)))
+            both = given_to(await client.post(CHAT, json=asking(n=2)))
+            stream = await client.post(CHAT, json=asking(stream=True, stream_options={"include_usage": True}))
+            listed = (await client.get("/v1/decisions")).text
+            summary = (await client.get("/v1/decisions/summary")).json()["total"]
+            metrics = (await client.get("/metrics")).text
+        log.flush()
+        seen = repr(log.database.decisions(limit=10))
+    choice, record = whole["choices"][0], whole["semgrad_guard"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (PIECES[kept], "stop")
+    actions = ["deliver" if number == kept else "drop" for number in range(3)]
+    assert [sentence["action"] for sentence in record["sentences"]] == actions
+    assert (record["action"], record["uncertainty"], choice["logprobs"]["content"]) == ("answer", None, None)
+    own = record["sentences"][kept]
+    assert (own["start"], own["end"], own["uncertainty"]) == (0, len(PIECES[kept]), policy.threshold)
+    assert whole["usage"]["completion_tokens"] == own["tokens"] == record["scored_tokens"]
+    for number, sentence in enumerate(record["sentences"]):
+        known = [sentence[name] for name in ("uncertainty", "compared", "scores", "tokens", "leans_on")]
+        assert (known == [None, None, {}, 0, None]) == (number != kept)
+    assert [one["message"]["content"] for one in both["choices"]] == [PIECES[kept]] * 2
+    chunks = events(stream.text)
+    content = "".join(one["delta"].get("content") or "" for chunk in chunks for one in chunk["choices"])
+    assert content == PIECES[kept]
+    others = [piece.split()[0] for number, piece in enumerate(PIECES) if number != kept]
+    for text in (json.dumps(whole), stream.text, listed, seen):
+        assert not [word for word in others if word in text]
+    assert f"{max(scores_of(fixed))}" not in listed
+    assert (summary["median_uncertainty"], "semgrad_guard_uncertainty_count{" in metrics) == (None, False)
+
+
+async def test_an_answer_ends_before_the_doubt(serve: Serve, fixed: LanguageModel) -> None:
+    own = scores_of(fixed)
+    first = own[0] < max(own)
+    policy = Policy(threshold=own[0] if first else min(own))
+    async with serve(policy, model=fixed, by_sentence="stop") as client:
+        found = given_to(await client.post(CHAT, json=asking()))["choices"][0]["message"]["content"]
+    doubt = next(number for number, score in enumerate(own) if score > (policy.threshold or 0))
+    assert found == ("".join(PIECES[:doubt]) + CLOSING_LINE if doubt else "I don't know.")
+
+
+@pytest.mark.parametrize("on_doubt", ["drop", "mark"])
+async def test_cuts_come_after_the_decision(serve: Serve, fixed: LanguageModel, on_doubt: Any) -> None:
+    policy, kept = surest(fixed)
+    delivered = PIECES[kept] if on_doubt == "drop" else TEXT
+    async with serve(policy, model=fixed, by_sentence=on_doubt) as client:
+        absent = given_to(await client.post(CHAT, json=asking(stop=["zzz"])))["choices"][0]
+        stopped = given_to(await client.post(CHAT, json=asking(stop=[delivered[1:3]])))
+        short = given_to(await client.post(CHAT, json=asking(max_tokens=2)))
+        unseen = next(piece for number, piece in enumerate(PIECES) if number != kept)
+        hidden = given_to(await client.post(CHAT, json=asking(stop=[unseen.split()[0]])))["choices"][0]
+    assert absent["message"]["content"] == delivered
+    assert stopped["choices"][0]["message"]["content"] == delivered[:1]
+    text = short["choices"][0]["message"]["content"]
+    assert (delivered.startswith(text), text != delivered, short["choices"][0]["finish_reason"]) == (
+        True,
+        True,
+        "length",
+    )
+    if on_doubt == "drop":
+        assert (hidden["message"]["content"], hidden["finish_reason"]) == (delivered, "stop")
+    for answer in (stopped, short):
+        record = answer["semgrad_guard"]
+        assert max(sentence["end"] for sentence in record["sentences"]) == len(
+            answer["choices"][0]["message"]["content"]
+        )
+        assert not any(sentence["promised"] for sentence in record["sentences"])
+
+
+async def test_a_withheld_answer_shows_no_sentence(serve: Serve, fixed: LanguageModel) -> None:
+    async with serve(Policy(threshold=-1.0), model=fixed, by_sentence="drop") as client:
+        found = given_to(await client.post(CHAT, json=asking()))
+    assert (found["choices"][0]["message"]["content"], found["semgrad_guard"]["sentences"]) == ("I don't know.", [])
+
+
+async def test_whole_answers_are_refused(serve: Serve, fixed: LanguageModel) -> None:
+    async with serve(ALL, model=fixed, by_sentence="drop") as client:
+        response = await client.post(CHAT, json=asking(response_format={"type": "json_object"}))
+        gateway = await client.post(PATH, json={"input_type": "response", "texts": [TEXT]})
+    assert (response.status_code, "a part of a JSON answer" in response.text) == (400, True)
+    assert (gateway.status_code, "whole or not at all" in gateway.text) == (400, True)
+
+
+async def test_a_part_of_another_servers_answer(serve: Serve, fixed: LanguageModel) -> None:
+    """Its fields are about the whole answer, and stay here."""
+
+    def reply(request: httpx.Request) -> httpx.Response:
+        message = {"role": "assistant", "content": TEXT, "annotations": ["Milk"]}
+        choice = {"index": 0, "message": message, "finish_reason": "stop", "matched_stop": "Milk"}
+        if json.loads(request.content).get("stream"):
+            chunk = {"choices": [{**choice, "delta": message}]}
+            return httpx.Response(200, text=f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n")
+        return httpx.Response(200, json={"choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": 9}})
+
+    scorer = Scheduler(fixed, HybridGrad(), served=True, by_sentence="drop")
+    upstream = Upstream(RemoteServer("http://other/v1", transport=httpx.MockTransport(reply)), scorer)
+    async with serve(ALL, upstream=upstream, scheduler=scorer, by_sentence="drop", mode="annotate") as client:
+        first = given_to(await client.post(CHAT, json=asking()))
+        own = [sentence["uncertainty"] for sentence in first["semgrad_guard"]["sentences"]]
+    assert None not in own
+    kept = own.index(min(own))
+    async with serve(Policy(threshold=own[kept]), upstream=upstream, scheduler=scorer, by_sentence="drop") as client:
+        changes: list[dict[str, Any]] = [{}, {"stop": ["zzz"]}, {"stream": True}]
+        for more in changes:
+            response = await client.post(CHAT, json=asking(**more))
+            assert PIECES[kept].strip() in response.text
+            others = [piece.split()[0] for number, piece in enumerate(PIECES) if number != kept]
+            assert not [word for word in others if word in response.text]
+
+
+def test_settings_follow_a_calibration(fixed: LanguageModel, tmp_path: Path, checkpoint: Path) -> None:
+    options = GenerationOptions(max_tokens=4, seed=0)
+    model = LanguageModel.from_pretrained(str(checkpoint))
+    base = Guard(model, ALL, by="sentence", on_doubt="drop", options=options)
+    answers = [AnswerSentences(f"q{number}", TEXT, [0.1, 0.2, 0.3], (True,) * 3, [None] * 3) for number in range(99)]
+    forms = [model.render("q").form] * len(answers)
+    made = calibrate_sentences(
+        answers, on_doubt="drop", alpha=0.2, delta=0.2, binding=base.binding, prompts=forms, copies="keep"
+    )
+    made.save(tmp_path / "c.json")
+    given = {"model": str(checkpoint), "calibration": str(tmp_path / "c.json"), "max_tokens": 4, "no_log": True}
+
+    def start(**changes: Any) -> Any:
+        return assemble(ServerSettings(**{**given, **changes}), keys=Keys(), hosts=None).service
+
+    for changes in ({}, {"by": "sentence"}, {"on_doubt": "drop"}):
+        service = start(**changes)
+        [served] = service.models.values()
+        assert served.described(0)["semgrad_guard"]["on_doubt"] == "drop"
+        service.close()
+    for changes in ({"by": "answer"}, {"on_doubt": "stop"}):
+        with pytest.raises(BindingMismatchError, match="judged as"):
+            start(**changes)
+
+
+def test_settings_that_cannot_be_kept_are_refused(checkpoint: Path) -> None:
+    with pytest.raises(InputError, match='by="sentence"'):
+        judged_by(None, None, "drop")
+    assert (judged_by(None, "sentence", None), judged_by(None, None, None)) == ("stop", None)
+    with pytest.raises(ValueError, match="--scorer"):
+        ServerSettings(model="m", upstream="http://other/v1", threshold=1.0, by="sentence")
+    own = ServerSettings(model=str(checkpoint), threshold=1.0, no_log=True, by="sentence")
+    elsewhere: Any = object()
+    with pytest.raises(InputError, match="inside vLLM"):
+        assemble(own, keys=Keys(), hosts=None, queue=elsewhere)
+    with pytest.raises(InputError, match="not available"):
+        assemble(own.model_copy(update={"on_doubt": "escalate"}), keys=Keys(), hosts=None)
+
+
+def test_a_verdict_is_read_back(fixed: LanguageModel) -> None:
+    verdict = Guard(fixed, ALL, by="sentence", options=GenerationOptions(max_tokens=64))("hello")
+    assert Verdict.model_validate_json(verdict.model_dump_json()).sentences == verdict.sentences
