@@ -15,13 +15,13 @@ from semgrad_guard.declared import Option
 from semgrad_guard.errors import BindingMismatchError, EmptyPromptError
 from semgrad_guard.loading import ModelSource, pocket_policy
 from semgrad_guard.named import POCKET
-from semgrad_guard.settings import EngineOptions, PolicyOptions
+from semgrad_guard.settings import EngineOptions, PolicyOptions, SentenceOptions
 
 if TYPE_CHECKING:
     from semgrad_guard.calibration import Binding
     from semgrad_guard.evaluation.questions.data import Question
-    from semgrad_guard.guard import Answerer, OnUnscored, Policy
-    from semgrad_guard.records import Message, Verdict
+    from semgrad_guard.guard import Answerer, Guard, Policy
+    from semgrad_guard.records import Verdict
 
 
 def ask(  # a command's options are its arguments
@@ -36,6 +36,7 @@ def ask(  # a command's options are its arguments
     estimator: EstimatorSpec,
     calibration: options.CalibrationFile = None,
     decision: PolicyOptions,
+    sentences: SentenceOptions,
     probe: options.ProbeFile = None,
     answers: options.Decoding,
     wording: options.Wording,
@@ -62,25 +63,30 @@ def ask(  # a command's options are its arguments
         raise EmptyPromptError("The question is empty; ask something.")
     row, phrasing = _row(text, context), loading.phrasing(wording)[0]
     phrasing.require([row])
-    from semgrad_guard.guard import Answerer
+    from semgrad_guard.guard import Answerer, judged_by
 
     policy, token = loading.load_policy(calibration, decision), loading.load_token(probe)
     embedded = pocket_policy(decision) if policy is None and model.model == POCKET else None
     chosen = estimator.make(policy or embedded)
+    by_sentence = judged_by(None if policy is None else policy.calibration, sentences.by, sentences.on_doubt)
     answerer = Answerer(
         loading.load(ModelSource(**vars(model), semantic_token=token)),
         chosen,
         loading.decoding(answers),
         prompt_template=phrasing.name([row]),
+        by_sentence=by_sentence,
     )
     if policy is not None:
         policy.check(answerer.binding())
     elif embedded is not None:
         policy = _if_it_fits(embedded, answerer.binding())
     from semgrad_guard.guard.kinds import questions_of_kind
+    from semgrad_guard.guard.policy import lets_every_score_through
 
     with questions_of_kind(kind):
-        verdict = _verdict(answerer, phrasing.conversation(row), policy, decision.on_unscored)
+        guard = _guard(answerer, policy or lets_every_score_through(decision.on_unscored), sentences.closing_line)
+        with status("Answering …"):
+            verdict = guard(phrasing.conversation(row))
     _show(verdict, text, as_json=as_json)
     raise typer.Exit(_code(verdict))
 
@@ -94,22 +100,19 @@ def _row(question: str, context: str | None) -> Question:
     return Question(question=question, context=passage)
 
 
-def _verdict(
-    answerer: Answerer, conversation: list[Message], policy: Policy | None, on_unscored: OnUnscored
-) -> Verdict:
-    """The answer; without a policy nothing that has a score is withheld."""
+def _guard(answerer: Answerer, policy: Policy, closing_line: str) -> Guard:
     from semgrad_guard.guard import Guard
-    from semgrad_guard.guard.policy import lets_every_score_through
 
-    with status("Answering …"):
-        guard = Guard(
-            answerer.model,
-            policy or lets_every_score_through(on_unscored),
-            estimator=answerer.estimator,
-            options=answerer.options,
-            prompt_template=answerer.prompt_template,
-        )
-        return guard(conversation)
+    return Guard(
+        answerer.model,
+        policy,
+        estimator=answerer.estimator,
+        options=answerer.options,
+        prompt_template=answerer.prompt_template,
+        by="answer" if answerer.by_sentence is None else "sentence",
+        on_doubt=answerer.by_sentence,
+        closing_line=closing_line,
+    )
 
 
 def _if_it_fits(policy: Policy, binding: Binding) -> Policy | None:

@@ -40,7 +40,19 @@ def verdict_view(verdict: Verdict) -> RenderableType:
         *([("promise", f"none: {printable('; '.join(verdict.unfamiliar))}")] if verdict.unfamiliar else []),
         ("model", verdict.model),
     )
-    return Group(panel, facts)
+    return Group(panel, *([_sentences(verdict)] if verdict.sentences else []), facts)
+
+
+def _sentences(verdict: Verdict) -> RenderableType:
+    """The sentences in their order, each with its score; of a withheld one only the place."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
+    table.add_column("uncertainty", justify="right", no_wrap=True)
+    table.add_column("action", no_wrap=True)
+    table.add_column("sentence", ratio=1, no_wrap=True, overflow="ellipsis")
+    for one in verdict.sentences:
+        text = _one_line(verdict.text[one.start : one.end]) if one.end > one.start else "(withheld)"
+        table.add_row(figure(one.uncertainty), one.action, Text(text, style="" if one.action == "deliver" else "dim"))
+    return table
 
 
 def scores_view(rows: Sequence[tuple[str, Verdict]], *, decided: bool) -> RenderableType:

@@ -267,3 +267,21 @@ def test_an_answer_outside_the_promise_says_so(run: Run, model_folder: Path, cal
     assert "promise" not in flat(run(*ask, "--max-tokens", TOKENS).stdout)
     shown = flat(run(*ask, "--max-tokens", 1).stdout)
     assert "promise none: the answer was cut off after 1 tokens" in shown
+
+
+def test_sentences_are_shown_with_their_scores(ask: Run) -> None:
+    record = json.loads(ask("What is item 1?", "--by", "sentence", "--on-doubt", "drop", "--json").stdout)
+    own = [sentence["uncertainty"] for sentence in record["sentences"]]
+    assert record["uncertainty"] == max(own)
+    assert (record["settings"]["by"], record["settings"]["on_doubt"]) == ("sentence", "drop")
+    shown = flat(ask("What is item 1?", "--by", "sentence").stdout)
+    assert "uncertainty action sentence" in shown
+    assert shown.count("deliver") == len(own)
+    withheld = ask("What is item 1?", "--by", "sentence", "--threshold", "-1")
+    assert (withheld.exit_code, flat(withheld.stdout).count("(withheld)")) == (ExitCode.ABSTAINED, len(own))
+
+
+def test_an_action_at_doubt_needs_sentences(ask: Run) -> None:
+    result = ask("What is item 1?", "--on-doubt", "drop")
+    assert result.exit_code != 0
+    assert 'judge answers by="sentence"' in flat(result.stderr)
