@@ -44,6 +44,9 @@ _UNTOLD = (
     "which of the model's calls wrote this answer cannot be told: it is none of the texts that they returned. Name the "
     "calls that answer (answering=...), or have all of them count (aggregate='max')"
 )
+_OTHER_SENTENCES = (
+    "this answer holds other text than the one that was scored by sentence, so that it is judged as a whole"
+)
 _OF_ENGINES = frozenset({"query", "aquery", "chat", "achat"})
 _OF_SYNTHESIZERS = frozenset({"synthesize", "asynthesize"})
 _STRUCTURING = frozenset({"structured_predict", "astructured_predict"})
@@ -113,6 +116,8 @@ class Counting:
             verdict, prompt, strange = calls[0].verdict, turn.form(calls[0], calls), ()
         turn.scored(calls)
         changes: dict[str, Any] = {"text": delivery.text}
+        if verdict.sentences and (len(calls) > 1 or verdict.text != delivery.text):  # these are not the answer's own
+            changes["sentences"], strange = (), (*strange, _OTHER_SENTENCES)
         if self.answering is not None:
             changes["settings"] = {**(verdict.settings or {}), "answering": self.answering_name}
         verdict = verdict.model_copy(update=changes)

@@ -110,7 +110,7 @@ class UncertaintyRouterCallback(BaseCallbackHandler):
             return
         answer = completed(response)
         draft = answer if isinstance(answer, Verdict) else unscored(answer, reason="the answer carries no score")
-        verdict = settle(draft, self._policy, "enforce", can_escalate=False).verdict
+        verdict = settle(draft, self._policy, "raise", can_escalate=False).verdict
         if observes(self._mode):
             report(verdict.model_copy(update={"enforced": False}), "callback")
         elif verdict.action != "answer":

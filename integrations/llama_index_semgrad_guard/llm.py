@@ -38,7 +38,9 @@ from semgrad_guard.adapters.settings import LocalModelFields, call_options, load
 from semgrad_guard.errors import InputError, UnsupportedToolsError, require_known
 from semgrad_guard.guard import (
     Answerer,
+    JudgedBy,
     LiveAnswer,
+    OnDoubt,
     Piece,
     Stop,
     StreamSteps,
@@ -47,6 +49,7 @@ from semgrad_guard.guard import (
     as_estimator,
     assess,
     awaited,
+    judged_by,
     read_off_loop,
     record_draft,
     run_stream,
@@ -115,9 +118,16 @@ class SemGradLLM(LocalModelFields, LLM):
     )
     """An estimator; or a calibration or a policy, for the one that it was made with."""
 
+    by: JudgedBy | None = None
+    """"sentence": every sentence has a score of its own, and a guarded engine delivers those that it lets through."""
+    on_doubt: OnDoubt | None = None
+    """By sentence: "stop" (the default) ends the answer before a doubtful one, "drop" leaves it out, "mark" only notes
+    it."""
+
     def __init__(self, **fields: Any) -> None:
         require_known(type(self).__name__, fields, type(self).model_fields)
         super().__init__(**fields)
+        _ = self._by_sentence
         self._options({})
 
     @classmethod
@@ -187,6 +197,7 @@ class SemGradLLM(LocalModelFields, LLM):
             text=evidence.text,
             options=answerer.options,
             prompt_template=answerer.prompt_template,
+            by_sentence=answerer.by_sentence,
         )
 
     def _shown(self, messages: Sequence[ChatMessage]) -> Conversation:
@@ -210,7 +221,13 @@ class SemGradLLM(LocalModelFields, LLM):
         return await read_off_loop(lambda: self._shown(messages)) if calls_tools(conversation) else conversation
 
     def _answerer(self, options: GenerationOptions) -> Answerer:
-        return Answerer(self.language_model, self.estimator, options, self.prompt_template)
+        return Answerer(
+            self.language_model, self.estimator, options, self.prompt_template, by_sentence=self._by_sentence
+        )
+
+    @property
+    def _by_sentence(self) -> OnDoubt | None:
+        return judged_by(None, self.by, self.on_doubt)
 
     def _answer(self, conversation: Conversation, options: GenerationOptions) -> tuple[Generation, dict[str, Any]]:
         return self._recorded(*self._submit(conversation, options).outcome(), options)

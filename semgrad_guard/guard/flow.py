@@ -157,6 +157,7 @@ class Pending(Generic[A]):
                 prompt=draft.prompt,
                 trusted=draft.trusted,
                 strange=draft.strange,
+                whole=bool(draft.irreplaceable),
                 closing_line=terms.closing_line,
             )
         except Exception as error:  # noqa: BLE001 - raised in this draft's place, after the others are settled

@@ -311,6 +311,7 @@ def settle(
     prompt: PromptForm | None = None,
     trusted: bool = False,
     strange: tuple[str, ...] = (),
+    whole: bool = False,
     closing_line: str = CLOSING_LINE,
 ) -> Settlement:
     """The decision about a draft. Pure: records in, a record out.
@@ -324,6 +325,7 @@ def settle(
         trusted: the draft's actions may go out whatever its score (an agent's calls of harmless tools): the decision
             about them is advice. Text next to them is let through only by its score.
         strange: why the question is unlike those of the calibration, in addition to the form of its prompt.
+        whole: nothing may be delivered in the answer's place, and so no part of it.
         closing_line: delivered behind an answer that ends before a doubtful sentence.
 
     Raises:
@@ -343,7 +345,8 @@ def settle(
         return Deliver(verdict)
     if mode == "raise":
         return Raise(verdict)
-    if ranges := tuple((one.start, one.end) for one in verdict.sentences if delivers(one)):
+    ranges = tuple((one.start, one.end) for one in verdict.sentences if delivers(one))
+    if ranges and (not whole or len(ranges) == len(verdict.sentences)):
         return Deliver(with_promise(with_delivered(verdict, closing_line=closing_line)), ranges)
     return Escalate(verdict) if verdict.action == "escalate" else Abstain(verdict)
 

@@ -102,6 +102,12 @@ def test_where_nothing_is_left_the_whole_answer_is_withheld(on_doubt: Any) -> No
     assert isinstance(settle(whole, POLICY, "enforce", can_escalate=True), Escalate)
 
 
+@pytest.mark.parametrize(("on_doubt", "kind"), [("stop", Abstain), ("drop", Abstain), ("mark", Deliver)])
+def test_no_part_of_an_irreplaceable_answer_is_delivered(on_doubt: Any, kind: type) -> None:
+    settled = settle(draft(0, 2, on_doubt=on_doubt), POLICY, "enforce", can_escalate=False, whole=True)
+    assert isinstance(settled, kind)
+
+
 def test_modes() -> None:
     doubtful = draft(0, 2)
     assert isinstance(settle(doubtful, POLICY, "raise", can_escalate=False), Raise)
