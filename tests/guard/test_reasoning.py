@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -9,8 +10,10 @@ import pytest
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
 from semgrad_guard.engine.generation.decoding import Written
 from semgrad_guard.engine.generation.generation import Generation
+from semgrad_guard.engine.generation.options import DiverseBeams
 from semgrad_guard.engine.generation.running_batch import BatchRequest
 from semgrad_guard.engine.generation.visible import Piece, ThoughtPiece
+from semgrad_guard.engine.worker import Request
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import MeanEntropy, Sampling, SelfConsistency, SemanticEntropy
 from semgrad_guard.guard import Answerer
@@ -174,6 +177,20 @@ def test_samples_are_compared_by_their_answers(model: LanguageModel, make: Any) 
     cut = make(plan=Sampling(3, temperature=0.01, max_tokens=6))(evidence)
     assert cut.uncertainty is None
     assert "cut off within its reasoning" in (cut.reason or "")
+
+
+@pytest.mark.parametrize(
+    ("plan", "together"),
+    [(Sampling(3, temperature=0.01), False), (Sampling(3, temperature=0.01), True), (DiverseBeams(3), False)],
+)
+def test_the_thoughts_of_samples_have_the_answers_budget(model: LanguageModel, plan: Any, together: bool) -> None:
+    options, closing = GenerationOptions(max_tokens=64, max_thinking_tokens=4), model._decoder.encode("\n</think>\n\n")
+    draws = (plan,) if together else ()  # drawn while the answer is written
+    request = Request(prompt=model.render(QUESTIONS[0]), options=(options,), draws=draws, finish=itemgetter(0))
+    evidence = model.submit(request).result().evidence
+    assert evidence.scoring.has_samples(evidence.row, plan) == together
+    for sample in evidence.samples(plan):
+        assert sample.preceding[4 : 4 + len(closing)] == closing
 
 
 def test_a_text_from_elsewhere_is_read_by_the_same_rule(model: LanguageModel) -> None:

@@ -119,9 +119,9 @@ class Decoder:
     def generations(self, written: Sequence[Written], captured: CapturedStates | None) -> list[Generation]:
         """Answers as one batch to be scored. `captured` are the states of the run, where they belong to these tokens.
 
-        Their options name the same stop strings.
+        Their options name the same stop strings and the same `max_thinking_tokens`.
         """
-        stop = written[0].options.stop
+        options = written[0].options
         answers = [self.read(tokens) for tokens in written]
         scoring = BatchScoring(
             self._scorer,
@@ -130,7 +130,8 @@ class Decoder:
             captured,
             texts=[answer.text for answer in answers],
             sampler=self.sampler,
-            stop=stop,
+            stop=options.stop,
+            max_thinking_tokens=options.max_thinking_tokens,
             reasoning=[answer.reasoning for answer in answers],
             preceding=[answer.preceding for answer in answers],
         )
@@ -180,40 +181,51 @@ class Decoder:
 
     def draw(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompts: Sequence[Prompt],
         plan: SamplingPlan,
         *,
         window: int | None = None,
         stop: tuple[str, ...] = (),
+        max_thinking_tokens: int | None = None,
     ) -> list[list[int]]:
         """`plan.count` answers to each prompt, prompt after prompt: token ids without the end token.
 
         A prompt's own work is done once where its cache can serve all its answers.
         """
         drawn: list[list[int]] = []
-        rows = max(1, _TOKENS // (plan.count * (max(map(len, prompts)) + plan.max_tokens)))
+        rows = max(1, _TOKENS // (plan.count * (max(len(prompt.ids) for prompt in prompts) + plan.max_tokens)))
         step = rows if self._scorer.pads else 1
         with self._scorer.lock, clean_slate():
             for start in range(0, len(prompts), step):
-                drawn += self._draw(prompts[start : start + step], plan, window, stop)
+                drawn += self._draw(prompts[start : start + step], plan, window, stop, max_thinking_tokens)
         return drawn
 
     def _draw(
-        self, prompts: Sequence[Sequence[int]], plan: SamplingPlan, window: int | None, stop: tuple[str, ...]
+        self,
+        prompts: Sequence[Prompt],
+        plan: SamplingPlan,
+        window: int | None,
+        stop: tuple[str, ...],
+        max_thinking_tokens: int | None,
     ) -> list[list[int]]:
-        batch = TokenBatch.of(prompts, [[0]] * len(prompts), [-1] * len(prompts), self._scorer.device)
+        ids = [prompt.ids for prompt in prompts]
+        batch = TokenBatch.of(ids, [[0]] * len(prompts), [-1] * len(prompts), self._scorer.device)
         width = batch.prompt_columns
         room = plan.max_tokens if window is None else min(plan.max_tokens, window - width)
         replayer, cache = self._scorer.current_replayer(), None
         if width > 1 and self._scorer.can_resume(batch.longest):
             owners = [row for row in range(len(prompts)) for _ in range(plan.count)]
             cache = replayer.prefilled(batch, width - 1, owners)
+        processors = plan.processors(ids, self.end_tokens)
+        if max_thinking_tokens is not None:  # first, so that the plan counts the tokens that are really taken
+            thinking = [prompt.thinking for prompt in prompts for _ in range(plan.count)]
+            processors.insert(0, ThinkingBudget(max_thinking_tokens, thinking, self, width=width))
         output = replayer.generate(
             batch.ids[:, :width].repeat_interleave(plan.count, dim=0),
             batch.mask[:, :width].repeat_interleave(plan.count, dim=0),
             cache=cache,
             generation_config=self._config(room),
-            logits_processor=plan.processors(prompts, self.end_tokens),
+            logits_processor=processors,
             stopping_criteria=self._stopping(stop, width),
         )
         return [self._produced(row)[0] for row in output.sequences[:, width:].tolist()]

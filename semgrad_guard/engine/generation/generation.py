@@ -86,9 +86,9 @@ class BatchScoring:
 
     `captured` are the KV cache and states of the batch's generation; it is freed once the batch is scored,
     and a second objective prefills again. `texts` are the answers as read, `sampler` makes the `ModelSampler`, which
-    draws more answers, and `stop` are the strings that ended the answers and end samples as well. `reasoning` is each
-    answer's thought, and `preceding` all the tokens that were written before the answer's: answers are scored given
-    these.
+    draws more answers, and `stop` are the strings that ended the answers and end samples as well, as
+    `max_thinking_tokens` ends their thoughts. `reasoning` is each answer's thought, and `preceding` all the tokens that
+    were written before the answer's: answers are scored given these.
     """
 
     def __init__(
@@ -101,11 +101,13 @@ class BatchScoring:
         texts: Sequence[str],
         sampler: Callable[[], ModelSampler],
         stop: tuple[str, ...] = (),
+        max_thinking_tokens: int | None = None,
         reasoning: Sequence[Reasoning | None] = (),
         preceding: Sequence[Sequence[int]] = (),
     ) -> None:
         self._live: tuple[Scorer, Callable[[], ModelSampler]] | None = (scorer, sampler)
-        self.prompts, self.texts, self.stop = tuple(prompts), tuple(texts), stop
+        self.prompts, self.texts = tuple(prompts), tuple(texts)
+        self.stop, self.max_thinking_tokens = stop, max_thinking_tokens
         self.reasoning = tuple(reasoning) or (None,) * len(self.prompts)
         self.preceding = tuple(map(tuple, preceding)) or ((),) * len(self.prompts)
         self._ids = [tuple(response) for response in responses]
@@ -153,7 +155,7 @@ class BatchScoring:
     def joined(cls, answers: Sequence[Evidence]) -> BatchScoring:
         """Answers of one model that came one by one (`LanguageModel.evidence`) as one batch: one backward pass for all.
 
-        Earlier results about them are computed again; `stop` strings are the first answer's.
+        Earlier results about them are computed again; `stop` strings and `max_thinking_tokens` are the first answer's.
         """
         first = answers[0].scoring
         return cls(
@@ -163,6 +165,7 @@ class BatchScoring:
             texts=[answer.text for answer in answers],
             sampler=first._model[1],
             stop=first.stop,
+            max_thinking_tokens=first.max_thinking_tokens,
             reasoning=[answer.reasoning for answer in answers],
             preceding=[answer.preceding_ids for answer in answers],
         )
@@ -183,6 +186,7 @@ class BatchScoring:
             texts=[self.texts[row] for row in rows],
             sampler=self._model[1],
             stop=self.stop,
+            max_thinking_tokens=self.max_thinking_tokens,
             reasoning=[self.reasoning[row] for row in rows],
             preceding=[self.preceding[row] for row in rows],
         )
@@ -412,7 +416,8 @@ class Evidence:
         batch, alone = self.scoring, self.scoring.has_samples(self.row, plan)
 
         def draw(rows: Sequence[Evidence]) -> Sequence[tuple[Sample, ...]]:
-            return batch.sampler.drawn([row.prompt for row in rows], plan, stop=batch.stop)
+            prompts = [row.prompt for row in rows]
+            return batch.sampler.drawn(prompts, plan, stop=batch.stop, max_thinking_tokens=batch.max_thinking_tokens)
 
         def judge(rows: Sequence[Evidence]) -> Sequence[tuple[Sample, ...]]:
             drafts = [batch.together(plan, draw, row.row, alone=alone) for row in rows]

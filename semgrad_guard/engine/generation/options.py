@@ -141,10 +141,11 @@ class Sampling:
         if self.temperature == 0:
             raise InputError("samples need a temperature above 0: at 0 all of them are the likeliest answer")
 
-    def rows(self, prompt: Ids, *, stop: tuple[str, ...] = ()) -> tuple[GenerationOptions, ...]:
-        """The options of the answers to one prompt, by themselves."""
+    def rows(self, prompt: Ids, options: GenerationOptions) -> tuple[GenerationOptions, ...]:
+        """The options of the answers to one prompt, by themselves. They end as an answer with `options` does."""
         common = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
-        return tuple(GenerationOptions(seed=seed, stop=stop, **common) for seed in self._seeds(prompt))
+        common |= {"stop": options.stop, "max_thinking_tokens": options.max_thinking_tokens}
+        return tuple(GenerationOptions(seed=seed, **common) for seed in self._seeds(prompt))
 
     def processors(self, prompts: Sequence[Ids], _: tuple[int, ...]) -> LogitsProcessorList:
         """For `count` rows a prompt."""

@@ -41,8 +41,9 @@ from semgrad_guard.errors import AnswerInterruptedError
 
 _ALIKE, _FEW = 1.25, 16  # how much longer a prompt may be than the shortest of its group: times, plus tokens
 _CHANGED = "the model was changed while it wrote; nothing is delivered. Ask again"
-_Alike = tuple[int, tuple[str, ...], int, bool, int]
-"""The common properties of one scoring: where states begin, stop strings, model, whether tokens were replaced.
+_Alike = tuple[int, tuple[str, ...], int | None, int, bool, int]
+"""The common properties of one scoring: where states begin, stop strings, `max_thinking_tokens`, model, whether tokens
+were replaced.
 
 The last is a number of its own where an answer has to be scored by itself.
 """
@@ -336,7 +337,8 @@ class RunningBatch:
         for row in rows:
             # Tokens that were replaced, at a stop string, are not those that the states belong to.
             other = row.replayed or decoder.read(row.written).retokenized
-            groups[row.behind, row.options.stop, id(row.epoch), other, id(row) if singly else 0].append(row)
+            ends = row.options.stop, row.options.max_thinking_tokens
+            groups[row.behind, *ends, id(row.epoch), other, id(row) if singly else 0].append(row)
         for (*_, other, _), group in groups.items():
             answers = decoder.generations([row.written for row in group], None if other else self.left_by(group))
             for row, answer in zip(group, answers, strict=True):

@@ -42,7 +42,13 @@ class Draws(Codec, Protocol):
     """The part of a decoder that a sampler uses."""
 
     def draw(
-        self, prompts: Sequence[Ids], plan: SamplingPlan, *, window: int | None = None, stop: tuple[str, ...] = ()
+        self,
+        prompts: Sequence[Prompt],
+        plan: SamplingPlan,
+        *,
+        window: int | None = None,
+        stop: tuple[str, ...] = (),
+        max_thinking_tokens: int | None = None,
     ) -> list[list[int]]: ...
 
 
@@ -55,10 +61,17 @@ class ModelSampler:
         self._scorer, self._decoder, self.render, self._window = scorer, decoder, render, window
 
     def drawn(
-        self, prompts: Sequence[Prompt], plan: SamplingPlan, *, stop: tuple[str, ...] = ()
+        self,
+        prompts: Sequence[Prompt],
+        plan: SamplingPlan,
+        *,
+        stop: tuple[str, ...] = (),
+        max_thinking_tokens: int | None = None,
     ) -> list[tuple[Sample, ...]]:
         """`plan.count` answers to each prompt, not yet judged; `stop` strings end them before themselves."""
-        rows = self._decoder.draw([prompt.ids for prompt in prompts], plan, window=self._window, stop=stop)
+        rows = self._decoder.draw(
+            prompts, plan, window=self._window, stop=stop, max_thinking_tokens=max_thinking_tokens
+        )
         seen = [
             answered(ids, stop, self._decoder, prompts[row // plan.count].thinking, cut=len(ids) >= plan.max_tokens)
             for row, ids in enumerate(rows)

@@ -232,9 +232,9 @@ class RunningRequests:
 
     def _draws_of(self, request: Request[Any]) -> list[_Draw]:
         """The samples that can be drawn in rows of the batch; an estimator draws the others itself."""
-        prompt, stop = request.prompt, request.options[0].stop
+        prompt, options = request.prompt, request.options[0]
         draws = [
-            _Draw(plan, tuple(self._model.fitted(one, prompt) for one in plan.rows(prompt.ids, stop=stop)))
+            _Draw(plan, tuple(self._model.fitted(one, prompt) for one in plan.rows(prompt.ids, options)))
             for plan in request.draws
         ]
         return [draw for draw in draws if self._batch.takes(prompt, draw.options[0])]
