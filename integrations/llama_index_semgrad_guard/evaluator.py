@@ -129,7 +129,7 @@ class UncertaintyEvaluator(BaseEvaluator):
             query=query,
             response=response,
             contexts=contexts,
-            passing=decided.action == "answer",
+            passing=decided.action == "answer" and all(one.action == "deliver" for one in decided.sentences),
             score=decided.confidence,
             feedback=decided.reason or f"uncertainty {decided.uncertainty:.4g} is within the threshold",
         )

@@ -13,7 +13,13 @@ from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import ResponseMode
 
-from llama_index_semgrad_guard import GuardedChatEngine, GuardedQueryEngine, SemGradLLM, UncertaintyRouterCallback
+from llama_index_semgrad_guard import (
+    GuardedChatEngine,
+    GuardedQueryEngine,
+    SemGradLLM,
+    UncertaintyEvaluator,
+    UncertaintyRouterCallback,
+)
 from semgrad_guard import GenerationOptions, LanguageModel, Policy
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.errors import InputError, LowConfidenceError
@@ -100,6 +106,15 @@ def test_a_callback_lets_no_part_pass(fixed: LanguageModel) -> None:
     manager = CallbackManager([UncertaintyRouterCallback(policy)])
     with pytest.raises(LowConfidenceError):
         SemGradLLM.from_model(fixed, by="sentence", on_doubt="drop", callback_manager=manager).complete("q")
+
+
+@pytest.mark.parametrize("on_doubt", ["drop", "mark"])
+def test_a_response_with_a_doubtful_sentence_does_not_pass(fixed: LanguageModel, on_doubt: Any) -> None:
+    llm = SemGradLLM.from_model(fixed, by="sentence", on_doubt=on_doubt)
+    own = sorted(sentence.uncertainty or 0.0 for sentence in llm.score("q", TEXT).sentences)
+    for threshold, passes in ((own[1], False), (own[2], True)):
+        result = UncertaintyEvaluator(llm, Policy(threshold=threshold)).evaluate(query="q", response=TEXT)
+        assert result.passing is passes
 
 
 def test_an_action_at_doubt_needs_sentences(fixed: LanguageModel) -> None:
