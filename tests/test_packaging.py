@@ -94,7 +94,7 @@ def test_the_wheel_leaves_llama_index_a_namespace(wheel_names: list[str], unpack
         "semgrad_guard/pocket/questions.jsonl",
         "semgrad_guard/evaluation/report/report.html.jinja",
         "semgrad_guard/pocket/MODEL_CARD.md",
-        "langchain_semgrad_guard/demo/documents/mongolia.md",
+        "langchain_semgrad_guard/demo/documents.jsonl",
     ],
 )
 def test_the_wheel_holds_its_data(wheel_names: list[str], needed: str) -> None:

@@ -24,8 +24,8 @@ def questions() -> tuple[str, ...]:
 @cache
 def passages() -> tuple[str, ...]:
     """Paragraphs of 20 to 90 words."""
-    files = sorted((_EXAMPLES / "documents").glob("*.md"))
-    texts = [paragraph for file in files for paragraph in file.read_text(encoding="utf-8").split("\n\n")]
+    lines = (_EXAMPLES / "documents.jsonl").read_text(encoding="utf-8").splitlines()
+    texts = [paragraph for line in lines for paragraph in json.loads(line)["text"].split("\n\n")]
     return tuple(text.strip() for text in texts if len(text.split()) >= 20)
 
 

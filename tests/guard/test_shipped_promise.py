@@ -21,10 +21,15 @@ COUNT, BATCH = 60, 30
 
 def read(document: str) -> str:
     """A document's last paragraph, which states the task in plain sentences."""
-    return (EXAMPLES / "documents" / document).read_text(encoding="utf-8").strip().split("\n\n")[-1]
+    return DOCUMENTS[document].split("\n\n")[-1]
 
 
-ROWS = [json.loads(line) for line in (EXAMPLES / "questions.jsonl").read_text(encoding="utf-8").splitlines()]
+def lines(name: str) -> list[Any]:
+    return [json.loads(line) for line in (EXAMPLES / name).read_text(encoding="utf-8").splitlines()]
+
+
+ROWS = lines("questions.jsonl")
+DOCUMENTS = {row["source"]: row["text"] for row in lines("documents.jsonl")}
 ASKED = Random(0).sample(ROWS, COUNT)
 OTHERS = Random(1).sample(sorted({row["document"] for row in ROWS}), COUNT)
 

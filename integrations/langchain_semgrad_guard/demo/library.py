@@ -18,7 +18,7 @@ from semgrad_guard.pocket import QUESTIONS_PATH
 require_installed("bm25s", extra="demo")  # an error at once, not after a model has been loaded
 
 _PACKAGED = Path(__file__).parent
-_DATA = _PACKAGED if (_PACKAGED / "documents").is_dir() else Path(__file__).parents[3] / "examples"
+_DATA = _PACKAGED if (_PACKAGED / "documents.jsonl").exists() else Path(__file__).parents[3] / "examples"
 """A wheel carries its data next to this file; a checkout has it in `examples/`."""
 
 
@@ -42,7 +42,7 @@ NOWHERE = (
 
 @dataclass(frozen=True)
 class Question:
-    """A question with its right answers; `document` is the file that answers it."""
+    """A question with its right answers; `document` is the source that answers it."""
 
     question: str
     answers: tuple[str, ...]
@@ -75,19 +75,15 @@ class BM25Retriever(BaseRetriever):
 
 
 def documents() -> list[Document]:
-    """Every document; its title line becomes metadata."""
-    return [_document(path) for path in sorted((_DATA / "documents").glob("*.md"))]
+    """Every document, with its source and its title as metadata."""
+    rows = [json.loads(line) for line in (_DATA / "documents.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [Document(page_content=row.pop("text"), metadata=row) for row in rows]
 
 
 def questions() -> list[Question]:
     """Questions that the documents answer, in a fixed random order."""
     rows = [json.loads(line) for line in QUESTIONS_PATH.read_text(encoding="utf-8").splitlines()]
     return [Question(row["question"], tuple(row["answers"]), row["document"]) for row in rows]
-
-
-def _document(path: Path) -> Document:
-    title, _, text = path.read_text().partition("\n")
-    return Document(page_content=text.strip(), metadata={"source": path.name, "title": title.removeprefix("# ")})
 
 
 def _bm25s() -> Any:
