@@ -67,10 +67,14 @@ def make_private(path: Path) -> None:
     It is made with these rights, so that no other user can have opened it before. Those of a file that is there are
     taken back from all others. Windows has no such rights: there, the folder decides.
 
+    A file that is there is never opened: closing it would drop the locks that this process has on it, and SQLite's
+    write-ahead log would be lost with them (https://sqlite.org/howtocorrupt.html).
+
     Raises:
         OSError: it cannot be made, or belongs to another user.
     """
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    with suppress(FileExistsError):
+        os.close(os.open(os.path.realpath(path), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     take_back(path)
 
 
