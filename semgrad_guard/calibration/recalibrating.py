@@ -70,18 +70,15 @@ def recalibrate(
     known = sorted(score for score in scores if is_score(score))
     delivered = sum(score <= old.threshold for score in known)
     found = calibrate(*zip(*grades, strict=True), alpha=old.alpha, delta=old.delta, copies="keep", tries=tries)
-    content = {name: getattr(found, name) for name in Calibration.model_fields if name not in ("id", "schema_version")}
-    content |= {
-        "n": len(scores),
-        "n_unscored": len(scores) - len(known),
-        "scores": tuple(known),
-        "coverage": sum(found.lets_through(score) for score in known) / len(scores),
-        "binding": None if old.binding is None else old.binding.model_copy(update={"grader": "human"}),
-        "choice": old.choice,
-        "kind": old.kind,
-        "shape": old.shape,
-        "by_hand": HandGrades(
-            count=len(grades), share=delivered / len(known), drawn_from=delivered, below=old.threshold
-        ),
-    }
-    return Proposal(old, Calibration.seal(**content))
+    new = found.with_content(
+        n=len(scores),
+        n_unscored=len(scores) - len(known),
+        scores=tuple(known),
+        coverage=sum(found.lets_through(score) for score in known) / len(scores),
+        binding=None if old.binding is None else old.binding.model_copy(update={"grader": "human"}),
+        choice=old.choice,
+        kind=old.kind,
+        shape=old.shape,
+        by_hand=HandGrades(count=len(grades), share=delivered / len(known), drawn_from=delivered, below=old.threshold),
+    )
+    return Proposal(old, new)
