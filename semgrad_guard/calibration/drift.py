@@ -29,8 +29,6 @@ from semgrad_guard.errors import CalibrationError, InputError
 
 _NATS_FOR_BETS = 3.0
 """The price of betting on many changes at once."""
-_EXACT_UP_TO = 10_000
-"""Where scipy's own p-value turns from the exact one to the limit's. Beyond it, sorting everything is not needed."""
 
 
 class Drift(BaseModel):
@@ -68,34 +66,16 @@ def drift(recent: Iterable[float | None], calibration_scores: Iterable[float], *
     One look: repeated tests of overlapping scores raises the false-alarm rate, which `DriftMonitor` does not.
     """
     _check_level(level)
-    return _compared(_finite(recent), np.sort(_finite(calibration_scores)), level=level)
-
-
-def _compared(new: NDArray[np.float64], old: NDArray[np.float64], *, level: float) -> Drift:
-    """One look at `new` scores; `old` ones are sorted."""
+    new, old = _finite(recent), _finite(calibration_scores)
     if not len(old):
         raise CalibrationError(
             "The calibration holds no scores to compare with: calibrate on answers that have scores."
         )
     if not len(new):
         return Drift(p_value=1.0, moved=False, n=0, statistic=0.0, level=level)
-    found, statistic = _kolmogorov_smirnov(new, old)
-    p_value = min(1.0, max(0.0, found))
-    return Drift(p_value=p_value, moved=p_value <= level, n=len(new), statistic=statistic, level=level)
-
-
-def _kolmogorov_smirnov(new: NDArray[np.float64], old: NDArray[np.float64]) -> tuple[float, float]:
-    """(p-value, statistic) as scipy's `ks_2samp` gives them, without a pass over all of many `old` scores, sorted."""
-    stats = _stats()
-    if max(len(new), len(old)) <= _EXACT_UP_TO:
-        result = stats.ks_2samp(new, old)
-        return float(result.pvalue), float(result.statistic)
-    points = np.sort(new)
-    up_to, below = (np.searchsorted(points, points, side) / len(new) for side in ("right", "left"))
-    old_up_to, old_below = (np.searchsorted(old, points, side) / len(old) for side in ("right", "left"))
-    statistic = float(max(np.abs(up_to - old_up_to).max(), np.abs(below - old_below).max()))
-    size = len(new) * len(old) / (len(new) + len(old))
-    return float(stats.kstwo.sf(statistic, np.round(size))), statistic
+    found = _stats().ks_2samp(new, old)
+    p_value = min(1.0, max(0.0, float(found.pvalue)))
+    return Drift(p_value=p_value, moved=p_value <= level, n=len(new), statistic=float(found.statistic), level=level)
 
 
 def _stats() -> Any:

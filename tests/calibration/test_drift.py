@@ -203,7 +203,7 @@ def test_what_is_no_number_is_refused_by_type(no_number: object) -> None:
 
 @pytest.mark.parametrize("shift", [0.0, 0.05, 0.5])
 def test_many_calibration_scores_are_compared_as_scipy_does(shift: float) -> None:
-    """A look sorts the recent scores alone, whatever the calibration's size."""
+    """Also beyond the sizes for which its p-value is exact."""
     rng = np.random.default_rng(10)
     old, new = np.round(rng.random(30_000), 3), np.round(rng.random(200) + shift, 3)  # with ties
     found, expected = drift(new, old), ks_2samp(new, old)
