@@ -86,7 +86,8 @@ class Run:
         times = questions.times if copies == "keep" else ()
         # The places of all answers, those of traffic as often as they were asked for.
         everything = [row for row in range(len(rows)) for _ in range(times[row] if times else 1)]
-        named, drawn = writer.scorer.estimator if isinstance(writer, ServerWriter) else None, None
+        named = writer.scorer.estimator if isinstance(writer, ServerWriter) else None
+        scored_by, drawn = "", None
         if self.hand is not None:
             scored_by = named or self.estimator.make().name
             drawn = self.hand.draw(rows, answers, everything, scored_by, alpha=alpha)
@@ -113,18 +114,15 @@ class Run:
         kinds = [row.kind or "" for row in kept] if by_kind else None
         graded = Graded(kept, [answers[i] for i in places], correct, grades.grader, prompts, of_others, copies, kinds)
         extra = [form for turns in self.shape.conversations if (form := writer.form(turns)) is not None]
-        promise: dict[str, Any] = {"alpha": alpha, "delta": delta, "robust": robust}
-        promise |= {"by_kind": True} if by_kind else {}
-        if self.hand is not None:
-            promise |= {"by_hand": self.hand.count, "prediction_powered": self.hand.machine}
-        settings = {"estimator": asdict(self.estimator), "labels": graded.labels(), "copies": copies, **promise}
         how: dict[str, Any] = {"alpha": alpha, "delta": delta, "robust": robust}
-        how["tries"] = number_of_try(files.answers, settings)
-        shape = {"extra_prompts": extra, "slots": self.shape.slots}
+        promise = how | ({"by_kind": True} if by_kind else {})
         if self.hand is not None:
             how["by_hand"] = self.hand.count
+            promise |= {"by_hand": self.hand.count, "prediction_powered": self.hand.machine}
+        settings = {"estimator": asdict(self.estimator), "labels": graded.labels(), "copies": copies, **promise}
+        how["tries"] = number_of_try(files.answers, settings)
+        shape = {"extra_prompts": extra, "slots": self.shape.slots}
         if self.hand is not None and self.hand.machine:
-            scored_by = named or self.estimator.make().name
             surest = self.hand.draw(rows, answers, everything, scored_by, alpha=alpha, whole=True)
             verdicts = grading.grade(rows, answers, grader, book=files.grades, only=surest)
             by_machine = dict(zip(verdicts.rows, verdicts.correct, strict=True))
