@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
 from semgrad_guard.calibration import AnswerSentences, calibrate_sentences
-from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.guard.sentences import judged_by
 from semgrad_guard.records import Verdict
@@ -22,6 +20,7 @@ from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.settings import ServerSettings
 from semgrad_guard.server.upstream import RemoteServer, Upstream
 from semgrad_guard.settings import CLOSING_LINE
+from tests.fixed_model import PIECES, TEXT, FixedModel
 
 from .conftest import ALL, Serve, asking, events
 
@@ -30,20 +29,11 @@ pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
 from semgrad_guard.decision_log.decision_log import DecisionLog
 
 CHAT, PATH = "/v1/chat/completions", "/beta/litellm_basic_guardrail_api"
-PIECES = ["Tea is old. ", "Milk is hot! ", "Go."]
-TEXT = "".join(PIECES)
-
-
-class Fixed(LanguageModel):
-    """A model that can write one text only."""
-
-    def fitted(self, options: GenerationOptions | None, *prompts: Prompt) -> GenerationOptions:
-        return replace(super().fitted(options, *prompts), max_tokens=64, grammar=f'start: "{TEXT}"')
 
 
 @pytest.fixture(scope="module")
 def fixed(language_model: LanguageModel) -> LanguageModel:
-    return Fixed.from_transformers(language_model._model, language_model.tokenizer)
+    return FixedModel.like(language_model)
 
 
 def scores_of(model: LanguageModel) -> list[float]:

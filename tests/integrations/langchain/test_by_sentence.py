@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,25 +9,16 @@ from langchain_core.caches import InMemoryCache
 from langchain_core.output_parsers import StrOutputParser
 
 from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouterCallback, get_verdict
-from semgrad_guard import GenerationOptions, LanguageModel, Policy
-from semgrad_guard.engine.prompts.prompt import Prompt
+from semgrad_guard import LanguageModel, Policy
 from semgrad_guard.settings import CLOSING_LINE
+from tests.fixed_model import TEXT, FixedModel
 
 from .support import Ledger
-
-TEXT = "Tea is old. Milk is hot! Go."
-
-
-class Fixed(LanguageModel):
-    """A model that can write one text only."""
-
-    def fitted(self, options: GenerationOptions | None, *prompts: Prompt) -> GenerationOptions:
-        return replace(super().fitted(options, *prompts), max_tokens=64, grammar=f'start: "{TEXT}"')
 
 
 @pytest.fixture(scope="module")
 def fixed(language_model: LanguageModel) -> LanguageModel:
-    return Fixed.from_transformers(language_model._model, language_model.tokenizer)
+    return FixedModel.like(language_model)
 
 
 def routed(fixed: LanguageModel, on_doubt: Any) -> tuple[ChatSemGrad, UncertaintyRouterCallback, list[str]]:

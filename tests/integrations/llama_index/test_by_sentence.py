@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,26 +19,16 @@ from llama_index_semgrad_guard import (
     UncertaintyEvaluator,
     UncertaintyRouterCallback,
 )
-from semgrad_guard import GenerationOptions, LanguageModel, Policy
-from semgrad_guard.engine.prompts.prompt import Prompt
+from semgrad_guard import LanguageModel, Policy
 from semgrad_guard.errors import InputError, LowConfidenceError
+from tests.fixed_model import PIECES, TEXT, FixedModel
 
 from .conftest import Heard, Passages
-
-PIECES = ["Tea is old. ", "Milk is hot! ", "Go."]
-TEXT = "".join(PIECES)
-
-
-class Fixed(LanguageModel):
-    """A model that can write one text only."""
-
-    def fitted(self, options: GenerationOptions | None, *prompts: Prompt) -> GenerationOptions:
-        return replace(super().fitted(options, *prompts), max_tokens=64, grammar=f'start: "{TEXT}"')
 
 
 @pytest.fixture(scope="module")
 def fixed(wide: LanguageModel) -> LanguageModel:
-    return Fixed.from_transformers(wide._model, wide.tokenizer)
+    return FixedModel.like(wide)
 
 
 @pytest.fixture
