@@ -9,10 +9,7 @@ errors of 10,000 repetitions are .009). With `--page` it writes the table, and t
 
 from __future__ import annotations
 
-import argparse
-import datetime
 import math
-import platform
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -24,13 +21,14 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special, stats
+from simulations import WITHIN, arguments, when_and_where
 
 from semgrad_guard.calibration import confidence, gates, planning
 from semgrad_guard.calibration.tries import share_of
 
 DELTA = 0.1
 SIZES = (50, 100, 300, 1000)
-WITHIN, HOSTILE = 0.106, 0.12
+HOSTILE = 0.12
 Floats = NDArray[np.float64]
 
 
@@ -237,12 +235,11 @@ def table(cells: Sequence[Cell], *, robust: bool) -> Iterator[str]:
 
 
 def page(cells: Sequence[Cell], tries: Sequence[str], *, repetitions: int, picture: str) -> str:
-    today, machine = datetime.datetime.now(datetime.UTC).date(), platform.processor() or platform.machine()
     return "\n".join(
         (
             "# The promise, simulated",
             "",
-            f"`make check-guarantee`, {today}, {machine}: {repetitions:,} calibrations a cell, delta = {DELTA:g}. "
+            f"`make check-guarantee`, {when_and_where()}: {repetitions:,} calibrations a cell, delta = {DELTA:g}. "
             "A cell gives the mean share of answers that is delivered, how often a threshold is found, and in brackets "
             "how often the true error rate among the delivered answers exceeds alpha. The last is to be at most delta.",
             "",
@@ -299,11 +296,7 @@ def draw(cells: Sequence[Cell], path: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repetitions", type=int, default=10_000)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--page", type=Path)
-    given = parser.parse_args()
+    given = arguments(__doc__)
     work = [(design, n, robust, given.repetitions) for design in DESIGNS for robust in (False, True) for n in SIZES]
     cells: list[Cell] = []
     with ProcessPoolExecutor(given.workers) as pool:

@@ -8,18 +8,15 @@ less is delivered than the documentation says. With `--page` it writes the table
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import platform
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-from check_guarantee import WITHIN, Design, Floats, Normal, Steps
+from check_guarantee import Design, Floats, Normal, Steps
 from numpy.typing import NDArray
+from simulations import WITHIN, arguments, when_and_where
 
 from semgrad_guard.calibration import gates, hand_grades
 
@@ -153,11 +150,10 @@ def _rows(cells: list[Cell], design: Design) -> Iterator[str]:
 
 
 def page(cells: list[Cell], of_kinds: list[tuple[float, float, float]], *, repetitions: int) -> str:
-    today, machine = datetime.datetime.now(datetime.UTC).date(), platform.processor() or platform.machine()
     lines = [
         "# Few labels, simulated",
         "",
-        f"`python scripts/check_labels.py --repetitions {repetitions}`, {today}, {machine}: {N:,} answers a set, "
+        f"`python scripts/check_labels.py --repetitions {repetitions}`, {when_and_where()}: {N:,} answers a set, "
         f"delta = {DELTA:g}. A cell gives the mean share of answers that is delivered, how often a threshold is "
         "found, and in brackets how often the true error rate among the delivered answers exceeds alpha. The last is "
         "to be at most delta, whatever the machine's mistakes.",
@@ -184,11 +180,7 @@ def page(cells: list[Cell], of_kinds: list[tuple[float, float, float]], *, repet
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repetitions", type=int, default=10_000)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--page", type=Path)
-    given = parser.parse_args()
+    given = arguments(__doc__)
     cases = [(i, grader, size) for i in range(len(DESIGNS)) for grader in (None, *GRADERS) for size in SIZES]
     cells: list[Cell] = []
     with ProcessPoolExecutor(given.workers) as pool:

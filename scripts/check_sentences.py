@@ -9,28 +9,25 @@ errors of 10,000 repetitions are .009), or where `drop` delivers less than `FLOO
 
 from __future__ import annotations
 
-import argparse
-import datetime
 import math
-import platform
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
+from simulations import WITHIN, arguments, when_and_where
 
 from semgrad_guard.calibration import sentence_gates
 from semgrad_guard.calibration.sentence_gates import Promise
 from semgrad_guard.settings import OnDoubt
 
-ALPHA, DELTA, WITHIN = 0.15, 0.1, 0.106
+ALPHA, DELTA = 0.15, 0.1
 SIZES = (50, 100, 200)
 FLOORS = (0.27, 0.42, 0.52)
 """The shares of sentences that `drop` delivers at least under the promise about one sentence: `DESIGNS[0]`, by size."""
@@ -183,12 +180,11 @@ def table(cells: Sequence[Cell], promise: Promise) -> Iterator[str]:
 
 
 def page(cells: Sequence[Cell], *, repetitions: int) -> str:
-    today, machine = datetime.datetime.now(datetime.UTC).date(), platform.processor() or platform.machine()
     return "\n".join(
         (
             "# The promises about sentences, simulated",
             "",
-            f"`make check-guarantee`, {today}, {machine}: {repetitions:,} calibrations a cell, alpha = {ALPHA:g}, "
+            f"`make check-guarantee`, {when_and_where()}: {repetitions:,} calibrations a cell, alpha = {ALPHA:g}, "
             f"delta = {DELTA:g}. A cell gives the mean share of sentences that is delivered, and in brackets how often "
             "the true rate exceeds alpha, which is to be at most delta. 30 % of the sentences are wrong, their scores "
             "have an AUROC of 0.85, and a fifth of them leans on the sentence before. `escalate` is `stop` here. In "
@@ -207,11 +203,7 @@ def page(cells: Sequence[Cell], *, repetitions: int) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repetitions", type=int, default=10_000)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--page", type=Path)
-    given = parser.parse_args()
+    given = arguments(__doc__)
     work = [(*parts, given.repetitions) for parts in product(DESIGNS, FORMS, SIZES)]
     cells: list[Cell] = []
     with ProcessPoolExecutor(given.workers) as pool:
