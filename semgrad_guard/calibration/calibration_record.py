@@ -131,6 +131,16 @@ class Calibration(BaseModel):
         return Effect(self.n, self.n_wrong, self.n_answered, self.n_answered_wrong)
 
     @property
+    def with_kinds(self) -> tuple[Calibration, ...]:
+        """This calibration, and those of its kinds of questions."""
+        return (self, *self.kinds.values())
+
+    @property
+    def keeps_a_promise(self) -> bool:
+        """Whether a threshold keeps the promise: of a kind, where the promise is by kind."""
+        return any(one.threshold is not None for one in self.kinds.values() or (self,))
+
+    @property
     def is_about_answers(self) -> bool:
         """Whether the promise is about answers as wholes, so that grades of these tell whether it holds."""
         return self.sentences is None or self.sentences.promise == "answer"

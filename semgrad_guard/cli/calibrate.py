@@ -269,8 +269,7 @@ def _code(calibration: Calibration, questions: QuestionFile) -> ExitCode:
         return ExitCode.UNSCORED
     if questions.problems:
         return ExitCode.BROKEN_LINES
-    promising = calibration.kinds.values() or (calibration,)
-    return ExitCode.OK if any(one.threshold is not None for one in promising) else ExitCode.NO_THRESHOLD
+    return ExitCode.OK if calibration.keeps_a_promise else ExitCode.NO_THRESHOLD
 
 
 def _chosen(questions: QuestionFile) -> Copies:

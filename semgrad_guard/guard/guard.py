@@ -227,7 +227,7 @@ class Guard:
                 "feedback goes into the decision log, and this guard has none: Guard(..., log=DecisionLog(path))"
             )
         made = self.policy.calibration
-        current = () if made is None else (made.id, *(one.id for one in made.kinds.values()))
+        current = () if made is None else tuple(one.id for one in made.with_kinds)
         return self.terms.log.feedback(decision_id, right=correct, sampling=sampling, grader=grader, current=current)
 
     def _answers(

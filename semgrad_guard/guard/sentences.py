@@ -37,8 +37,8 @@ def judged_by(calibration: Calibration | None, by: JudgedBy | None, on_doubt: On
     Raises:
         InputError: `on_doubt` is given for whole answers.
     """
-    made = None if calibration is None else [calibration, *calibration.kinds.values()]
-    forms: list[OnDoubt] = [one.sentences.on_doubt for one in made or () if one.sentences is not None]
+    made = () if calibration is None else calibration.with_kinds
+    forms: list[OnDoubt] = [one.sentences.on_doubt for one in made if one.sentences is not None]
     calibrated = forms[0] if forms else None
     if (by or ("answer" if calibrated is None else "sentence")) == "sentence":
         return on_doubt or calibrated or "stop"

@@ -197,7 +197,7 @@ class Service:
     def calibrations(self) -> Mapping[str, Calibration]:
         """The calibrations that decide, by their ids."""
         found = [made for served in self.models.values() if (made := served.terms.policy.calibration) is not None]
-        return {one.id: one for calibration in found for one in (calibration, *calibration.kinds.values())}
+        return {one.id: one for calibration in found for one in calibration.with_kinds}
 
     def terms(self, served: ServedModel, facts: Facts) -> Terms:
         """The operator's terms for one request, whose decisions are counted, emitted and logged."""
