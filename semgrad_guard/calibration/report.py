@@ -51,6 +51,11 @@ def promise(calibration: Calibration) -> str:
     )
 
 
+def shortfall(calibration: Calibration) -> str:
+    """Why no threshold keeps the promise."""
+    return calibration.reason or "All questions together keep it, and no kind of question by itself."
+
+
 def _of_kind(calibration: Calibration) -> str:
     if calibration.threshold is None:
         return f"{calibration.n} answers, no promise. {calibration.reason}"

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from semgrad_guard.calibration import Binding, Calibration, Drift
-from semgrad_guard.calibration.report import promise, report
+from semgrad_guard.calibration.report import promise, report, shortfall
 from semgrad_guard.cli.terminal import printable
 from semgrad_guard.evaluation.highlight import Claim, shades
 from semgrad_guard.records import Verdict
@@ -193,10 +193,11 @@ def percent(value: float | None) -> str:
 
 def _promise(calibration: Calibration) -> Panel:
     text = promise(calibration)
-    if calibration.threshold is not None or any(one.threshold is not None for one in calibration.kinds.values()):
+    if calibration.keeps_a_promise:
         text += f" This assumes: {calibration.assumption}."
         return Panel(text, title="The promise holds", title_align="left", border_style="green", box=box.ROUNDED)
-    body = Text(f"{text}\n\nNothing will be let through. {calibration.reason}")
+    nothing = "Nothing will be let through. " if calibration.threshold is None else ""
+    body = Text(f"{text}\n\n{nothing}{shortfall(calibration)}")
     return Panel(
         body, title="No threshold keeps the promise", title_align="left", border_style="yellow", box=box.ROUNDED
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.calibration.curve import risk_curve
-from semgrad_guard.calibration.report import report
+from semgrad_guard.calibration.report import report, shortfall
 from semgrad_guard.decision_log.entries import DecisionSink, Facts
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.interruption import Stop
@@ -337,14 +337,12 @@ class Service:
             }
         sentences = report(calibration)
         subjects = [name for name in ("effect", "kinds", "prompts", "labels", "chance", "scores") if name in sentences]
-        at = f"at {calibration.threshold:.3g}" if calibration.threshold is not None else ""
-        at = "by kind" if any(one.threshold is not None for one in calibration.kinds.values()) else at
-        promise = (
-            f"Promised {at}: {sentences['promise']} Another threshold promises nothing. "
-            + " ".join(f"{name.capitalize()}: {sentences[name]}." for name in ("assumption", *subjects))
-            if at
-            else f"Nothing is promised: {calibration.reason}"
-        )
+        promise = f"Nothing is promised: {shortfall(calibration)}"
+        if calibration.keeps_a_promise:
+            at = "by kind" if calibration.kinds else f"at {calibration.threshold:.3g}"
+            promise = f"Promised {at}: {sentences['promise']} Another threshold promises nothing. " + " ".join(
+                f"{name.capitalize()}: {sentences[name]}." for name in ("assumption", *subjects)
+            )
         curve = [asdict(point) for point in risk_curve(calibration)]
         return {
             **model,

@@ -182,6 +182,14 @@ async def test_the_calibrations_of_kinds_decide_too(serve: Serve, tmp_path: Path
     log.close()
 
 
+async def test_nothing_is_promised_where_no_kind_keeps_it(serve: Serve) -> None:
+    kinds = [f"kind {number // 5}" for number in range(40)]
+    calibration = calibrate([number / 40 for number in range(40)], [True] * 40, alpha=0.2, delta=0.1, kind=kinds)
+    async with serve(Policy.from_calibration(calibration)) as client:
+        promise = (await client.get("/v1/calibration")).json()["promise"]
+    assert promise == "Nothing is promised: All questions together keep it, and no kind of question by itself."
+
+
 async def test_a_reader_can_tell_from_the_page_whether_the_promise_holds(serve: Serve, tmp_path: Path) -> None:
     """The words of each state come from the route that the page shows; before the first answer, too."""
     calibration = made()
