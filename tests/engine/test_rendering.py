@@ -96,9 +96,42 @@ def test_what_the_template_says_is_passed_on():
         render(with_template("{{ messages[0].content + 3 }}"), "Hi")
     with pytest.raises(InputError, match="refused"):
         render(with_template("{% if %}"), "Hi")
-    gemma = with_template("{% if messages[0].role == 'system' %}{{ raise_exception('No system role.') }}{% endif %}")
-    with pytest.raises(InputError, match=r"It said: No system role\. Put the system message into the question"):
-        render(gemma, [SYSTEM, Message("user", "Hi")])
+    with pytest.raises(InputError, match=r"roles: system, user\)\. It said: No turns\.$"):
+        render(with_template("{{ raise_exception('No turns.') }}"), [SYSTEM, Message("user", "Hi")])
+
+
+TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
+REFUSING = "{% if 'system' in messages|map(attribute='role') %}{{ raise_exception('No system.') }}{% endif %}" + TURNS
+FIRST_ONLY = "{% if 'system' in messages[1:]|map(attribute='role') %}{{ raise_exception('Late.') }}{% endif %}" + TURNS
+SILENT = TURNS.replace("messages %}", "messages if m.role != 'system' %}")
+LATE = Message("system", "Now answer.")
+ANSWERED = [Message("user", "Hi"), Message("assistant", "Ho")]
+
+
+@pytest.mark.parametrize(
+    ("template", "conversation", "text"),
+    [
+        (REFUSING, [SYSTEM, Message("user", QUESTION)], f"<user>Be brief.\n\n{QUESTION}</>"),
+        (SILENT, [SYSTEM, Message("user", QUESTION)], f"<user>Be brief.\n\n{QUESTION}</>"),
+        (REFUSING, [Message("system", " "), Message("user", QUESTION)], f"<user>{QUESTION}</>"),
+        (REFUSING, [SYSTEM, *ANSWERED, LATE], "<user>Be brief.\n\nHi\n\nNow answer.</><assistant>Ho</>"),
+        (FIRST_ONLY, [SYSTEM, *ANSWERED, LATE], "<system>Be brief.</><user>Hi\n\nNow answer.</><assistant>Ho</>"),
+        (REFUSING, [SYSTEM], "<user>Be brief.</>"),
+        (TURNS, [SYSTEM, Message("user", QUESTION)], f"<system>Be brief.</><user>{QUESTION}</>"),
+    ],
+)
+def test_a_template_without_system_turns_finds_their_text_with_the_user(template, conversation, text):
+    prompt = render(with_template(template), conversation)
+    assert prompt.text == text
+    assert prompt.roles == tuple(turn.role for turn in conversation)
+    assert prompt.user_text in text
+
+
+@pytest.mark.parametrize("name", ["gemma", "llama-2", "vicuna", "yi-1.5", "mistral-v0.1", "mistral-nemo"])
+def test_no_published_template_loses_a_late_system_turn(name):
+    prompt = render(byte_level(CASE[name]), [SYSTEM, Message("user", QUESTION), LATE])
+    assert "Be brief." in prompt.text
+    assert "Now answer." in prompt.text
 
 
 def test_options_that_rendering_decides():

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from semgrad_guard.engine.prompts.marks import TEMPLATE_FAILURES, marks_of
 from semgrad_guard.engine.prompts.reasoning import Thinking, has_option, switch_of, thinking_of
 from semgrad_guard.engine.prompts.semantic_token import MARK, TokenizedText, find_semantic_token, header_text
+from semgrad_guard.engine.prompts.system_turns import drops_system, foldings
 from semgrad_guard.errors import EmptyPromptError, InputError, PromptTooLongError, UnsupportedModelError
 from semgrad_guard.records import Conversation, Message, PromptForm, SemanticToken, ToolCall
 
@@ -78,9 +79,9 @@ def render(
     With a chat template, messages are rendered with the generation prompt (a plain string being one user turn) and
     tokenised once, without adding the special tokens that the template already writes. Without one, the contents,
     joined by blank lines (and one behind them, after earlier answers), are tokenised as ordinary text and t* is the
-    last token. `semantic_token` overrides t*,
-    counting from the prompt's end (-1 is its last token); `template_options` go to the template; among them, `thinking`
-    is "on", "off" or "auto", whatever the template calls its switch.
+    last token. Where a template has no system turn, the system's text is in a turn of the user.
+    `semantic_token` overrides t*, counting from the prompt's end (-1 is its last token); `template_options` go to the
+    template; among them, `thinking` is "on", "off" or "auto", whatever the template calls its switch.
     `window` is how many tokens the model can attend over, None if it states no limit.
 
     Raises:
@@ -271,17 +272,32 @@ def _apply_template(
 ) -> str:
     if reserved := _RESERVED_OPTIONS & options.keys():
         raise InputError(f"template_options cannot set {', '.join(sorted(reserved))}: rendering decides these.")
-    try:
+
+    def applied(given: Sequence[Turn]) -> str:
         return tokenizer.apply_chat_template(
-            list(turns), tokenize=False, add_generation_prompt=add_generation_prompt, **options
+            list(given), tokenize=False, add_generation_prompt=add_generation_prompt, **options
         )
+
+    try:
+        text = applied(turns)
+        if not drops_system(turns, text, applied):
+            return text
+        failure = None
     except TEMPLATE_FAILURES as error:
-        roles = [turn["role"] for turn in turns]
-        hint = " Put the system message into the question, or leave it out." if "system" in roles else ""
-        raise InputError(
-            f"The chat template refused the conversation (roles: {', '.join(roles)}). "
-            f"It said: {str(error).strip().rstrip('.')}.{hint}"
-        ) from error
+        text, failure = "", error
+    for given in foldings(turns):
+        try:
+            found = applied(given)
+        except TEMPLATE_FAILURES:
+            continue
+        if not drops_system(given, found, applied):
+            return found
+    if failure is None:
+        return text
+    roles = ", ".join(turn["role"] for turn in turns)
+    raise InputError(
+        f"The chat template refused the conversation (roles: {roles}). It said: {str(failure).strip().rstrip('.')}."
+    ) from failure
 
 
 def _described(conversation: Conversation, turns: Sequence[Turn], options: Mapping[str, Any]) -> dict[str, Any]:
