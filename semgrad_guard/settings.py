@@ -427,8 +427,8 @@ class OtherServers:
     allow_unguarded: Annotated[
         tuple[str, ...],
         Option(
-            "With --upstream: a route of it that is passed on without a verdict (embeddings, completions, responses); "
-            "repeat the option for several. All others are refused.",
+            "With --upstream: a route of it that is passed on without a verdict (embeddings, rerank); repeat the "
+            "option for several. All others are refused.",
             panel=OTHERS,
             metavar="ROUTE",
             several=True,

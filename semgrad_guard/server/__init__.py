@@ -5,7 +5,6 @@ assembly      from settings to a server: models, policies, log, application
 hosting       where it listens, and for how long a client may keep it waiting
 gate          keys, hosts and the number of requests
 app           routes and errors
-streaming     answers as server-sent events
 protocol      requests, checked, and translated into the records of the engine
 forwarded     requests for another server, as far as they are read here
 service       models, policies and targets: drafts are made, the guard decides
@@ -14,7 +13,8 @@ scheduler     the queue of requests to one model
 remote, sent  another server, and the form of its answers
 upstream      another server that writes drafts, or answers instead
 cuts          a client's cuts of a delivered answer
-completions   answers in OpenAI's form, each with its verdict
+completions   answers in OpenAI's form, each with its verdict, whole or as server-sent events
+translation   other protocols of OpenAI's, as chat completions: text_completions, responses
 gateway       LiteLLM's generic guardrail API
 unguarded     routes of an upstream that the operator lets through
 in_vllm       the guard inside `vllm serve`

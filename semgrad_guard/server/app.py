@@ -8,7 +8,7 @@ import logging
 import secrets
 import time
 import traceback
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,8 +21,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 
 import semgrad_guard
+from semgrad_guard.guard import Outcome
 from semgrad_guard.server import decisions
-from semgrad_guard.server.answers import HttpError, http_error_of
+from semgrad_guard.server.answers import Answer, HttpError, http_error_of
 from semgrad_guard.server.completions import ClientGoneError, completion, headers, limit_headers, streamed, unless_gone
 from semgrad_guard.server.forwarded import problem_of
 from semgrad_guard.server.gate import Gate, Keys
@@ -38,7 +39,10 @@ from semgrad_guard.server.protocol import (
     SummaryRequest,
     parse_json,
 )
-from semgrad_guard.server.service import Service
+from semgrad_guard.server.responses import ResponsesRequest, ResponsesTranslation
+from semgrad_guard.server.service import Call, Service
+from semgrad_guard.server.text_completions import TextRequest, TextTranslation
+from semgrad_guard.server.translation import Translation, Untranslated
 from semgrad_guard.server.unguarded import Unguarded, refusal
 from semgrad_guard.settings import ServeOptions
 
@@ -136,6 +140,8 @@ class Routes:
         )
         post: tuple[tuple[str, Callable[..., Any], type[BaseModel]], ...] = (
             ("/v1/chat/completions", self.chat, ChatRequest),
+            ("/v1/completions", self.completions, TextRequest),
+            ("/v1/responses", self.responses, ResponsesRequest),
             ("/v1/score", self.score, ScoreRequest),
             ("/v1/feedback", self.feedback, FeedbackRequest),
             (GUARDRAIL, self.guardrail, GuardrailRequest),
@@ -191,19 +197,15 @@ class Routes:
 
     async def chat(self, request: Request) -> Response:
         """A guarded chat completion, whole or streamed."""
-        body = parse_json(await _body(request, self._limits))
-        request_id = secrets.token_hex(12)
-        try:
-            call = self._service.call(body, request_id=request_id)
-        except ValidationError as error:
-            raise _invalid(error) from None
-        if call.request.stream:
-            beat, report = self._limits.beat_seconds, partial(_reported, self._service)
-            return await streamed(request, self._service, call, request_id=request_id, beat=beat, report=report)
-        outcomes = await unless_gone(request, self._service.outcomes(call))
-        found = completion(call, outcomes, request_id=request_id)
-        self._service.metrics.used(call.served.name, found["usage"])
-        return JSONResponse(found, headers={**limit_headers(call), **headers(outcomes)})
+        return await self._answered(request, Untranslated.of)
+
+    async def completions(self, request: Request) -> Response:
+        """Guarded texts after prompts, whole or streamed."""
+        return await self._answered(request, TextTranslation.of)
+
+    async def responses(self, request: Request) -> Response:
+        """A guarded response, whole or streamed."""
+        return await self._answered(request, ResponsesTranslation.of)
 
     async def score(self, request: Request) -> Mapping[str, Any]:
         """How uncertain the model would be of a text."""
@@ -240,6 +242,39 @@ class Routes:
         if self._service.log is None:
             raise HttpError(404, "no_decision_log", "this server keeps no decision log")
         return self._service.log
+
+    async def _answered(self, request: Request, translated: Callable[[Mapping[str, Any]], Translation]) -> Response:
+        """The response to a request in any of OpenAI's protocols."""
+        body = parse_json(await _body(request, self._limits))
+        request_id, names = secrets.token_hex(12), dict[str, str]()
+        try:
+            form = translated(body)
+            names.update(form.names)
+            calls = [self._service.call(chat, request_id=request_id) for chat in form.bodies]
+        except ValidationError as error:
+            raise _invalid(error, names) from None
+        if calls[0].request.stream:
+            beat, report = self._limits.beat_seconds, partial(_reported, self._service)
+            return await streamed(
+                request, self._service, calls[0], request_id=request_id, form=form, beat=beat, report=report
+            )
+        found = await unless_gone(request, self._outcomes(calls))
+        completions = [
+            completion(call, outcomes, request_id=request_id) for call, outcomes in zip(calls, found, strict=True)
+        ]
+        for call, whole in zip(calls, completions, strict=True):
+            self._service.metrics.used(call.served.name, whole["usage"])
+        together = [outcome for outcomes in found for outcome in outcomes]
+        return JSONResponse(form.whole(completions), headers={**limit_headers(calls[0]), **headers(together)})
+
+    async def _outcomes(self, calls: Sequence[Call]) -> list[list[Outcome[Answer]]]:
+        """The answers to calls that share one response; the first error ends all of them."""
+        tasks = [asyncio.ensure_future(self._service.outcomes(call)) for call in calls]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
 
     async def _read(self, request: Request, kind: type[B]) -> B:
         return _checked(parse_json(await _body(request, self._limits)), kind)
@@ -292,9 +327,11 @@ async def _body(request: Request, limits: Limits) -> bytes:
     return bytes(body)
 
 
-def _invalid(error: ValidationError) -> HttpError:
-    """The error for an invalid body, without the client's own text."""
+def _invalid(error: ValidationError, names: Mapping[str, str] | None = None) -> HttpError:
+    """The error for an invalid body, without the client's own text; `names` are the client's for some fields."""
     place, problem = problem_of(error)
+    field, dot, rest = place.partition(".")
+    place = f"{(names or {}).get(field, field)}{dot}{rest}"
     return HttpError(400, "invalid_request", f"{place or 'the body'}: {problem}", param=place or None)
 
 

@@ -38,8 +38,7 @@ from semgrad_guard.server.answers import (
     tool_call_fields,
 )
 from semgrad_guard.server.service import Call, Service
-
-Json = dict[str, Any]
+from semgrad_guard.server.translation import Json, Translation
 
 
 def completion(call: Call, outcomes: Sequence[Outcome[Answer]], *, request_id: str) -> Json:
@@ -200,7 +199,6 @@ def _together(outcomes: Sequence[Outcome[Answer]]) -> Json | list[Json]:
 
 T = TypeVar("T")
 Step = Piece | Outcome[Answer]
-_DONE = "data: [DONE]\n\n"
 _BEAT = ": waiting\n\n"
 
 
@@ -234,6 +232,7 @@ async def streamed(
     call: Call,
     *,
     request_id: str,
+    form: Translation,
     beat: float,
     report: Callable[[BaseException], HttpError],
 ) -> Response:
@@ -244,6 +243,7 @@ async def streamed(
         service: answers it.
         call: the request as it was read.
         request_id: names it.
+        form: the protocol of the request.
         beat: seconds after which a stream without an event sends a comment.
         report: the error that a client gets for an exception.
     """
@@ -268,15 +268,16 @@ async def streamed(
         """Chunks as events; an error after the beginning is the last of them."""
         on_usage = partial(service.metrics.used, call.served.name)
         try:
-            async for chunk in chunks(call, again(), request_id=request_id, on_usage=on_usage):
-                yield _event(chunk)
+            async for event in form.events(chunks(call, again(), request_id=request_id, on_usage=on_usage)):
+                yield _event(event)
         except Exception as error:  # noqa: BLE001 - the status has been sent: the stream holds the error
-            yield _event(report(error).body)
+            yield _event(form.failed(report(error)))
         finally:
             await steps.aclose()
-        yield _DONE
+        yield form.end
 
-    return _Events(_beating(events(), beat, waits=not done), media_type="text/event-stream", headers=fields)
+    beating = _beating(events(), beat, waits=not done)
+    return _Events(beating, form, media_type="text/event-stream", headers=fields)
 
 
 async def _beating(events: AsyncGenerator[str], beat: float, *, waits: bool) -> AsyncGenerator[str]:
@@ -304,6 +305,10 @@ async def _beating(events: AsyncGenerator[str], beat: float, *, waits: bool) -> 
 class _Events(StreamingResponse):
     """A stream that ends as soon as its client has left, in every version of ASGI."""
 
+    def __init__(self, content: AsyncIterator[str], form: Translation, **given: Any) -> None:
+        super().__init__(content, **given)
+        self._form = form
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self.stream_response(send))
         gone = asyncio.ensure_future(_disconnected(receive))
@@ -319,7 +324,7 @@ class _Events(StreamingResponse):
             with suppress(asyncio.CancelledError, OSError):
                 await sending
         if ends:
-            last = _event(ENDING.body) + _DONE
+            last = _event(self._form.failed(ENDING)) + self._form.end
             await send({"type": "http.response.body", "body": last.encode(), "more_body": False})
 
 
@@ -328,5 +333,6 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-def _event(value: Any) -> str:
-    return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n"
+def _event(value: Json) -> str:
+    named = f"event: {value['type']}\n" if "type" in value else ""
+    return f"{named}data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n"

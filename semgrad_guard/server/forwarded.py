@@ -20,6 +20,8 @@ _OURS = frozenset({"model", "messages", "stream", "n", "semgrad_guard"})
 """The fields that decide how we answer: they must be valid."""
 _SCORED = frozenset({"tools", "tool_choice", "response_format"})
 """The fields that change the prompt, next to the messages."""
+_TYPES = frozenset({"str", "int", "float", "bool"})
+"""Names in the places of errors that are pydantic's, for the types that a field may have."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,8 @@ def forwarded(body: Mapping[str, Any]) -> Forwarded:
 def problem_of(error: ValidationError) -> tuple[str, str]:
     """The place and the kind of an error in a body, without the client's own text."""
     first = error.errors(include_input=False, include_url=False, include_context=False)[0]
-    return ".".join(str(part) for part in first["loc"])[:200], first["msg"]
+    fields = (str(part) for part in first["loc"] if str(part) not in _TYPES and "[" not in str(part))
+    return ".".join(fields)[:200], first["msg"]
 
 
 def _question(messages: Any) -> str | None:

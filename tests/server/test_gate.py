@@ -164,7 +164,7 @@ async def test_broken_bodies(serve: Serve) -> None:
 
 async def test_unknown_routes_have_openais_form(serve: Serve) -> None:
     async with serve(ALL) as client:
-        missing = ("/nowhere", "/v1/completions", "/v1/responses", "/v1/messages", "/chat/completions")
+        missing = ("/nowhere", "/v1/messages", "/v1/responses/resp_1/cancel", "/chat/completions")
         for method, path, status in (("GET", CHAT, 405), *(("POST", path, 404) for path in missing)):
             response = await client.request(method, path)
             assert response.status_code == status

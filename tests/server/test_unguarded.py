@@ -60,9 +60,9 @@ def front(make_served: Any, language_model: LanguageModel) -> Any:
 
 
 PRODUCE_TEXT = [
-    "completions", "responses", "embeddings", "messages", "edits", "audio/transcriptions", "audio/speech", "rerank",
-    "images/generations", "assistants", "threads/t/runs", "chat/completions/c", "batches", "realtime", "moderations",
-    "fine_tuning/jobs", "infill", "generate", "completion",
+    "responses/compact", "completions/render", "embeddings", "messages", "edits", "audio/transcriptions",
+    "audio/speech", "rerank", "images/generations", "assistants", "threads/t/runs", "chat/completions/c", "batches",
+    "realtime", "moderations", "fine_tuning/jobs", "infill", "generate", "completion",
 ]  # fmt: skip
 
 
@@ -89,17 +89,17 @@ async def test_a_named_route_is_passed_on_as_it_is(front: Callable[..., Any]) ->
         assert not {"cookie", "x-forwarded-for"} & set(headers)
         assert f'semgrad_guard_unguarded_total{{route="{route}"}} 1.0' in client.service.metrics.text().decode()
     assert (await client.get("/v1/embeddings")).status_code == 405
-    assert (await client.post("/v1/completions", json=asking())).status_code == 403
+    assert (await client.post("/v1/rerank", json=asking())).status_code == 403
     assert other.heard == []
 
 
 SPELLINGS = [
-    "/v1//completions", "//v1/completions", "/v1/./completions", "/v1/embeddings/../completions", "/V1/completions",
-    "/v1/Completions", "/v1/COMPLETIONS", "/v1/%2e/completions", "/v1/embeddings/%2e%2e/completions",
-    "/v1/%2fcompletions", "/v1%2fcompletions", "/v1/completions;a=b", "/v1/completions%00", "/v1/completions%20",
-    "/v1/completions%0a", "/v1/completions.json", "/v1/completions//", "/v1/completions/x", "/v1\\completions",
-    "/v1/embeddings%2f..%2fcompletions", "/v1/embeddings%3f/../completions", "/v1/embeddings%23completions",
-    "/v1/%63ompletions%2f", "/v1/%2563ompletions", "/completions", "/embeddings", "/api/v1/embeddings",
+    "/v1//rerank", "//v1/rerank", "/v1/./rerank", "/v1/embeddings/../rerank", "/V1/rerank",
+    "/v1/Rerank", "/v1/RERANK", "/v1/%2e/rerank", "/v1/embeddings/%2e%2e/rerank",
+    "/v1/%2frerank", "/v1%2frerank", "/v1/rerank;a=b", "/v1/rerank%00", "/v1/rerank%20",
+    "/v1/rerank%0a", "/v1/rerank.json", "/v1/rerank//", "/v1/rerank/x", "/v1\\rerank",
+    "/v1/embeddings%2f..%2frerank", "/v1/embeddings%3f/../rerank", "/v1/embeddings%23rerank",
+    "/v1/%72erank%2f", "/v1/%2572erank", "/rerank", "/embeddings", "/api/v1/embeddings",
     "/v1/v1/embeddings", "/v1/embeddings/embeddings", "/v1/ｅmbeddings", "/v1/embeddings\u200b",
     "/v1/chat/../embeddings", "/v1/models/../embeddings/..",
 ]  # fmt: skip
@@ -188,7 +188,9 @@ def test_names_that_are_no_route(route: str) -> None:
         Unguarded(RemoteServer("http://other/v1"), frozenset({route}))
 
 
-@pytest.mark.parametrize("route", ["chat/completions", "score", "models", "feedback", "decisions"])
+@pytest.mark.parametrize(
+    "route", ["chat/completions", "completions", "responses", "score", "models", "feedback", "decisions"]
+)
 def test_what_is_guarded_cannot_be_let_through(front: Callable[..., Any], route: str) -> None:
     with pytest.raises(InputError, match="answers that itself"):
         front(route)

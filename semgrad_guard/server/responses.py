@@ -1,0 +1,370 @@
+"""POST /v1/responses as chat completions: the items of a response are the parts of a chat's message.
+
+No response is kept here: each request holds its whole conversation. The verdict is in `semgrad_guard` of the response
+and of its message and calls, and as JSON in `metadata["semgrad_guard"]`, which clients keep that drop unknown fields.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Literal, Self, cast
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+
+from semgrad_guard.errors import InputError
+from semgrad_guard.server.answers import KEY, HttpError
+from semgrad_guard.server.translation import Json, Untranslated, require_none_of
+
+_NAMES: Mapping[str, str] = {"messages": "input", "max_completion_tokens": "max_output_tokens"}
+_OF_CHATS: Mapping[str, str] = {
+    **_NAMES,
+    "max_tokens": "max_output_tokens",
+    "response_format": "text",
+    "reasoning_effort": "reasoning",
+    "logprobs": "include",
+    "n": "",
+}
+_KEPT_NOWHERE = ("previous_response_id", "conversation", "prompt", "background")
+_LOGPROBS = "message.output_text.logprobs"
+
+
+class _Sent(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class TextFormat(_Sent):
+    """The form of the text; that of JSON has a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: StrictStr | None = None
+    description: StrictStr | None = None
+    strict: StrictBool | None = None
+    form: dict[str, Any] | None = Field(default=None, alias="schema")
+
+
+class TextSettings(_Sent):
+    """The text of the answer."""
+
+    format: TextFormat | None = None
+    verbosity: StrictStr | None = None
+
+
+class Reasoning(_Sent):
+    """The reasoning before the answer; it is delivered whole, and no summary is written."""
+
+    effort: StrictStr | None = None
+    summary: StrictStr | None = None
+    generate_summary: StrictStr | None = None
+
+
+class ResponsesRequest(BaseModel):
+    """The body of POST /v1/responses; its other fields are those of chat completions."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", protected_namespaces=())
+
+    model: StrictStr
+    input: StrictStr | list[dict[str, Any]]
+    instructions: StrictStr | None = None
+    text: TextSettings | None = None
+    reasoning: Reasoning | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: StrictStr | dict[str, Any] | None = None
+    stream: StrictBool | None = None
+    max_output_tokens: StrictInt | None = Field(default=None, ge=1)
+    include: list[StrictStr] | None = None
+    top_logprobs: StrictInt | None = Field(default=None, ge=0, le=20)
+    truncation: Literal["auto", "disabled"] | None = None
+    metadata: dict[str, StrictStr] | None = None
+
+    @property
+    def chat(self) -> Json:
+        """The body of the chat completion.
+
+        Raises:
+            InputError: the input holds items that no chat has.
+        """
+        form = None if self.text is None else self.text.format
+        wants_logprobs = _LOGPROBS in (self.include or ()) or self.top_logprobs is not None
+        translated = {
+            "messages": [*self._instructions, *_messages(self.input)],
+            "tools": None if self.tools is None else [_tool(tool) for tool in self.tools],
+            "tool_choice": _choice(self.tool_choice),
+            "response_format": None if form is None else _response_format(form),
+            "verbosity": None if self.text is None else self.text.verbosity,
+            "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
+            "max_completion_tokens": self.max_output_tokens,
+            "logprobs": wants_logprobs or None,
+            "top_logprobs": self.top_logprobs,
+            "stream_options": {"include_usage": True} if self.stream else None,
+        }
+        given = {"model": self.model, "stream": self.stream, "metadata": self.metadata, **(self.model_extra or {})}
+        return {name: value for name, value in (given | translated).items() if value is not None}
+
+    @property
+    def _instructions(self) -> list[Json]:
+        return [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+
+
+def _messages(given: str | Sequence[Mapping[str, Any]]) -> Iterator[Json]:
+    if isinstance(given, str):
+        yield {"role": "user", "content": given}
+        return
+    turn: Json | None = None  # an assistant's, which the calls after it belong to
+    for number, item in enumerate(given):
+        kind = item.get("type") or "message"
+        if turn is not None and kind not in ("function_call", "reasoning"):
+            yield turn
+            turn = None
+        if kind == "message":
+            message = {"role": item.get("role"), "content": _content(item.get("content"))}
+            if message["role"] == "assistant":
+                turn = message
+            else:
+                yield message
+        elif kind == "function_call":
+            turn = turn or {"role": "assistant", "content": None}
+            function = {"name": item.get("name"), "arguments": item.get("arguments")}
+            turn.setdefault("tool_calls", []).append(
+                {"id": item.get("call_id"), "type": "function", "function": function}
+            )
+        elif kind == "function_call_output":
+            yield {"role": "tool", "tool_call_id": item.get("call_id"), "content": _content(item.get("output"))}
+        elif kind != "reasoning":  # as chat templates leave earlier reasoning out
+            raise InputError(
+                f"input.{number} is of the type {str(kind)[:40]!r}; this server reads messages, function calls, their "
+                "outputs and reasoning"
+            )
+    if turn is not None:
+        yield turn
+
+
+def _content(given: Any) -> Any:
+    if not isinstance(given, list):
+        return given
+    return [_part(cast("Json", part)) if isinstance(part, dict) else part for part in cast("list[Any]", given)]
+
+
+def _part(part: Json) -> Json:
+    match part.get("type"):
+        case "input_text" | "output_text":
+            return {"type": "text", "text": part.get("text")}
+        case "input_image":
+            picture = {"url": part.get("image_url"), "detail": part.get("detail")}
+            return {"type": "image_url", "image_url": {name: one for name, one in picture.items() if one is not None}}
+        case "input_file":
+            return {"type": "file", "file": {name: one for name, one in part.items() if name != "type"}}
+        case _:
+            return part
+
+
+def _tool(tool: Json) -> Json:
+    if tool.get("type") != "function" or "function" in tool:
+        return tool
+    return {"type": "function", "function": {name: one for name, one in tool.items() if name != "type"}}
+
+
+def _choice(choice: str | Json | None) -> Any:
+    if isinstance(choice, dict) and choice.get("type") == "function" and "function" not in choice:
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    return choice
+
+
+def _response_format(form: TextFormat) -> Json:
+    described = form.model_dump(exclude_none=True, by_alias=True)
+    kind = described.pop("type")
+    return {"type": kind, "json_schema": described} if kind == "json_schema" else {"type": kind}
+
+
+@dataclass(frozen=True)
+class ResponsesTranslation(Untranslated):
+    """A request for a response (`Translation`)."""
+
+    names: Mapping[str, str] = field(default_factory=lambda: _NAMES)
+    end: str = ""
+    sent: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    numbers: Iterator[int] = field(default_factory=count)
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> Self:
+        """The request with this body.
+
+        Raises:
+            ValidationError, InputError: it is none, or about a response that was kept.
+        """
+        if kept := [name for name in _KEPT_NOWHERE if body.get(name)]:
+            raise InputError(
+                f"{kept[0]}: this server keeps no responses, conversations or prompts; send the whole conversation as "
+                "input"
+            )
+        require_none_of(body, _OF_CHATS)
+        sent = {name: value for name, value in body.items() if name not in _KEPT_NOWHERE}
+        return cls((ResponsesRequest.model_validate(sent).chat,), sent=sent)
+
+    def whole(self, completions: Sequence[Json]) -> Json:
+        """As `Translation.whole`."""
+        (completion,) = completions
+        output, choice = _Output(completion), completion["choices"][0]
+        for part in (output.add(choice["message"]), output.end(choice)):
+            for _ in part:
+                pass
+        return self._response(output, choice, completion["usage"])
+
+    async def events(self, chunks: AsyncIterator[Json]) -> AsyncIterator[Json]:
+        """As `Translation.events`."""
+        output, last, used = None, None, None
+        async for chunk in chunks:
+            made = list[Json]()
+            if output is None:
+                output = _Output(chunk)
+                begun = self._response(output, None, None)
+                made += [{"type": f"response.{name}", "response": begun} for name in ("created", "in_progress")]
+            for choice in chunk["choices"]:
+                made += output.add(choice["delta"])
+                if choice["finish_reason"] is not None:
+                    last = choice
+                    made += output.end(choice)
+            if (used := chunk.get("usage") or used) is not None and last is not None:
+                response = self._response(output, last, used)
+                made.append({"type": f"response.{response['status']}", "response": response})
+            for event in made:
+                yield {**event, "sequence_number": next(self.numbers)}
+
+    def failed(self, problem: HttpError) -> Json:
+        """As `Translation.failed`."""
+        fields = {"code": problem.code, "message": problem.message, "param": problem.param}
+        return {"type": "error", **fields, "sequence_number": next(self.numbers)}
+
+    def _response(self, output: _Output, choice: Json | None, used: Json | None) -> Json:
+        """The response as it is now; complete with the last `choice`, and the tokens that were `used`."""
+        sent, status, cut, record = self.sent, "in_progress", None, None
+        if choice is not None:
+            cut = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(choice["finish_reason"])
+            status, record = "incomplete" if cut else "completed", choice["logprobs"][KEY]
+        verdict = {} if record is None else {KEY: json.dumps(record, ensure_ascii=False)}
+        return {
+            "id": output.name("resp"),
+            "object": "response",
+            "created_at": output.head["created"],
+            "status": status,
+            "error": None,
+            "incomplete_details": None if cut is None else {"reason": cut},
+            "model": output.head["model"],
+            "output": list(output.items),
+            "usage": None if used is None else _usage(used, record or {}),
+            "instructions": sent.get("instructions"),
+            "max_output_tokens": sent.get("max_output_tokens"),
+            "metadata": {**(sent.get("metadata") or {}), **verdict},
+            "parallel_tool_calls": sent.get("parallel_tool_calls", True),
+            "previous_response_id": None,
+            "reasoning": sent.get("reasoning"),
+            "store": False,
+            "temperature": sent.get("temperature"),
+            "text": sent.get("text") or {"format": {"type": "text"}},
+            "tool_choice": sent.get("tool_choice") or "auto",
+            "tools": sent.get("tools") or [],
+            "top_p": sent.get("top_p"),
+            "truncation": sent.get("truncation") or "disabled",
+            **({} if record is None else {KEY: record}),
+        }
+
+
+def _usage(used: Json, record: Json) -> Json:
+    return {
+        "input_tokens": used["prompt_tokens"],
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": used["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": record.get("reasoning_tokens") or 0},
+        "total_tokens": used["total_tokens"],
+    }
+
+
+class _Output:
+    """The items of a response, in the order in which they are written, and the events about them.
+
+    An item is complete when the next one begins. `head` is a chunk, whose id they share.
+    """
+
+    def __init__(self, head: Json) -> None:
+        self.head, self.items = head, list[Json]()
+        self._is_open = False
+
+    def name(self, kind: str) -> str:
+        """An id."""
+        return self.head["id"].replace("chatcmpl", kind)
+
+    def add(self, delta: Json) -> Iterator[Json]:
+        """Take in a part of a chat's message."""
+        for name, kind, item in (
+            ("reasoning_content", "reasoning_text", "reasoning"),
+            ("content", "output_text", "message"),
+            ("refusal", "refusal", "message"),
+        ):
+            if text := delta.get(name):
+                yield from self._write(item, kind, text)
+        for call in delta.get("tool_calls") or ():
+            yield from self._call(call)
+
+    def end(self, choice: Json) -> Iterator[Json]:
+        """Complete the last item; each message and call gets the verdict."""
+        logprobs, length = choice["logprobs"], choice["finish_reason"] == "length"
+        if not any(item["type"] != "reasoning" for item in self.items):
+            yield from self._write("message", "output_text", "")
+        for item in self.items:
+            if item["type"] == "message":
+                for part in item["content"]:
+                    part |= {"logprobs": logprobs["content"] or []} if part["type"] == "output_text" else {}
+            if item["type"] != "reasoning":
+                item[KEY] = logprobs[KEY]
+        yield from self._close("incomplete" if length else "completed")
+
+    def _write(self, item: str, kind: str, text: str) -> Iterator[Json]:
+        if not self._is_open or self.items[-1]["type"] != item or self.items[-1]["content"][-1]["type"] != kind:
+            own: Json = {"role": "assistant"} if item == "message" else {"summary": []}
+            yield from self._open({"message": "msg", "reasoning": "rs"}[item], {"type": item, **own, "content": []})
+            more: Json = {"annotations": [], "logprobs": []} if kind == "output_text" else {}
+            self.items[-1]["content"].append({"type": kind, _field(kind): "", **more})
+            yield self._about("content_part.added", part={**self.items[-1]["content"][0]}, content_index=0)
+        self.items[-1]["content"][-1][_field(kind)] += text
+        if text:
+            more = {"logprobs": []} if kind == "output_text" else {}
+            yield self._about(f"{kind}.delta", content_index=0, delta=text, **more)
+
+    def _call(self, call: Json) -> Iterator[Json]:
+        function = call["function"]
+        item = {"type": "function_call", "call_id": call["id"], "name": function["name"], "arguments": ""}
+        yield from self._open("fc", item)
+        self.items[-1]["arguments"] = function["arguments"]
+        yield self._about("function_call_arguments.delta", delta=function["arguments"])
+
+    def _open(self, kind: str, item: Json) -> Iterator[Json]:
+        yield from self._close("completed")
+        place = len(self.items)
+        self.items.append({"id": f"{self.name(kind)}_{place}", **item, "status": "in_progress"})
+        self._is_open = True
+        shown: Json = {**self.items[-1], **({"content": []} if "content" in item else {})}
+        yield {"type": "response.output_item.added", "output_index": place, "item": shown}
+
+    def _close(self, status: str) -> Iterator[Json]:
+        if not self._is_open:
+            return
+        self._is_open, item = False, self.items[-1]
+        item["status"] = status
+        for part in item.get("content", ()):
+            more = {"logprobs": part["logprobs"]} if part["type"] == "output_text" else {}
+            text = {_field(part["type"]): part[_field(part["type"])]}
+            yield self._about(f"{part['type']}.done", content_index=0, **text, **more)
+            yield self._about("content_part.done", content_index=0, part=part)
+        if item["type"] == "function_call":
+            yield self._about("function_call_arguments.done", name=item["name"], arguments=item["arguments"])
+        yield {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": item}
+
+    def _about(self, kind: str, **fields: Any) -> Json:
+        place = len(self.items) - 1
+        return {"type": f"response.{kind}", "item_id": self.items[-1]["id"], "output_index": place, **fields}
+
+
+def _field(kind: str) -> str:
+    return "refusal" if kind == "refusal" else "text"

@@ -1,0 +1,130 @@
+"""POST /v1/completions as chat completions: a prompt is a user's message, with the chat template around it.
+
+A guard's model and its calibration are about chats, so that a bare continuation of a text is not offered. The verdict
+is in `choices[i].logprobs.semgrad_guard` and at the top level, as in chat completions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, Literal, Self, cast
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+
+from semgrad_guard.errors import InputError
+from semgrad_guard.server.answers import KEY
+from semgrad_guard.server.translation import Json, Untranslated, require_none_of
+
+_NAMES: Mapping[str, str] = {"messages": "prompt"}
+_OF_CHATS: Mapping[str, str] = {
+    **_NAMES,
+    "max_completion_tokens": "max_tokens",
+    "top_logprobs": "logprobs",
+    "tools": "",
+    "tool_choice": "",
+}
+_OURS = frozenset({"prompt", "logprobs", "echo", "suffix"})
+
+
+class TextRequest(BaseModel):
+    """The body of POST /v1/completions; its other fields are those of chat completions."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", protected_namespaces=())
+
+    model: StrictStr
+    prompt: StrictStr | list[StrictStr] = Field(min_length=1, max_length=1000)
+    stream: StrictBool | None = None
+    logprobs: StrictInt | None = Field(default=None, ge=0, le=20)
+    echo: Literal[False] | None = None
+    suffix: Literal[""] | None = None
+
+
+class TextTranslation(Untranslated):
+    """A request for texts after prompts (`Translation`)."""
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> Self:
+        """The request with this body.
+
+        Raises:
+            ValidationError, InputError: it is none.
+        """
+        request = TextRequest.model_validate(body)
+        require_none_of(body, _OF_CHATS)
+        prompts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
+        if request.stream and len(prompts) > 1:
+            raise InputError("a stream is about one prompt; send a request for each, or leave stream out")
+        kept = {name: value for name, value in body.items() if name not in _OURS}
+        if request.logprobs is not None:
+            kept |= {"logprobs": True, "top_logprobs": request.logprobs}
+        return cls([{**kept, "messages": [{"role": "user", "content": prompt}]} for prompt in prompts], _NAMES)
+
+    def whole(self, completions: Sequence[Json]) -> Json:
+        """As `Translation.whole`."""
+        choices = [_choice(choice, choice["message"]) for completion in completions for choice in completion["choices"]]
+        records = [record for completion in completions for record in _listed(completion[KEY])]
+        counts = completions[0]["usage"]
+        return {
+            **_head(completions[0]),
+            "choices": [{**choice, "index": index} for index, choice in enumerate(choices)],
+            "usage": {name: sum(completion["usage"][name] for completion in completions) for name in counts},
+            KEY: records[0] if len(records) == 1 else records,
+        }
+
+    async def events(self, chunks: AsyncIterator[Json]) -> AsyncIterator[Json]:
+        """As `Translation.events`."""
+        async for chunk in chunks:
+            choices = [_choice(choice, choice["delta"]) for choice in chunk["choices"]]
+            if chunk["choices"] and not any(map(_tells, choices)):
+                continue  # of a chat it names the role
+            yield {**chunk, **_head(chunk), "choices": choices}
+
+
+def _head(chunk: Json) -> Json:
+    return {
+        "id": chunk["id"].replace("chatcmpl-", "cmpl-"),
+        "object": "text_completion",
+        "created": chunk["created"],
+        "model": chunk["model"],
+    }
+
+
+def _choice(choice: Json, message: Json) -> Json:
+    """One text. Where it was to be JSON and is withheld, the refusal is the text: there is no other place for it."""
+    thought = message.get("reasoning_content")
+    return {
+        "index": choice["index"],
+        "text": message.get("content") or message.get("refusal") or "",
+        "logprobs": None if choice["logprobs"] is None else _logprobs(choice["logprobs"]),
+        "finish_reason": choice["finish_reason"],
+        **({"reasoning_content": thought} if thought else {}),
+    }
+
+
+def _tells(choice: Json) -> bool:
+    return bool(choice["text"] or choice["finish_reason"] or choice.get("reasoning_content"))
+
+
+def _logprobs(logprobs: Json) -> Json:
+    """Log-probabilities in the older form, with the verdict."""
+    record = {KEY: logprobs[KEY]}
+    if (entries := logprobs["content"]) is None:
+        return {"tokens": None, "token_logprobs": None, "top_logprobs": None, "text_offset": None, **record}
+    tokens: list[str] = [entry["token"] for entry in entries]
+    return {
+        "tokens": tokens,
+        "token_logprobs": [entry["logprob"] for entry in entries],
+        "top_logprobs": [dict(_alternatives(entry)) for entry in entries],
+        "text_offset": list(accumulate(map(len, tokens[:-1]), initial=0)) if tokens else [],
+        **record,
+    }
+
+
+def _alternatives(entry: Json) -> Iterator[tuple[str, float]]:
+    for other in entry.get("top_logprobs") or ():
+        yield other["token"], other["logprob"]
+
+
+def _listed(records: Any) -> list[Any]:
+    return cast("list[Any]", records) if isinstance(records, list) else [records]

@@ -1,0 +1,303 @@
+"""/v1/completions and /v1/responses: chat completions in other words, with the same decisions and the same limits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel
+from semgrad_guard.server.completions import LIMIT_HEADER
+from semgrad_guard.server.scheduler import Scheduler
+from semgrad_guard.server.upstream import RemoteServer, Upstream
+from tests.thinking import ANSWERS, THOUGHTS, thinking_model
+
+from .conftest import ALL, NONE, OPTIONS, Serve, asking, events
+from .test_chat import FORMAT
+
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+QUESTION = next(iter(ANSWERS))
+
+
+def prompting(prompt: Any = "hello", **more: Any) -> dict[str, Any]:
+    return {"model": "tiny", "prompt": prompt, **more}
+
+
+def responding(given: Any = "hello", **more: Any) -> dict[str, Any]:
+    return {"model": "tiny", "input": given, **more}
+
+
+def typed(text: str) -> list[dict[str, Any]]:
+    """The events of a streamed response, which are named and numbered."""
+    found = list[dict[str, Any]]()
+    for event in text.strip().split("\n\n"):
+        name, _, data = event.partition("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    return found
+
+
+def text_in(response: dict[str, Any]) -> str:
+    parts = [part for item in response["output"] if item["type"] == "message" for part in item["content"]]
+    return "".join(part["text"] for part in parts if part["type"] == "output_text")
+
+
+async def test_a_prompt_is_answered_as_a_users_message(serve: Serve) -> None:
+    async with serve(ALL) as client:
+        chat = (await client.post(CHAT, json=asking(logprobs=True, top_logprobs=2))).json()
+        response = await client.post(TEXT, json=prompting(logprobs=2))
+        plain = (await client.post(TEXT, json=prompting())).json()["choices"][0]
+        streamed = events((await client.post(TEXT, json=prompting(stream=True, logprobs=0))).text)
+        several = (await client.post(TEXT, json=prompting(["hello", "other"], n=2, temperature=1, seed=1))).json()
+    body, (choice,) = response.json(), response.json()["choices"]
+    wanted = chat["choices"][0]
+    assert (body["object"], choice["text"]) == ("text_completion", wanted["message"]["content"])
+    assert (choice["finish_reason"], body["usage"]) == (wanted["finish_reason"], chat["usage"])
+    assert choice["logprobs"]["semgrad_guard"] == body["semgrad_guard"]
+    assert body["semgrad_guard"]["uncertainty"] == chat["semgrad_guard"]["uncertainty"]
+    assert response.headers["x-semgrad-guard-action"] == "answer"
+    entries, logprobs = wanted["logprobs"]["content"], choice["logprobs"]
+    assert logprobs["token_logprobs"] == [entry["logprob"] for entry in entries]
+    ends = [*logprobs["text_offset"][1:], len(choice["text"])]
+    for token, start, end, others in zip(
+        logprobs["tokens"], logprobs["text_offset"], ends, logprobs["top_logprobs"], strict=True
+    ):
+        assert choice["text"][start:end] == token
+        assert len(others) <= 2
+    assert plain["logprobs"]["tokens"] is None
+    assert "".join(one["text"] for event in streamed for one in event["choices"]) == choice["text"]
+    assert streamed[-1]["choices"][0]["logprobs"]["semgrad_guard"]["action"] == "answer"
+    assert streamed[-1]["choices"][0]["logprobs"]["tokens"] == logprobs["tokens"]
+    assert [one["index"] for one in several["choices"]] == [0, 1, 2, 3]
+    assert (len(several["semgrad_guard"]), several["usage"]["completion_tokens"]) == (4, 32)
+
+
+async def test_a_response_has_the_parts_of_a_chats_message(serve: Serve) -> None:
+    logprobs = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    async with serve(ALL) as client:
+        chat = (await client.post(CHAT, json=asking(logprobs=True, top_logprobs=2))).json()
+        response = await client.post(RESPONSES, json=responding(metadata={"a": "b"}, **logprobs))
+        streamed = typed((await client.post(RESPONSES, json=responding(stream=True, **logprobs))).text)
+    body, (item,) = response.json(), response.json()["output"]
+    wanted, (part,) = chat["choices"][0], item["content"]
+    assert (body["object"], item["type"], item["role"], part["type"]) == (
+        "response",
+        "message",
+        "assistant",
+        "output_text",
+    )
+    assert (part["text"], part["logprobs"]) == (wanted["message"]["content"], wanted["logprobs"]["content"])
+    assert (body["status"], body["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert [body["usage"][name] for name in ("input_tokens", "output_tokens", "total_tokens")] == [
+        *chat["usage"].values()
+    ]
+    record = body["semgrad_guard"]
+    assert record["uncertainty"] == chat["semgrad_guard"]["uncertainty"]
+    assert item["semgrad_guard"] == json.loads(body["metadata"]["semgrad_guard"]) == record
+    assert body["metadata"]["a"] == "b"
+    assert response.headers["x-semgrad-guard-action"] == "answer"
+    kinds = [event["type"].removeprefix("response.") for event in streamed]
+    begin = ["created", "in_progress", "output_item.added", "content_part.added"]
+    end = ["output_text.done", "content_part.done", "output_item.done", "incomplete"]
+    assert (kinds[:4], kinds[-4:], {*kinds[4:-4]}) == (begin, end, {"output_text.delta"})
+    assert "".join(event["delta"] for event in streamed if "delta" in event) == part["text"]
+    last = streamed[-1]["response"]
+    for one in (last, body):
+        one["id"] = one["created_at"] = one["metadata"] = None
+        one["semgrad_guard"]["decision_id"] = None
+        one["output"][0] |= {"id": None, "semgrad_guard": None}
+        for name in ("scoring_ms", "escalated_from"):
+            one["semgrad_guard"].pop(name, None)
+    assert last == body
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "body"), [(TEXT, prompting(logprobs=2)), (RESPONSES, responding(top_logprobs=2))])
+async def test_nothing_of_a_withheld_answer_leaves(
+    serve: Serve, language_model: LanguageModel, path: str, body: dict[str, Any], stream: bool
+) -> None:
+    draft = language_model.generate("hello", OPTIONS).text
+    async with serve(NONE) as client:
+        response = await client.post(path, json={**body, "stream": stream})
+    async with serve(NONE, mode="raise") as client:
+        raised = await client.post(path, json={**body, "stream": stream})
+    sent = response.text + str(response.headers)
+    assert draft not in sent
+    assert json.dumps(draft)[1:-1] not in sent
+    assert "I don't know." in sent
+    assert '"logprob":' not in sent.replace('": ', '":')
+    assert response.headers["x-semgrad-guard-action"] == "abstain"
+    assert (raised.status_code, raised.json()["error"]["code"]) == (422, "low_confidence")
+
+
+@pytest.mark.parametrize("path", [TEXT, RESPONSES])
+async def test_the_limits_are_the_same(serve: Serve, language_model: LanguageModel, path: str) -> None:
+    make, limit = (prompting, "max_tokens") if path == TEXT else (responding, "max_output_tokens")
+    draft = language_model.generate("hello", OPTIONS).text
+    async with serve(ALL, prompt_limit=50) as client:
+        lowered = await client.post(path, json=make(**{limit: 500}))
+        short = await client.post(path, json=make(**{limit: 2}))
+        long = await client.post(path, json=make("x" * 200))
+        other = await client.post(path, json={**make(), "model": "gpt-9"})
+        refused = await client.post(path, json=make(semgrad_guard={"threshold": 5}))
+    assert lowered.headers[LIMIT_HEADER] == "8"
+    body = short.json()
+    text = body["choices"][0]["text"] if path == TEXT else text_in(body)
+    assert draft.startswith(text.rstrip("\ufffd"))
+    assert body["usage"]["completion_tokens" if path == TEXT else "output_tokens"] == 2
+    assert body["semgrad_guard"]["unfamiliar"]
+    assert [one.status_code for one in (long, other, refused)] == [400, 404, 403]
+
+
+FUNCTION = {"name": "paint", "parameters": {"type": "object", "properties": {"colour": {"const": "red"}}}}
+CALL = {"type": "function_call", "call_id": "c1", "name": "paint", "arguments": '{"colour": "red"}'}
+CONVERSATION = [
+    {"role": "user", "content": [{"type": "input_text", "text": "Paint it."}]},
+    {"type": "reasoning", "id": "rs_1", "summary": []},
+    {
+        "type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "semgrad_guard": {},
+        "content": [{"type": "output_text", "text": "I will.", "annotations": []}],
+    },
+    {**CALL, "id": "fc_1", "status": "completed"},
+    {"type": "function_call_output", "call_id": "c1", "output": "painted"},
+    {"type": "message", "role": "developer", "content": "Be short."},
+]  # fmt: skip
+PICTURE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "low"}
+
+
+def answering_with(answer: dict[str, Any]) -> tuple[httpx.MockTransport, list[dict[str, Any]]]:
+    """An upstream that gives one answer, and the bodies of its requests."""
+    requests = list[dict[str, Any]]()
+
+    def respond(request: httpx.Request) -> httpx.Response:
+        requests.append(json.loads(request.content))
+        if not requests[-1]["stream"]:
+            return httpx.Response(200, json={"choices": [{"message": answer, "finish_reason": "stop"}]})
+        chunk = json.dumps({"choices": [{"index": 0, "delta": answer, "finish_reason": "stop"}]})
+        return httpx.Response(200, text=f"data: {chunk}\n\ndata: [DONE]\n\n")
+
+    return httpx.MockTransport(respond), requests
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_conversation_with_tools_is_translated(
+    serve: Serve, language_model: LanguageModel, stream: bool
+) -> None:
+    called = {"id": "c2", "type": "function", "function": {"name": "paint", "arguments": '{"colour": "red"}'}}
+    transport, requests = answering_with(
+        {"content": "Yes.", "reasoning_content": "hm", "tool_calls": [{**called, "index": 0}]}
+    )
+    scorer = Scheduler(language_model, HybridGrad(), served=True)
+    upstream = Upstream(RemoteServer("http://other/v1", transport=transport), scorer)
+    body = responding(
+        CONVERSATION,
+        instructions="Help.",
+        tools=[{"type": "function", "strict": True, **FUNCTION}],
+        tool_choice={"type": "function", "name": "paint"},
+        text={"format": {"type": "json_schema", "name": "it", "schema": {"type": "object"}}, "verbosity": "low"},
+        reasoning={"effort": "low", "summary": "auto"},
+        stream=stream,
+    )
+    async with serve(ALL, mode="annotate", upstream=upstream, scheduler=scorer) as client:
+        response = await client.post(RESPONSES, json=body)
+        pictured = await client.post(RESPONSES, json=responding([{"role": "user", "content": [PICTURE]}]))
+    sent = requests[0]
+    call = {"id": "c1", "type": "function", "function": {"name": "paint", "arguments": '{"colour": "red"}'}}
+    assert sent["messages"] == [
+        {"role": "system", "content": "Help."},
+        {"role": "user", "content": [{"type": "text", "text": "Paint it."}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "I will."}], "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "painted"},
+        {"role": "developer", "content": "Be short."},
+    ]
+    assert sent["tools"] == [{"type": "function", "function": {**FUNCTION, "strict": True}}]
+    assert sent["tool_choice"] == {"type": "function", "function": {"name": "paint"}}
+    schema = {"name": "it", "schema": {"type": "object"}}
+    assert sent["response_format"] == {"type": "json_schema", "json_schema": schema}
+    assert (sent["reasoning_effort"], sent["verbosity"], "text" in sent) == ("low", "low", False)
+    found = typed(response.text) if stream else [{"response": response.json()}]
+    reasoning, message, made = found[-1]["response"]["output"]
+    assert (reasoning["type"], reasoning["content"][0]["text"]) == ("reasoning", "hm")
+    assert (message["content"][0]["text"], made["call_id"], made["name"]) == ("Yes.", "c2", "paint")
+    assert json.loads(made["arguments"]) == {"colour": "red"}
+    assert made["semgrad_guard"]["status"] == "unscored"
+    if stream:
+        done = [event["item"]["type"] for event in found if event["type"] == "response.output_item.done"]
+        assert done == ["reasoning", "message", "function_call"]
+    assert requests[1]["messages"][0]["content"] == [
+        {"type": "image_url", "image_url": {"url": PICTURE["image_url"], "detail": "low"}}
+    ]
+    assert pictured.json()["semgrad_guard"]["status"] == "unscored"
+    scorer.close()
+
+
+async def test_reasoning_and_refusals_have_their_places(serve: Serve) -> None:
+    options = GenerationOptions(max_tokens=64)
+    async with serve(ALL, mode="annotate", model=thinking_model(), options=options) as client:
+        whole = (await client.post(RESPONSES, json=responding(QUESTION))).json()
+        streamed = typed((await client.post(RESPONSES, json=responding(QUESTION, stream=True))).text)
+        text = (await client.post(TEXT, json=prompting(QUESTION))).json()["choices"][0]
+    thought = "".join(event["delta"] for event in streamed if event["type"] == "response.reasoning_text.delta")
+    assert thought == whole["output"][0]["content"][0]["text"] == text["reasoning_content"] == THOUGHTS[QUESTION]
+    assert text_in(whole) == text_in(streamed[-1]["response"]) == text["text"] == ANSWERS[QUESTION]
+    form = {"format": {"type": "json_schema", **FORMAT["json_schema"]}}
+    async with serve(NONE, options=GenerationOptions(max_tokens=32)) as client:
+        refused = (await client.post(RESPONSES, json=responding(text=form))).json()["output"][0]["content"]
+        text = (await client.post(TEXT, json=prompting(response_format=FORMAT))).json()["choices"][0]["text"]
+    assert (refused, text) == ([{"type": "refusal", "refusal": "I don't know."}], "I don't know.")
+
+
+BAD: list[tuple[str, dict[str, Any], str]] = [
+    (TEXT, prompting(echo=True), "echo:"),
+    (TEXT, prompting([5, 6]), "prompt"),
+    (TEXT, prompting([]), "prompt:"),
+    (TEXT, prompting(["a", "b"], stream=True), "one prompt"),
+    (TEXT, prompting(messages=[]), "'prompt'"),
+    (TEXT, prompting(tools=[{}]), "'tools'"),
+    (TEXT, prompting("  "), "empty"),
+    (TEXT, prompting(n=99), "up to 8"),
+    (TEXT, prompting(telepathy=1), "telepathy"),
+    (RESPONSES, responding([]), "input:"),
+    (RESPONSES, responding([{"role": "king", "content": "x"}]), "input.0.role:"),
+    (RESPONSES, responding([{"role": "user", "content": 5}]), "input.0.content:"),
+    (RESPONSES, responding([{"type": "item_reference", "id": "x"}]), "input.0 is of the type 'item_reference'"),
+    (RESPONSES, responding([{"role": "user", "content": [PICTURE]}]), "no text"),
+    (RESPONSES, responding(previous_response_id="resp_1"), "previous_response_id: this server keeps no responses"),
+    (RESPONSES, responding(background=True), "background"),
+    (RESPONSES, responding(messages=[]), "'input'"),
+    (RESPONSES, responding(max_tokens=5), "'max_output_tokens'"),
+    (RESPONSES, responding(max_output_tokens=0), "max_output_tokens:"),
+    (RESPONSES, responding(tools=[{"type": "web_search"}]), "tools.0.type"),
+    (RESPONSES, responding(text={"format": {"type": "poem"}}), "text.format.type"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "says"), BAD)
+async def test_errors_name_the_fields_of_the_request(serve: Serve, path: str, body: dict[str, Any], says: str) -> None:
+    async with serve(ALL) as client:
+        response = await client.post(path, json=body)
+    error = response.json()["error"]
+    assert (response.status_code, set(error)) == (400, {"message", "type", "param", "code"}), response.text
+    assert says in error["message"]
+
+
+@pytest.mark.parametrize("path", [TEXT, RESPONSES])
+async def test_an_error_after_the_beginning_is_the_last_event(
+    serve: Serve, language_model: LanguageModel, path: str, make_served: Callable[..., Any]
+) -> None:
+    chunk = {"choices": [{"index": 0, "delta": {"content": "Paris."}, "finish_reason": None}]}
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, text=f"data: {json.dumps(chunk)}\n\ndata: no\n\n"))
+    scorer = Scheduler(language_model, HybridGrad(), served=True)
+    upstream = Upstream(RemoteServer("http://other/v1", transport=transport), scorer)
+    async with serve(ALL, mode="annotate", upstream=upstream, scheduler=scorer) as client:
+        response = await client.post(path, json=(prompting if path == TEXT else responding)(stream=True))
+    if path == TEXT:
+        assert events(response.text)[-1]["error"]["code"] == "upstream_failed"
+    else:
+        last = typed(response.text)[-1]
+        assert (last["type"], last["code"]) == ("error", "upstream_failed")
+    scorer.close()
