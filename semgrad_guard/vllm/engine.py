@@ -13,6 +13,7 @@ from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import AnswerInterruptedError, InputError, UnsupportedModelError
 from semgrad_guard.vllm.recorder import Record, RecordedAnswer, Recorder
 from semgrad_guard.vllm.shared_weights import library
+from semgrad_guard.vllm.thought_limits import ThoughtLimits
 
 _NUMBERS = count()
 
@@ -23,6 +24,7 @@ class VLLMAnswer(RecordedAnswer):
     def __init__(self, request: BatchRequest, decoder: Decoder, objective: Objective) -> None:
         super().__init__(request, decoder, Record.for_scoring(request.prompt, objective))
         self.name = f"semgrad-guard-{next(_NUMBERS)}"
+        self.limit = decoder.thought_limit(request.prompt, request.options)
         self.inner = ""
         """The name that vLLM gives it inside."""
 
@@ -50,6 +52,7 @@ class Engine:
         """vLLM's model runner."""
         self.recorder: Recorder | None = None
         """The listener to its passes, once there is one."""
+        self._thoughts = ThoughtLimits(self.runner)
         self._running: dict[str, VLLMAnswer] = {}
 
     def add(self, answer: VLLMAnswer) -> None:
@@ -58,8 +61,7 @@ class Engine:
         Raises:
             InputError: vLLM does not take it.
         """
-        if answer.options.grammar is not None:
-            require_grammars(self._engine.vllm_config)
+        require_taken(answer.options, self._engine.vllm_config)
         sampling = sampling_of(answer.options, detokenize=False)  # where an answer ends is ours to see
         try:
             [prompt] = self._engine.renderer.render_cmpl([{"prompt_token_ids": list(answer.prompt.ids)}])
@@ -69,6 +71,8 @@ class Engine:
         self._running[answer.name] = answer
         if self.recorder is not None:
             self.recorder.records[answer.inner] = answer.record
+        if answer.limit is not None:
+            self._thoughts.limits[answer.inner] = answer.limit
 
     def step(self) -> None:
         """One step of the engine: one more token of each answer whose prompt has been read."""
@@ -88,18 +92,25 @@ class Engine:
         """Stop writing these answers."""
         gone = [answer for answer in answers if self._running.pop(answer.name, None)]
         self._engine.abort_request([answer.name for answer in gone])
-        if self.recorder is not None:
-            for answer in gone:
+        for answer in gone:
+            self._thoughts.limits.pop(answer.inner, None)
+            if self.recorder is not None:
                 self.recorder.records.pop(answer.inner, None)
 
 
-def require_grammars(config: Any) -> None:
-    """Return if vLLM reads our grammars; `config` is its `VllmConfig`.
+def require_taken(options: GenerationOptions, config: Any) -> None:
+    """Return if vLLM writes answers with these options as our engine does; `config` is its `VllmConfig`.
 
     Raises:
-        InputError: other programs than llguidance would read them, and otherwise.
+        InputError: another program than llguidance would read their grammar, and otherwise; or tokens are guessed ahead
+            of where a thought may have to end.
     """
-    if config.structured_outputs_config.backend != "guidance":
+    if options.max_thinking_tokens is not None and config.speculative_config is not None:
+        raise InputError(
+            "vLLM guesses several tokens at once (speculative decoding), and a thought can end at none of them alone: "
+            "leave max_thinking_tokens out, or start vLLM without it"
+        )
+    if options.grammar is not None and config.structured_outputs_config.backend != "guidance":
         raise InputError(
             "an answer in this form takes vLLM's backend guidance: load it with structured_outputs_config={'backend': "
             "'guidance'}, or start `vllm serve` with --structured-outputs-config.backend guidance"
@@ -110,13 +121,8 @@ def sampling_of(options: GenerationOptions, **more: Any) -> Any:
     """vLLM's parameters for these options, and `more` of its own; a sampled answer is vLLM's for that seed, not ours.
 
     vLLM's own end tokens are ignored: `more` names the tokens that end an answer, or the caller handles them.
-    A grammar is read by llguidance, there as here.
-
-    Raises:
-        InputError: they limit the reasoning.
+    A grammar is read by llguidance, there as here. Thoughts are ended by `ThoughtLimits`.
     """
-    if options.max_thinking_tokens is not None:
-        raise InputError("vLLM writes these answers, and takes no max_thinking_tokens: leave it out")
     vllm = library("vllm.sampling_params")
     form: dict[str, Any] = {}
     if options.grammar is not None:

@@ -11,10 +11,12 @@ from typing import Any, Self, cast
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from semgrad_guard.engine.generation.generation import Generation
+from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.generation.running_batch import BatchRequest
+from semgrad_guard.engine.generation.thinking_budget import ThoughtLimit
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import LogitTransform, Objective
-from semgrad_guard.engine.prompts.prompt import render
+from semgrad_guard.engine.prompts.prompt import Prompt, render
 from semgrad_guard.engine.prompts.semantic_token import TokenChoice
 from semgrad_guard.engine.scoring.head import surveyed_step
 from semgrad_guard.engine.scoring.observation import observed_layer
@@ -73,6 +75,10 @@ class TwinLanguageModel(LanguageModel):
     def end_tokens(self) -> tuple[int, ...]:
         """The tokens that end an answer."""
         return self._end_tokens
+
+    def thought_limit(self, prompt: Prompt, options: GenerationOptions) -> ThoughtLimit | None:
+        """The end of the thought in an answer with these options, None where there is none."""
+        return self._decoder.thought_limit(prompt, options)
 
     def written(
         self, answers: Sequence[tuple[BatchRequest, Sequence[int], Record]], recorder: Recorder | None

@@ -24,6 +24,7 @@ from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
 from semgrad_guard.vllm.kept_outputs import KeptOutputs, Piece
 from semgrad_guard.vllm.paged_cache import PagedCache
 from semgrad_guard.vllm.shared_weights import library
+from semgrad_guard.vllm.thought_limits import named
 
 
 @dataclass(eq=False)
@@ -113,11 +114,10 @@ class Recorder:
 
     `twins` are the decoder layers of the scoring model.
 
-    `records` are those that are kept, by the names of the requests: vLLM's own, which are the given ones with a random
-    end, or the given ones. They stay within the budgets of `memory`. Beyond these the head is computed again or, where
-    no gradient is needed, surveyed in the pass (`logits`), prompts are read again (`activations`: keys and values),
-    and linear maps multiply again (`outputs`). `survey` is None where the output of vLLM's head is of no use to a
-    score: then the head is always computed again.
+    `records` are those that are kept, by the names of the requests (`named`). They stay within the budgets of `memory`.
+    Beyond these the head is computed again or, where no gradient is needed, surveyed in the pass (`logits`), prompts
+    are read again (`activations`: keys and values), and linear maps multiply again (`outputs`). `survey` is None where
+    the output of vLLM's head is of no use to a score: then the head is always computed again.
     """
 
     def __init__(
@@ -257,8 +257,7 @@ class Recorder:
         for request in batch.req_ids:
             count = self._scheduled.num_scheduled_tokens.get(request, 0)
             first = int(batch.num_computed_tokens_cpu[batch.req_id_to_index[request]])
-            record = self.records.get(request) or self.records.get(request.rpartition("-")[0])
-            yield _Part(record, start, first, count)
+            yield _Part(named(self.records, request), start, first, count)
             start += count
 
     def left_by(self, records: Sequence[Record], lengths: Sequence[int], epoch: object) -> CapturedStates | None:

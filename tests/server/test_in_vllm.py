@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
@@ -48,6 +49,7 @@ from semgrad_guard.server.service import Service
 from semgrad_guard.server.settings import ServerSettings
 from semgrad_guard.server.writing import AnswerRequest, ForeignText
 from semgrad_guard.vllm.language_model import TwinLanguageModel
+from semgrad_guard.vllm.thought_limits import ThoughtLimits
 from tests.random_llama import byte_tokenizer, random_llama
 from tests.thinking import ANSWERS, THOUGHTS, thinking_model
 from tests.thinking import written as thought_through
@@ -66,12 +68,20 @@ def twin() -> TwinLanguageModel:
 def say(twin: TwinLanguageModel) -> Callable[..., Any]:
     """`say(READ, to_read(request))`: what the worker answers to a message; it listens to no pass of vLLM's."""
     config = SimpleNamespace(structured_outputs_config=SimpleNamespace(backend="auto"))
-    scoring = Scoring(twin, Opening(settings=ServerSettings(mode="annotate"), name="tiny"), config, None)
+    scoring = Scoring(
+        twin, Opening(settings=ServerSettings(mode="annotate"), name="tiny"), config, None, ThoughtLimits(runner())
+    )
 
     def ask(call: Call[Any, Any], sent: Any) -> Any:
         return call.read(scoring.answered(call.name, call.sent.dump_json(sent).decode()))
 
     return ask
+
+
+def runner() -> Any:
+    """The part of vLLM's model runner that ends thoughts: no request is in its batch."""
+    processors = SimpleNamespace(non_argmax_invariant=[])
+    return SimpleNamespace(input_batch=SimpleNamespace(req_ids=[], req_output_token_ids=[], logitsprocs=processors))
 
 
 def request_of(text: str, **fields: Any) -> AnswerRequest:
@@ -310,7 +320,7 @@ def test_reasoning_is_told_apart_where_vllm_writes() -> None:
     thinker, question = thinking_model(), next(iter(ANSWERS))
     twin = TwinLanguageModel.from_transformers(thinker._model, thinker.tokenizer, name="thinker")
     opening = Opening(settings=ServerSettings(mode="annotate"), name="thinker")
-    scoring = Scoring(twin, opening, SimpleNamespace(), None)
+    scoring = Scoring(twin, opening, SimpleNamespace(), None, ThoughtLimits(runner()))
     request = replace(request_of(question), options=GenerationOptions(max_tokens=64))
     read = READ.read(scoring.answered(READ.name, READ.sent.dump_json(to_read(request)).decode()))
     assert read.thinks
@@ -323,3 +333,32 @@ def test_reasoning_is_told_apart_where_vllm_writes() -> None:
         ANSWERS[question],
         THOUGHTS[question],
     )
+
+
+def test_a_thought_is_ended_where_vllm_writes() -> None:
+    """Its tokens are forced in vLLM's batch from the budget on, until the answer is scored."""
+    thinker, question = thinking_model(), next(iter(ANSWERS))
+    twin = TwinLanguageModel.from_transformers(thinker._model, thinker.tokenizer, name="thinker")
+    of_vllm, options = runner(), GenerationOptions(max_tokens=64, max_thinking_tokens=4)
+    thoughts, opening = ThoughtLimits(of_vllm), Opening(settings=ServerSettings(mode="annotate"), name="thinker")
+    scoring = Scoring(twin, opening, SimpleNamespace(speculative_config=None), None, thoughts)
+    request = replace(request_of(question), options=options)
+    READ.read(scoring.answered(READ.name, READ.sent.dump_json(to_read(request)).decode()))
+    usual, closing = thinker.generate(question).preceding_ids, thinker._decoder.encode("\n</think>\n\n")
+    ids = list(usual[:3])
+    of_vllm.input_batch.req_ids = ["other", f"{to_read(request).names[0]}-0a1b"]
+    of_vllm.input_batch.req_output_token_ids = [list(usual[:4]), ids]
+    chosen = usual[3]
+    for _ in range(len(closing) + 3):
+        logits = torch.zeros(2, 500)
+        logits[:, chosen] = 1.0
+        other, mine = thoughts.apply(logits).argmax(-1).tolist()
+        assert other == chosen
+        ids.append(mine)
+    assert tuple(ids) == (*usual[:4], *closing, chosen, chosen)
+    sent = SCORE.sent.dump_json([written_by_vllm(request, tuple(ids))]).decode()
+    scoring.answered(SCORE.name, sent)
+    assert not thoughts.limits
+    guessing = Scoring(twin, opening, SimpleNamespace(speculative_config=object()), None, thoughts)
+    with pytest.raises(InputError, match="speculative decoding"):
+        READ.read(guessing.answered(READ.name, READ.sent.dump_json(to_read(request)).decode()))

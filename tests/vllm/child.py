@@ -124,7 +124,15 @@ def beyond(served: LanguageModel) -> list[object]:
 def scores_by(own: LanguageModel, answers: Sequence[Generation], objective: Objective | None = None) -> list[Any]:
     """The scores of the same tokens, as our engine reads them, each by itself."""
     scorings = [
-        BatchScoring(own._scorer, [a.prompt], [a.response_ids], texts=[a.text], sampler=own._decoder.sampler)
+        BatchScoring(
+            own._scorer,
+            [a.prompt],
+            [a.response_ids],
+            texts=[a.text],
+            sampler=own._decoder.sampler,
+            reasoning=[a.reasoning],
+            preceding=[a.preceding_ids],
+        )
         for a in answers
     ]
     return [scoring.scores(objective or Objective(), 0).scores for scoring in scorings]

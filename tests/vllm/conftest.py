@@ -41,6 +41,12 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
 }
 Found = dict[str, Any]
+THINKING = (
+    "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n<think>\n"
+    "{% if enable_thinking is false %}\n</think>\n\n{% endif %}{% endif %}"
+)
+"""A template whose prompts open a thought."""
 
 
 @pytest.fixture(scope="session")
@@ -69,14 +75,17 @@ def run(script: str, *arguments: object, **environment: str) -> Found:
     return json.loads(Path(str(arguments[-1])).read_text())
 
 
-def made(kind: str, folder: Path) -> Path:
+def made(kind: str, folder: Path, *, template: str | None = None, positions: int = 512) -> Path:
     """A random model of a type, with the embedded model's tokenizer."""
     tokenizer = folder_of("pocket")
     assert tokenizer is not None
     torch.manual_seed(3)
-    model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SIZES), dtype=torch.float32)
+    sizes = {**SIZES, "max_position_embeddings": positions}
+    model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes), dtype=torch.float32)
     model.generation_config.eos_token_id = [0, 17]  # chat models list several
     model.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(tokenizer / name, folder)
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template)
     return folder

@@ -24,7 +24,7 @@ from semgrad_guard.estimators import MaxProbability
 from tests.ports import free_port
 from tests.steps import LIMIT, until
 
-from .conftest import ENVIRONMENT, made
+from .conftest import ENVIRONMENT, THINKING, made
 from .counting import COUNTED
 from .test_served import ENGINE, FORM, QUESTIONS, done, formed
 
@@ -267,6 +267,26 @@ def test_what_is_withheld_is_nowhere(folder: Path, own: LanguageModel, tmp_path:
         assert whole.json()["choices"][0]["message"]["content"] == text == "No."
         assert draft not in seen
     assert draft not in log.read_text()
+
+
+def test_thoughts(tmp_path: Path) -> None:
+    """A thought ends after its budget, is the context of its answer's score, and is withheld with its draft."""
+    folder, log = made("llama", tmp_path / "model", template=THINKING), tmp_path / "said.txt"
+    own = LanguageModel.from_pretrained(str(folder), dtype="float32")
+    expected = own.generate(QUESTIONS[0], GenerationOptions(max_tokens=30, max_thinking_tokens=9))
+    assert expected.reasoning is not None
+    settings: Any = {"threshold": 1e9, "allow_override": ["threshold"], "max_tokens": 30, "max_thinking_tokens": 9}
+    with serving(folder, log, **settings) as client:
+        reply, (text, _) = ask(client, QUESTIONS[0]), stream(client, QUESTIONS[0])
+        held = ask(client, QUESTIONS[0], semgrad_guard={"threshold": -1.0})
+    message = reply["choices"][0]["message"]
+    assert (message["content"], message["reasoning_content"]) == (expected.text, expected.reasoning.text)
+    assert text == expected.text
+    value = HybridGrad()(expected.evidence).uncertainty
+    assert reply["semgrad_guard"]["uncertainty"] == pytest.approx(value, rel=1e-5)
+    assert held["semgrad_guard"]["action"] == "abstain"
+    assert expected.reasoning.text[:20] not in json.dumps(held)
+    assert not held["choices"][0]["message"].get("reasoning_content")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from transformers.generation.streamers import BaseStreamer
 from semgrad_guard.engine.generation.generation import BatchScoring, Generation
 from semgrad_guard.engine.generation.options import GenerationOptions, SamplingPlan, sampling_processors
 from semgrad_guard.engine.generation.sampling import ModelSampler
-from semgrad_guard.engine.generation.thinking_budget import ThinkingBudget
+from semgrad_guard.engine.generation.thinking_budget import ThinkingBudget, ThoughtLimit
 from semgrad_guard.engine.generation.visible import StopStrings, Visible, answered
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.grammar import GrammarCompiler
@@ -218,8 +218,8 @@ class Decoder:
             cache = replayer.prefilled(batch, width - 1, owners)
         processors = plan.processors(ids, self.end_tokens)
         if max_thinking_tokens is not None:  # first, so that the plan counts the tokens that are really taken
-            thinking = [prompt.thinking for prompt in prompts for _ in range(plan.count)]
-            processors.insert(0, ThinkingBudget(max_thinking_tokens, thinking, self, width=width))
+            limits = [ThoughtLimit(max_thinking_tokens, p.thinking, self) for p in prompts for _ in range(plan.count)]
+            processors.insert(0, ThinkingBudget(limits, width=width))
         output = replayer.generate(
             batch.ids[:, :width].repeat_interleave(plan.count, dim=0),
             batch.mask[:, :width].repeat_interleave(plan.count, dim=0),
@@ -302,10 +302,15 @@ class Decoder:
             )
         if options.grammar is not None:
             processors.insert(0, self._grammars.processor(options.grammar, rows=rows, width=width))
-        elif options.max_thinking_tokens is not None:
-            thinking = [prompt.thinking for prompt in prompts]
-            processors.append(ThinkingBudget(options.max_thinking_tokens, thinking, self, width=width))
+        if limits := [limit for prompt in prompts if (limit := self.thought_limit(prompt, options))]:
+            processors.append(ThinkingBudget(limits, width=width))
         return processors
+
+    def thought_limit(self, prompt: Prompt, options: GenerationOptions) -> ThoughtLimit | None:
+        """The end of the thought in an answer with these options; under a grammar there are no thoughts."""
+        if options.max_thinking_tokens is None or options.grammar is not None:
+            return None
+        return ThoughtLimit(options.max_thinking_tokens, prompt.thinking, self)
 
     def require_grammars(self, options: Sequence[GenerationOptions]) -> None:
         """Return if answers can follow the options' grammars.

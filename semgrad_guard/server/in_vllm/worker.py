@@ -28,9 +28,10 @@ from semgrad_guard.server.in_vllm.messages import (
     Written,
 )
 from semgrad_guard.server.writing import ForeignText, Writer
-from semgrad_guard.vllm.engine import require_grammars
+from semgrad_guard.vllm.engine import require_taken
 from semgrad_guard.vllm.language_model import TwinLanguageModel
 from semgrad_guard.vllm.recorder import Record, Recorder
+from semgrad_guard.vllm.thought_limits import ThoughtLimits
 
 
 class ScoringWorker:
@@ -57,26 +58,35 @@ def _open(worker: Any, opening: Opening) -> str:
     )
     # Compiled graphs cannot be recorded.
     recorder = model.listening(worker.model_runner) if worker.model_config.enforce_eager else None
-    worker.semgrad_guard_scoring = Scoring(model, opening, worker.vllm_config, recorder)
+    thoughts = ThoughtLimits(worker.model_runner)
+    worker.semgrad_guard_scoring = Scoring(model, opening, worker.vllm_config, recorder, thoughts)
     return model.identity.fingerprint
 
 
 class Scoring:
     """One model, and the replies to all messages about it; `config` is vLLM's `VllmConfig`.
 
-    `recorder` keeps the states of vLLM's passes over the answers, from the moment that a request is read until its
-    answers are scored, or abandoned.
+    `recorder` keeps the states of vLLM's passes over the answers, and `thoughts` the ends of their thoughts, from the
+    moment that a request is read until its answers are scored, or abandoned.
 
     Raises:
         BindingMismatchError: the calibration is not of this model, engine and estimator.
     """
 
-    def __init__(self, model: TwinLanguageModel, opening: Opening, config: Any, recorder: Recorder | None) -> None:
+    def __init__(
+        self,
+        model: TwinLanguageModel,
+        opening: Opening,
+        config: Any,
+        recorder: Recorder | None,
+        thoughts: ThoughtLimits,
+    ) -> None:
         policy = policy_of(opening.settings, opening.name)
         self._model, self._estimator = model, load_estimator(opening.settings.estimator, policy)
         if self._estimator.objective.gradients:
             self._estimator.objective.span(model.n_layers)  # refused here, and not at each request
-        self._writer, self._config, self._recorder = Writer(model, self._estimator), config, recorder
+        self._writer, self._config = Writer(model, self._estimator), config
+        self._recorder, self._thoughts = recorder, thoughts
         policy.check(self._writer.answerer(options_of(opening.settings)).binding())
 
     @torch.inference_mode(False)
@@ -96,12 +106,13 @@ class Scoring:
         for name in request.abandoned:
             self._record(name)
         assignment = self._writer.assigned(request.request)
-        if self._recorder is not None:
-            for name in request.names:
+        require_taken(assignment.options[0], self._config)
+        for name, options in zip(request.names, assignment.options, strict=True):
+            if self._recorder is not None:
                 record = Record.for_scoring(assignment.prompt, self._estimator.objective)
                 self._recorder.records[name] = record
-        if assignment.options[0].grammar is not None:
-            require_grammars(self._config)
+            if limit := self._model.thought_limit(assignment.prompt, options):
+                self._thoughts.limits[name] = limit
         thinking = assignment.prompt.thinking
         return Read(
             ids=tuple(assignment.prompt.ids),
@@ -111,7 +122,8 @@ class Scoring:
         )
 
     def _record(self, name: str) -> Record | None:
-        """The states that passes left of an answer; they are removed here."""
+        """The states that passes left of an answer; they are removed here, and the end of its thought."""
+        self._thoughts.limits.pop(name, None)
         return None if self._recorder is None else self._recorder.records.pop(name, None)
 
     def _score(self, written: list[Written]) -> list[list[ScoredDraft] | Failed]:
