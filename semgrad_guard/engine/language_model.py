@@ -260,17 +260,18 @@ class LanguageModel(WritingModel):
         )
         return replace(scoring.evidence[0], cut=len(encoded) if cut else None)
 
-    def sentences(self, answer: Evidence) -> list[tuple[Span, Evidence | None]] | None:
+    def sentences(self, answer: Evidence, *, known: int = 0) -> list[tuple[Span, Evidence | None]] | None:
         """The sentences of an answer's text, each with its evidence: its tokens, given everything before them.
 
-        A sentence that holds no token's last character has none. None where the answer's tokens spell another text.
+        A sentence that holds no token's last character has none, nor have the first `known`. None where the answer's
+        tokens spell another text.
         """
         spans = sentences(answer.text)
         counts = token_counts(answer.response_ids, answer.text, spans, self._decoder)
         if counts is None:
             return None
         texts = [answer.text[begin:end] for begin, end in spans]
-        return list(zip(spans, sentence_evidence(answer, counts, texts), strict=True))
+        return list(zip(spans, sentence_evidence(answer, counts, texts, known=known), strict=True))
 
     def last_states(self, prompts: Sequence[Prompt], count: int) -> torch.Tensor:
         """Hidden states h^(0) .. h^(L-1) of the prompts' last `count` tokens, in one batch: [prompts, L, count, d].

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.prompts.reasoning import HeldText as HeldText
     from semgrad_guard.engine.worker import Ticket as Ticket
     from semgrad_guard.guard.answering import Answerer as Answerer
-    from semgrad_guard.guard.answering import LiveAnswer as LiveAnswer
-    from semgrad_guard.guard.answering import assess as assess
-    from semgrad_guard.guard.answering import scoring_settings as scoring_settings
-    from semgrad_guard.guard.answering import template_name as template_name
     from semgrad_guard.guard.answering import without_calls as without_calls
+    from semgrad_guard.guard.assessing import assess as assess
+    from semgrad_guard.guard.assessing import scoring_settings as scoring_settings
+    from semgrad_guard.guard.assessing import template_name as template_name
     from semgrad_guard.guard.calibrated_estimator import as_estimator as as_estimator
     from semgrad_guard.guard.calibrated_estimator import estimator_of as estimator_of
+    from semgrad_guard.guard.early_sentences import SentencePiece as SentencePiece
     from semgrad_guard.guard.familiarity import unlike as unlike
     from semgrad_guard.guard.flow import Draft as Draft
     from semgrad_guard.guard.flow import HandedOn as HandedOn
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.sentences import judged_by as judged_by
     from semgrad_guard.guard.streams import Iterated as Iterated
     from semgrad_guard.guard.streams import Live as Live
+    from semgrad_guard.guard.streams import LiveAnswer as LiveAnswer
     from semgrad_guard.guard.streams import StreamSteps as StreamSteps
     from semgrad_guard.guard.streams import arun_stream as arun_stream
     from semgrad_guard.guard.streams import run_stream as run_stream

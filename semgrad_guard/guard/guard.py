@@ -14,16 +14,17 @@ from semgrad_guard.engine.generation.visible import Piece
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
-from semgrad_guard.guard.answering import Answerer, LiveAnswer
+from semgrad_guard.guard.answering import Answerer
 from semgrad_guard.guard.calibrated_estimator import estimator_of
+from semgrad_guard.guard.early_sentences import SentencePiece
 from semgrad_guard.guard.flow import Draft, Outcome, Reply, TargetReply, Waiting, answers, one
 from semgrad_guard.guard.kinds import questions_of_kind
 from semgrad_guard.guard.policy import AbstainMessage, Policy, Terms, require_policy
 from semgrad_guard.guard.promise import Promise, promise_along, require_sequel
 from semgrad_guard.guard.sentences import judged_by
-from semgrad_guard.guard.streams import StreamSteps, arun_stream, run_stream, streamed
+from semgrad_guard.guard.streams import LiveAnswer, StreamSteps, arun_stream, run_stream, streamed
 from semgrad_guard.guard.timing import Steps, Work, adrive, drive, off_loop
-from semgrad_guard.records import Conversation, Verdict
+from semgrad_guard.records import Conversation, SentenceVerdict, Verdict
 from semgrad_guard.settings import JudgedBy, Mode, OnDoubt, OnError, Timeout
 
 Answer = str | Verdict
@@ -193,7 +194,10 @@ class Guard:
     def stream(
         self, conversation: Conversation, *, tools: Tools | None = None, kind: str | None = None
     ) -> GuardedStream:
-        """Answer piece by piece, the verdict at the end; in one piece where the answer may be withheld."""
+        """Answer piece by piece, the verdict at the end.
+
+        Where the answer may be withheld, it comes in one piece; by="sentence" in sentences, as they are let through.
+        """
         return GuardedStream(self._streamed(conversation, tools, kind))
 
     def astream(
@@ -245,12 +249,13 @@ class Guard:
             with questions_of_kind(kind):
                 return (yield self._asking(waiting, [conversation], tools))
 
+        terms = self.terms.of_kind(kind)
         live = LiveAnswer(
             lambda on_piece: self._answerer.submit(
-                self._seen(conversation), template_options=_template_options(tools), on_piece=on_piece
+                self._seen(conversation), template_options=_template_options(tools), on_piece=on_piece, terms=terms
             )
         )
-        return streamed(self.terms.of_kind(kind), live, lambda waiting: Work.of(lambda: ask(waiting)))
+        return streamed(terms, live, lambda waiting: Work.of(lambda: ask(waiting)))
 
     def _drafts(self, conversations: Sequence[Conversation], tools: Tools | None) -> list[Draft[Generation]]:
         seen = [self._seen(conversation) for conversation in conversations]
@@ -289,11 +294,15 @@ class _Shown:
 
     def __init__(self) -> None:
         self.text, self.verdict = "", cast("Verdict | None", None)
+        self.sentences: tuple[SentenceVerdict, ...] = ()
 
-    def text_of(self, step: Piece | Outcome[Generation]) -> str:
+    def text_of(self, step: Piece | SentencePiece | Outcome[Generation]) -> str:
         """The text to show for a step; of an outcome, the text that has not been shown."""
+        if isinstance(step, SentencePiece):
+            self.sentences += (step.sentence,)
+            step = step.text
         if isinstance(step, Outcome):
-            self.verdict = step.verdict
+            self.verdict, self.sentences = step.verdict, step.verdict.sentences
             return step.verdict.text.removeprefix(self.text) if step.verdict.text.startswith(self.text) else ""
         if isinstance(step, str):
             self.text += step
@@ -330,6 +339,11 @@ class GuardedStream(Iterator[str]):
         raise StopIteration
 
     @property
+    def sentences(self) -> tuple[SentenceVerdict, ...]:
+        """The verdicts on the sentences that were handed out; once the answer has ended, on all of them."""
+        return self._shown.sentences
+
+    @property
     def verdict(self) -> Verdict:
         """The verdict on the whole answer. Consumes what is left of the stream.
 
@@ -359,6 +373,11 @@ class AsyncGuardedStream(AsyncIterator[str]):
             if text := self._shown.text_of(step):
                 return text
         raise StopAsyncIteration
+
+    @property
+    def sentences(self) -> tuple[SentenceVerdict, ...]:
+        """As `GuardedStream.sentences`."""
+        return self._shown.sentences
 
     async def verdict(self) -> Verdict:
         """The verdict on the whole answer. Consumes what is left of the stream.

@@ -280,6 +280,11 @@ class Terms(DeliveryOptions):
         return observes(self.mode)
 
     @property
+    def delivers_early(self) -> bool:
+        """Whether sentences may leave before their answer ends: nothing that only its end can tell withholds it."""
+        return self.mode == "enforce" and self.policy.delivers_unfamiliar
+
+    @property
     def replaces_failed(self) -> bool:
         """Whether the abstain message goes out where there is no draft: its author failed, or was late."""
         return self.on_error == "abstain" and self.mode == "enforce"

@@ -7,11 +7,16 @@ them the pieces of the answer, which `run_stream` and `arun_stream` hand out.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar, cast
 
-from semgrad_guard.engine.interruption import Stop, stopping
+from semgrad_guard.engine.generation.visible import Piece
+from semgrad_guard.engine.interruption import Stop, current_stop, stopping
+from semgrad_guard.engine.worker import PieceStream, Ticket
+from semgrad_guard.engine.worker.request import waited
+from semgrad_guard.errors import AnswerCancelledError, AnswerInterruptedError
+from semgrad_guard.guard.early_sentences import SentencePiece
 from semgrad_guard.guard.flow import (
     UNWRITTEN,
     AskWork,
@@ -22,7 +27,7 @@ from semgrad_guard.guard.flow import (
     one,
 )
 from semgrad_guard.guard.policy import Terms
-from semgrad_guard.guard.timing import Steps, Work, adrive, cancelling, drive
+from semgrad_guard.guard.timing import Steps, Work, adrive, ain_time, cancelling, drive, off_loop
 
 A = TypeVar("A")
 """The frontend's object."""
@@ -48,6 +53,51 @@ class Live(Protocol):
     def close(self) -> Work:
         """Stop the model; harmless at any time."""
         ...
+
+
+class LiveAnswer:
+    """An answer that a model is writing: its pieces, then the result of its request, the scored draft (`Live`).
+
+    `submit` has it written, and the given listener gets the pieces.
+    """
+
+    def __init__(self, submit: Callable[[Callable[[Piece], None]], Ticket[Any]]) -> None:
+        self._submit = submit
+        self._stream: PieceStream[Any] | None = None
+        self._is_closed = False
+
+    def next(self) -> Work:
+        """The next pieces; None behind the last."""
+        return Work(lambda: waited(self._begun().next(), current_stop()), self._anext)
+
+    def draft(self) -> Work:
+        """The whole answer with its score."""
+        return Work(lambda: self._begun().ticket.outcome(), self._adraft)
+
+    def close(self) -> Work:
+        """Stop the model; harmless at any time."""
+        return Work.at_once(self.stop)
+
+    def stop(self) -> None:
+        """As `close`, from any thread."""
+        self._is_closed = True
+        if self._stream is not None:
+            self._stream.close()
+
+    def _begun(self) -> PieceStream[Any]:
+        if self._is_closed:
+            raise AnswerCancelledError("the stream was closed before its answer was complete")
+        if self._stream is None:
+            self._stream = PieceStream(self._submit)
+        return self._stream
+
+    async def _anext(self) -> Sequence[Piece] | None:
+        stream = self._stream or await off_loop(self._begun)
+        return await ain_time(asyncio.wrap_future(stream.next()))
+
+    async def _adraft(self) -> Any:
+        stream = self._stream or await off_loop(self._begun)
+        return await ain_time(asyncio.wrap_future(stream.ticket))
 
 
 class Iterated(Generic[P]):
@@ -124,23 +174,35 @@ def streamed(
     show: Callable[[Any], Iterable[P]] = lambda step: (step,),
     stop: Stop | None = None,
 ) -> StreamSteps[P, None]:
-    """The pieces as they come, where nothing may be withheld, and the outcome last; else the outcome alone.
+    """The pieces as they come, where nothing may be withheld, and the outcome last.
+
+    Else the sentences that are let through while the answer is being written, and the outcome, which begins with them.
 
     Raises:
         Exception: whatever drafting raises; the one in the outcome's place.
     """
-    stop = terms.stop() if stop is None else stop
+    stop, left = terms.stop() if stop is None else stop, ""
+
+    def let_through(piece: Any) -> Iterable[P]:
+        nonlocal left
+        if not isinstance(piece, SentencePiece):
+            return ()
+        left += piece.text
+        return show(piece)
+
     try:
-        draft: Draft[A] = yield from written(live, stop, show=_nothing if terms.withholds else show)
+        draft: Draft[A] = yield from written(live, stop, show=let_through if terms.withholds else show)
         with stopping(stop), cancelling(stop):
             outcome = one((yield from Pending([draft], terms).concluded(asking(None) if ask is None else ask)))
     except UNWRITTEN as error:
+        if left:
+            raise
         outcome = not_written(error, terms)
+    if not outcome.verdict.text.startswith(left):
+        raise AnswerInterruptedError(
+            "the end of the answer does not follow the sentences that were delivered; ask again"
+        )
     yield from show(outcome)
-
-
-def _nothing(_: object) -> Iterable[Any]:
-    return ()
 
 
 def run_stream(steps: StreamSteps[P, Any]) -> Generator[P]:

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
-from semgrad_guard.engine.generation.running_batch import BatchRequest
+from semgrad_guard.engine.generation.running_answer import BatchRequest
 from semgrad_guard.engine.generation.thinking_budget import ThoughtLimit
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import LogitTransform, Objective

@@ -14,7 +14,8 @@ from torch import nn
 
 from semgrad_guard.engine.generation.decoding import Decoder
 from semgrad_guard.engine.generation.generation import Generation
-from semgrad_guard.engine.generation.running_batch import BatchRequest, RunningAnswer, RunningBatch
+from semgrad_guard.engine.generation.running_answer import BatchRequest, RunningAnswer
+from semgrad_guard.engine.generation.running_batch import RunningBatch
 from semgrad_guard.engine.interruption import add_cost
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
@@ -304,6 +305,8 @@ class RecordedAnswer(RunningAnswer):
 
 class RecordedBatch(RunningBatch):
     """A running batch of such answers; `recorder` listens to the passes, where anything does."""
+
+    scores_open_answers = False
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from semgrad_guard import LanguageModel, Message
-from semgrad_guard.engine.generation.running_batch import BatchRequest, RunningAnswer
+from semgrad_guard.engine.generation.running_answer import BatchRequest, RunningAnswer
 from semgrad_guard.engine.interruption import Stop, stopping
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.grammar import one_of, text_rule

@@ -17,7 +17,7 @@ from passes import passes_of
 
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
 from semgrad_guard.engine.generation.generation import BatchScoring, Generation
-from semgrad_guard.engine.generation.running_batch import BatchRequest
+from semgrad_guard.engine.generation.running_answer import BatchRequest
 from semgrad_guard.engine.interruption import Stop, stopping
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import AnswerCancelledError, BindingMismatchError, InputError

@@ -17,7 +17,8 @@ from passes import passes_of
 
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.generation.generation import BatchScoring, Evidence, Generation
-from semgrad_guard.engine.generation.running_batch import BatchRequest, RunningAnswer, RunningBatch
+from semgrad_guard.engine.generation.running_answer import BatchRequest, RunningAnswer
+from semgrad_guard.engine.generation.running_batch import RunningBatch
 from semgrad_guard.vllm import VLLMLanguageModel
 from semgrad_guard.vllm.shared_weights import library
 

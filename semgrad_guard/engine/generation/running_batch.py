@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from transformers.cache_utils import Cache
 
-from semgrad_guard.engine.generation.decoding import Decoder, Written
+from semgrad_guard.engine.generation.decoding import Decoder
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions, Sample
+from semgrad_guard.engine.generation.running_answer import BatchRequest, RunningAnswer
 from semgrad_guard.engine.generation.sampling import sample_of
-from semgrad_guard.engine.generation.visible import CertainText, Piece
+from semgrad_guard.engine.generation.sentence_scoring import EndedSentences, ended_sentences
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.replay.batch import (
@@ -37,6 +37,7 @@ from semgrad_guard.engine.replay.batch import (
 )
 from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates, RowPasses
 from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
+from semgrad_guard.engine.sentences import Span
 from semgrad_guard.errors import AnswerInterruptedError
 
 _ALIKE, _FEW = 1.25, 16  # how much longer a prompt may be than the shortest of its group: times, plus tokens
@@ -49,103 +50,14 @@ The last is a number of its own where an answer has to be scored by itself.
 """
 
 
-@dataclass(frozen=True)
-class BatchRequest:
-    """A prompt to be answered; `listener` gets every piece of text and thought, as soon as it is certain.
-
-    An answer that is not `scored` is drawn for the score of another one (`RunningBatch.samples`).
-    """
-
-    prompt: Prompt
-    options: GenerationOptions
-    listener: Callable[[Piece], None] | None = None
-    scored: bool = True
-
-    @property
-    def reads(self) -> tuple[Hashable, ...]:
-        """Requests that are equal in this read the same prompt."""
-        return tuple(self.prompt.ids), self.prompt.semantic_token.offset
-
-
-class RunningAnswer:
-    """An answer that is being written. `error` is the error that ended it, where it cannot be written.
-
-    `passes` are the captures that hold it, with its row; `behind` is how many columns of its prompt they include.
-    `before` is the cache of the columns before those, once it is done. `milliseconds` is its share of the steps.
-    """
-
-    def __init__(self, request: BatchRequest, decoder: Decoder) -> None:
-        self.prompt, self.options, self._listener = request.prompt, request.options, request.listener
-        self.scored, self.reads, self.milliseconds = request.scored, request.reads, 0.0
-        self.replayed = False  # whether its states are incomplete, and are computed again for its score
-        self.ids: list[int] = []
-        self.ended, self.done, self.reused = False, False, 0
-        self.passes: list[tuple[Capture, int]] = []
-        self.before: Cache = growing_cache()
-        self.behind, self.epoch = 0, object()
-        self.error: BaseException | None = None
-        self._certain = CertainText(decoder.decode, request.options, request.prompt.thinking)
-        self._processors = decoder.processors(request.options, [request.prompt], len(request.prompt.ids))
-        self._stop, self._end_tokens = decoder.stop_strings(request.options.stop), decoder.end_tokens
-
-    @property
-    def written(self) -> Written:
-        """Its tokens."""
-        return Written(self.prompt, self.options, tuple(self.ids), self.ended, self.reused)
-
-    def choose(self, logits: torch.Tensor, likeliest: int) -> int:
-        """The next token, from the head's output [V] and its likeliest token."""
-        if not self._processors:
-            return likeliest
-        ids = torch.tensor([[*self.prompt.ids, *self.ids]], device=logits.device)
-        scores: Any = self._processors(cast(Any, ids), cast(Any, logits[None].float()))
-        return int(scores.argmax())
-
-    def write(self, logits: torch.Tensor, likeliest: int) -> None:
-        """Write one more token, chosen from the head's output [V]; an answer that cannot continue is done (`take`)."""
-        try:
-            token = self.choose(logits, likeliest)
-        except Exception as error:  # noqa: BLE001 - the caller that waits for this answer gets it
-            self.fail(error)
-        else:
-            self.take(token)
-
-    def take(self, token: int) -> None:
-        """One more token, however it was chosen. An answer that cannot continue is done, with its error."""
-        try:
-            self._take(token)
-        except Exception as error:  # noqa: BLE001 - the caller that waits for this answer gets it
-            self.fail(error)
-
-    def fail(self, error: BaseException) -> None:
-        """The answer ends here, with an error."""
-        self.error, self.done = error, True
-
-    def finish(self, answer: Generation) -> None:
-        """Send the rest of the whole text to the listener; where that fails, this answer alone has an error."""
-        try:
-            if self._listener is not None and self.error is None:
-                for piece in self._certain.rest(answer.text, answer.reasoning):
-                    self._listener(piece)
-        except Exception as error:  # noqa: BLE001 - the caller that waits for this answer gets it
-            self.error = error
-
-    def _take(self, token: int) -> None:
-        if token in self._end_tokens:
-            self.ended = self.done = True
-            return
-        self.ids.append(token)
-        if self._listener is not None:
-            for piece in self._certain.add(token):
-                self._listener(piece)
-        self.done = len(self.ids) >= self.options.max_tokens or self._stop.end(self.ids)
-
-
 class RunningBatch:
     """Writes the answers of one model, and takes them out of the batch when they are done.
 
     Not for several threads. The model's lock is held for one step at a time.
     """
+
+    scores_open_answers = True
+    """Whether sentences are scored while their answer is being written (`ended`)."""
 
     def __init__(self, scorer: Scorer, decoder: Callable[[], Decoder], objective: Objective) -> None:
         self._scorer, self._get_decoder, self._objective = scorer, decoder, objective
@@ -328,8 +240,35 @@ class RunningBatch:
         with clean_slate():
             self._keep([number for number, row in enumerate(self._rows) if id(row) not in gone])
 
+    def end(self, row: RunningAnswer, tokens: int) -> None:
+        """End an answer with so many of its tokens."""
+        with self._scorer.lock, clean_slate():
+            row.end(tokens)
+            self._leave()
+
     def generations(self, rows: Sequence[RunningAnswer]) -> list[Generation]:
         """Answers that are done, in their order; those that can be scored in one backward pass are one batch."""
+        answers = self._read_off(rows)
+        for row, answer in zip(rows, answers, strict=True):
+            row.finish(answer)
+        return answers
+
+    def ended(
+        self, rows: Sequence[RunningAnswer], spans: Sequence[Sequence[Span]], known: Sequence[int]
+    ) -> list[EndedSentences | None]:
+        """The sentences that have ended, `spans`, in answers that are being written (see `ended_sentences`)."""
+        with clean_slate():
+            for number, row in enumerate(self._rows):
+                if row in rows:
+                    row.before = self._cache_before(number)
+        decoder = self._get_decoder()
+        return [
+            ended_sentences(answer.evidence, own, decoder, known=number)
+            for answer, own, number in zip(self._read_off(rows), spans, known, strict=True)
+        ]
+
+    def _read_off(self, rows: Sequence[RunningAnswer]) -> list[Generation]:
+        """Answers as far as they are written."""
         found: dict[int, Generation] = {}
         decoder, groups = self._get_decoder(), defaultdict[_Alike, list[RunningAnswer]](list)
         # One's prompt and another's answer may be longer together than either answer with its own prompt.
@@ -341,8 +280,6 @@ class RunningBatch:
             groups[row.behind, *ends, id(row.epoch), other, id(row) if singly else 0].append(row)
         for (*_, other, _), group in groups.items():
             answers = decoder.generations([row.written for row in group], None if other else self.left_by(group))
-            for row, answer in zip(group, answers, strict=True):
-                row.finish(answer)
             found.update(zip(map(id, group), answers, strict=True))
         return [found[id(row)] for row in rows]
 
@@ -363,11 +300,15 @@ class RunningBatch:
         """Take the answers that are done out of the batch, with their states for scoring."""
         for number, row in enumerate(self._rows):
             if row.done and row.scored:
-                begin, before = self._begin(number), len(row.prompt.ids) - row.behind
-                row.before = kept(self._cache, [number], begin, begin + max(0, before))
-                self._remember(number, begin)
+                row.before = self._cache_before(number)
+                self._remember(number, self._begin(number))
         if any(row.done for row in self._rows):
             self._keep([number for number, row in enumerate(self._rows) if not row.done])
+
+    def _cache_before(self, number: int) -> Cache:
+        """The cache of a row's columns before the states that its captures hold."""
+        row, begin = self._rows[number], self._begin(number)
+        return kept(self._cache, [number], begin, begin + max(0, len(row.prompt.ids) - row.behind))
 
     def _remember(self, number: int, begin: int) -> None:
         row = self._rows[number]

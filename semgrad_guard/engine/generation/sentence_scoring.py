@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from semgrad_guard.engine.generation.generation import BatchScoring, Evidence, TimedScores, Written
@@ -32,11 +33,17 @@ def token_counts(ids: Sequence[int], text: str, spans: Sequence[Span], codec: Co
 
 def _tokens_until(place: int, ids: Sequence[int], codec: Codec) -> int:
     """The fewest tokens that spell the text up to a place; without the one that spells more than that."""
+    count = _tokens_beyond(place, ids, codec)
+    return count if _spelled(ids[:count], codec) <= place else count - 1
+
+
+def _tokens_beyond(place: int, ids: Sequence[int], codec: Codec) -> int:
+    """The fewest tokens that spell the text up to a place, or more."""
     low, high = 0, len(ids)
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if _spelled(ids[:middle], codec) >= place else (middle + 1, high)
-    return low if _spelled(ids[:low], codec) <= place else low - 1
+    return low
 
 
 def _spelled(ids: Sequence[int], codec: Codec) -> int:
@@ -44,19 +51,49 @@ def _spelled(ids: Sequence[int], codec: Codec) -> int:
     return len(codec.decode(ids).rstrip("\ufffd"))
 
 
-def sentence_evidence(answer: Evidence, counts: Sequence[int], texts: Sequence[str]) -> tuple[Evidence | None, ...]:
-    """The evidence about each sentence of an answer, of so many of its tokens; None for one without a token."""
-    scoring = SentenceScoring(answer, [(count, text) for count, text in zip(counts, texts, strict=True) if count])
+def sentence_evidence(
+    answer: Evidence, counts: Sequence[int], texts: Sequence[str], *, known: int = 0
+) -> tuple[Evidence | None, ...]:
+    """The evidence about each sentence of an answer, of so many of its tokens; None for one without a token.
+
+    The first `known` are scored already, and get none.
+    """
+    new = list(zip(counts, texts, strict=True))[known:]
+    scoring = SentenceScoring(answer, [(count, text) for count, text in new if count], begin=sum(counts[:known]))
     found = iter(scoring.evidence)
-    return tuple(next(found) if count else None for count in counts)
+    return (*(None,) * known, *(next(found) if count else None for count, _ in new))
+
+
+@dataclass(frozen=True)
+class EndedSentences:
+    """The sentences that have ended in an answer that is still being written.
+
+    `found` is the evidence about the new ones. With its first `tokens` the answer would end behind the last of them.
+    """
+
+    answer: Evidence
+    spans: Sequence[Span]
+    found: Sequence[Evidence | None]
+    tokens: int
+
+
+def ended_sentences(answer: Evidence, spans: Sequence[Span], codec: Codec, *, known: int) -> EndedSentences | None:
+    """Those of an answer whose first `known` are scored already; None where its tokens spell another text."""
+    counts = token_counts(answer.response_ids, answer.text, [*spans, (spans[-1][1], len(answer.text))], codec)
+    if counts is None:
+        return None
+    texts = [answer.text[begin:end] for begin, end in spans]
+    found = sentence_evidence(answer, counts[:-1], texts, known=known)[known:]
+    end = codec.decode(answer.response_ids).find(answer.text) + len(answer.text[: spans[-1][1]].rstrip())
+    return EndedSentences(answer, spans, found, _tokens_beyond(end, answer.response_ids, codec))
 
 
 class SentenceScoring(BatchScoring):
-    """Like `BatchScoring`, of the sentences of one answer in the place of several answers."""
+    """Like `BatchScoring`, of the sentences of one answer behind its token `begin` in the place of several answers."""
 
-    def __init__(self, answer: Evidence, sentences: Sequence[tuple[int, str]]) -> None:
+    def __init__(self, answer: Evidence, sentences: Sequence[tuple[int, str]], *, begin: int = 0) -> None:
         whole = answer.scoring
-        ends = list(accumulate((count for count, _ in sentences), initial=0))
+        ends = list(accumulate((count for count, _ in sentences), initial=begin))
         ids, before = answer.response_ids, answer.preceding_ids
         super().__init__(
             whole._scorer,
@@ -69,7 +106,7 @@ class SentenceScoring(BatchScoring):
             reasoning=[answer.reasoning] * len(sentences),
             preceding=[(*before, *ids[:begin]) for begin in ends[:-1]],
         )
-        self._whole = (before, ids)
+        self._whole = ((*before, *ids[:begin]), ids[begin : ends[-1]])
 
     def _laid_out(self, rows: Sequence[Written], objective: Objective | None = None) -> TokenBatch:
         """One row, of which every sentence is a part."""

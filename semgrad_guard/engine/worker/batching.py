@@ -6,90 +6,28 @@ Requests join and leave a batch at every step, or where a model cannot, they are
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions, Sampling
-from semgrad_guard.engine.generation.running_batch import BatchRequest, RunningAnswer
+from semgrad_guard.engine.generation.running_answer import BatchRequest, RunningAnswer
+from semgrad_guard.engine.generation.sentence_scoring import EndedSentences
+from semgrad_guard.engine.generation.visible import Piece
 from semgrad_guard.engine.interruption import Stops
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.batch import is_out_of_memory
+from semgrad_guard.engine.sentences import Span, decided
 from semgrad_guard.engine.worker.request import Job, Request
+from semgrad_guard.engine.worker.whole_runs import CELLS, WholeRuns
 from semgrad_guard.engine.writing_model import WritingModel
 from semgrad_guard.errors import AnswerInterruptedError
 
-_CELLS = 1 << 11  # tokens of a batch for each of these rows, padding counted: they bound its memory
 _READ = 256  # tokens of prompts that are read between two steps of the answers that are being written
 _LOOK = 16  # steps from one look at the model to the next: a look costs some twentieth of a step
 _LINGER = 4  # steps that a finished answer waits for others to be scored with
-
-
-class WholeRuns:
-    """Each run of the model answers one request, or several that are alike, from the first token to the last.
-
-    Up to so many `rows`; where it `pads`, their prompts may be of unequal length. `looks_behind`: a request may begin
-    together with the first of the queue, before others between them, which cannot.
-    """
-
-    looks_behind = True
-
-    def __init__(self, rows: int, *, pads: bool = True) -> None:
-        self._most, self._pads = rows, pads
-
-    def has_room(self, jobs: Sequence[Job], *, beside: int) -> bool:
-        """Whether these can be one run: of one model, objective and options, with no client that listens."""
-        del beside
-        (model, first), *others = submitted = [job.submitted for job in jobs]
-        rows = sum(len(one.options) for _, one in submitted)
-        longest = max(len(one.prompt.ids) + one.options[0].max_tokens for _, one in submitted)
-        limit = model.fixed_positions
-        fit = rows <= self._most and rows * longest <= _CELLS * self._most and (limit is None or longest <= limit)
-        level = self._pads or len({len(one.prompt.ids) for _, one in submitted}) == 1
-        return not others or (fit and level and all(own is model and _alike(first, other) for own, other in others))
-
-    def begin(self, jobs: Sequence[Job]) -> None:
-        """Answer them, one alone under its stops; where several fail, each by itself."""
-        results = None
-        if len(jobs) > 1:
-            with suppress(BaseException):  # raised again by the request that causes it
-                results = _together([job.submitted for job in jobs])
-        for index, job in enumerate(jobs):
-            if results is None:
-                job.settle(lambda job=job: self._alone(*job.submitted))
-            else:
-                job.settle(lambda own=results[index]: own)
-
-    def _alone(self, model: WritingModel, request: Request[Any]) -> Any:
-        """The result of one request, its answers together where they differ in their seeds alone, as rows of a run."""
-        rows = len(request.options)
-        if rows <= self._most and request.options == request.options[0].rows(rows):
-            return _together([(model, request)])[0]
-        with model.turn:
-            singly = [_run(model, [replace(request, options=(options,))])[0] for options in request.options]
-            return request.finish(singly)
-
-
-def _together(submitted: Sequence[tuple[WritingModel, Request[Any]]]) -> list[Any]:
-    """The results of requests to one model, written in one run."""
-    model, requests = submitted[0][0], [request for _, request in submitted]
-    with model.turn:  # in which the model is looked at once, for the answers and for their scores
-        written = iter(_run(model, requests))
-        return [request.finish([next(written) for _ in request.options]) for request in requests]
-
-
-def _alike(first: Request[Any], other: Request[Any]) -> bool:
-    options = {*first.options, *other.options}
-    same = first.objective == other.objective and len(options) == 1 and first.options[0].seed is None
-    return same and first.on_piece is None and other.on_piece is None
-
-
-def _run(model: WritingModel, requests: Sequence[Request[Any]]) -> list[Generation]:
-    first = requests[0]
-    prompts = [request.prompt for request in requests for _ in request.options]
-    return model.write(prompts, first.options[0], first.objective, on_piece=first.on_piece)
 
 
 @dataclass(eq=False)
@@ -106,12 +44,31 @@ class _Draw:
         return len(self.options) - len(self.rows)
 
 
+class _Open:
+    """The sentences of an answer that have ended while it is being written; the first `known` have been scored.
+
+    `waited` counts the steps since the others have ended.
+    """
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self.known, self.waited, self._text = 0, 0, ""
+
+    def add(self, piece: Piece) -> None:
+        """One more piece of the answer, or of its thought."""
+        if isinstance(piece, str):
+            self._text += piece
+            begin = self.spans[-1][1] if self.spans else 0
+            self.spans += pairwise([begin, *decided(self._text, begin)])
+
+
 @dataclass(eq=False)
 class _Writing:
     """A request that is being written, its answers in rows of the batch; `waited` counts the steps since its end."""
 
     job: Job
     draws: Sequence[_Draw]
+    open: _Open | None = None
     answers: list[RunningAnswer] = field(default_factory=list[RunningAnswer])
     waited: int = 0
 
@@ -143,10 +100,12 @@ class _Writing:
     def begins(self, samples: int) -> list[BatchRequest]:
         """Its answers, if they have not begun, and its next `samples`."""
         request = self.job.submitted[1]
-        options = [] if self.answers else request.options
+        options, listener = [] if self.answers else request.options, request.on_piece
+        if self.open is not None:
+            listener = self.open.add
         draws = [one for draw in self.draws for one in draw.options[len(draw.rows) :]]
         return [
-            *(BatchRequest(request.prompt, o, None if n else request.on_piece) for n, o in enumerate(options)),
+            *(BatchRequest(request.prompt, o, None if n else listener) for n, o in enumerate(options)),
             *(BatchRequest(request.prompt, one, scored=False) for one in draws[:samples]),
         ]
 
@@ -210,7 +169,7 @@ class RunningRequests:
         rows = beside + self.rows + len(new)
         first = self.is_idle and not beside  # nobody else waits for the pass
         fits = rows <= self._most and read <= _READ * (1 + first)
-        return fits and self._batch.has_room(new, cells=_CELLS * self._most)
+        return fits and self._batch.has_room(new, cells=CELLS * self._most)
 
     def begin(self, jobs: Sequence[Job]) -> None:
         """Read the prompts of requests, next to those that are being written.
@@ -222,7 +181,9 @@ class RunningRequests:
             if not self._can_join(job.submitted[1]):
                 WholeRuns(self._most).begin([job])
             else:
-                joining.append(_Writing(job, self._draws_of(job.submitted[1])))
+                request = job.submitted[1]
+                scores = request.on_sentences is not None and self._batch.scores_open_answers
+                joining.append(_Writing(job, self._draws_of(request), _Open() if scores else None))
         if joining:
             try:
                 self._batch.require_the_same_model()
@@ -250,7 +211,7 @@ class RunningRequests:
     def _samples_that_fit(self, writing: _Writing, beside: int) -> int:
         """How many of its samples can begin now: next to so many rows, as many as there may be answers."""
         requests = writing.begins(writing.left)[-writing.left :] if writing.left else []
-        free, cells = min(len(requests), 2 * self._most - beside), 2 * _CELLS * self._most
+        free, cells = min(len(requests), 2 * self._most - beside), 2 * CELLS * self._most
         fit = (count for count in range(free, 0, -1) if self._batch.has_room(requests[:count], cells=cells))
         return next(fit, 0 if beside else min(1, len(requests)))
 
@@ -351,12 +312,44 @@ class RunningRequests:
         except BaseException as error:  # noqa: BLE001 - raised by the callers
             self._end(unfinished, error)
         self._give_up_draws()
+        self._hand_over_sentences()
         self._settle()
 
     def end(self, error: BaseException) -> None:
         """Give every caller this error."""
         reading = [part.writing for part, _ in self._reading if not part.writing.answers]
         self._end([*self._writing, *reading], error)
+
+    def _hand_over_sentences(self) -> None:
+        """Score the sentences that have ended, together with those of others that soon will have (as `_settle`)."""
+        due = [(one, one.open) for one in self._writing if one.open and len(one.open.spans) > one.open.known]
+        due = [(writing, found) for writing, found in due if not writing.answers[0].done]
+        for _, found in due:
+            found.waited += 1
+        enough = max(1, len(self._batch.rows) // 4)
+        if not due or (len(due) < enough and max(found.waited for _, found in due) <= _LINGER):
+            return
+        rows = [writing.answers[0] for writing, _ in due]
+        try:
+            with self._model.turn:  # in which the model is looked at once
+                self._batch.require_the_same_model()
+                ended = self._batch.ended(rows, [found.spans for _, found in due], [found.known for _, found in due])
+        except BaseException as error:  # noqa: BLE001 - raised by the callers
+            self._end([writing for writing, _ in due], error)
+            return
+        for (writing, found), sentences in zip(due, ended, strict=True):
+            found.known, found.waited = len(found.spans), 0
+            try:
+                if sentences is not None and not writing.job.run(partial(self._goes_on, writing, sentences)):
+                    before = len(sentences.answer.preceding_ids)
+                    self._batch.end(writing.answers[0], before + sentences.tokens)
+            except BaseException as error:  # noqa: BLE001 - raised by the caller
+                self._end([writing], error)
+
+    def _goes_on(self, writing: _Writing, sentences: EndedSentences) -> bool:
+        listener = writing.job.submitted[1].on_sentences
+        with self._model.turn:
+            return listener is None or listener(sentences)
 
     def _settle(self) -> None:
         """Score finished answers: together with others that soon will be, as long as that is a matter of steps."""

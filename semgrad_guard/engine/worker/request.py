@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions, Sampling
+from semgrad_guard.engine.generation.sentence_scoring import EndedSentences
 from semgrad_guard.engine.generation.visible import Piece
 from semgrad_guard.engine.interruption import SLICE, Stop, Stops, current_stop, stopping
 from semgrad_guard.engine.objective import Objective
@@ -31,6 +32,10 @@ class Request(Generic[R]):
     called in the model's thread with the pieces of the first answer and of its thought, and must not wait. Samples of
     the plans in `draws`, which `finish` reads off the evidence, are drawn in the meantime where the answers can be
     joined by others.
+
+    `on_sentences`, in the place of `on_piece`, gets the sentences of the one answer as they end, in the model's thread
+    and turn; the answer ends behind the last of them where it returns False. Where answers are written in whole runs it
+    is not called.
     """
 
     prompt: Prompt
@@ -38,6 +43,7 @@ class Request(Generic[R]):
     finish: Callable[[list[Generation]], R]
     objective: Objective = field(default_factory=Objective)
     on_piece: Callable[[Piece], None] | None = None
+    on_sentences: Callable[[EndedSentences], bool] | None = None
     draws: tuple[Sampling, ...] = ()
 
     def then(self, make: Callable[[R], S]) -> Request[S]:

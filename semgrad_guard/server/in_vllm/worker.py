@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from semgrad_guard.engine.generation.running_batch import BatchRequest
+from semgrad_guard.engine.generation.running_answer import BatchRequest
 from semgrad_guard.engine.sentences import By
 from semgrad_guard.errors import UnsupportedModelError
 from semgrad_guard.guard import Draft
