@@ -90,6 +90,16 @@ OnUnfamiliar = Annotated[
     Literal["threshold", "abstain", "escalate", "raise"], Option("What to do with an answer to an unfamiliar prompt.")
 ]
 """The action for an answer to a prompt unlike those that a policy was calibrated on."""
+OnOtherOptions = Annotated[
+    Literal["refuse", "deliver"],
+    Option(
+        "A request with another temperature or form (JSON, tools) than the calibration's answers: refuse it, or let "
+        "the threshold decide about its answer, outside the promise.",
+        panel=DECISION,
+        metavar="ACTION",
+    ),
+]
+"""The action for a request whose options are not those that a policy was calibrated on."""
 JudgedBy = Annotated[
     Literal["answer", "sentence"],
     Option("Judge the whole answer, or every sentence of it by itself.", panel=DECISION, metavar="UNIT"),
@@ -344,6 +354,7 @@ class ServeOptions:
     abstain_message: Annotated[
         str, Option("Delivered in place of what is withheld.", DECISION, "TEXT", reads="some_text", check=_not_empty)
     ] = ABSTAIN_MESSAGE
+    on_other_options: OnOtherOptions = "refuse"
     allow_override: Annotated[
         frozenset[Overridable],
         Option(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import BOTH, DRAFT, MODEL, turn
+from conftest import ABSTENTION, ANSWER, BOTH, DRAFT, KNOWN, MODEL, UNKNOWN, turn
 
 HERE = Path(__file__).parent
 
@@ -46,13 +46,36 @@ def test_chat_openai_streamed(chat_openai: Any, question: str, text: str, action
     assert DRAFT not in str(whole)
 
 
+@BOTH
+@pytest.mark.parametrize("stream", [False, True])
+def test_chat_openai_with_responses(url: str, key: str, question: str, text: str, action: str, stream: bool) -> None:
+    langchain_openai = pytest.importorskip("langchain_openai")
+    chat = langchain_openai.ChatOpenAI(base_url=url, api_key=key, model=MODEL, max_retries=0, use_responses_api=True)
+    message: Any = None
+    for chunk in chat.stream(question) if stream else [chat.invoke(question)]:
+        message = chunk if message is None else message + chunk
+    assert message.text == text
+    assert json.loads(message.response_metadata["metadata"]["semgrad_guard"])["action"] == action
+    assert DRAFT not in str(message)
+
+
+def test_openai_of_langchain_sends_several_prompts(url: str, key: str) -> None:
+    langchain_openai = pytest.importorskip("langchain_openai")
+    model = langchain_openai.OpenAI(base_url=url, api_key=key, model=MODEL, max_retries=0, temperature=0)
+    found = [generations[0] for generations in model.generate([KNOWN, UNKNOWN]).generations]
+    assert [one.text for one in found] == [ANSWER, ABSTENTION]
+    records = [one.generation_info["logprobs"]["semgrad_guard"] for one in found]
+    assert [record["action"] for record in records] == ["answer", "abstain"]
+
+
 # llama-index OpenAILike
 
 
-@pytest.fixture
-def openai_like(url: str, key: str) -> Any:
+@pytest.fixture(params=[True, False], ids=["chat", "completions"])
+def openai_like(url: str, key: str, request: pytest.FixtureRequest) -> Any:
     module = pytest.importorskip("llama_index.llms.openai_like")
-    return module.OpenAILike(model=MODEL, api_base=url, api_key=key, is_chat_model=True, max_retries=0, temperature=0.0)
+    given = {} if not request.param else {"is_chat_model": True}
+    return module.OpenAILike(model=MODEL, api_base=url, api_key=key, max_retries=0, temperature=0.0, **given)
 
 
 @BOTH
@@ -72,6 +95,14 @@ def test_openai_like_streamed(openai_like: Any, question: str, text: str, action
     assert DRAFT not in str(pieces)
 
 
+def test_the_defaults_of_openai_like(url: str, live_url: str, key: str) -> None:
+    """It asks for a completion at the temperature .1, which is not the calibration's."""
+    module = pytest.importorskip("llama_index.llms.openai_like")
+    assert module.OpenAILike(model=MODEL, api_base=live_url, api_key=key, max_retries=0).complete(KNOWN).text
+    with pytest.raises(Exception, match="Set temperature to 0"):
+        module.OpenAILike(model=MODEL, api_base=url, api_key=key, max_retries=0).complete(KNOWN)
+
+
 # litellm
 
 
@@ -89,7 +120,10 @@ def test_litellm(url: str, key: str, question: str, text: str, action: str) -> N
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
     records = [chunk.choices[0].logprobs for chunk in chunks if getattr(chunk.choices[0], "logprobs", None)]
     assert action in str(records[-1])
-    assert DRAFT not in str(found) + str(chunks)
+    response = litellm.responses(model=f"openai/{MODEL}", input=question, api_base=url, api_key=key)
+    assert response.output[0].content[0].text == text
+    assert response.semgrad_guard["action"] == action
+    assert DRAFT not in str(found) + str(chunks) + str(response)
 
 
 # curl

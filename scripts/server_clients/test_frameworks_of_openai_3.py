@@ -12,16 +12,20 @@ from conftest import BOTH, DRAFT, KNOWN, MODEL
 
 
 @BOTH
-def test_openai_agents(url: str, key: str, question: str, text: str, action: str) -> None:
+@pytest.mark.parametrize("route", ["OpenAIResponsesModel", "OpenAIChatCompletionsModel"])  # the first is its default
+def test_openai_agents(url: str, key: str, question: str, text: str, action: str, route: str) -> None:
     agents, openai = pytest.importorskip("agents"), pytest.importorskip("openai")
     agents.set_tracing_disabled(True)
 
     async def run(stream: bool) -> Any:
         client = openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0)
-        model = agents.OpenAIChatCompletionsModel(MODEL, client)
+        model = getattr(agents, route)(MODEL, client)
         agent = agents.Agent(name="agent", model=model)
         if not stream:
-            return (await agents.Runner.run(agent, question)).final_output
+            found = await agents.Runner.run(agent, question)
+            if route == "OpenAIResponsesModel":
+                assert found.raw_responses[-1].output[0].semgrad_guard["action"] == action
+            return found.final_output
         streamed = agents.Runner.run_streamed(agent, question)
         pieces = [event async for event in streamed.stream_events()]
         assert DRAFT not in str(pieces)

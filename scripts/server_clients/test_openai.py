@@ -41,6 +41,30 @@ def test_openai_streamed(openai_client: Any, question: str, text: str, action: s
     assert DRAFT not in str(chunks)
 
 
+@BOTH
+def test_openai_responses(openai_client: Any, question: str, text: str, action: str) -> None:
+    whole = openai_client.responses.create(model=MODEL, input=question, include=["message.output_text.logprobs"])
+    with openai_client.responses.stream(model=MODEL, input=question) as stream:
+        events = list(stream)
+        streamed = stream.get_final_response()
+    for found in (whole, streamed):
+        assert (found.output_text, found.status) == (text, "completed")
+        assert found.semgrad_guard["action"] == found.output[0].semgrad_guard["action"] == action
+    assert bool(whole.output[0].content[0].logprobs) == (action == "answer")
+    assert DRAFT not in str(whole) + str(events)
+
+
+@BOTH
+def test_openai_completions(openai_client: Any, question: str, text: str, action: str) -> None:
+    whole = openai_client.completions.create(model=MODEL, prompt=question, logprobs=2)
+    chunks = list(openai_client.completions.create(model=MODEL, prompt=question, stream=True))
+    assert whole.choices[0].text == "".join(chunk.choices[0].text for chunk in chunks) == text
+    for found in (whole, chunks[-1]):
+        assert found.choices[0].logprobs.semgrad_guard["action"] == found.semgrad_guard["action"] == action
+    assert (whole.choices[0].logprobs.tokens is None) == (action == "abstain")
+    assert DRAFT not in str(whole) + str(chunks)
+
+
 def test_openai_live(live_url: str, key: str) -> None:
     openai = pytest.importorskip("openai")
     client = openai.OpenAI(base_url=live_url, api_key=key, max_retries=0)
@@ -55,7 +79,7 @@ def test_openai_reads_errors(openai_client: Any, url: str) -> None:
     with pytest.raises(openai.NotFoundError, match="there is: pocket"):
         openai_client.chat.completions.create(model="gpt-9", messages=turn(KNOWN))
     with pytest.raises(openai.BadRequestError, match="max_tokens"):
-        openai_client.chat.completions.create(model=MODEL, messages=turn(KNOWN), max_tokens=100_000)
+        openai_client.chat.completions.create(model=MODEL, messages=turn(KNOWN), max_tokens=0)
     with pytest.raises(openai.AuthenticationError):
         openai.OpenAI(base_url=url, api_key="wrong", max_retries=0).models.list()
     assert [model.id for model in openai_client.models.list()] == [MODEL]

@@ -16,6 +16,9 @@ Setting = SettingScalar | list[SettingScalar] | dict[str, SettingScalar]
 ANSWER_TIME_FIELDS = ("model", "revision", "fingerprint", "estimator", "settings", "prompt_template", "options")
 """The fields that are known while answering, and so belong in an answer's own record."""
 
+_OF_A_REQUEST = frozenset({"temperature", "top_p", "top_k", "grammar"})
+"""The settings that come from the options of a request."""
+
 _OF_ESTIMATORS = frozenset({"estimator", "settings"})
 
 CALIBRATION_TIME_FIELDS = ("grader", "upstream", "max_tokens", "stop", "also")
@@ -135,12 +138,25 @@ class Binding(BaseModel):
         name, at, fingerprint = (self.prompt_template or "").rpartition("@")
         return self.model_copy(update={"prompt_template": fingerprint}) if at and name else self
 
+    def with_options_of(self, other: Binding) -> Self:
+        """The same conditions for answers with the decoding, the form and the tools of the other's."""
+        if self.settings is None or other.settings is None:
+            settings = self.settings
+        else:
+            settings = {name: value for name, value in self.settings.items() if name not in _OF_A_REQUEST}
+            settings |= {name: value for name, value in other.settings.items() if name in _OF_A_REQUEST}
+        return self.model_copy(update={"settings": settings, "prompt_template": other.prompt_template})
+
+    def in_words(self, other: Binding) -> tuple[str, ...]:
+        """The differences from another binding, in words."""
+        return tuple(_named(field, mine, theirs) for field, (mine, theirs) in self.differences(other).items())
+
     def require(self, other: Binding) -> None:
         """Raise `BindingMismatchError`, naming each difference, unless this binding was made for `other`."""
         fields = self.differences(other)
         if not fields:
             return
-        differences = {field: _named(field, mine, theirs) for field, (mine, theirs) in fields.items()}
+        differences = dict(zip(fields, self.in_words(other), strict=True))
         if "model" in fields and self.fingerprint is not None and self.fingerprint == other.fingerprint:
             differences["model"] += " (the weights are the same: a folder has moved; give it its name again)"
         named = "; ".join(differences.values())

@@ -43,6 +43,7 @@ from semgrad_guard.settings import (
     DeliveryOptions,
     KeepDraft,
     Mode,
+    OnOtherOptions,
     OnUnfamiliar,
     OnUnscored,
     PolicyOptions,
@@ -65,6 +66,9 @@ class Policy(PolicyOptions):
     "threshold" decides by the score as usual, outside any promise; "abstain" and "escalate" let nothing through;
     "raise" raises `UnfamiliarPromptError`.
 
+    `on_other_options` is for an answer that was decoded otherwise than those of the calibration, that had to be JSON,
+    or could call tools: "refuse" raises `BindingMismatchError`, "deliver" treats it as one to an unfamiliar prompt.
+
     `kind` is that of the questions (see `of_kind`).
 
     Raises:
@@ -73,6 +77,7 @@ class Policy(PolicyOptions):
     """
 
     on_unfamiliar: OnUnfamiliar = "threshold"
+    on_other_options: OnOtherOptions = "refuse"
     calibration: Calibration | None = None
     kind: str | None = None
 
@@ -94,6 +99,7 @@ class Policy(PolicyOptions):
         *,
         on_unscored: OnUnscored = PolicyOptions.on_unscored,
         on_unfamiliar: OnUnfamiliar = "threshold",
+        on_other_options: OnOtherOptions = "refuse",
     ) -> Policy:
         """A policy that keeps the calibration's promise.
 
@@ -107,6 +113,7 @@ class Policy(PolicyOptions):
             threshold=calibration.threshold,
             on_unscored=on_unscored,
             on_unfamiliar=on_unfamiliar,
+            on_other_options=on_other_options,
             calibration=calibration,
         )
 
@@ -179,15 +186,34 @@ class Policy(PolicyOptions):
 
         A name for the prompts ("chat" in "chat@8924c11b89e2") binds only where the shape of the prompts is not known.
         """
+        mine, theirs = self._compared(binding)
+        if mine is not None:
+            mine.require(theirs)
+
+    def other_options(self, binding: Binding) -> tuple[str, ...]:
+        """The differences of an answer's options from those of the calibration, in words, where it may have others.
+
+        Raises:
+            BindingMismatchError: it may not, or something else differs.
+        """
+        mine, theirs = self._compared(binding)
+        if mine is None:
+            return ()
+        if self.on_other_options == "refuse":
+            mine.require(theirs)
+            return ()
+        mine.with_options_of(theirs).require(theirs)
+        return mine.in_words(theirs)
+
+    def _compared(self, binding: Binding) -> tuple[Binding | None, Binding]:
+        """The calibration's binding, if it has one, and the other; each without a name that does not bind."""
         if self.calibration is None:
-            return
+            return None, binding
         require_same_unit(self.calibration, binding)
-        if self.calibration.binding is None:
-            return
         mine = self.calibration.binding
-        if self.calibration.shape is not None:
-            mine, binding = mine.without_prompt_name(), binding.without_prompt_name()
-        mine.require(binding)
+        if mine is None or self.calibration.shape is None:
+            return mine, binding
+        return mine.without_prompt_name(), binding.without_prompt_name()
 
 
 def withholds(mode: Mode) -> bool:
@@ -378,7 +404,7 @@ def decide(
     """
     policy = policy.of_current_kind()
     if draft.estimator != UNSCORED:  # else there is nothing to bind to, and `on_unscored` decides
-        policy.check(binding_of(draft))
+        strange += policy.other_options(binding_of(draft))
     calibrated = policy.calibration is not None
     differences = (*unlike(draft, policy.calibration, kind=policy.kind, prompt=prompt), *strange)
     unfamiliar = tuple(dict.fromkeys(differences)) if calibrated else ()

@@ -236,8 +236,8 @@ def _left_of(entries: Sequence[dict[str, Any]] | None, pieces: Sequence[str], le
 _NO_RETRY = {"x-should-retry": "false"}
 """The same request would fail again; OpenAI's clients heed it."""
 _LEAVE_OUT = (
-    "Leave temperature, top_p, top_k, response_format and tools out of the request, as far as they are not the "
-    "calibration's"
+    "Set temperature to 0 or leave it out, and leave out top_p, top_k, response_format and tools, as far as they are "
+    "not the calibration's; with --on-other-options deliver this server takes them, outside the promise"
 )
 _LATER = {"retry-after": "5"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property
 from importlib.util import find_spec
@@ -227,7 +227,7 @@ def policy_of(settings: ServerSettings, name: str) -> Policy:
     if policy is None and name == POCKET and settings.upstream is None and not changed:
         policy = pocket_policy(settings)
     if policy is not None:
-        return policy
+        return replace(policy, on_other_options=settings.on_other_options)
     if not withholds(settings.mode):
         return lets_every_score_through(settings.on_unscored)
     raise InputError(

@@ -293,7 +293,7 @@ class _Output:
 
     def name(self, kind: str) -> str:
         """An id."""
-        return self.head["id"].replace("chatcmpl", kind)
+        return self.head["id"].replace("chatcmpl-", f"{kind}_")
 
     def add(self, delta: Json) -> Iterator[Json]:
         """Take in a part of a chat's message."""

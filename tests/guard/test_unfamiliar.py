@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from semgrad_guard.calibration import Binding, Calibration, calibrate
-from semgrad_guard.errors import AnswerFailedError, InputError, UnfamiliarPromptError
+from semgrad_guard.errors import AnswerFailedError, BindingMismatchError, InputError, UnfamiliarPromptError
 from semgrad_guard.guard import Draft, Policy, Terms, one, run, unscored
 from semgrad_guard.guard.policy import decide
 from semgrad_guard.guard.verdicts import escalated, undecided
@@ -69,6 +69,32 @@ def test_the_rule_decides_about_unfamiliar_prompts(rule: Any, target: bool, acti
     )
     usual = decided(policy, USUAL, target=target)
     assert (usual.action, usual.promised) == ("answer", True)
+
+
+OPTIONS = [{"settings": {"dtype": "float32", "temperature": 0.5}}, {"prompt_template": "chat@tools"}]
+
+
+@pytest.mark.parametrize("changes", [*OPTIONS, {"settings": {"dtype": "bfloat16"}}, {"model": "n"}])
+def test_other_options_are_refused_or_outside_the_promise_and_other_models_are_refused(changes: Any) -> None:
+    facts: Any = {"settings": {"dtype": "float32"}, "prompt_template": "chat@plain"}
+    calibration = calibrated(Binding(model="m", estimator="e", **facts))
+    answer = draft().model_copy(update=facts | changes)
+    refusing, delivering = (
+        Policy.from_calibration(calibration, on_other_options=rule) for rule in ("refuse", "deliver")
+    )
+    with pytest.raises(BindingMismatchError):
+        decide(answer, refusing, can_escalate=False, prompt=USUAL)
+    if changes not in OPTIONS:
+        with pytest.raises(BindingMismatchError):
+            decide(answer, delivering, can_escalate=False, prompt=USUAL)
+        return
+    found = decide(answer, delivering, can_escalate=False, prompt=USUAL)
+    assert (found.action, found.promised, found.familiar) == ("answer", False, False)
+    assert "at calibration" in found.unfamiliar[0]
+    unsure = answer.model_copy(update={"uncertainty": 99.0})
+    assert decide(unsure, delivering, can_escalate=False, prompt=USUAL).action == "abstain"
+    same = draft().model_copy(update=facts)
+    assert decide(same, delivering, can_escalate=False, prompt=USUAL).promised
 
 
 @pytest.mark.parametrize("rule", ["threshold", "abstain", "escalate"])

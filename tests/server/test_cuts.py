@@ -18,8 +18,11 @@ from semgrad_guard.pocket import CALIBRATION_PATH
 from semgrad_guard.records import ToolCall, Verdict, digest_of
 from semgrad_guard.server.answers import CUT, Answer, Cuts
 from semgrad_guard.server.app import make_app
+from semgrad_guard.server.assembly import assemble
+from semgrad_guard.server.gate import Keys
 from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.service import ServedModel, Service
+from semgrad_guard.server.settings import ServerSettings
 from semgrad_guard.server.upstream import RemoteServer, Upstream
 from semgrad_guard.server.writing import Writer
 
@@ -196,6 +199,28 @@ async def test_an_upstream_is_asked_for_the_whole_answer(
         response = await delivering.post(CHAT, json={**asking(stop_token_ids=[3]), "model": "large"})
         assert (response.status_code, "stop_token_ids" in response.text) == (400, True)
     scorer.close()
+
+
+async def test_answers_with_other_options_are_delivered_unpromised_where_the_operator_wants_it() -> None:
+    settings = ServerSettings(on_other_options="deliver", no_log=True, max_tokens=40)
+    server = assemble(settings, keys=Keys(), hosts=None)
+    body = {"model": "pocket", "messages": [{"role": "user", "content": "What is the capital of Japan?"}]}
+    transport = httpx.ASGITransport(server.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        for steered in ({"response_format": {"type": "json_object"}}, {"temperature": 0.5}):
+            response = await client.post(CHAT, json={**body, **steered})
+            record = response.json()["semgrad_guard"]
+            assert (response.status_code, record["promised"]) == (200, False), response.text
+            if record["action"] == "answer":
+                assert record["uncertainty"] <= record["threshold"]
+                assert "at calibration" in record["unfamiliar"][0]
+            else:
+                assert (record["uncertainty"], record["unfamiliar"]) == (None, [])
+        plain = (await client.post(CHAT, json=body)).json()["semgrad_guard"]
+        text = {"model": "pocket", "prompt": "What is the capital of Japan?", "temperature": 0.1}  # as OpenAILike
+        sampled = (await client.post("/v1/completions", json=text)).json()["semgrad_guard"]
+    server.service.close()
+    assert (plain["promised"], plain["unfamiliar"], sampled["promised"]) == (True, [], False)
 
 
 VERDICT = Verdict(status="scored", action="answer", text="", estimator="x", model="m", familiar=True, promised=True)
