@@ -80,20 +80,21 @@ class Gate:
         self.came, self.tickets = list[Any](), list[Any]()
         self.at, self.through, self.most = 0, 0, 0
         self._under_way, self._lock = 0, threading.Lock()
-        original = LanguageModel.submit
+        original = LanguageModel.submit_all
 
-        def submit(model: LanguageModel, request: Any) -> Any:
-            self.came.append(request)
+        def submit_all(model: LanguageModel, requests: Any) -> Any:
+            self.came.extend(requests)
             until(lambda: len(self.came) >= self.at)
-            self._add(1)
-            ticket = original(model, request)
-            ticket.add_done_callback(lambda _: self._add(-1))
+            self._add(len(requests))
+            tickets = original(model, requests)
+            for ticket in tickets:
+                ticket.add_done_callback(lambda _: self._add(-1))
             with self._lock:
-                self.tickets.append(ticket)
-                self.through += 1
-            return ticket
+                self.tickets += tickets
+                self.through += len(tickets)
+            return tickets
 
-        patch.setattr(LanguageModel, "submit", submit)
+        patch.setattr(LanguageModel, "submit_all", submit_all)
 
     def opens_at(self, count: int, steps: Steps) -> None:
         """Hold the next requests back until they are so many, and the model at its first step until it has them all."""

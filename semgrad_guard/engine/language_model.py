@@ -170,9 +170,16 @@ class LanguageModel(WritingModel):
             PromptTooLongError: the prompt leaves no room for an answer.
             InputError: no answer can be made to follow the grammar.
         """
-        options = tuple(self.fitted(options, request.prompt) for options in request.options)
-        self._decoder.require_grammars(options)
-        return self.worker.submit(self, replace(request, options=options))
+        return self.submit_all([request])[0]
+
+    def submit_all(self, requests: Sequence[Request[R]]) -> list[Ticket[R]]:
+        """Like `submit`, for several requests: all of them, or none where one cannot be answered."""
+        fitted: list[Request[R]] = []
+        for request in requests:
+            options = tuple(self.fitted(options, request.prompt) for options in request.options)
+            self._decoder.require_grammars(options)
+            fitted.append(replace(request, options=options))
+        return self.worker.submit(self, fitted)
 
     def stream(
         self,

@@ -14,6 +14,7 @@ from semgrad_guard.engine.generation.sentence_scoring import EndedSentences
 from semgrad_guard.engine.generation.visible import Piece
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.worker import Request, Ticket
+from semgrad_guard.engine.worker.request import outcomes
 from semgrad_guard.errors import InputError, UnsupportedToolsError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard.assessing import assess, scoring_settings, template_name
@@ -23,7 +24,7 @@ from semgrad_guard.guard.policy import Terms
 from semgrad_guard.guard.scored_sentences import (
     require_by_sentence,
 )
-from semgrad_guard.guard.timing import awaited, off_loop
+from semgrad_guard.guard.timing import awaited_all
 from semgrad_guard.guard.verdicts import current_recorder, unscored
 from semgrad_guard.records import Conversation, ToolCall, Verdict
 from semgrad_guard.settings import OnDoubt
@@ -86,25 +87,25 @@ class Answerer:
     def drafts(
         self, conversations: Sequence[Conversation], *, template_options: TemplateOptions | None = None
     ) -> list[Draft[Generation]]:
-        """Answer several conversations in one generation, and score them in one backward pass.
+        """Answer and score several conversations; they share the model's steps with each other and with other callers.
 
-        A single one shares the model's steps with those of other callers.
+        Raises:
+            Exception: the first that a conversation causes; the others are then cancelled.
         """
-        if len(conversations) == 1:
-            return [self.submit(conversations[0], template_options=template_options).outcome()]
-        with self.model.turn:  # one look at the model, for the answers and for their scores
-            generations = self.model.generate_batch(
-                conversations, self.options, objective=self.estimator.objective, template_options=template_options
-            )
-            return [self.draft(generation, template_options=template_options) for generation in generations]
+        return outcomes(self._submitted(conversations, template_options))
 
     async def adrafts(
         self, conversations: Sequence[Conversation], *, template_options: TemplateOptions | None = None
     ) -> list[Draft[Generation]]:
-        """Like `drafts`, on the event loop: a conversation waits in no thread of its own."""
-        if len(conversations) != 1:
-            return await off_loop(lambda: self.drafts(conversations, template_options=template_options))
-        return [await awaited(partial(self.submit, conversations[0], template_options=template_options))]
+        """Like `drafts`, on the event loop: no conversation waits in a thread."""
+        return await awaited_all(partial(self._submitted, conversations, template_options))
+
+    def _submitted(
+        self, conversations: Sequence[Conversation], template_options: TemplateOptions | None
+    ) -> list[Ticket[Draft[Generation]]]:
+        """All of them, or none where one cannot be answered."""
+        requests = [self.request(conversation, template_options=template_options) for conversation in conversations]
+        return self.model.submit_all(requests)
 
     def draft(
         self,

@@ -176,7 +176,7 @@ class Guard:
     def batch(
         self, conversations: Sequence[Conversation], *, tools: Tools | None = None, kind: str | None = None
     ) -> list[Verdict]:
-        """Answer several conversations at once: one generation, one backward pass, then one batch of escalations.
+        """Answer several conversations at once, next to other callers, then escalate those that need it together.
 
         Raises:
             Exception: the first in an answer's place, after all conversations have been answered.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from concurrent.futures import Executor, Future, InvalidStateError, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager
@@ -186,11 +186,22 @@ async def awaited(submit: Callable[[], Future[T]]) -> T:
     Raises:
         DeadlineExceededError: it is late; it is cancelled.
     """
+    return (await awaited_all(lambda: [submit()]))[0]
 
-    async def result() -> T:
-        return await asyncio.wrap_future(await read_off_loop(submit))
 
-    return await ain_time(result())
+async def awaited_all(submit: Callable[[], Sequence[Future[T]]]) -> list[T]:
+    """Like `awaited`, for several requests: where one fails, the others are cancelled."""
+
+    async def results() -> list[T]:
+        futures = [asyncio.wrap_future(future) for future in await read_off_loop(submit)]
+        try:
+            return await asyncio.gather(*futures)
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+
+    return await ain_time(results())
 
 
 async def read_off_loop(read: Callable[[], T], *, readers: Executor | None = None) -> T:

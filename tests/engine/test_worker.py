@@ -8,6 +8,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -209,6 +210,43 @@ def test_concurrent_guards_share_steps(make_language_model: Make, how: str) -> N
     for one, single in zip(found, alone, strict=True):
         assert (one.text, one.action) == (single.text, single.action)
         assert one.uncertainty == pytest.approx(single.uncertainty, rel=2e-5)
+
+
+@pytest.mark.parametrize("rows", [None, 3])
+@pytest.mark.parametrize("how", ["batch", "abatch"])
+def test_a_batch_shares_its_steps_with_a_stranger(make_language_model: Make, how: str, rows: int | None) -> None:
+    """Its caller decides how many are written at once, up to `max_batch`; another caller waits for none of them."""
+    model = make_language_model(seed=2)
+    guard = Guard(model, Policy(threshold=1e9), options=GenerationOptions(max_tokens=40))
+    questions = [f"question {number}" for number in range(12)]
+    alone = [guard(question) for question in questions]
+    model.max_batch = rows
+    steps, reached, go_on = Steps(model), threading.Event(), threading.Event()
+    steps.at(6, lambda: (reached.set(), go_on.wait(LIMIT)))
+    with ThreadPoolExecutor() as threads_of_callers:
+        batch = threads_of_callers.submit(
+            lambda: guard.batch(questions) if how == "batch" else asyncio.run(guard.abatch(questions))
+        )
+        assert reached.wait(LIMIT)
+        written = sum(running.rows + running._extra_rows for running in model.worker._running.values())
+        assert written > worker.ROWS if rows is None else written <= rows  # some have ended already
+        stranger = submitted(model, "hello", max_tokens=3)
+        go_on.set()
+        assert stranger.result(LIMIT).text
+        assert not batch.done()
+        found = batch.result(LIMIT)
+    for one, single in zip(found, alone, strict=True):
+        assert (one.text, one.action) == (single.text, single.action)
+        assert one.uncertainty == pytest.approx(single.uncertainty, rel=2e-5)
+    assert rows or steps.in_all() <= 60, "40 for the longest answer, and those of the scores"
+
+
+def test_a_batch_of_which_one_cannot_be_answered_writes_none(make_language_model: Make) -> None:
+    model = make_language_model(seed=2)
+    guard, steps = Guard(model, Policy(threshold=1e9)), Steps(model)
+    with pytest.raises(PromptTooLongError):
+        guard.batch(["hello", "c" * 400])
+    assert steps.in_all() == 0
 
 
 def test_a_change_of_the_model_between_two_looks_is_seen_before_delivery(make_language_model: Make) -> None:

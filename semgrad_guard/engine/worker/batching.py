@@ -152,9 +152,19 @@ class RunningRequests:
 
     @property
     def rows(self) -> int:
-        """How many answers are being written, or will be, without samples."""
+        """How many answers are being written, or will be, without samples and those that count for no limit."""
+        return self._total_rows - self._extra_rows
+
+    @property
+    def _total_rows(self) -> int:
         reading = [request for part, _ in self._reading for request in part.requests]
         return sum(row.scored for row in (*self._batch.rows, *reading))
+
+    @property
+    def _extra_rows(self) -> int:
+        writing = [one for one in self._writing if one.job.extra_rows]
+        reading = [part.writing for part, _ in self._reading if not part.writing.answers]
+        return sum(not row.done for one in writing for row in one.answers) + sum(one.job.extra_rows for one in reading)
 
     def has_room(self, jobs: Sequence[Job], *, beside: int) -> bool:
         """Whether all of these can join now, besides so many answers in other batches."""
@@ -166,10 +176,12 @@ class RunningRequests:
             return True
         lengths = [len(one.prompt.ids) for _, one in submitted]
         read = sum(length for length in lengths if length <= _READ)  # longer prompts are read in pieces
-        rows = beside + self.rows + len(new)
+        extra = sum(job.extra_rows for job in jobs)
+        rows = beside + self.rows + len(new) - extra
         first = self.is_idle and not beside  # nobody else waits for the pass
-        fits = rows <= self._most and read <= _READ * (1 + first)
-        return fits and self._batch.has_room(new, cells=CELLS * self._most)
+        reads = read <= _READ * (1 + first) or (first and extra == len(new))
+        cells = CELLS * (self._most + self._extra_rows + extra)
+        return rows <= self._most and reads and self._batch.has_room(new, cells=cells)
 
     def begin(self, jobs: Sequence[Job]) -> None:
         """Read the prompts of requests, next to those that are being written.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextvars import Context, copy_context
@@ -87,6 +87,20 @@ class Ticket(Future[R]):
             raise
 
 
+def outcomes(tickets: Sequence[Ticket[R]]) -> list[R]:
+    """The results of several requests, as `Ticket.outcome`.
+
+    Raises:
+        Exception: the first in their order; the others are then cancelled.
+    """
+    try:
+        return [ticket.outcome() for ticket in tickets]
+    except BaseException:
+        for ticket in tickets:
+            ticket.cancel()
+        raise
+
+
 def waited(future: Future[R], stops: Stops) -> R:
     """The result of a future, waited for under these stops.
 
@@ -107,7 +121,7 @@ def waited(future: Future[R], stops: Stops) -> R:
 class Job:
     """Work for a model's thread: a request to answer, or other `work`. Its ticket is settled once.
 
-    It runs in the caller's context, and so under the caller's stops.
+    It runs in the caller's context, and so under the caller's stops. `of_several`: its caller submitted others with it.
     """
 
     ticket: Ticket[Any]
@@ -116,6 +130,7 @@ class Job:
     request: Request[Any] | None = None
     model: WritingModel | None = None
     work: Callable[[], Any] | None = None
+    of_several: bool = False
 
     @classmethod
     def of(cls, withdraw: Callable[[Ticket[Any]], bool], **given: Any) -> Job:
@@ -134,6 +149,12 @@ class Job:
         if self.model is None or self.request is None:
             raise RuntimeError("this job is no request")
         return self.model, self.request
+
+    @property
+    def extra_rows(self) -> int:
+        """Its answers that count for no limit: a caller of several decides how many, unless the model limits them."""
+        model, request = self.submitted
+        return len(request.options) if self.of_several and model.max_batch is None else 0
 
     def begin(self) -> bool:
         """Whether a caller still waits; from then on, the thread has to settle it."""

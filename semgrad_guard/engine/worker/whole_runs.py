@@ -31,9 +31,10 @@ class WholeRuns:
         del beside
         (model, first), *others = submitted = [job.submitted for job in jobs]
         rows = sum(len(one.options) for _, one in submitted)
+        most = self._most + sum(job.extra_rows for job in jobs)
         longest = max(len(one.prompt.ids) + one.options[0].max_tokens for _, one in submitted)
         limit = model.fixed_positions
-        fit = rows <= self._most and rows * longest <= CELLS * self._most and (limit is None or longest <= limit)
+        fit = rows <= most and rows * longest <= CELLS * most and (limit is None or longest <= limit)
         level = self._pads or len({len(one.prompt.ids) for _, one in submitted}) == 1
         return not others or (fit and level and all(own is model and _alike(first, other) for own, other in others))
 

@@ -64,8 +64,8 @@ class _Queue:
         self.thread: threading.Thread | None = None
         self._closing = _Closing(self.changed)
 
-    def put(self, job: Job, worker: Worker) -> None:
-        """Append a job, and see to it that a thread runs.
+    def put(self, jobs: Sequence[Job], worker: Worker) -> None:
+        """Append jobs, and see to it that a thread runs.
 
         Raises:
             AnswerCancelledError: the process is ending.
@@ -73,7 +73,7 @@ class _Queue:
         with self.changed:
             if self._closing.cancelled:
                 raise AnswerCancelledError(_ENDING)
-            self.waiting.append(job)
+            self.waiting.extend(jobs)
             self.changed.notify()
             if self.thread is None:
                 self.thread = model_threads.start(
@@ -149,17 +149,19 @@ class Worker:
         """How many jobs wait, without those in work."""
         return len(self._queue.waiting)
 
-    def submit(self, model: WritingModel, request: Request[R]) -> Ticket[R]:
-        """Have a request answered; waits for nothing. The stops and the context of the caller go along.
+    def submit(self, model: WritingModel, requests: Sequence[Request[R]]) -> list[Ticket[R]]:
+        """Have requests answered; waits for nothing. The stops and the context of the caller go along.
 
         A thread that has the model's turn already, or that is the worker's own, would wait for itself: there the
-        request is answered at once.
+        requests are answered at once.
         """
-        return self._put(Job.of(self._withdraw, request=request, model=model), here=model.has_turn)
+        several = len(requests) > 1
+        jobs = [Job.of(self._withdraw, request=request, model=model, of_several=several) for request in requests]
+        return self._put(jobs, here=model.has_turn)
 
     def run(self, work: Callable[[], R]) -> Ticket[R]:
         """Have other work done between two steps of the answers that are being written, in its order."""
-        return self._put(Job.of(self._withdraw, work=work))
+        return self._put([Job.of(self._withdraw, work=work)])[0]
 
     def batching(self, model: WritingModel) -> Batching | None:
         """How requests share this model; None as long as that is not known."""
@@ -177,13 +179,14 @@ class Worker:
                 known = self._known[model] = state, batching_of(model)
             return known[1]
 
-    def _put(self, job: Job, *, here: bool = False) -> Ticket[Any]:
+    def _put(self, jobs: Sequence[Job], *, here: bool = False) -> list[Ticket[Any]]:
         if here or threading.current_thread() is self._queue.thread:
-            job.begin()
-            self._do(None if job.work else WholeRuns(1), [job])
+            for job in jobs:
+                job.begin()
+                self._do(None if job.work else WholeRuns(1), [job])
         else:
-            self._queue.put(job, self)
-        return job.ticket
+            self._queue.put(jobs, self)
+        return [job.ticket for job in jobs]
 
     def _withdraw(self, ticket: Ticket[Any]) -> bool:
         """Take a request out of the queue: whether it was still there, and is the caller's to settle."""
