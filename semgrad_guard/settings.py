@@ -317,11 +317,17 @@ CLOSING_LINE = "I am not sure about the rest."
 
 
 @dataclass(frozen=True, kw_only=True)
-class SentenceOptions:
+class SentenceForm:
     """Whether answers are judged by sentence, and the action at a doubtful one; None leaves both to the calibration."""
 
     by: JudgedBy | None = None
     on_doubt: OnDoubt | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceOptions(SentenceForm):
+    """The same, with the text behind an answer that ends early."""
+
     closing_line: Annotated[
         str,
         Option("Behind an answer that ends before a doubtful sentence.", DECISION, "TEXT", reads="some_text"),

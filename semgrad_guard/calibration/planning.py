@@ -8,9 +8,10 @@ changes coverage by .02 at most. Real sets differ more, by their scores' distrib
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, cast
+from functools import lru_cache, partial
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +38,8 @@ class Plan:
     """The effect to expect of `n` labels where `error` of the answers are wrong and the scores have this `auroc`.
 
     `found` is the chance of a threshold, `coverage` the mean share that is delivered (0 without a threshold), and
-    `withheld` the least share that any guard has to withhold: (error - alpha) / (1 - alpha). All are in [0, 1].
+    `withheld` the least share that any guard has to withhold: (error - alpha) / (1 - alpha). All are in [0, 1]. Shares
+    are those of the `unit`; by sentence, `n` counts the answers whose sentences have labels.
     """
 
     n: int
@@ -47,16 +49,19 @@ class Plan:
     auroc: float
     found: float
     coverage: float
+    unit: Literal["answers", "sentences"] = "answers"
 
     @property
     def withheld(self) -> float:
-        """The least share that any guard has to withhold, were it to know every wrong answer."""
-        return max(0.0, (self.error - self.alpha) / (1 - self.alpha))
+        """The least share that any guard has to withhold, were it to know every wrong answer; 0 by sentence, where the
+        promise is not about their share."""
+        return 0.0 if self.unit == "sentences" else max(0.0, (self.error - self.alpha) / (1 - self.alpha))
 
     def __str__(self) -> str:
+        labels = "labels" if self.unit == "answers" else "answers with labels"
         return (
-            f"{self.n} labels find a threshold in {self.found:.0%} of such sets, and deliver {self.coverage:.0%} of "
-            "the answers on average"
+            f"{self.n} {labels} find a threshold in {self.found:.0%} of such sets, and deliver {self.coverage:.0%} of "
+            f"the {self.unit} on average"
         )
 
 
@@ -85,21 +90,33 @@ def plan(n: int, *, error: float, auroc: float, alpha: float, delta: float) -> P
 
 def enough(*, error: float, auroc: float, alpha: float, delta: float) -> Plan | None:
     """The fewest labels, of `SIZES`, with which nine of ten sets find a threshold; None where no number does."""
-    plans = (plan(n, error=error, auroc=auroc, alpha=alpha, delta=delta) for n in SIZES)
-    return next((one for one in plans if one.found >= _OFTEN), None)
+    return enough_of(partial(plan, error=error, auroc=auroc, alpha=alpha, delta=delta))
+
+
+def enough_of(planned: Callable[[int], Plan]) -> Plan | None:
+    """The same by plans of any kind."""
+    return next((one for one in map(planned, SIZES) if one.found >= _OFTEN), None)
 
 
 def advice(scores: NDArray[np.float64], correct: NDArray[np.bool_], *, alpha: float, delta: float) -> str:
     """The labels that it takes, by the error rate and the AUROC of scored answers with which no threshold was found."""
     error, quality = float((~correct).mean()), auroc(scores, correct)
     if quality is None:
-        fewest = binomial.fewest_answers(alpha=alpha, delta=delta)
-        few = f"If all stay right, {fewest} answers suffice; promise less (a larger alpha or delta) to need fewer."
-        return few if error == 0 else f"All are wrong, so no number of labels helps: {_OTHERWISE}."
+        return of_one_kind(error, binomial.fewest_answers(alpha=alpha, delta=delta))
     setting = {"error": error, "auroc": quality, "alpha": alpha, "delta": delta}
-    here, better = plan(len(scores), **setting), enough(**setting)
-    least = f"Any guard has to withhold at least {here.withheld:.0%} of such answers. " if here.withheld else ""
-    summary = f"With {error:.0%} of the answers wrong and an AUROC of {quality:.2f}, {here}"
+    return in_words(plan(len(scores), **setting), enough(**setting))
+
+
+def of_one_kind(error: float, fewest: int) -> str:
+    """The advice where all are right, or all wrong."""
+    few = f"If all stay right, {fewest} answers suffice; promise less (a larger alpha or delta) to need fewer."
+    return few if error == 0 else f"All are wrong, so no number of labels helps: {_OTHERWISE}."
+
+
+def in_words(here: Plan, better: Plan | None) -> str:
+    """The advice by the plan of the labels that there are, and of those that would be enough."""
+    least = f"Any guard has to withhold at least {here.withheld:.0%} of such {here.unit}. " if here.withheld else ""
+    summary = f"With {here.error:.0%} of the {here.unit} wrong and an AUROC of {here.auroc:.2f}, {here}"
     if better is None:
         return f"{least}{summary}; with {SIZES[-1]} labels it is rare as well: {_OTHERWISE}."
     more = f"; with {better.n} it is {better.found:.0%}" if better.n > here.n else ""
@@ -115,10 +132,15 @@ def auroc(scores: NDArray[np.float64], correct: NDArray[np.bool_]) -> float | No
     return float(below.sum() / (2 * len(right) * len(wrong)))  # whole numbers: rounded once
 
 
+def shift(auroc: float) -> float:
+    """The distance of two normal distributions with this AUROC, in standard deviations."""
+    return math.sqrt(2) * float(_special.ndtri(min(max(auroc, _LIMIT), 1 - _LIMIT)))
+
+
 def wrong_up_to(quantiles: NDArray[np.float64], error: float, auroc: float) -> NDArray[np.float64]:
     """The share of all answers that are wrong and among the most certain ones, by the share that these are."""
-    shift = math.sqrt(2) * float(_special.ndtri(min(max(auroc, _LIMIT), 1 - _LIMIT)))
-    at = np.linspace(min(0.0, shift) - 8, max(0.0, shift) + 8, 4001)
-    wrong: NDArray[np.float64] = error * _special.ndtr(at - shift)
+    apart = shift(auroc)
+    at = np.linspace(min(0.0, apart) - 8, max(0.0, apart) + 8, 4001)
+    wrong: NDArray[np.float64] = error * _special.ndtr(at - apart)
     scored: NDArray[np.float64] = wrong + (1 - error) * _special.ndtr(at)
     return np.interp(quantiles, scored, wrong)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from semgrad_guard.calibration import binomial, fixed_sequence, gates, hand_grades, planning
+from semgrad_guard.calibration import binomial, fixed_sequence, gates, hand_grades, planning, sentence_plan
 from semgrad_guard.calibration.calibration_set import CalibrationSet, read_grades
 from semgrad_guard.calibration.engines import Engine
 from semgrad_guard.calibration.sentence_set import SentenceSet
@@ -38,7 +38,7 @@ def at_gates(
             walk = gates.walk(answers.scores, ~answers.correct, robust=robust, alpha=alpha, delta=delta)
         else:
             walk = sentences.part(answers.scored).walk(robust=robust, alpha=alpha, delta=delta)
-        outcome = _outcome(answers, walk, walk.threshold, alpha=alpha, delta=delta)
+        outcome = _outcome(answers, walk, walk.threshold, sentences, alpha=alpha, delta=delta)
         outcomes.append({"procedure": walk.procedure, "grid": walk.thresholds, **outcome})
     return min(enumerate(outcomes), key=lambda numbered: _order(numbered[1]))
 
@@ -116,6 +116,7 @@ def _outcome(
     answers: CalibrationSet,
     walk: gates.Walk | fixed_sequence.Walk,
     threshold: float | None,
+    sentences: SentenceSet | None = None,
     *,
     alpha: float,
     delta: float,
@@ -123,9 +124,17 @@ def _outcome(
     """The fields of a `Calibration` that depend on one engine's walk and the threshold that it ended at."""
     fewest = binomial.fewest_answers(alpha=alpha, delta=delta)
     if threshold is None:
-        if len(answers.scores) < fewest:
-            return {**_NOTHING, "reason": _too_few(answers, fewest, alpha=alpha, delta=delta)}
-        return {**_NOTHING, "reason": _not_kept(answers, walk, fewest, alpha=alpha, delta=delta)}
+        why = _too_few if len(answers.scores) < fewest else _not_kept
+        reason = why(answers, walk, fewest, alpha=alpha, delta=delta)
+        if not len(answers.scores) or (why is _not_kept and walk.answered < fewest):
+            return {**_NOTHING, "reason": reason}
+        rates = {"alpha": alpha, "delta": delta}
+        planned = (
+            planning.advice(answers.scores, answers.correct, **rates)
+            if sentences is None
+            else sentence_plan.advice(sentences.part(answers.rows), **rates)
+        )
+        return {**_NOTHING, "reason": f"{reason} {planned}"}
     return {
         "threshold": threshold,
         "reason": None,
@@ -136,7 +145,7 @@ def _outcome(
     }
 
 
-def _too_few(answers: CalibrationSet, fewest: int, *, alpha: float, delta: float) -> str:
+def _too_few(answers: CalibrationSet, _walk: object, fewest: int, *, alpha: float, delta: float) -> str:
     """Why a set is too small, whatever its labels."""
     if not len(answers.scores):
         return (
@@ -145,8 +154,7 @@ def _too_few(answers: CalibrationSet, fewest: int, *, alpha: float, delta: float
         )
     return (
         f"Too few answers ({answers.n} answers, {len(answers.scores)} of them scored): even without a single error, an "
-        f"error rate of at most {alpha:g} with probability {1 - delta:g} takes {fewest} scored answers. "
-        + planning.advice(answers.scores, answers.correct, alpha=alpha, delta=delta)
+        f"error rate of at most {alpha:g} with probability {1 - delta:g} takes {fewest} scored answers."
     )
 
 
@@ -163,6 +171,5 @@ def _not_kept(
     allowed = int(binomial.most_errors(walk.answered, alpha=alpha, delta=delta))
     return (
         f"Of the {walk.answered} most certain answers, {walk.wrong} were wrong; at most {allowed} may be, for an error "
-        f"rate of at most {alpha:g} with probability {1 - delta:g}. "
-        + planning.advice(answers.scores, answers.correct, alpha=alpha, delta=delta)
+        f"rate of at most {alpha:g} with probability {1 - delta:g}."
     )

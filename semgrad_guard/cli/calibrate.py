@@ -13,6 +13,7 @@ import typer
 from semgrad_guard.cli import grading, loading, options, values
 from semgrad_guard.cli.calibrate_output import Files, draw, show
 from semgrad_guard.cli.calibrate_run import Run, Shape
+from semgrad_guard.cli.calibrate_sentences import PromisedSentences, drawn_questions, require_known
 from semgrad_guard.cli.estimators import LearnedEstimatorSpec, estimators_for, learns
 from semgrad_guard.cli.grading import ByHand
 from semgrad_guard.cli.help import ExitCode
@@ -134,6 +135,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
             "FILE",
         ),
     ] = None,
+    sentences: PromisedSentences,
     by_kind: Annotated[
         bool,
         Option(
@@ -171,13 +173,16 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     references. The promise holds with probability 1 - delta, for questions drawn like those of the file and put in
     the same way: give the system message, the prompt and the passages that your program sends. If no threshold keeps
     it, the command says so and what would help. An estimator that learns from labels (states, fused, auto) does so on a
-    quarter of the answers, and the threshold is chosen on the rest.
+    quarter of the answers, and the threshold is chosen on the rest. With --by sentence, every sentence has a score and
+    a grade of its own, and the promise is about sentences.
     """
     from semgrad_guard.calibration.slots import read_slots
     from semgrad_guard.evaluation.files import beside, sole_writer
 
     values.one_from_stdin(data=data, prompt=wording.prompt, system=wording.system, labels=labels)
     runs = tuple(also or ())
+    alone = {"--also": runs, "--by-kind": by_kind, "--prediction-powered": prediction_powered, "--server": server}
+    promised = sentences.form(alone)
     files = Files(output, answers or beside(output, ".answers.jsonl"), plot, labels)
     if runs and learns(estimator):
         raise InputError(f"--also takes an estimator that learns nothing from labels, not {estimator.estimator}")
@@ -191,11 +196,13 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
         copies = _chosen(questions)
     if copies == "keep" and questions.times and (runs or decoding.temperature > 0):
         raise InputError("--copies keep takes greedy answers of one engine: no --also, and --temperature 0")
-    due = labels is not None and not learns(estimator) and len(questions.rows) > by_hand
+    few = labels is not None and not learns(estimator)
+    questions = drawn_questions(questions, by_hand) if promised and few else questions
+    due = few and len(questions.rows) > by_hand
     hand = _hand(ByHand(by_hand, prediction_powered) if due else None, prediction_powered, robust=robust)
     _require_kinds(questions if by_kind else None, alone=not runs and hand is None)
     if server is None:
-        estimators_for(estimator)  # refuses settings that they do not take, before any work
+        require_known(estimators_for(estimator), promised)  # before any work, also settings that they do not take
     graders = grading.load_graders([] if grader is None else [grader])
     grading.check_labels(labels, begun_at=labels)
     source = ModelSource(**vars(model), semantic_token=None if server is not None else loading.load_token(probe))
@@ -204,7 +211,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     conversations = [] if extra_prompts is None else loading.read_conversations(extra_prompts)
     shape = Shape(conversations, read_slots(slot or ()))
     answering = loading.decoding(decoding)
-    run = Run(source, estimator, phrasing, answering, batch_size, cluster, runs, shape, hand, server)
+    run = Run(source, estimator, phrasing, answering, batch_size, cluster, runs, shape, hand, server, promised)
     with sole_writer(output):
         outcome = run(
             questions,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from semgrad_guard.evaluation.questions.prompts import Phrasing
     from semgrad_guard.evaluation.runs.answers import Answer
     from semgrad_guard.records import Message, PromptForm
+    from semgrad_guard.settings import OnDoubt
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class ModelWriter:
     batch_size: int
     cluster: Cluster
     source: ModelSource
+    on_doubt: OnDoubt | None = None
+    """The action at a doubtful sentence, where every sentence is scored by itself."""
 
     def prompt_name(self, template: str) -> str:
         """The full name of the prompts."""
@@ -53,7 +56,8 @@ class ModelWriter:
         """The answers; Ctrl-C tells how many are kept, and how to resume."""
         from semgrad_guard.evaluation.runs.run import Answering, collect_answers
 
-        recipe = Answering(self.model, self.estimators, self.decoding, self.phrasing).recipe
+        by_sentence = self.on_doubt is not None
+        recipe = Answering(self.model, self.estimators, self.decoding, self.phrasing, by_sentence).recipe
         with (
             kept_on_interrupt("Answering", f"answers are kept in {path}") as tell,
             spreading(self.cluster, self.model, self.source, recipe) as spread,
@@ -65,6 +69,7 @@ class ModelWriter:
                 estimators=self.estimators,
                 options=self.decoding,
                 phrasing=self.phrasing,
+                by_sentence=by_sentence,
                 batch_size=self.batch_size,
                 spread=spread,
                 on_progress=tell,
@@ -81,6 +86,7 @@ class ModelWriter:
             template=self.template,
             grader=grader,
             upstream=upstream,
+            on_doubt=self.on_doubt,
         )
 
     def form(self, conversation: Sequence[Message]) -> PromptForm:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from semgrad_guard.cli import grading, loading
 from semgrad_guard.cli.calibrate_model import ModelWriter
 from semgrad_guard.cli.calibrate_output import Files
+from semgrad_guard.cli.calibrate_sentences import Sentences
 from semgrad_guard.cli.calibrate_server import ServerWriter
 from semgrad_guard.cli.estimators import (
     EstimatorSpec,
@@ -57,6 +58,7 @@ class Run:
     shape: Shape
     hand: ByHand | None
     server: str | None = None
+    sentences: Sentences | None = None
 
     def __call__(
         self,
@@ -91,16 +93,12 @@ class Run:
         if self.hand is not None:
             scored_by = named or self.estimator.make().name
             drawn = self.hand.draw(rows, answers, everything, scored_by, alpha=alpha)
-        grades = grading.grade(
-            rows,
-            answers,
-            grader,
-            labels=files.labels,
-            others=grading.recorded_keys(files.answers),
-            book=files.grades,
-            only=drawn,
-        )
-
+        about: dict[str, Any] = {"labels": files.labels, "others": grading.recorded_keys(files.answers)}
+        by_sentence = None
+        if self.sentences is None:
+            grades = grading.grade(rows, answers, grader, book=files.grades, only=drawn, **about)
+        else:
+            grades, by_sentence = grading.grade_sentences(rows, answers, grader, book=files.grades, **about)
         right = dict(zip(grades.rows, grades.correct, strict=True))
         places = [row for row in everything if drawn is not None or row in right]
         kept = [rows[i] for i in places]
@@ -112,9 +110,12 @@ class Run:
         ]
         correct = [right.get(row) for row in places]
         kinds = [row.kind or "" for row in kept] if by_kind else None
-        graded = Graded(kept, [answers[i] for i in places], correct, grades.grader, prompts, of_others, copies, kinds)
+        found = [answers[i] for i in places]
+        parts = None if by_sentence is None else [by_sentence[row] for row in places]
+        graded = Graded(kept, found, correct, grades.grader, prompts, of_others, copies, kinds, parts)
         extra = [form for turns in self.shape.conversations if (form := writer.form(turns)) is not None]
         how: dict[str, Any] = {"alpha": alpha, "delta": delta, "robust": robust}
+        how |= {} if self.sentences is None else asdict(self.sentences)
         promise = how | ({"by_kind": True} if by_kind else {})
         if self.hand is not None:
             how["by_hand"] = self.hand.count
@@ -137,7 +138,15 @@ class Run:
             model = loading.load(self.source)
             estimators = {estimator.name: estimator for estimator in estimators_for(self.estimator)}
             return ModelWriter(
-                model, estimators, template, self.decoding, self.phrasing, self.batch_size, self.cluster, self.source
+                model,
+                estimators,
+                template,
+                self.decoding,
+                self.phrasing,
+                self.batch_size,
+                self.cluster,
+                self.source,
+                None if self.sentences is None else self.sentences.on_doubt,
             )
         from semgrad_guard.guard.reported import ReportedScorer
 

@@ -138,7 +138,7 @@ class Graded:
     """Answered questions with their grades, their grader, and the forms of the prompts; all in one order.
 
     `also` are the answers of other engines to the same questions. An answer that was not to be graded has
-    None.
+    None. By sentence, `sentences` are the grades of each answer's.
     """
 
     rows: Sequence[Question]
@@ -149,10 +149,12 @@ class Graded:
     also: Sequence[GradedOther] = ()
     copies: Copies | None = None
     kinds: Sequence[str] | None = None
+    sentences: Sequence[Sequence[bool]] | None = None
 
     def labels(self) -> str:
         """A digest of the answers and their grades."""
-        rows = [[answer.key, right] for answer, right in zip(self.answers, self.correct, strict=True)]
+        grades = self.correct if self.sentences is None else map(list, self.sentences)
+        rows = [[answer.key, right] for answer, right in zip(self.answers, grades, strict=True)]
         others = [[other.run.engine.fingerprint, *other.grades.correct] for other in self.also]
         return hashlib.sha256(json.dumps([rows, others]).encode()).hexdigest()[:16]
 
@@ -186,7 +188,12 @@ def outcome_of(
         how |= {"groups": [row.key for row in graded.rows], "binding": binding, "prompts": graded.prompts}
         return calibrate_by_hand(scores, graded.correct, **how)
     correct = [right is True for right in graded.correct]
-    same = {"prompts": graded.prompts, "copies": graded.copies, "kinds": graded.kinds}
+    same = {
+        "prompts": graded.prompts,
+        "copies": graded.copies,
+        "kinds": graded.kinds,
+        "sentences": graded.sentences,
+    }
     known = LearningSet.of(graded.rows, graded.answers, correct, **cast("dict[str, Any]", same))
     if named is not None:
         return calibrate_scored(known, named, binding=cast("Any", bind)(None), **how)

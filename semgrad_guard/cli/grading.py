@@ -13,6 +13,7 @@ from semgrad_guard.errors import GradingError
 
 if TYPE_CHECKING:
     from semgrad_guard.evaluation.graders import AnswerGrader
+    from semgrad_guard.evaluation.graders.labels import SheetAnswer
     from semgrad_guard.evaluation.questions.data import Question
     from semgrad_guard.evaluation.runs.answers import Answer
 
@@ -41,11 +42,12 @@ def check_labels(path: Path | None, *, begun_at: Path | None = None) -> None:
 
 
 def recorded_keys(answers: Path) -> list[str]:
-    """The keys of all answers in a record, also those to other questions."""
+    """The keys of all rows of a sheet about the answers in a record, also those to other questions."""
     from semgrad_guard.evaluation.job_record import read_record
     from semgrad_guard.evaluation.runs.answers import EvaluatedAnswer
 
-    return [answer.key for answer in read_record(answers, EvaluatedAnswer)[1]]
+    rows = read_record(answers, EvaluatedAnswer)[1]
+    return [key for answer in rows for key in ([answer.key] if answer.sentences is None else answer.sentence_keys)]
 
 
 @dataclass(frozen=True)
@@ -115,23 +117,15 @@ def grade(
     `others` are keys of further answers in the same record, `book` keeps the verdicts of a model or a judge. A question
     without an answer is wrong, and so is an answer on which the grader comes to no verdict.
     """
-    from semgrad_guard.evaluation.graders import AnswerToGrade
-    from semgrad_guard.evaluation.graders.grading import GradedAnswer, grade_texts
-    from semgrad_guard.evaluation.graders.labels import NAME, SheetAnswer, labels_for
+    from semgrad_guard.evaluation.graders.labels import NAME, SheetAnswer
     from semgrad_guard.evaluation.graders.words import no_verdict
 
     places = range(len(questions)) if only is None else only
     items = [
         SheetAnswer(questions[i].key, questions[i].question, questions[i].answers, answers[i].text) for i in places
     ]
-    to_grade = [AnswerToGrade(item.question, item.text or "", item.references) for item in items]
     name = grader.name if labels is None else NAME
-    if labels is None:
-        with kept_on_interrupt(f"Grading by {name}", f"grades are kept in {book}") as tell:
-            verdicts = grade_texts(to_grade, grader, book, on_progress=tell)
-    else:
-        verdicts = labels_for(labels, items, others=others)
-        verdicts = [False if item.text is None else label for item, label in zip(items, verdicts, strict=True)]
+    verdicts = _verdicts(items, grader, book=book, labels=labels, others=others)
     without = verdicts.count(None)
     known = [i for i, verdict in enumerate(verdicts) if labels is None or verdict is not None]
     if without and only is not None and labels is not None:
@@ -143,7 +137,93 @@ def grade(
         say(f"{without} of {len(items)} answers have no label in the file; they are left out.", label="Warning")
     elif without:
         say(no_verdict(without, len(items), name), label="Warning")
-    graded = [(items[i], verdicts[i]) for i in known]
-    show_grades([GradedAnswer(row.question, row.text or "", row.references, grade) for row, grade in graded], name)
+    _look([(items[i], verdicts[i]) for i in known], name)
     correct = [verdicts[i] is True for i in known]
     return Grades([places[i] for i in known], correct, name, without if labels is None else 0)
+
+
+def grade_sentences(
+    questions: Sequence[Question],
+    answers: Sequence[Answer],
+    grader: AnswerGrader,
+    *,
+    book: Path,
+    labels: Path | None = None,
+    others: Sequence[str] = (),
+) -> tuple[Grades, dict[int, list[bool]]]:
+    """Like `grade`, of every sentence: a sheet has a row for each. Also the grades of an answer's sentences, by place.
+
+    An answer is right if all of its sentences are, and it has some. One without any label is left out; in others a
+    sentence without one is wrong, and so is one on which the grader comes to no verdict.
+    """
+    from semgrad_guard.evaluation.graders.labels import NAME, SheetAnswer
+    from semgrad_guard.evaluation.graders.words import no_verdict
+
+    items = [
+        SheetAnswer(
+            key,
+            question.question,
+            question.answers,
+            (answer.text or "")[part.start : part.end].strip(),
+            question.context or "",
+        )
+        for question, answer in zip(questions, answers, strict=True)
+        for key, part in zip(answer.sentence_keys, answer.sentences or (), strict=True)
+    ]
+    name = grader.name if labels is None else NAME
+    verdicts = _verdicts(items, grader, book=book, labels=labels, others=others) if items else []
+    found, taken = dict[int, list[bool]](), iter(verdicts)
+    without = unlabelled = 0
+    for row, answer in enumerate(answers):
+        own = [next(taken) for _ in answer.sentences or ()]
+        if labels is not None and own and own.count(None) == len(own):
+            unlabelled += 1
+            continue
+        without += own.count(None)
+        found[row] = [verdict is True for verdict in own]
+    if unlabelled:
+        say(
+            f"{unlabelled} of {len(answers)} answers have no label for any sentence; they are left out.",
+            label="Warning",
+        )
+    if without and labels is not None:
+        say(f"{without} sentences of labelled answers have no label; they count as wrong.", label="Warning")
+    elif without:
+        say(no_verdict(without, len(items), name, unit="sentences"), label="Warning")
+    _look(
+        [
+            (item, verdict)
+            for item, verdict in zip(items, verdicts, strict=True)
+            if labels is None or verdict is not None
+        ],
+        name,
+        unit="sentences",
+    )
+    right = [bool(own) and all(own) for own in found.values()]
+    return Grades([*found], right, name, without if labels is None else 0), found
+
+
+def _verdicts(
+    items: Sequence[SheetAnswer], grader: AnswerGrader, *, book: Path, labels: Path | None, others: Sequence[str]
+) -> list[bool | None]:
+    """The verdicts of people where there are labels, else of the grader."""
+    from semgrad_guard.evaluation.graders import AnswerToGrade
+    from semgrad_guard.evaluation.graders.grading import grade_texts
+    from semgrad_guard.evaluation.graders.labels import labels_for
+
+    if labels is not None:
+        found = labels_for(labels, items, others=others)
+        return [False if item.text is None else label for item, label in zip(items, found, strict=True)]
+    texts = [
+        AnswerToGrade(one.question, one.text or "", one.references, one.passage is not None, one.passage or None)
+        for one in items
+    ]
+    with kept_on_interrupt(f"Grading by {grader.name}", f"grades are kept in {book}") as tell:
+        return grade_texts(texts, grader, book, on_progress=tell)
+
+
+def _look(graded: Sequence[tuple[SheetAnswer, bool | None]], name: str, *, unit: str = "answers") -> None:
+    from semgrad_guard.evaluation.graders.grading import GradedAnswer
+
+    rows = [GradedAnswer(row.question, row.text or "", row.references, grade) for row, grade in graded]
+    show_grades(rows, name, unit=unit)

@@ -9,8 +9,11 @@ from typing import Annotated
 import typer
 
 from semgrad_guard.cli import options
+from semgrad_guard.cli.calibrate_sentences import PromisedSentences
 from semgrad_guard.declared import Bounds, Option
 from semgrad_guard.settings import Alpha, Delta
+
+_SIZES = (50, 100, 300, 1000)
 
 
 def plan(
@@ -33,22 +36,34 @@ def plan(
     ] = None,
     alpha: Alpha = 0.1,
     delta: Delta = 0.1,
+    sentences: PromisedSentences,
+    length: Annotated[
+        int,
+        Option("By sentence, how many an answer has.", options.DATA, "N", Bounds(1, 1000), spelled="--sentences"),
+    ] = 4,
     as_json: options.AsJson = False,
 ) -> None:
     """Tell how often so many labels find a threshold, and how much it lets through.
 
     The least share of answers that any guard has to withhold is (error - alpha) / (1 - alpha). The rest is simulated,
     with normal scores of this AUROC; real sets differ. It is about the first calibration on the labels, which keeps a
-    tenth of delta for later tries.
+    tenth of delta for later tries. By sentence, error rate and AUROC are those of sentences, and every sentence of so
+    many answers has a label.
     """
     from semgrad_guard.calibration import plan as planned
+    from semgrad_guard.calibration import sentence_plan
     from semgrad_guard.calibration.tries import share_of
 
-    level = share_of(delta, 1)
-    plans = [planned(n, error=error, auroc=auroc, alpha=alpha, delta=level) for n in labels or (50, 100, 300, 1000)]
+    level, given = share_of(delta, 1), {"error": error, "auroc": auroc}
+    if (form := sentences.form({})) is not None:
+        answers = sentence_plan.simulated(**given, sentences=length, on_doubt=form.on_doubt, promise=form.promise)
+        plans = [sentence_plan.plan(n, answers, alpha=alpha, delta=level) for n in labels or _SIZES]
+    else:
+        plans = [planned(n, **given, alpha=alpha, delta=level) for n in labels or _SIZES]
     if as_json:
         typer.echo(json.dumps([{**asdict(one), "delta": delta, "withheld": one.withheld} for one in plans]))
         return
-    typer.echo(f"Any guard has to withhold at least {plans[0].withheld:.1%} of the answers.")
+    if plans[0].unit == "answers":
+        typer.echo(f"Any guard has to withhold at least {plans[0].withheld:.1%} of the answers.")
     for one in plans:
         typer.echo(f"{one}.")

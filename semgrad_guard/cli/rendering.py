@@ -111,15 +111,17 @@ def drift_line(found: Drift) -> str:
 def calibration_view(outcome: Outcome) -> RenderableType:
     """The promise, its effect on the answers, and P(correct) along the scores."""
     calibration, auroc, aurc, sentences = outcome.calibration, outcome.auroc, outcome.aurc, report(outcome.calibration)
-    part = calibration.by_hand
-    wrong = f"{calibration.n_wrong} of {calibration.n if part is None else part.count} answers wrong"
-    undecided = f", {outcome.no_verdict} answers without a verdict among them" if outcome.no_verdict else ""
+    part, own = calibration.by_hand, calibration.sentences
+    unit = "answer" if own is None else "sentence"
+    wrong = f"{calibration.n_wrong} of {calibration.n if part is None else part.count} answers "
+    wrong += "wrong" if own is None else f"hold a wrong sentence, or none; {own.wrong} of {own.n} sentences wrong"
+    undecided = f", {outcome.no_verdict} {unit}s without a verdict among them" if outcome.no_verdict else ""
     unscored = f", {calibration.n_unscored} without a score" if calibration.n_unscored else ""
-    undefined = f"undefined: all answers are {'wrong' if calibration.n_wrong else 'right'}"
+    undefined = f"undefined: all {unit}s are {'wrong' if calibration.n_wrong else 'right'}"
     facts = _pairs(
         ("questions", f"{wrong}{undecided}{unscored}"),
         *_right(calibration.binding),
-        ("AUROC", undefined if auroc is None else f"{auroc:.3f} (1: every wrong answer is less certain)"),
+        ("AUROC", undefined if auroc is None else f"{auroc:.3f} (1: every wrong {unit} is less certain)"),
         ("AURC", f"{figure(aurc)} (mean error rate over all coverages)"),
         *_outcome(calibration),
         *(
@@ -136,7 +138,8 @@ def calibration_view(outcome: Outcome) -> RenderableType:
         table.add_column("action")
         for score, confidence in confidence_rows(calibration):
             action = "answer" if calibration.lets_through(score) else "abstain"
-            table.add_row(figure(score), percent(confidence), Text(action, style=_COLOURS[action]))
+            shown = action if own is None else "deliver" if action == "answer" else own.on_doubt
+            table.add_row(figure(score), percent(confidence), Text(shown, style=_COLOURS[action]))
         parts += [Text(), table]
     return Group(*parts)
 
@@ -207,10 +210,13 @@ def _outcome(calibration: Calibration) -> list[tuple[str, str]]:
     if calibration.threshold is None:
         return [("threshold", "none")]
     seen = f"{calibration.n_answered_wrong} of {calibration.n_answered} tested answers were wrong"
+    answered = "of the questions are answered"
+    if calibration.sentences is not None:
+        answered = f'of the answers deliver something, with on_doubt="{calibration.sentences.on_doubt}"'
     bound = f" (were the threshold fixed beforehand, at most {percent(calibration.bound_if_fixed)})"
     return [
         ("threshold", f"uncertainty at most {figure(calibration.threshold)}"),
-        ("coverage", f"{percent(calibration.coverage)} of the questions are answered"),
+        ("coverage", f"{percent(calibration.coverage)} {answered}"),
         ("wrong", seen if calibration.bound_if_fixed is None else seen + bound),
         *_engines(calibration.binding),
     ]

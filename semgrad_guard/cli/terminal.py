@@ -179,15 +179,15 @@ def kept_on_interrupt(what: str, kept: str) -> Generator[Teller]:
             raise typer.Exit(signals.exit_code(error)) from error
 
 
-def show_grades(answers: Sequence[GradedAnswer], grader: str) -> None:
+def show_grades(answers: Sequence[GradedAnswer], grader: str, *, unit: str = "answers") -> None:
     """Ten answers with their grades, and a warning where the grades are in doubt: before anything is made of them."""
     from semgrad_guard.evaluation.graders.grading import doubt, some_of
 
     some = some_of(answers)
-    note(f"{len(some)} of {len(answers)} answers, graded by {grader}. Question [reference] answer:", label="Look")
+    note(f"{len(some)} of {len(answers)} {unit}, graded by {grader}. Question [reference] answer:", label="Look")
     for answer in some:
         note(str(answer), label=None)
-    if (found := doubt([bool(answer.correct) for answer in answers], grader)) is not None:
+    if (found := doubt([bool(answer.correct) for answer in answers], grader, unit=unit)) is not None:
         say(found, label="Warning")
 
 

@@ -1,7 +1,7 @@
 """Choosing and fitting an estimator on one part of the graded answers, and calibrating it on the rest.
 
 The promise needs a threshold whose answers played no part in the learning: they are split by a seeded draw that
-looks at no label.
+looks at no label. By sentence, answers are split, and their sentences compared and fitted on.
 
 Why: docs/adr/0031-labels-split-between-learning-and-threshold.md
 """
@@ -15,12 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from semgrad_guard.calibration import Binding, Calibration, EngineAnswers, EstimatorChoice, calibrate
-from semgrad_guard.calibration.calibration_set import Copies
+from semgrad_guard.calibration import (
+    Binding,
+    Calibration,
+    EngineAnswers,
+    EstimatorChoice,
+    calibrate,
+    calibrate_sentences,
+)
 from semgrad_guard.calibration.effect import Effect
+from semgrad_guard.calibration.on_doubt import compared_scores
 from semgrad_guard.errors import FitError, MissingExtraError
 from semgrad_guard.estimators import (
-    NEEDS_LABELS,
     Estimator,
     FusedGrad,
     FusedStates,
@@ -33,12 +39,10 @@ from semgrad_guard.estimators import (
     ParaGrad,
     SemGrad,
 )
-from semgrad_guard.estimators.learned import MIN_ANSWERS, Features, LearnedEstimator, require_enough
+from semgrad_guard.estimators.learned import MIN_ANSWERS, LearnedEstimator, require_enough
+from semgrad_guard.evaluation.learning_set import LearningSet
 from semgrad_guard.evaluation.metrics import aurc, auroc
-from semgrad_guard.evaluation.questions.data import Question
-from semgrad_guard.evaluation.questions.near import wordings
 from semgrad_guard.evaluation.runs.answers import Answer
-from semgrad_guard.records import PromptForm
 
 CANDIDATES: tuple[Estimator, ...] = (
     MaxProbability(), MeanEntropy(), GreedyNLL(), FusedStates(), HybridGrad(), SemGrad(), ParaGrad(), FusedGrad(),
@@ -67,78 +71,6 @@ _RESAMPLES = 200  # of the answers, for the standard error of a difference
 _MARGIN = 1.0  # standard errors that a preferred estimator may lie behind the best
 
 
-@dataclass(frozen=True)
-class LearningSet:
-    """Answers in the questions' order: their questions' names, grades, and by estimator features or scores.
-
-    `prompts` are the forms of the questions' prompts; nothing is promised without them. `facts` numbers the
-    questions, copies and near-duplicates alike: they stay on one side of a split (of traffic, every row is a draw by
-    itself). `kinds` are the questions' kinds, where each has a promise of its own.
-    """
-
-    questions: Sequence[str]
-    correct: Sequence[bool]
-    features: Mapping[str, Sequence[Features | None]]
-    uncertainties: Mapping[str, Sequence[float | None]]
-    prompts: Sequence[PromptForm | None] | None = None
-    facts: Sequence[int] | None = None
-    kinds: Sequence[str] | None = None
-
-    @classmethod
-    def of(
-        cls,
-        questions: Sequence[Question],
-        answers: Sequence[Answer],
-        correct: Sequence[bool],
-        *,
-        prompts: Sequence[PromptForm | None] | None = None,
-        copies: Copies | None = None,
-        kinds: Sequence[str] | None = None,
-    ) -> LearningSet:
-        """The graded answers of a run whose estimators go by their own names."""
-        names = list(answers[0].scores) if answers else []
-        return cls(
-            [question.key for question in questions],
-            list(correct),
-            {name: [answer.scores[name].features for answer in answers] for name in names if name in NEEDS_LABELS},
-            {name: [answer.uncertainty(name) for answer in answers] for name in names if name not in NEEDS_LABELS},
-            prompts,
-            None if copies == "keep" else wordings(questions),
-            kinds,
-        )
-
-    def part(self, rows: Sequence[int]) -> LearningSet:
-        """Some of the rows."""
-        return LearningSet(
-            [self.questions[i] for i in rows],
-            [self.correct[i] for i in rows],
-            {name: [column[i] for i in rows] for name, column in self.features.items()},
-            {name: [column[i] for i in rows] for name, column in self.uncertainties.items()},
-            None if self.prompts is None else [self.prompts[i] for i in rows],
-            None if self.facts is None else [self.facts[i] for i in rows],
-            None if self.kinds is None else [self.kinds[i] for i in rows],
-        )
-
-    def distinct(self) -> LearningSet:
-        """The first answer to each question."""
-        first = {name: row for row, name in reversed([*enumerate(self.questions)])}
-        return self.part(sorted(first.values()))
-
-    def usable(self, estimators: Sequence[Estimator]) -> list[bool]:
-        """Which answers have finite features for all learned ones of these estimators: a fit counts no others."""
-        columns = [self.features[one.name] for one in estimators if isinstance(one, LearnedEstimator)]
-        return [
-            all(record is not None and all(map(math.isfinite, record.values())) for record in row)
-            for row in zip(*columns, strict=True)
-        ] or [True] * len(self.questions)
-
-    def scores(self, estimator: Estimator) -> list[float | None]:
-        """The uncertainties by an estimator: a fitted one's from the features."""
-        if isinstance(estimator, LearnedEstimator):
-            return [estimator.uncertainty(record)[0] for record in self.features[estimator.name]]
-        return list(self.uncertainties[estimator.name])
-
-
 def calibrate_learned(
     graded: LearningSet,
     estimator: LearnedEstimator,
@@ -164,7 +96,8 @@ def calibrate_learned(
         )
     else:
         try:
-            found = estimator.fitted(part.features[estimator.name], part.correct)
+            units = part.units()
+            found = estimator.fitted(units.features[estimator.name], units.correct)
             reason = f"Fitted on {len(learn)} answers."
         except FitError as error:
             reason = f"{reason}. {error}"
@@ -192,7 +125,8 @@ def calibrate_best(
     options of `calibrate`.
     """
     best, part, rest, aurocs, reason = _compared_on_a_part(graded, candidates, seed=seed)
-    found = best.fitted(part.features[best.name], part.correct) if isinstance(best, LearnedEstimator) else best
+    units = part.units()
+    found = best.fitted(units.features[best.name], units.correct) if isinstance(best, LearnedEstimator) else best
     choice = _choice("auto", found, reason, part, seed=seed, aurocs=aurocs)
     return calibrate_scored(rest, found, binding=bind(found), choice=choice, auto=found.name, **how)
 
@@ -209,8 +143,18 @@ def calibrate_scored(
     """Calibrate on all answers, by the scores of one estimator (or those of this name); nothing is learned from them.
 
     `also` are the answers of other engines, and `auto` the estimator that `calibrate_best` takes or would take; None
-    finds it among those whose scores are at hand. `how` are further options of `calibrate`.
+    finds it among those whose scores are at hand. `how` are further options of `calibrate`, or by sentence of
+    `calibrate_sentences`.
     """
+    units = graded.units()
+    how |= {
+        "binding": binding,
+        "aurocs": {name: auroc(column, units.correct) for name, column in units.uncertainties.items() if units.correct},
+        "auto": auto or best_at_hand(graded if how.get("copies") == "keep" else graded.distinct()),
+        "prompts": graded.prompts,
+    }
+    if graded.sentences is not None:
+        return _by_sentence(graded, estimator, **how)
     own = EngineAnswers(
         graded.uncertainties[estimator] if isinstance(estimator, str) else graded.scores(estimator),
         graded.correct,
@@ -221,10 +165,6 @@ def calibrate_scored(
         own.uncertainties,
         own.correct,
         groups=own.groups,
-        binding=binding,
-        aurocs={name: auroc(column, graded.correct) for name, column in graded.uncertainties.items() if graded.correct},
-        auto=auto or best_at_hand(graded if how.get("copies") == "keep" else graded.distinct()),
-        prompts=graded.prompts,
         kind=graded.kinds,
         also=also,
         **how,
@@ -232,6 +172,16 @@ def calibrate_scored(
     named = None if found.binding is None else found.binding.engine
     shown = next((engine for engine in also if engine.binding.engine == named), own)
     return Outcome(found, list(shown.uncertainties), list(shown.correct))
+
+
+def _by_sentence(graded: LearningSet, estimator: Any, **how: Any) -> Outcome:
+    """The calibration of sentences; the outcome is about each of them, with the score that is compared."""
+    answers = graded.answer_sentences(estimator)
+    found = calibrate_sentences(answers, **how)
+    compared = [
+        score for one in answers for score in compared_scores(one.uncertainties, one.leans_on, on_doubt=how["on_doubt"])
+    ]
+    return Outcome(found, compared, list(graded.units().correct))
 
 
 def calibrate_by_hand(scores: Sequence[float | None], correct: Sequence[bool | None], **how: Any) -> Outcome:
@@ -264,9 +214,10 @@ def _compared_on_a_part(
             "is spent on it."
         )
         return kept, part, graded, {}, reason
-    compared, refused = _compared(part, candidates, seed=seed)
-    aurocs = {candidate.name: auroc(compared[candidate.name], part.correct) for candidate in candidates}
-    best = _chosen(part, candidates, compared, aurocs, seed=seed)
+    units = part.units()
+    compared, refused = _compared(units, candidates, seed=seed)
+    aurocs = {candidate.name: auroc(compared[candidate.name], units.correct) for candidate in candidates}
+    best = _chosen(units, candidates, compared, aurocs, seed=seed)
     figures = ", ".join(f"{name} {'-' if value is None else f'{value:.3f}'}" for name, value in aurocs.items())
     gradients = "Gradients are worth their price here" if best.objective.gradients else "Gradients add nothing clear"
     reason = f"{gradients}, by the AUROC on {len(learn)} answers: {figures}.{refused}"
@@ -318,25 +269,35 @@ def _chosen(
 
     def is_behind(one: Estimator) -> bool:
         """Whether its AUROC is lower than the best by more than the standard error of the difference."""
-        error = _standard_error(columns[best.name], columns[one.name], part.correct, seed=seed)
+        error = _standard_error(columns[best.name], columns[one.name], part, seed=seed)
         return error is None or known[best.name] - known[one.name] > _MARGIN * error
 
     return next((candidate for candidate in preferred if candidate is best or not is_behind(candidate)), best)
 
 
 def _standard_error(
-    theirs: Sequence[float | None], mine: Sequence[float | None], answers: Sequence[bool], *, seed: int
+    theirs: Sequence[float | None], mine: Sequence[float | None], part: LearningSet, *, seed: int
 ) -> float | None:
-    """That of the difference of two AUROCs, over resampled answers; None where no sample has one."""
-    rng = np.random.default_rng([seed, len(answers), _RESAMPLES])
+    """That of the difference of two AUROCs, over resampled facts; None where no sample has one."""
+    facts = _rows_of_facts(part.facts or range(len(part.correct)))
+    rng = np.random.default_rng([seed, len(facts), _RESAMPLES])
     drawn: list[float] = []
     for _ in range(_RESAMPLES):
-        rows: list[int] = rng.integers(len(answers), size=len(answers)).tolist()
-        correct = [answers[i] for i in rows]
+        taken: list[int] = rng.integers(len(facts), size=len(facts)).tolist()
+        rows = [row for fact in taken for row in facts[fact]]
+        correct = [part.correct[i] for i in rows]
         ours, other = auroc([mine[i] for i in rows], correct), auroc([theirs[i] for i in rows], correct)
         if ours is not None and other is not None:
             drawn.append(other - ours)
     return float(np.std(drawn)) if drawn else None
+
+
+def _rows_of_facts(facts: Sequence[int]) -> list[list[int]]:
+    """The rows of each fact."""
+    found: dict[int, list[int]] = {}
+    for row, fact in enumerate(facts):
+        found.setdefault(fact, []).append(row)
+    return [*found.values()]
 
 
 def split(
@@ -365,7 +326,8 @@ def out_of_fold(part: LearningSet, estimator: LearnedEstimator, *, seed: int) ->
     rows = [i for i, record in enumerate(records) if record is not None]
     require_enough(np.array([not part.correct[i] for i in rows], dtype=np.bool_), estimator.title)
     scores: list[float | None] = [None] * len(part.questions)
-    for fold in _folds([part.correct[i] for i in rows], seed=seed):
+    facts = None if part.facts is None else [part.facts[i] for i in rows]
+    for fold in _folds([part.correct[i] for i in rows], facts, seed=seed):
         held = {rows[i] for i in fold}
         inside = part.part([i for i in rows if i not in held])
         wrong = np.array([not right for right in inside.correct], dtype=np.bool_)
@@ -376,12 +338,15 @@ def out_of_fold(part: LearningSet, estimator: LearnedEstimator, *, seed: int) ->
     return scores
 
 
-def _folds(correct: Sequence[bool], *, seed: int) -> list[list[int]]:
-    """Five parts of the rows, each with its share of right and wrong answers."""
-    rng = np.random.default_rng([seed, len(correct), _FOLDS])
-    kinds = [rng.permutation(np.flatnonzero(np.array(correct) == right)) for right in (True, False)]
-    order = np.concatenate(kinds)
-    return [order[fold::_FOLDS].tolist() for fold in range(_FOLDS)]
+def _folds(correct: Sequence[bool], facts: Sequence[int] | None, *, seed: int) -> list[list[int]]:
+    """Five parts of the rows, each with its share of right and wrong answers; those of one fact stay together."""
+    together = _rows_of_facts(facts or range(len(correct)))
+    right = np.array([all(correct[row] for row in rows) for rows in together])
+    rng = np.random.default_rng([seed, len(together), _FOLDS])
+    order: list[int] = np.concatenate(
+        [rng.permutation(np.flatnonzero(right == kind)) for kind in (True, False)]
+    ).tolist()
+    return [[row for fact in order[fold::_FOLDS] for row in together[fact]] for fold in range(_FOLDS)]
 
 
 def _choice(
@@ -427,7 +392,8 @@ def cross_fitted(
 
 @dataclass(frozen=True)
 class Outcome:
-    """Graded answers and the calibration made from them; `uncertainties` and `correct` are in the questions' order.
+    """Graded answers and the calibration made from them; `uncertainties` and `correct` are in the questions' order, by
+    sentence those of all sentences.
 
     Of several engines' answers, they are those of the engine that the calibration's numbers are about. `no_verdict`
     counts the answers that are wrong because the grader came to no verdict on them.
@@ -448,6 +414,8 @@ class Outcome:
         """The effect of the threshold on these answers; None where they are the surest alone."""
         if self.calibration.by_hand is not None:
             return None
+        if self.calibration.sentences is not None:
+            return self.calibration.effect
         return Effect.of(zip(self.uncertainties, self.correct, strict=True), self.calibration.lets_through)
 
     @property

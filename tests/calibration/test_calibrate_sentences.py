@@ -164,3 +164,12 @@ def test_verdicts_of_a_guard_that_observes_are_calibrated_and_bound_as_they_are(
 def test_verdicts_without_their_sentences_or_grades_are_refused(end: int, grades: list[bool]) -> None:
     with pytest.raises(CalibrationError, match=r"2 sentences and 1 grades|does not hold all sentences"):
         AnswerSentences.of(observed(1, 0.1, 0.2, end=end), grades, question="q")
+
+
+def test_the_advice_is_about_sentences() -> None:
+    reason = calibrate_sentences(answers(30), on_doubt="drop", alpha=0.05, delta=0.1).reason
+    assert reason is not None
+    assert "of the sentences wrong and an AUROC of" in reason
+    assert "30 answers with labels find a threshold in" in reason
+    right = [AnswerSentences(f"q{i}", "a", [0.1], [True], [None]) for i in range(5)]
+    assert "If all stay right" in (calibrate_sentences(right, on_doubt="drop", alpha=0.05, delta=0.1).reason or "")

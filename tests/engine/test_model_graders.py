@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,22 @@ def test_entailment_reads_the_answer_first_and_takes_any_reference(nli_folder: P
     grader = EntailmentGrader(model)
     assert grader.grade(ANSWERS) == expected
     assert grader.name == f"nli({nli_folder})"
+
+
+def test_a_sentence_is_right_where_the_passage_or_a_reference_entails_it(nli_folder: Path) -> None:
+    model = Entailment.from_pretrained(str(nli_folder))
+    items = [replace(answer, sentence=True, passage="p p") for answer in ANSWERS]
+    expected = [
+        any(
+            s.entails
+            for s in model.probabilities([*((f"{a.question} {r}", a.text) for r in a.references), ("p p", a.text)])
+        )
+        for a in items
+    ]
+    assert EntailmentGrader(model).grade(items) == expected
+    assert EntailmentGrader(model).grade([replace(one, references=()) for one in items]) == [
+        s.entails for s in model.probabilities([("p p", a.text) for a in items])
+    ]
 
 
 def test_what_is_no_such_model_is_refused(bem_folder: Path, nli_folder: Path, tmp_path: Path) -> None:

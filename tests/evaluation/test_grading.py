@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,18 @@ def test_a_second_opinion_decides_where_there_is_no_verdict(tmp_path: Path) -> N
     for judge in (once, again):
         assert grade_texts(items, SecondOpinion(Contains(), judge), book) == [True, False, False, False, False]
     assert (len(once.asked), len(again.asked), both.name) == (2, 0, "contains@2+counting")
+
+
+def test_a_sentence_that_names_no_reference_has_no_verdict_by_contains(tmp_path: Path) -> None:
+    """It may tell another fact; the second opinion then knows it for a sentence, with the passage."""
+    judge = Counting()
+    texts = ["The capital is Paris.", "The capital is not Paris.", "It lies in Europe."]
+    items = [AnswerToGrade("What is the capital?", text, ("Paris",), sentence=True, passage="p") for text in texts]
+    assert Contains().grade(items) == [True, False, None]
+    assert grade_texts(items, SecondOpinion(Contains(), judge), tmp_path / "grades.jsonl") == [True, False, False]
+    assert judge.asked == items[2:]
+    grade_texts([replace(one, sentence=False, passage=None) for one in items], judge, tmp_path / "grades.jsonl")
+    assert len(judge.asked) == 4  # a whole answer of the same text has a verdict of its own
 
 
 def test_names_of_a_second_opinion() -> None:

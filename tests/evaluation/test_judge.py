@@ -95,3 +95,11 @@ def test_without_langchain_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "langchain.chat_models", None)
     with pytest.raises(MissingExtraError, match=r"semgrad-guard\[agents\]"):
         Judge.from_name("openai:gpt")
+
+
+def test_a_sentence_is_judged_by_known_facts() -> None:
+    chat = Heard(responses=["CORRECT"] * 4)
+    sentence = AnswerToGrade("q", "answer 0 ", ("one",), sentence=True, passage="a passage")
+    assert Judge(chat).grade([sentence]) == [True]
+    assert "You grade one sentence" in chat.prompts[-1]
+    assert "- one\n- a passage" in chat.prompts[-1]

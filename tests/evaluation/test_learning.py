@@ -27,7 +27,9 @@ from semgrad_guard.evaluation.calibrating import (
     out_of_fold,
     split,
 )
+from semgrad_guard.evaluation.learning_set import GradedSentences
 from semgrad_guard.evaluation.metrics import auroc
+from semgrad_guard.evaluation.runs.answers import AnsweredSentence, AnswerScore
 from semgrad_guard.records import LOG, FusedWeights
 
 ALPHA, DELTA, REPEATS = 0.3, 0.1, 24
@@ -263,3 +265,55 @@ def test_auto_spends_no_label_where_there_are_too_few(n: int, spent: int) -> Non
     assert found.choice is not None
     assert (found.n, len(found.choice.questions)) == (n - spent, spent)
     assert spent or ("semgrad is kept: comparing takes 200 graded answers, and there are 199" in found.choice.reason)
+
+
+def by_sentence(rng: np.random.Generator, n: int) -> LearningSet:
+    """Answers of three sentences, whose features know something about each of them."""
+    flat = population(rng, 3 * n)
+    rows: list[GradedSentences] = []
+    for row in range(n):
+        at = range(3 * row, 3 * row + 3)
+        sentences = [
+            AnsweredSentence(
+                start=i % 3,
+                end=i % 3 + 1,
+                scores={
+                    **{name: AnswerScore(uncertainty=column[i]) for name, column in flat.uncertainties.items()},
+                    "fused": AnswerScore(uncertainty=None, features=dict(flat.features["fused"][i] or {})),
+                },
+            )
+            for i in at
+        ]
+        rows.append(GradedSentences("abc", sentences, [flat.correct[i] for i in at]))
+    names = [f"q{row}" for row in range(n)]
+    empty = {name: [None] * n for name in flat.uncertainties}
+    right = [all(one.correct) for one in rows]
+    return LearningSet(names, right, {"fused": [None] * n}, empty, facts=range(n), sentences=rows)
+
+
+def test_by_sentence_answers_are_split_and_sentences_learned_from() -> None:
+    graded = by_sentence(np.random.default_rng(5), 240)
+    promise: dict[str, Any] = {"on_doubt": "drop", "promise": "sentence", "alpha": ALPHA, "delta": DELTA}
+    best = calibrate_best(graded, [SemGrad(), HybridGrad(), FusedGrad()], bind=bind, **promise)
+    choice = best.calibration.choice
+    assert choice is not None
+    assert set(choice.aurocs) == {"semgrad", "hybridgrad", "fused"}
+    assert "on 60 answers" in choice.reason
+    assert best.calibration.n == 180
+    assert len(best.correct) == 3 * 180
+    learned = calibrate_learned(graded, FusedGrad(), bind=bind, **promise).calibration
+    assert learned.choice is not None
+    assert (learned.choice.estimator, len(learned.choice.questions)) == ("fused", 60)
+    assert learned.sentences is not None
+    assert learned.sentences.n == 540
+
+
+def test_by_sentence_an_answer_without_features_of_one_sentence_is_not_learned_from() -> None:
+    graded = by_sentence(np.random.default_rng(5), 4)
+    rows = [*(graded.sentences or ())]
+    first = rows[1].sentences[0]
+    broken = first.model_copy(update={"scores": {**first.scores, "fused": AnswerScore(uncertainty=None)}})
+    rows[1] = replace(rows[1], sentences=[broken, *rows[1].sentences[1:]])
+    rows[2] = GradedSentences("", [], [])
+    assert replace(graded, sentences=rows).usable([FusedGrad()]) == [True, False, False, True]
+    assert graded.usable([SemGrad()]) == [True] * 4

@@ -15,11 +15,22 @@ Verdicts = list[bool | None]
 @dataclass(frozen=True)
 class AnswerToGrade:
     """An answer's text to be graded, with its question and any number of references: without one, an abstention is
-    right and nothing else."""
+    right and nothing else.
+
+    Of a `sentence` of an answer, references are true statements or values, and so is the `passage`: it is right if one
+    of them states it. `contains` and other graders by words read the references alone.
+    """
 
     question: str
     text: str
     references: tuple[str, ...]
+    sentence: bool = False
+    passage: str | None = None
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The references, and the passage."""
+        return self.references if self.passage is None else (*self.references, self.passage)
 
 
 class Grader(Protocol):
@@ -92,7 +103,7 @@ class SecondOpinion:
 
 def settling(answers: Sequence[AnswerToGrade], judge: Callable[[list[AnswerToGrade]], Verdicts]) -> Verdicts:
     """A verdict for each answer. Abstentions, and answers where only an abstention is right, are not judged."""
-    known = [settled(answer.text, answer.references) for answer in answers]
+    known = [settled(answer.text, answer.sources) for answer in answers]
     unsettled = [answer for answer, verdict in zip(answers, known, strict=True) if verdict is None]
     judged = iter(judge(unsettled) if unsettled else ())
     return [next(judged) if verdict is None else verdict for verdict in known]
@@ -104,8 +115,8 @@ def any_reference(
     """Judge every answer against each of its references at once: a correct answer agrees with any of them."""
 
     def agreeing(unsettled: list[AnswerToGrade]) -> Verdicts:
-        pairs = [(answer, reference) for answer in unsettled for reference in answer.references]
+        pairs = [(answer, reference) for answer in unsettled for reference in answer.sources]
         agreed = {pair for pair, agrees in zip(pairs, judge(pairs), strict=True) if agrees}
-        return [any((answer, reference) in agreed for reference in answer.references) for answer in unsettled]
+        return [any((answer, reference) in agreed for reference in answer.sources) for answer in unsettled]
 
     return settling(answers, agreeing)

@@ -35,7 +35,7 @@ class Contains(WordGrader):
     Words count under one form: case, diacritics, plurals, articles, numbers in words or digits, units. A reference that
     is denied or only repeated from the question is wrong. There is no verdict where it is doubted, compared, one of
     several offered, an aside, spelled in another way, or in a sentence about something else. How often it errs:
-    docs/evaluate.md.
+    docs/evaluate.md. Nor is there one on a sentence of an answer that names no reference: it may tell another fact.
     """
 
     @property
@@ -53,6 +53,8 @@ class Contains(WordGrader):
         if normalise(answer.text) in {normalise(reference) for reference in given}:
             return True
         verdicts = [_asserts(question, text, reference, given) for reference in given]
+        if answer.sentence and not any(mentions(question, text, reference) for reference in given):
+            return True if True in verdicts else None
         return True if True in verdicts else None if None in verdicts else False
 
 

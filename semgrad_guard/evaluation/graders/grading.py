@@ -117,6 +117,7 @@ def _key(grader: str, digest: str) -> str:
 
 def _digest(answer: AnswerToGrade) -> str:
     parts = cast("list[Any]", [answer.question, answer.text, list(answer.references)])
+    parts += ["sentence", answer.passage] if answer.sentence else []
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
@@ -162,13 +163,13 @@ def some_of(answers: Sequence[GradedAnswer], *, count: int = SHOWN) -> list[Grad
     return [answers[i] for i in sorted(chosen)]
 
 
-def doubt(correct: Sequence[bool], grader: str) -> str | None:
+def doubt(correct: Sequence[bool], grader: str, *, unit: str = "answers") -> str | None:
     """A warning where hardly any answer is right by this grader, or nearly all are; None between."""
     right, n = sum(correct), len(correct)
     if not n or FEWEST <= right / n <= MOST:
         return None
     seen = "less than 5 %" if right < n / 2 else "more than 95 %"
-    found = f"{right} of {n} answers are right by {grader}, {seen}. Either the model is like that, or the"
+    found = f"{right} of {n} {unit} are right by {grader}, {seen}. Either the model is like that, or the"
     if grader == NAME:
         return f"{found} column 'correct' does not say what it should: compare some rows with their answers."
     cause = "misses right answers in another form" if right < n / 2 else "lets wrong answers pass"

@@ -30,6 +30,18 @@ The answer is correct if it means the same as one of the reference answers, in w
 contradicts them. Do not judge by what you believe about the question. Reply with one word: CORRECT or INCORRECT."""
 """Ours: the paper (appendix, "LLM-as-a-Judge") does not print the prompt that it used."""
 
+SENTENCE_PROMPT = """You grade one sentence of an answer to a question.
+
+Question: {question}
+
+Known facts:
+{references}
+
+Sentence to grade: {answer}
+
+The sentence is correct if the known facts state it, in whatever words, and nothing in them contradicts it. Do not \
+judge by what you believe about the question. Reply with one word: CORRECT or INCORRECT."""
+
 _VERDICT = re.compile(r"\W*(?:verdict\W+)?(correct|incorrect)\W*", re.IGNORECASE)
 
 
@@ -101,5 +113,7 @@ def read_verdict(reply: str) -> bool | None:
 
 
 def _prompt(answer: AnswerToGrade) -> str:
-    references = "\n".join(f"- {reference}" for reference in answer.references)
-    return PROMPT.format(question=answer.question, references=references, answer=answer.text)
+    references = "\n".join(f"- {reference}" for reference in answer.sources)
+    return (SENTENCE_PROMPT if answer.sentence else PROMPT).format(
+        question=answer.question, references=references, answer=answer.text
+    )

@@ -37,12 +37,13 @@ class Labelled(Protocol):
 
 @dataclass(frozen=True)
 class SheetAnswer:
-    """An answer with the cells of its row."""
+    """An answer with the cells of its row; of a sentence of one, `passage` is that of the question, "" without one."""
 
     key: str
     question: str
     references: tuple[str, ...]
     text: str | None
+    passage: str | None = None
 
 
 def write_sheet(path: Path, answers: Sequence[Labelled]) -> Path:

@@ -14,7 +14,8 @@ from semgrad_guard.evaluation.graders.words import require_threshold
 class EntailmentGrader:
     """Correct if question and answer entail question and reference: entailment is the likeliest of the three labels.
 
-    One direction only: an answer may contain more than the reference.
+    One direction only: an answer may contain more than the reference. A sentence of an answer is correct the other way
+    round: if the passage, or question and reference, entail it.
     """
 
     model: Entailment
@@ -28,8 +29,14 @@ class EntailmentGrader:
         return any_reference(answers, self._entails)
 
     def _entails(self, pairs: list[tuple[AnswerToGrade, str]]) -> list[bool]:
-        texts = [(f"{one.question} {one.text}", f"{one.question} {reference}") for one, reference in pairs]
+        texts = [_premise_and_hypothesis(one, reference) for one, reference in pairs]
         return [scores.entails for scores in self.model.probabilities(texts)]
+
+
+def _premise_and_hypothesis(one: AnswerToGrade, source: str) -> tuple[str, str]:
+    if one.sentence:
+        return source if source == one.passage else f"{one.question} {source}", one.text
+    return f"{one.question} {one.text}", f"{one.question} {source}"
 
 
 @dataclass(frozen=True)

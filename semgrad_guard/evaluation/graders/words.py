@@ -122,9 +122,9 @@ def right_means(grader: str) -> str | None:
     return _RIGHT_MEANS.get(re.split(r"[(@>+]", grader)[0])
 
 
-def no_verdict(count: int, among: int, grader: str) -> str:
+def no_verdict(count: int, among: int, grader: str, *, unit: str = "answers") -> str:
     """The notice about answers on which a grader came to no verdict."""
-    notice = f"{count} of {among} answers have no verdict by {grader}; they count as wrong."
+    notice = f"{count} of {among} {unit} have no verdict by {grader}; they count as wrong."
     if grader != GRADERS["contains"].name:
         return notice
     return f"{notice} The grader contains+judge=PROVIDER:MODEL or contains+nli=MODEL lets a model decide on them."

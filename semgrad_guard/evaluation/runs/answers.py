@@ -23,8 +23,23 @@ class AnswerScore(BaseModel):
     features: dict[str, float] | None = None
 
 
+class AnsweredSentence(BaseModel):
+    """A sentence of an answer, text[start:end], with its scores; `leans_on` is the number of an earlier one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    start: int
+    end: int
+    leans_on: int | None = None
+    scores: dict[str, AnswerScore]
+
+
 class Answer(BaseModel):
-    """One answered question. `key` is the question's; `text` is None where the question does not fit the window."""
+    """One answered question. `key` is the question's; `text` is None where the question does not fit the window.
+
+    By sentence, `sentences` are those of the text (none where they have no scores), and `scores` hold the most doubtful
+    one's; None: the answer was scored as a whole.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -34,6 +49,7 @@ class Answer(BaseModel):
     text: str | None
     finish_reason: str | None = None
     scores: dict[str, AnswerScore]
+    sentences: tuple[AnsweredSentence, ...] | None = None
 
     @classmethod
     def to(cls, question: Question, **fields: Any) -> Self:
@@ -45,9 +61,15 @@ class Answer(BaseModel):
         return self.scores[estimator].uncertainty
 
     @property
+    def sentence_keys(self) -> list[str]:
+        """The names of its sentences, as a sheet of labels has them."""
+        return [f"{self.key}.{number}" for number in range(1, len(self.sentences or ()) + 1)]
+
+    @property
     def unscored(self) -> str | None:
         """Why no estimator could score it; None if one has."""
-        if any(score.uncertainty is not None or score.features for score in self.scores.values()):
+        scored = (self.scores, *(sentence.scores for sentence in self.sentences or ()))
+        if any(score.uncertainty is not None or score.features for scores in scored for score in scores.values()):
             return None
         return next((score.reason for score in self.scores.values() if score.reason), None)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from semgrad_guard.calibration import Binding
-from semgrad_guard.engine.generation.generation import Generation
+from semgrad_guard.engine.generation.generation import Evidence, Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import Objective
@@ -26,8 +26,10 @@ from semgrad_guard.evaluation.job_record import JobRecord, Progress, R, unwatche
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.evaluation.runs.answers import Answer, AnswerScore
+from semgrad_guard.evaluation.runs.sentences import sentence_fields
 from semgrad_guard.guard import Answerer, template_name
 from semgrad_guard.records import Message, Score
+from semgrad_guard.settings import OnDoubt
 
 
 class Batch(NamedTuple):
@@ -45,12 +47,16 @@ Spread = Callable[[Iterable[Batch]], Iterable[list[R]]]
 
 @dataclass(frozen=True)
 class Answering:
-    """How a model answers and scores a batch. Everything but the model is plain data, to be sent to other processes."""
+    """How a model answers and scores a batch. Everything but the model is plain data, to be sent to other processes.
+
+    `by_sentence`: every sentence is scored by itself.
+    """
 
     model: LanguageModel
     estimators: Mapping[str, Estimator]
     options: GenerationOptions
     phrasing: Phrasing = field(default_factory=Phrasing)
+    by_sentence: bool = False
 
     def __call__(self, batch: Sequence[Question], start: int) -> list[Answer]:
         """The answers to a batch, in its order; those that do not fit the context window without text."""
@@ -65,16 +71,22 @@ class Answering:
     @property
     def recipe(self) -> Callable[[LanguageModel], Answering]:
         """The same with another copy of the model; it pickles, and holds no model."""
-        return partial(Answering, estimators=self.estimators, options=self.options, phrasing=self.phrasing)
+        return partial(
+            Answering,
+            estimators=self.estimators,
+            options=self.options,
+            phrasing=self.phrasing,
+            by_sentence=self.by_sentence,
+        )
 
     def _scored(self, question: Question, generation: Generation) -> Answer:
-        scores = {name: self.estimators[name](generation.evidence) for name in observing_first(self.estimators)}
-        return Answer.to(
-            question,
-            text=generation.text,
-            finish_reason=generation.finish_reason,
-            scores={name: kept_score(scores[name]) for name in self.estimators},
+        evidence, score = generation.evidence, partial(scores_of, self.estimators)
+        found = (
+            sentence_fields(self.model, evidence, score, self.estimators)
+            if self.by_sentence
+            else {"scores": score([evidence])[0]}
         )
+        return Answer.to(question, text=generation.text, finish_reason=generation.finish_reason, **found)
 
     def _unanswered(self, question: Question, reason: str) -> Answer:
         none = dict.fromkeys(self.estimators, AnswerScore(uncertainty=None, reason=reason))
@@ -89,6 +101,7 @@ def collect_answers(
     estimators: Mapping[str, Estimator],
     options: GenerationOptions | None = None,
     phrasing: Phrasing | None = None,
+    by_sentence: bool = False,
     batch_size: int = 8,
     spread: Spread[Answer] | None = None,
     on_progress: Progress | None = None,
@@ -104,14 +117,16 @@ def collect_answers(
         estimators: each under a name of the caller's choice; they share a replay if their objectives agree.
         options: how to generate; greedy by default. Sampled runs need a seed.
         phrasing: how the questions are put to the model.
+        by_sentence: every sentence is scored by itself.
         batch_size: questions answered and scored at once.
         spread: answers the batches in the model's place, by copies of it in other processes.
         on_progress: called with (recorded answers, questions in all), at the start and after every batch.
     """
-    answering = Answering(model, estimators, options or GenerationOptions(), phrasing or Phrasing())
+    answering = Answering(model, estimators, options or GenerationOptions(), phrasing or Phrasing(), by_sentence)
     check_run(estimators, answering.options, batch_size)
     answering.phrasing.require(questions)
-    settings = run_settings(model, estimators, options=answering.options, template=answering.phrasing.name(questions))
+    template = answering.phrasing.name(questions)
+    settings = run_settings(model, estimators, options=answering.options, template=template, by_sentence=by_sentence)
     with JobRecord(path, settings, Answer) as record:
         return complete(record, questions, spread or in_turn(answering), batch_size=batch_size, on_progress=on_progress)
 
@@ -163,7 +178,12 @@ def complete(
 
 
 def run_settings(
-    model: LanguageModel, estimators: Mapping[str, Estimator], *, options: GenerationOptions, template: str
+    model: LanguageModel,
+    estimators: Mapping[str, Estimator],
+    *,
+    options: GenerationOptions,
+    template: str,
+    by_sentence: bool = False,
 ) -> dict[str, Any]:
     """Everything that answers and scores depend on, as plain JSON; two runs may share a file if this is the same."""
     identity = model.identity
@@ -185,6 +205,7 @@ def run_settings(
             "seed": options.seed if options.temperature else None,
             "stop": list(options.stop),
         },
+        **({"by": "sentence"} if by_sentence else {}),
     }
 
 
@@ -196,9 +217,10 @@ def run_binding(
     template: str,
     grader: str | None = None,
     upstream: str | None = None,
+    on_doubt: OnDoubt | None = None,
 ) -> Binding:
     """The binding of a calibration made from such a run; the same as a guard's with this prompt template."""
-    bound = Answerer(model, estimator, options, prompt_template=template).binding()
+    bound = Answerer(model, estimator, options, prompt_template=template, by_sentence=on_doubt).binding()
     return bound.model_copy(update={"grader": grader, "upstream": upstream})
 
 
@@ -206,6 +228,12 @@ def shared_objective(estimators: Iterable[Estimator]) -> Objective:
     """The objective of a generation for several estimators: that of the first that differentiates, if one does."""
     objectives = [estimator.objective for estimator in estimators]
     return next((objective for objective in objectives if objective.gradients), objectives[0])
+
+
+def scores_of(estimators: Mapping[str, Estimator], answers: Sequence[Evidence]) -> list[dict[str, AnswerScore]]:
+    """The scores of each answer, or of each sentence of one, by the estimators' names."""
+    columns = {name: [kept_score(estimators[name](one)) for one in answers] for name in observing_first(estimators)}
+    return [{name: columns[name][row] for name in estimators} for row in range(len(answers))]
 
 
 def observing_first(estimators: Mapping[str, Estimator]) -> list[str]:
