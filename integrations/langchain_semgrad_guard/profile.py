@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from huggingface_hub import try_to_load_from_cache
 from langchain_core.language_models import ModelProfile
 
 from semgrad_guard import LanguageModel, Message
-from semgrad_guard.adapters.answer_form import knows_tools
-from semgrad_guard.errors import InputError, ModelNotFoundError, UnsupportedToolsError
-from semgrad_guard.named import folder_of
+from semgrad_guard.adapters.model_files import read_json, template_calls_tools
+from semgrad_guard.errors import InputError
 
 _TEXT_ONLY: ModelProfile = {
     "text_inputs": True,
@@ -36,53 +33,21 @@ _TEXT_ONLY: ModelProfile = {
 
 def profile_of(model: LanguageModel) -> ModelProfile:
     """The profile of a loaded model."""
-    try:
-        calls_tools = bool(model.tool_format)
-    except UnsupportedToolsError:
-        calls_tools = False
-    return _profile(model.context_window, calls_tools=calls_tools)
+    return _profile(model.context_window, calls_tools=model.knows_tools)
 
 
 def profile_on_disk(name_or_path: str, revision: str | None, options: Mapping[str, Any] | None) -> ModelProfile | None:
     """The profile of a model that is not loaded; None where its files are not on this disk yet. Loads no weights."""
-    config = _json(name_or_path, "config.json", revision)
+    config = read_json(name_or_path, "config.json", revision)
     if config is None:
         return None
-    tokenizer = _json(name_or_path, "tokenizer_config.json", revision) or {}
-    apart = _read(name_or_path, "chat_template.jinja", revision)
-    template = (options or {}).get("chat_template") or apart or tokenizer.get("chat_template") or ""
-    if isinstance(template, list):  # several named ones
-        template = "\n".join(named["template"] for named in cast("list[dict[str, str]]", template))
-    text_config = config.get("text_config") or config
-    answers_by_template = "tools" in template and bool(tokenizer.get("response_template"))
-    return _profile(
-        text_config.get("max_position_embeddings"),
-        calls_tools=knows_tools(template) or answers_by_template,
-    )
+    window = (config.get("text_config") or config).get("max_position_embeddings")
+    return _profile(window, calls_tools=bool(template_calls_tools(name_or_path, revision, options)))
 
 
 def _profile(window: int | None, *, calls_tools: bool) -> ModelProfile:
     found: ModelProfile = {**_TEXT_ONLY, "tool_calling": calls_tools, "tool_choice": calls_tools}
     return found if window is None else {**found, "max_input_tokens": window}
-
-
-def _json(name_or_path: str, file: str, revision: str | None) -> dict[str, Any] | None:
-    text = _read(name_or_path, file, revision)
-    return None if text is None else json.loads(text)
-
-
-def _read(name_or_path: str, file: str, revision: str | None) -> str | None:
-    try:
-        folder = folder_of(name_or_path) or Path(name_or_path)
-    except ModelNotFoundError:
-        return None
-    if folder.is_dir():
-        path = folder / file
-        return path.read_text() if path.is_file() else None
-    if name_or_path.count("/") > 1 or name_or_path.startswith((".", "/", "~")):
-        return None
-    cached = try_to_load_from_cache(name_or_path, file, revision=revision)
-    return Path(cached).read_text() if isinstance(cached, str) else None
 
 
 def count_tokens(model: LanguageModel, conversation: Sequence[Message], tools: Sequence[dict[str, Any]]) -> int:

@@ -242,7 +242,7 @@ def _composed(turn: Turn, made: Step, calls: Sequence[ModelCall], delivery: Deli
     """Whether a step's answer is what LlamaIndex makes of its calls' texts."""
     structure = delivery.structure
     if structure is not None:
-        return any(structured(structure, delivery.text, call.text) for call in calls)
+        return any(structured(structure, delivery.text, call.written) for call in calls)
     if delivery.pieces is not None:
         return False
     shown = [_shown(turn, made, call) for call in calls]
@@ -254,7 +254,7 @@ def _shown(turn: Turn, made: Step, call: ModelCall) -> str:
     for step in turn.ended:
         if step.method in _STRUCTURING and made in step.path and call.within(step):
             read = step.result
-            if isinstance(read, BaseModel) and structured(read, read.model_dump_json(), call.text):
+            if isinstance(read, BaseModel) and structured(read, read.model_dump_json(), call.written):
                 return str(read)
     return call.text
 

@@ -11,7 +11,7 @@ import itertools
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ from pydantic import BaseModel
 
 from llama_index_semgrad_guard.lazy_streams import bound_to
 from llama_index_semgrad_guard.records import repeats, shares, text_of, words_of
-from semgrad_guard import Generation, Verdict
+from semgrad_guard import Generation, ToolCall, Verdict
 from semgrad_guard.adapters.messages import as_asked
 from semgrad_guard.records import PromptForm
 
@@ -146,8 +146,10 @@ class ModelCall:
         *,
         text: str | None = None,
         pieces: Sequence[str] = (),
+        tool_calls: Sequence[ToolCall] = (),
     ) -> None:
         self.generation, self._assess = generation, assess
+        self.tool_calls = tuple(tool_calls)
         self.text = generation.text if text is None else text
         self.pieces = tuple(pieces)
         self.step: Step | None = None
@@ -158,6 +160,11 @@ class ModelCall:
     def path(self) -> tuple[Step, ...]:
         """The steps within which the model ran, the outermost first."""
         return self.step.path if self.step else ()
+
+    @property
+    def written(self) -> tuple[str | Mapping[str, Any], ...]:
+        """The text, and the arguments of the calls of tools."""
+        return (self.text, *(call.arguments for call in self.tool_calls))
 
     @property
     def asked_by(self) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from llama_index.core.base.llms.types import (
     LLMMetadata,
 )
 from llama_index.core.llms import callbacks
-from llama_index.core.llms.llm import LLM, default_completion_to_prompt
+from llama_index.core.llms.llm import default_completion_to_prompt
 from pydantic import BeforeValidator, Field, SkipValidation
 
 from llama_index_semgrad_guard.calls import ModelCall, current_turn, stray
@@ -33,9 +33,21 @@ from llama_index_semgrad_guard.records import (
     to_conversation,
     without_calls,
 )
-from semgrad_guard import METADATA_KEY, Estimator, Generation, GenerationOptions, HybridGrad, LanguageModel, Verdict
+from llama_index_semgrad_guard.tools import CallOptions, ToolCallingLLM
+from semgrad_guard import (
+    METADATA_KEY,
+    Estimator,
+    Generation,
+    HybridGrad,
+    LanguageModel,
+    Message,
+    ToolCall,
+    Verdict,
+)
+from semgrad_guard.adapters.answer_form import FORM_OPTIONS, AnswerForm
+from semgrad_guard.adapters.model_files import template_calls_tools
 from semgrad_guard.adapters.settings import LocalModelFields, call_options, loaded_weights, require_loaded
-from semgrad_guard.errors import InputError, UnsupportedToolsError, require_known
+from semgrad_guard.errors import InputError, require_known
 from semgrad_guard.guard import (
     Answerer,
     JudgedBy,
@@ -55,7 +67,6 @@ from semgrad_guard.guard import (
     run_stream,
     written,
 )
-from semgrad_guard.records import Conversation
 
 _PROMPT_FUNCTIONS: Mapping[str, Any] = {
     "messages_to_prompt": generic_messages_to_prompt,
@@ -65,14 +76,19 @@ _PROMPT_FUNCTIONS: Mapping[str, Any] = {
 """Fields by which LlamaIndex's LLMs without a chat template make prompts, and their defaults."""
 
 
+Shown = str | tuple[Message, ...]
+"""A prompt: a text, or a conversation."""
+
+
 class Chunk(NamedTuple):
-    """An answer and its thought so far, the newest piece of either, and in the last chunk the record."""
+    """An answer and its thought so far, the newest piece of either, and in the last chunk the record and the calls."""
 
     text: str
     delta: str
     thought: str
     thought_delta: str | None = None
     record: dict[str, Any] | None = None
+    calls: Sequence[ToolCall] = ()
 
 
 _TAKEN_OVER = {
@@ -97,7 +113,7 @@ def _traced_completion(method: F) -> F:
     return cast("F", callbacks.llm_completion_callback()(method))  # pyright: ignore[reportUnknownMemberType]
 
 
-class SemGradLLM(LocalModelFields, LLM):
+class SemGradLLM(LocalModelFields, ToolCallingLLM):
     """A Hugging Face causal LM, run here, whose answers carry an uncertainty.
 
         llm = SemGradLLM(model="pocket")
@@ -107,7 +123,8 @@ class SemGradLLM(LocalModelFields, LLM):
     the next prompt. Within a `GuardedQueryEngine` the engine scores and decides, and `raw` holds no score. Weights
     load at the first answer (or when LlamaIndex reads the context window); equal instances share them. Calls that are
     under way at the same time, in tasks or threads, share the model's steps. The async methods leave the event loop
-    free, and a cancelled one stops generating at the next token.
+    free, and a cancelled one stops generating at the next token. Where the model's chat template knows tools, it is a
+    model that calls functions: a `FunctionAgent` and LlamaIndex's structured outputs use these.
     """
 
     context_window: int | None = None
@@ -171,7 +188,23 @@ class SemGradLLM(LocalModelFields, LLM):
     def metadata(self) -> LLMMetadata:
         """The limits for which LlamaIndex plans prompts; loads the weights unless `context_window` is set."""
         window = self.context_window or max(_SMALLEST_WINDOW, self.language_model.context_window or 2**20)
-        return LLMMetadata(context_window=window, num_output=self.max_tokens, is_chat_model=True, model_name=self.model)
+        return LLMMetadata(
+            context_window=window,
+            num_output=self.max_tokens,
+            is_chat_model=True,
+            is_function_calling_model=self._knows_tools,
+            model_name=self.model,
+        )
+
+    @property
+    def _knows_tools(self) -> bool:
+        """Whether calls of tools can be read in its answers; False where only weights tell that need not be loaded."""
+        told = None
+        if self._weights is None:
+            told = template_calls_tools(self.model, self.revision, self.template_options)
+            if told is None and self.context_window is not None:
+                return False
+        return self.language_model.knows_tools if told is None else told
 
     def to_payload(self) -> dict[str, Any]:
         """This LLM in traces. LlamaIndex's own reads `metadata`, which would load weights on the event loop."""
@@ -200,63 +233,65 @@ class SemGradLLM(LocalModelFields, LLM):
             by_sentence=answerer.by_sentence,
         )
 
-    def _shown(self, messages: Sequence[ChatMessage]) -> Conversation:
+    def _shown(self, messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
         """A conversation as this model reads it.
 
         Where agents share a memory, it holds calls of tools that another model made. For a chat template without tools
         they are left out; the tools' results stay.
         """
         conversation = to_conversation(messages)
-        if not calls_tools(conversation):
+        if not calls_tools(conversation) or self.language_model.knows_tools:
             return conversation
-        try:
-            _ = self.language_model.tool_format
-        except UnsupportedToolsError:
-            return without_calls(conversation)
-        return conversation
+        return without_calls(conversation)
 
-    async def _ashown(self, messages: Sequence[ChatMessage]) -> Conversation:
+    async def _ashown(self, messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
         """As `_shown`: calls may be a reason to load the weights."""
         conversation = to_conversation(messages)
         return await read_off_loop(lambda: self._shown(messages)) if calls_tools(conversation) else conversation
 
-    def _answerer(self, options: GenerationOptions) -> Answerer:
-        return Answerer(
-            self.language_model, self.estimator, options, self.prompt_template, by_sentence=self._by_sentence
-        )
+    def _answerer(self, options: CallOptions) -> Answerer:
+        """The answerer of one call; it loads the weights.
+
+        Raises:
+            UnsupportedToolsError: there are tools, and the model's chat template has none.
+        """
+        model = self.language_model
+        writing = options.writing_by(model)
+        return Answerer(model, self.estimator, writing, self.prompt_template, by_sentence=self._by_sentence)
 
     @property
     def _by_sentence(self) -> OnDoubt | None:
         return judged_by(None, self.by, self.on_doubt)
 
-    def _answer(self, conversation: Conversation, options: GenerationOptions) -> tuple[Generation, dict[str, Any]]:
+    def _answer(self, conversation: Shown, options: CallOptions) -> tuple[Generation, dict[str, Any]]:
         return self._recorded(*self._submit(conversation, options).outcome(), options)
 
-    async def _aanswer(
-        self, conversation: Conversation, options: GenerationOptions
-    ) -> tuple[Generation, dict[str, Any]]:
+    async def _aanswer(self, conversation: Shown, options: CallOptions) -> tuple[Generation, dict[str, Any]]:
         return self._recorded(*await awaited(lambda: self._submit(conversation, options)), options)
 
     def _submit(
-        self, conversation: Conversation, options: GenerationOptions, on_piece: Callable[[Piece], None] | None = None
+        self, conversation: Shown, options: CallOptions, on_piece: Callable[[Piece], None] | None = None
     ) -> Ticket[tuple[Generation, Verdict | None]]:
         """Have a conversation answered. The score is made with the answer, unless the text may be an engine's own.
 
         An engine's call that condenses the question, or plans, is never delivered: within a turn a call is scored once
         it is known to be an author, and at once where LlamaIndex writes answers only.
         """
-        request, turn = self._answerer(options).request(conversation, on_piece=on_piece), current_turn()
+        form, turn = options.form, current_turn()
+        asked = conversation if isinstance(conversation, str) else form.instructed(conversation)
+        request = self._answerer(options).request(asked, on_piece=on_piece, template_options=form.template_options)
         if turn is None or turn.synthesizes:
             return self.language_model.submit(request.then(lambda draft: (draft.answer, draft.verdict)))
         undelivered: Any = request
         return self.language_model.submit(replace(undelivered, finish=_unscored))
 
     def _recorded(
-        self, generation: Generation, verdict: Verdict | None, options: GenerationOptions
+        self, generation: Generation, verdict: Verdict | None, options: CallOptions
     ) -> tuple[Generation, dict[str, Any]]:
+        generation = options.readable(self.language_model, generation)
         return generation, self._record(generation, options, verdict=verdict)
 
-    def _streamed(self, conversation: Conversation, options: GenerationOptions) -> StreamSteps[Chunk, None]:
+    def _streamed(self, conversation: Shown, options: CallOptions) -> StreamSteps[Chunk, None]:
         """An answer piece by piece, and its record; within an engine's turn without the thought, as whole answers."""
         text, thought, pieces, turn = "", "", list[str](), current_turn()
         live = LiveAnswer(lambda on_piece: self._submit(conversation, options, on_piece))
@@ -274,13 +309,18 @@ class SemGradLLM(LocalModelFields, LLM):
                 yield Chunk(text, "", thought, piece.text)
 
         generation, verdict = yield from written(live, Stop(), show=show)
+        held = options.readable(self.language_model, generation).text.removeprefix(text)  # it might have been a call
+        if held:
+            pieces.append(held)
+            text += held
         record = self._record(generation, options, verdict=verdict, text=text, pieces=pieces)
-        yield Chunk(text, "", record.get(REASONING, ""), record=record)
+        calls = options.calls(self.language_model, generation)
+        yield Chunk(text, held, record.get(REASONING, ""), record=record, calls=calls)
 
     def _record(
         self,
         generation: Generation,
-        options: GenerationOptions,
+        options: CallOptions,
         *,
         verdict: Verdict | None = None,
         text: str | None = None,
@@ -291,7 +331,14 @@ class SemGradLLM(LocalModelFields, LLM):
         `text` and `pieces` are the objects that go out, where they are not the generation's own.
         """
         record = raw_record(generation, self.model)
-        call = ModelCall(generation, lambda made: verdict or self._assess(made, options), text=text, pieces=pieces)
+
+        def judged(made: Generation) -> Verdict:
+            found, shown = verdict or self._assess(made, options), made.text if text is None else text
+            # A call that cannot be read is text here.
+            return found if found.text == shown else found.model_copy(update={"text": shown, "sentences": ()})
+
+        calls = options.calls(self.language_model, generation)
+        call = ModelCall(generation, judged, text=text, pieces=pieces, tool_calls=calls)
         turn = current_turn()
         if turn is not None:
             turn.add(call)
@@ -302,10 +349,11 @@ class SemGradLLM(LocalModelFields, LLM):
         thought = {REASONING: call.verdict.reasoning} if call.verdict.reasoning else {}
         return {**record, **thought, METADATA_KEY: call.verdict.metadata()}
 
-    def _assess(self, generation: Generation, options: GenerationOptions) -> Verdict:
-        return self._answerer(options).draft(generation).verdict
+    def _assess(self, generation: Generation, options: CallOptions) -> Verdict:
+        draft = self._answerer(options).draft(generation, template_options=options.form.template_options)
+        return draft.verdict
 
-    def _options(self, kwargs: Mapping[str, Any]) -> GenerationOptions:
+    def _options(self, kwargs: Mapping[str, Any], *, also: frozenset[str] = frozenset()) -> CallOptions:
         """The options of one call: the fields, replaced by the call's own.
 
         Raises:
@@ -317,15 +365,16 @@ class SemGradLLM(LocalModelFields, LLM):
                     f"{type(self).__name__} makes its prompts by the model's chat template and leaves {name} out; give "
                     'a template of your own as template_options={"chat_template": ...}'
                 )
-        return call_options(self, kwargs, also=frozenset({"formatted"}))
+        return CallOptions(call_options(self, kwargs, also=also | {"formatted"}), AnswerForm.of(kwargs))
 
     # LlamaIndex's eight methods. None calls another, so that each makes one pair of events.
 
     @_traced_chat
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation."""
-        generation, record = self._answer(self._shown(messages), self._options(kwargs))
-        return chat_response(generation.text, record)
+        options = self._options(kwargs, also=FORM_OPTIONS)
+        generation, record = self._answer(self._shown(messages), options)
+        return chat_response(generation.text, record, calls=options.calls(self.language_model, generation))
 
     @_traced_completion
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
@@ -336,7 +385,8 @@ class SemGradLLM(LocalModelFields, LLM):
     @_traced_chat
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Answer a conversation piece by piece; the last piece is empty and carries the record."""
-        chunks = begun_here(run_stream(self._streamed(self._shown(messages), self._options(kwargs))))
+        options = self._options(kwargs, also=FORM_OPTIONS)
+        chunks = begun_here(run_stream(self._streamed(self._shown(messages), options)))
         return (_chat_chunk(chunk) for chunk in chunks)
 
     @_traced_completion
@@ -348,8 +398,9 @@ class SemGradLLM(LocalModelFields, LLM):
     @_traced_chat
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """As `chat`, on the event loop."""
-        generation, record = await self._aanswer(await self._ashown(messages), self._options(kwargs))
-        return chat_response(generation.text, record)
+        options = self._options(kwargs, also=FORM_OPTIONS)
+        generation, record = await self._aanswer(await self._ashown(messages), options)
+        return chat_response(generation.text, record, calls=options.calls(self.language_model, generation))
 
     @_traced_completion
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
@@ -360,7 +411,8 @@ class SemGradLLM(LocalModelFields, LLM):
     @_traced_chat
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         """As `stream_chat`, on the event loop."""
-        steps = self._streamed(await self._ashown(messages), self._options(kwargs))
+        options = self._options(kwargs, also=FORM_OPTIONS)
+        steps = self._streamed(await self._ashown(messages), options)
         return (_chat_chunk(chunk) async for chunk in abegun_here(arun_stream(steps)))
 
     @_traced_completion
@@ -372,7 +424,12 @@ class SemGradLLM(LocalModelFields, LLM):
 
 def _chat_chunk(chunk: Chunk) -> ChatResponse:
     return chat_response(
-        chunk.text, chunk.record, delta=chunk.delta, thought=chunk.thought, thought_delta=chunk.thought_delta
+        chunk.text,
+        chunk.record,
+        delta=chunk.delta,
+        thought=chunk.thought,
+        thought_delta=chunk.thought_delta,
+        calls=chunk.calls,
     )
 
 

@@ -31,7 +31,7 @@ from pydantic.errors import PydanticUserError
 from pydantic_core import to_jsonable_python
 
 from semgrad_guard import METADATA_KEY, Generation, Message, ToolCall, Verdict
-from semgrad_guard.adapters.messages import short_id, verdict_of_record
+from semgrad_guard.adapters.messages import new_id, short_id, verdict_of_record
 from semgrad_guard.errors import InputError
 
 REASONING = "reasoning_content"
@@ -51,7 +51,12 @@ def to_conversation(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
     Raises:
         InputError: a message that a text model cannot be shown (images, audio), named by number.
     """
-    return tuple(_message(message, number) for number, message in enumerate(messages, start=1))
+    conversation = tuple(_message(message, number) for number, message in enumerate(messages, start=1))
+    names = {call.id: call.name for message in conversation for call in message.tool_calls}
+    return tuple(
+        message if message.tool_call_id is None else replace(message, name=names.get(message.tool_call_id))
+        for message in conversation
+    )
 
 
 def calls_tools(conversation: Sequence[Message]) -> bool:
@@ -102,13 +107,18 @@ def chat_response(
     delta: str | None = None,
     thought: str = "",
     thought_delta: str | None = None,
+    calls: Sequence[ToolCall] = (),
 ) -> ChatResponse:
     """An answer as LlamaIndex's chat methods return it; the record is next to the message, never in it.
 
     `thought` and its newest piece are those of an answer that is being written.
     """
     thought = thought or (record or {}).get(REASONING, "")
-    blocks = [*([ThinkingBlock(content=thought)] if thought else []), TextBlock(text=text)]
+    made = [
+        ToolCallBlock(tool_call_id=call.id or new_id(), tool_name=call.name, tool_kwargs=dict(call.arguments))
+        for call in calls
+    ]
+    blocks = [*([ThinkingBlock(content=thought)] if thought else []), TextBlock(text=text), *made]
     message = ChatMessage(role=MessageRole.ASSISTANT, blocks=blocks)
     more = _verdict_record(record) if thought_delta is None else {"thinking_delta": thought_delta}
     return ChatResponse(message=message, raw=record, delta=delta, additional_kwargs=more)
@@ -224,9 +234,12 @@ def filtered(text: str, written: str) -> bool:
     return isinstance(data, Mapping) and cast("Mapping[str, Any]", data).get("answer") == text
 
 
-def structured(structure: BaseModel, text: str, written: str) -> bool:
-    """Whether a model wrote every value of a structure, and of the text that the structure is shown as."""
-    read = _is_read_from(structure, _data(written))
+def structured(structure: BaseModel, text: str, written: Sequence[str | Mapping[str, Any]]) -> bool:
+    """Whether a model wrote every value of a structure, and of the text that the structure is shown as.
+
+    `written` are a text and the arguments of calls; one of them holds all of the structure.
+    """
+    read = any(_is_read_from(structure, _data(one) if isinstance(one, str) else one) for one in written)
     return read and _data(text) == to_jsonable_python(_plain(structure), fallback=str)
 
 

@@ -10,17 +10,12 @@ from typing import Any, cast
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.prompts.grammar import json_rule, one_of
-from semgrad_guard.engine.prompts.tool_format import Tool, ToolAnswer, known_format
+from semgrad_guard.engine.prompts.tool_format import Tool, ToolAnswer
 from semgrad_guard.errors import InputError
 from semgrad_guard.records import Message
 
 FORM_OPTIONS = frozenset({"tools", "tool_choice", "response_format"})
 """The options of a call for its answer's form."""
-
-
-def knows_tools(template: str) -> bool:
-    """Whether a chat template writes calls of tools in a form that can be read."""
-    return known_format(template) is not None
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from semgrad_guard.engine.prompts.tool_format import ToolFormat, tool_format
 from semgrad_guard.engine.replay.batch import Memory
 from semgrad_guard.engine.replay.kernels import lacks_units
 from semgrad_guard.engine.scoring.scorer import scorer_of
-from semgrad_guard.errors import InputError, PromptTooLongError
+from semgrad_guard.errors import InputError, PromptTooLongError, UnsupportedToolsError
 from semgrad_guard.named import NAMES
 from semgrad_guard.records import Conversation
 
@@ -182,6 +182,14 @@ class WritingModel:
         """
         # A tokenizer may hold a second template for conversations with tools, chosen where there are any.
         return tool_format(self.tokenizer, chat_template(self.tokenizer, {"tools": [], **self._template_options}))
+
+    @property
+    def knows_tools(self) -> bool:
+        """Whether calls of tools can be read in this model's answers."""
+        try:
+            return bool(self.tool_format)
+        except UnsupportedToolsError:
+            return False
 
     @cached_property
     def special_tokens(self) -> Mapping[str, int]:

@@ -54,7 +54,9 @@ class ToolFormat:
         """
         if self.around is None:
             raise InputError(f"a tool call cannot be forced in the form {self.name!r}; leave tool_choice out")
-        schema: dict[str, Any] = {"anyOf": [self._schema(tool["function"]) for tool in tools]}
+        place = "#/items/anyOf" if self.listed else "#/anyOf"
+        calls = [self._schema(tool["function"], f"{place}/{number}") for number, tool in enumerate(tools)]
+        schema: dict[str, Any] = {"anyOf": calls}
         if self.listed:
             schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": 1}
         before, after = (text_rule(text, special_tokens) for text in self.around)
@@ -73,10 +75,23 @@ class ToolFormat:
             at = len(text) - next((n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), 0)
         return len(text[:at].rstrip())
 
-    def _schema(self, function: Mapping[str, Any]) -> dict[str, Any]:
+    def _schema(self, function: Mapping[str, Any], place: str) -> dict[str, Any]:
+        """The schema of a call, which has this place in the whole: references in it are to its own parts."""
         parameters = function.get("parameters") or {"type": "object", "properties": {}}
-        properties = {"name": {"const": function["name"]}, self.arguments: parameters}
+        moved = _moved(parameters, f"{place}/properties/{self.arguments}")
+        properties = {"name": {"const": function["name"]}, self.arguments: moved}
         return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """A schema as a part of a larger one: its references begin at its place there."""
+    if isinstance(schema, list):
+        return [_moved(part, place) for part in cast("list[Any]", schema)]
+    if not isinstance(schema, Mapping):
+        return schema
+    parts = {key: _moved(value, place) for key, value in cast("Mapping[str, Any]", schema).items()}
+    reference = parts.get("$ref")
+    return {**parts, "$ref": place + reference[1:]} if isinstance(reference, str) and reference[:1] == "#" else parts
 
 
 def known_format(template: str) -> ToolFormat | None:
