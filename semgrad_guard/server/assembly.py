@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 ROWS = 32
 """Answers that are written at once, unless `--max-batch` is another number."""
-MEMORY = Memory(logits=256 << 20, activations=1 << 30, outputs=512 << 20)
+MEMORY = Memory(logits=256 << 20, activations=1 << 30, outputs=512 << 20, running=4 << 30)
 """The most that a batch of so many answers may hold for their scores."""
 T = TypeVar("T")
 

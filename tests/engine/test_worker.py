@@ -228,7 +228,7 @@ def test_a_batch_shares_its_steps_with_a_stranger(make_language_model: Make, how
             lambda: guard.batch(questions) if how == "batch" else asyncio.run(guard.abatch(questions))
         )
         assert reached.wait(LIMIT)
-        written = sum(running.rows + running._extra_rows for running in model.worker._running.values())
+        written = sum(len(running._batch.rows) for running in model.worker._running.values())
         assert written > worker.ROWS if rows is None else written <= rows  # some have ended already
         stranger = submitted(model, "hello", max_tokens=3)
         go_on.set()

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from semgrad_guard import LanguageModel
-from semgrad_guard.engine.worker import batching, worker
+from semgrad_guard.engine.replay.batch import Memory
 from semgrad_guard.errors import (
     AnswerInterruptedError,
     EmptyLayerSpanError,
@@ -165,7 +165,8 @@ async def test_the_queue_keeps_its_order_and_nobody_starves(
 ) -> None:
     """A request that needs much room is not overtaken by those that would fit before it."""
     width = len(language_model.render("q0").ids) + 8
-    monkeypatch.setattr(batching, "_CELLS", 3 * width / worker.ROWS)
+    three = 3 * width * language_model._scorer.exactness().token_bytes
+    monkeypatch.setattr(language_model, "memory", Memory(running=three))
     scheduler = start()
     begun, _ = watched(scheduler)
     requests = [request(f"q{n}", count=3 if n == 2 else 1) for n in range(8)]
@@ -186,7 +187,8 @@ async def test_a_steady_stream_of_short_requests_does_not_hold_up_a_large_one(
     start: Start, language_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     width = len(language_model.render("large").ids) + 8
-    monkeypatch.setattr(batching, "_CELLS", 3 * width / worker.ROWS)
+    three = 3 * width * language_model._scorer.exactness().token_bytes
+    monkeypatch.setattr(language_model, "memory", Memory(running=three))
     scheduler, done = start(), list[str]()
     stopped = asyncio.Event()
 

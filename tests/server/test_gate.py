@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel
-from semgrad_guard.engine.worker import batching
+from semgrad_guard.engine.replay.batch import Memory
 from semgrad_guard.errors import EmptyLayerSpanError, InputError
 from semgrad_guard.server.app import Limits
 from semgrad_guard.server.gate import Keys
@@ -250,11 +250,11 @@ async def leaves(app: Any, body: dict[str, Any], *, once: Callable[[], bool]) ->
 async def test_a_client_that_goes_away_stops_the_model(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, mode: str, stream: bool
 ) -> None:
-    monkeypatch.setattr(batching, "_CELLS", 1)  # one at a time
     options = GenerationOptions(max_tokens=200)
     async with serve(NONE, mode=mode, options=options) as client:
         transport: httpx.ASGITransport = client._transport
         scheduler: Any = client.service.models["tiny"].scheduler
+        monkeypatch.setattr(scheduler.model, "memory", Memory(running=1))  # one at a time
         begun, ended = watched(scheduler)
         steps = held(scheduler, begun, at=3)
         left: list[bool] = []

@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -86,15 +87,19 @@ class RunningBatch:
             return False
         return self._get_decoder().capture([prompt], self._objective) is not None
 
-    def has_room(self, requests: Sequence[BatchRequest], *, cells: int) -> bool:
-        """Whether these answers and the present ones fit into `cells` tokens, padding counted.
+    def has_room(self, requests: Sequence[BatchRequest], *, budgets: int = 1) -> bool:
+        """Whether keys and values of these answers and the present ones fit into so many budgets (`Memory.running`).
 
-        Answers that are scored take no account of those that are drawn for others' scores.
+        Padding counts. Answers that are scored take no account of those that are drawn for others' scores.
         """
         others = (row for row in self._rows if row.scored or not requests[0].scored)
         every = [(one.prompt, one.options) for one in (*others, *requests)]
         longest = max(len(prompt.ids) + options.max_tokens for prompt, options in every)
-        return len(every) * longest <= cells
+        return len(every) * longest * self._token_bytes <= budgets * self._scorer.memory.running
+
+    @cached_property
+    def _token_bytes(self) -> int:
+        return self._scorer.exactness().token_bytes
 
     def join(self, requests: Sequence[BatchRequest]) -> list[RunningAnswer]:
         """Read prompts (`takes`), and write the first token of their answers, which may be the last.

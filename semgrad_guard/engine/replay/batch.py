@@ -254,6 +254,11 @@ def _layers(cache: Cache) -> list[_KeysValues]:
     return [(layer.keys, layer.values) for layer in layers]
 
 
+def cache_bytes(cache: Cache) -> int:
+    """Bytes of all keys and values."""
+    return sum(half.nbytes for layer in _layers(cache) for half in layer)
+
+
 def _made(layers: Sequence[Sequence[torch.Tensor]]) -> DynamicCache:
     cache = growing_cache()
     for number, (keys, values) in enumerate(layers):
@@ -334,12 +339,16 @@ class Memory:
     `prompts`: keys and values kept from one generation to the next, so that the next turn of a chat, or another prompt
     with the same instructions, is read only from where it differs. 0 (the default) keeps none: then nothing is held
     between calls, and no answer's last digits depend on earlier requests. Batches of one prompt alone use it.
+
+    `running`: keys and values of the answers that are written at once, with room for their longest. Beyond it further
+    answers wait; one is always written.
     """
 
     logits: int = 96 << 20
     activations: int = 512 << 20
     outputs: int = 96 << 20
     prompts: int = 0
+    running: int = 1 << 30
 
 
 FRUGAL = Memory(logits=0, activations=0, outputs=0)

@@ -31,6 +31,7 @@ from semgrad_guard.engine.replay.batch import (
     PromptStore,
     TokenBatch,
     activation_bytes,
+    cache_bytes,
     checkpointed,
     cut,
     growing_cache,
@@ -222,6 +223,12 @@ class Replayer:
         options = {"logits_to_keep": 1} if self._architecture.takes_logits_to_keep else {}
         with torch.no_grad(), self._capturing(capture):
             return self._call(inputs, cache=cache, **options).logits[:, -1]
+
+    def token_bytes(self) -> int:
+        """Bytes of one token's keys and values."""
+        one, cache = torch.ones(1, 1, dtype=torch.long, device=self.head.weight.device), growing_cache()
+        self.step(one, one, cache, None)
+        return cache_bytes(cache)
 
     @contextmanager
     def _capturing(self, capture: Capture | None) -> Iterator[None]:

@@ -164,7 +164,7 @@ class Exactness:
     autograd. `cuts`: states before t* can be kept apart as a cache. `pads`: rows of a batch may be padded on the left.
     `plain`: replays are exact only where they keep closer to the model's own code. `transform` follows the
     head. `failure` is the reason why nothing could be compared (broken weights): then only "full" is left, the model's
-    own call.
+    own call. `token_bytes` is the size of a token's keys and values, where answers can join a running batch.
     """
 
     tiers: tuple[Tier, ...] = ("full",)
@@ -174,6 +174,7 @@ class Exactness:
     plain: bool = False
     transform: LogitTransform = field(default_factory=LogitTransform)
     failure: str | None = None
+    token_bytes: int = 0
 
     @property
     def rank(self) -> tuple[bool, ...]:

@@ -63,7 +63,7 @@ def self_check(architecture: Architecture, replayer: Replayer, sample: Callable[
     replayer.plain = found.plain
     if "prefix" not in found.tiers:
         logger.warning("semgrad-guard steps down to slower scoring for this model: %s", [*found.tiers])
-    return found
+    return replace(found, token_bytes=replayer.token_bytes()) if "captured" in found.tiers else found
 
 
 def _by_sample(architecture: Architecture, sample: Callable[[], Replayer], check: _Check) -> Exactness:

@@ -21,7 +21,7 @@ from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.batch import is_out_of_memory
 from semgrad_guard.engine.sentences import Span, decided
 from semgrad_guard.engine.worker.request import Job, Request
-from semgrad_guard.engine.worker.whole_runs import CELLS, WholeRuns
+from semgrad_guard.engine.worker.whole_runs import WholeRuns
 from semgrad_guard.engine.writing_model import WritingModel
 from semgrad_guard.errors import AnswerInterruptedError
 
@@ -153,18 +153,11 @@ class RunningRequests:
     @property
     def rows(self) -> int:
         """How many answers are being written, or will be, without samples and those that count for no limit."""
-        return self._total_rows - self._extra_rows
-
-    @property
-    def _total_rows(self) -> int:
-        reading = [request for part, _ in self._reading for request in part.requests]
-        return sum(row.scored for row in (*self._batch.rows, *reading))
-
-    @property
-    def _extra_rows(self) -> int:
-        writing = [one for one in self._writing if one.job.extra_rows]
-        reading = [part.writing for part, _ in self._reading if not part.writing.answers]
-        return sum(not row.done for one in writing for row in one.answers) + sum(one.job.extra_rows for one in reading)
+        reading = [part.writing.job for part, _ in self._reading if not part.writing.answers]
+        writing = [row for one in self._writing if not one.job.extra_rows for row in one.answers]
+        return sum(not row.done for row in writing) + sum(
+            len(job.submitted[1].options) - job.extra_rows for job in reading
+        )
 
     def has_room(self, jobs: Sequence[Job], *, beside: int) -> bool:
         """Whether all of these can join now, besides so many answers in other batches."""
@@ -172,6 +165,7 @@ class RunningRequests:
         if any((model, one.objective) != self.key for model, one in submitted):
             return False
         new = [BatchRequest(one.prompt, options) for _, one in submitted for options in one.options]
+        reading = [request for part, _ in self._reading for request in part.requests if request.scored]
         if self.is_idle and not beside and len(submitted) == 1:
             return True
         lengths = [len(one.prompt.ids) for _, one in submitted]
@@ -180,8 +174,7 @@ class RunningRequests:
         rows = beside + self.rows + len(new) - extra
         first = self.is_idle and not beside  # nobody else waits for the pass
         reads = read <= _READ * (1 + first) or (first and extra == len(new))
-        cells = CELLS * (self._most + self._extra_rows + extra)
-        return rows <= self._most and reads and self._batch.has_room(new, cells=cells)
+        return rows <= self._most and reads and self._batch.has_room([*reading, *new])
 
     def begin(self, jobs: Sequence[Job]) -> None:
         """Read the prompts of requests, next to those that are being written.
@@ -223,8 +216,8 @@ class RunningRequests:
     def _samples_that_fit(self, writing: _Writing, beside: int) -> int:
         """How many of its samples can begin now: next to so many rows, as many as there may be answers."""
         requests = writing.begins(writing.left)[-writing.left :] if writing.left else []
-        free, cells = min(len(requests), 2 * self._most - beside), 2 * CELLS * self._most
-        fit = (count for count in range(free, 0, -1) if self._batch.has_room(requests[:count], cells=cells))
+        free = min(len(requests), 2 * self._most - beside)
+        fit = (count for count in range(free, 0, -1) if self._batch.has_room(requests[:count], budgets=2))
         return next(fit, 0 if beside else min(1, len(requests)))
 
     def _join(self, joining: Sequence[_Writing]) -> None:

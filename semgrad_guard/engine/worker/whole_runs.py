@@ -11,7 +11,7 @@ from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.worker.request import Job, Request
 from semgrad_guard.engine.writing_model import WritingModel
 
-CELLS = 1 << 11  # tokens of a batch for each of its rows, padding counted: they bound its memory
+_CELLS = 1 << 11  # tokens of a batch for each of its rows, padding counted: they bound its memory
 
 
 class WholeRuns:
@@ -34,7 +34,7 @@ class WholeRuns:
         most = self._most + sum(job.extra_rows for job in jobs)
         longest = max(len(one.prompt.ids) + one.options[0].max_tokens for _, one in submitted)
         limit = model.fixed_positions
-        fit = rows <= most and rows * longest <= CELLS * most and (limit is None or longest <= limit)
+        fit = rows <= most and rows * longest <= _CELLS * most and (limit is None or longest <= limit)
         level = self._pads or len({len(one.prompt.ids) for _, one in submitted}) == 1
         return not others or (fit and level and all(own is model and _alike(first, other) for own, other in others))
 
