@@ -13,8 +13,9 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -25,16 +26,30 @@ from check_server import server
 PAGES = Path(__file__).parent / "browser_pages"
 SERVERS = {"OPEN": (False, ()), "STRICT": (False, ("--threshold", "0")), "KEYED": (True, ())}
 """Whether a key is needed, and the options."""
+BY_SENTENCE = ("--threshold", "0.1", "--by", "sentence", "--on-doubt")
+"""By the embedded model's scores the first sentence is let through, and the other two are not."""
 SENTENCES = "The capital of Japan is Tokyo. It lies on a bay! Nobody knows how many rivers it has."
 
 
+THOUGHT = "Japan's capital is a city on a bay."
+
+
 class Writer(BaseHTTPRequestHandler):
-    """Another server, whose every answer is those sentences: the embedded model writes no answer as long."""
+    """Another server, whose every answer is those sentences: the embedded model writes no answer as long.
+
+    To a question with the word "think" it writes its reasoning first; a stream with "slowly" does not end by itself.
+    """
 
     def do_POST(self) -> None:
         """Answer a chat completion, streamed or not."""
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        question = body["messages"][-1]["content"]
         message = {"role": "assistant", "content": SENTENCES}
+        if "think" in question:
+            message["reasoning_content"] = THOUGHT
+        if "slowly" in question:
+            self._write_without_end(SENTENCES.partition("!")[0])
+            return
         part = {"delta" if body.get("stream") else "message": message, "index": 0, "finish_reason": "stop"}
         text = json.dumps({"choices": [part], "usage": None})
         kind, text = (
@@ -47,6 +62,17 @@ class Writer(BaseHTTPRequestHandler):
         self.send_header("content-length", str(len(text)))
         self.end_headers()
         self.wfile.write(text.encode())
+
+    def _write_without_end(self, text: str) -> None:
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.end_headers()
+        event = json.dumps({"choices": [{"index": 0, "delta": {"content": text}}]})
+        self.wfile.write(f"data: {event}\n\n".encode())
+        with suppress(OSError):  # the client has left
+            while True:
+                self.wfile.write(b": waiting\n\n")
+                time.sleep(0.2)
 
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing."""
@@ -77,6 +103,9 @@ def main() -> None:
         servers = SERVERS | {
             "SENTENCES": (False, (*before, "--threshold", "1e9", "--allow-score")),
             "UNSCORED": (False, (*before, "--threshold", "1e9")),
+            "LIVE": (False, (*before, "--mode", "annotate")),
+            "DROPPING": (False, (*before, *BY_SENTENCE, "drop")),
+            "MARKING": (False, (*before, *BY_SENTENCE, "mark")),
         }
         for name, (has_key, given) in servers.items():
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -87,6 +87,117 @@ def test_an_answer_is_coloured_by_sentence(open_page: Open, axe: str, pictures: 
     expect(spans).to_have_count(0)
 
 
+def statuses(page: Page) -> list[str]:
+    """The details of each span of the answer, as a mouse finds them."""
+    found, spans = list[str](), page.locator("guard-answer .text span")
+    for number in range(spans.count()):
+        spans.nth(number).hover()
+        found.append(page.locator("guard-answer").get_by_role("status").inner_text().strip())
+    return found
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_sentences_are_shown_with_the_decisions_about_them(
+    open_page: Open, axe: str, pictures: Path, scheme: str
+) -> None:
+    page = open_page("/", of="MARKING", scheme=scheme)
+    ask(page, KNOWN)
+    answer = page.locator("guard-answer")
+    expect(answer.get_by_role("button", name="By sentence")).to_have_attribute("aria-pressed", "true")
+    expect(answer.locator(".text")).to_have_text(SENTENCES)
+    first, *others = statuses(page)
+    assert re.fullmatch(r"Uncertainty of this sentence: \S+\. Let through\.", first)
+    assert [other.partition(". ")[2] for other in others] == ["Doubtful: delivered outside the promise."] * 2
+    assert [span.get_attribute("class") for span in answer.locator(".text span").all()] == [
+        "",
+        "heat-2 doubt",
+        "heat-4 doubt",
+    ]
+    page.screenshot(path=pictures / f"marked-{scheme}.png", full_page=True)
+    assert violations(page, axe) == []
+    page = open_page("/", of="DROPPING", scheme=scheme)
+    ask(page, KNOWN)
+    expect(page.locator("guard-answer .text")).to_have_text("The capital of Japan is Tokyo. […]")
+    assert statuses(page)[1] == "Doubtful: left out."
+    page.screenshot(path=pictures / f"dropped-{scheme}.png", full_page=True)
+
+
+def test_a_conversation_with_a_system_message(open_page: Open, axe: str, pictures: Path) -> None:
+    page = open_page("/", size="phone")
+    bodies: list[Any] = []
+    page.on("request", lambda request: bodies.append(request.post_data_json) if request.post_data else None)
+    expect(page.get_by_label("Follow up")).to_be_hidden()
+    page.get_by_text("System message").click()
+    page.get_by_label("Instructions before the conversation").fill("Be short.")
+    ask(page, KNOWN)
+    page.get_by_label("Follow up").check()
+    ask(page, "And of France?")
+    expect(page.get_by_label("Question")).to_have_value("")
+    ask(page, "And of Italy?")
+    turns = bodies[-1]["messages"]
+    assert [turn["role"] for turn in turns] == ["system", "user", "assistant", "user", "assistant", "user"]
+    assert [turns[0]["content"], turns[1]["content"], turns[5]["content"]] == ["Be short.", KNOWN, "And of Italy?"]
+    shown = page.locator("guard-answer .turn")
+    expect(shown).to_have_count(5)
+    expect(shown.nth(1)).to_contain_text(turns[2]["content"])
+    page.screenshot(path=pictures / "conversation-phone-light.png", full_page=True)
+    assert violations(page, axe) == []
+    page.locator("#history li button").last.click()
+    expect(shown).to_have_count(1)
+    ask(page, UNKNOWN)
+    assert [turn["content"] for turn in bodies[-1]["messages"]][-1] == UNKNOWN
+    assert len(bodies[-1]["messages"]) == 4
+    page.get_by_label("Follow up").uncheck()
+    ask(page, UNKNOWN)
+    assert [turn["role"] for turn in bodies[-1]["messages"]] == ["system", "user"]
+
+
+def test_a_first_visit_has_examples(open_page: Open, axe: str, pictures: Path) -> None:
+    page = open_page("/")
+    examples = page.get_by_role("group", name="Examples").get_by_role("button")
+    expect(examples).to_have_count(3)
+    page.screenshot(path=pictures / "first-visit.png", full_page=True)
+    assert violations(page, axe) == []
+    examples.last.click()
+    expect(page.locator("guard-answer dl")).to_be_visible()
+    expect(page.get_by_label("Passage", exact=True)).to_have_value(PASSAGE)
+    expect(examples).to_have_count(0)
+
+
+@pytest.mark.parametrize("of", ["LIVE", "SENTENCES"])
+def test_text_is_kept_after_stop_and_a_held_answer_shows_its_time(
+    open_page: Open, axe: str, pictures: Path, of: str
+) -> None:
+    page = open_page("/", of=of)
+    ask(page, KNOWN)
+    page.get_by_label("Question").fill("Answer slowly.")
+    page.get_by_role("button", name="Ask").click()
+    text = page.locator("guard-answer .text")
+    if of == "LIVE":
+        expect(text).to_have_text(SENTENCES.partition("!")[0])
+    else:
+        expect(page.locator("#status")).to_have_text("The answer is held until it is judged …")
+    expect(page.locator("#progress")).to_contain_text("1 s")
+    page.screenshot(path=pictures / f"waiting-{of.lower()}.png", full_page=True)
+    assert violations(page, axe) == []
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator("#status")).to_have_text("Stopped.")
+    expect(page.locator("#progress")).to_be_hidden()
+    expect(text).to_have_text(SENTENCES.partition("!")[0] if of == "LIVE" else SENTENCES)
+    expect(page.locator("#history li")).to_have_count(2 if of == "LIVE" else 1)
+    expect(page.get_by_label("Question")).to_have_value("Answer slowly.")
+
+
+def test_reasoning_is_folded(open_page: Open, axe: str) -> None:
+    page = open_page("/", of="LIVE")
+    ask(page, "What do you think?")
+    reasoning = page.locator("guard-answer details")
+    expect(reasoning).not_to_have_attribute("open", "")
+    reasoning.get_by_text("Reasoning").click()
+    expect(reasoning).to_contain_text("Japan's capital is a city on a bay.")
+    assert violations(page, axe) == []
+
+
 def test_a_server_that_scores_no_texts_is_not_asked_to(open_page: Open) -> None:
     page = open_page("/", of="UNSCORED")
     ask(page, KNOWN)
@@ -101,7 +212,7 @@ def test_a_withheld_draft_is_nowhere(open_page: Open) -> None:
     ask(page, UNKNOWN)
     expect(page.locator("guard-answer .verdict")).to_have_text("Withheld")
     expect(page.locator("guard-answer .text")).to_have_text("I don't know.")
-    expect(page.locator("guard-answer")).to_contain_text("What the model said is not shown.")
+    expect(page.locator("guard-answer")).to_contain_text("The model's text is not shown.")
     assert DRAFT not in page.content()
     assert not any(DRAFT in body for body in bodies)
 

@@ -22,6 +22,8 @@ _SCORED = frozenset({"tools", "tool_choice", "response_format"})
 """The fields that change the prompt, next to the messages."""
 _TYPES = frozenset({"str", "int", "float", "bool"})
 """Names in the places of errors that are pydantic's, for the types that a field may have."""
+_NO_OBJECT = frozenset({"model_type", "model_attributes_type", "dict_type"})
+"""Errors whose words are about Python's classes."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,8 @@ def problem_of(error: ValidationError) -> tuple[str, str]:
     """The place and the kind of an error in a body, without the client's own text."""
     first = error.errors(include_input=False, include_url=False, include_context=False)[0]
     fields = (str(part) for part in first["loc"] if str(part) not in _TYPES and "[" not in str(part))
-    return ".".join(fields)[:200], first["msg"]
+    problem = "Input should be an object" if first["type"] in _NO_OBJECT else first["msg"]
+    return ".".join(fields)[:200], problem
 
 
 def _question(messages: Any) -> str | None:

@@ -158,6 +158,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "no text"),
     ({"messages": [{"role": "user", "content": "  "}]}, "empty"),
+    ({"messages": [5]}, "messages.0: Input should be an object"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content: "),
+    ({"stream_options": True}, "stream_options: Input should be an object"),
+    ({"stop": 5}, "stop: "),
     ({"n": 0}, "n:"),
     ({"n": 99}, "up to 8"),
     ({"n": "2"}, "n:"),
@@ -307,7 +311,7 @@ async def test_a_mismatch_is_told_in_the_clients_terms(serve: Serve, language_mo
             response = await client.post(CHAT, json=asking(**more))
             error = response.json()["error"]
             assert (response.status_code, error["code"]) == (422, "calibration_mismatch")
-            assert "Leave temperature, top_p, top_k, response_format" in error["message"]
+            assert "leave out top_p, top_k, response_format and tools" in error["message"]
             assert "semgrad_guard." not in error["message"]
     async with serve(ALL) as client:
         error = (await client.post(CHAT, json=asking(response_format={"type": "grammar"}))).json()["error"]

@@ -9,6 +9,7 @@ import subprocess
 from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
+from typing import get_args
 
 import httpx
 import pytest
@@ -20,6 +21,7 @@ from starlette.routing import Mount
 from semgrad_guard import Calibration, LanguageModel, Policy, calibrate
 from semgrad_guard.calibration.curve import risk_curve
 from semgrad_guard.decision_log.decision_log import DecisionLog
+from semgrad_guard.records import SentenceAction
 from semgrad_guard.server.gate import Keys
 from semgrad_guard.server.pages import PATHS
 from tests.decision_log.test_feedback import written
@@ -85,6 +87,11 @@ def test_the_playground_reads_every_part_of_a_streamed_answer_and_folds_its_reas
     read = set(re.findall(r"choice\.delta\.(\w+)", page))
     assert read == {"content", "refusal", "reasoning_content", "tool_calls"}
     assert re.search(r'element\("details", [^)]*\[\s*element\("summary"', page)
+
+
+def test_the_playground_has_words_for_each_action_about_a_sentence() -> None:
+    fates = CONTENT["playground.js"].decode().partition("const FATES = {")[2].partition("}")[0]
+    assert set(re.findall(r"(\w+): \"", fates)) == {*get_args(SentenceAction)}
 
 
 @pytest.mark.parametrize("name", sorted(CONTENT))
