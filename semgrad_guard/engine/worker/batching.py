@@ -155,9 +155,8 @@ class RunningRequests:
         """How many answers are being written, or will be, without samples and those that count for no limit."""
         reading = [part.writing.job for part, _ in self._reading if not part.writing.answers]
         writing = [row for one in self._writing if not one.job.extra_rows for row in one.answers]
-        return sum(not row.done for row in writing) + sum(
-            len(job.submitted[1].options) - job.extra_rows for job in reading
-        )
+        begin = sum(len(job.submitted[1].options) for job in reading if not job.extra_rows)
+        return begin + sum(not row.done for row in writing)
 
     def has_room(self, jobs: Sequence[Job], *, beside: int) -> bool:
         """Whether all of these can join now, besides so many answers in other batches."""
