@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from semgrad_guard.declared import declared_options
 from semgrad_guard.errors import EmptyLayerSpanError, InputError
-from semgrad_guard.settings import ScoringOptions, Variant
+from semgrad_guard.settings import Earlier, ScoringOptions, Variant
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +39,10 @@ class Objective:
     the same answer every time. Only for the l1 norm; where the vocabulary is no larger, ParaGrad stays exact, as do
     SemGrad and the entropies.
 
+    `earlier` is about sentences. With "context" the keys and values of all that was written before a sentence, a
+    thought included, are constants: its cost does not grow with their number. With "differentiated" the gradient passes
+    through them as well, as it does through the thought before a whole answer.
+
     With `gradients=False` nothing is differentiated: the answer is only observed (`Evidence.observed`), and its
     generation keeps no more than that takes.
     """
@@ -51,11 +55,13 @@ class Objective:
     token: int | None = None
     last_tokens: int | None = None
     sampled_rows: int | None = None
+    earlier: Earlier = "context"
     gradients: bool = True
 
     def __post_init__(self) -> None:
         options = declared_options(ScoringOptions)
         options["variant"].require(self.variant)
+        options["earlier"].require(self.earlier)
         if self.norm not in ("l1", "l2"):
             raise InputError(f"norm must be 'l1' or 'l2', not {self.norm!r}")
         if self.token is not None and self.token >= 0:

@@ -38,7 +38,13 @@ class Estimator(Protocol):
         ...
 
 
-_LATER_SETTINGS: dict[str, Any] = {"norm": "l1", "weighted": True, "token": None, "sampled_rows": None}
+_LATER_SETTINGS: dict[str, Any] = {
+    "norm": "l1",
+    "weighted": True,
+    "token": None,
+    "sampled_rows": None,
+    "earlier": "context",
+}
 """Settings of existing estimators that came later, and their defaults: absent then, as in calibrations made before."""
 
 

@@ -9,7 +9,7 @@ from semgrad_guard.declared import declared_options
 from semgrad_guard.engine.objective import Norm, Objective, Variant
 from semgrad_guard.engine.scoring.gradients import GradientScores
 from semgrad_guard.estimators.base import ReplayEstimator
-from semgrad_guard.settings import ScoringOptions
+from semgrad_guard.settings import Earlier, ScoringOptions
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class HybridGrad(ReplayEstimator):
     weighted: bool = True
     token: int | None = None
     sampled_rows: int | None = None
+    earlier: Earlier = "context"
     name: ClassVar[str] = "hybridgrad"
     title: ClassVar[str] = "HybridGrad"
 
@@ -53,6 +54,7 @@ class HybridGrad(ReplayEstimator):
             weighted=self.weighted,
             token=self.token,
             sampled_rows=self.sampled_rows,
+            earlier=self.earlier,
         )
 
     def value(self, scores: GradientScores) -> float | None:

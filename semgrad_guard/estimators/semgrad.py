@@ -8,6 +8,7 @@ from typing import ClassVar
 from semgrad_guard.engine.objective import Norm, Objective, Variant
 from semgrad_guard.engine.scoring.gradients import GradientScores
 from semgrad_guard.estimators.base import ReplayEstimator
+from semgrad_guard.settings import Earlier
 
 
 @dataclass(frozen=True)
@@ -27,13 +28,21 @@ class SemGrad(ReplayEstimator):
     norm: Norm = "l1"
     weighted: bool = True
     token: int | None = None
+    earlier: Earlier = "context"
     name: ClassVar[str] = "semgrad"
     title: ClassVar[str] = "SemGrad"
 
     @property
     def objective(self) -> Objective:
         """The configured span, token and reduction."""
-        return Objective(self.variant, self.layers, norm=self.norm, weighted=self.weighted, token=self.token)
+        return Objective(
+            self.variant,
+            self.layers,
+            norm=self.norm,
+            weighted=self.weighted,
+            token=self.token,
+            earlier=self.earlier,
+        )
 
     def value(self, scores: GradientScores) -> float | None:
         """SemGrad itself."""

@@ -156,6 +156,8 @@ def scoring_settings(
     grammar = {} if options.grammar is None else {"grammar": sha256(options.grammar.encode()).hexdigest()[:12]}
     elsewhere = {"served": True} if served else {}
     unit = {} if by_sentence is None else {"by": "sentence", "on_doubt": by_sentence}
+    if by_sentence is not None and estimator.objective.gradients:
+        unit["earlier"] = estimator.objective.earlier
     thoughts = {} if options.max_thinking_tokens is None else {"max_thinking_tokens": options.max_thinking_tokens}
     return {
         **estimator.settings(),

@@ -55,11 +55,13 @@ def reference_scores(
     weighted: bool = True,
     grid_tokens: int | None = None,
     part: slice = slice(None),
+    context: int = 0,
 ) -> Reference:
     """Score one response; works on a copy, so that the model under test stays as it was.
 
     `part` of the response alone makes up the sum. `grid_tokens` is how many of the prompt's last tokens the grid holds
-    (by default, it begins at `semantic_token`).
+    (by default, it begins at `semantic_token`). The keys and values of the first `context` tokens of the response are
+    constants.
 
     `first_recorded` is the layer whose state the model's `hidden_states` begin with: 0, the embedding, for all but the
     Mamba family, which records from the first layer's output on.
@@ -69,6 +71,13 @@ def reference_scores(
     # The head alone, also where its weight is the input embedding's: a leaf of its own takes part in the product.
     weight = head.weight.detach().clone().requires_grad_()
     head.register_forward_hook(lambda _, args, __: F.linear(args[0], weight, head.bias))
+    for name, module in model.named_modules():
+        if context and (constant := _keys_and_values(name.rpartition(".")[2], module, model.config)) is not None:
+            within = torch.zeros(len(prompt) + len(response), 1, dtype=torch.bool)
+            within[len(prompt) : len(prompt) + context] = True
+            module.register_forward_hook(
+                lambda _, __, out, where=within & constant: torch.where(where, out.detach(), out)
+            )
     model.get_input_embeddings().register_forward_hook(lambda _, __, output: output.requires_grad_())
 
     with torch.enable_grad():
@@ -103,6 +112,20 @@ def reference_scores(
         log_probs=tuple(log_probs.tolist()),
         grid=tuple(map(tuple, prompt_part[:, first:].abs().mean(-1).tolist())),
     )
+
+
+def _keys_and_values(name: str, module: Any, config: Any) -> torch.Tensor | None:
+    """Which of a linear map's outputs are keys or values; None where it has none."""
+    if name in ("k_proj", "v_proj"):
+        return torch.ones(module.out_features, dtype=torch.bool)
+    if name == "qkv_proj":
+        return torch.arange(module.out_features) >= config.num_attention_heads * config.head_dim
+    if name == "c_attn":
+        return torch.arange(module.nf) >= config.hidden_size
+    if name == "query_key_value":  # by head: query, key, value
+        width = config.hidden_size // config.num_attention_heads
+        return torch.arange(module.out_features) % (3 * width) >= width
+    return None
 
 
 def worst_relative_error(found: Any, expected: Reference) -> float:

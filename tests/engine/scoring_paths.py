@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.batch import TokenBatch, cache_of
 from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
-from semgrad_guard.engine.scoring.gradients import GradientScores, Rows, Tier
+from semgrad_guard.engine.scoring.gradients import GradientScores, Rows, States, Tier
 from semgrad_guard.engine.scoring.model_states import Branches, InputCheck
 from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
 
@@ -73,7 +73,7 @@ def score_in_tier(
 
 
 def score_parts_in_tier(
-    tier: Tier, model: Any, batch: TokenBatch, objective: Objective, captured: CapturedStates | None = None
+    tier: Tier, model: Any, batch: TokenBatch, objective: Objective, captured: States = None
 ) -> Rows:
     """Score the parts of a batch's responses in one tier."""
     scorer = Scorer(model)
@@ -83,7 +83,9 @@ def score_parts_in_tier(
         scorer._current().inputs = InputCheck(Branches(), {"gradient": sys.maxsize})  # the oracle verifies it
         if tier == "captured" and captured is None:
             layer = objective.span(scorer.architecture.n_layers)[0]
-            captured = scorer.current_replayer().record(batch, layer)
+            record = scorer.current_replayer().record
+            by_row = tuple(record(row, layer) for row in batch.rows() if batch.context)
+            captured = by_row or record(batch, layer)
         rows = scorer.score_parts(batch, objective, captured)
     assert {scores.tier for row in rows for scores in row} == {tier}
     return rows

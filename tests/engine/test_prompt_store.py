@@ -14,7 +14,8 @@ from transformers.cache_utils import DynamicCache
 
 from semgrad_guard import GenerationOptions, LanguageModel, Message
 from semgrad_guard.engine.generation.generation import Generation
-from semgrad_guard.engine.replay.batch import FRUGAL, Memory, PromptStore
+from semgrad_guard.engine.replay.batch import FRUGAL, Memory
+from semgrad_guard.engine.replay.prompt_store import PromptStore
 
 from .tiny_models import LONG_ROPE, build
 

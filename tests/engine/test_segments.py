@@ -69,7 +69,7 @@ def test_scores_equal_each_segments_own_objective(language_model: LanguageModel,
         assert (segment.start, segment.end) == (begin, end)
         expected = reference_scores(
             language_model._model, prompt.ids, ids, prompt.semantic_token.offset, wanted.variant, wanted.layers,
-            norm=wanted.norm, grid_tokens=wanted.last_tokens, part=slice(begin, end),
+            norm=wanted.norm, grid_tokens=wanted.last_tokens, part=slice(begin, end), context=begin,
         )  # fmt: skip
         assert segment.scores is not None
         assert worst_relative_error(segment.scores, expected) < 1e-9
@@ -77,10 +77,11 @@ def test_scores_equal_each_segments_own_objective(language_model: LanguageModel,
     assert begin == len(response)
 
 
-def test_one_replay_serves_all(language_model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_pass_serves_all(language_model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     passes: list[object] = []
-    prefix = Replayer.prefix
-    monkeypatch.setattr(Replayer, "prefix", lambda self, *a: (passes.append(a), prefix(self, *a))[1])
+    record = Replayer.record
+    language_model.score("q", ANSWER, by="clause")  # checks, once, that the model can be replayed so
+    monkeypatch.setattr(Replayer, "record", lambda self, *a: (passes.append(a), record(self, *a))[1])
     assert len(language_model.score("q", ANSWER, by="clause")) == 6
     assert len(passes) == 1
 

@@ -12,6 +12,7 @@ from semgrad_guard.engine.generation.sentence_scoring import sentence_evidence, 
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.sentences import sentences
 
+FULL = Objective(earlier="differentiated")
 ANSWER = "Tea is a drink. It grows in Assam! Yes."
 
 
@@ -35,11 +36,11 @@ def by_itself(sentence: Evidence) -> Evidence:
 def test_every_score_is_that_of_the_sentence_as_an_answer_of_its_own(language_model: LanguageModel) -> None:
     answer, counts = evidence_of(language_model)
     assert counts == (16, 19, 4)
-    objective = Objective("official", layers=(1, 2))
+    objective = Objective("official", layers=(1, 2), earlier="differentiated")
     for found in sentence_evidence(answer, counts, ["", "", ""]):
         assert found is not None
         alone = by_itself(found)
-        for wanted in (None, objective):
+        for wanted in (FULL, objective):
             ours, theirs = found.gradients(wanted), alone.gradients(wanted)
             assert ours is not None
             assert theirs is not None
@@ -78,10 +79,28 @@ def test_the_states_of_a_generation_serve_the_sentences(language_model: Language
                     assert theirs is not None
                     assert ours.log_probs == pytest.approx(theirs.log_probs, rel=1e-6)
                 else:
-                    scored, expected = found.gradients(), alone.gradients()
+                    scored, expected = found.gradients(FULL), alone.gradients(FULL)
                     assert scored is not None
                     assert expected is not None
                     assert scored.scores.semgrad == pytest.approx(expected.scores.semgrad, rel=1e-6)
+
+
+def test_a_sentence_has_the_same_scores_before_the_next_one_is_written(language_model: LanguageModel) -> None:
+    answer = language_model.generate("What is tea?", GenerationOptions(max_tokens=12)).evidence
+    ids, whole = answer.response_ids, answer.scoring
+    finished = sentence_evidence(answer, (5, 3, 4), ["", "", ""])
+    for found, begin, end in zip(finished, (0, 5, 8), (5, 8, 12), strict=True):
+        assert found is not None
+        so_far = BatchScoring(
+            whole._scorer, [answer.prompt], [ids[begin:end]], texts=[""], sampler=whole._model[1],
+            preceding=[ids[:begin]],
+        )  # fmt: skip
+        (alone,) = sentence_evidence(so_far.evidence[0], (end - begin,), [""])
+        assert alone is not None
+        ours, theirs = found.gradients(), alone.gradients()
+        assert ours is not None
+        assert theirs is not None
+        assert ours.scores.hybridgrad == pytest.approx(theirs.scores.hybridgrad, rel=1e-6)
 
 
 @settings(max_examples=60, deadline=None)

@@ -126,7 +126,7 @@ class SentenceScoring(BatchScoring):
 
     def _score(self, objective: Objective) -> tuple[TimedScores, ...]:
         began = time.perf_counter()
-        (scored,) = self._scorer.score_parts(self._laid_out(self._responses, objective), objective, self._captured)
+        scored = self._scorer.score_sentences(self._laid_out(self._responses, objective), objective, self._captured)
         self._captured = None
         share = (time.perf_counter() - began) * 1000 / len(scored)
         return tuple(TimedScores(scores, share) for scores in scored)

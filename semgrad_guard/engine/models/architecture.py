@@ -37,8 +37,9 @@ class Architecture:
     """The parts of a model that the engine touches, by path so that a copy of the model has them too.
 
     `layers` is None where no list of decoder layers was recognised; `idle` are the places in that list of layers that
-    look at pictures or sound, which text does not pass through, and `n_layers` counts the others. `cuttable` says
-    whether the KV cache may be cut at t* (attention only, no recurrent state); `takes_positions` whether left-padded
+    look at pictures or sound, which text does not pass through, and `n_layers` counts the others. `attends` says that
+    tokens meet in attention alone and in no recurrent state, `cuttable` whether the KV cache may be cut at t* as well;
+    `takes_positions` whether left-padded
     rows can be told their positions.
     Past `fixed_positions` tokens, rotary frequencies change with the length (dynamic and long rope), so that cached
     keys differ from those of one pass over the whole sequence.
@@ -47,6 +48,7 @@ class Architecture:
     n_layers: int
     head: str
     layers: str | None
+    attends: bool
     cuttable: bool
     takes_positions: bool
     transform: LogitTransform
@@ -83,7 +85,8 @@ def inspect_architecture(model: nn.Module) -> Architecture:
         n_layers=len(members) - len(idle) or int(config.num_hidden_layers),
         head=paths[id(head)],
         layers=layers,
-        cuttable=_is_cuttable(causal_lm, config),
+        attends=_attends(causal_lm, config, _CUTTABLE | {"chunked_attention"}),
+        cuttable=_attends(causal_lm, config, _CUTTABLE),
         takes_positions="position_ids" in accepted,
         takes_logits_to_keep="logits_to_keep" in accepted,
         transform=LogitTransform(scale=scale, softcap=getattr(config, "final_logit_softcapping", None)),
@@ -257,8 +260,9 @@ def _fixed_positions(config: Any) -> int | None:
     return min(limits, default=None)
 
 
-def _is_cuttable(model: PreTrainedModel, config: Any) -> bool:
+def _attends(model: PreTrainedModel, config: Any, known: set[str]) -> bool:
+    """Whether all layers are of these kinds of attention, without a state of their own."""
     kinds = set(getattr(config, "layer_types", None) or ())
-    if not kinds <= _CUTTABLE or (not kinds and getattr(model, "_is_stateful", False)):
+    if not kinds <= known or (not kinds and getattr(model, "_is_stateful", False)):
         return False
     return all(type(layer).__name__ in _CUTTABLE_LAYERS for layer in DynamicCache(config=config).layers)

@@ -1,24 +1,19 @@
 """The rows of a batch: prompts and responses in common columns, their KV caches, and the memory that they may take.
 
 Read-only cuts of a cache end before t*. Rows that come and go end in one column, and begin where their prompt begins.
-The messages of a chat repeat all earlier ones, and the prompts of one RAG chain begin with the same instructions: keys
-and values of those tokens do not depend on later ones, so a prompt is read only from where it differs.
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import accumulate, chain, pairwise
 from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
-from torch import nn
-from torch.utils.checkpoint import checkpoint
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
@@ -34,6 +29,8 @@ class TokenBatch:
     response (a thought) are the context of the scored ones, and are not scored. `segments` divides the scored tokens
     into consecutive parts of so many, scored each by itself (one part: all of them). `token_columns` is the
     column of each row's t*, or of the token taken in its place; `grid_columns` where each row's grid begins.
+    `context` is how many tokens between each row's prompt and its response are constants to the gradient, by their keys
+    and values (earlier sentences); empty for none. They count to the prompt's columns.
     """
 
     ids: torch.Tensor
@@ -43,6 +40,7 @@ class TokenBatch:
     token_columns: tuple[int, ...]
     grid_columns: tuple[int, ...]
     before: tuple[int, ...]
+    context: tuple[int, ...] = ()
 
     @classmethod
     def of(
@@ -55,27 +53,75 @@ class TokenBatch:
         objective: Objective | None = None,
         segments: Sequence[Sequence[int]] | None = None,
         before: Sequence[int] | None = None,
+        context: Sequence[Sequence[int]] | None = None,
     ) -> TokenBatch:
         """Lay out token lists for `objective`; `semantic_tokens` count t* from the prompts' ends."""
         before = before or [0] * len(prompts)
         objective = objective or Objective()
-        width, tail = max(map(len, prompts)), max(map(len, responses))
+        within = context or [()] * len(prompts)
+        begins = [(*prompt, *own) for prompt, own in zip(prompts, within, strict=True)]
+        width, tail = max(map(len, begins)), max(map(len, responses))
         ids = torch.zeros(len(prompts), width + tail, dtype=torch.long, device="cpu")
         mask = torch.zeros_like(ids)
-        for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
-            ids[row, width - len(prompt) : width] = torch.tensor(prompt, device="cpu")
+        for row, (begin, response) in enumerate(zip(begins, responses, strict=True)):
+            ids[row, width - len(begin) : width] = torch.tensor(begin, device="cpu")
             ids[row, width : width + len(response)] = torch.tensor(response, device="cpu")
-            mask[row, width - len(prompt) :] = 1
+            mask[row, width - len(begin) :] = 1
+        ends = [width - len(own) for own in within]
         places = [objective.positions(t, len(p)) for t, p in zip(semantic_tokens, prompts, strict=True)]
         return cls(
             ids.to(device),
             mask.to(device),
             width,
             tuple(map(tuple, segments or [[len(ids) - own] for ids, own in zip(responses, before, strict=True)])),
-            tuple(width + token for token, _ in places),
-            tuple(width + first for _, first in places),
+            tuple(end + token for end, (token, _) in zip(ends, places, strict=True)),
+            tuple(end + first for end, (_, first) in zip(ends, places, strict=True)),
             tuple(before),
+            tuple(map(len, within)) if any(within) else (),
         )
+
+    @cached_property
+    def prompts(self) -> TokenBatch:
+        """The prompts alone, whose differentiated tokens begin in one column; without context, the batch itself."""
+        if not self.context:
+            return self
+        cuts = [*map(min, self.token_columns, self.grid_columns)]
+        pads: list[int] = (self.mask == 0).sum(1).tolist()
+        start = max(cut - pad for cut, pad in zip(cuts, pads, strict=True))
+        ends = [end - cut for end, cut in zip(self.prompt_ends, cuts, strict=True)]
+
+        def aligned(columns: torch.Tensor, filling: int) -> torch.Tensor:
+            pieces = zip(columns, cuts, pads, ends, strict=True)
+            rows = [
+                F.pad(F.pad(row[pad : cut + end], (start - cut + pad, 0)), (0, max(ends) - end), value=filling)
+                for row, cut, pad, end in pieces
+            ]
+            return torch.stack(rows)
+
+        shifts = [start - cut for cut in cuts]
+        return TokenBatch(
+            aligned(self.ids, 0),
+            aligned(self.mask, 1),
+            start + max(ends),
+            self.segments,
+            tuple(map(sum, zip(self.token_columns, shifts, strict=True))),
+            tuple(map(sum, zip(self.grid_columns, shifts, strict=True))),
+            self.before,
+        )
+
+    @property
+    def prompt_ends(self) -> tuple[int, ...]:
+        """The column in which each row's context, or else its response, begins."""
+        return tuple(self.prompt_columns - own for own in self.context or (0,) * len(self.segments))
+
+    def parts_in_context(self) -> Iterator[TokenBatch]:
+        """Each part of one row's response as a batch of its own, all before it in the response as context."""
+        (scored,), (parts,) = self.scored, self.segments
+        for begin, end in pairwise(accumulate(parts, initial=scored.start)):
+            context = (begin - self.prompt_columns,) if begin > self.prompt_columns else ()
+            ids, mask = self.ids[:, :end], self.mask[:, :end]
+            tokens = self.token_columns, self.grid_columns
+            yield TokenBatch(ids, mask, begin, ((end - begin,),), *tokens, (0,), context)
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -126,6 +172,7 @@ class TokenBatch:
                 (self.token_columns[row] - skip,),
                 (self.grid_columns[row] - skip,),
                 (self.before[row],),
+                self.context[row : row + 1] if any(self.context[row : row + 1]) else (),
             )
 
     @cached_property
@@ -169,23 +216,37 @@ def cache_of(output: Any) -> Cache:
 
 
 class PrefixLayer(DynamicLayer):
-    """One layer's keys and values [batch, heads, length, d] of the positions before the cut.
+    """One layer's keys and values [batch, heads, length, d] of the positions before the cut, if there are any.
 
-    `update` answers with prefix and new states joined and stores nothing, so that one prefix serves any number of
-    replays and the cache it was cut from stays as it was.
+    `update` answers with prefix and new states joined and adds nothing to them, so that one prefix serves any number of
+    replays and the cache it was cut from stays as it was. The `constant` columns among the new ones let no gradient
+    pass. `joined` is its last answer.
     """
 
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def __init__(self, *prefix: torch.Tensor, constant: slice | None = None) -> None:
         super().__init__()
-        self.keys, self.values = self._prefix = keys, values
-        self.dtype, self.device = keys.dtype, keys.device
-        self.is_initialized = True
+        self._prefix, self._constant = prefix, constant
+        self.joined: tuple[torch.Tensor, ...] = ()
+        if prefix:
+            self.keys, self.values = prefix
+            self.dtype, self.device = self.keys.dtype, self.keys.device
+            self.is_initialized = True
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        keys, values = self._prefix
-        return torch.cat([keys, key_states], dim=-2), torch.cat([values, value_states], dim=-2)
+        new = [self._without_gradient(states) for states in (key_states, value_states)]
+        if self._prefix:
+            new = [torch.cat(both, dim=-2) for both in zip(self._prefix, new, strict=True)]
+        self.joined = keys, values = new[0], new[1]
+        return keys, values
+
+    def _without_gradient(self, states: torch.Tensor) -> torch.Tensor:
+        if (own := self._constant) is None:
+            return states
+        return torch.cat(
+            [states[..., : own.start, :], states[..., own, :].detach(), states[..., own.stop :, :]], dim=-2
+        )
 
 
 def growing_cache() -> DynamicCache:
@@ -224,7 +285,7 @@ def _prefix(layer: Any, length: int) -> PrefixLayer:
     return PrefixLayer(layer.keys[..., :length, :], layer.values[..., :length, :])
 
 
-_KeysValues = tuple[torch.Tensor, torch.Tensor]
+KeysValues = tuple[torch.Tensor, torch.Tensor]
 
 
 def can_be_taken_apart(cache: Cache) -> bool:
@@ -237,90 +298,37 @@ def stacked(caches: Sequence[Cache]) -> DynamicCache:
     """Caches of the same model below each other, the shorter ones filled up with zeros on the left."""
     longest = max(cache.get_seq_length() for cache in caches)
     below: list[list[torch.Tensor]] = []
-    for layer in zip(*map(_layers, caches), strict=True):
+    for layer in zip(*map(keys_and_values, caches), strict=True):
         wide = [[F.pad(half, (0, 0, longest - half.shape[-2], 0)) for half in halves] for halves in layer]
         below.append([torch.cat(halves) for halves in zip(*wide, strict=True)])
-    return _made(below)
+    return cache_with(below)
 
 
 def kept(cache: Cache, rows: Sequence[int], start: int, end: int | None = None) -> DynamicCache:
     """A copy of some rows and of the columns [start, end), that holds nothing of the rest."""
     index = torch.tensor(list(rows))
-    return _made([[half[index.to(half.device), :, start:end] for half in layer] for layer in _layers(cache)])
+    return cache_with(
+        [[half[index.to(half.device), :, start:end] for half in layer] for layer in keys_and_values(cache)]
+    )
 
 
-def _layers(cache: Cache) -> list[_KeysValues]:
+def keys_and_values(cache: Cache) -> list[KeysValues]:
+    """Of each layer."""
     layers: list[Any] = cache.layers
     return [(layer.keys, layer.values) for layer in layers]
 
 
 def cache_bytes(cache: Cache) -> int:
     """Bytes of all keys and values."""
-    return sum(half.nbytes for layer in _layers(cache) for half in layer)
+    return sum(half.nbytes for layer in keys_and_values(cache) for half in layer)
 
 
-def _made(layers: Sequence[Sequence[torch.Tensor]]) -> DynamicCache:
+def cache_with(layers: Sequence[Sequence[torch.Tensor]]) -> DynamicCache:
+    """A growing cache of these keys and values."""
     cache = growing_cache()
     for number, (keys, values) in enumerate(layers):
         cache.update(keys, values, number)
     return cache
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """Token ids and, for each layer, their keys and values [1, heads, ids, d]; never written to."""
-
-    ids: tuple[int, ...]
-    layers: tuple[_KeysValues, ...]
-
-    @property
-    def bytes(self) -> int:
-        return sum(half.numel() * half.itemsize for layer in self.layers for half in layer)
-
-
-class PromptStore:
-    """The sequences that one model read last, as many as fit a budget. Callers hold the engine's lock."""
-
-    def __init__(self) -> None:
-        self._entries: list[_Entry] = []  # the one used longest ago comes first
-
-    @property
-    def bytes(self) -> int:
-        """The bytes held."""
-        return sum(entry.bytes for entry in self._entries)
-
-    def begin(self, ids: Sequence[int], most: int) -> Cache:
-        """A growing cache of the longest beginning of `ids` that is known, `most` tokens of it at the most."""
-        entry = max(reversed(self._entries), key=lambda known: _common(known.ids, ids), default=None)
-        length = 0 if entry is None else min(_common(entry.ids, ids), most)
-        if entry is None or length == 0:
-            return growing_cache()
-        self._entries.remove(entry)
-        self._entries.append(entry)
-        return _made([[half[..., :length, :] for half in layer] for layer in entry.layers])
-
-    def keep(self, ids: Sequence[int], cache: Cache, budget: int) -> None:
-        """Remember the tokens read in the place of those that they continue, within `budget` bytes.
-
-        The cache holds one row, and the tokens of `ids` without the last one or more.
-        """
-        length = min(cache.get_seq_length(), len(ids))
-        if budget and length and can_be_cut(cache, length):
-            layers = tuple((keys[..., :length, :], values[..., :length, :]) for keys, values in _layers(cache))
-            new = _Entry(tuple(ids[:length]), layers)
-            self._entries = [old for old in self._entries if _common(old.ids, new.ids) < len(old.ids)]
-            self._entries.append(new)
-        self.trim(budget)
-
-    def trim(self, budget: int) -> None:
-        """Forget the sequences used longest ago until the rest fit `budget` bytes."""
-        while self._entries and self.bytes > budget:
-            del self._entries[0]
-
-
-def _common(one: Sequence[int], two: Sequence[int]) -> int:
-    """How many tokens both begin with."""
-    return next((n for n, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
 
 
 T = TypeVar("T")
@@ -390,39 +398,3 @@ def give_back_memory() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def activation_bytes(layers: Sequence[nn.Module], positions: int) -> int:
-    """About the bytes that a backward pass through `layers` keeps: inputs and outputs of matrices, by position."""
-    matrices = [p for layer in layers for p in layer.parameters() if p.ndim >= 2]
-    return sum((p.shape[-1] + p.shape[-2]) * p.dtype.itemsize for p in matrices) * positions
-
-
-@contextmanager
-def checkpointed(layers: Sequence[nn.Module], again: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """For the time of a block `layers`, which must be a copy's, keep nothing but their inputs.
-
-    `again` is entered when a layer is run for the second time, so that it computes the same as at first.
-    """
-    with ExitStack() as stack:
-        for layer in layers:
-            patched = {"forward": vars(layer)["forward"]} if "forward" in vars(layer) else {}
-            stack.callback(vars(layer).update, patched)
-            stack.callback(vars(layer).pop, "forward")
-            vars(layer)["forward"] = _Checkpoint(layer.forward, again)
-        yield
-
-
-class _Checkpoint:
-    """A forward method of which only the inputs are kept."""
-
-    def __init__(self, forward: Callable[..., Any], again: Callable[[], AbstractContextManager[None]]) -> None:
-        self._forward, self._again = forward, again
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # Evaluation mode draws no random numbers; the caller's generators are left alone.
-        return checkpoint(self._run, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
-
-    def _run(self, *args: Any, **kwargs: Any) -> Any:
-        with self._again():
-            return self._forward(*args, **kwargs)

@@ -322,6 +322,10 @@ class CapturedStates:
         """Whether the batch can be replayed from these states: the cache reaches up to its cut."""
         return self.holds(batch) and can_be_cut(self.cache, batch.cut)
 
+    def steps(self, begin: int, count: int) -> list[torch.Tensor]:
+        """The head's output [V] at `count` steps of one row; empty where not all of them were kept."""
+        return [step[0] for step in self.logits[begin : begin + count]] if begin + count <= len(self.logits) else []
+
     def raw_logits(self, batch: TokenBatch) -> list[torch.Tensor] | None:
         """The head's output [V] for each of the batch's response tokens, row after row; None if not all were kept."""
         return _by_token(self.logits, batch)

@@ -7,11 +7,12 @@ head and for lower layers let a replay skip needless work.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from semgrad_guard.engine.interruption import current_stop
 from semgrad_guard.engine.models.architecture import Architecture
@@ -297,3 +298,39 @@ class ModuleSwaps:
                 hook.remove()
             self._returns_tuple = seen[0]
         return self._returns_tuple
+
+
+def activation_bytes(layers: Sequence[nn.Module], positions: int) -> int:
+    """About the bytes that a backward pass through `layers` keeps: inputs and outputs of matrices, by position."""
+    matrices = [p for layer in layers for p in layer.parameters() if p.ndim >= 2]
+    return sum((p.shape[-1] + p.shape[-2]) * p.dtype.itemsize for p in matrices) * positions
+
+
+@contextmanager
+def checkpointed(layers: Sequence[nn.Module], again: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """For the time of a block `layers`, which must be a copy's, keep nothing but their inputs.
+
+    `again` is entered when a layer is run for the second time, so that it computes the same as at first.
+    """
+    with ExitStack() as stack:
+        for layer in layers:
+            patched = {"forward": vars(layer)["forward"]} if "forward" in vars(layer) else {}
+            stack.callback(vars(layer).update, patched)
+            stack.callback(vars(layer).pop, "forward")
+            vars(layer)["forward"] = _Checkpoint(layer.forward, again)
+        yield
+
+
+class _Checkpoint:
+    """A forward method of which only the inputs are kept."""
+
+    def __init__(self, forward: Callable[..., Any], again: Callable[[], AbstractContextManager[None]]) -> None:
+        self._forward, self._again = forward, again
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # Evaluation mode draws no random numbers; the caller's generators are left alone.
+        return checkpoint(self._run, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        with self._again():
+            return self._forward(*args, **kwargs)

@@ -25,6 +25,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import cache, partial
 from typing import Any
 
@@ -284,6 +285,10 @@ class Reconfigured:
                 vars(module)["config"] = usual
 
 
+_live: ContextVar[slice] = ContextVar("live", default=slice(0))
+"""The places of keys before those of the queries that have a gradient."""
+
+
 class Attentions:
     """The attention modules of a copy that take the library's own "sdpa"; others are left as they are."""
 
@@ -293,10 +298,17 @@ class Attentions:
         self._replayed = Reconfigured((module for layer in layers for module in layer.modules()), _NAME)
 
     @contextmanager
-    def replaying(self) -> Iterator[None]:
-        """For the time of a block, positions with a graph attend as described above (unless `used` was cleared)."""
-        with self._replayed.attending() if self.used else nullcontext():
-            yield
+    def replaying(self, live: slice | None = None) -> Iterator[None]:
+        """For the time of a block, positions with a graph attend as described above (unless `used` was cleared).
+
+        Of the keys and values before theirs, those at the `live` places have a gradient.
+        """
+        before = _live.set(live or slice(0))
+        try:
+            with self._replayed.attending() if self.used else nullcontext():
+                yield
+        finally:
+            _live.reset(before)
 
 
 def attend(
@@ -316,7 +328,7 @@ def attend(
     """
     plain = attention_mask is None or attention_mask.requires_grad
     plain = plain or any(options.get(name) is not None for name in _MORE)
-    if plain or not query.requires_grad or query.device.type != "cpu":
+    if plain or not (query.requires_grad or key.requires_grad) or query.device.type != "cpu":
         plain = ALL_ATTENTION_FUNCTIONS[PLAIN]
         return plain(module, query, key, value, attention_mask, scaling=scaling, **options)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -327,12 +339,13 @@ def attend(
 class _FewQueries(torch.autograd.Function):
     """softmax(Q K^T + mask) V, differentiated by the queries and by the last n keys and values alone.
 
-    The queries are the last n positions of the N; everything before them is a cache.
+    The queries are the last n positions of the N; everything before them is a cache, of which a stretch may be `live`.
     """
 
     @staticmethod
     def forward(ctx: Any, query: Any, key: Any, value: Any, mask: Any) -> Any:
         ctx.save_for_backward(query, key, value, mask)
+        ctx.live = _live.get()
         heads = _Heads(query, key, value, mask)
         output = query.new_empty(*query.shape[:-1], value.shape[-1])
         for part in heads.parts():
@@ -343,19 +356,24 @@ class _FewQueries(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         (query, key, value, mask), (gradient,) = ctx.saved_tensors, gradients
         heads = _Heads(query, key, value, mask)
-        n, groups = query.shape[2], heads.keys.shape[0]
         by_query, by_key, by_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
-        new_keys = heads.keys.new_zeros(groups, n, key.shape[-1])
-        new_values = heads.values.new_zeros(groups, n, value.shape[-1])
+        places = [slice(-query.shape[2], None), *([ctx.live] if ctx.live.stop else [])]
+        found = [
+            (place, torch.zeros_like(heads.keys[:, place]), torch.zeros_like(heads.values[:, place]))
+            for place in places
+        ]
         for part in heads.parts():
             weights, arriving = heads.weights(part), heads.together(gradient[:, :, part])
-            new_values.baddbmm_(weights[:, :, -n:].transpose(1, 2), arriving)
+            for place, _, new_values in found:
+                new_values.baddbmm_(weights[:, :, place].transpose(1, 2), arriving)
             by_weights = torch.bmm(arriving, heads.values.transpose(1, 2)).mul_(weights)
             by_scores = by_weights.addcmul_(weights, by_weights.sum(-1, keepdim=True), value=-1)
             by_query[:, :, part] = heads.apart(torch.bmm(by_scores, heads.keys))
-            new_keys.baddbmm_(by_scores[:, :, -n:].transpose(1, 2), heads.together(query[:, :, part]))
-        by_key[:, :, -n:] = new_keys.unflatten(0, key.shape[:2])
-        by_value[:, :, -n:] = new_values.unflatten(0, value.shape[:2])
+            for place, new_keys, _ in found:
+                new_keys.baddbmm_(by_scores[:, :, place].transpose(1, 2), heads.together(query[:, :, part]))
+        for place, new_keys, new_values in found:
+            by_key[:, :, place] = new_keys.unflatten(0, key.shape[:2])
+            by_value[:, :, place] = new_values.unflatten(0, value.shape[:2])
         return by_query, by_key, by_value, None
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -28,49 +28,29 @@ from semgrad_guard.engine.replay.attention_weights import AttentionWeights, Neig
 from semgrad_guard.engine.replay.batch import (
     CACHE,
     Memory,
-    PromptStore,
+    PrefixLayer,
     TokenBatch,
-    activation_bytes,
     cache_bytes,
-    checkpointed,
     cut,
     growing_cache,
+    kept,
 )
 from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
-from semgrad_guard.engine.replay.hooks import InputHook, LayerInputs, ModuleSwaps, by_token, input_hooks, stoppable
+from semgrad_guard.engine.replay.context import ContextRows, Held
+from semgrad_guard.engine.replay.hooks import (
+    InputHook,
+    LayerInputs,
+    ModuleSwaps,
+    activation_bytes,
+    by_token,
+    checkpointed,
+    input_hooks,
+    stoppable,
+)
 from semgrad_guard.engine.replay.kernels import Attentions, Outputs, Projections
 from semgrad_guard.engine.replay.own_code import WithoutOriginals
-
-
-@dataclass(frozen=True)
-class Replayed:
-    """A forward pass with a graph: h^(l) of the span and `final` states before the head, [B, columns, d] each.
-
-    `hidden` begins at column `start`, `final` at column `head_start`; `token_axis` is the axis of `hidden` that counts
-    columns (a model with several residual streams has more axes). Where the pass went through the head (full tier),
-    there are `logits` from `head_start` instead, and `head_weight` [V, d] is the factor of the head alone;
-    `raw_logits` is the head's own output, without a graph, where its module was called. `kept_logits` is the head's
-    output for each response token, where its generation kept it.
-    """
-
-    start: int
-    final: torch.Tensor | None
-    hidden: tuple[torch.Tensor, ...]
-    head_start: int
-    logits: torch.Tensor | None = None
-    raw_logits: torch.Tensor | None = None
-    head_weight: torch.Tensor | None = None
-    kept_logits: Sequence[torch.Tensor] | None = None
-    token_axis: int = 1
-
-
-@dataclass(frozen=True)
-class Observed:
-    """A pass without a graph: the states before the head, and h^(l), [B, columns, d] each, from column `start` on."""
-
-    start: int
-    final: torch.Tensor
-    hidden: torch.Tensor
+from semgrad_guard.engine.replay.prompt_store import PromptStore
+from semgrad_guard.engine.replay.replayed import Observed, Replayed
 
 
 class Replayer:
@@ -134,6 +114,49 @@ class Replayer:
             replayed = self._run(batch, span, prefix, injected=(captured.layer, states), known=known)
         return replace(replayed, kept_logits=captured.raw_logits(batch))
 
+    def in_context(
+        self, batch: TokenBatch, span: Sequence[int], sources: Sequence[CapturedStates], *, bypasses: bool
+    ) -> Replayed:
+        """Rows whose context is constant, from what is known of each (`ContextRows`); `bypasses`: upper layers only."""
+        layer = sources[0].layer if bypasses else 0
+        rows, prompts, first = ContextRows(batch, sources, bypassed=layer), batch.prompts, batch.prompt_columns - 1
+        hidden, table = self._leaf_hooks(span)
+
+        def run(
+            columns: Callable[[Held], torch.Tensor], table: dict[int, InputHook], live: slice, **called: Any
+        ) -> torch.Tensor:
+            if bypasses:
+                above: InputHook = table.get(layer, lambda given: given)
+                table[layer] = lambda _: above(columns(lambda source: source.states))
+            return self._pass(table, span[0], partial(self._replaying, rows.outputs(columns), live), **called)
+
+        with self._swaps.bypassing(layer):
+            cache, inputs = rows.before_prompts(), prompts.inputs(prompts.cut, prompts.prompt_columns)
+            run(rows.of_prompts, table, slice(0), inputs=inputs, cache=cache)
+            inputs, cache = batch.inputs(first, batch.end), rows.before_responses(cache)
+            final = run(rows.of_responses, {}, rows.live, inputs=inputs, cache=cache)
+        states = tuple(hidden[layer] for layer in span)
+        steps = [source.steps(*of) for source, *of in zip(sources, batch.context, batch.lengths, strict=True)]
+        logits = [step for row in steps for step in row] if all(steps) else None
+        return Replayed(prompts.cut, final, states, first, kept_logits=logits, token_axis=self.token_axis)
+
+    def with_keys(self, row: TokenBatch, captured: CapturedStates) -> CapturedStates:
+        """The states of a row whose cache has the keys of all its columns up to the end, as far as layers need them."""
+        layers: list[Any] = captured.cache.layers[captured.layer :]
+        if all(layer.get_seq_length() >= row.end for layer in layers):
+            return captured
+        cache, states = kept(captured.cache, [0], 0, row.cut), captured.states_of(row)
+        with (
+            torch.no_grad(),
+            self._swaps.bypassing(captured.layer),
+            self._swaps.headless() as recorder,
+            input_hooks(self.layers, {captured.layer: lambda _: states}),
+            self._projections.replaying(captured.known_outputs(row)),
+        ):
+            self._call(row.inputs(row.cut, row.end), cache=cache)
+            recorder.take()
+        return replace(captured, cache=cache)
+
     def prefix(self, batch: TokenBatch, span: Sequence[int]) -> Replayed:
         """Prefill up to t* without a graph, then replay every layer from there."""
         cache: Cache | None = None
@@ -155,7 +178,13 @@ class Replayer:
         return Replayed(start, final, states, head_start, token_axis=self.token_axis)
 
     def full(self, batch: TokenBatch, span: Sequence[int]) -> Replayed:
-        """A row by the model's own ordinary call, with its tokens alone; nothing is cut, cached or left out."""
+        """A row by the model's own ordinary call, with its tokens alone; nothing is cut, cached or left out.
+
+        Keys and values of its context pass through a cache, which lets no gradient through them.
+
+        Raises:
+            UnsupportedModelError: there is context, and a layer has no keys and values by tokens.
+        """
         raw: list[torch.Tensor] = []
         inputs = self._layer_inputs(span)
         embedding: Any = self._copy.get_input_embeddings()  # pyright: ignore
@@ -167,8 +196,15 @@ class Replayer:
             weight = stack.enter_context(self._swaps.with_a_weight_of_its_own())
             stack.enter_context(inputs.watched())
             stack.enter_context(torch.enable_grad())
-            options = {"logits_to_keep": max(batch.lengths) + 1} if self._architecture.takes_logits_to_keep else {}
-            output = self._ordinary(batch, output_hidden_states=True, **options)
+            options: dict[str, Any] = {"output_hidden_states": True}
+            if self._architecture.takes_logits_to_keep:
+                options["logits_to_keep"] = max(batch.lengths) + 1
+            if batch.context:
+                cache: Any = growing_cache()
+                columns = slice(batch.prompt_columns - batch.context[0], batch.prompt_columns)
+                cache.layer_class_to_replicate = partial(PrefixLayer, constant=columns)
+                options |= {"use_cache": True, CACHE: cache}
+            output = self._ordinary(batch, **options)
         columns = batch.end + 1
         hidden, self.token_axis = self._verified(inputs, output, columns)
         return Replayed(
@@ -320,12 +356,25 @@ class Replayer:
             layer, kept = injected
             above: InputHook = table.get(layer, lambda given: given)
             table[layer] = lambda _: above(kept)
-        replaying = partial(self._replaying, known)
-        graph = self._graph(span[0], len(batch.segments) * (batch.end - batch.cut), replaying)
-        with graph, self._swaps.headless() as recorder, input_hooks(self.layers, table), replaying():
-            self._call(batch.inputs(batch.cut, batch.end), cache=prefix)
+        inputs = batch.inputs(batch.cut, batch.end)
+        final = self._pass(table, span[0], partial(self._replaying, known), inputs=inputs, cache=prefix)
         states = tuple(hidden[layer] for layer in span)
-        return Replayed(batch.cut, recorder.take(), states, batch.cut, token_axis=self.token_axis)
+        return Replayed(batch.cut, final, states, batch.cut, token_axis=self.token_axis)
+
+    def _pass(
+        self,
+        table: Mapping[int, InputHook],
+        first: int,
+        replaying: Callable[[], AbstractContextManager[None]],
+        *,
+        inputs: dict[str, torch.Tensor],
+        cache: Cache | None,
+    ) -> torch.Tensor:
+        """The states before the head, with a graph from layer `first` on."""
+        graph = self._graph(first, inputs["input_ids"].numel(), replaying)
+        with graph, self._swaps.headless() as recorder, input_hooks(self.layers, table), replaying():
+            self._call(inputs, cache=cache)
+        return recorder.take()
 
     def _leaf_hooks(self, span: Sequence[int]) -> tuple[dict[int, torch.Tensor], dict[int, InputHook]]:
         """Hooks for a replay whose graph begins at the span's first layer, and where they put its hidden states."""
@@ -341,9 +390,9 @@ class Replayer:
         return hidden, {**{layer: keep(layer) for layer in span[1:]}, span[0]: leaf}
 
     @contextmanager
-    def _replaying(self, known: Outputs | None) -> Iterator[None]:
+    def _replaying(self, known: Outputs | None, live: slice | None = None) -> Iterator[None]:
         """The faster ways of a replay, for the time of a block."""
-        with self._projections.replaying(known), self._attentions.replaying():
+        with self._projections.replaying(known), self._attentions.replaying(live):
             yield
 
     @contextmanager
@@ -361,7 +410,7 @@ class Replayer:
         """The model's ordinary call: with a row's tokens alone, to the last, which predicts nothing but has a place in
         a sequence on whose length rotary frequencies may depend."""
         with self._guarded, stoppable(self._stages()):
-            return self._copy(input_ids=row.ids[:, : row.end + 1], use_cache=False, **options)
+            return self._copy(input_ids=row.ids[:, : row.end + 1], **{"use_cache": False, **options})
 
     def _call(self, inputs: dict[str, torch.Tensor], *, cache: Cache | None = None, **options: Any) -> Any:
         if not self._architecture.takes_positions:

@@ -24,7 +24,8 @@ from semgrad_guard.engine.objective import LogitTransform, Norm, Objective
 from semgrad_guard.engine.replay.batch import TokenBatch
 from semgrad_guard.engine.replay.captured_states import CapturedStates
 from semgrad_guard.engine.replay.hooks import by_token
-from semgrad_guard.engine.replay.replayer import Replayed, Replayer
+from semgrad_guard.engine.replay.replayed import Replayed
+from semgrad_guard.engine.replay.replayer import Replayer
 from semgrad_guard.engine.scoring.head import score_head
 from semgrad_guard.errors import UnsupportedModelError
 
@@ -160,11 +161,12 @@ LOOSEST = 0.25
 class Exactness:
     """The result of a self-check.
 
-    `tiers` are exact, cheapest first, "full" always the last; `deviations` is how far each was off, relative to plain
-    autograd. `cuts`: states before t* can be kept apart as a cache. `pads`: rows of a batch may be padded on the left.
-    `plain`: replays are exact only where they keep closer to the model's own code. `transform` follows the
-    head. `failure` is the reason why nothing could be compared (broken weights): then only "full" is left, the model's
-    own call. `token_bytes` is the size of a token's keys and values, where answers can join a running batch.
+    `tiers` are exact, cheapest first, "full" always the last; `deviations` is how far each was off, relative to
+    plain autograd. `cuts`: states before t* can be kept apart as a cache. `pads`: rows of a batch may be padded on
+    the left. `plain`: replays are exact only where they keep closer to the model's own code. `in_context` are the
+    tiers that are exact for a response with context, None as long as that was not checked. `transform` follows the
+    head. `failure` is the reason why nothing could be compared (broken weights): then only "full" is left, the
+    model's own call. `token_bytes` is the size of a token's keys and values, where answers can join a running batch.
     """
 
     tiers: tuple[Tier, ...] = ("full",)
@@ -172,6 +174,7 @@ class Exactness:
     cuts: bool = False
     pads: bool = False
     plain: bool = False
+    in_context: tuple[Tier, ...] | None = None
     transform: LogitTransform = field(default_factory=LogitTransform)
     failure: str | None = None
     token_bytes: int = 0
@@ -190,11 +193,12 @@ def score_by(
     batch: TokenBatch,
     objective: Objective,
     span: Sequence[int],
-    captured: CapturedStates | None = None,
+    captured: States = None,
 ) -> Rows:
     """Score every part of every row in one tier ("captured" needs `captured`), in the way that is exact.
 
-    Where states cannot be cut at t*, the rows are replayed one by one, from their first token on.
+    Where states cannot be cut at t*, the rows are replayed one by one, from their first token on. Rows with context are
+    replayed from the states of each (`ContextRows`), of one pass where there are none.
     """
 
     def from_states(batch: TokenBatch, replayed: Replayed) -> Rows:
@@ -203,7 +207,12 @@ def score_by(
             batch, objective, replayed, tier, head=replayer.head, transform=way.transform, kept_bytes=kept
         )
 
-    if tier == "captured" and captured is not None:
+    if batch.context and tier != "full":
+        sources = captured if isinstance(captured, tuple) else () if captured is None else (captured,)
+        known = sources or tuple(replayer.record(row, span[0]) for row in batch.rows())
+        bypasses = "captured" in (way.in_context or ())
+        return from_states(batch, replayer.in_context(batch, span, known, bypasses=bypasses))
+    if tier == "captured" and isinstance(captured, CapturedStates):
         return from_states(batch, replayer.captured(batch, span, captured))
     if tier == "prefix" and way.cuts:
         return from_states(batch, replayer.prefix(batch, span))
@@ -214,6 +223,9 @@ def score_by(
 
 Rows = tuple[tuple[GradientScores, ...], ...]
 """The scores of every part of every row."""
+
+States = CapturedStates | tuple[CapturedStates, ...] | None
+"""The states that are known of a batch; of rows with context, those of the text of each row."""
 
 
 def through_head(
@@ -349,9 +361,10 @@ def _reduce(
     batch: TokenBatch, row: int, gradients: Sequence[torch.Tensor], *, start: int, norm: Norm
 ) -> tuple[float, Grid]:
     """One row's number at its token, and its grid, from the gradients [B, columns, d] of the span's layers."""
-    first = batch.grid_columns[row]
-    at_token = torch.stack([gradient[row, batch.token_columns[row] - start].double() for gradient in gradients])
-    prompt = torch.stack([gradient[row, first - start : batch.prompt_columns - start] for gradient in gradients])
+    token, first = batch.prompts.token_columns[row] - start, batch.prompts.grid_columns[row] - start
+    end = first + batch.prompt_ends[row] - batch.grid_columns[row]
+    at_token = torch.stack([gradient[row, token].double() for gradient in gradients])
+    prompt = torch.stack([gradient[row, first:end] for gradient in gradients])
     grid = prompt.double().abs().mean(-1)
     return _norm_of(at_token, norm), tuple(map(tuple, grid.tolist()))
 

@@ -24,8 +24,9 @@ from torch import nn
 from semgrad_guard.engine.interruption import InterruptibleLock
 from semgrad_guard.engine.models.architecture import Architecture, inspect_architecture
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay.batch import Memory, TokenBatch, activation_bytes
+from semgrad_guard.engine.replay.batch import Memory, TokenBatch
 from semgrad_guard.engine.replay.conduct import fingerprint_of, remember_first, uncertain_code
+from semgrad_guard.engine.replay.hooks import activation_bytes
 from semgrad_guard.engine.replay.model_copies import weight_sharing_copy
 from semgrad_guard.engine.replay.model_state import Snapshot
 from semgrad_guard.engine.replay.replayer import Replayer
@@ -203,8 +204,8 @@ def clean_slate() -> Iterator[None]:
         yield
 
 
-Kind = Literal["gradient", "forward"]
-"""Whether a gradient score was verified, or numbers of the forward pass alone."""
+Kind = Literal["gradient", "context", "forward"]
+"""Whether a gradient score was verified, one of a response with context, or numbers of the forward pass alone."""
 
 _CERTAIN = 0.01  # nats of an answer below which its gradient's digits are those of rounding
 _ROUNDING = 0.01  # a difference in float32 that may be rounding alone, where a token's gradient is ill-conditioned
@@ -259,7 +260,7 @@ class Branches:
         ids: list[int] = row.ids[0].tolist()
         # A replay begins at the row's cut, and holds an invocation whole or not at all.
         outside = any(
-            not row.cut <= place <= row.prompt_columns - len(sequence)
+            not row.cut <= place <= row.prompt_columns - sum(row.context) - len(sequence)
             for sequence in self.invocations
             for place in _places(ids, sequence)
         )

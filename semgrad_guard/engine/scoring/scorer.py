@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -25,7 +25,7 @@ from semgrad_guard.engine.replay.batch import (
 from semgrad_guard.engine.replay.captured_states import CapturedStates
 from semgrad_guard.engine.replay.model_copies import WIDER, float_sample
 from semgrad_guard.engine.replay.replayer import Replayer
-from semgrad_guard.engine.scoring.gradients import GradientScores, Rows, Tier, score_by, unscored
+from semgrad_guard.engine.scoring.gradients import GradientScores, Rows, States, Tier, score_by, unscored
 from semgrad_guard.engine.scoring.model_states import Kind, ModelStates, OrdinaryCall, clean_slate
 from semgrad_guard.engine.scoring.observation import (
     UNREADABLE,
@@ -38,7 +38,7 @@ from semgrad_guard.engine.scoring.observation import (
     unread,
     without_states,
 )
-from semgrad_guard.engine.scoring.self_check import Exactness, self_check
+from semgrad_guard.engine.scoring.self_check import Exactness, self_check, tiers_in_context
 from semgrad_guard.errors import UnsupportedModelError
 
 
@@ -50,6 +50,12 @@ class _Reasoned(Protocol):
 
 
 R = TypeVar("R", bound=_Reasoned)
+
+WITHOUT_CONTEXT = (
+    "the sentences before a sentence are its context by their keys and values, and this model has no such for each "
+    'token (its layers keep a state, or take no cache). Take earlier="differentiated", or an estimator of likelihoods.'
+)
+"""Why no sentence of a model can be scored in context."""
 
 logger = logging.getLogger("semgrad_guard")
 
@@ -72,6 +78,21 @@ class Scorer(ModelStates):
             if self._exactness is None:
                 self._exactness = self_check(self.architecture, replayer, self._sample(replayer))
             return self._exactness
+
+    def tiers_in_context(self) -> tuple[Tier, ...]:
+        """The tiers that are exact where the tokens before a response are constants, cheapest first.
+
+        Raises:
+            UnsupportedModelError: this model has no keys and values of its own for each token.
+        """
+        with self.lock, clean_slate():
+            way, replayer = self.exactness(), self.current_replayer()
+            if way.in_context is None:
+                found = tiers_in_context(self.architecture, replayer, self._sample(replayer), way)
+                way = self._exactness = replace(way, in_context=found)
+            if not way.in_context:
+                raise UnsupportedModelError(WITHOUT_CONTEXT)
+            return way.in_context or ()
 
     def if_checked(self) -> Exactness | None:
         """As `exactness`; None where a score is refused, or there is no room for the check. It may still answer."""
@@ -107,7 +128,31 @@ class Scorer(ModelStates):
         """Score every row of a batch as a whole; `captured` lets the captured tier reuse generated states."""
         return tuple(parts[0] for parts in self.score_parts(batch, objective, captured))
 
-    def score_parts(self, batch: TokenBatch, objective: Objective, captured: CapturedStates | None = None) -> Rows:
+    def score_sentences(
+        self, row: TokenBatch, objective: Objective, captured: CapturedStates | None = None
+    ) -> tuple[GradientScores, ...]:
+        """Score every part of one row's response, given all before it (`Objective.earlier`); `captured` as in `score`.
+
+        Raises:
+            UnsupportedModelError: as `tiers_in_context`.
+        """
+        parts = list(row.parts_in_context())
+        if objective.earlier == "differentiated" or (len(parts) == 1 and not parts[0].context):
+            return self.score_parts(row, objective, captured)[0]
+        with self.lock, clean_slate():
+            span, tiers = objective.span(self.architecture.n_layers), self._tiers_for(parts[-1])
+            if tiers == ("full",) or self._current().inputs.must_go_ordinary(row):
+                return tuple(self.score_parts(part, objective)[0][0] for part in parts)
+            replayer = self.current_replayer()
+            fits = "captured" in tiers and self._fits(row, span, captured)
+            states = unless_memory_runs_out(
+                lambda: replayer.with_keys(row, captured) if captured and fits else replayer.record(row, span[0])
+            )
+            # From the last on, which is verified for all of them.
+            found = [self.score_parts(part, objective, states)[0][0] for part in reversed(parts)]
+            return tuple(one if fits or one.tier == "full" else replace(one, tier="prefix") for one in reversed(found))
+
+    def score_parts(self, batch: TokenBatch, objective: Objective, captured: States = None) -> Rows:
         """Score every part of every row (`TokenBatch.segments`) from one replay.
 
         Where memory runs out, the rows are tried one by one; one that has no room by itself has no score.
@@ -124,9 +169,9 @@ class Scorer(ModelStates):
             tier = "full" if self._exactness is None else self._exactness.tiers[0]
             return (tuple(unscored(tier, OUT_OF_MEMORY) for _ in batch.parts),)
 
-    def _score_batch(self, batch: TokenBatch, objective: Objective, captured: CapturedStates | None) -> Rows:
+    def _score_batch(self, batch: TokenBatch, objective: Objective, captured: States) -> Rows:
         """The scores by replays where these are exact, verified where an input has to be; else by ordinary calls."""
-        tiers = self._tiers_at(batch.longest)  # a reason that rules every score out comes first
+        tiers = self._tiers_for(batch)  # a reason that rules every score out comes first
         if tiers == ("full",):
             return self._score(batch, objective, None, tiers)
         if self._current().inputs.must_go_ordinary(batch):
@@ -139,11 +184,10 @@ class Scorer(ModelStates):
             nothing = any(part.reason for part in scores[place])
             return None if nothing else not call.contradicts(scores[place], row, objective)
 
-        return scores if self._confirmed(batch, "gradient", agrees) else self._score_batch(batch, objective, None)
+        kind: Kind = "context" if batch.context else "gradient"
+        return scores if self._confirmed(batch, kind, agrees) else self._score_batch(batch, objective, None)
 
-    def _replay(
-        self, batch: TokenBatch, objective: Objective, captured: CapturedStates | None, tiers: tuple[Tier, ...]
-    ) -> Rows:
+    def _replay(self, batch: TokenBatch, objective: Objective, captured: States, tiers: tuple[Tier, ...]) -> Rows:
         """The scores by one replay; row after row, and so without captured states, where padding is wrong."""
         together = self.pads or not batch.is_padded
         scores = self._score(batch, objective, captured, tiers) if together else ()
@@ -173,7 +217,7 @@ class Scorer(ModelStates):
             logger.warning(
                 "semgrad-guard steps down to the model's ordinary call: a replay of %d tokens is not exact", row.longest
             )
-            self._exactness = replace(self.exactness(), tiers=("full",), cuts=False, pads=False)
+            self._exactness = replace(self.exactness(), tiers=("full",), in_context=("full",), cuts=False, pads=False)
         elif agreed:
             state.inputs.note(row, kind)
         return agreed is not False
@@ -289,11 +333,21 @@ class Scorer(ModelStates):
         limit = self.architecture.fixed_positions
         return ("full",) if limit is not None and positions > limit else self.tiers()
 
-    def _score(
-        self, batch: TokenBatch, objective: Objective, captured: CapturedStates | None, tiers: tuple[Tier, ...]
-    ) -> Rows:
+    def _tiers_for(self, batch: TokenBatch) -> tuple[Tier, ...]:
+        tiers = self._tiers_at(batch.longest)
+        return tuple(tier for tier in self.tiers_in_context() if tier in tiers) if batch.context else tiers
+
+    def _fits(self, batch: TokenBatch, span: Sequence[int], captured: States) -> bool:
+        """Whether these states are of the model as it is, and reach far enough."""
+        sources = captured if isinstance(captured, tuple) else (captured,)
+        return all(
+            one is not None and one.layer <= span[0] and self._left(one) and (bool(batch.context) or one.fits(batch))
+            for one in sources
+        )
+
+    def _score(self, batch: TokenBatch, objective: Objective, captured: States, tiers: tuple[Tier, ...]) -> Rows:
         way, span = self.exactness(), objective.span(self.architecture.n_layers)
-        fits = captured is not None and captured.layer <= span[0] and self._left(captured) and captured.fits(batch)
+        fits = self._fits(batch, span, captured)
         tier: Tier = next(tier for tier in tiers if tier != "captured" or fits)
         replayer = self.current_replayer()
         rows = score_by(tier, way, replayer=replayer, batch=batch, objective=objective, span=span, captured=captured)

@@ -68,7 +68,7 @@ def score_segments(
             segments=[[count for count in counts if count]],
             before=[len(before)],
         )
-    scores = iter(scorer.score_parts(batch, objective)[0])
+    scores = iter(scorer.score_sentences(batch, objective))
     return [
         Segment(response.text[start:end], start, end, next(scores) if count else None)
         for (start, end), count in zip(spans, counts, strict=True)

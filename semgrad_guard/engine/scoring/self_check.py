@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 
@@ -40,7 +41,9 @@ logger = logging.getLogger("semgrad_guard")
 _HeadOutput = tuple[torch.Tensor | None, torch.Tensor | None]
 """The head's output, and the model's logits."""
 
-_PROMPT, _SHORT_PROMPT, _RESPONSE = 9, 5, 4
+_PROMPT, _SHORT_PROMPT, _RESPONSE, _CONTEXT = 9, 5, 4, 2
+
+T = TypeVar("T")
 
 
 def self_check(architecture: Architecture, replayer: Replayer, sample: Callable[[], Replayer] | None) -> Exactness:
@@ -64,6 +67,20 @@ def self_check(architecture: Architecture, replayer: Replayer, sample: Callable[
     if "prefix" not in found.tiers:
         logger.warning("semgrad-guard steps down to slower scoring for this model: %s", [*found.tiers])
     return replace(found, token_bytes=replayer.token_bytes()) if "captured" in found.tiers else found
+
+
+def tiers_in_context(
+    architecture: Architecture, replayer: Replayer, sample: Callable[[], Replayer] | None, found: Exactness
+) -> tuple[Tier, ...]:
+    """The tiers of `found` that are exact for a response with context; none where its keys cannot be constants."""
+    if not architecture.attends:
+        return ()
+    if found.tiers == ("full",) and found.failure is not None:
+        return found.tiers
+    wide = replayer.head.weight.dtype.itemsize >= torch.float32.itemsize
+    check = _Check(architecture, replayer if wide or sample is None else sample())
+    check.replayer.plain = found.plain
+    return check.in_context(found)
 
 
 def _by_sample(architecture: Architecture, sample: Callable[[], Replayer], check: _Check) -> Exactness:
@@ -130,15 +147,35 @@ class _Check:
 
     def agrees(self, tier: Tier, found: Exactness) -> bool:
         """Whether a tier agrees with plain autograd in this replayer's dtype, as far as that allows."""
-        try:
-            return self._deviation(tier, found) <= self.tolerance
-        except AnswerInterruptedError:
-            raise
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            logger.warning("semgrad-guard: the %s tier fails in this model's dtype (%r)", tier, error)
-            return False
+        off = _attempted(
+            lambda: self._deviation(tier, found),
+            lambda error: logger.warning("semgrad-guard: the %s tier fails in this model's dtype (%r)", tier, error),
+        )
+        return off is not None and off <= self.tolerance
+
+    def in_context(self, found: Exactness) -> tuple[Tier, ...]:
+        """The tiers of `found` that agree with plain autograd, where keys and values of a context are constants."""
+        self.expected()
+        batch = self._batch(_PROMPT, *([_SHORT_PROMPT] if found.pads else []), context=_CONTEXT)
+        expected = _attempted(lambda: self._score("full", found, batch), _log("a response with context"))
+        plain = self._score("full", found, replace(batch, context=()))
+
+        def agree(ours: Sequence[GradientScores] | None, theirs: Sequence[GradientScores]) -> bool:
+            pairs = zip(ours or (), theirs, strict=True) if ours else ()
+            return bool(ours) and all(deviation(a, b) <= self.tolerance for a, b in pairs)
+
+        # Of the numbers, context changes none but SemGrad.
+        both = zip(plain, expected or (), strict=False)
+        if expected is None or not agree(
+            expected, [replace(one, semgrad=own.semgrad, grid=own.grid) for one, own in both]
+        ):
+            return ()
+
+        def is_exact(tier: Tier) -> bool:
+            way = replace(found, in_context=(tier,))
+            return agree(_attempted(lambda: self._score(tier, way, batch), _log(f"the {tier} tier")), expected)
+
+        return tuple(tier for tier in found.tiers if tier == "full" or (found.cuts and is_exact(tier)))
 
     def _full(self, prompt: int) -> tuple[GradientScores, _HeadOutput]:
         if (known := self._known.get((prompt, self.span))) is not None:
@@ -179,17 +216,11 @@ class _Check:
 
     def _tried(self, tier: Tier, way: Exactness, failures: list[str]) -> float | None:
         """How far a tier is off; None if that is too far, or it fails."""
-        try:
-            off = self._deviation(tier, way)
-        except AnswerInterruptedError:
-            raise
-        except Exception as error:
-            if is_out_of_memory(error):  # no matter of the tier
-                raise
-            # Unknown model code may fail in any way; the next way is tried.
-            failures.append(f"the {tier} tier fails on this model ({error!r})")
-            return None
-        if off <= self.tolerance:
+        off = _attempted(
+            lambda: self._deviation(tier, way),
+            lambda error: failures.append(f"the {tier} tier fails on this model ({error!r})"),
+        )
+        if off is None or off <= self.tolerance:
             return off
         failures.append(f"the {tier} tier disagrees with autograd by {off:.1%}")
         return None
@@ -217,18 +248,37 @@ class _Check:
         return deviation(scores, self._expected[0])
 
     def _score(self, tier: Tier, way: Exactness, batch: TokenBatch) -> list[GradientScores]:
-        captured = self.replayer.record(batch, self.span[0]) if tier == "captured" else None
+        records = tier == "captured" and not batch.context
+        captured = self.replayer.record(batch, self.span[0]) if records else None
         rows = score_by(
             tier, way, replayer=self.replayer, batch=batch, objective=self.objective, span=self.span, captured=captured
         )
         return [parts[0] for parts in rows]
 
-    def _batch(self, *prompts: int) -> TokenBatch:
-        """Made-up rows with prompts of so many tokens."""
+    def _batch(self, *prompts: int, context: int = 0) -> TokenBatch:
+        """Made-up rows with prompts of so many tokens, and context between them and the response."""
         vocabulary, device = self.replayer.head.weight.shape[0], self.replayer.head.weight.device
         ids = [(7919 * i + 104729) % vocabulary for i in range(_PROMPT + _RESPONSE)]
         rows = [ids[:length] for length in prompts]
-        return TokenBatch.of(rows, [ids[_PROMPT:]] * len(rows), [-3] * len(rows), device)
+        within = [ids[-context - place : len(ids) - place] for place in range(len(rows))] if context else None
+        return TokenBatch.of(rows, [ids[_PROMPT:]] * len(rows), [-3] * len(rows), device, context=within)
+
+
+def _attempted(work: Callable[[], T], complain: Callable[[Exception], None]) -> T | None:
+    """The result of `work`; None where it fails, for unknown model code may fail in any way."""
+    try:
+        return work()
+    except AnswerInterruptedError:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):  # no matter of the tier
+            raise
+        complain(error)
+        return None
+
+
+def _log(subject: str) -> Callable[[Exception], None]:
+    return lambda error: logger.info("semgrad-guard: %s cannot be replayed in context (%r)", subject, error)
 
 
 def _span(n_layers: int) -> tuple[int, ...]:

@@ -1,0 +1,102 @@
+"""Responses with context, in every tier, against plain autograd with the keys and values of the context detached."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from typing import Any
+
+import pytest
+
+from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.replay.batch import FRUGAL, TokenBatch
+from semgrad_guard.engine.scoring.gradients import Tier
+from semgrad_guard.engine.scoring.scorer import Scorer
+from semgrad_guard.errors import UnsupportedModelError
+from tests.pairwise import in_turn
+
+from .oracle import Reference, worst_relative_error
+from .scoring_paths import CASES, Case, answered, batch_of, score_parts_in_tier
+from .test_exactness import TIERS, tolerance
+from .tiny_models import ARCHITECTURES, STATEFUL, shared, token_ids
+
+pytestmark = pytest.mark.usefixtures("softmax_in_the_dtype_of_its_input")
+
+PARTS = (2, 1, 3)
+
+
+def references(model: Any, objective: Objective) -> list[Reference]:
+    """Of each part of the last case's response."""
+    return [
+        CASES[2].reference(model, objective, part=slice(begin, end), context=begin)
+        for begin, end in pairwise(accumulate(PARTS, initial=0))
+    ]
+
+
+@in_turn(name=ARCHITECTURES, tier=TIERS)
+def test_every_tier_equals_autograd_with_the_context_detached(name: str, tier: Tier) -> None:
+    model, objective = shared(name), Objective(layers=(1, 2), last_tokens=7)
+    row = batch_of(CASES[2:], objective, [PARTS])
+    found = [score_parts_in_tier(tier, model, part, objective)[0][0] for part in row.parts_in_context()]
+    expected = references(model, objective)
+    assert max(map(worst_relative_error, found, expected)) < tolerance(name)
+
+
+def test_rows_with_unequal_contexts_are_scored_together() -> None:
+    model, objective = shared("gemma2"), Objective(layers=(1, 2))
+    cases = [Case(token_ids(11, 1), token_ids(7, 2), -3), Case(token_ids(4, 3), token_ids(5, 4), -4), CASES[2]]
+    before = [4, 2, 1]
+    batch = TokenBatch.of(
+        [case.prompt for case in cases],
+        [case.response[own:] for case, own in zip(cases, before, strict=True)],
+        [case.semantic_token for case in cases],
+        "cpu",
+        objective=objective,
+        context=[case.response[:own] for case, own in zip(cases, before, strict=True)],
+    )
+    expected = [
+        case.reference(model, objective, part=slice(own, None), context=own)
+        for case, own in zip(cases, before, strict=True)
+    ]
+    for tier in TIERS:
+        found = [parts[0] for parts in score_parts_in_tier(tier, model, batch, objective)]
+        assert max(map(worst_relative_error, found, expected)) < tolerance("gemma2"), tier
+
+
+@pytest.mark.parametrize("kept", [{}, {"logit_bytes": 0, "output_bytes": 0}])
+@pytest.mark.parametrize("name", ["llama", "mistral-sliding", "gpt2"])
+def test_a_generations_states_serve_every_sentence(name: str, kept: dict[str, int]) -> None:
+    model, objective, scorer = shared(name), Objective(), Scorer(shared(name))
+    (case, *_), captured = answered(name, lengths=(6, 1, 4), **kept)
+    scores = scorer.score_sentences(batch_of([case], objective, [PARTS]), objective, captured.part([0], skip=9))
+    assert {one.tier for one in scores} == {"captured"}
+    ends = pairwise(accumulate(PARTS, initial=0))
+    expected = [case.reference(model, objective, part=slice(*own), context=own[0]) for own in ends]
+    assert max(map(worst_relative_error, scores, expected)) < tolerance(name)
+
+
+def test_memory_for_no_activations() -> None:
+    scorer, objective = Scorer(shared("llama")), Objective()
+    row = batch_of(CASES[2:], objective, [PARTS])
+    plenty = [one.semgrad for one in scorer.score_sentences(row, objective)]
+    scorer.memory = FRUGAL
+    assert [one.semgrad for one in scorer.score_sentences(row, objective)] == pytest.approx(plenty)
+
+
+def test_whole_sequences_of_chunked_attention() -> None:
+    model, objective = shared("llama4-chunked"), Objective()
+    found = Scorer(model).score_sentences(batch_of(CASES[2:], objective, [PARTS]), objective)
+    assert max(map(worst_relative_error, found, references(model, objective))) < 1e-7
+
+
+@pytest.mark.parametrize("name", sorted(STATEFUL.keys() - {"llama4-chunked"}))
+def test_a_model_with_a_state_of_its_own_is_refused(name: str) -> None:
+    scorer, objective = Scorer(shared(name)), Objective()
+    with pytest.raises(UnsupportedModelError, match="earlier="):
+        scorer.score_sentences(batch_of(CASES[2:], objective, [PARTS]), objective)
+
+
+def test_the_full_form_stays_an_option() -> None:
+    objective = Objective(earlier="differentiated")
+    row = batch_of(CASES[2:], objective, [PARTS])
+    scorer = Scorer(shared("llama"))
+    assert scorer.score_sentences(row, objective) == scorer.score_parts(row, objective)[0]
