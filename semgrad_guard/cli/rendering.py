@@ -48,15 +48,22 @@ def _sentences(verdict: Verdict) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
     table.add_column("uncertainty", justify="right", no_wrap=True)
     table.add_column("action", no_wrap=True)
+    if calibrated := verdict.calibration_id is not None:
+        table.add_column("promised", no_wrap=True)
     table.add_column("sentence", ratio=1, no_wrap=True, overflow="ellipsis")
     for one in verdict.sentences:
         text = _one_line(verdict.text[one.start : one.end]) if one.end > one.start else "(withheld)"
-        table.add_row(figure(one.uncertainty), one.action, Text(text, style="" if one.action == "deliver" else "dim"))
+        promised = ["yes" if one.promised else "no"] if calibrated else []
+        style = "" if one.action == "deliver" else "dim"
+        table.add_row(figure(one.uncertainty), one.action, *promised, Text(text, style=style))
     return table
 
 
 def scores_view(rows: Sequence[tuple[str, Verdict]], *, decided: bool) -> RenderableType:
-    """A table of texts that came from anywhere, (question, verdict); long files are cut."""
+    """A table of texts that came from anywhere, (question, verdict); long files are cut.
+
+    Of a text that was judged by sentence every sentence is shown.
+    """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
     table.add_column("question", ratio=3, no_wrap=True, overflow="ellipsis")
     table.add_column("response", ratio=2, no_wrap=True, overflow="ellipsis")
@@ -69,7 +76,9 @@ def scores_view(rows: Sequence[tuple[str, Verdict]], *, decided: bool) -> Render
         if decided:
             cells += [percent(verdict.confidence), Text(verdict.action, style=_COLOURS[verdict.action])]
         table.add_row(*cells)
-    below: list[Text] = []
+    below: list[RenderableType] = []
+    for question, verdict in rows[:ROWS_SHOWN]:
+        below += [Text(_one_line(question), style="bold"), _sentences(verdict)] if verdict.sentences else []
     if len(rows) > ROWS_SHOWN:
         below.append(Text(f"… and {len(rows) - ROWS_SHOWN} more: --output FILE or --json gives them all."))
     if strange := [verdict for _, verdict in rows if verdict.unfamiliar]:

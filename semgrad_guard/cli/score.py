@@ -75,18 +75,21 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
     text also gets an action, and the scores are compared with the calibration's: have they moved? Use the same system
     message, prompt, examples and passages as the calibration.
 
-    With --by, every sentence or clause has a number of its own; all of them come from one replay.
+    With --by, every sentence or clause has a number of its own; all of them come from one replay. With a calibration by
+    sentence, every sentence has an action, and is promised or not.
     """
     from semgrad_guard.evaluation.runs.scoring import TextScorer, no_score, too_long
+    from semgrad_guard.guard import judged_by
 
-    if by is not None and calibration is not None:
-        raise typer.BadParameter("a calibration is for whole answers; give --by or --calibration, not both")
+    if by == "clause" and calibration is not None:
+        raise typer.BadParameter("no calibration is for clauses; give --by sentence, or no --calibration")
     if output == STDOUT:
         output, as_json = None, True
-    if cluster.ray and (by is not None or data is None or output is None):
+    parts = by if calibration is None else None
+    if cluster.ray and (parts is not None or data is None or output is None):
         raise typer.BadParameter(
             "--ray is for whole answers of a file: give --data and --output FILE, next to which everything is kept "
-            "as it comes, and no --by"
+            "as it comes, and no --by without a calibration"
         )
     phrasing, sources = loading.phrasing(wording)
     scores_file.require_outputs(output, [data, calibration, probe, Path(model.model), *sources])
@@ -95,15 +98,16 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
     phrasing.require(rows)
     source = ModelSource(**vars(model), semantic_token=loading.load_token(probe))
     with scores_file.sole_writer(output):
-        if by is not None:
+        if parts is not None:
             chosen = claims.replay_estimator(estimator)
             found = claims.score_claims(
-                rows, loading.load(source), chosen, by=by, phrasing=phrasing, output=output, as_json=as_json
+                rows, loading.load(source), chosen, by=parts, phrasing=phrasing, output=output, as_json=as_json
             )
             raise typer.Exit(_code(found.left_out or problems, found.unscored))
         policy = loading.load_policy(calibration)
         estimate = estimator.make(policy)
-        scorer = TextScorer(loading.load(source), estimate, policy, phrasing)
+        on_doubt = None if policy is None else judged_by(policy.calibration, "sentence" if by else None, None)
+        scorer = TextScorer(loading.load(source), estimate, policy, phrasing, on_doubt)
         if cluster.ray and output is not None:
             texts = _score_spread(
                 rows,
@@ -186,10 +190,11 @@ def _score_spread(
 
 def _drift(scored: Sequence[tuple[Question, Verdict]], policy: Policy | None) -> Drift | None:
     from semgrad_guard.calibration import drift
+    from semgrad_guard.guard.sentences import watched_score
 
     if policy is None or policy.calibration is None or not policy.calibration.scores:
         return None
-    return drift([verdict.uncertainty for _, verdict in scored], policy.calibration.scores)
+    return drift([watched_score(verdict) for _, verdict in scored], policy.calibration.scores)
 
 
 def _deliver(

@@ -11,8 +11,10 @@ import pytest
 from click.testing import Result
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, SemGrad, calibrate
+from semgrad_guard.calibration import AnswerSentences, calibrate_sentences
 from semgrad_guard.engine.replay.batch import TokenBatch
 from semgrad_guard.engine.scoring.scorer import Scorer
+from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.evaluation.runs.run import run_binding
 
@@ -185,10 +187,48 @@ def test_by_sentence_over_a_file(score: Run, tmp_path: Path) -> None:
     assert (record["by"], record["estimator"], len(record["segments"])) == ("clause", "gnll", 3)
 
 
-def test_thresholds_are_for_whole_answers(score: Run, tmp_path: Path) -> None:
-    result = score("--question", "q", "--response", "r", "--by", "sentence", "--calibration", tmp_path / "c.json")
-    assert result.exit_code == 2
-    assert "whole answers" in flat(result.stderr)
+def test_a_calibration_by_sentence_decides_about_every_sentence(
+    score: Run, tmp_path: Path, language_model: LanguageModel
+) -> None:
+    text = "Tea is a drink. It grows in Assam. Milk is white."
+    conversation = Phrasing().conversation(Question(question=ASKED[0]))
+    found = language_model.score(conversation, text, by="sentence")
+    scores = [part.scores.hybridgrad for part in found if part.scores is not None and part.scores.hybridgrad]
+    options = GenerationOptions()
+    binding = run_binding(language_model, HybridGrad(), options=options, template="chat", on_doubt="mark")
+    made = calibrate_sentences(
+        [AnswerSentences(str(i), "a", [min(scores), 2 * max(scores)], [True, False], [None, None]) for i in range(40)],
+        on_doubt="mark",
+        binding=binding.model_copy(update={"model": "tiny"}),
+        prompts=[language_model.render(conversation).form] * 40,
+        alpha=0.2,
+        delta=0.1,
+    )
+    calibration = made.save(tmp_path / "c.json")
+    data = jsonl(tmp_path / "r.jsonl", [{"question": ASKED[0], "response": text}])
+    given = ("--data", data, "--calibration", calibration)
+    result = score(*given, "--json")
+    assert result.exit_code == 0, result.stderr
+    (record,) = records(result.stdout)
+    expected = ["deliver" if value <= (made.threshold or 0) * (1 + 1e-6) else "mark" for value in scores]
+    assert [one["action"] for one in record["sentences"]] == expected
+    assert [one["promised"] for one in record["sentences"]] == [action == "deliver" for action in expected]
+    assert [text[one["start"] : one["end"]] for one in record["sentences"]] == [part.text for part in found]
+    shown = flat(score(*given, "--by", "sentence").stdout)
+    assert "promised sentence" in shown
+    assert "mark no" in shown
+    assert "It grows in Assam." in shown
+    whole = score(*given, "--by", "clause")
+    assert (whole.exit_code, "no calibration is for clauses" in flat(whole.stderr)) == (2, True)
+
+
+def test_a_calibration_of_whole_answers_does_not_decide_about_sentences(
+    run: Run, model_folder: Path, calibration: Path
+) -> None:
+    given = ("score", "--model", model_folder, "--question", ASKED[0], "--response", "r", "--calibration", calibration)
+    result = run(*given, "--by", "sentence")
+    assert result.exit_code == 1
+    assert "is about whole answers" in flat(result.stderr)
 
 
 @pytest.mark.parametrize("size", [1, 2, 50])

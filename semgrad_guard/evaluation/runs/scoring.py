@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,11 @@ from semgrad_guard.evaluation.job_record import JobRecord, Progress
 from semgrad_guard.evaluation.questions.data import Question, identity
 from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.evaluation.runs.run import Spread, complete, in_turn
-from semgrad_guard.guard import Policy, assess, settle, unscored
+from semgrad_guard.guard import Policy, assess, decide, unscored
 from semgrad_guard.guard.policy import lets_every_score_through
+from semgrad_guard.guard.scored_sentences import require_by_sentence
 from semgrad_guard.records import PromptForm, Verdict
+from semgrad_guard.settings import OnDoubt
 
 
 class ScoredText(BaseModel):
@@ -35,12 +37,20 @@ class ScoredText(BaseModel):
 
 @dataclass(frozen=True)
 class TextScorer:
-    """How texts are scored and decided about. Everything but the model is plain data, to be sent to other processes."""
+    """How texts are scored and decided about. Everything but the model is plain data, to be sent to other processes.
+
+    With `by_sentence`, the action at a doubtful one, every sentence is, and the verdict has the whole text.
+    """
 
     model: LanguageModel
     estimator: Estimator
     policy: Policy | None = None
     phrasing: Phrasing = field(default_factory=Phrasing)
+    by_sentence: OnDoubt | None = None
+
+    def __post_init__(self) -> None:
+        if self.by_sentence is not None:
+            require_by_sentence(self.estimator, self.by_sentence)
 
     def __call__(self, rows: Sequence[Question], start: int = 0) -> list[ScoredText]:
         """The texts of a batch, in its order, from one backward pass for all of them."""
@@ -61,7 +71,8 @@ class TextScorer:
     @property
     def recipe(self) -> Callable[[LanguageModel], TextScorer]:
         """The same with another copy of the model; it pickles, and holds no model."""
-        return partial(TextScorer, estimator=self.estimator, policy=self.policy, phrasing=self.phrasing)
+        plain = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "model"}
+        return partial(TextScorer, **plain)
 
     def unscored(self, text: str, reason: str) -> Verdict:
         """The verdict on a text that cannot be scored."""
@@ -69,12 +80,19 @@ class TextScorer:
 
     def _verdict(self, row: Question, evidence: Evidence) -> Verdict:
         template = self.phrasing.name([row])
-        draft = assess(self.model, self.estimator, evidence, text=evidence.text, prompt_template=template)
+        draft = assess(
+            self.model,
+            self.estimator,
+            evidence,
+            text=evidence.text,
+            prompt_template=template,
+            by_sentence=self.by_sentence,
+        )
         return self._settled(draft, evidence.prompt.form)
 
     def _settled(self, draft: Verdict, prompt: PromptForm | None) -> Verdict:
         policy = self.policy or lets_every_score_through("abstain")
-        return settle(draft, policy, "enforce", can_escalate=False, prompt=prompt).verdict
+        return decide(draft, policy, can_escalate=False, prompt=prompt)
 
 
 def text_key(row: Question) -> str:
