@@ -200,15 +200,15 @@ class Answers:
         return ChatResult(generations=generations, llm_output=convert.safe(output) if partly else output)
 
     def streamed(self, writing: Writing) -> StreamSteps[ChatGenerationChunk, None]:
-        """The pieces of the one answer as they are written, the verdict in the last; the mode withholds nothing."""
+        """The pieces of the one answer as they are written, as far as they may leave, and the verdict in the last."""
+        live = _Noting(writing)
 
         def show(step: Any) -> list[ChatGenerationChunk]:
             if not isinstance(step, Outcome):
                 return writing.chunks(step)
-            outcome = cast("Outcome[AIMessage]", step)
-            return writing.last(self._rules.delivered(outcome, outcome.answer))
+            return writing.last(self._rules.delivered(cast("Outcome[AIMessage]", step), live.message))
 
-        return streamed(self._terms, writing, show=show)
+        return streamed(self._terms, live, self._ask, show=show)
 
     @property
     def _drafts(self) -> list[AIMessage]:
@@ -225,6 +225,22 @@ class Answers:
                 return (yield Work(lambda: target.ask(requests), lambda: target.aask(requests)))
 
         return Work.of(replies)
+
+
+class _Noting:
+    """A live answer that keeps the message of its draft (`Live`)."""
+
+    def __init__(self, writing: Writing) -> None:
+        self.next, self.close, self._draft = writing.next, writing.close, writing.draft
+        self.message: AIMessage | None = None
+
+    def draft(self) -> Work:
+        return Work.of(self._noted)
+
+    def _noted(self) -> Steps[Draft[AIMessage]]:
+        draft: Draft[AIMessage] = yield self._draft()
+        self.message = draft.answer
+        return draft
 
 
 # A target may hold the guarded model itself: inside its own escalation a guard still judges, but hands on no further.

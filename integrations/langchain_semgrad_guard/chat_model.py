@@ -47,6 +47,7 @@ from semgrad_guard.guard import (
     JudgedBy,
     OnDoubt,
     Piece,
+    SentencePiece,
     Stop,
     Ticket,
     as_estimator,
@@ -220,13 +221,24 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
         request = self._request(call.messages, call.stop, call.options)
         return self.language_model.render(request.conversation, **request.form.template_options).form
 
+    def _flows(self, call: Call) -> bool:
+        if self._by_sentence is None or call.rules is None or call.rules.irreplaceable:
+            return False
+        request = self._request(call.messages, call.stop, call.options)
+        early = self._answerer(request).early(call.rules.terms, lambda _: None, request.form.template_options)
+        return early is not None and not request.logprobs
+
     def _live(self, call: Call, *, is_async: bool) -> LocalWriting:
-        def submit(on_piece: Callable[[Piece], None]) -> Ticket[Draft[AIMessage]]:
+        rules = call.rules
+
+        def submit(on_piece: Callable[[Piece | SentencePiece], None]) -> Ticket[Draft[AIMessage]]:
             request = self._request(call.messages, call.stop, call.options)
             return self._answerer(request).submit(
                 request.conversation,
                 template_options=request.form.template_options,
                 on_piece=on_piece,
+                terms=None if rules is None else rules.terms,
+                form=None if rules is None else self._form_for(rules, call),
                 then=lambda draft: self.draft_of(self.message_of(draft, request), call),
             )
 

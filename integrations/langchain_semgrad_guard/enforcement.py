@@ -166,8 +166,11 @@ class EnforcingChatModel(AloudChatModel):
         """The end of a run: the delivered answer, which handlers that want it while it is written hear as well."""
         call = self._call(messages, stop, run, kwargs)
         by_events, by_tokens = self._shown(run, kwargs, is_async=is_async)
-        if (by_events or by_tokens) and not call.withholds:
-            live = super(EnforcingChatModel, self if call.rules is None else self.guarded_by(call.rules, call.inner))
+        if (by_events or by_tokens) and (not call.withholds or self._flows(call)):
+            model = self if call.rules is None else self.guarded_by(call.rules, call.inner)
+            if call.withholds:
+                model.cache = False  # which holds drafts, and no part of one
+            live = super(EnforcingChatModel, model)
             given = (messages, stop, run)
             return (
                 yield Work(
@@ -292,6 +295,10 @@ class EnforcingChatModel(AloudChatModel):
 
     def _ready(self) -> Identified | None:
         """Whatever blocks before an answer; async paths call it off the event loop. The model and its identity."""
+
+    def _flows(self, call: Call) -> bool:
+        """Whether the sentences of a guarded stream leave while the answer is being written."""
+        return False
 
     def _live(self, call: Call, *, is_async: bool) -> Writing:
         """Answer piece by piece, from the first piece that is taken."""

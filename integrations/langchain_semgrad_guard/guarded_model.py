@@ -118,6 +118,10 @@ class AroundChatModel(StreamingChatModel):
                 )
             )
 
+    def _flows(self, call: Call) -> bool:
+        model = self._inner.model
+        return isinstance(model, EnforcingChatModel) and model.rules is None and model._flows(self._inner_call(call))
+
     def _live(self, call: Call, *, is_async: bool) -> Writing:
         model, inner = self._inner.model, self._inner_call(call)
         if isinstance(model, EnforcingChatModel) and model.rules is None:

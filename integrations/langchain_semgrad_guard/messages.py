@@ -248,6 +248,8 @@ def info_of(message: AIMessage) -> dict[str, Any]:
     return {key: metadata[key] for key in BESIDE if key in metadata}
 
 
+SENTENCES = "semgrad_guard_sentences"
+"""The name under which chunks carry the verdicts on the sentences that end with them."""
 BESIDE = ("finish_reason", "logprobs")
 """The fields of an answer that pieces of a stream hold outside their messages."""
 

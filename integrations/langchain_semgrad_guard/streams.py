@@ -30,6 +30,7 @@ from semgrad_guard.guard import (
     Iterated,
     LiveAnswer,
     Piece,
+    SentencePiece,
     Stop,
     StreamSteps,
     Ticket,
@@ -42,9 +43,9 @@ from semgrad_guard.guard import (
 
 
 class StreamingChatModel(EnforcingChatModel):
-    """A guarded stream is a buffered one: the score exists only when the answer is complete.
+    """An answer that may still be withheld arrives as one chunk, for its score exists only when it is complete.
 
-    An answer that may still be withheld therefore arrives as one chunk. Without a router, and with one that only
+    By sentence it arrives in those that are let through, as they end. Without a router, and with one that only
     annotates or observes, streams are live.
     """
 
@@ -62,7 +63,7 @@ class StreamingChatModel(EnforcingChatModel):
                 yield piece
 
     def _streamed(self, call: Call, *, is_async: bool) -> StreamSteps[ChatGenerationChunk, None]:
-        if call.withholds:
+        if call.withholds and not self._flows(call):
             yield _only_chunk((yield from self._answered(call)))
         elif call.rules is not None:
             yield from self._judging(call.rules, call).streamed(self._live(call, is_async=is_async))
@@ -75,7 +76,7 @@ class StreamingChatModel(EnforcingChatModel):
     def stream(
         self, input: LanguageModelInput, config: Config = None, *, stop: list[str] | None = None, **kwargs: Any
     ) -> Iterator[AIMessageChunk]:
-        """Answer piece by piece; with a router that may withhold the answer, in one piece once it is let through."""
+        """Answer piece by piece; where a router may withhold the answer, as a whole or by sentence, as let through."""
         self._ready()
         carrying, config = self._carrying(config)
         yield from super(StreamingChatModel, carrying).stream(input, config, stop=stop, **kwargs)
@@ -179,8 +180,12 @@ class LocalWriting(LiveAnswer):
         super().__init__(submit)
         self._shown, self._thought = 0, ""
 
-    def chunks(self, piece: Piece) -> list[ChatGenerationChunk]:
+    def chunks(self, piece: Piece | SentencePiece) -> list[ChatGenerationChunk]:
         """The piece as a chunk."""
+        if isinstance(piece, SentencePiece):
+            self._shown += len(piece.text)
+            record = {convert.SENTENCES: [piece.sentence.model_dump(mode="json")]}
+            return [ChatGenerationChunk(message=AIMessageChunk(content=piece.text, response_metadata=record))]
         if isinstance(piece, str):
             self._shown += len(piece)
             return [_chunk(piece)]
@@ -195,6 +200,8 @@ class LocalWriting(LiveAnswer):
             record.additional_kwargs = {
                 name: v for name, v in record.additional_kwargs.items() if name != convert.REASONING
             }
+        if not self._shown and not self._thought:
+            record, rest = record.model_copy(update={"content": rest}), ""
         last = ChatGenerationChunk(message=record, generation_info=convert.info_of(message))
         return [*([_chunk(rest)] if rest else []), last]
 

@@ -26,7 +26,7 @@ from semgrad_guard.guard.scored_sentences import (
 )
 from semgrad_guard.guard.timing import awaited_all
 from semgrad_guard.guard.verdicts import current_recorder, unscored
-from semgrad_guard.records import Conversation, ToolCall, Verdict
+from semgrad_guard.records import Conversation, PromptForm, ToolCall, Verdict
 from semgrad_guard.settings import OnDoubt
 
 T = TypeVar("T")
@@ -144,6 +144,7 @@ class Answerer:
         template_options: TemplateOptions | None = ...,
         on_piece: Listener = ...,
         terms: Terms | None = ...,
+        form: PromptForm | None = ...,
     ) -> Ticket[Draft[Generation]]: ...
 
     @overload
@@ -154,6 +155,7 @@ class Answerer:
         template_options: TemplateOptions | None = ...,
         on_piece: Listener = ...,
         terms: Terms | None = ...,
+        form: PromptForm | None = ...,
         then: Callable[[Draft[Generation]], T],
     ) -> Ticket[T]: ...
 
@@ -175,13 +177,14 @@ class Answerer:
         template_options: TemplateOptions | None = None,
         on_piece: Listener = None,
         terms: Terms | None = None,
+        form: PromptForm | None = None,
     ) -> Request[Draft[Generation]]:
         """The request for an answer and its score.
 
         `on_piece` is called with the pieces of the answer, in the model's thread, and must not wait. Where answers are
-        judged by sentence, and `terms` withhold, the pieces are the sentences that these let through.
+        judged by sentence, and `terms` withhold, the pieces are the sentences that these let through (`early`).
         """
-        early = self.early(terms, on_piece, template_options)
+        early = self.early(terms, on_piece, template_options, form=form)
         return Request(
             prompt=self.model.render(conversation, **(template_options or {})),
             options=(self.options,),
@@ -195,21 +198,32 @@ class Answerer:
         )
 
     def early(
-        self, terms: Terms | None, on_piece: Listener, template_options: TemplateOptions | None
+        self,
+        terms: Terms | None,
+        on_piece: Listener,
+        template_options: TemplateOptions | None = None,
+        *,
+        form: PromptForm | None = None,
     ) -> EarlySentences | None:
         """The listener to sentences that hands on those that leave while their answer is being written.
 
         None where only its end can tell: an answer that may call tools or follows a grammar, and terms by which one
-        doubt, or the place where it is cut off, withholds all of it.
+        doubt, or the place where it is cut off, withholds all of it. `form` is that of the prompt, where a front knows
+        more about it than the model.
         """
         if terms is None or on_piece is None or self.by_sentence is None or current_recorder() is not None:
             return None
         if self.options.grammar is not None or _has_tools(template_options) or not terms.delivers_early:
             return None
-        return EarlySentences(terms, on_piece, partial(self.opened, template_options=template_options))
+        return EarlySentences(terms, on_piece, partial(self.opened, template_options=template_options, form=form))
 
     def opened(
-        self, ended: EndedSentences, known: Verdict | None, *, template_options: TemplateOptions | None
+        self,
+        ended: EndedSentences,
+        known: Verdict | None,
+        *,
+        template_options: TemplateOptions | None = None,
+        form: PromptForm | None = None,
     ) -> Draft[None]:
         """The part of an answer that has ended, while the answer is being written; `known` is that before."""
         verdict = assess(
@@ -224,7 +238,7 @@ class Answerer:
             known=known,
             ended=ended,
         )
-        return Draft(verdict, None, ended.answer.prompt.form)
+        return Draft(verdict, None, form or ended.answer.prompt.form)
 
     @property
     def draws(self) -> tuple[Sampling, ...]:

@@ -28,7 +28,7 @@ def routed(fixed: LanguageModel, on_doubt: Any) -> tuple[ChatSemGrad, Uncertaint
     assert verdict is not None
     pieces = [verdict.text[sentence.start : sentence.end] for sentence in verdict.sentences]
     assert "".join(pieces) == TEXT
-    threshold = min(s.uncertainty for s in verdict.sentences if s.uncertainty is not None)
+    threshold = 1.001 * min(s.uncertainty for s in verdict.sentences if s.uncertainty is not None)
     return chat, UncertaintyRouterCallback(Policy(threshold=threshold)), pieces
 
 
