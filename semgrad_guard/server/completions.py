@@ -2,8 +2,10 @@
 
 The verdict is in `choices[i].logprobs.semgrad_guard`, which every client lets through, and at the top level as
 `semgrad_guard` (a list where there are several answers). In a stream the last delta of a choice has it as well: clients
-that put a message together from its deltas keep no other field of a chunk. The text that replaces a withheld answer has
-no log-probabilities and no tokens; where the answer was to be JSON it is a `refusal`, as in OpenAI's own answers.
+that put a message together from its deltas keep no other field of a chunk. A sentence that leaves while its answer is
+being written has its verdict in the same places as `semgrad_guard_sentence`, but in no delta. The text that replaces a
+withheld answer has no log-probabilities and no tokens; where the answer was to be JSON it is a `refusal`, as in
+OpenAI's own answers.
 
 A stream is made of server-sent events: a comment keeps a waiting one alive, and a client that leaves ends the work.
 
@@ -24,7 +26,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from semgrad_guard.guard import Outcome, Piece, ThoughtPiece
+from semgrad_guard.guard import Outcome, Piece, SentencePiece, ThoughtPiece
 from semgrad_guard.records import Verdict
 from semgrad_guard.server.answers import (
     ACTION_HEADER,
@@ -91,6 +93,12 @@ async def chunks(
         index = len(outcomes)
         if not sent and not thought:
             yield _chunk(head, index, {"role": "assistant", "content": ""})
+        if isinstance(step, SentencePiece):
+            sent += step.text
+            record = {f"{KEY}_sentence": step.sentence.model_dump(mode="json")}
+            logprobs = {"content": None, "refusal": None, **record}
+            yield {**_chunk(head, index, {"content": step.text}, logprobs=logprobs), **record}
+            continue
         if isinstance(step, str):
             sent += step
             yield _chunk(head, index, {"content": step})
@@ -198,7 +206,7 @@ def _together(outcomes: Sequence[Outcome[Answer]]) -> Json | list[Json]:
 
 
 T = TypeVar("T")
-Step = Piece | Outcome[Answer]
+Step = Piece | SentencePiece | Outcome[Answer]
 _BEAT = ": waiting\n\n"
 
 

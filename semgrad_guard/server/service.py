@@ -416,7 +416,7 @@ class _Counting:
     def __init__(self, call: Call) -> None:
         served, self._call = call.served, call
         self._live: Live = (
-            LiveAnswers(served.scheduler, call.answer_request)
+            LiveAnswers(served.scheduler, replace(call.answer_request, terms=call.terms))
             if served.upstream is None
             else served.upstream.live(call.upstream_request)
         )

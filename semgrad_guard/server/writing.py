@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -23,8 +22,8 @@ from semgrad_guard.engine.worker import Request, Ticket
 from semgrad_guard.errors import InputError, PromptTooLongError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.estimators.base import ReplayEstimator
-from semgrad_guard.guard import Answerer, Draft, OnDoubt, without_calls
-from semgrad_guard.records import Message
+from semgrad_guard.guard import Answerer, Draft, EarlySentences, OnDoubt, Terms, without_calls
+from semgrad_guard.records import Message, Verdict
 from semgrad_guard.server.answers import Answer
 
 
@@ -34,8 +33,8 @@ class AnswerRequest:
 
     With `logprobs` the answers have the tokens' log-probabilities, with `top_logprobs` those of so many alternatives to
     each token, and with `pieces` the text that each token adds. `prompt_limit` is how many tokens the prompt may have.
-    `on_piece` is called, in the model's thread, with each piece of text or thought as it is written; it stays in this
-    process.
+    `on_piece` is called, in the model's thread, with each piece of text or thought as it is written; where answers are
+    judged by sentence, and `terms` withhold, with the sentences that these let through. Both stay in this process.
     """
 
     conversation: tuple[Message, ...]
@@ -47,6 +46,7 @@ class AnswerRequest:
     pieces: bool = False
     prompt_limit: int | None = None
     on_piece: Annotated[Callable[[Piece], None] | None, Field(exclude=True)] = None
+    terms: Annotated[Terms | None, Field(exclude=True)] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +81,16 @@ class Assignment:
         if listener is None or not self.request.form.tools:
             return listener
         return without_calls(self.answerer.model, listener)
+
+    @property
+    def early(self) -> EarlySentences | None:
+        """The listener to sentences that leave before the answer ends: not where a client's cuts or log-probabilities
+        come with its end.
+        """
+        request = self.request
+        if request.count > 1 or request.logprobs or request.pieces:
+            return None
+        return self.answerer.early(request.terms, request.on_piece, request.form.template_options)
 
 
 class Writer:
@@ -136,21 +146,27 @@ class Writer:
             SemGradGuardError: it cannot be answered.
         """
         assignment = self.assigned(request)
+        early = assignment.early
         return self.model.submit(
             Request(
                 prompt=assignment.prompt,
                 options=assignment.options,
                 objective=self.estimator.objective,
                 on_piece=assignment.on_piece,
+                on_sentences=early,
                 draws=assignment.answerer.draws,
-                finish=partial(self.drafts, assignment),
+                finish=lambda written: self.drafts(assignment, written, known=None if early is None else early.known),
             )
         )
 
-    def drafts(self, assignment: Assignment, generations: Sequence[Generation]) -> list[Draft[Answer]]:
-        """The texts that were written for a request, scored."""
+    def drafts(
+        self, assignment: Assignment, generations: Sequence[Generation], *, known: Verdict | None = None
+    ) -> list[Draft[Answer]]:
+        """The texts that were written for a request, scored; `known` as in `Answerer.draft`."""
         options = assignment.request.form.template_options
-        drafts = [assignment.answerer.draft(generation, template_options=options) for generation in generations]
+        drafts = [
+            assignment.answerer.draft(generation, template_options=options, known=known) for generation in generations
+        ]
         return [self._as_answer(draft, assignment.request) for draft in drafts]
 
     def judged(self, text: ForeignText) -> Draft[None]:
