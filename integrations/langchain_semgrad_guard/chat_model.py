@@ -46,8 +46,6 @@ from semgrad_guard.guard import (
     Draft,
     JudgedBy,
     OnDoubt,
-    Piece,
-    SentencePiece,
     Stop,
     Ticket,
     as_estimator,
@@ -231,7 +229,7 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
     def _live(self, call: Call, *, is_async: bool) -> LocalWriting:
         rules = call.rules
 
-        def submit(on_piece: Callable[[Piece | SentencePiece], None]) -> Ticket[Draft[AIMessage]]:
+        def submit(on_piece: Callable[[Any], None]) -> Ticket[Draft[AIMessage]]:
             request = self._request(call.messages, call.stop, call.options)
             return self._answerer(request).submit(
                 request.conversation,
