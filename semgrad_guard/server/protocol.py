@@ -30,6 +30,8 @@ LONGEST_STOP = 256
 """Characters of a stop string: the model waits while all its spellings in the vocabulary are found."""
 CUTS = ("max_completion_tokens", "max_tokens", "stop")
 """The fields by which a client cuts an answer off."""
+_OF_MACHINES = frozenset({"num_ctx", "num_batch", "num_thread", "num_gpu", "use_mmap", "use_mlock", "keep_alive"})
+"""Ollama's fields for memory and threads, which Open WebUI may send to any server. They change no answer here."""
 _SEEDS = 2**62
 _SWITCHES = frozenset({"enable_thinking", "thinking"})
 """Names of chat templates' switch for thinking: either turns it, whatever the template's own name is."""
@@ -173,7 +175,7 @@ class ChatRequest(BaseModel):
         for name, neutral in NEUTRAL.items():
             if name in given and given.pop(name) not in neutral:
                 raise InputError(f"{name!r} is not supported by this server; leave it out")
-        if unknown := sorted(set(given) - HARMLESS):
+        if unknown := sorted(set(given) - HARMLESS - _OF_MACHINES):
             raise InputError(f"unknown field: {', '.join(repr(name[:64]) for name in unknown[:8])}; leave it out")
 
     def conversation(self) -> tuple[Message, ...]:

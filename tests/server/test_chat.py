@@ -195,6 +195,18 @@ async def test_bad_requests_have_openais_form(serve: Serve) -> None:
         assert (await client.post(CHAT, json=asking(**fine))).status_code == 200
 
 
+async def test_open_webui_is_answered(serve: Serve) -> None:
+    """Its requests at the start, for an answer, and for the title of a chat; some versions add Ollama's fields."""
+    of_ollama = {"num_ctx": 4096, "num_batch": 512, "num_thread": 4, "num_gpu": 0, "keep_alive": "5m", "use_mmap": True}
+    async with serve(ALL) as client:
+        [model] = (await client.get("/v1/models")).json()["data"]
+        body = asking(model=model["id"], stream=True, stream_options={"include_usage": True}, **of_ollama)
+        chunks = events((await client.post(CHAT, json=body)).text)
+        title = await client.post(CHAT, json=asking(stream=False, max_completion_tokens=1000))
+    assert chunks[-1]["usage"]["completion_tokens"] == 8
+    assert (title.status_code, title.headers[LIMIT_HEADER]) == (200, "8")
+
+
 async def test_an_unknown_model_names_those_there_are(serve: Serve) -> None:
     async with serve(ALL) as client:
         response = await client.post(CHAT, json={**asking(), "model": "gpt-9"})
