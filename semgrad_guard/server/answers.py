@@ -41,6 +41,8 @@ ENFORCED_HEADER = "x-semgrad-guard-enforced"
 """Present where the action is advice, and the answer was delivered in any case."""
 ID_HEADER = "x-semgrad-guard-decision-id"
 KEY = METADATA_KEY
+SENTENCE_KEY = f"{KEY}_sentence"
+"""The verdict on a sentence that leaves while its answer is being written."""
 
 WITHHELD = "the answer is not let through"
 """The only reason that a client gets."""

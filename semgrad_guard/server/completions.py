@@ -34,6 +34,7 @@ from semgrad_guard.server.answers import (
     ENFORCED_HEADER,
     ID_HEADER,
     KEY,
+    SENTENCE_KEY,
     Answer,
     HttpError,
     public_record,
@@ -95,7 +96,7 @@ async def chunks(
             yield _chunk(head, index, {"role": "assistant", "content": ""})
         if isinstance(step, SentencePiece):
             sent += step.text
-            record = {f"{KEY}_sentence": step.sentence.model_dump(mode="json")}
+            record = {SENTENCE_KEY: step.sentence.model_dump(mode="json")}
             logprobs = {"content": None, "refusal": None, **record}
             yield {**_chunk(head, index, {"content": step.text}, logprobs=logprobs), **record}
             continue

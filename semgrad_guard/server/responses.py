@@ -15,7 +15,7 @@ from typing import Any, Literal, Self, cast
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
 from semgrad_guard.errors import InputError
-from semgrad_guard.server.answers import KEY, HttpError
+from semgrad_guard.server.answers import KEY, SENTENCE_KEY, HttpError
 from semgrad_guard.server.translation import Json, Untranslated, require_none_of
 
 _NAMES: Mapping[str, str] = {"messages": "input", "max_completion_tokens": "max_output_tokens"}
@@ -223,6 +223,8 @@ class ResponsesTranslation(Untranslated):
                 made += [{"type": f"response.{name}", "response": begun} for name in ("created", "in_progress")]
             for choice in chunk["choices"]:
                 made += output.add(choice["delta"])
+                if (sentence := chunk.get(SENTENCE_KEY)) is not None:
+                    made[-1][SENTENCE_KEY] = sentence
                 if choice["finish_reason"] is not None:
                     last = choice
                     made += output.end(choice)

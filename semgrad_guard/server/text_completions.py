@@ -107,8 +107,8 @@ def _tells(choice: Json) -> bool:
 
 
 def _logprobs(logprobs: Json) -> Json:
-    """Log-probabilities in the older form, with the verdict."""
-    record = {KEY: logprobs[KEY]}
+    """Log-probabilities in the older form, with the verdict on the answer or on a sentence."""
+    record = {name: value for name, value in logprobs.items() if name not in ("content", "refusal")}
     if (entries := logprobs["content"]) is None:
         return {"tokens": None, "token_logprobs": None, "top_logprobs": None, "text_offset": None, **record}
     tokens: list[str] = [entry["token"] for entry in entries]

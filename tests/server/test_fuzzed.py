@@ -54,6 +54,38 @@ BODY = st.fixed_dictionaries(
     },
 )
 
+ITEM = st.fixed_dictionaries(
+    {},
+    optional={
+        "type": st.sampled_from(["message", "function_call", "function_call_output", "reasoning"]) | JSON,
+        "role": st.sampled_from(["user", "assistant"]) | JSON,
+        "content": st.text(max_size=8) | st.lists(PART, max_size=2) | JSON,
+        "call_id": JSON,
+        "name": JSON,
+        "arguments": JSON,
+        "output": JSON,
+    },
+)
+RESPONSES = st.fixed_dictionaries(
+    {"model": st.just("tiny"), "input": st.text(max_size=8) | st.lists(ITEM, max_size=3) | JSON},
+    optional={
+        "stream": st.booleans() | JSON,
+        "instructions": JSON,
+        "tools": JSON | st.lists(st.builds(lambda f: {"type": "function", **f}, FUNCTION), max_size=2),
+        "tool_choice": st.sampled_from(["auto", "none", "required"]) | JSON,
+        "text": JSON | st.builds(lambda schema: {"format": {"type": "json_schema", "schema": schema}}, SCHEMA | JSON),
+        "reasoning": JSON,
+        "include": JSON | st.just(["message.output_text.logprobs"]),
+        "top_logprobs": st.integers(0, 20) | JSON,
+        "metadata": JSON,
+        "previous_response_id": JSON,
+    },
+)
+PROMPT = st.fixed_dictionaries(
+    {"model": st.just("tiny"), "prompt": st.text(max_size=8) | st.lists(st.text(max_size=4), max_size=3) | JSON},
+    optional={"stream": st.booleans() | JSON, "logprobs": st.integers(0, 20) | JSON, "n": JSON, "echo": JSON},
+)
+
 
 @pytest.fixture
 def loop() -> Any:
@@ -62,19 +94,22 @@ def loop() -> Any:
     made.close()
 
 
-def test_no_request_is_a_bug(serve: Serve, loop: asyncio.AbstractEventLoop) -> None:
+@pytest.mark.parametrize(
+    ("path", "bodies"), [("chat/completions", BODY), ("responses", RESPONSES), ("completions", PROMPT)]
+)
+def test_no_request_is_a_bug(serve: Serve, loop: asyncio.AbstractEventLoop, path: str, bodies: Any) -> None:
     async def one(body: Any) -> None:
         async with serve(ALL, options=GenerationOptions(max_tokens=4)) as client:
             sent = json.dumps(body).encode()
             response = await client.post(
-                "/v1/chat/completions", content=sent, headers={"content-type": "application/json"}, timeout=LIMIT
+                f"/v1/{path}", content=sent, headers={"content-type": "application/json"}, timeout=LIMIT
             )
             client.service.close()
         assert response.status_code < 500, (body, response.text)
         assert "internal_error" not in response.text, body
 
     @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-    @given(BODY)
+    @given(bodies)
     def fuzz(body: Any) -> None:
         loop.run_until_complete(one(body))
 

@@ -13,6 +13,8 @@ from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel
 from semgrad_guard.server.completions import LIMIT_HEADER
 from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.upstream import RemoteServer, Upstream
+from tests.fixed_model import TEXT as TEXT_OF_MODEL
+from tests.fixed_model import FixedModel
 from tests.thinking import ANSWERS, THOUGHTS, thinking_model
 
 from .conftest import ALL, NONE, OPTIONS, Serve, asking, events
@@ -249,6 +251,21 @@ async def test_reasoning_and_refusals_have_their_places(serve: Serve) -> None:
         refused = (await client.post(RESPONSES, json=responding(text=form))).json()["output"][0]["content"]
         text = (await client.post(TEXT, json=prompting(response_format=FORMAT))).json()["choices"][0]["text"]
     assert (refused, text) == ([{"type": "refusal", "refusal": "I don't know."}], "I don't know.")
+
+
+async def test_sentences_leave_with_their_verdicts(serve: Serve, language_model: LanguageModel) -> None:
+    """A sentence that leaves while its answer is written has its verdict in its own event."""
+    model, options = FixedModel.like(language_model), GenerationOptions(max_tokens=64)
+    async with serve(ALL, model=model, by_sentence="drop", options=options) as client:
+        chat = events((await client.post(CHAT, json=asking(stream=True))).text)
+        texts = events((await client.post(TEXT, json=prompting(stream=True))).text)
+        items = typed((await client.post(RESPONSES, json=responding(stream=True))).text)
+    name = "semgrad_guard_sentence"
+    ranges = [(chunk[name]["start"], chunk[name]["end"]) for chunk in chat if name in chunk]
+    assert len(ranges) > 1
+    for found in (texts, items):
+        assert [(event[name]["start"], event[name]["end"]) for event in found if name in event] == ranges
+    assert text_in(items[-1]["response"]) == "".join(one["choices"][0]["text"] for one in texts) == TEXT_OF_MODEL
 
 
 BAD: list[tuple[str, dict[str, Any], str]] = [
