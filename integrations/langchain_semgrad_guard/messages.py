@@ -19,6 +19,7 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, LLMResul
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langchain_core.utils.json_schema import dereference_refs
+from pydantic import BaseModel
 
 from semgrad_guard import METADATA_KEY, Generation, Message, ToolCall, Verdict
 from semgrad_guard.adapters.messages import BLOCKS, new_id, reasoning_of, short_id, verdict_of_record
@@ -255,9 +256,15 @@ BESIDE = ("finish_reason", "logprobs")
 
 
 def logprobs_of(message: BaseMessage) -> Any:
-    """The log-probabilities that a message's server reports: OpenAI's object, or the list in it, as Ollama has it."""
+    """The log-probabilities that a message's server reports: OpenAI's object, or the list in it, as Ollama has it.
+
+    Ollama's package makes objects of the entries.
+    """
     found: Any = message.response_metadata.get("logprobs")
-    return cast("Mapping[str, Any]", found).get("content") if isinstance(found, Mapping) else found
+    entries: Any = cast("Mapping[str, Any]", found).get("content") if isinstance(found, Mapping) else found
+    if not isinstance(entries, Sequence):
+        return entries
+    return [entry.model_dump() if isinstance(entry, BaseModel) else entry for entry in cast("Sequence[Any]", entries)]
 
 
 def in_form(message: M, output_version: str | None) -> M:

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from pydantic import BaseModel
 
 from langchain_semgrad_guard import GuardedChatModel, calibrate_chain, get_verdict
 from semgrad_guard import Policy
 from semgrad_guard.errors import BindingMismatchError, InputError
 
 ALL, NONE = Policy(threshold=1e9), Policy(threshold=-1.0)
+
+
+class Entry(BaseModel):
+    """An entry as Ollama's package has it."""
+
+    token: str
+    logprob: float
+    top_logprobs: list[Any]
 
 
 class Reporting(BaseChatModel):
@@ -26,7 +35,7 @@ class Reporting(BaseChatModel):
     temperature: float | None = 0.0
     words: tuple[str, ...] = ("Par", "is")
     values: tuple[Any, ...] = (-0.1, -0.3)
-    as_list: bool = False
+    form: Literal["object", "list", "records"] = "object"
 
     @property
     def _llm_type(self) -> str:
@@ -38,7 +47,9 @@ class Reporting(BaseChatModel):
         top = [{"token": str(i), "logprob": -2.0 - i} for i in range(self.top_logprobs or 0)]
         pairs = list(zip(self.words, self.values, strict=True))[begin:end]
         entries = [{"token": word, "logprob": value, "top_logprobs": top} for word, value in pairs]
-        return {"logprobs": entries if self.as_list else {"content": entries}}
+        if self.form == "object":
+            return {"logprobs": {"content": entries}}
+        return {"logprobs": entries if self.form == "list" else [Entry.model_validate(entry) for entry in entries]}
 
     def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
         made = ChatGeneration(
@@ -54,10 +65,10 @@ class Reporting(BaseChatModel):
             yield ChatGenerationChunk(message=AIMessageChunk(content=word), generation_info=info)
 
 
-@pytest.mark.parametrize("as_list", [False, True])
+@pytest.mark.parametrize("form", ["object", "list", "records"])
 @pytest.mark.parametrize("path", ["invoke", "ainvoke", "stream", "astream"])
-async def test_every_path_is_scored_and_enforced(path: str, as_list: bool) -> None:
-    model = Reporting(as_list=as_list)
+async def test_every_path_is_scored_and_enforced(path: str, form: Any) -> None:
+    model = Reporting(form=form)
 
     async def answered(guard: GuardedChatModel) -> AIMessage:
         if path == "invoke":
