@@ -152,11 +152,6 @@ class _Maker:
         target = self.target  # a URL that is none is refused before a model is loaded
         policy = policy_of(self.settings, name)
         by_sentence = judged_by(policy.calibration, self.settings.by, self.settings.on_doubt)
-        if by_sentence is not None and self.queue is not None:
-            raise InputError(
-                "inside vLLM answers are not judged by sentence yet; serve the model without vLLM's server, or judge "
-                "whole answers"
-            )
         upstream: Upstream | None = None
         if self.upstream is None:
             scheduler = self.queue or self._scheduler(name, policy, by_sentence)

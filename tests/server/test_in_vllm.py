@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -29,6 +29,7 @@ from semgrad_guard.errors import (
     PromptTooLongError,
     SemGradGuardError,
 )
+from semgrad_guard.guard import Answerer
 from semgrad_guard.server.app import make_app
 from semgrad_guard.server.assembly import Server
 from semgrad_guard.server.gateway import PATH as GUARDRAIL
@@ -50,6 +51,7 @@ from semgrad_guard.server.settings import ServerSettings
 from semgrad_guard.server.writing import AnswerRequest, ForeignText
 from semgrad_guard.vllm.language_model import TwinLanguageModel
 from semgrad_guard.vllm.thought_limits import ThoughtLimits
+from tests.fixed_model import TEXT
 from tests.random_llama import byte_tokenizer, random_llama
 from tests.thinking import ANSWERS, THOUGHTS, thinking_model
 from tests.thinking import written as thought_through
@@ -120,6 +122,21 @@ def test_tokens_are_scored_as_one_process_scores_them(twin: TwinLanguageModel, s
         assert draft.verdict.uncertainty == pytest.approx(HybridGrad()(alone.evidence).uncertainty, rel=1e-4)
         assert draft.prompt == alone.prompt.form
         assert draft.verdict.fingerprint.startswith("vllm-")
+
+
+def test_sentences_are_scored_in_the_worker(twin: TwinLanguageModel) -> None:
+    settings = ServerSettings(mode="annotate", by="sentence", on_doubt="drop")
+    scoring = Scoring(twin, Opening(settings=settings, name="tiny"), None, None, ThoughtLimits(runner()))
+    request, ids = request_of(QUESTIONS[0]), twin.tokenizer(TEXT, add_special_tokens=False)["input_ids"]
+    request = replace(request, options=replace(request.options, max_tokens=len(ids) + 1))
+    sent = SCORE.sent.dump_json([written_by_vllm(request, (*ids, twin.end_tokens[0]))]).decode()
+    [[draft]] = cast("Any", SCORE.read(scoring.answered(SCORE.name, sent)))
+    expected = Answerer(twin, HybridGrad(), by_sentence="drop").scored(QUESTIONS[0], TEXT).verdict
+    assert len(draft.verdict.sentences) == len(expected.sentences) == 3
+    for mine, its in zip(draft.verdict.sentences, expected.sentences, strict=True):
+        assert (mine.start, mine.end, mine.tokens) == (its.start, its.end, its.tokens)
+        assert mine.uncertainty == pytest.approx(its.uncertainty, rel=1e-4)
+    assert draft.verdict.settings == {**(expected.settings or {}), "dtype": draft.verdict.settings["dtype"]}
 
 
 def test_a_listener_stays_in_its_process() -> None:

@@ -16,12 +16,12 @@ import torch
 from passes import passes_of
 
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
-from semgrad_guard.engine.generation.generation import BatchScoring, Generation
+from semgrad_guard.engine.generation.generation import BatchScoring, Evidence, Generation
 from semgrad_guard.engine.generation.running_answer import BatchRequest
 from semgrad_guard.engine.interruption import Stop, stopping
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import AnswerCancelledError, BindingMismatchError, InputError
-from semgrad_guard.estimators import Cascade
+from semgrad_guard.estimators import Cascade, MaxProbability
 from semgrad_guard.guard import Answerer
 from semgrad_guard.vllm import VLLMLanguageModel
 from semgrad_guard.vllm.shared_weights import shared
@@ -78,6 +78,7 @@ def found(folder: str, dtype: str) -> dict[str, object]:
             for score in (served.score(q, a.text) for q, a in zip(QUESTIONS, theirs, strict=True))
         ],
         "observed": observed(served, own),
+        "sentences": sentences(served, own),
         "beyond": beyond(served),
         "half_apart": half_apart(served, own) if dtype == "bfloat16" else [],
         "doors": doors(served),
@@ -102,6 +103,19 @@ def observed(served: LanguageModel, own: LanguageModel) -> dict[str, object]:
     return {"told": found, "own": [told_of(answer) for answer in theirs], "passes": count}
 
 
+def sentences(served: LanguageModel, own: LanguageModel) -> list[list[list[float | None]]]:
+    """Each sentence's scores by estimators that take a gradient and by one that takes none, here and by our engine."""
+    answer = served.generate("Tell me about Paris in three sentences.", GenerationOptions(max_tokens=60))
+    again = evidence_by(own, answer)
+    found: list[list[list[float | None]]] = []
+    for estimator in (HybridGrad(), MaxProbability()):
+        sides = [model.sentences(evidence) for model, evidence in ((served, answer.evidence), (own, again))]
+        found.append(
+            [[None if part is None else estimator(part).uncertainty for _, part in side or ()] for side in sides]
+        )
+    return found
+
+
 def beyond(served: LanguageModel) -> list[object]:
     """What is observed where some or all of the head's outputs are not kept, and whether each step was surveyed."""
     memory, objective, found = served._scorer.memory, Objective(gradients=False), list[object]()
@@ -123,19 +137,21 @@ def beyond(served: LanguageModel) -> list[object]:
 
 def scores_by(own: LanguageModel, answers: Sequence[Generation], objective: Objective | None = None) -> list[Any]:
     """The scores of the same tokens, as our engine reads them, each by itself."""
-    scorings = [
-        BatchScoring(
-            own._scorer,
-            [a.prompt],
-            [a.response_ids],
-            texts=[a.text],
-            sampler=own._decoder.sampler,
-            reasoning=[a.reasoning],
-            preceding=[a.preceding_ids],
-        )
-        for a in answers
-    ]
-    return [scoring.scores(objective or Objective(), 0).scores for scoring in scorings]
+    return [evidence_by(own, a).scoring.scores(objective or Objective(), 0).scores for a in answers]
+
+
+def evidence_by(own: LanguageModel, answer: Generation) -> Evidence:
+    """The same tokens as our engine sees them, by themselves."""
+    scoring = BatchScoring(
+        own._scorer,
+        [answer.prompt],
+        [answer.response_ids],
+        texts=[answer.text],
+        sampler=own._decoder.sampler,
+        reasoning=[answer.reasoning],
+        preceding=[answer.preceding_ids],
+    )
+    return scoring.evidence[0]
 
 
 def numbers(scores: Sequence[Any]) -> list[list[float]]:

@@ -49,6 +49,12 @@ def test_scores_are_our_engines(exact: dict[str, Any]) -> None:
     assert all(score > 0 for row in exact["scores"] for score in row)
 
 
+def test_sentences_have_our_engines_scores(exact: dict[str, Any], request: pytest.FixtureRequest) -> None:
+    for mine, its in exact["sentences"]:
+        assert mine == pytest.approx(its, rel=1e-5)
+        assert len(mine) > 1 or "smollm2" not in request.node.name
+
+
 def test_answers_are_replayed_from_what_vllm_has_left(exact: dict[str, Any], request: pytest.FixtureRequest) -> None:
     """No prompt is read again, but where vLLM's attention is less exact than float32 (Gemma 2's soft cap)."""
     capped = "gemma2" in request.node.name

@@ -19,8 +19,9 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed here: make check-vllm has an environment for it")
 
-from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel
+from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
 from semgrad_guard.estimators import MaxProbability
+from semgrad_guard.named import folder_of
 from tests.ports import free_port
 from tests.steps import LIMIT, until
 
@@ -32,6 +33,7 @@ pytestmark = pytest.mark.heavy
 
 WORKER = "semgrad_guard.server.in_vllm.worker.ScoringWorker"
 NAMED = ("--served-model-name", "model")
+PARAGRAPH = "Tell me about Paris in three sentences."
 FORMS = ("--structured-outputs-config.backend", "guidance")
 SIZE = ("--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "8", "--enforce-eager", *NAMED, *FORMS)
 
@@ -287,6 +289,28 @@ def test_thoughts(tmp_path: Path) -> None:
     assert held["semgrad_guard"]["action"] == "abstain"
     assert expected.reasoning.text[:20] not in json.dumps(held)
     assert not held["choices"][0]["message"].get("reasoning_content")
+
+
+def test_by_sentence(tmp_path: Path) -> None:
+    """Of a real model's answer the sentences that are let through leave, whole or as a stream."""
+    folder, options = folder_of("smollm2"), GenerationOptions(max_tokens=60)
+    assert folder is not None
+    own = LanguageModel.from_pretrained(str(folder), dtype="float32")
+    expected = Guard(own, Policy(threshold=1e9), by="sentence", on_doubt="drop", options=options)(PARAGRAPH)
+    values = sorted(sentence.uncertainty or 0.0 for sentence in expected.sentences)
+    assert len(values) > 1
+    settings: Any = {"threshold": sum(values[-2:]) / 2, "by": "sentence", "on_doubt": "drop", "max_tokens": 60}
+    decided = Guard(own, Policy(threshold=settings["threshold"]), by="sentence", on_doubt="drop", options=options)
+    with serving(folder, tmp_path / "said.txt", **settings) as client:
+        reply, (text, _) = ask(client, PARAGRAPH), stream(client, PARAGRAPH)
+    verdict = decided(PARAGRAPH)
+    assert 0 < sum(one.action == "deliver" for one in verdict.sentences) < len(values)
+    assert reply["choices"][0]["message"]["content"] == text == verdict.text
+    found = reply["semgrad_guard"]["sentences"]
+    assert [one["action"] for one in found] == [one.action for one in verdict.sentences]
+    for one, own_one in zip(found, verdict.sentences, strict=True):
+        if one["uncertainty"] is not None:
+            assert one["uncertainty"] == pytest.approx(own_one.uncertainty, rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from semgrad_guard.engine.generation.running_answer import BatchRequest
 from semgrad_guard.engine.sentences import By
 from semgrad_guard.errors import UnsupportedModelError
 from semgrad_guard.guard import Draft
+from semgrad_guard.guard.sentences import judged_by
 from semgrad_guard.loading import load_estimator
 from semgrad_guard.server.assembly import options_of, policy_of
 from semgrad_guard.server.in_vllm.messages import (
@@ -85,7 +86,8 @@ class Scoring:
         self._model, self._estimator = model, load_estimator(opening.settings.estimator, policy)
         if self._estimator.objective.gradients:
             self._estimator.objective.span(model.n_layers)  # refused here, and not at each request
-        self._writer, self._config = Writer(model, self._estimator), config
+        by_sentence = judged_by(policy.calibration, opening.settings.by, opening.settings.on_doubt)
+        self._writer, self._config = Writer(model, self._estimator, by_sentence=by_sentence), config
         self._recorder, self._thoughts = recorder, thoughts
         policy.check(self._writer.answerer(options_of(opening.settings)).binding())
 
