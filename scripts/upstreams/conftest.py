@@ -22,7 +22,8 @@ from semgrad_guard.fetching import download, extract
 from semgrad_guard.named import FETCHABLE, folder_of
 
 MODEL = FETCHABLE["smollm2"]
-KEPT = Path(__file__).parents[2] / "output" / "upstreams"
+ROOT = Path(__file__).parents[2]
+KEPT = ROOT / "output" / "upstreams"
 KEY = "a-key-of-the-operator"
 START = 300
 """Seconds that a server has to load its model."""
@@ -45,8 +46,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @dataclass(frozen=True)
 class Running:
-    """A server that writes: where it is, the name of its model there, and its process."""
+    """A server that writes: which one and where it is, the name of its model there, and its process."""
 
+    kind: str
     url: str
     model: str
     process: subprocess.Popen[bytes]
@@ -74,7 +76,7 @@ def gguf() -> Path:
     return found
 
 
-PACKAGES = {"llama.cpp": "llama_cpp.server", "transformers serve": "transformers.cli.serve", "vllm": "vllm"}
+PACKAGES = {"llama.cpp": "llama_cpp.server", "vllm": "vllm", "transformers serve": "transformers.cli.serve"}
 
 
 @pytest.fixture(scope="session", params=PACKAGES)
@@ -88,6 +90,7 @@ def upstream(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     if request.param == "llama.cpp":
         model, path = "smollm2", ["/v1/models"]
         command = [python, "-m", package, "--model", request.getfixturevalue("gguf"), "--model_alias", model]
+        command += ["--logits_all", "true"]  # without them it computes no log-probabilities
     elif request.param == "vllm":
         model, path, more = str(scorer), ["/health"], vllm_environment(python)
         # The program of `vllm serve`; the wheel for CPUs has another name than its own script looks for.
@@ -100,15 +103,27 @@ def upstream(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     command += ["--host", "127.0.0.1", "--port", str(port)]
     with running([str(part) for part in command], output, **more) as process:
         wait_for(f"http://127.0.0.1:{port}{path[0]}", process, output)
-        yield Running(f"http://127.0.0.1:{port}/v1", model, process)
+        yield Running(request.param, f"http://127.0.0.1:{port}/v1", model, process)
+
+
+@pytest.fixture(scope="session")
+def clients(request: pytest.FixtureRequest) -> Path:
+    """The Python of the environment that has LangChain's models for other servers."""
+    python = Path(request.config.getoption("--upstreams")).absolute()
+    if subprocess.run([python, "-c", "import langchain_openai, langchain_ollama"], capture_output=True).returncode:
+        pytest.skip(f"langchain-openai and langchain-ollama are not installed for {python}")
+    return python
 
 
 @pytest.fixture(scope="session")
 def front(upstream: Running, tmp_path_factory: pytest.TempPathFactory) -> Front:
-    """`with front("--threshold", "1") as client`: a client of our server before the upstream."""
+    """`with front("--threshold", "1") as client`: a client of our server before the upstream.
+
+    With `scorer=False` it has no copy of the model.
+    """
 
     @contextmanager
-    def start(*options: str) -> Generator[httpx.Client]:
+    def start(*options: str, scorer: bool = True) -> Generator[httpx.Client]:
         output, port = tmp_path_factory.mktemp("front") / "said", free_port()
         command = [
             sys.executable,
@@ -118,10 +133,9 @@ def front(upstream: Running, tmp_path_factory: pytest.TempPathFactory) -> Front:
             "--port",
             str(port),
             "--no-log",
-            "--dtype",
-            "float32",
         ]
-        command += ["--upstream", upstream.url, "--scorer", "smollm2", "--model", upstream.model, *options]
+        command += ["--upstream", upstream.url, "--model", upstream.model, *options]
+        command += ["--scorer", "smollm2", "--dtype", "float32"] if scorer else []
         with running(command, output) as process:
             wait_for(f"http://127.0.0.1:{port}/readyz", process, output)
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=300) as client:

@@ -68,6 +68,15 @@ def test_what_is_withheld(upstream: Running, front: Front, draft: str) -> None:
             assert draft.split()[-1] not in found.text
 
 
+def test_without_a_copy_only_reported_answers_are_scored(upstream: Running, front: Front) -> None:
+    """`transformers serve` ignores the request for log-probabilities."""
+    with front("--mode", "annotate", scorer=False) as client:
+        record = client.post(CHAT, json=body(upstream)).raise_for_status().json()["semgrad_guard"]
+    reported = upstream.kind != "transformers serve"
+    assert record["status"] == ("scored" if reported else "unscored")
+    assert reported or "no log-probabilities" in record["reason"]
+
+
 def test_routes_that_nobody_judges(upstream: Running, front: Front) -> None:
     request = {"model": upstream.model, "prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
     with front("--threshold", "1000") as client:

@@ -1,0 +1,65 @@
+"""What guards around LangChain's own models deliver, as JSON: `python chains.py KIND URL MODEL OUTPUT`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from functools import reduce
+from operator import add
+from pathlib import Path
+from typing import Any
+
+from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.messages import BaseMessage
+
+from langchain_semgrad_guard import GuardedChatModel, get_verdict
+from semgrad_guard import Policy
+
+QUESTION = "What is the capital of France? Answer in one sentence."
+
+
+def model_of(kind: str, url: str, name: str) -> BaseChatModel:
+    """LangChain's model for a server with OpenAI's protocol, or for Ollama."""
+    if kind == "ollama":
+        from langchain_ollama import ChatOllama
+
+        return ChatOllama(base_url=url, model=name, temperature=0, num_predict=24)
+    from langchain_openai import ChatOpenAI
+
+    return ChatOpenAI(base_url=url, model=name, temperature=0, max_tokens=24, api_key="none")  # type: ignore[call-arg]
+
+
+async def found(model: BaseChatModel) -> dict[str, Any]:
+    """The model's own answer, and on every path what a guard lets through and what it withholds."""
+    through, held = (GuardedChatModel(model, Policy(threshold=threshold)) for threshold in (1e9, -1.0))
+    chunks = list(GuardedChatModel(model, Policy(threshold=1e9), mode="annotate").stream(QUESTION))
+    return {
+        "own": model.invoke(QUESTION).text,
+        "through": [told(message) for message in await every_path(through)],
+        "held": [told(message) for message in await every_path(held)],
+        "live": [told(reduce(add, chunks)), sum(bool(chunk.text) for chunk in chunks)],
+    }
+
+
+async def every_path(guard: GuardedChatModel) -> list[BaseMessage]:
+    whole = [guard.invoke(QUESTION), await guard.ainvoke(QUESTION)]
+    return [
+        *whole,
+        reduce(add, guard.stream(QUESTION)),
+        reduce(add, [chunk async for chunk in guard.astream(QUESTION)]),
+    ]
+
+
+def told(message: BaseMessage) -> dict[str, Any]:
+    """The text, the decision, and everything else that the message shows."""
+    verdict = get_verdict(message)
+    assert verdict is not None
+    numbers = [verdict.uncertainty, verdict.gnll]
+    facts = {"status": verdict.status, "action": verdict.action, "reason": verdict.reason, "numbers": numbers}
+    return {"text": message.text, **facts, "shown": str(message.model_dump())}
+
+
+if __name__ == "__main__":
+    kind, url, name, output = sys.argv[1:]
+    Path(output).write_text(json.dumps(asyncio.run(found(model_of(kind, url, name)))))

@@ -1,0 +1,163 @@
+"""In front of a real upstream without a copy of its model: its own log-probabilities are the score."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from conftest import ROOT, Front, Running
+from ollama_form import ollama_before
+from test_upstreams import CHAT, QUESTION, body, streamed
+
+from semgrad_guard import LanguageModel
+from semgrad_guard.estimators import MaxProbability
+from semgrad_guard.records import Message
+
+pytestmark = pytest.mark.parametrize("upstream", ["llama.cpp", "vllm"], indirect=True)
+CAPITALS = {
+    "France": "Paris",
+    "Italy": "Rome",
+    "Spain": "Madrid",
+    "Peru": "Lima",
+    "Japan": "Tokyo",
+    "Egypt": "Cairo",
+    "Cuba": "Havana",
+    "Kenya": "Nairobi",
+    "Iran": "Tehran",
+    "Iraq": "Baghdad",
+    "Chile": "Santiago",
+    "Greece": "Athens",
+    "Norway": "Oslo",
+    "Poland": "Warsaw",
+    "Russia": "Moscow",
+    "China": "Beijing",
+    "Austria": "Vienna",
+    "Hungary": "Budapest",
+    "Germany": "Berlin",
+    "Portugal": "Lisbon",
+    "Ireland": "Dublin",
+    "Sweden": "Stockholm",
+    "Finland": "Helsinki",
+    "Denmark": "Copenhagen",
+    "Belgium": "Brussels",
+    "Turkey": "Ankara",
+    "Syria": "Damascus",
+    "Lebanon": "Beirut",
+    "Jordan": "Amman",
+    "Thailand": "Bangkok",
+}
+
+
+@pytest.fixture(scope="module")
+def own(upstream: Running) -> dict[str, Any]:
+    found = httpx.post(f"{upstream.url}/chat/completions", json=body(upstream), timeout=300)
+    return found.raise_for_status().json()["choices"][0]
+
+
+def test_scores_are_those_of_the_weights(upstream: Running, front: Front, own: dict[str, Any], scorer: Path) -> None:
+    draft = own["message"]["content"]
+    model = LanguageModel.from_pretrained(str(scorer), dtype="float32")
+    generation = model.generate([Message("user", QUESTION)])
+    with front("--threshold", "1000", scorer=False) as client:
+        whole = client.post(CHAT, json=body(upstream)).raise_for_status().json()
+        chunks = streamed(client.post(CHAT, json=body(upstream, stream=True)).raise_for_status().text)
+    assert whole["choices"][0]["message"]["content"] == draft
+    assert whole["choices"][0]["logprobs"]["content"] is None, "the client requested none"
+    assert "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"]) == draft
+    first, second = whole["semgrad_guard"], chunks[-1]["semgrad_guard"]
+    assert first["uncertainty"] == pytest.approx(second["uncertainty"], rel=1e-3)
+    for record in (first, second):
+        assert (record["status"], record["action"], record["estimator"]) == ("scored", "answer", "max_probability")
+    if generation.text == draft:
+        expected = MaxProbability()(generation.evidence).uncertainty
+        assert first["uncertainty"] == pytest.approx(expected, abs=0.02)
+
+
+def test_what_is_withheld(upstream: Running, front: Front, own: dict[str, Any]) -> None:
+    draft = own["message"]["content"]
+    with front("--threshold", "-1", scorer=False) as client:
+        for more in ({}, {"stream": True}, {"logprobs": True, "top_logprobs": 2}):
+            found = client.post(CHAT, json=body(upstream, **more)).raise_for_status()
+            assert found.headers["x-semgrad-guard-action"] == "abstain"
+            assert "I don't know." in found.text
+            assert draft not in found.text
+            assert draft.split()[-1] not in found.text
+
+
+def test_a_live_stream(upstream: Running, front: Front, own: dict[str, Any]) -> None:
+    asked = body(upstream, stream=True)
+    with front("--mode", "annotate", scorer=False) as client, client.stream("POST", CHAT, json=asked) as sent:
+        chunks = streamed("".join(sent.iter_text()))
+    pieces = [c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"]]
+    assert "".join(pieces) == own["message"]["content"]
+    assert len([piece for piece in pieces if piece]) > 2
+    assert chunks[-1]["semgrad_guard"]["status"] == "scored"
+
+
+def test_a_calibration_by_the_servers_url(upstream: Running, front: Front, tmp_path: Path) -> None:
+    """Made by the command of the page about this server, it decides here, and promises nothing about other calls."""
+    page = ROOT / "docs" / {"vllm": "vllm.md"}.get(upstream.kind, "ollama.md")
+    (line,) = (line for line in page.read_text().splitlines() if line.startswith("semgrad-guard calibrate --server"))
+    command = line.split()
+    for name, value in (("--server", upstream.url), ("--model", upstream.model)):
+        command[command.index(name) + 1] = value
+    made, program = tmp_path / "served.json", [sys.executable, "-m", "semgrad_guard.cli"]
+    rows = [{"question": f"The capital of {land} is?", "answers": [city]} for land, city in CAPITALS.items()]
+    (tmp_path / "questions.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    command = [*program, *command[1:], "--alpha", "0.9", "--quiet"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    binding = json.loads(made.read_text())["binding"]
+    assert (binding["model"], binding["settings"]) == (upstream.model, {"reported": True, "top_logprobs": 5})
+    asked = {"model": upstream.model, "messages": [{"role": "user", "content": rows[0]["question"]}]}
+    with front("--calibration", str(made), "--max-tokens", "64", scorer=False) as client:
+        options = ({}, {"temperature": 1})
+        found = [client.post(CHAT, json=asked | more).raise_for_status().json() for more in options]
+    usual, hot = (each["semgrad_guard"] for each in found)
+    assert usual["threshold"] == json.loads(made.read_text())["threshold"]
+    assert (usual["promised"], hot["promised"]) == (True, False)
+
+
+def test_the_page_about_ollama(upstream: Running, clients: Path) -> None:
+    (code,) = re.findall(r"```py\n(.*?)```", (ROOT / "docs" / "ollama.md").read_text(), re.DOTALL)
+    with ollama_before(upstream.url) as url:
+        code = code.replace('model="llama3.2"', f'model="{upstream.model}", base_url="{url}"')
+        done = subprocess.run([str(clients), "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert re.search(r"Paris.* 0\.\d+$", done.stdout.strip()), done.stdout
+
+
+@pytest.mark.parametrize("kind", ["openai", "ollama"])
+def test_guards_around_langchains_models(upstream: Running, tmp_path: Path, clients: Path, kind: str) -> None:
+    output = tmp_path / "found.json"
+    with ollama_before(upstream.url) as ollama:
+        url = ollama if kind == "ollama" else upstream.url
+        command = [
+            str(clients),
+            str(ROOT / "scripts" / "upstreams" / "chains.py"),
+            kind,
+            url,
+            upstream.model,
+            str(output),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(output.read_text())
+    value = found["through"][0]["numbers"]
+    assert value[0] > 0
+    for told in (*found["through"], found["live"][0]):
+        assert (told["text"], told["status"], told["action"]) == (found["own"], "scored", "answer"), told["reason"]
+        assert told["numbers"] == pytest.approx(value, rel=1e-3)
+    for told in found["held"]:
+        assert (told["text"], told["action"]) == ("I don't know.", "abstain")
+        assert found["own"].split()[-1] not in told["shown"]
+    assert found["live"][1] > 2
