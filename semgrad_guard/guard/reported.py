@@ -14,15 +14,19 @@ from __future__ import annotations
 import json
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, cast
 
 from semgrad_guard.calibration import Binding, Calibration
+from semgrad_guard.engine.leaning import leanings
+from semgrad_guard.engine.sentences import sentences
 from semgrad_guard.errors import BindingMismatchError, InputError
+from semgrad_guard.guard.scored_sentences import WITHOUT_END, most_doubtful, require_by_sentence
 from semgrad_guard.guard.verdicts import binding_of, unscored
-from semgrad_guard.records import Message, PromptForm, Verdict, digest_of
-from semgrad_guard.settings import REPORTED
+from semgrad_guard.records import Message, PromptForm, SentenceVerdict, Verdict, digest_of
+from semgrad_guard.settings import REPORTED, OnDoubt
 
 TOP = 5
 """The alternatives to each token that are requested; OpenAI's servers report up to 20."""
@@ -49,8 +53,12 @@ class ReportedScorer:
     model: str
     estimator: str = REPORTED[0]
     top: int = TOP
+    by_sentence: OnDoubt | None = None
+    """What happens at a doubtful sentence, which scores are bound to; None: the whole answer has one score."""
 
     def __post_init__(self) -> None:
+        if self.by_sentence is not None:
+            require_by_sentence(None, self.by_sentence)
         if self.estimator not in REPORTED:
             raise InputError(
                 f"{self.estimator} needs the model itself; a server's log-probabilities allow {', '.join(REPORTED)}. "
@@ -58,7 +66,13 @@ class ReportedScorer:
             )
 
     @classmethod
-    def of(cls, model: str, calibration: Calibration | None, estimator: str | None = None) -> Self:
+    def of(
+        cls,
+        model: str,
+        calibration: Calibration | None,
+        estimator: str | None = None,
+        by_sentence: OnDoubt | None = None,
+    ) -> Self:
         """The scorer for a calibration of this server's answers; without one, by default `max_probability`.
 
         Raises:
@@ -66,7 +80,7 @@ class ReportedScorer:
         """
         bound = None if calibration is None else calibration.binding
         if bound is None:
-            return cls(model, estimator or REPORTED[0])
+            return cls(model, estimator or REPORTED[0], by_sentence=by_sentence)
         if not is_reported(bound):
             raise BindingMismatchError(
                 f"The calibration was made for scores of a local model ({bound.estimator}), and this server's answers "
@@ -74,7 +88,7 @@ class ReportedScorer:
                 "URL`, or score with a local copy of the weights (scorer)"
             )
         top: Any = (bound.settings or {}).get("top_logprobs", TOP)
-        return cls(model, estimator or bound.estimator, int(top))
+        return cls(model, estimator or bound.estimator, int(top), by_sentence)
 
     @property
     def request(self) -> dict[str, Any]:
@@ -84,7 +98,8 @@ class ReportedScorer:
     @property
     def settings(self) -> dict[str, Any]:
         """The part of a binding that tells these scores from a local model's."""
-        return {"reported": True, "top_logprobs": self.top}
+        unit = {} if self.by_sentence is None else {"by": "sentence", "on_doubt": self.by_sentence}
+        return {"reported": True, "top_logprobs": self.top, **unit}
 
     @property
     def binding(self) -> Binding:
@@ -118,19 +133,42 @@ class ReportedScorer:
         }
         try:
             tokens = _tokens_of(text, entries)
-            log_probs = [_log_prob(token) for token in tokens]
-            if not any(log_probs):
+            uncertainty, scores = self._scored([token for _, token in tokens])
+            if not scores["gnll"]:
                 raise _NoScore("every reported log-probability is 0, as where a server does not compute them")
-            nll = -math.fsum(log_probs)
-            scores = {"gnll": nll, "max_probability": -math.expm1(-nll / len(tokens))}
-            uncertainty = scores.get(self.estimator)
-            if uncertainty is None:
-                uncertainty = math.fsum(_entropy(token, self.top) for token in tokens) / len(tokens)
+            if self.by_sentence is not None:
+                facts["sentences"] = found = self._sentences(text, tokens)
+                uncertainty, reason = most_doubtful(found)
+                if reason is not None:
+                    raise _NoScore(reason)
         except _NoScore as reason:
             return self.unscored(text, str(reason), **facts)
         known = {"status": "scored", "uncertainty": uncertainty, "reason": None, "scored_tokens": len(tokens)}
         found = self.unscored(text, "", **facts, **scores, cut=len(tokens) if cut else None)
         return found.model_copy(update=known)
+
+    def _scored(self, tokens: Sequence[Mapping[str, Any]]) -> tuple[float, dict[str, float]]:
+        """The uncertainty of some tokens, and their likelihoods."""
+        nll = -math.fsum(map(_log_prob, tokens))
+        scores = {"gnll": nll, "max_probability": -math.expm1(-nll / len(tokens))}
+        if self.estimator in scores:
+            return scores[self.estimator], scores
+        return math.fsum(_entropy(token, self.top) for token in tokens) / len(tokens), scores
+
+    def _sentences(self, text: str, tokens: Sequence[tuple[int, Mapping[str, Any]]]) -> tuple[SentenceVerdict, ...]:
+        """The undecided sentences; a token belongs to that of its last character."""
+        spans = sentences(text)
+        ends = [len(text[:end].encode("utf-8", "replace")) for _, end in spans]
+        parts = [
+            [token for place, token in tokens if bisect_left(ends, place) == number] for number in range(len(ends))
+        ]
+        found: list[SentenceVerdict] = []
+        for (start, end), part, before in zip(spans, parts, leanings(text, spans), strict=True):
+            own: dict[str, Any] = {"reason": WITHOUT_END}
+            if part:
+                own = dict(zip(("uncertainty", "scores"), self._scored(part), strict=True))
+            found.append(SentenceVerdict(start=start, end=end, tokens=len(part), leans_on=before, **own))
+        return tuple(found)
 
 
 def is_reported(binding: Binding) -> bool:
@@ -158,8 +196,11 @@ def prompt_of(conversation: Sequence[Message], tools: Sequence[Any] = ()) -> Pro
     )
 
 
-def _tokens_of(text: str, entries: Any) -> list[Mapping[str, Any]]:
-    """The reported tokens of an answer, without those behind it: the end token, and what a stop string cut off."""
+def _tokens_of(text: str, entries: Any) -> list[tuple[int, Mapping[str, Any]]]:
+    """The reported tokens of an answer, without those behind it: the end token, and what a stop string cut off.
+
+    With each comes the place in the text's bytes where it ends.
+    """
     if not text.strip():
         raise _NoScore("the answer is empty")
     if not isinstance(entries, Sequence) or not entries:
@@ -173,7 +214,11 @@ def _tokens_of(text: str, entries: Any) -> list[Mapping[str, Any]]:
     begin = len(written) - len(written.lstrip())
     if written[begin : begin + len(answer)] != answer:
         raise _NoScore("the reported tokens do not spell the answer")
-    return [entry for place, entry in found if place < begin + len(answer)]
+    end, shift = begin + len(answer), len(text) - len(text.lstrip()) - begin
+    places = [place for place, _ in found[1:]] + [len(written)]
+    return [
+        (min(after, end) + shift, entry) for (place, entry), after in zip(found, places, strict=True) if place < end
+    ]
 
 
 def _bytes(entry: Any) -> bytes:

@@ -21,8 +21,8 @@ WITH_CALLS = "an answer that calls tools is not judged by sentence"
 _PARTS = ("semgrad", "paragrad", "mean_entropy", "gnll", "max_probability")
 
 
-def require_by_sentence(estimator: Estimator, on_doubt: OnDoubt) -> None:
-    """Refuse an estimator that compares whole answers.
+def require_by_sentence(estimator: Estimator | None, on_doubt: OnDoubt) -> None:
+    """Refuse an estimator that compares whole answers; None: another server's log-probabilities are the score.
 
     Raises:
         InputError: it draws further answers, or asks the model about this one; or a target should finish answers.
@@ -86,9 +86,15 @@ def _joined(
         one.model_copy(update={"start": start, "end": end, "leans_on": before})
         for (start, end), one, before in zip(spans, [*earlier, *new], leans_on, strict=True)
     )
-    own = [one.uncertainty for one in sentences if one.uncertainty is not None]
-    reason = next((one.reason for one in sentences if one.uncertainty is None), None)
+    uncertainty, reason = most_doubtful(sentences)
     milliseconds = sum((one.details or {}).get("scoring_ms", 0.0) for one in scores)
     milliseconds += 0.0 if known is None else known.scoring_ms or 0.0
     details = {"scored_tokens": len(answer.response_ids), "scoring_ms": round(milliseconds, 3)}
-    return sentences, Score(None if reason else max(own), reason, details)
+    return sentences, Score(uncertainty, reason, details)
+
+
+def most_doubtful(sentences: Sequence[SentenceVerdict]) -> tuple[float | None, str | None]:
+    """The score of an answer by its sentences; where one of them has none, the reason."""
+    own = [one.uncertainty for one in sentences if one.uncertainty is not None]
+    reason = next((one.reason for one in sentences if one.uncertainty is None), None)
+    return (None if reason else max(own)), reason

@@ -156,7 +156,7 @@ class _Maker:
         if self.upstream is None:
             scheduler = self.queue or self._scheduler(name, policy, by_sentence)
         elif self.settings.scorer is None:
-            scheduler = ReportedQueue(ReportedScorer.of(name, policy.calibration, self.settings.estimator))
+            scheduler = ReportedQueue(ReportedScorer.of(name, policy.calibration, self.settings.estimator, by_sentence))
             policy.check(scheduler.scorer.binding)
             upstream = Upstream(self.upstream, scheduler, usual_options(policy.binding))
         else:

@@ -89,8 +89,6 @@ class ServerSettings(
         if self.upstream is not None and self.scorer is None:
             if not self.model:
                 raise ValueError("--upstream needs --model, that server's name for it, or --scorer, a local copy")
-            if self.by == "sentence":
-                raise ValueError("--by sentence needs the model itself: give a local copy of the weights as --scorer")
             usual = values_of(LoadingOptions(), LoadingOptions)
             if given := [name for name, value in values_of(self, LoadingOptions).items() if value != usual[name]]:
                 raise ValueError(f"--{given[0].replace('_', '-')} is for a model here: it goes with --scorer")

@@ -10,12 +10,16 @@ import httpx
 import pytest
 
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
+from semgrad_guard.adapters.logprobs import openai_logprobs
 from semgrad_guard.calibration import AnswerSentences, calibrate_sentences
 from semgrad_guard.errors import BindingMismatchError, InputError
+from semgrad_guard.estimators import MaxProbability
+from semgrad_guard.guard.reported import ReportedScorer
 from semgrad_guard.guard.sentences import judged_by
 from semgrad_guard.records import Verdict
 from semgrad_guard.server.assembly import assemble
 from semgrad_guard.server.gate import Keys
+from semgrad_guard.server.reported import ReportedQueue
 from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.settings import ServerSettings
 from semgrad_guard.server.upstream import RemoteServer, Upstream
@@ -167,23 +171,33 @@ async def test_whole_answers_are_refused(serve: Serve, fixed: LanguageModel) -> 
     assert (gateway.status_code, "whole or not at all" in gateway.text) == (400, True)
 
 
-async def test_a_part_of_another_servers_answer(serve: Serve, fixed: LanguageModel) -> None:
-    """Its fields are about the whole answer, and stay here."""
+@pytest.mark.parametrize("reported", [False, True])
+async def test_a_part_of_another_servers_answer(serve: Serve, fixed: LanguageModel, reported: bool) -> None:
+    """Its fields are about the whole answer, and stay here. `reported`: its log-probabilities are the score."""
+    whole = fixed.generate("hello")
+    logprobs = openai_logprobs(fixed, MaxProbability(), whole.evidence, top=5)
 
     def reply(request: httpx.Request) -> httpx.Response:
         message = {"role": "assistant", "content": TEXT, "annotations": ["Milk"]}
-        choice = {"index": 0, "message": message, "finish_reason": "stop", "matched_stop": "Milk"}
+        choice = {"index": 0, "message": message, "finish_reason": "stop", "matched_stop": "Milk", "logprobs": logprobs}
         if json.loads(request.content).get("stream"):
             chunk = {"choices": [{**choice, "delta": message}]}
             return httpx.Response(200, text=f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n")
         return httpx.Response(200, json={"choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": 9}})
 
-    scorer = Scheduler(fixed, HybridGrad(), served=True, by_sentence="drop")
+    scorer: Any = Scheduler(fixed, HybridGrad(), served=True, by_sentence="drop")
+    if reported:
+        scorer = ReportedQueue(ReportedScorer("tiny", by_sentence="drop"))
     upstream = Upstream(RemoteServer("http://other/v1", transport=httpx.MockTransport(reply)), scorer)
     async with serve(ALL, upstream=upstream, scheduler=scorer, by_sentence="drop", mode="annotate") as client:
         first = given_to(await client.post(CHAT, json=asking()))
         own = [sentence["uncertainty"] for sentence in first["semgrad_guard"]["sentences"]]
     assert None not in own
+    if reported:
+        sentences = Guard(fixed, ALL, by="sentence", on_doubt="drop", estimator=MaxProbability())("hello").sentences
+        assert own == pytest.approx([one.uncertainty for one in sentences], rel=1e-5)
+        given = [(one["tokens"], one["start"], one["end"]) for one in first["semgrad_guard"]["sentences"]]
+        assert given == [(one.tokens, one.start, one.end) for one in sentences]
     kept = own.index(min(own))
     async with serve(Policy(threshold=own[kept]), upstream=upstream, scheduler=scorer, by_sentence="drop") as client:
         changes: list[dict[str, Any]] = [{}, {"stop": ["zzz"]}, {"stream": True}]
@@ -223,11 +237,11 @@ def test_settings_that_cannot_be_kept_are_refused(checkpoint: Path) -> None:
     with pytest.raises(InputError, match='by="sentence"'):
         judged_by(None, None, "drop")
     assert (judged_by(None, "sentence", None), judged_by(None, None, None)) == ("stop", None)
-    with pytest.raises(ValueError, match="--scorer"):
-        ServerSettings(model="m", upstream="http://other/v1", threshold=1.0, by="sentence")
+    elsewhere = ServerSettings(model="m", upstream="http://other/v1", threshold=1.0, by="sentence")
     own = ServerSettings(model=str(checkpoint), threshold=1.0, no_log=True, by="sentence")
-    with pytest.raises(InputError, match="not available"):
-        assemble(own.model_copy(update={"on_doubt": "escalate"}), keys=Keys(), hosts=None)
+    for settings in (own, elsewhere):
+        with pytest.raises(InputError, match="not available"):
+            assemble(settings.model_copy(update={"on_doubt": "escalate", "no_log": True}), keys=Keys(), hosts=None)
 
 
 def test_a_verdict_is_read_back(fixed: LanguageModel) -> None:
