@@ -53,6 +53,7 @@ from semgrad_guard.guard import (
     awaited,
     judged_by,
     stopping,
+    with_unit,
 )
 from semgrad_guard.records import PromptForm
 
@@ -90,7 +91,8 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
     """How many runs of a `batch` are under way at once, where its config has no `max_concurrency`."""
 
     by: JudgedBy | None = None
-    """"sentence": every sentence has a score of its own, and a router delivers those that it lets through."""
+    """"sentence": every sentence has a score of its own, and a router delivers those that it lets through. Default: as
+    the calibration that `estimator` names, or "answer"."""
     on_doubt: OnDoubt | None = None
     """By sentence: "stop" ends the answer before a doubtful one, "drop" leaves it out, "mark" only notes it."""
     logprobs: bool = False
@@ -107,7 +109,7 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
         known = type(self).model_fields
         aliases = [field.alias for field in known.values() if field.alias is not None]
         require_known(type(self).__name__, fields, [*known, *aliases])
-        super().__init__(**fields)
+        super().__init__(**with_unit(fields))
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:

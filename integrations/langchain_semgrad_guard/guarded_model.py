@@ -48,6 +48,7 @@ from semgrad_guard.guard import (
     observes,
     promise_along,
     run_stream,
+    with_unit,
 )
 from semgrad_guard.records import PromptForm
 
@@ -394,7 +395,9 @@ class GuardedChatModel(AroundChatModel):
                 or "estimator" not in type(model).model_fields
             ):
                 return inner
-            return inner._replace(model=model.model_copy(update={"estimator": estimator_of(calibration)}))
+            unit = {name: getattr(model, name) for name in ("by", "on_doubt") if hasattr(model, name)}
+            changes = with_unit({"estimator": calibration, **unit}) if unit else {}
+            return inner._replace(model=model.model_copy(update={**changes, "estimator": estimator_of(calibration)}))
         if self.scorer is None and served.reports(model, inner.options):
             return inner._replace(model=served.reporting(model, self._reported_by(inner)))
         if self.scorer is None and not observes(self.mode):

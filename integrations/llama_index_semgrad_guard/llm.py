@@ -65,6 +65,7 @@ from semgrad_guard.guard import (
     read_off_loop,
     record_draft,
     run_stream,
+    with_unit,
     written,
 )
 
@@ -136,14 +137,15 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
     """An estimator; or a calibration or a policy, for the one that it was made with."""
 
     by: JudgedBy | None = None
-    """"sentence": every sentence has a score of its own, and a guarded engine delivers those that it lets through."""
+    """"sentence": every sentence has a score of its own, and a guarded engine delivers those that it lets through.
+    Default: as the calibration that `estimator` names, or "answer"."""
     on_doubt: OnDoubt | None = None
     """By sentence: "stop" (the default) ends the answer before a doubtful one, "drop" leaves it out, "mark" only notes
     it."""
 
     def __init__(self, **fields: Any) -> None:
         require_known(type(self).__name__, fields, type(self).model_fields)
-        super().__init__(**fields)
+        super().__init__(**with_unit(fields))
         _ = self._by_sentence
         self._options({})
 

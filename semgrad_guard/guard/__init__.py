@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.assessing import template_name as template_name
     from semgrad_guard.guard.calibrated_estimator import as_estimator as as_estimator
     from semgrad_guard.guard.calibrated_estimator import estimator_of as estimator_of
+    from semgrad_guard.guard.calibrated_estimator import with_unit as with_unit
     from semgrad_guard.guard.early_sentences import EarlySentences as EarlySentences
     from semgrad_guard.guard.early_sentences import SentencePiece as SentencePiece
     from semgrad_guard.guard.familiarity import unlike as unlike

@@ -12,6 +12,7 @@ from semgrad_guard.estimators import KIND_OF, Estimator, HybridGrad
 from semgrad_guard.estimators.base import ReplayEstimator
 from semgrad_guard.estimators.learned import LearnedEstimator
 from semgrad_guard.guard.policy import Policy
+from semgrad_guard.guard.sentences import judged_by
 
 
 def estimator_of(calibration: Calibration | None) -> Estimator:
@@ -54,6 +55,20 @@ def as_estimator(given: Estimator | Calibration | Policy) -> Estimator:
     if isinstance(given, Policy):
         return estimator_of(given.calibration)
     return estimator_of(given) if isinstance(given, Calibration) else given
+
+
+def with_unit(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a model; where `estimator` is a calibration by sentence, or a policy with one, its unit as well.
+
+    Raises:
+        InputError: `on_doubt` is given for whole answers.
+    """
+    given = fields.get("estimator")
+    calibration = given.calibration if isinstance(given, Policy) else given
+    if not isinstance(calibration, Calibration):
+        return dict(fields)
+    on_doubt = judged_by(calibration, fields.get("by"), fields.get("on_doubt"))
+    return {**fields, **({} if on_doubt is None else {"by": "sentence", "on_doubt": on_doubt})}
 
 
 def _made(kind: Any, settings: Mapping[str, Any], calibration: Calibration) -> Estimator:

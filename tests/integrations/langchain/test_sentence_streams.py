@@ -11,7 +11,9 @@ from langchain_core.language_models.chat_models import BaseChatModel
 from langgraph.graph import START, MessagesState, StateGraph
 
 from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, UncertaintyRouterCallback, get_verdict
-from semgrad_guard import LanguageModel, Policy
+from semgrad_guard import Guard, LanguageModel, Policy
+from semgrad_guard.calibration import AnswerSentences, calibrate_sentences
+from semgrad_guard.errors import InputError
 from semgrad_guard.settings import CLOSING_LINE
 from tests.fixed_model import PIECES, TEXT, FixedModel
 
@@ -109,3 +111,19 @@ def test_the_closing_line_is_the_last_chunk(fixed: LanguageModel) -> None:
         model, router = guarded(fixed, "router", (first + second) / 2)
         shown = [chunk.content for chunk in model.stream("q", config={"callbacks": router}) if chunk.content]
         assert shown == [PIECES[0], CLOSING_LINE]
+
+
+def test_a_calibration_by_sentence_brings_its_unit(fixed: LanguageModel) -> None:
+    base = Guard(fixed, Policy(threshold=1e9), by="sentence", on_doubt="drop")
+    own = [sentence.uncertainty or 0.0 for sentence in base("q").sentences]
+    answers = [AnswerSentences(f"q{number}", TEXT, own, (True,) * 3, (None,) * 3) for number in range(60)]
+    made = calibrate_sentences(answers, on_doubt="drop", alpha=0.2, delta=0.2, binding=base.binding, copies="keep")
+    chat = ChatSemGrad.from_model(fixed, estimator=made)
+    assert (chat.by, chat.on_doubt) == ("sentence", "drop")
+    guarded = GuardedChatModel(ChatSemGrad.from_model(fixed), Policy.from_calibration(made))
+    verdict = get_verdict(guarded.invoke("q"))
+    assert verdict is not None
+    assert (len(verdict.sentences), verdict.calibration_id) == (3, made.id)
+    assert "".join(str(chunk.content) for chunk in guarded.stream("q")) == verdict.text
+    with pytest.raises(InputError, match="on_doubt"):
+        ChatSemGrad.from_model(fixed, estimator=made, by="answer", on_doubt="drop")
