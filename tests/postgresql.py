@@ -16,6 +16,9 @@ from .ports import free_port
 
 PLACES = os.pathsep.join([os.environ.get("PATH", ""), *map(str, Path("/usr/lib/postgresql").glob("*/bin"))])
 
+WAITING = ("-w", "-t", "200")
+"""It gives up after a minute by default, which a busy machine may take."""
+
 
 def require_postgresql() -> None:
     """Skip where there is no server to start."""
@@ -43,15 +46,17 @@ class Postgres:
         """Come back."""
         options = f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={self._folder}"
         self._run(
-            "pg_ctl", "-D", str(self._folder / "data"), "-o", options, "-l", str(self._folder / "l"), "-w", "start"
+            "pg_ctl", "-D", str(self._folder / "data"), "-o", options, "-l", str(self._folder / "l"), *WAITING, "start"
         )
 
     def stop(self) -> None:
         """Go away."""
-        self._run("pg_ctl", "-D", str(self._folder / "data"), "-m", "immediate", "stop")
+        self._run("pg_ctl", "-D", str(self._folder / "data"), "-m", "immediate", *WAITING, "stop")
 
     def _run(self, program: str, *arguments: str) -> None:
         found = shutil.which(program, path=PLACES)
         assert found is not None
-        null = subprocess.DEVNULL
-        subprocess.run([found, *arguments], check=True, cwd="/", stdout=null, stderr=null, timeout=120, **self._user)
+        output = self._folder / "output"  # a pipe would stay open as long as the server
+        with output.open("w") as file:
+            ended = subprocess.run([found, *arguments], cwd="/", stdout=file, stderr=file, timeout=240, **self._user)
+        assert ended.returncode == 0, output.read_text()
