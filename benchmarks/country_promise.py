@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from country_answers import ESTIMATORS, is_right, table
+from country_answers import ESTIMATORS, FULL, is_right, table
 from machine import about
 from numpy.typing import NDArray
 
@@ -58,6 +58,10 @@ class Answers:
                 for row in rows
             ],
         )
+
+    def has(self, name: str) -> bool:
+        """Whether the record holds these scores."""
+        return all(name in sentence for row in self.rows for sentence in row["sentences"])
 
     def column(self, name: str, correction: NDArray[np.float64] | None = None) -> list[list[float]]:
         """The scores of an estimator; corrected, their logarithms without what length and place explain."""
@@ -145,7 +149,7 @@ def tables(answers: Answers) -> Iterator[str]:
     yield ""
     yield "| score | AUROC by sentence | `drop`: right ones delivered | their error | by answer | found | `stop` |"
     yield "| --- " * 7 + "|"
-    for name in NAMES:
+    for name in (*NAMES, *([FULL] if answers.has(FULL) else [])):
         value, low, high = aurocs(answers, name)
         drop, stop = (
             np.array([split(answers, name, form, seed, "sentence", corrected=False) for seed in range(SPLITS)])

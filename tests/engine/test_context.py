@@ -6,6 +6,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
+import torch
 
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.batch import FRUGAL, TokenBatch
@@ -15,6 +16,7 @@ from semgrad_guard.errors import UnsupportedModelError
 from tests.pairwise import in_turn
 
 from .oracle import Reference, worst_relative_error
+from .running_batches import Options, finished, joined, wrapped
 from .scoring_paths import CASES, Case, answered, batch_of, score_parts_in_tier
 from .test_exactness import TIERS, tolerance
 from .tiny_models import ARCHITECTURES, STATEFUL, shared, token_ids
@@ -67,7 +69,7 @@ def test_rows_with_unequal_contexts_are_scored_together() -> None:
 def test_a_generations_states_serve_every_sentence(name: str, kept: dict[str, int]) -> None:
     model, objective, scorer = shared(name), Objective(), Scorer(shared(name))
     (case, *_), captured = answered(name, lengths=(6, 1, 4), **kept)
-    scores = scorer.score_sentences(batch_of([case], objective, [PARTS]), objective, captured.part([0], skip=9))
+    scores = scorer.score_sentences([(batch_of([case], objective, [PARTS]), captured.part([0], skip=9))], objective)[0]
     assert {one.tier for one in scores} == {"captured"}
     ends = pairwise(accumulate(PARTS, initial=0))
     expected = [case.reference(model, objective, part=slice(*own), context=own[0]) for own in ends]
@@ -77,14 +79,14 @@ def test_a_generations_states_serve_every_sentence(name: str, kept: dict[str, in
 def test_memory_for_no_activations() -> None:
     scorer, objective = Scorer(shared("llama")), Objective()
     row = batch_of(CASES[2:], objective, [PARTS])
-    plenty = [one.semgrad for one in scorer.score_sentences(row, objective)]
+    plenty = [one.semgrad for one in scorer.score_sentences([(row, None)], objective)[0]]
     scorer.memory = FRUGAL
-    assert [one.semgrad for one in scorer.score_sentences(row, objective)] == pytest.approx(plenty)
+    assert [one.semgrad for one in scorer.score_sentences([(row, None)], objective)[0]] == pytest.approx(plenty)
 
 
 def test_whole_sequences_of_chunked_attention() -> None:
     model, objective = shared("llama4-chunked"), Objective()
-    found = Scorer(model).score_sentences(batch_of(CASES[2:], objective, [PARTS]), objective)
+    found = Scorer(model).score_sentences([(batch_of(CASES[2:], objective, [PARTS]), None)], objective)[0]
     assert max(map(worst_relative_error, found, references(model, objective))) < 1e-7
 
 
@@ -92,11 +94,44 @@ def test_whole_sequences_of_chunked_attention() -> None:
 def test_a_model_with_a_state_of_its_own_is_refused(name: str) -> None:
     scorer, objective = Scorer(shared(name)), Objective()
     with pytest.raises(UnsupportedModelError, match="earlier="):
-        scorer.score_sentences(batch_of(CASES[2:], objective, [PARTS]), objective)
+        scorer.score_sentences([(batch_of(CASES[2:], objective, [PARTS]), None)], objective)
 
 
 def test_the_full_form_stays_an_option() -> None:
     objective = Objective(earlier="differentiated")
     row = batch_of(CASES[2:], objective, [PARTS])
     scorer = Scorer(shared("llama"))
-    assert scorer.score_sentences(row, objective) == scorer.score_parts(row, objective)[0]
+    assert scorer.score_sentences([(row, None)], objective)[0] == scorer.score_parts(row, objective)[0]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_sentences_of_answers_that_are_still_written(name: str) -> None:
+    """They have the scores that they have in the finished answer."""
+    model = wrapped(name, dtype=torch.float64)
+    batch = model.running_batch(Objective())
+    options = Options(max_tokens=30, grammar='start: "Tea is old. It is hot! Go."')
+    early = joined(model, batch, [("Why is tea?", options)])
+    batch.step()
+    late = joined(model, batch, [("And what about coffee, then?", options)])
+    rows, spans = [*early, *late], [(0, 12), (12, 23)]
+    while len(late[0].ids) < 25:
+        batch.step()
+    ended = [one.found if one is not None else () for one in batch.ended(rows, [spans, spans], [0, 0])]
+    scores = [one.gradients() for found in ended for one in found if one is not None]
+    finished(batch)
+    whole = [model.sentences(answer.evidence) or [] for answer in batch.generations(rows)]
+    expected = [own.gradients() for parts in whole for _, own in parts[:2] if own is not None]
+    assert len(scores) == len(expected) == 4
+    for ours, theirs in zip(scores, expected, strict=True):
+        assert ours is not None
+        assert theirs is not None
+        assert ours.scores.tier == "captured"
+        assert ours.scores.hybridgrad == pytest.approx(theirs.scores.hybridgrad, rel=1e-5)
+
+
+def test_a_thought_is_context_as_well() -> None:
+    model, objective, case = shared("llama"), Objective(), CASES[2]
+    tokens = [case.prompt], [case.response], [case.semantic_token]
+    row = TokenBatch.of(*tokens, "cpu", objective=objective, before=[2], segments=[PARTS[1:]])
+    found = Scorer(model).score_sentences([(row, None)], objective)[0]
+    assert max(map(worst_relative_error, found, references(model, objective)[1:])) < tolerance("llama")

@@ -11,6 +11,7 @@ from semgrad_guard.engine.generation.generation import BatchScoring, Evidence
 from semgrad_guard.engine.generation.sentence_scoring import sentence_evidence, token_counts
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.sentences import sentences
+from semgrad_guard.estimators import FusedStates
 
 FULL = Objective(earlier="differentiated")
 ANSWER = "Tea is a drink. It grows in Assam! Yes."
@@ -56,6 +57,7 @@ def test_every_score_is_that_of_the_sentence_as_an_answer_of_its_own(language_mo
         assert read is not None
         assert other is not None
         assert [*read.own, *sum(read.previous, ())] == pytest.approx([*other.own, *sum(other.previous, ())])
+        assert FusedStates()(found).features == pytest.approx(FusedStates()(alone).features)
         head, its_own = found.head_gradient(), alone.head_gradient()
         assert head is not None
         assert its_own is not None

@@ -24,7 +24,7 @@ from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions, Sample
 from semgrad_guard.engine.generation.running_answer import BatchRequest, RunningAnswer
 from semgrad_guard.engine.generation.sampling import sample_of
-from semgrad_guard.engine.generation.sentence_scoring import EndedSentences, ended_sentences
+from semgrad_guard.engine.generation.sentence_scoring import EndedSentences, ended_sentences, score_together
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.replay.batch import (
@@ -262,15 +262,21 @@ class RunningBatch:
         self, rows: Sequence[RunningAnswer], spans: Sequence[Sequence[Span]], known: Sequence[int]
     ) -> list[EndedSentences | None]:
         """The sentences that have ended, `spans`, in answers that are being written (see `ended_sentences`)."""
+        decoder, found = self._get_decoder(), list[EndedSentences | None]()
+        for row, own, number in zip(rows, spans, known, strict=True):
+            states = None if row.replayed or decoder.read(row.written).retokenized else self._left_so_far(row)
+            (answer,) = decoder.generations([row.written], states)
+            found.append(ended_sentences(answer.evidence, own, decoder, known=number))
+        score_together(one for one in found if one is not None)
+        return found
+
+    def _left_so_far(self, row: RunningAnswer) -> CapturedStates | None:
+        """The states that an answer has left that is still being written, with the keys of all its tokens."""
+        number = next(number for number, other in enumerate(self._rows) if other is row)
         with clean_slate():
-            for number, row in enumerate(self._rows):
-                if row in rows:
-                    row.before = self._cache_before(number)
-        decoder = self._get_decoder()
-        return [
-            ended_sentences(answer.evidence, own, decoder, known=number)
-            for answer, own, number in zip(self._read_off(rows), spans, known, strict=True)
-        ]
+            row.before = self._cache_before(number)
+            states = self.left_by([row])
+            return states and replace(states, cache=kept(self._cache, [number], self._begin(number)))
 
     def _read_off(self, rows: Sequence[RunningAnswer]) -> list[Generation]:
         """Answers as far as they are written."""

@@ -1,14 +1,13 @@
-"""The sentences of one answer as evidence, each given everything before it: one replay of the answer serves them all.
+"""The sentences of one answer as evidence, each given everything before it (`Objective.earlier`).
 
 A token belongs to the sentence of its last character, in the ids that were written: most tokens begin with the space
-before their word, which belongs to the sentence before. Gradients flow through thought and earlier sentences, as they
-do in the whole answer.
+before their word, which belongs to the sentence before.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -88,6 +87,14 @@ def ended_sentences(answer: Evidence, spans: Sequence[Span], codec: Codec, *, kn
     return EndedSentences(answer, spans, found, _tokens_beyond(end, answer.response_ids, codec))
 
 
+def score_together(ended: Iterable[EndedSentences]) -> None:
+    """Have sentences of several answers scored in one backward pass."""
+    firsts = [next((own.scoring for own in one.found if own is not None), None) for one in ended]
+    scorings = [one for one in firsts if isinstance(one, SentenceScoring)]
+    for one in scorings:
+        one.beside = scorings
+
+
 class SentenceScoring(BatchScoring):
     """Like `BatchScoring`, of the sentences of one answer behind its token `begin` in the place of several answers."""
 
@@ -106,6 +113,8 @@ class SentenceScoring(BatchScoring):
             reasoning=[answer.reasoning] * len(sentences),
             preceding=[(*before, *ids[:begin]) for begin in ends[:-1]],
         )
+        self.beside: Sequence[SentenceScoring] = ()
+        """Those that are scored together with it, itself among them."""
         self._whole = ((*before, *ids[:begin]), ids[begin : ends[-1]])
 
     def _laid_out(self, rows: Sequence[Written], objective: Objective | None = None) -> TokenBatch:
@@ -125,8 +134,12 @@ class SentenceScoring(BatchScoring):
             )
 
     def _score(self, objective: Objective) -> tuple[TimedScores, ...]:
-        began = time.perf_counter()
-        scored = self._scorer.score_sentences(self._laid_out(self._responses, objective), objective, self._captured)
-        self._captured = None
-        share = (time.perf_counter() - began) * 1000 / len(scored)
-        return tuple(TimedScores(scores, share) for scores in scored)
+        began, group = time.perf_counter(), [one for one in self.beside if objective not in one._done] or [self]
+        rows = [(one._laid_out(one._responses, objective), one._captured) for one in group]
+        scored = self._scorer.score_sentences(rows, objective)
+        share = (time.perf_counter() - began) * 1000 / sum(map(len, scored))
+        for one, parts in zip(group, scored, strict=True):
+            one._forget_another_models()
+            one._captured, one.beside = None, ()
+            one._done[objective] = tuple(TimedScores(scores, share) for scores in parts)
+        return self._done[objective]

@@ -85,28 +85,35 @@ class TokenBatch:
         """The prompts alone, whose differentiated tokens begin in one column; without context, the batch itself."""
         if not self.context:
             return self
-        cuts = [*map(min, self.token_columns, self.grid_columns)]
         pads: list[int] = (self.mask == 0).sum(1).tolist()
-        start = max(cut - pad for cut, pad in zip(cuts, pads, strict=True))
-        ends = [end - cut for end, cut in zip(self.prompt_ends, cuts, strict=True)]
-
-        def aligned(columns: torch.Tensor, filling: int) -> torch.Tensor:
-            pieces = zip(columns, cuts, pads, ends, strict=True)
-            rows = [
-                F.pad(F.pad(row[pad : cut + end], (start - cut + pad, 0)), (0, max(ends) - end), value=filling)
-                for row, cut, pad, end in pieces
-            ]
-            return torch.stack(rows)
-
-        shifts = [start - cut for cut in cuts]
+        cuts = [*map(min, self.token_columns, self.grid_columns)]
+        places = [cut - pad for cut, pad in zip(cuts, pads, strict=True)]
+        columns = [slice(pad, end) for pad, end in zip(pads, self.prompt_ends, strict=True)]
+        ids = _aligned([row[own] for row, own in zip(self.ids, columns, strict=True)], places)
         return TokenBatch(
-            aligned(self.ids, 0),
-            aligned(self.mask, 1),
-            start + max(ends),
+            ids,
+            _aligned([row[own] for row, own in zip(self.mask, columns, strict=True)], places, filling=1),
+            ids.shape[1],
             self.segments,
-            tuple(map(sum, zip(self.token_columns, shifts, strict=True))),
-            tuple(map(sum, zip(self.grid_columns, shifts, strict=True))),
+            tuple(column + max(places) - cut for column, cut in zip(self.token_columns, cuts, strict=True)),
+            tuple(column + max(places) - cut for column, cut in zip(self.grid_columns, cuts, strict=True)),
             self.before,
+        )
+
+    @classmethod
+    def stacked(cls, rows: Sequence[TokenBatch]) -> TokenBatch:
+        """Batches of one row each as one, all of them with context or all without."""
+        places = [row.prompt_columns for row in rows]
+        shifts = [max(places) - place for place in places]
+        return cls(
+            _aligned([row.ids[0] for row in rows], places),
+            _aligned([row.mask[0] for row in rows], places, filling=1),
+            max(places),
+            tuple(row.segments[0] for row in rows),
+            tuple(row.token_columns[0] + shift for row, shift in zip(rows, shifts, strict=True)),
+            tuple(row.grid_columns[0] + shift for row, shift in zip(rows, shifts, strict=True)),
+            tuple(row.before[0] for row in rows),
+            tuple(own for row in rows for own in row.context),
         )
 
     @property
@@ -203,6 +210,14 @@ class TokenBatch:
     def targets(self) -> torch.Tensor:
         """The scored tokens, row after row [n]."""
         return torch.cat([self.ids[row, own] for row, own in enumerate(self.scored)])
+
+
+def _aligned(rows: Sequence[torch.Tensor], places: Sequence[int], *, filling: int = 0) -> torch.Tensor:
+    """Rows below each other, their `places` in one column: with zeros before them, and the filling behind."""
+    behind = max(len(row) - place for row, place in zip(rows, places, strict=True))
+    padded = [F.pad(row, (max(places) - place, 0)) for row, place in zip(rows, places, strict=True)]
+    width = max(places) + behind
+    return torch.stack([F.pad(row, (0, width - len(row)), value=filling) for row in padded])
 
 
 CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"

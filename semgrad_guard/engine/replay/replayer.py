@@ -2,7 +2,8 @@
 
 Three ways ("tiers"), from cheap to general:
 
-    captured   the upper layers over positions >= t*, from h^(k) kept while generating and a cut of the KV cache
+    captured   the upper layers over positions >= t*, from h^(k) kept while generating, or in one pass over a text for
+               all its sentences, and a cut of the KV cache
     prefix     one no-gradient pass up to t*, then every layer over positions >= t* (texts from anywhere); where states
                cannot be cut at t* (`whole`), one pass over the whole sequence, with a graph from the span's first layer
     full       the whole sequence by the model's own ordinary call and plain autograd

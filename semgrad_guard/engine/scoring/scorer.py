@@ -129,28 +129,45 @@ class Scorer(ModelStates):
         return tuple(parts[0] for parts in self.score_parts(batch, objective, captured))
 
     def score_sentences(
-        self, row: TokenBatch, objective: Objective, captured: CapturedStates | None = None
-    ) -> tuple[GradientScores, ...]:
-        """Score every part of one row's response, given all before it (`Objective.earlier`); `captured` as in `score`.
+        self, rows: Sequence[tuple[TokenBatch, CapturedStates | None]], objective: Objective
+    ) -> list[tuple[GradientScores, ...]]:
+        """Score every part of some rows' responses, given all before it (`Objective.earlier`); states as in `score`.
 
         Raises:
             UnsupportedModelError: as `tiers_in_context`.
         """
-        parts = list(row.parts_in_context())
-        if objective.earlier == "differentiated" or (len(parts) == 1 and not parts[0].context):
-            return self.score_parts(row, objective, captured)[0]
+        if objective.earlier == "differentiated":
+            return [self.score_parts(row, objective, captured)[0] for row, captured in rows]
         with self.lock, clean_slate():
-            span, tiers = objective.span(self.architecture.n_layers), self._tiers_for(parts[-1])
-            if tiers == ("full",) or self._current().inputs.must_go_ordinary(row):
-                return tuple(self.score_parts(part, objective)[0][0] for part in parts)
-            replayer = self.current_replayer()
-            fits = "captured" in tiers and self._fits(row, span, captured)
-            states = unless_memory_runs_out(
-                lambda: replayer.with_keys(row, captured) if captured and fits else replayer.record(row, span[0])
-            )
+            parts = [list(row.parts_in_context()) for row, _ in rows]
+            states = [self._of_text(*row, objective, own[-1]) for row, own in zip(rows, parts, strict=True)]
+            found: list[list[GradientScores]] = [[] for _ in rows]
             # From the last on, which is verified for all of them.
-            found = [self.score_parts(part, objective, states)[0][0] for part in reversed(parts)]
-            return tuple(one if fits or one.tier == "full" else replace(one, tier="prefix") for one in reversed(found))
+            for number in reversed(range(max(map(len, parts)))):
+                due = [place for place, own in enumerate(parts) if number < len(own)]
+                joint = [place for place in due if self.pads and parts[place][number].context and states[place]]
+                singly = [[place] for place in due if place not in joint]
+                for group in [joint, *singly] if joint else singly:
+                    batch = TokenBatch.stacked([parts[place][number] for place in group])
+                    known = tuple(own for place in group if (own := states[place]) is not None)
+                    scores = self.score_parts(batch, objective, known if len(known) > 1 else next(iter(known), None))
+                    for place, own in zip(group, scores, strict=True):
+                        found[place].insert(0, own[0])
+            return [tuple(own) for own in found]
+
+    def _of_text(
+        self, row: TokenBatch, captured: CapturedStates | None, objective: Objective, last: TokenBatch
+    ) -> CapturedStates | None:
+        """The states from which each part of a row, up to the `last`, is replayed; None where it is read again."""
+        if not last.context:
+            return captured
+        span, tiers = objective.span(self.architecture.n_layers), self._tiers_for(last)
+        if tiers == ("full",) or self._current().inputs.must_go_ordinary(row):
+            return None
+        replayer = self.current_replayer()
+        if captured and "captured" in tiers and self._fits(row, span, captured):
+            return unless_memory_runs_out(lambda: replayer.with_keys(row, captured))
+        return unless_memory_runs_out(lambda: replayer.record(row, span[0]))
 
     def score_parts(self, batch: TokenBatch, objective: Objective, captured: States = None) -> Rows:
         """Score every part of every row (`TokenBatch.segments`) from one replay.

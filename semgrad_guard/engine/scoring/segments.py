@@ -1,4 +1,4 @@
-"""A response taken apart into sentences or clauses, each scored by itself from one shared replay.
+"""A response taken apart into sentences or clauses, each scored by itself.
 
 The paper's appendix expects long answers to dilute the gradient and points to scoring claim by claim. A segment's
 objective is the answer's own with the segment's tokens alone in the sum; the text before it is its context.
@@ -52,7 +52,7 @@ def score_segments(
     objective: Objective,
     before: Sequence[int] = (),
 ) -> list[Segment]:
-    """The segments of a response with their scores: one forward pass for all, one backward pass for each.
+    """The segments of a response with their scores: one pass reads it for all of them.
 
     `before` are the tokens between the prompt and the response, its thought: its context like the prompt.
     """
@@ -68,7 +68,7 @@ def score_segments(
             segments=[[count for count in counts if count]],
             before=[len(before)],
         )
-    scores = iter(scorer.score_sentences(batch, objective))
+    scores = iter(scorer.score_sentences([(batch, None)], objective)[0])
     return [
         Segment(response.text[start:end], start, end, next(scores) if count else None)
         for (start, end), count in zip(spans, counts, strict=True)
