@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, InstanceOf
 
 from semgrad_guard.adapters.answer_form import AnswerForm
 from semgrad_guard.adapters.logprobs import openai_logprobs, token_texts
@@ -46,7 +46,7 @@ class AnswerRequest:
     pieces: bool = False
     prompt_limit: int | None = None
     on_piece: Annotated[Callable[[Piece], None] | None, Field(exclude=True)] = None
-    terms: Annotated[Terms | None, Field(exclude=True)] = None
+    terms: Annotated[InstanceOf[Terms] | None, Field(exclude=True)] = None
 
 
 @dataclass(frozen=True, kw_only=True)
