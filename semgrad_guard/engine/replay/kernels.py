@@ -328,7 +328,8 @@ def attend(
     """
     plain = attention_mask is None or attention_mask.requires_grad
     plain = plain or any(options.get(name) is not None for name in _MORE)
-    if plain or not (query.requires_grad or key.requires_grad) or query.device.type != "cpu":
+    recorded = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)
+    if plain or not recorded or query.device.type != "cpu":
         plain = ALL_ATTENTION_FUNCTIONS[PLAIN]
         return plain(module, query, key, value, attention_mask, scaling=scaling, **options)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
