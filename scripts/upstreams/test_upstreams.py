@@ -77,17 +77,17 @@ def test_without_a_copy_only_reported_answers_are_scored(upstream: Running, fron
     assert reported or "no log-probabilities" in record["reason"]
 
 
-def test_routes_that_nobody_judges(upstream: Running, front: Front) -> None:
-    request = {"model": upstream.model, "prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
-    with front("--threshold", "1000") as client:
-        for route in ("completions", "responses", "embeddings"):
-            refused = client.post(f"/v1/{route}", json=request)
-            assert (refused.status_code, refused.json()["error"]["code"]) == (403, "route_not_guarded")
-    with front("--threshold", "1000", "--allow-unguarded", "completions") as client:
-        passed = client.post("/v1/completions", json=request).raise_for_status()
-        assert passed.headers["x-semgrad-guard-action"] == "unguarded"
-        assert passed.json()["choices"][0]["text"]
-        assert client.post("/v1/responses", json=request).status_code == 403
+def test_other_routes(upstream: Running, front: Front) -> None:
+    """Texts and responses are judged as chats are; what no rule judges is refused."""
+    prompt = {"model": upstream.model, "prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
+    asked = {"model": upstream.model, "input": QUESTION, "temperature": 0}
+    with front("--threshold", "-1") as client:
+        refused = client.post("/v1/embeddings", json={"model": upstream.model, "input": "x"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "route_not_guarded")
+        for route, body_of_route in (("completions", prompt), ("responses", asked)):
+            held = client.post(f"/v1/{route}", json=body_of_route).raise_for_status()
+            assert held.headers["x-semgrad-guard-action"] == "abstain"
+            assert "I don't know." in held.text
 
 
 def test_what_the_upstream_refuses_and_how_it_dies(upstream: Running, front: Front) -> None:

@@ -87,6 +87,13 @@ class VLLMBatch(RecordedBatch):
                 raise
             self._rows = [row for row in self._rows if not row.done]
 
+    def end(self, row: RunningAnswer, tokens: int) -> None:
+        """End an answer with so many of its tokens."""
+        with self._scorer.lock:
+            row.end(tokens)
+            self._engine.abort([cast(VLLMAnswer, row)])
+            self._rows = [one for one in self._rows if not one.done]
+
     def drop(self, rows: Iterable[RunningAnswer]) -> None:
         """Drop answers that no caller waits for any more."""
         Context().run(self._let_go, list(rows))  # under no stop: it may be the one that ended them

@@ -306,8 +306,6 @@ class RecordedAnswer(RunningAnswer):
 class RecordedBatch(RunningBatch):
     """A running batch of such answers; `recorder` listens to the passes, where anything does."""
 
-    scores_open_answers = False
-
     def __init__(
         self,
         scorer: Scorer,
@@ -324,6 +322,9 @@ class RecordedBatch(RunningBatch):
         for row in rows:
             row.behind = cast(RecordedAnswer, row).record.reach(len(row.ids))
         return super().generations(rows)
+
+    def _left_so_far(self, row: RunningAnswer) -> CapturedStates | None:
+        return self.left_by([row])
 
     def left_by(self, rows: Sequence[RunningAnswer]) -> CapturedStates | None:
         """The states that vLLM's passes left of these answers, to observe and to replay them from."""

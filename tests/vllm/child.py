@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from passes import passes_of
@@ -31,6 +31,7 @@ QUESTIONS = [
     "Name a metal.",
     "Who wrote Hamlet, and when was it played for the first time? Answer in one sentence.",
 ]
+PARAGRAPH = "Tell me about Paris in three sentences."
 SAMPLED = Objective(sampled_rows=2000)
 LONG = GenerationOptions(max_tokens=24)
 
@@ -79,6 +80,7 @@ def found(folder: str, dtype: str) -> dict[str, object]:
         ],
         "observed": observed(served, own),
         "sentences": sentences(served, own),
+        "sentence_stream": sentence_stream(served),
         "beyond": beyond(served),
         "half_apart": half_apart(served, own) if dtype == "bfloat16" else [],
         "doors": doors(served),
@@ -105,7 +107,7 @@ def observed(served: LanguageModel, own: LanguageModel) -> dict[str, object]:
 
 def sentences(served: LanguageModel, own: LanguageModel) -> list[list[list[float | None]]]:
     """Each sentence's scores by estimators that take a gradient and by one that takes none, here and by our engine."""
-    answer = served.generate("Tell me about Paris in three sentences.", GenerationOptions(max_tokens=60))
+    answer = served.generate(PARAGRAPH, GenerationOptions(max_tokens=60))
     again = evidence_by(own, answer)
     found: list[list[list[float | None]]] = []
     for estimator in (HybridGrad(), MaxProbability()):
@@ -114,6 +116,24 @@ def sentences(served: LanguageModel, own: LanguageModel) -> list[list[list[float
             [[None if part is None else estimator(part).uncertainty for _, part in side or ()] for side in sides]
         )
     return found
+
+
+def sentence_stream(served: LanguageModel) -> dict[str, Any]:
+    """A stream whose sentences leave as they end, and the same where the least certain one ends the answer."""
+    options = GenerationOptions(max_tokens=60)
+    guard = Guard(served, Policy(threshold=1e9), by="sentence", options=options)
+    whole, stream = guard(PARAGRAPH), guard.stream(PARAGRAPH)
+    pieces = [(piece, len(stream.sentences)) for piece in stream]
+    scores = [[one.uncertainty or 0.0 for one in verdict.sentences] for verdict in (whole, stream.verdict)]
+    strict = Guard(served, Policy(threshold=max(scores[0]) * 0.999), by="sentence", options=options)
+    stopped, left = strict(PARAGRAPH), strict.stream(PARAGRAPH)
+    return {
+        "pieces": pieces,
+        "texts": [[whole.text, stream.verdict.text], [stopped.text, "".join(left)]],
+        "scores": scores,
+        "actions": [[one.action for one in verdict.sentences] for verdict in (stopped, left.verdict)],
+        "unfinished": cast("Any", served)._llm.llm_engine.has_unfinished_requests(),
+    }
 
 
 def beyond(served: LanguageModel) -> list[object]:

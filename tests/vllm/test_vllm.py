@@ -55,6 +55,19 @@ def test_sentences_have_our_engines_scores(exact: dict[str, Any], request: pytes
         assert len(mine) > 1 or "smollm2" not in request.node.name
 
 
+def test_sentences_leave_as_they_end(exact: dict[str, Any]) -> None:
+    found = exact["sentence_stream"]
+    for whole, streamed in found["texts"]:
+        assert streamed == whole
+    assert "".join(piece for piece, _ in found["pieces"]) == found["texts"][0][0]
+    assert [known for _, known in found["pieces"]] == list(range(1, len(found["scores"][0]) + 1))
+    assert found["scores"][1] == pytest.approx(found["scores"][0], rel=1e-5)
+    stopped, left = found["actions"]
+    assert left == stopped[: len(left)]
+    assert left[-1] == "stop"
+    assert not found["unfinished"]
+
+
 def test_answers_are_replayed_from_what_vllm_has_left(exact: dict[str, Any], request: pytest.FixtureRequest) -> None:
     """No prompt is read again, but where vLLM's attention is less exact than float32 (Gemma 2's soft cap)."""
     capped = "gemma2" in request.node.name

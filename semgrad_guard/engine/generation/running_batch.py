@@ -57,9 +57,6 @@ class RunningBatch:
     Not for several threads. The model's lock is held for one step at a time.
     """
 
-    scores_open_answers = True
-    """Whether sentences are scored while their answer is being written (`ended`)."""
-
     def __init__(self, scorer: Scorer, decoder: Callable[[], Decoder], objective: Objective) -> None:
         self._scorer, self._get_decoder, self._objective = scorer, decoder, objective
         self._rows: list[RunningAnswer] = []

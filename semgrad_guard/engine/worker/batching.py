@@ -186,8 +186,7 @@ class RunningRequests:
                 WholeRuns(self._most).begin([job])
             else:
                 request = job.submitted[1]
-                scores = request.on_sentences is not None and self._batch.scores_open_answers
-                joining.append(_Writing(job, self._draws_of(request), _Open() if scores else None))
+                joining.append(_Writing(job, self._draws_of(request), _Open() if request.on_sentences else None))
         if joining:
             try:
                 self._batch.require_the_same_model()
