@@ -20,13 +20,14 @@ unexport PYTHONDONTWRITEBYTECODE
 REQUIRE ?=
 # What `make demo` runs on.
 MODEL ?= pocket
-# The length of `make check-load` and `make check-fuzz`.
+# The length of `make check-load`, `make check-fuzz` and `make check-streams`.
 MINUTES ?= 10
 NONCES ?= 100000
 KILLS ?= 20
 REQUESTS ?= 100000
+STREAMS ?= 10000
 
-.PHONY: help check check-fast lint tests tests-fast coverage check-heavy check-gpu check-guarantee check-watching docs check-lowest check-research check-server check-upstreams check-browser check-load check-fuzz check-ray check-vllm check-templates check-models check-smollm2 serve release-check demo bench bench-full bench-rivals \
+.PHONY: help check check-fast lint tests tests-fast coverage check-heavy check-gpu check-guarantee check-watching docs check-lowest check-research check-server check-upstreams check-browser check-load check-streams check-fuzz check-ray check-vllm check-templates check-models check-smollm2 serve release-check demo bench bench-full bench-rivals \
 	format train-pocket clean
 
 help:  ## this list
@@ -157,6 +158,9 @@ check-vllm:  ## vLLM writes and we score on its weights: every layout against ou
 
 check-load: $(STAMP)  ## the server under load and faults (hours; MINUTES=1 NONCES=1000 KILLS=2: ten minutes)
 	$(BIN)/python scripts/check_load.py --minutes $(MINUTES) --nonces $(NONCES) --kills $(KILLS)
+
+check-streams: $(STAMP)  ## guarded streams by sentence, with nonces, readers that leave and doubts (hours; STREAMS=100: minutes)
+	$(BIN)/python scripts/check_streams.py --streams $(STREAMS)
 
 $(FUZZER)/.installed: scripts/fuzzing/requirements.txt
 	$(PYTHON) -m venv $(FUZZER)
