@@ -27,7 +27,7 @@ PAGES = Path(__file__).parent / "browser_pages"
 SERVERS = {"OPEN": (False, ()), "STRICT": (False, ("--threshold", "0")), "KEYED": (True, ())}
 """Whether a key is needed, and the options."""
 BY_SENTENCE = ("--threshold", "0.1", "--by", "sentence", "--on-doubt")
-"""By the embedded model's scores the first sentence is let through, and the other two are not."""
+"""By the embedded model's scores the first sentence is let through, and the last one is not."""
 SENTENCES = "The capital of Japan is Tokyo. It lies on a bay! Nobody knows how many rivers it has."
 
 

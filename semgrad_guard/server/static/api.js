@@ -27,7 +27,7 @@ export async function* chunks(body, signal) {
   let rest = "";
   for (;;) {
     const { value, done } = await reader.read();
-    if (done) return;
+    if (done) throw new ServerError(502, "the connection was closed before the answer was complete");
     const events = (rest + value).split("\n\n");
     rest = events.pop();
     for (const event of events) {

@@ -26,7 +26,7 @@ class GuardAnswer extends HTMLElement {
     if (cut) parts.push(element("p", { className: "note", textContent: "The answer was cut off at the longest length." }));
     if (verdict) parts.push(...words(verdict));
     this.replaceChildren(...parts);
-    this.view(verdict?.sentences?.length ? "sentences" : tokens.length ? "tokens" : "text");
+    this.view(sentences?.some(({ action }) => action) ? "sentences" : tokens.length ? "tokens" : "text");
     if (focus) title.focus();
   }
 
@@ -54,7 +54,7 @@ class GuardAnswer extends HTMLElement {
     const { text, tokens, sentences, verdict } = this.answer;
     if (this.detail) this.detail.textContent = "";
     if (name === "tokens") this.heat(tokens.map(asPiece), "Stronger colour: the model was less sure of this token.");
-    else if (name === "sentences") this.heat(pieces(text, sentences, verdict), "Stronger colour: less certain than the answer's other sentences.");
+    else if (name === "sentences") this.heat(pieces(text, sentences, verdict ?? {}), "Stronger colour: less certain than the answer's other sentences.");
     else { this.body.textContent = text; this.legend.textContent = ""; }
   }
 
@@ -89,7 +89,7 @@ function asPiece({ token, logprob, top_logprobs: others = [] }) {
 }
 
 // Places in a text are counted in characters, of which some are two units of a JavaScript string.
-function pieces(text, sentences, { enforced = true } = {}) {
+function pieces(text, sentences, { enforced = true }) {
   const known = sentences.map((sentence) => sentence.uncertainty).filter((value) => value !== null);
   const low = Math.min(...known), width = Math.max(...known) - low, points = Array.from(text);
   const found = [], plain = (start, end) => found.push({ text: points.slice(start, end).join(""), shade: 0, detail: "" });
@@ -250,6 +250,7 @@ async function receive(body, shown) {
     for (const { function: called } of choice.delta.tool_calls ?? []) shown.text += `${called.name}(${called.arguments})`;
     shown.cut ||= choice.finish_reason === "length";
     if (choice.logprobs?.content) shown.tokens.push(...choice.logprobs.content);
+    if (chunk.semgrad_guard_sentence) shown.sentences = [...(shown.sentences ?? []), chunk.semgrad_guard_sentence];
     if (choice.logprobs?.semgrad_guard) shown.verdict = choice.logprobs.semgrad_guard;
     if (shown.text || shown.thought) say("Answering …");
     $("guard-answer").show(shown);
