@@ -31,6 +31,16 @@ class Effect:
         return self.wrong / max(1, self.answers)
 
     @property
+    def coverage(self) -> float:
+        """The share that is delivered."""
+        return self.delivered / max(1, self.answers)
+
+    @property
+    def delivered_error(self) -> float | None:
+        """The error rate with the guard; None where nothing is delivered."""
+        return self.delivered_wrong / self.delivered if self.delivered else None
+
+    @property
     def withheld_wrong(self) -> int:
         """The wrong answers that are withheld."""
         return self.wrong - self.delivered_wrong
@@ -41,7 +51,7 @@ class Effect:
         return self.answers - self.delivered - self.withheld_wrong
 
     def __str__(self) -> str:
-        guarded = self.delivered_wrong / max(1, self.delivered)
+        guarded = self.delivered_error or 0.0
         return (
             f"error {self.error:.1%} without the guard, {guarded:.1%} with it; withheld: {self.withheld_wrong} of "
             f"{self.wrong} wrong {self.unit}, {self.withheld_right} of {self.answers - self.wrong} right ones"

@@ -15,6 +15,7 @@ from semgrad_guard.cli.demo import demo
 from semgrad_guard.cli.evaluate import evaluate
 from semgrad_guard.cli.feedback import feedback, sample
 from semgrad_guard.cli.fetch import fetch
+from semgrad_guard.cli.gate import gate
 from semgrad_guard.cli.help import (
     ASK,
     CALIBRATE,
@@ -24,6 +25,7 @@ from semgrad_guard.cli.help import (
     EXIT_CODES,
     FEEDBACK,
     FETCH,
+    GATE,
     PLAN,
     PROBE,
     PROGRAM,
@@ -70,6 +72,7 @@ for _command, _epilog, _continues in (
     (plan, PLAN, False),
     (calibrate, CALIBRATE, True),
     (evaluate, EVALUATE, True),
+    (gate, GATE, True),
     (probe, PROBE, True),
     (serve, SERVE, False),
     (decisions, DECISIONS, False),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
@@ -14,6 +13,7 @@ from semgrad_guard.cli import grading, loading, options, values
 from semgrad_guard.cli.calibrate_output import Files, draw, show
 from semgrad_guard.cli.calibrate_run import Run, Shape
 from semgrad_guard.cli.calibrate_sentences import PromisedSentences, drawn_questions, require_known
+from semgrad_guard.cli.calibrate_server import require_at_server
 from semgrad_guard.cli.estimators import LearnedEstimatorSpec, estimators_for, learns
 from semgrad_guard.cli.grading import ByHand
 from semgrad_guard.cli.help import ExitCode
@@ -207,7 +207,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     grading.check_labels(labels, begun_at=labels)
     source = ModelSource(**vars(model), semantic_token=None if server is not None else loading.load_token(probe))
     if server is not None:
-        _require_at_server(model, (probe, also, cluster.ray))
+        require_at_server(model, probe=probe, also=also, ray=cluster.ray)
     conversations = [] if extra_prompts is None else loading.read_conversations(extra_prompts)
     shape = Shape(conversations, read_slots(slot or ()))
     answering = loading.decoding(decoding)
@@ -235,19 +235,6 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
         say(doubt, label="Warning")
     show(outcome, questions, files, as_json=as_json)
     raise typer.Exit(_code(outcome.calibration, questions))
-
-
-def _require_at_server(model: EngineOptions, others: Sequence[object]) -> None:
-    """Refuse options about a model here.
-
-    Raises:
-        InputError: there is one.
-    """
-    usual = vars(EngineOptions(model=model.model))
-    given = [name for name, value in vars(model).items() if value != usual[name]]
-    given += [name for name, value in zip(("probe", "also", "ray"), others, strict=True) if value]
-    if given:
-        raise InputError(f"--{given[0].replace('_', '-')} is for a model here, and --server answers itself")
 
 
 def _hand(hand: ByHand | None, prediction_powered: bool, *, robust: bool) -> ByHand | None:

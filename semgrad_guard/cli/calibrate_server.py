@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from semgrad_guard.cli.terminal import kept_on_interrupt
 from semgrad_guard.errors import InputError
-from semgrad_guard.settings import REPORTED, UPSTREAM_KEY
+from semgrad_guard.settings import REPORTED, UPSTREAM_KEY, EngineOptions
 
 if TYPE_CHECKING:
     from semgrad_guard.calibration import Binding
@@ -116,3 +116,16 @@ class ServerWriter:
             verdict = scorer.verdict(found.text, found.logprobs, options={})
             scores[name] = AnswerScore(uncertainty=verdict.uncertainty, reason=verdict.reason)
         return Answer.to(question, text=found.text, finish_reason=found.finish_reason, scores=scores)
+
+
+def require_at_server(model: EngineOptions, **others: object) -> None:
+    """Refuse options about a model here.
+
+    Raises:
+        InputError: there is one.
+    """
+    usual = vars(EngineOptions(model=model.model))
+    given = [name for name, value in vars(model).items() if value != usual[name]]
+    given += [name for name, value in others.items() if value]
+    if given:
+        raise InputError(f"--{given[0].replace('_', '-')} is for a model here, and --server answers itself")

@@ -15,6 +15,7 @@ class ExitCode(IntEnum):
     NO_THRESHOLD = 4
     BROKEN_LINES = 5
     UNSCORED = 6
+    GATE = 7
     INTERRUPTED = 130
 
 
@@ -39,6 +40,7 @@ EXIT_CODES = """
 4  calibrate: no threshold keeps the promise (it is saved all the same)
 5  some data lines were skipped (takes precedence over 4)
 6  ask, score: an answer has no score; calibrate, evaluate: none has one
+7  gate: coverage or error has left the recorded band
 130  interrupted by Ctrl-C (143, 129: ended by SIGTERM, SIGHUP); run again: calibrate, evaluate, probe and score --ray
      resume where they stopped, and the others begin anew
 """.strip()
@@ -96,6 +98,17 @@ Every answer is kept as it comes: after Ctrl-C, run the same command again. Peop
 
 [bold]Exit codes[/]
 0 done, 5 some lines were broken, 6 no answer could be scored, 1 error, 2 wrong usage, 130 interrupted
+""".strip()  # noqa: E501  # a paragraph must be one line: the terminal breaks it
+
+GATE = """
+[bold]Examples[/]
+semgrad-guard gate --calibration calibration.json --data questions.jsonl --band band.json --record
+semgrad-guard gate --calibration calibration.json --data questions.jsonl --band band.json
+
+Give the model, prompt and options of the calibration. Other questions than those that it was made from tell more.
+
+[bold]Exit codes[/]
+0 inside the band, or recorded, 7 outside, 1 an error (the calibration does not fit, a broken line, other questions), 2 wrong usage, 130 interrupted
 """.strip()  # noqa: E501  # a paragraph must be one line: the terminal breaks it
 
 PROBE = """

@@ -1,0 +1,273 @@
+"""`semgrad-guard gate`: a check for CI that coverage and error of a calibration stay in a recorded band."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, get_args
+
+import typer
+
+from semgrad_guard.cli import grading, loading, options, values
+from semgrad_guard.cli.calibrate_model import ModelWriter
+from semgrad_guard.cli.calibrate_server import ServerWriter, require_at_server
+from semgrad_guard.cli.help import ExitCode
+from semgrad_guard.cli.loading import Cluster
+from semgrad_guard.cli.terminal import say, say_unscored
+from semgrad_guard.declared import Bounds, Option
+from semgrad_guard.errors import BindingMismatchError, InputError
+from semgrad_guard.loading import ModelSource
+from semgrad_guard.settings import UPSTREAM_KEY, EngineOptions
+
+if TYPE_CHECKING:
+    from semgrad_guard.engine.generation.options import GenerationOptions
+    from semgrad_guard.evaluation.band import Band, Departure, Measured
+    from semgrad_guard.evaluation.graders import AnswerGrader
+    from semgrad_guard.evaluation.questions.data import Question
+    from semgrad_guard.evaluation.questions.prompts import Phrasing
+    from semgrad_guard.guard import Policy
+
+_SLACK = Bounds(0, 1)
+
+
+def gate(  # noqa: PLR0913  # a command's options are its arguments
+    *,
+    data: Annotated[
+        Path,
+        Option('Questions with references, as for `calibrate`; "-" is stdin.', options.DATA, "FILE", reads="stream"),
+    ],
+    calibration: Annotated[Path, Option("The calibration that decides, made by `calibrate`.", options.DATA, "FILE")],
+    band: Annotated[Path, Option("The recorded band: keep it with the code.", options.DATA, "FILE")],
+    record: Annotated[
+        bool, Option("Record the band around what is measured now, in place of an older one.", options.DATA)
+    ] = False,
+    coverage_slack: Annotated[
+        float, Option("With --record: how far coverage may be off later, either way.", options.DECISION, "X", _SLACK)
+    ] = 0.05,
+    error_slack: Annotated[
+        float, Option("With --record: how far the error may be above it later.", options.DECISION, "X", _SLACK)
+    ] = 0.02,
+    model: EngineOptions,
+    grader: Annotated[
+        str | None,
+        Option(
+            "What counts as correct, as for `calibrate`. Verdicts of a model or judge are kept next to the band.",
+            options.GRADING,
+            reads="grader",
+            shown=options.DEFAULT_GRADER,
+            completions=get_args(options.GraderName),
+        ),
+    ] = None,
+    answers: Annotated[
+        Path | None,
+        Option("Keep the answers there, and take those that are there.", options.DATA, "FILE", shown="answered anew"),
+    ] = None,
+    batch_size: options.BatchSize = 8,
+    decoding: options.Decoding,
+    wording: options.Wording,
+    columns: options.AnsweredColumns,
+    probe: options.ProbeFile = None,
+    server: Annotated[
+        str | None,
+        Option(
+            "The server with OpenAI's protocol that answers, where the calibration is about its answers; --model is "
+            f"its name for the model, and its key stands in the environment, {UPSTREAM_KEY}.",
+            options.DATA,
+            "URL",
+        ),
+    ] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Fail where the coverage or the error of a calibration on labelled questions leaves a recorded band.
+
+    The model answers the questions, as a guard with the calibration would have it; the grader compares the answers
+    with the references. Coverage is the share of the questions whose answers are let through under the promise, the
+    error is the share of wrong ones among these. The same answers have the same verdict in every run, whatever the
+    number of threads or the batch size.
+    """
+    from semgrad_guard.calibration import Calibration
+    from semgrad_guard.evaluation.band import Band
+    from semgrad_guard.evaluation.files import sole_writer
+    from semgrad_guard.guard import Policy
+
+    values.one_from_stdin(data=data, prompt=wording.prompt, system=wording.system)
+    files = Files(band, answers)
+    phrasing, sources = loading.phrasing(wording)
+    given = [path for path in (data, calibration, Path(model.model), probe) if path is not None]
+    files.check([*given, *sources], record=record)
+    recorded = None if record else Band.load(band)
+    rows = loading.read_data(data, columns, strict=True).rows
+    phrasing.require(rows)
+    policy = Policy.from_calibration(Calibration.load(calibration))
+    graders = grading.load_graders([] if grader is None else [grader])
+    if server is not None:
+        require_at_server(model, probe=probe)
+    source = ModelSource(**vars(model), semantic_token=None if server is not None else loading.load_token(probe))
+    writer = _writer(
+        policy,
+        source,
+        server,
+        decoding=loading.decoding(decoding),
+        phrasing=phrasing,
+        template=phrasing.name(rows),
+        batch_size=batch_size,
+    )
+    with sole_writer(band):
+        measured = _measured(rows, writer, policy, graders, files)
+        made = recorded or Band.record(measured, coverage_slack=coverage_slack, error_slack=error_slack)
+        left = made.left_by(measured)
+        if record:
+            made.save(band)
+        if answers is None:
+            files.answers.unlink()
+    _show(measured, made, left, band if record else None, as_json=as_json)
+    raise typer.Exit(ExitCode.GATE if left else ExitCode.OK)
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files of the command. Answers that nobody keeps lie next to the band until the command ends."""
+
+    band: Path
+    kept: Path | None
+
+    @property
+    def answers(self) -> Path:
+        """The record of answers."""
+        return self.kept or self._beside(".answers.jsonl")
+
+    @property
+    def grades(self) -> Path:
+        """The verdicts of models and judges."""
+        return self._beside(".grades.jsonl")
+
+    def _beside(self, suffix: str) -> Path:
+        from semgrad_guard.evaluation.files import beside
+
+        return beside(self.band, suffix)
+
+    def check(self, inputs: Sequence[Path], *, record: bool) -> None:
+        """Refuse, before any work, a file that cannot be written."""
+        from semgrad_guard.evaluation.band import Band
+        from semgrad_guard.evaluation.files import Output, read_by, require_outputs
+        from semgrad_guard.evaluation.graders.grading import GRADES
+        from semgrad_guard.evaluation.job_record import is_record
+
+        written = [Output(self.answers, "record of answers", is_record())]
+        written += [Output(self.grades, "record of grades", is_record(GRADES))]
+        written += [Output(self.band, "band", read_by(Band.load))] if record else []
+        require_outputs(written, inputs=inputs if record else [*inputs, self.band])
+
+
+def _writer(
+    policy: Policy,
+    source: ModelSource,
+    server: str | None,
+    *,
+    decoding: GenerationOptions,
+    phrasing: Phrasing,
+    template: str,
+    batch_size: int,
+) -> ModelWriter | ServerWriter:
+    """The model or the server that answers as the calibration's did.
+
+    Raises:
+        BindingMismatchError: the calibration was made for something else.
+        InputError: it is bound to nothing.
+    """
+    bound = policy.binding
+    if bound is None:
+        raise InputError("The calibration is bound to nothing: it cannot be told whether it fits. Calibrate again.")
+    from semgrad_guard.guard import estimator_of
+    from semgrad_guard.guard.reported import ReportedScorer
+
+    if server is None:
+        estimator = estimator_of(policy.calibration)
+        named = {estimator.name: estimator}
+        writer = ModelWriter(loading.load(source), named, template, decoding, phrasing, batch_size, Cluster(), source)
+        mine = writer.binding(bound.grader or "", bound.upstream)(estimator)
+    else:
+        scorer = ReportedScorer.of(source.model, policy.calibration)
+        writer = ServerWriter(server, scorer, decoding, phrasing, batch_size)
+        mine = writer.binding(bound.grader or "", bound.upstream)(None)
+    policy.check(mine)
+    for name in ("max_tokens", "stop", "options") if bound.max_tokens is not None else ():
+        was, now = getattr(bound, name), getattr(mine, name)
+        if was != now:
+            raise BindingMismatchError(
+                f"The calibration's answers were made with {name} {was!r}, and these would be with {now!r}. Give the "
+                "options of the calibration."
+            )
+    return writer
+
+
+def _measured(
+    rows: Sequence[Question],
+    writer: ModelWriter | ServerWriter,
+    policy: Policy,
+    graders: Sequence[AnswerGrader],
+    files: Files,
+) -> Measured:
+    """Answer, grade, and decide as a guard with this policy does."""
+    from semgrad_guard.evaluation.band import Measured, decided, digest
+    from semgrad_guard.evaluation.graders import GRADERS, default_grader
+
+    template = writer.phrasing.name(rows)
+    grader = next(iter(graders), GRADERS[default_grader(writer.prompt_name(template))])
+    answers = writer.answers(rows, files.answers, template)
+    say_unscored(answers)
+    grades = grading.grade(rows, answers, grader, book=files.grades)
+    by_kind = policy.calibration is not None and bool(policy.calibration.kinds)
+    estimator = "" if policy.binding is None else policy.binding.estimator
+    decisions = [
+        decided(
+            answer,
+            right,
+            policy,
+            score=answer.uncertainty(estimator),
+            kind=row.kind if by_kind else None,
+            prompt=prompt,
+        )
+        for row, answer, right, prompt in zip(
+            rows, answers, grades.correct, writer.phrasing.forms(rows, writer.form), strict=True
+        )
+    ]
+    return Measured(digest(rows), grades.grader, policy.calibration_id or "", decisions)
+
+
+def _show(
+    measured: Measured, band: Band, left: Sequence[Departure], recorded_in: Path | None, *, as_json: bool
+) -> None:
+    """The verdict, for people or as JSON."""
+    effect = measured.readings[0]
+    strange = Counter(reason for one in measured.answers for reason in one.unfamiliar)
+    for reason, count in strange.items():
+        say(f"nothing is promised about {count} of {effect.answers} answers: {reason}.", label="Warning")
+    if as_json:
+        document = {
+            "passed": not left,
+            "left": [{**asdict(one), "range": one.range.model_dump()} for one in left],
+            "coverage": effect.coverage,
+            "error": effect.delivered_error,
+            "answers": effect.answers,
+            "delivered": effect.delivered,
+            "delivered_wrong": effect.delivered_wrong,
+            "at_threshold": sum(one.at_threshold for one in measured.answers),
+            "unfamiliar": strange,
+            "calibration_id": measured.calibration_id,
+            "band": band.model_dump(mode="json"),
+        }
+        typer.echo(json.dumps(document, ensure_ascii=False))
+        return
+    error = "none" if effect.delivered_error is None else f"{effect.delivered_error:.1%}"
+    typer.echo(f"coverage {effect.coverage:.1%} ({effect.delivered} of {effect.answers}), band {band.coverage}")
+    typer.echo(f"error    {error} ({effect.delivered_wrong} of {effect.delivered}), band {band.error}")
+    for one in left:
+        typer.echo(f"{one}.")
+    if recorded_in is not None:
+        typer.echo(f"The band is in {recorded_in}; keep it with the code.")
+    else:
+        typer.echo("The gate fails." if left else "The gate passes.")
