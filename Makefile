@@ -11,6 +11,7 @@ BROWSER := .venv-browser
 RAY := .venv-ray
 VLLM := .venv-vllm
 UPSTREAMS := .venv-upstreams
+TRACES := .venv-traces
 FUZZER := .venv-fuzz
 
 # Images of containers often set it; the checks start hundreds of programs, which would each compile our modules anew.
@@ -27,7 +28,7 @@ KILLS ?= 20
 REQUESTS ?= 100000
 STREAMS ?= 10000
 
-.PHONY: help check check-fast lint tests tests-fast coverage check-heavy check-gpu check-guarantee check-watching docs check-lowest check-research check-server check-upstreams check-browser check-load check-streams check-fuzz check-ray check-vllm check-templates check-models check-smollm2 serve release-check demo bench bench-full bench-rivals \
+.PHONY: help check check-fast lint tests tests-fast coverage check-heavy check-gpu check-guarantee check-watching docs check-lowest check-research check-server check-upstreams check-traces check-browser check-load check-streams check-fuzz check-ray check-vllm check-templates check-models check-smollm2 serve release-check demo bench bench-full bench-rivals \
 	format train-pocket clean
 
 help:  ## this list
@@ -120,6 +121,15 @@ $(UPSTREAMS)/.installed: scripts/upstreams/requirements.txt constraints.txt
 check-upstreams: $(STAMP) $(UPSTREAMS)/.installed  ## llama.cpp's server, transformers serve and, where .venv-vllm is, vLLM as upstreams, with a fetched SmolLM2 (minutes)
 	$(BIN)/python -m pytest -c scripts/upstreams/pytest.ini scripts/upstreams \
 		--upstreams $(UPSTREAMS)/bin/python --vllm $(VLLM)/bin/python $(REQUIRE)
+
+$(TRACES)/.installed: scripts/traces/requirements.txt
+	$(PYTHON) -m venv $(TRACES)
+	$(TRACES)/bin/pip install --quiet uv
+	$(TRACES)/bin/uv pip install --quiet --python $(TRACES)/bin/python -r $<
+	touch $@
+
+check-traces: $(STAMP) $(TRACES)/.installed  ## scores and labels with real clients of Phoenix, MLflow and Langfuse, and servers of the first two (minutes)
+	$(BIN)/python scripts/check_traces.py --traces $(TRACES)/bin/python
 
 $(BROWSER)/.installed: scripts/browser_pages/requirements.txt scripts/browser_pages/package.json
 	$(PYTHON) -m venv $(BROWSER)
@@ -226,4 +236,4 @@ train-pocket: $(STAMP)  ## the embedded model's facts again, around the committe
 	$(BIN)/python -m research.pocket.train --output output/pocket
 
 clean:
-	rm -rf $(VENV) $(LOWEST) $(POLYGRAPH) $(CLIENTS) $(BROWSER) $(FUZZER) $(RAY) $(VLLM) $(UPSTREAMS) scripts/*/node_modules output dist .coverage
+	rm -rf $(VENV) $(LOWEST) $(POLYGRAPH) $(CLIENTS) $(BROWSER) $(FUZZER) $(RAY) $(VLLM) $(UPSTREAMS) $(TRACES) scripts/*/node_modules output dist .coverage

@@ -56,6 +56,7 @@ APART: Mapping[tuple[str, str], str] = {
     ("Objective", "earlier"): "as above",
     ("ask", "seed"): "a command repeats its answers",
     ("calibrate", "seed"): "as above",
+    ("gate", "seed"): "as above",
     ("Overrides", "mode"): "None leaves it to the server",
     ("ServerSettings", "model"): "one or several, with an upstream by its own names",
     ("ReplicaSettings", "model"): "as above",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import sys
+from itertools import chain
 from typing import Any
 from uuid import UUID
 
 from langchain_core.messages import BaseMessage
-from langchain_core.outputs import LLMResult
+from langchain_core.outputs import ChatGeneration, LLMResult
 from opentelemetry._logs import LoggerProvider
 from opentelemetry.trace import Span, get_current_span
 
@@ -62,13 +63,19 @@ class UncertaintyTracer(TracingHandler):
                 'Give UncertaintyTracer in a config: {"callbacks": [UncertaintyTracer()]}.',
                 run_id,
             )
-        self._evaluations.write(verdict.metadata(), span)
+        self._evaluations.write(verdict.metadata(), span, response_id=_id_of(response))
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """Write the verdict that a raising router's error holds; forget the span."""
         begun = self._spans.pop(run_id, None)
         if isinstance(error, LowConfidenceError):
             self._evaluations.write(error.verdict.metadata(), _open_span_of(run_id) or begun or get_current_span())
+
+
+def _id_of(response: LLMResult) -> str | None:
+    """The id of the message that is delivered."""
+    generation = next(chain.from_iterable(response.generations), None)
+    return generation.message.id if isinstance(generation, ChatGeneration) else None
 
 
 def _open_span_of(run_id: UUID) -> Span | None:

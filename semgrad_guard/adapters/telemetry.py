@@ -25,10 +25,11 @@ class EvaluationLog:
     def __init__(self, name: str, *, logger_provider: LoggerProvider | None = None) -> None:
         self._logger = get_logger(name, logger_provider=logger_provider)
 
-    def write(self, record: Mapping[str, Any], span: Span | None = None) -> None:
-        """Write one verdict to a span, by default the current one.
+    def write(self, record: Mapping[str, Any], span: Span | None = None, *, response_id: str | None = None) -> None:
+        """Write one verdict to a span, by default the current one; `response_id` names the response that it is about.
 
-        A span that has ended takes no attributes; the event is tied to it all the same.
+        A span that has ended takes no attributes; the event is tied to it all the same. An answer without a score is an
+        evaluation that failed: its `error.type` is the verdict's status.
         """
         span = span or get_current_span()
         if span.is_recording():
@@ -38,6 +39,8 @@ class EvaluationLog:
             "gen_ai.evaluation.score.value": record["uncertainty"],
             "gen_ai.evaluation.score.label": record["action"],
             "gen_ai.evaluation.explanation": record["reason"],
+            "gen_ai.response.id": response_id,
+            "error.type": None if record["status"] == "scored" else record["status"],
         }
         attributes = {name: value for name, value in fields.items() if value is not None}
         self._logger.emit(LogRecord(context=set_span_in_context(span), event_name=EVENT, attributes=attributes))

@@ -250,7 +250,8 @@ class Routes:
         try:
             form = translated(body)
             names.update(form.names)
-            calls = [self._service.call(chat, request_id=request_id) for chat in form.bodies]
+            named = {"request_id": request_id, "response_id": f"{form.prefix}{request_id}"}
+            calls = [self._service.call(chat, **named) for chat in form.bodies]
         except ValidationError as error:
             raise _invalid(error, names) from None
         if calls[0].request.stream:

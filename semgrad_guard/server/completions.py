@@ -41,7 +41,7 @@ from semgrad_guard.server.answers import (
     tool_call_fields,
 )
 from semgrad_guard.server.service import Call, Service
-from semgrad_guard.server.translation import Json, Translation
+from semgrad_guard.server.translation import Json, Translation, Untranslated
 
 
 def completion(call: Call, outcomes: Sequence[Outcome[Answer]], *, request_id: str) -> Json:
@@ -145,7 +145,7 @@ def _written(answer: Answer, verdict: Verdict) -> int:
 
 def _head(call: Call, request_id: str, kind: str) -> Json:
     return {
-        "id": f"chatcmpl-{request_id}",
+        "id": f"{Untranslated.prefix}{request_id}",
         "object": kind,
         "created": int(time.time()),
         "model": call.served.name,

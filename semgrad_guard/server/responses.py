@@ -10,7 +10,7 @@ import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Literal, Self, cast
+from typing import Any, ClassVar, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
@@ -182,6 +182,7 @@ def _response_format(form: TextFormat) -> Json:
 class ResponsesTranslation(Untranslated):
     """A request for a response (`Translation`)."""
 
+    prefix: ClassVar[str] = "resp_"
     names: Mapping[str, str] = field(default_factory=lambda: _NAMES)
     end: str = ""
     sent: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -295,7 +296,7 @@ class _Output:
 
     def name(self, kind: str) -> str:
         """An id."""
-        return self.head["id"].replace("chatcmpl-", f"{kind}_")
+        return self.head["id"].replace(Untranslated.prefix, f"{kind}_")
 
     def add(self, delta: Json) -> Iterator[Json]:
         """Take in a part of a chat's message."""

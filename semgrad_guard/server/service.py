@@ -199,10 +199,10 @@ class Service:
         found = [made for served in self.models.values() if (made := served.terms.policy.calibration) is not None]
         return {one.id: one for calibration in found for one in calibration.with_kinds}
 
-    def terms(self, served: ServedModel, facts: Facts) -> Terms:
+    def terms(self, served: ServedModel, facts: Facts, *, response_id: str | None = None) -> Terms:
         """The operator's terms for one request, whose decisions are counted, emitted and logged."""
         log = None if self.log is None else _Described(self.log, facts)
-        return replace(served.terms, notify=partial(self._decided, served.name), log=log)
+        return replace(served.terms, notify=partial(self._decided, served.name, response_id), log=log)
 
     def model(self, name: str | None) -> ServedModel:
         """The model of that name; the only one where the name is missing.
@@ -217,8 +217,10 @@ class Service:
             raise HttpError(404, "model_not_found", text, param="model")
         return self.models[name]
 
-    def call(self, body: Mapping[str, Any], *, request_id: str) -> Call:
+    def call(self, body: Mapping[str, Any], *, request_id: str, response_id: str | None = None) -> Call:
         """A request, checked as far as that takes no model; another server checks its own requests.
+
+        `response_id` is that of its response in events.
 
         Raises:
             ValidationError: the body is not a request.
@@ -234,7 +236,8 @@ class Service:
             raise InputError(f"n is {request.count}, and this server gives up to {most} answers at once")
         if served.upstream is None:
             request.require_known()
-        terms = self._overridden(served, request, self.terms(served, _facts(served, request, request_id)))
+        shared = self.terms(served, _facts(served, request, request_id), response_id=response_id)
+        terms = self._overridden(served, request, shared)
         if served.upstream is None and request.is_continued and terms.policy.calibration is not None:
             raise BindingMismatchError(
                 "the conversation ends with an assistant's message, which the answer would continue; the calibration "
@@ -361,12 +364,13 @@ class Service:
         if self.log is not None:
             self.log.close()
 
-    def _decided(self, name: str, verdict: Verdict) -> None:
+    def _decided(self, name: str, response_id: str | None, verdict: Verdict) -> None:
         self.metrics.decided(name, verdict)
         if self._evaluations is not None:
             # The record of a withheld answer as clients get it, with score and reason: events go to the operator.
-            record = {**public_record(verdict), "uncertainty": verdict.uncertainty, "reason": verdict.reason}
-            self._evaluations.write(record)
+            own = {name: getattr(verdict, name) for name in ("uncertainty", "reason", "status")}
+            record = {**public_record(verdict), **own}
+            self._evaluations.write(record, response_id=response_id)
 
     async def _drafts(self, call: Call) -> Sequence[Draft[Answer]]:
         served = call.served

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Literal, Self, cast
+from typing import Any, ClassVar, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
@@ -42,6 +42,8 @@ class TextRequest(BaseModel):
 
 class TextTranslation(Untranslated):
     """A request for texts after prompts (`Translation`)."""
+
+    prefix: ClassVar[str] = "cmpl-"
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Self:
@@ -83,7 +85,7 @@ class TextTranslation(Untranslated):
 
 def _head(chunk: Json) -> Json:
     return {
-        "id": chunk["id"].replace("chatcmpl-", "cmpl-"),
+        "id": chunk["id"].replace(Untranslated.prefix, TextTranslation.prefix),
         "object": "text_completion",
         "created": chunk["created"],
         "model": chunk["model"],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 from semgrad_guard.errors import InputError
 from semgrad_guard.server.answers import HttpError
@@ -17,7 +17,9 @@ Json = dict[str, Any]
 
 
 class Translation(Protocol):
-    """A request, translated."""
+    """A request, translated; `prefix` begins the id of its response."""
+
+    prefix: ClassVar[str]
 
     @property
     def bodies(self) -> Sequence[Mapping[str, Any]]:
@@ -54,6 +56,7 @@ class Untranslated:
     bodies: Sequence[Mapping[str, Any]]
     names: Mapping[str, str] = field(default_factory=dict[str, str])
     end: str = "data: [DONE]\n\n"
+    prefix: ClassVar[str] = "chatcmpl-"
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Self:

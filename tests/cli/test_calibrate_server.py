@@ -124,3 +124,14 @@ def test_a_server_without_log_probabilities_says_so(run: Run, tmp_path: Path) ->
     data = jsonl(tmp_path / "q.jsonl", rows)
     result = run("calibrate", "--data", data, "--output", tmp_path / "c.json", "--estimator", "top_entropy")
     assert "takes no local model" in flat(result.stderr)
+
+
+def test_a_servers_calibration_has_a_gate(calibrate: Run, run: Run, right: Path, tmp_path: Path, url: str) -> None:
+    assert calibrate().exit_code == 0
+    made = ("gate", "--calibration", tmp_path / "c.json", "--data", right, "--band", tmp_path / "band.json")
+    served = (*made, "--server", url, "--model", "tiny", "--max-tokens", TOKENS)
+    assert run(*served, "--record").exit_code == 0
+    assert run(*served).exit_code == 0
+    other = run(*served, "--temperature", 0.5)
+    assert "these would be with {'max_tokens': 4, 'temperature': 0.5}" in flat(other.stderr)
+    assert (other.exit_code, run(*served, "--device", "cpu").exit_code) == (1, 1)

@@ -21,6 +21,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from semgrad_guard import LanguageModel
 from semgrad_guard.adapters.telemetry import EvaluationLog
 from semgrad_guard.decision_log.decision_log import DecisionLog
+from semgrad_guard.guard import unscored
+from semgrad_guard.guard.verdicts import UNSCORED
 from semgrad_guard.server.app import make_app
 from semgrad_guard.server.service import Service
 
@@ -65,7 +67,7 @@ async def test_every_verdict_is_an_event(
     found = dict(event.attributes)
     assert (found["gen_ai.evaluation.name"], found["gen_ai.evaluation.score.label"]) == ("hybridgrad", action)
     assert (str(found["gen_ai.evaluation.score.value"])[:6] in response.text) is (policy is ALL or mode == "annotate")
-    assert set(found) - {"gen_ai.evaluation.explanation"} == {
+    assert set(found) - {"gen_ai.evaluation.explanation", "gen_ai.response.id"} == {
         f"gen_ai.evaluation.{name}" for name in ("name", "score.value", "score.label")
     }
     about = dict(span.attributes)
@@ -74,6 +76,33 @@ async def test_every_verdict_is_an_event(
     withheld = policy is NONE and mode != "annotate"
     assert ("semgrad_guard.gnll" in about) is not withheld
     assert (about["semgrad_guard.scored_tokens"] == 0) is withheld
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, asking()),
+        ("/v1/completions", {"model": "tiny", "prompt": "hello"}),
+        ("/v1/responses", {"model": "tiny", "input": "hello"}),
+    ],
+)
+async def test_an_event_names_its_response(serve: Serve, exported: Exported, path: str, body: dict[str, Any]) -> None:
+    async with serve(ALL, service=exported.service) as client:
+        body["model"] = (await client.get("/v1/models")).json()["data"][0]["id"]
+        response = await client.post(path, json=body)
+    (event,) = exported.events
+    assert event.attributes["gen_ai.response.id"] == response.json()["id"]
+
+
+def test_an_answer_without_a_score_is_an_evaluation_that_failed(exported: Exported) -> None:
+    verdict = unscored("a text", reason="there is no score")
+    exported.service["evaluations"].write(verdict.metadata())
+    assert dict(exported.events[0].attributes) == {
+        "gen_ai.evaluation.name": UNSCORED,
+        "gen_ai.evaluation.score.label": "answer",
+        "gen_ai.evaluation.explanation": "there is no score",
+        "error.type": "unscored",
+    }
 
 
 async def test_an_event_without_a_span_and_with_a_log(serve: Serve, exported: Exported, tmp_path: Any) -> None:

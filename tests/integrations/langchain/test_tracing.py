@@ -105,6 +105,7 @@ def test_events_belong_to_their_spans(
     verdict = get_verdict(message)
     assert verdict is not None
     assert events[0].attributes["gen_ai.evaluation.name"] == "hybridgrad"
+    assert events[-1].attributes["gen_ai.response.id"] == message.id
     assert events[0].attributes["gen_ai.evaluation.score.value"] == verdict.uncertainty
     assert ("gen_ai.evaluation.explanation" in events[-1].attributes) is (verdict.action != "answer")
     assert draft not in repr([event.attributes for event in events])
