@@ -32,6 +32,7 @@ from langchain_semgrad_guard.structured_output import Method, structured
 from semgrad_guard import METADATA_KEY, Estimator, Generation, GenerationOptions, HybridGrad, LanguageModel, Message
 from semgrad_guard.adapters.answer_form import FORM_OPTIONS, AnswerForm
 from semgrad_guard.adapters.logprobs import openai_logprobs
+from semgrad_guard.adapters.model_files import template_calls_tools
 from semgrad_guard.adapters.settings import (
     DECODING,
     LocalModelFields,
@@ -294,10 +295,14 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
 
         Raises:
             InputError: `tool_choice` names no tool at hand.
-            UnsupportedToolsError: at the first answer, where the model's chat template knows no tools.
+            UnsupportedToolsError: the model's chat template knows no tools, or writes calls in an unknown form; at the
+                first answer, where its files are not on this disk yet.
         """
         options = {"tools": openai_tools(tools, strict=strict), "tool_choice": tool_choice}
         AnswerForm.of(options)
+        told = None if self._weights else template_calls_tools(self.model, self.revision, self.template_options)
+        if self._weights or told is False:
+            _ = self.language_model.tool_format
         return self.bind(**{key: value for key, value in options.items() if value is not None}, **kwargs)
 
     def with_structured_output(

@@ -108,11 +108,61 @@ def test_a_tokenizers_own_parser_reads_the_rest() -> None:
         own.rule([], {})
 
 
+MISTRAL_SMALL = "{{ tools }} [TOOL_CALLS]{{ name }}[ARGS]{{ arguments }}"
+DEEPSEEK = "{{ tools }}<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ name }}<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+KIMI = "{{ tools }}<|tool_call_begin|>{{ id }}<|tool_call_argument_begin|>{}<|tool_call_end|>"
+GRANITE = "{{ tools }} write <|tool_call|> and a list"
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "expected"),
+    [
+        (MISTRAL_SMALL, '[TOOL_CALLS]add[ARGS]{"a": 1}', ToolAnswer("", (ADD,))),
+        (MISTRAL_SMALL, 'Well. [TOOL_CALLS]add[CALL_ID]x9[ARGS]{"a": 1}[TOOL_CALLS]add[ARGS]{"a": 1}', [ADD, ADD]),
+        (MISTRAL_SMALL, '[TOOL_CALLS]add[ARGS]{"a": "[TOOL_CALLS]pay[ARGS]{}"}', "one call"),
+        (MISTRAL_SMALL, '[TOOL_CALLS]add[ARGS]{"a": ', "broken"),
+        (MISTRAL_SMALL, "[TOOL_CALLS]add[ARGS]3", "broken"),
+        (MISTRAL_SMALL, "[TOOL_CALLS]add[ARGS]{} and more", "broken"),
+        (
+            DEEPSEEK,
+            '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>'
+            '<｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+            [ADD, ADD],
+        ),
+        (
+            KIMI,
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>"
+            '{"a": 1}<|tool_call_end|><|tool_calls_section_end|>',
+            [ADD],
+        ),
+        (GRANITE, 'Well. <|tool_call|>[{"name": "add", "arguments": {"a": 1}}]', [ADD]),
+        (GRANITE, "<|tool_call|>[{", "broken"),
+        (GRANITE, "Three.", ToolAnswer("Three.")),
+        (KIMI, "Three.", ToolAnswer("Three.")),
+    ],
+)
+def test_further_families_are_taken_apart(source: str, text: str, expected: Any) -> None:
+    found = known_format(source)
+    assert found is not None
+    answer = found.parse(text, "")
+    if expected == "broken":
+        assert answer.broken
+    elif expected == "one call":
+        assert [call.name for call in answer.calls] == ["add"]
+    elif isinstance(expected, list):
+        assert list(answer.calls) == expected
+        assert not answer.broken
+    else:
+        assert answer == expected
+
+
 def test_templates_that_cannot_be_used_are_named() -> None:
     bare = SimpleNamespace(response_template=None)
     for unusable in (None, "{{ messages }}", "{{ messages }} <tool_call>"):
         with pytest.raises(UnsupportedToolsError, match="knows no tools"):
             tool_format(bare, unusable)
-    for relative in ("<tool_call><function={{ tools }}>", "[TOOL_CALLS]{{ tools }}[ARGS]"):
+    gpt_oss = "{{ tools }}<|start|>assistant to=functions.{{ name }}<|channel|>commentary json<|message|>"
+    deepseek_v3 = "{{ tools }}<｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ name }}\n```json"
+    for relative in ("<tool_call><function={{ tools }}>", gpt_oss, deepseek_v3):
         with pytest.raises(UnsupportedToolsError, match="response_template"):
             tool_format(bare, relative)

@@ -6,6 +6,7 @@ Scores are made from the raw distribution, as always: a form that the model woul
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, cast
@@ -27,10 +28,10 @@ def json_rule(schema: Mapping[str, Any]) -> str:
 
 def text_rule(text: str, special_tokens: Mapping[str, int]) -> str:
     """The rule of a fixed text; a special token in it is that token, not its letters."""
-    mark = next((token for token in special_tokens if token and text.startswith(token)), "")
-    rest = text.removeprefix(mark)
-    pieces = [f"<[{special_tokens[mark]}]>" if mark else "", json.dumps(rest) if rest or not mark else ""]
-    return " ".join(piece for piece in pieces if piece)
+    marks = sorted(filter(None, special_tokens), key=len, reverse=True)
+    pieces = re.split(f"({'|'.join(map(re.escape, marks))})", text) if marks else [text]
+    rules = [f"<[{special_tokens[one]}]>" if one in special_tokens else json.dumps(one) for one in pieces if one]
+    return " ".join(rules or ['""'])
 
 
 def one_of(rules: Sequence[str]) -> str:

@@ -34,9 +34,9 @@ class ToolAnswer:
 class ToolFormat:
     """How one family of templates writes calls. `parse` takes the answer, special tokens and all, and its prompt.
 
-    `around` is the text before and after a call's JSON, None where an answer cannot be made to be a call.
-    `listed`: that JSON is a list of calls. `reads_thoughts`: `parse` takes the thoughts before the
-    answer as well.
+    `around` is the text before and after a call's JSON, None where an answer cannot be made to be a call. `listed`:
+    that JSON is a list of calls. `between`: the name is written before this text, and the JSON holds the arguments
+    alone. `reads_thoughts`: `parse` takes the thoughts before the answer as well.
     """
 
     name: str
@@ -44,6 +44,7 @@ class ToolFormat:
     around: tuple[str, str] | None
     arguments: str = "arguments"
     listed: bool = False
+    between: str | None = None
     reads_thoughts: bool = False
 
     def rule(self, tools: Sequence[Tool], special_tokens: Mapping[str, int]) -> str:
@@ -54,6 +55,12 @@ class ToolFormat:
         """
         if self.around is None:
             raise InputError(f"a tool call cannot be forced in the form {self.name!r}; leave tool_choice out")
+        if self.between is not None:
+            before, after = self.around
+            heads = [text_rule(f"{before}{tool['function']['name']}{self.between}", special_tokens) for tool in tools]
+            bodies = [json_rule(tool["function"].get("parameters") or _NO_PARAMETERS) for tool in tools]
+            end = text_rule(after, special_tokens)
+            return "(" + " | ".join(f"{head} {body} {end}" for head, body in zip(heads, bodies, strict=True)) + ")"
         place = "#/items/anyOf" if self.listed else "#/anyOf"
         calls = [self._schema(tool["function"], f"{place}/{number}") for number, tool in enumerate(tools)]
         schema: dict[str, Any] = {"anyOf": calls}
@@ -65,11 +72,12 @@ class ToolFormat:
     def shown(self, text: str) -> int:
         """How much of a growing answer cannot be part of a call, so that a stream may show it already.
 
-        Special tokens are not in this text, so an answer that begins like JSON may be a call in any form.
+        Special tokens are not in this text, so an answer that begins like JSON may be a call in any form. Where a name
+        comes first, any text may be one.
         """
-        if self.around is None or not text.strip() or text.lstrip()[0] in "[{":
+        if self.around is None or self.between is not None or not text.strip() or text.lstrip()[0] in "[{":
             return 0
-        mark = "<tool_call>"
+        mark = self.around[0].strip() or "<tool_call>"
         at = text.find(mark)
         if at < 0:
             at = len(text) - next((n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), 0)
@@ -77,10 +85,13 @@ class ToolFormat:
 
     def _schema(self, function: Mapping[str, Any], place: str) -> dict[str, Any]:
         """The schema of a call, which has this place in the whole: references in it are to its own parts."""
-        parameters = function.get("parameters") or {"type": "object", "properties": {}}
+        parameters = function.get("parameters") or _NO_PARAMETERS
         moved = _moved(parameters, f"{place}/properties/{self.arguments}")
         properties = {"name": {"const": function["name"]}, self.arguments: moved}
         return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+_NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
 def _moved(schema: Any, place: str) -> Any:
@@ -146,6 +157,35 @@ def _parse_listed(text: str, prompt: str) -> ToolAnswer:
     return ToolAnswer(before.rstrip(), calls, ()) if calls else ToolAnswer(before.rstrip(), (), (mark + rest,))
 
 
+def _parse_after(mark: str, text: str, prompt: str) -> ToolAnswer:
+    """A list of calls, or several, behind one mark (Granite, Phi)."""
+    before, found, rest = text.partition(mark)
+    if not found:
+        return ToolAnswer(text)
+    calls = _calls_in(rest.strip().removesuffix("<|/tool_call|>"))
+    return ToolAnswer(before.rstrip(), calls) if calls else ToolAnswer(before.rstrip(), (), (found + rest,))
+
+
+def _parse_named(opening: str, head: str, tail: str, text: str, prompt: str) -> ToolAnswer:
+    """Calls that write the name before the JSON of the arguments: `head` holds it, and `tail` ends a call."""
+    at = text.find(opening)
+    if at < 0:
+        return ToolAnswer(text)
+    before, calls, decoder = text[:at].rstrip(), list[ToolCall](), json.JSONDecoder()
+    while text[at:].strip():
+        begin = re.compile(head).match(text, at)
+        try:
+            arguments, end = decoder.raw_decode(text, begin.end() if begin else len(text))
+        except ValueError:
+            return ToolAnswer(before, tuple(calls), (text[at:].strip(),))
+        if begin is None or not isinstance(arguments, dict):
+            return ToolAnswer(before, tuple(calls), (text[at:].strip(),))
+        calls.append(ToolCall(begin["name"].strip(), arguments))
+        ended = re.compile(tail).match(text, end)
+        at = ended.end() if ended else end
+    return ToolAnswer(before, tuple(calls))
+
+
 def _parse_bare(text: str, prompt: str) -> ToolAnswer:
     """{"name": ..., "parameters": {...}} as the whole answer (Llama 3); other JSON is an answer like any other."""
     calls = _calls_in(text.strip().removeprefix("<|python_tag|>"))
@@ -196,10 +236,48 @@ _MISTRAL = ToolFormat("[TOOL_CALLS]", _parse_listed, ("[TOOL_CALLS]", ""), liste
 _HERMES = ToolFormat("<tool_call>", _parse_tagged, ("<tool_call>\n", "\n</tool_call>"))
 _LLAMA = ToolFormat("bare JSON", _parse_bare, ("", ""), arguments="parameters")
 
+_GRANITE = ToolFormat("<|tool_call|>", partial(_parse_after, "<|tool_call|>"), ("<|tool_call|>", ""), listed=True)
+_MISTRAL_NAMED = ToolFormat(
+    "[TOOL_CALLS]...[ARGS]",
+    partial(
+        _parse_named, "[TOOL_CALLS]", r"\s*\[TOOL_CALLS\](?P<name>[^\[\]{}]+)(?:\[CALL_ID\]\w*)?\[ARGS\]\s*", r"\s*"
+    ),
+    ("[TOOL_CALLS]", ""),
+    between="[ARGS]",
+)
+_DEEPSEEK = ToolFormat(
+    "<｜tool▁sep｜>",
+    partial(
+        _parse_named,
+        "<｜tool▁calls▁begin｜>",
+        r"\s*(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>(?P<name>[^<]+)<｜tool▁sep｜>\s*",
+        r"\s*<｜tool▁call▁end｜>\s*(?:<｜tool▁calls▁end｜>\s*)?",
+    ),
+    ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"),
+    between="<｜tool▁sep｜>",
+)
+_KIMI = ToolFormat(
+    "<|tool_call_argument_begin|>",
+    partial(
+        _parse_named,
+        "<|tool_calls_section_begin|>",
+        r"\s*(?:<\|tool_calls_section_begin\|>\s*)?<\|tool_call_begin\|>\s*functions\.(?P<name>[^<:]+):\d+\s*"
+        r"<\|tool_call_argument_begin\|>\s*",
+        r"\s*<\|tool_call_end\|>\s*(?:<\|tool_calls_section_end\|>\s*)?",
+    ),
+    ("<|tool_calls_section_begin|><|tool_call_begin|>functions.", "<|tool_call_end|><|tool_calls_section_end|>"),
+    between=":0<|tool_call_argument_begin|>",
+)
+
 # Patterns of templates' texts, the most telling mark first. Relatives that write something else inside the same
-# marks ([TOOL_CALLS]name[ARGS]..., <tool_call><function=...>) are left out on purpose.
+# marks (<tool_call><function=...>, DeepSeek V3 with ```json) are left out on purpose; so are gpt-oss's calls, which are
+# channels beside the one of the answer.
 _FORMATS: tuple[tuple[str, ToolFormat], ...] = (
     (r"\A(?!.*\[ARGS\]).*\[TOOL_CALLS\]", _MISTRAL),
+    (r"\[TOOL_CALLS\].*\[ARGS\]", _MISTRAL_NAMED),
+    (r"\A(?!.*```json).*<｜tool▁call▁begin｜>", _DEEPSEEK),
+    (r"<\|tool_call_argument_begin\|>", _KIMI),
+    (r"<\|tool_call\|>", _GRANITE),
     (r"\A(?=.*\"arguments\\?\").*<tool_call>", _HERMES),
     (r"\"name\\?\": .{0,80}?\"parameters\\?\": ", _LLAMA),
 )

@@ -245,7 +245,10 @@ def test_messages_carry_their_calls() -> None:
 
 
 def test_a_template_without_tools_is_named(chat: ChatSemGrad) -> None:
-    bound = chat.bind_tools([paint])
+    for untold in (chat, ChatSemGrad(model="pocket")):
+        with pytest.raises(UnsupportedToolsError, match="knows no tools"):
+            untold.bind_tools([paint])
+    bound = chat.bind(tools=[convert_to_openai_tool(paint)])
     for ask in (bound.invoke, lambda q: list(bound.stream(q)), lambda q: asyncio.run(bound.ainvoke(q))):
         with pytest.raises(UnsupportedToolsError, match="knows no tools"):
             ask(QUESTION)

@@ -54,7 +54,8 @@ PAINT, PLANT = FunctionTool.from_defaults(paint), FunctionTool.from_defaults(pla
 @pytest.fixture(scope="module")
 def make_tooled(make_language_model: Callable[..., LanguageModel]) -> Callable[..., SemGradLLM]:
     def make(template: str = "qwen2.5", **fields: Any) -> SemGradLLM:
-        model = make_language_model(chat_template=published_or_own(template), max_position_embeddings=16384)
+        source = FAMILIES.get(template) or published_or_own(template)
+        model = make_language_model(chat_template=source, max_position_embeddings=16384)
         return SemGradLLM.from_model(model, **{"max_tokens": 120, **fields})
 
     return make
@@ -82,9 +83,18 @@ def ways(llm: SemGradLLM, *tools: FunctionTool, **options: Any) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("template", ["qwen2.5", "mistral-nemo", "llama-3.1-tools"])
+TURNS = "{{ tools }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+FAMILIES = {
+    "mistral-small": TURNS + "{# [TOOL_CALLS]name[ARGS] #}",
+    "deepseek-v3.1": TURNS + "{# <｜tool▁call▁begin｜> #}",
+    "kimi": TURNS + "{# <|tool_call_argument_begin|> #}",
+    "granite": TURNS + "{# <|tool_call|> #}",
+}
+
+
+@pytest.mark.parametrize("template", ["qwen2.5", "mistral-nemo", "llama-3.1-tools", *FAMILIES])
 def test_every_method_calls_what_is_due(make_tooled: Callable[..., SemGradLLM], template: str) -> None:
-    llm = make_tooled(template)
+    llm = make_tooled(template, max_tokens=300)
     assert isinstance(llm, FunctionCallingLLM)
     for response in [*ways(llm, PAINT, tool_required=True), *ways(llm, PLANT, PAINT, tool_choice="paint")]:
         (call,) = llm.get_tool_calls_from_response(response)
