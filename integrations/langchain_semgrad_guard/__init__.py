@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from langchain_semgrad_guard.calibrating import calibrate_chain as calibrate_chain
     from langchain_semgrad_guard.callback import UncertaintyLangChainTracer as UncertaintyLangChainTracer
     from langchain_semgrad_guard.callback import UncertaintyRouterCallback as UncertaintyRouterCallback
+    from langchain_semgrad_guard.chains import guarded as guarded
     from langchain_semgrad_guard.chat_model import ChatSemGrad as ChatSemGrad
     from langchain_semgrad_guard.guarded_model import GuardedChatModel as GuardedChatModel
     from langchain_semgrad_guard.guarded_model import UncertaintyRouter as UncertaintyRouter

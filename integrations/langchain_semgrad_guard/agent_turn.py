@@ -31,6 +31,7 @@ from langchain_semgrad_guard.agent_exit import (
 )
 from langchain_semgrad_guard.answers import Rules, Target, TargetReply, TargetRequest
 from langchain_semgrad_guard.callback import deciding
+from langchain_semgrad_guard.chains import RunnableChatModel
 from langchain_semgrad_guard.enforcement import AloudChatModel, EnforcingChatModel
 from langchain_semgrad_guard.guarded_model import AroundChatModel, inner_of
 from langchain_semgrad_guard.review import REVIEW_KEY, HumanReview, Review, ReviewDesk
@@ -66,6 +67,7 @@ class Turn:
 
     def __init__(self, settings: Settings, request: Request) -> None:
         self._settings, self._desk = settings, ReviewDesk()
+        request = request.override(model=RunnableChatModel.of(request.model))  # retries and fallbacks are none
         self._verdicts: list[Verdict] = []
         self._delivered: list[Delivered] = []
         # A guard before this one calls it aside; its own model has the context whose callbacks hear this turn.

@@ -460,7 +460,8 @@ def inner_of(model: Any) -> Inner:
     if isinstance(found, BaseChatModel):
         return Inner(found, options, config)
     raise InputError(
-        f"a guard takes a chat model, not a {type(found).__name__}. Guard the model itself and build the rest around "
+        f"a guard takes a chat model, not a {type(found).__name__}: guarded(chain, policy, scorer=...) is for anything "
+        "else. Or guard the model itself and build the rest around "
         "the guard, which is a chat model too: GuardedChatModel(model, policy).with_retry(), .with_fallbacks([...]), "
         ".configurable_fields(...). In an agent, put ModelRetryMiddleware or ModelFallbackMiddleware behind the guard"
     )

@@ -211,8 +211,27 @@ def was_cut(message: AIMessage) -> bool:
     return any(reason in ("length", "max_tokens") for reason in reasons)
 
 
-def as_message(answer: Any) -> AIMessage:
-    """An escalation target's answer as a message.
+def message_of(answer: Any, *, author: str = "the escalation target") -> AIMessage:
+    """The output of a target or a chain as a message; of a state its last one, of a mapping its "answer".
+
+    Raises:
+        InputError: it returned something else.
+    """
+    if isinstance(answer, Mapping):
+        state = cast("Mapping[str, Any]", answer)
+        if state.get("messages"):
+            answer = state["messages"][-1]
+            if not isinstance(answer, AIMessage):
+                raise InputError(f"{author} ended on a message that is no answer (a tool's, or a question)")
+        elif "answer" in state:
+            answer = state["answer"]
+    message = as_message(answer, author=author)
+    # Identities and names belong to the run that delivers, and to the agent around it.
+    return message.model_copy(update={"id": None, "name": None})
+
+
+def as_message(answer: Any, *, author: str = "the escalation target") -> AIMessage:
+    """An answer of a target or a chain as a message.
 
     Raises:
         InputError: it returned neither a message nor a string.
@@ -224,7 +243,7 @@ def as_message(answer: Any) -> AIMessage:
     if isinstance(answer, AIMessage):
         return answer
     raise InputError(
-        f"the escalation target returned a {type(answer).__name__}; it must return a message or a string "
+        f"{author} returned a {type(answer).__name__}; it must return a message or a string "
         "(end a chain with its chat model, which keeps the score, or with StrOutputParser())"
     )
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from langchain_core.language_models.chat_models import BaseChatModel
-from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableBinding, RunnableBindingBase
 
@@ -100,7 +99,7 @@ def _reply(answer: Any) -> TargetReply:
     if isinstance(answer, Exception):
         return _explained(answer)
     try:
-        message = _message_of(answer)
+        message = convert.message_of(answer)
     except InputError as error:
         return error
     recorded, calls = convert.stage_verdict(message), convert.calls_of(message)
@@ -128,22 +127,6 @@ def _explained(error: Exception) -> Exception:
         return error
     explained.__cause__ = error
     return explained
-
-
-def _message_of(answer: Any) -> AIMessage:
-    """A target's answer as a message; of a state, its last one.
-
-    Raises:
-        InputError: it returned neither a message nor a string.
-    """
-    messages: Any = cast("Mapping[str, Any]", answer).get("messages") if isinstance(answer, Mapping) else None
-    if messages:
-        answer = messages[-1]
-        if not isinstance(answer, AIMessage):
-            raise InputError("the escalation target ended on a message that is no answer (a tool's, or a question)")
-    message = convert.as_message(answer)
-    # Identities and names belong to the run that delivers, and to the agent around it.
-    return message.model_copy(update={"id": None, "name": None}) if not isinstance(message, AIMessageChunk) else message
 
 
 def _takes_state(runnable: Runnable[Any, Any]) -> bool:
