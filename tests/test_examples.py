@@ -30,6 +30,7 @@ PRINTED = {
     "20_query_engine.py": {"What is the capital of France?", "What is the capital of Mongolia?"},
     "21_chat_engine.py": {"answer: ", "abstain: I don't know.", "remembered: ", "streamed: ", "advice: abstain"},
     "22_workflow.py": {"waiting: ", "delivered: Ulaanbaatar, says the librarian.", "verdict: escalate, because"},
+    "23_function_agent.py": {"rent: It is paid.   (answer; paid: Ann)", "garage: I am not sure whom to pay."},
 }
 """Beginnings of lines that each example prints."""
 

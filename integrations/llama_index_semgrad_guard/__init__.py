@@ -24,6 +24,7 @@ if ABSENT:
     raise UnsupportedFrameworkError("llama-index-core", ABSENT, extra="llama-index")
 
 if TYPE_CHECKING:
+    from llama_index_semgrad_guard.agents import GuardedFunctionAgent as GuardedFunctionAgent
     from llama_index_semgrad_guard.agents import GuardedReActAgent as GuardedReActAgent
     from llama_index_semgrad_guard.agents import ask_person as ask_person
     from llama_index_semgrad_guard.calibrating import acalibrate_engine as acalibrate_engine

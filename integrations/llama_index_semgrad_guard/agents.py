@@ -2,75 +2,28 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
-from typing import Annotated, Any, Self, cast
+import json
+from collections.abc import Collection
+from typing import Annotated, Any
 
-from llama_index.core.agent.react.types import ActionReasoningStep, BaseReasoningStep, ResponseReasoningStep
-from llama_index.core.agent.workflow import AgentOutput, ReActAgent
-from llama_index.core.agent.workflow.agent_context import AgentContext
-from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.agent.react.types import ActionReasoningStep, ResponseReasoningStep
+from llama_index.core.agent.workflow import AgentOutput, FunctionAgent, ReActAgent
+from llama_index.core.base.llms.types import ChatMessage, MessageRole, ToolCallBlock
 from llama_index.core.llms.llm import ToolSelection
-from llama_index.core.memory import BaseMemory
-from llama_index.core.tools import AsyncBaseTool
 from llama_index.core.workflow import Context, HumanResponseEvent, InputRequiredEvent
-from pydantic import SkipValidation, model_validator
-from workflows.runtime.types.results import WaitingForEvent  # pyright: ignore[reportMissingTypeStubs]
+from pydantic import BeforeValidator
 
-from llama_index_semgrad_guard.authorship import Answering, Delivery
-from llama_index_semgrad_guard.calls import Turn, is_ours
-from llama_index_semgrad_guard.events import report
-from llama_index_semgrad_guard.memory import StagedContext
-from llama_index_semgrad_guard.routing import Routing, sealed
-from semgrad_guard import Policy, Promise, Verdict
-from semgrad_guard.calibration import DriftMonitor
-from semgrad_guard.errors import AnswerFailedError, DeadlineExceededError, InputError
-from semgrad_guard.guard import (
-    AbstainMessage,
-    DecisionSink,
-    Draft,
-    Escalate,
-    HandedOn,
-    KeepDraft,
-    Mode,
-    OnError,
-    Reply,
-    Terms,
-    Timeout,
-    Waiting,
-    Work,
-    adrive,
-    ain_time,
-    arun,
-    cancelling,
-    combined_promise,
-    conclude,
-    one,
-    run,
-    settle,
-    stopping,
-    unscored,
-)
+from llama_index_semgrad_guard.agent_steps import GuardedAgent
+from llama_index_semgrad_guard.authorship import Aggregate
+from semgrad_guard import Verdict
+from semgrad_guard.errors import InputError
 
-Reviewer = Callable[[Context, str, Verdict], Awaitable[str | Verdict]]
-"""Answers in the agent's place: given the workflow's context, the question and the verdict, which holds the draft."""
-
-_PENDING = "semgrad_guard_pending"
-_HANDED_ON = "semgrad_guard_handed_on"
 _WITHHELD = "(withheld)"
 _FORM = (
     "The output could not be used. It should be in one of the following formats:\n"
     "1. To call a tool:\nThought: <thought>\nAction: <action>\nAction Input: <action_input>\n"
     "2. To answer the question:\nThought: <thought>\nAnswer: <answer>"
 )
-_OF_ANOTHER_GUARD = "another guard has handed the question on, and the calibration was made on other questions"
-_PAST_THE_GUARD = (
-    "output_cls (the agent's or its AgentWorkflow's) and early_stopping_method='generate' make answers that nobody "
-    "scores; use structured_output_fn and early_stopping_method='force', or mode='annotate'"
-)
-_HANDOFF = "handoff"
-"""The tool by which LlamaIndex's agents hand over to each other. It returns directly and ends no run."""
 
 
 async def ask_person(ctx: Context, question: str, verdict: Verdict) -> str:
@@ -79,14 +32,16 @@ async def ask_person(ctx: Context, question: str, verdict: Verdict) -> str:
     The event holds `prefix` (a line to show), `question`, `draft` (the withheld answer) and `record`. The step that
     calls this runs again when the response is there, so its work before must be safe to repeat.
     """
-    prefix = f"{question}\nDraft ({verdict.reason}): {verdict.text}\nYour answer: "
-    fields: Any = {"prefix": prefix, "question": question, "draft": verdict.text, "record": verdict.metadata()}
+    calls = [f"{call.name}({json.dumps(dict(call.arguments))})" for call in verdict.tool_calls]
+    draft = "\n".join(filter(None, [verdict.text, *calls]))
+    prefix = f"{question}\nDraft ({verdict.reason}): {draft}\nYour answer: "
+    fields: Any = {"prefix": prefix, "question": question, "draft": draft, "record": verdict.metadata()}
     asking = InputRequiredEvent(**fields)
     answer = await ctx.wait_for_event(HumanResponseEvent, waiter_event=asking, timeout=None)
     return str(answer.get("response"))
 
 
-class GuardedReActAgent(ReActAgent):
+class GuardedReActAgent(GuardedAgent, ReActAgent):
     """A ReAct agent whose final answers are scored, and delivered only if the policy lets them through.
 
         agent = GuardedReActAgent(llm=SemGradLLM(), policy=Policy(threshold=0.004), escalate_to=ask_person)
@@ -99,273 +54,70 @@ class GuardedReActAgent(ReActAgent):
     the run waits for a reviewer.
     """
 
-    policy: Annotated[Policy, SkipValidation]
-    """Which scores to let through."""
-    escalate_to: Annotated[str | Reviewer | None, SkipValidation] = None
-    """The name of another agent of the `AgentWorkflow`, or a `Reviewer` such as `ask_person`."""
-    abstain_message: Annotated[AbstainMessage, SkipValidation] = Terms.abstain_message
-    mode: Annotated[Mode, SkipValidation] = Terms.mode
-    """As in `GuardedQueryEngine`; "raise" makes the run fail with a `LowConfidenceError`."""
-    keep_draft: KeepDraft = Terms.keep_draft
-    answering: Annotated[Answering | None, SkipValidation] = None
-    """As in `GuardedQueryEngine`; default: all of a step's calls, which is one."""
-    on_error: Annotated[OnError, SkipValidation] = Terms.on_error
-    """Where a reviewer or a step fails or is late: "raise" or "abstain"."""
-    step_timeout: Annotated[Timeout, SkipValidation] = None
-    """Seconds for generating and scoring in one step. `timeout` is LlamaIndex's own, for the whole run."""
-    monitor: Annotated[DriftMonitor | None, SkipValidation] = None
-    log: Annotated[DecisionSink | None, SkipValidation] = None
-    """A `DecisionLog`, which every decision is written to."""
-
-    @model_validator(mode="after")
-    def _close_side_doors(self) -> Self:
-        """Refuse what would generate an answer past the guard."""
-        if isinstance(self.escalate_to, type) or not (
-            self.escalate_to is None or isinstance(self.escalate_to, str) or callable(self.escalate_to)
-        ):
-            raise InputError(
-                "escalate_to is an agent's name, or a function of the context, the question and the verdict"
-            )
-        if self._routing.terms.withholds:
-            self.streaming = False
-            if self.output_cls is not None or self.early_stopping_method == "generate":
-                raise InputError(_PAST_THE_GUARD)
-            _require_results_to_be_read(cast("Any", self).tools or ())
-        return self
-
     @property
-    def promise(self) -> Promise | None:
-        """The promise for all answers that this agent delivers, or for the promised ones (`covers`).
+    def _notes_key(self) -> str:
+        return self.reasoning_key
 
-        None where another agent or a person may answer, without a calibration, or where that found no threshold.
-        """
-        if self.escalate_to is not None:
-            return None
-        return combined_promise([self.policy], enforced=self._routing.terms.withholds)
+    def _goes_on(self, output: AgentOutput) -> bool:
+        return bool(output.tool_calls or output.retry_messages)
 
-    @property
-    def _routing(self) -> Routing:
-        return Routing.of(
-            self.policy,
-            source="agent",
-            mode=self.mode,
-            can_escalate=self.escalate_to is not None,
-            abstain_message=self.abstain_message,
-            keep_draft=self.keep_draft,
-            on_error=self.on_error,
-            timeout=self.step_timeout,
-            monitor=self.monitor,
-            log=self.log,
-            answering=self.answering,
-            whole=True,
-        )
+    def _textless(self, note: Any) -> Any:
+        return note.model_copy(update={"thought": ""}) if isinstance(note, ActionReasoningStep) else note
 
-    async def take_step(
-        self, ctx: AgentContext, llm_input: list[ChatMessage], tools: Sequence[AsyncBaseTool], memory: BaseMemory
-    ) -> AgentOutput:
-        """One step of the agent; a final answer is decided about before anything else sees it.
-
-        Raises:
-            InputError: the run would generate an answer past the guard.
-            AnswerFailedError: the step failed after the model ran, and `on_error` is to raise.
-        """
-        routing, turn = self._routing, Turn()
-        await self._require_guarded(ctx, tools)
-        await ctx.store.set(_PENDING, None)
-        staged, stop, waiting = StagedContext(ctx, self.reasoning_key), routing.terms.stop(), list[Verdict]()
-        with stopping(stop), cancelling(stop), turn.open():
-            try:
-                stepping = ain_time(super().take_step(cast("AgentContext", staged), llm_input, tools, memory))
-                work = Work.awaited(lambda: stepping)
-                output = await adrive(sealed(work.alone(), turn, routing.terms))
-                if output.tool_calls or output.retry_messages:
-                    return await self._unfinished(staged, output, turn)
-            except (AnswerFailedError, DeadlineExceededError) as error:
-                output = error
-
-        async def drafts() -> list[Draft[AgentOutput]]:
-            if isinstance(output, Exception):
-                raise output
-            drafted = await self._drafted(output, turn, staged.noted)
-            return [replace(drafted, strange=await self._strange(ctx))]
-
-        async def target(escalated: Sequence[Waiting[AgentOutput]]) -> list[HandedOn]:
-            waiting.extend(draft.verdict for draft in escalated)
-            return [HandedOn() for _ in escalated]
-
-        outcome = one(await arun(routing.terms, drafts, target, stop=stop))
-        if outcome.answer is not None:
-            await staged.keep()
-            return self._output(outcome.answer, outcome.verdict, outcome.answer.response)
-        turn.withhold()
-        if isinstance(output, Exception):
-            output = AgentOutput(response=_message(""), current_agent_name=self.name)
-        if not waiting:
-            await self._note(ctx, outcome.verdict)
-            return self._output(output, outcome.verdict, _message(outcome.verdict.text))
-        if isinstance(self.escalate_to, str):
-            return await self._handoff(ctx, output, outcome.verdict, self.escalate_to)
-        await ctx.store.set(_PENDING, waiting[0].model_dump(mode="json"))
-        return output.model_copy(update={"response": _message(""), "raw": self._facts(output)})
-
-    async def _unfinished(self, staged: StagedContext, output: AgentOutput, turn: Turn) -> AgentOutput:
-        """A step that is not an answer: its calls go out, and the model's text next to them only by its score."""
-        if not self._routing.terms.withholds or await self._is_certain(staged, output, turn):
-            await staged.keep()
-            return output
-        await staged.keep(_without_thought)
-        retry = (
-            [_message(_WITHHELD), ChatMessage(role=MessageRole.USER, content=_FORM)] if output.retry_messages else []
-        )
-        return output.model_copy(update={"response": _message(""), "raw": self._facts(output), "retry_messages": retry})
-
-    async def _drafted(self, output: AgentOutput, turn: Turn, noted: Any = None) -> Draft[AgentOutput]:
-        text = output.response.content or ""
-        if isinstance(noted, ResponseReasoningStep) and noted.response.strip() not in text:  # it will be remembered
-            return _unscored(output, "the agent's output parser has changed the answer")
-        routing, delivery = self._routing, Delivery(text, output)
-        work = Work(lambda: routing.draft(turn, delivery))
-        return await adrive(sealed(work.alone(), turn, routing.terms))
-
-    async def _is_certain(self, staged: StagedContext, output: AgentOutput, turn: Turn) -> bool:
-        draft = await self._drafted(output, turn)
-        strange = await self._strange(cast("AgentContext", staged))
-        settled = settle(
-            draft.verdict,
-            self.policy,
-            self.mode,
-            can_escalate=False,
-            prompt=draft.prompt,
-            trusted=True,
-            strange=strange,
-        )
-        return settled.verdict.action == "answer"
-
-    async def finalize(self, ctx: Context, output: AgentOutput, memory: BaseMemory) -> AgentOutput:
-        """The answer of a reviewer, where one is due; this step runs again once a person has answered."""
-        await self._require_guarded(ctx)
-        if output.tool_calls and output.tool_calls[-1].tool_name != _HANDOFF:
-            output = self._returned_directly(output)
-        pending = await ctx.store.get(_PENDING, default=None)
-        if pending is not None:
-            decided = Verdict.model_validate(pending)
-            reply = await self._reviewed(ctx, decided)
-            await ctx.store.set(_PENDING, None)
-            outcome = conclude(Escalate(decided), output, self._routing.terms, reply=reply)
-            await self._note(ctx, outcome.verdict)
-            output = self._output(output, outcome.verdict, _message(outcome.verdict.text))
-        return await super().finalize(ctx, output, memory)
-
-    def _returned_directly(self, output: AgentOutput) -> AgentOutput:
-        """A tool's result that ends the run, with a record of an unscored answer.
-
-        Raises:
-            InputError: answers may be withheld.
-        """
-        terms = self._routing.terms
-        if terms.withholds:
-            raise InputError(_UNREAD)
-        drafted = _unscored(output, "a tool has returned this answer directly")
-        outcome = one(run(terms, lambda: [drafted]))
-        return self._output(output, outcome.verdict, output.response)
-
-    async def _reviewed(self, ctx: Context, decided: Verdict) -> Reply[AgentOutput] | Exception:
-        question: str = await ctx.store.get("user_msg_str", default="")
-        try:
-            return Reply(await cast("Reviewer", self.escalate_to)(ctx, question, decided))
-        except WaitingForEvent:
-            raise
-        except Exception as error:  # noqa: BLE001 - the reviewer's; `on_error` decides
-            return error
-
-    async def _require_guarded(self, ctx: AgentContext | Context, tools: Sequence[AsyncBaseTool] = ()) -> None:
-        """Refuse a run, of the agent or of its workflow, that would make the model answer past the guard."""
-        if not self._routing.terms.withholds:
-            return
-        self.streaming = False  # it may have been set after the agent was made
-        method = await ctx.store.get("early_stopping_method", default=None)
-        structures = (self.output_cls, getattr(_workflow_of(ctx), "output_cls", None))
-        if method == "generate" or any(structure is not None for structure in structures):
-            raise InputError(_PAST_THE_GUARD)
-        _require_results_to_be_read(tools)
-
-    async def _strange(self, ctx: AgentContext) -> tuple[str, ...]:
-        """Why the question is unlike those of the calibration: another guard escalates harder ones."""
-        before = await ctx.store.get(_HANDED_ON, default=None)
-        after = None if self.policy.binding is None else self.policy.binding.upstream
-        return () if before is None or before == after else (_OF_ANOTHER_GUARD,)
-
-    async def _handoff(self, ctx: AgentContext, output: AgentOutput, verdict: Verdict, to_agent: str) -> AgentOutput:
-        """Call LlamaIndex's own handoff tool, which makes `to_agent` the current agent."""
-        agents: list[str] = await ctx.store.get("agents", default=[])
-        if to_agent not in agents or to_agent == self.name or to_agent not in (self.can_handoff_to or [to_agent]):
-            raise InputError(
-                f"{self.name} cannot hand off to {to_agent!r}; run it in an AgentWorkflow whose agents have distinct "
-                f"names, {to_agent!r} among them, and name it in can_handoff_to if that is set"
-            )
-        arguments = {"to_agent": to_agent, "reason": verdict.reason or "low confidence"}
-        call = ToolSelection(tool_id=str(uuid.uuid4()), tool_name="handoff", tool_kwargs=arguments)
-        await ctx.store.set(_HANDED_ON, verdict.calibration_id or "")
-        report(verdict, "agent", keep_draft=self.keep_draft)
-        return self._output(output, verdict, _message("")).model_copy(update={"tool_calls": [call]})
-
-    async def _note(self, ctx: AgentContext | Context, verdict: Verdict) -> None:
-        """Note the text that is delivered in a draft's place, as the agent would note an answer."""
-        steps: list[BaseReasoningStep] = await ctx.store.get(self.reasoning_key, default=[])
+    def _answered(self, verdict: Verdict) -> ResponseReasoningStep:
         thought = verdict.reason or "The answer is not certain enough."
-        delivered = ResponseReasoningStep(thought=thought, response=verdict.text)
-        await ctx.store.set(self.reasoning_key, [*steps, delivered])
+        return ResponseReasoningStep(thought=thought, response=verdict.text)
 
-    def _facts(self, output: AgentOutput) -> dict[str, Any]:
-        """The `raw` record next to a withheld text. That of other LLMs may hold the text itself."""
-        raw: Any = output.raw
-        return cast("dict[str, Any]", raw) if isinstance(raw, dict) and is_ours(self.llm) else {}
+    def _retry(self, output: AgentOutput) -> list[ChatMessage]:
+        if not output.retry_messages:
+            return []
+        withheld = ChatMessage(role=MessageRole.ASSISTANT, content=_WITHHELD)
+        return [withheld, ChatMessage(role=MessageRole.USER, content=_FORM)]
 
-    def _output(self, output: AgentOutput, verdict: Verdict, response: ChatMessage) -> AgentOutput:
-        raw: Any = output.raw
-        own = isinstance(raw, dict) and response is output.response
-        known = cast("dict[str, Any]", raw) if own else self._facts(output)
-        return output.model_copy(update={"response": response, "raw": self._routing.attached(known, verdict, Turn())})
+    def _changed(self, noted: Any, text: str) -> str:
+        changed = isinstance(noted, ResponseReasoningStep) and noted.response.strip() not in text  # it is remembered
+        return "the agent's output parser has changed the answer" if changed else ""
 
 
-def _without_thought(step: Any) -> Any:
-    """A noted step that calls tools, without the model's text next to the calls."""
-    return step.model_copy(update={"thought": ""}) if isinstance(step, ActionReasoningStep) else step
+def _names(given: Collection[str]) -> frozenset[str]:
+    if isinstance(given, str):
+        raise InputError(f"trusted_tools is a list of names: [{given!r}]")
+    return frozenset(given)
 
 
-def _unscored(output: AgentOutput, reason: str) -> Draft[AgentOutput]:
-    return Draft(unscored(output.response.content or "", reason=reason, model="none"), output)
+class GuardedFunctionAgent(GuardedAgent, FunctionAgent):
+    """A function agent whose every message is judged, texts and calls of tools alike, before the agent acts on it.
 
+        agent = GuardedFunctionAgent(llm=SemGradLLM(...), tools=[pay], policy=Policy(threshold=0.004))
+        str(await agent.run("Pay the invoice."))
 
-_UNREAD = (
-    "the result of a tool with return_direct ends a run past the guard, although the model may have written it; leave "
-    "return_direct out, or use mode='annotate'"
-)
-
-
-def _require_results_to_be_read(tools: Sequence[Any]) -> None:
-    """Refuse tools whose results are answers without a decision."""
-    for tool in tools:
-        if tool.metadata.return_direct and tool.metadata.name != _HANDOFF:
-            raise InputError(f"{tool.metadata.name}: {_UNREAD}")
-
-
-def _workflow_of(ctx: Any) -> Any:
-    """The workflow that runs a step, None outside of one. LlamaIndex has no public name for it.
-
-    Raises:
-        InputError: this version of LlamaIndex's workflows keeps it elsewhere.
+    A call that is not let through does not run: the message is handed on or withheld as an answer is, and the run ends
+    there. Otherwise as `GuardedReActAgent`.
     """
-    if not isinstance(ctx, Context):
-        return None
-    workflow = getattr(getattr(cast("Any", ctx), "_face", None), "_workflow", None)
-    if workflow is None:
-        raise InputError(
-            "it is unknown which workflow runs this agent, and whether that makes answers past the guard; install "
-            "llama-index-workflows 2.26"
-        )
-    return workflow
 
+    trusted_tools: Annotated[frozenset[str], BeforeValidator(_names)] = frozenset()
+    """Tools that may run whatever the score (searching, reading): a message that calls no others goes on, and the text
+    next to its calls is delivered by its score only."""
 
-def _message(text: str) -> ChatMessage:
-    return ChatMessage(role=MessageRole.ASSISTANT, content=text)
+    @property
+    def _notes_key(self) -> str:
+        return self.scratchpad_key
+
+    @property
+    def _aggregate(self) -> Aggregate:
+        return "max"  # a run ends at the first message that is not let through
+
+    def _goes_on(self, output: AgentOutput) -> bool:
+        called = {call.tool_name for call in output.tool_calls}
+        return bool(called) and called <= self.trusted_tools
+
+    def _textless(self, note: Any) -> ChatMessage:
+        calls = [block for block in note.blocks if isinstance(block, ToolCallBlock)]
+        return ChatMessage(role=MessageRole.ASSISTANT, blocks=calls)
+
+    def _answered(self, verdict: Verdict) -> ChatMessage:
+        return ChatMessage(role=MessageRole.ASSISTANT, content=verdict.text)
+
+    def _handed_over(self, call: ToolSelection) -> list[Any]:
+        block = ToolCallBlock(tool_call_id=call.tool_id, tool_name=call.tool_name, tool_kwargs=call.tool_kwargs)
+        return [ChatMessage(role=MessageRole.ASSISTANT, blocks=[block])]

@@ -6,16 +6,20 @@ import asyncio
 import copy
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Unpack, cast
 
+from llama_index.core.agent.workflow.base_agent import BaseWorkflowAgent
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.chat_engine.types import BaseChatEngine
 from llama_index.core.llms.llm import LLM
 from llama_index.core.memory import ChatMemoryBuffer
 
+from llama_index_semgrad_guard.agent_steps import GuardedAgent
+from llama_index_semgrad_guard.agents import GuardedFunctionAgent
 from llama_index_semgrad_guard.authorship import NOBODY, Aggregate, Answering
 from llama_index_semgrad_guard.chat_engine import GuardedChatEngine
 from llama_index_semgrad_guard.query_engine import GuardedQueryEngine
@@ -29,9 +33,9 @@ from semgrad_guard.adapters.code_identity import chain_identity
 from semgrad_guard.adapters.examples import AnyGrader, RunOptions, calibrated
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.errors import CalibrationError, InputError
-from semgrad_guard.guard import Steps, Work, adrive, drive, recording
+from semgrad_guard.guard import Recorder, Steps, Work, adrive, drive, recording
 
-Engine = BaseQueryEngine | BaseChatEngine
+Engine = BaseQueryEngine | BaseChatEngine | GuardedAgent
 
 
 class EngineOptions(RunOptions, total=False):
@@ -62,7 +66,8 @@ def calibrate_engine(
 
     Args:
         engine: the query or chat engine as it will run, with a `SemGradLLM` that answers; guarded or not. A chat engine
-            begins each example anew, its own memory untouched.
+            begins each example anew, its own memory untouched. Or a guarded agent, with any threshold: of a function
+            agent's run, the least certain message that it judges counts.
         examples: pairs of (input, right answer or answers), or {"input": ..., "answers": [...]}. An input is a
             question; for a chat engine also a conversation, as {"role": ..., "content": ...} for each message, whose
             last one is the question.
@@ -121,17 +126,18 @@ class _Runs:
 
     def __init__(
         self,
-        guarded: GuardedQueryEngine | GuardedChatEngine,
+        guarded: GuardedQueryEngine | GuardedChatEngine | GuardedAgent,
         output: Callable[[Any], str],
         estimator: ChosenEstimator,
     ) -> None:
         self._guarded, self._output, self._estimator = guarded, output, estimator
+        self._inner: Any = guarded if isinstance(guarded, GuardedAgent) else guarded._engine  # pyright: ignore[reportPrivateUsage] - the guard's other half
         estimator.require_fitted([guarded], models=(LLM,))
 
     @property
     def identity(self) -> str:
         """Sixteen hex digits for the engine's kind, its prompts, code and settings, and the calls that count."""
-        inner: Any = self._guarded._engine  # pyright: ignore[reportPrivateUsage] - the guard's other half
+        inner = self._inner
         prompts: Mapping[str, Any] = inner.get_prompts() if hasattr(inner, "get_prompts") else {}
         texts = {name: prompt.get_template() for name, prompt in prompts.items()}
         counting = self._guarded.routing.counting
@@ -154,7 +160,7 @@ class _Runs:
         try:
             with recording(self._estimator.recorded) as recorder:
                 response = yield from self._response(given)
-            drafts = recorder.drafts[-1:]  # of guards within guards, the outermost decides last
+            drafts = _counting(recorder, self._guarded)
             verdict = drafts[0].verdict if drafts else None
             unwritten = verdict is not None and verdict.reason == NOBODY and verdict.model == "none"
             if verdict is not None and verdict.status == "unscored" and not unwritten:
@@ -165,6 +171,13 @@ class _Runs:
 
     def _response(self, given: Any) -> Steps[Any]:
         guarded = self._guarded
+        if isinstance(guarded, GuardedAgent):
+            (history, question), agent = _conversation(given), cast("Any", guarded)
+
+            async def run() -> Any:
+                return await agent.run(user_msg=question, chat_history=history)
+
+            return (yield Work(lambda: asyncio.run(run()), run))
         if isinstance(guarded, GuardedQueryEngine):
             if not isinstance(given, str):
                 raise InputError(f"a query engine is asked a text, not a {type(given).__name__}")
@@ -177,14 +190,26 @@ class _Runs:
 
 def _guarded(
     engine: Engine, aggregate: Aggregate | None, answering: Answering | None
-) -> GuardedQueryEngine | GuardedChatEngine:
+) -> GuardedQueryEngine | GuardedChatEngine | GuardedAgent:
     """The engine with a guard around it; while drafts are recorded, no guard withholds."""
-    if isinstance(engine, Guarded):
+    if isinstance(engine, Guarded | GuardedAgent):
         if aggregate is not None or answering is not None:
             raise InputError("a guarded engine brings its own aggregate and answering; leave them out here")
-        return cast("GuardedQueryEngine | GuardedChatEngine", engine)
+        return cast("GuardedQueryEngine | GuardedChatEngine | GuardedAgent", engine)
+    if isinstance(engine, BaseWorkflowAgent):
+        raise InputError("an agent is calibrated with its guard: GuardedFunctionAgent(..., policy=Policy(threshold=0))")
     kind = GuardedChatEngine if isinstance(engine, BaseChatEngine) else GuardedQueryEngine
     return kind(cast("Any", engine), Policy(threshold=0.0), aggregate=aggregate, answering=answering)
+
+
+def _counting(recorder: Recorder, engine: object) -> Sequence[Any]:
+    """The draft that counts: of guards within guards the outermost decides last; of messages, the least certain."""
+    drafts = list(recorder.drafts)
+    if not isinstance(engine, GuardedFunctionAgent):
+        return drafts[-1:]
+    scores = [draft.verdict.uncertainty for draft in drafts]
+    ranks = [math.inf if score is None else score for score in scores]
+    return [drafts[ranks.index(max(ranks))]] if drafts else []
 
 
 def _afresh(guarded: GuardedChatEngine, history: list[ChatMessage]) -> GuardedChatEngine:

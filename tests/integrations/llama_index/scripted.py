@@ -34,7 +34,9 @@ class Scripted(SemGradLLM):
         prompt = conversation if isinstance(conversation, str) else "\n".join(turn.content for turn in conversation)
         text, uncertainty = self.script(prompt)
         text = "".join(list(text))  # an object of its own, as a model's text is
-        return self._known(replace(generation, text=text), uncertainty)
+        tokenizer: Any = self.language_model.tokenizer
+        ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+        return self._known(replace(generation, text=text, response_ids=ids), uncertainty)
 
     def _known(self, generation: Any, uncertainty: float) -> Any:
         self.texts.append(generation.text)  # kept, so that no other text gets its place in memory
@@ -42,21 +44,24 @@ class Scripted(SemGradLLM):
         return generation
 
     def _answer(self, conversation: Any, options: Any) -> Any:
-        generation = self._scripted(conversation)
-        return generation, self._record(generation, options)
+        written = self._scripted(conversation)
+        generation = options.readable(self.language_model, written)
+        return self._known(generation, self.uncertainties[id(written.text)]), self._record(generation, options)
 
     async def _aanswer(self, conversation: Any, options: Any) -> Any:
         return self._answer(conversation, options)
 
     def _streamed(self, conversation: Any, options: Any) -> Any:
-        generation, text, pieces = self._scripted(conversation), "", []
+        made, text, pieces = self._scripted(conversation), "", []
+        uncertainty, generation = self.uncertainties[id(made.text)], options.readable(self.language_model, made)
         for start in range(0, len(generation.text), 3):
             piece = generation.text[start : start + 3]
             pieces.append(piece)
             text += piece
             yield Chunk(text, piece, "")
-        whole = self._known(replace(generation, text=text), self.uncertainties[id(generation.text)])
-        yield Chunk(text, "", "", record=self._record(whole, options, text=text, pieces=pieces))
+        whole = self._known(replace(generation, text=text), uncertainty)
+        record = self._record(whole, options, text=text, pieces=pieces)
+        yield Chunk(text, "", "", record=record, calls=options.calls(self.language_model, made))
 
     def _assess(self, generation: Any, options: Any) -> Verdict:
         verdict = super()._assess(generation, options)
