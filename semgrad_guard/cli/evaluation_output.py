@@ -160,7 +160,7 @@ def show(
     shift = None if calibration is None else hold_against(calibration, results)
     graded = results.graded_run
     rows = [
-        (title, auroc(scores, graded.correct), aurc(scores, graded.correct), _mean(graded.milliseconds[title]))
+        (title, auroc(scores, graded.correct), aurc(scores, graded.correct), _mean(graded.milliseconds.get(title, ())))
         for title, scores in graded.scores.items()
     ]
     if as_json:
@@ -177,7 +177,8 @@ def show(
     for title, a, r, ms in sorted(rows, key=lambda row: -(row[1] or 0.0)):
         table.add_row(title, *("none" if x is None else f"{x:.3f}" for x in (a, r)), f"{ms:.1f}")
     OUT.print(table)
-    right = f"{100 * graded.accuracy:.1f}% of {graded.n} answers are right by {graded.settings['grader']}"
+    unit = "sentences" if graded.clusters else "answers"
+    right = f"{100 * graded.accuracy:.1f}% of {graded.n} {unit} are right by {graded.settings['grader']}"
     undefined = "; AUROC is undefined: there is nothing to tell apart" if graded.accuracy in (0, 1) else ""
     OUT.print(f"{right}{undefined}.", soft_wrap=True, markup=False)
     if means := graded.settings.get("right means"):

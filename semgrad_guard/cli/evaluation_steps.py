@@ -17,7 +17,7 @@ from semgrad_guard.cli.terminal import kept_on_interrupt, note, say, show_grades
 from semgrad_guard.declared import Bounds, Option
 from semgrad_guard.errors import InputError
 from semgrad_guard.loading import ModelSource
-from semgrad_guard.settings import AnswerLimit, Stop, require_name
+from semgrad_guard.settings import AnswerLimit, JudgedBy, Stop, require_name
 
 if TYPE_CHECKING:
     from semgrad_guard.calibration import Calibration
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 class AnswerSettings(AnswerLimit):
     """How questions are answered."""
 
+    by: JudgedBy | None = None
     stop: Stop = ()
     batch_size: options.BatchSize = 8
     ablations: Annotated[
@@ -90,10 +91,12 @@ class MethodSettings:
         int, Option("Repeats the samples of methods that sample.", options.ANSWERS, "N", Bounds(0, 2**31 - 1))
     ] = 0
 
-    def estimators(self, max_tokens: int) -> Sequence[Estimator]:
-        """The paper's methods with the models that the user named, or those among them that were chosen."""
+    def estimators(self, max_tokens: int, by: JudgedBy | None) -> Sequence[Estimator]:
+        """The paper's methods with the models that the user named, or those among them that were chosen; by sentence
+        without those that compare whole answers."""
         from semgrad_guard.engine.texts.text_pairs import CrossEncoder
         from semgrad_guard.estimators.equivalence import NLIEquivalence
+        from semgrad_guard.estimators.sampled import AskingEstimator
         from semgrad_guard.estimators.suite import paper_suite
         from semgrad_guard.evaluation.calibrating import LEARNED
         from semgrad_guard.evaluation.graders.naming import entailment_model
@@ -103,9 +106,14 @@ class MethodSettings:
             importance = None if self.cross_encoder is None else CrossEncoder.from_pretrained(self.cross_encoder)
         suite = paper_suite(nli, importance, self.seed, max_tokens=max_tokens)
         known = {estimator.name: estimator for estimator in (*suite, *LEARNED.values())}
-        wanted = list(dict.fromkeys(self.methods or known))
+        from semgrad_guard.guard.scored_sentences import require_by_sentence
+
+        parts = {name for name, one in known.items() if by != "sentence" or not isinstance(one, AskingEstimator)}
+        wanted = list(dict.fromkeys(self.methods or (name for name in known if name in parts)))
         if unknown := [name for name in wanted if name not in known]:
             raise InputError(f"there is no method {unknown[0]!r}; there are {', '.join(known)}")
+        for name in wanted if by == "sentence" else ():
+            require_by_sentence(known[name], "mark")
         return [known[name] for name in wanted]
 
 
@@ -154,7 +162,7 @@ class Measuring:
 
     def __call__(self, model: LanguageModel) -> AnswerBatch[EvaluatedAnswer]:
         """The function of this model."""
-        return self.experiment(model, self.methods.estimators(self.settings.max_tokens)).answering()
+        return self.experiment(model, self.methods.estimators(self.settings.max_tokens, self.settings.by)).answering()
 
     def experiment(self, model: LanguageModel, estimators: Sequence[Estimator]) -> Experiment:
         """The experiment with a model."""
@@ -167,9 +175,10 @@ class Measuring:
             estimators,
             GenerationOptions(max_tokens=settings.max_tokens, stop=settings.stop),
             phrasing=self.phrasing,
-            ablations=semgrad_ablations(model.n_layers) if settings.ablations else {},
+            ablations=semgrad_ablations(model.n_layers) if settings.ablations and settings.by != "sentence" else {},
             sampled=self.sampled,
             sample_batch=settings.sample_batch,
+            by_sentence=settings.by == "sentence",
         )
 
 
@@ -191,7 +200,7 @@ def answer(
     phrasing.require(rows)
     sampled = SampledQuestions.of(rows, count=settings.sampled_questions, seed=methods.seed)
     measuring = Measuring(methods, settings, phrasing, sampled)
-    estimators = methods.estimators(settings.max_tokens)
+    estimators = methods.estimators(settings.max_tokens, settings.by)
     model = loading.load(source)
     experiment = measuring.experiment(model, estimators)
     drawn_for = len(rows) if sampled is None else len(sampled.keys)
@@ -204,7 +213,7 @@ def answer(
         answers = experiment.run(
             rows, files.answers, batch_size=settings.batch_size, spread=spread, on_progress=tell, on_step=tell.step
         )
-    return Run(answers, experiment.settings(rows))
+    return Run([row for one in answers for row in one.rows_by_sentence], experiment.settings(rows))
 
 
 def kept(files: Files, questions: QuestionFile | None) -> Run:
@@ -220,7 +229,7 @@ def kept(files: Files, questions: QuestionFile | None) -> Run:
             note(f"{missing} of {len(questions.rows)} questions have no answer yet; without --regrade they get one.")
     if not answers:
         raise InputError(f"{files.answers} holds no answer to grade; run the command without --regrade.")
-    return Run(answers, settings)
+    return Run([row for one in answers for row in one.rows_by_sentence], settings)
 
 
 def grade(

@@ -42,7 +42,7 @@ from semgrad_guard.estimators import (
 from semgrad_guard.estimators.learned import MIN_ANSWERS, LearnedEstimator, require_enough
 from semgrad_guard.evaluation.learning_set import LearningSet
 from semgrad_guard.evaluation.metrics import aurc, auroc
-from semgrad_guard.evaluation.runs.answers import Answer
+from semgrad_guard.evaluation.runs.answers import EvaluatedAnswer
 
 CANDIDATES: tuple[Estimator, ...] = (
     MaxProbability(), MeanEntropy(), GreedyNLL(), FusedStates(), HybridGrad(), SemGrad(), ParaGrad(), FusedGrad(),
@@ -376,14 +376,17 @@ LEARNED: Mapping[str, LearnedEstimator] = {FusedGrad.name: FusedGrad(), FusedSta
 
 
 def cross_fitted(
-    name: str, answers: Sequence[Answer], correct: Sequence[bool]
+    name: str, answers: Sequence[EvaluatedAnswer], correct: Sequence[bool]
 ) -> tuple[list[float | None], str | None]:
     """Scores from the features that a run kept, by five-fold cross-validation; none, and the reason, where that fails.
 
     Each fold has weights of its own, so its scores are on a scale of their own, too: close, not equal.
     """
     features = {name: [answer.scores[name].features for answer in answers]}
-    part = LearningSet([answer.key for answer in answers], list(correct), features, {})
+    keys = dict.fromkeys(answer.part_of or answer.key for answer in answers)
+    places = {key: place for place, key in enumerate(keys)}  # sentences of one answer stay together
+    facts = [places[answer.part_of or answer.key] for answer in answers]
+    part = LearningSet([answer.key for answer in answers], list(correct), features, {}, facts=facts)
     try:
         return out_of_fold(part, LEARNED[name], seed=0), None
     except (FitError, MissingExtraError) as error:

@@ -36,6 +36,7 @@ class GradedRun:
         kinds: the kind of each question, for a look at shifts; None where it has none.
         other_graders: grader -> whether the answer is right by that grader instead.
         ablations: variant of SemGrad -> uncertainty, as `scores`.
+        clusters: by sentence, the number of the answer that each row is a sentence of; intervals are over answers.
         settings: how the run was made, as plain JSON; shown in the report.
 
     Raises:
@@ -53,6 +54,7 @@ class GradedRun:
     kinds: Sequence[str | None] = ()
     other_graders: Mapping[str, Sequence[bool]] = field(default_factory=dict[str, Sequence[bool]])
     ablations: Mapping[str, Sequence[float | None]] = field(default_factory=dict[str, Sequence[float | None]])
+    clusters: Sequence[int] = ()
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
@@ -67,7 +69,7 @@ class GradedRun:
         for name, read in (("scores", _number), ("ablations", _number), ("milliseconds", _number)):
             self._set(name, self._columns(name, read))
         self._set("other_graders", self._columns("other_graders", _label))
-        for name, read in (("generation_ms", float), ("mean_entropy", _number), ("kinds", _kind)):
+        for name, read in (("generation_ms", float), ("mean_entropy", _number), ("kinds", _kind), ("clusters", int)):
             self._set(name, self._column(name, getattr(self, name), read, optional=True))
 
     @property
@@ -167,6 +169,7 @@ def read_graded(path: Path) -> GradedRun:
         ) from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not a graded run; evaluate (or --regrade) there again.") from error
-    if not isinstance(found, dict) or set(cast("dict[str, Any]", found)) != {field.name for field in fields(GradedRun)}:
+    content: dict[str, Any] = {"clusters": ()} | cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    if set(content) != {field.name for field in fields(GradedRun)}:
         raise InputError(f"{path} is not a graded run; evaluate (or --regrade) there again.")
-    return GradedRun(**cast("dict[str, Any]", found))
+    return GradedRun(**content)

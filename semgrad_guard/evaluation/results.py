@@ -70,19 +70,24 @@ class Results:
         correct, *others = ([bool(verdicts[i]) for i in self.kept] for verdicts in self.grades.values())
         decides, *beside = self.grades
         model = title_of(str(self.settings["model"]))
+        places = {key: place for place, key in enumerate(dict.fromkeys(a.part_of for a in answers))}
+        by_sentence = self.settings.get("by") == "sentence"
         return GradedRun(
             title=f"{model} on {self.data}",
             model=model,
             data=self.data,
             scores={t: [self._uncertainty(name, i) for i in self.kept] for name, t in self._measured.items()},
             correct=correct,
-            milliseconds={  # None where the question was not put to the method, and 0 without an answer
+            milliseconds={}
+            if by_sentence
+            else {  # None where the question was not put to the method, and 0 without an answer
                 title: [a.milliseconds.get(name, 0.0 if a.text is None else None) for a in answers]
                 for name, title in self._measured.items()
             },
-            generation_ms=[a.generation_ms for a in answers],
-            mean_entropy=[a.mean_entropy for a in answers],
+            generation_ms=[] if by_sentence else [a.generation_ms for a in answers],
+            mean_entropy=[] if by_sentence else [a.mean_entropy for a in answers],
             kinds=[a.kind for a in answers],
+            clusters=[places[a.part_of] for a in answers if a.part_of is not None],
             other_graders=dict(zip(beside, others, strict=True)),
             ablations={name: [a.ablations.get(name) for a in answers] for name in self.settings.get("ablations", ())},
             settings={

@@ -12,6 +12,7 @@ import pytest
 from click.testing import Result
 
 from semgrad_guard import Calibration, Guard, LanguageModel, Policy
+from semgrad_guard.evaluation.graded import read_graded
 from tests.fixed_model import PIECES, TEXT, FixedModel
 
 from .helpers import ASKED, flat, jsonl, merged
@@ -144,3 +145,25 @@ def test_the_text_is_the_whole_answer(calibrate: Run, tmp_path: Path) -> None:
     row = json.loads((tmp_path / "c.answers.jsonl").read_text().splitlines()[1])
     assert row["text"] == TEXT
     assert [row["text"][one["start"] : one["end"]] for one in row["sentences"]] == list(PIECES)
+
+
+def test_an_evaluation_by_sentence_draws_answers_for_its_intervals(
+    run: Run, fixed: FixedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("semgrad_guard.cli.loading.load", lambda _source: fixed)
+    rows = ({"question": question, "answers": ["Go", "Milk is hot"]} for question in ASKED[:8])
+    folder, data = tmp_path / "run", jsonl(tmp_path / "q.jsonl", rows)
+    usual = ("evaluate", "--output", folder, "--data", data, "--by", "sentence")
+    result = run(*usual, "--methods", "hybridgrad", "--methods", "gnll")
+    assert result.exit_code == 0, result.stderr
+    graded = read_graded(folder / "run.json")
+    assert graded.clusters == tuple(row // 3 for row in range(24))
+    assert graded.accuracy == pytest.approx(2 / 3)
+    assert "66.7% of 24 sentences are right" in flat(result.stdout)
+    assert "HybridGrad" in (folder / "report.html").read_text()
+    with (folder / "labels.csv").open(encoding="utf-8-sig", newline="") as file:
+        assert [row["answer"] for row in csv.DictReader(file)][:3] == [piece.strip() for piece in PIECES]
+    again = run("evaluate", "--output", folder, "--regrade", "--data", data, "--no-report")
+    assert again.exit_code == 0, again.stderr
+    refused = run(*usual, "--methods", "semantic_entropy")
+    assert "compares whole answers" in flat(refused.stderr)

@@ -71,7 +71,7 @@ def test_people_decide_once_the_sheet_is_filled_in(calibrate: Run, wrong: Path, 
     sheet = tmp_path / "labels.csv"
     first = calibrate(wrong, "--labels", sheet)
     assert first.exit_code == 1
-    assert "60 answers and no label yet" in flat(first.stderr)
+    assert "60 rows and no label yet" in flat(first.stderr)
     assert not (tmp_path / "c.json").exists()
     fill(sheet, ["yes"] * 50 + ["no"] * 5 + [""] * 5)
     labelled = sheet.read_bytes()

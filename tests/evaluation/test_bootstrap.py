@@ -110,3 +110,11 @@ def test_sums_go_replicate_by_replicate() -> None:
     assert (difference.value, difference.low, difference.high) == (2.0, 2.0, 2.0)
     assert difference.excludes_zero
     assert mean([one, estimate(math.nan, np.full(3, math.nan))]).value is None
+
+
+def test_whole_answers_are_drawn_where_rows_are_their_sentences() -> None:
+    clusters = [0, 0, 0, 1, 2, 2]
+    weights = np.concatenate(list(resamples(6, count=50, clusters=clusters)))
+    assert (weights[:, 0] == weights[:, 2]).all()
+    assert (weights[:, 4] == weights[:, 5]).all()
+    assert (weights[:, [0, 3, 4]].sum(axis=1) == 3).all()

@@ -58,7 +58,7 @@ def test_answers_without_a_verdict_are_wrong_and_told(
 
 
 def test_people_decide(tmp_path: Path) -> None:
-    with pytest.raises(GradingError, match="60 answers and no label yet"):
+    with pytest.raises(GradingError, match="60 rows and no label yet"):
         calibrated("eight", tmp_path)
     sheet = tmp_path / "labels.csv"
     head, *rows = sheet.read_bytes().decode("utf-8-sig").splitlines()

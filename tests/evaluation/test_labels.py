@@ -156,7 +156,7 @@ def test_a_sheet_in_utf16_is_extended_in_utf16(tmp_path: Path) -> None:
 
 def test_a_sheet_is_begun_and_asked_to_be_filled_in(tmp_path: Path) -> None:
     path = tmp_path / "labels.csv"
-    with pytest.raises(GradingError, match="4 answers and no label yet: fill in the column 'correct'"):
+    with pytest.raises(GradingError, match="4 rows and no label yet: fill in the column 'correct'"):
         labels_for(path, ANSWERS)
     assert path.read_bytes() == write_sheet(tmp_path / "other.csv", ANSWERS).read_bytes()
 

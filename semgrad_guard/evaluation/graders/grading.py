@@ -57,7 +57,12 @@ def grade(
         GradingError: the grader cannot do its work; earlier verdicts are in the record at `book`.
         InputError: that record cannot be read or written.
     """
-    items = [AnswerToGrade(answer.question, answer.text or "", answer.references) for answer in answers]
+    items = [
+        AnswerToGrade(one.question, one.text or "", one.references, True, one.context)
+        if one.part_of is not None
+        else AnswerToGrade(one.question, one.text or "", one.references)
+        for one in answers
+    ]
     return grade_texts(items, grader, book, on_progress=on_progress)
 
 
@@ -108,7 +113,7 @@ def _graded(
 def with_references(answers: Sequence[EvaluatedAnswer], questions: Sequence[Question]) -> list[EvaluatedAnswer]:
     """The answers with the references and kinds that the questions have now: data may be mended after a run."""
     now = {question.key: {"references": question.answers, "kind": question.kind} for question in questions}
-    return [answer.model_copy(update=now.get(answer.key, {})) for answer in answers]
+    return [answer.model_copy(update=now.get(answer.part_of or answer.key, {})) for answer in answers]
 
 
 def _key(grader: str, digest: str) -> str:

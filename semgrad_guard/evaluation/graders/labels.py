@@ -101,7 +101,7 @@ def labels_for(path: Path, answers: Sequence[Labelled], *, others: Collection[st
         extend_sheet(path, answers)
     if labels.count(None) == len(labels):
         raise GradingError(
-            f"{path} has {len(labels)} answers and no label yet: fill in the column 'correct' (TRUE or FALSE, yes or "
+            f"{path} has {len(labels)} rows and no label yet: fill in the column 'correct' (TRUE or FALSE, yes or "
             "no, 1 or 0), and run the same command again. The answers are kept."
         )
     return labels

@@ -2,7 +2,8 @@
 
 Questions are drawn with replacement, right and wrong ones alike (not stratified: a new set of questions would have
 another number of right ones). Intervals are percentile intervals of the replicates. Resamples in which a metric is
-undefined (all right, or all wrong) are left out; if they are more than a tenth, the estimate has none.
+undefined (all right, or all wrong) are left out; if they are more than a tenth, the estimate has none. The sentences of
+one answer are not independent: with `clusters`, the numbers of their answers, whole answers are drawn.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ _BLOCK = 2_000_000
 """Entries of a weight matrix that are handled at once: resamples x answers."""
 
 Metric = Callable[[Tally], Floats]
+Clusters = Sequence[int]
+"""For each row the number of the answer that it is a sentence of; none: rows are answers."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +45,19 @@ class Estimate:
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
 
-def resamples(n: int, *, data: str = "", count: int = RESAMPLES, seed: int = 0) -> Iterator[Ints]:
+def resamples(
+    n: int, *, data: str = "", count: int = RESAMPLES, seed: int = 0, clusters: Clusters = ()
+) -> Iterator[Ints]:
     """Blocks of weights [some resamples, n]: how often each of n questions is drawn; every row sums to n.
 
     The draw depends on seed, n and the name of the `data` alone: all methods meet the same resamples, and so do
     several models on the same questions, whose answers are not independent of each other.
     """
+    if clusters:
+        names, places = np.unique(np.asarray(clusters), return_inverse=True)
+        for weights in resamples(len(names), data=data, count=count, seed=seed):
+            yield weights[:, places]
+        return
     rng = np.random.default_rng([seed, n, zlib.crc32(data.encode(errors="backslashreplace"))])
     rows = max(1, _BLOCK // n)
     for start in range(0, count, rows):
@@ -64,11 +74,12 @@ def bootstrap(
     data: str = "",
     count: int = RESAMPLES,
     seed: int = 0,
+    clusters: Clusters = (),
 ) -> dict[str, Estimate]:
     """Rank metrics (`Tally.auroc`, `Tally.aurc`, ...) of one method with their intervals, from one set of resamples."""
     whole = tally(uncertainties, correct)
     blocks: dict[str, list[Floats]] = {name: [] for name in metrics}
-    for weights in resamples(len(correct), data=data, count=count, seed=seed):
+    for weights in resamples(len(correct), data=data, count=count, seed=seed, clusters=clusters):
         counted = tally(uncertainties, correct, weights)
         for name, metric in metrics.items():
             blocks[name].append(metric(counted))
@@ -84,14 +95,15 @@ def paired_difference(
     data: str = "",
     count: int = RESAMPLES,
     seed: int = 0,
+    clusters: Clusters = (),
 ) -> dict[str, Estimate]:
     """metric(one) - metric(other) on the answers that both have scored, resampled together.
 
     An answer without one of the two scores is left out of both, or the metrics would be of different questions.
     """
     both = [a is not None and b is not None for a, b in zip(one, other, strict=True)]
-    first = bootstrap(metrics, _where(one, both), correct, data=data, count=count, seed=seed)
-    second = bootstrap(metrics, _where(other, both), correct, data=data, count=count, seed=seed)
+    first = bootstrap(metrics, _where(one, both), correct, data=data, count=count, seed=seed, clusters=clusters)
+    second = bootstrap(metrics, _where(other, both), correct, data=data, count=count, seed=seed, clusters=clusters)
     return {name: combined([first[name], second[name]], [1.0, -1.0]) for name in metrics}
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from semgrad_guard.calibration.binomial import upper_bound
 from semgrad_guard.calibration.confidence import ConfidenceMethod, fit
-from semgrad_guard.evaluation.metrics.bootstrap import RESAMPLES, Estimate, estimate, resamples
+from semgrad_guard.evaluation.metrics.bootstrap import RESAMPLES, Clusters, Estimate, estimate, resamples
 from semgrad_guard.evaluation.metrics.ranking import Floats, as_arrays, divide
 
 FOLDS = 5
@@ -60,16 +60,18 @@ def crossfitted(
     return found
 
 
-def brier(confidence: Floats, correct: Sequence[bool], *, data: str = "", count: int = RESAMPLES) -> Estimate:
+def brier(
+    confidence: Floats, correct: Sequence[bool], *, data: str = "", count: int = RESAMPLES, clusters: Clusters = ()
+) -> Estimate:
     """Mean squared difference of P(correct) and the grade (0 or 1), in [0, 1], lower is better; scored answers only."""
     scored, right = np.isfinite(confidence), np.asarray(correct, dtype=np.float64)
     squares = np.where(scored, (np.where(scored, confidence, 0.0) - right) ** 2, 0.0)
     columns = np.stack([squares, scored.astype(np.float64)], axis=1)
-    return _of_sums(columns, lambda sums: divide(sums[:, 0], sums[:, 1]), data=data, count=count)
+    return _of_sums(columns, lambda sums: divide(sums[:, 0], sums[:, 1]), data=data, count=count, clusters=clusters)
 
 
 def expected_calibration_error(
-    confidence: Floats, correct: Sequence[bool], *, data: str = "", count: int = RESAMPLES
+    confidence: Floats, correct: Sequence[bool], *, data: str = "", count: int = RESAMPLES, clusters: Clusters = ()
 ) -> Estimate:
     """Mean |accuracy - P(correct)| over ten bins of equal width, weighted by their answers; in [0, 1], lower better.
 
@@ -84,7 +86,7 @@ def expected_calibration_error(
     def measure(sums: Floats) -> Floats:
         return divide(np.abs(sums[:, :BINS]).sum(axis=1), sums[:, BINS:].sum(axis=1))
 
-    return _of_sums(columns, measure, data=data, count=count)
+    return _of_sums(columns, measure, data=data, count=count, clusters=clusters)
 
 
 def reliability(confidence: Floats, correct: Sequence[bool]) -> Reliability:
@@ -107,8 +109,11 @@ def _bins(confidence: Floats) -> NDArray[np.int64]:
     return np.where(scored, inside, BINS)
 
 
-def _of_sums(columns: Floats, measure: Callable[[Floats], Floats], *, data: str, count: int) -> Estimate:
+def _of_sums(
+    columns: Floats, measure: Callable[[Floats], Floats], *, data: str, count: int, clusters: Clusters
+) -> Estimate:
     """A function of column sums [resamples, columns], with its interval."""
     value = measure(columns.sum(axis=0, keepdims=True))[0]
-    blocks = [measure(w.astype(np.float64) @ columns) for w in resamples(len(columns), data=data, count=count)]
+    drawn = resamples(len(columns), data=data, count=count, clusters=clusters)
+    blocks = [measure(weights.astype(np.float64) @ columns) for weights in drawn]
     return estimate(float(value), np.concatenate(blocks))

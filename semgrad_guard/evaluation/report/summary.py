@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -100,20 +101,25 @@ def summarize(
     """
     methods: dict[str, MethodSummary] = {}
     ours: dict[str, Estimate] | None = None
+    drawn: dict[str, Any] = {"data": run.data, "count": count, "clusters": run.clusters}
     for title in sorted(paper.in_order(run.scores), key=lambda method: method != paper.OURS):
         tell(f"{run.title}: {title}")
         rows = run.put_to(title)
         scores, correct = [run.scores[title][row] for row in rows], [run.correct[row] for row in rows]
-        quality = bootstrap(QUALITY, scores, correct, data=run.data, count=count)
+        of_answers = [run.clusters[row] for row in rows] if run.clusters else ()
+        quality = bootstrap(QUALITY, scores, correct, data=run.data, count=count, clusters=of_answers)
         ours = quality if title == paper.OURS else ours
         confidence = crossfitted(run.scores[title], run.correct)
         methods[title] = MethodSummary(
             quality=quality,
             difference={} if ours is None else _difference(run, title, quality, ours, count),
             confidence=confidence,
-            brier=brier(confidence, run.correct, data=run.data, count=count),
-            ece=expected_calibration_error(confidence, run.correct, data=run.data, count=count),
-            guaranteed={a: guaranteed_coverage(scores, correct, alpha=a, splits=splits) for a in alphas},
+            brier=brier(confidence, run.correct, **drawn),
+            ece=expected_calibration_error(confidence, run.correct, **drawn),
+            guaranteed={
+                a: None if run.clusters else guaranteed_coverage(scores, correct, alpha=a, splits=splits)
+                for a in alphas
+            },
             unscored=sum(score is None for score in run.scores[title]),
         )
     tell(f"{run.title}: graders, kinds of questions and run times")
@@ -143,18 +149,21 @@ def _difference(
     """Minus HybridGrad's; the replicates are there already where no score is missing."""
     mine, theirs = run.scores[title], run.scores[paper.OURS]
     if None in mine or None in theirs:
-        return paired_difference(COMPARED, mine, theirs, run.correct, data=run.data, count=count)
+        drawn: dict[str, Any] = {"data": run.data, "count": count, "clusters": run.clusters}
+        return paired_difference(COMPARED, mine, theirs, run.correct, **drawn)
     return {name: combined([quality[name], ours[name]], [1.0, -1.0]) for name in COMPARED}
 
 
 def _within(run: GradedRun, scores: Scores, kind: str, count: int) -> Estimate:
     rows = [row for row, found in enumerate(run.kinds) if found == kind]
     data = f"{run.data}, {kind}"
-    return bootstrap(AUROC, [scores[i] for i in rows], [run.correct[i] for i in rows], data=data, count=count)["auroc"]
+    of_answers = [run.clusters[i] for i in rows] if run.clusters else ()
+    columns = [scores[i] for i in rows], [run.correct[i] for i in rows]
+    return bootstrap(AUROC, *columns, data=data, count=count, clusters=of_answers)["auroc"]
 
 
 def _auroc(run: GradedRun, scores: Scores, correct: Sequence[bool], count: int) -> Estimate:
-    return bootstrap(AUROC, scores, correct, data=run.data, count=count)["auroc"]
+    return bootstrap(AUROC, scores, correct, data=run.data, count=count, clusters=run.clusters)["auroc"]
 
 
 def _mean_time(run: GradedRun, milliseconds: Sequence[float], count: int) -> Estimate:

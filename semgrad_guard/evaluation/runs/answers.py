@@ -94,7 +94,7 @@ class EvaluatedAnswer(Answer):
     `entropies` and `log_probs` (nats) have one entry per token of `token_ids`. `generation_ms` is the time of plain
     generation (that of the batch, divided by its `rows`), `milliseconds` is the additional cost of each method: all
     that it needs, even if another method had computed it already (see `engine.cost_accounting`). `ablations` are
-    variants of SemGrad, by name.
+    variants of SemGrad, by name. A row that is a sentence of an answer has that one's key in `part_of`.
     """
 
     references: tuple[str, ...] = ()
@@ -108,6 +108,25 @@ class EvaluatedAnswer(Answer):
     milliseconds: Mapping[str, float] = Field(default_factory=dict[str, float])
     ablations: Mapping[str, float | None] = Field(default_factory=dict[str, float | None])
     samples: tuple[SampleSet, ...] = ()
+    part_of: str | None = None
+
+    @property
+    def rows_by_sentence(self) -> list[EvaluatedAnswer]:
+        """A row for each of its sentences, in its place; itself where it was scored as a whole."""
+        if self.sentences is None:
+            return [self]
+        return [
+            self.model_copy(
+                update={
+                    "key": key,
+                    "part_of": self.key,
+                    "text": (self.text or "")[one.start : one.end].strip(),
+                    "scores": one.scores,
+                    "sentences": None,
+                }
+            )
+            for key, one in zip(self.sentence_keys, self.sentences, strict=True)
+        ]
 
     @property
     def mean_entropy(self) -> float | None:

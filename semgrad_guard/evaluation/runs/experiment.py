@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
 
 from semgrad_guard.engine.generation.generation import Evidence, Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
@@ -31,9 +31,11 @@ from semgrad_guard.evaluation.runs.run import (
     complete,
     in_turn,
     run_settings,
+    scores_of,
     seeded,
     where_it_fits,
 )
+from semgrad_guard.evaluation.runs.sentences import sentence_fields
 from semgrad_guard.records import Message
 
 
@@ -127,6 +129,7 @@ class Experiment:
         ablations: variants of SemGrad to record besides.
         sampled: which questions the methods that draw samples take part in; all by default.
         sample_batch: how many answers they take at a time; by default a whole batch.
+        by_sentence: every sentence is scored by itself; costs are not measured then.
     """
 
     model: LanguageModel
@@ -136,12 +139,14 @@ class Experiment:
     ablations: Mapping[str, Ablation] = field(default_factory=dict[str, Ablation])
     sampled: SampledQuestions | None = None
     sample_batch: int | None = None
+    by_sentence: bool = False
 
     def settings(self, questions: Sequence[Question]) -> dict[str, Any]:
         """Everything that answers and scores depend on, as plain JSON; the titles of the methods with it."""
         self.phrasing.require(questions)
         template = self.phrasing.name(questions)
-        found = run_settings(self.model, self._named, options=self.options, template=template)
+        form = {"options": self.options, "by_sentence": self.by_sentence}
+        found = run_settings(self.model, self._named, template=template, **cast("Any", form))
         for name, estimator in self._named.items():
             found["estimators"][name]["title"] = estimator.title
         asking = any(isinstance(estimator, AskingEstimator) for estimator in self.estimators)
@@ -228,6 +233,8 @@ class Experiment:
     ) -> list[EvaluatedAnswer]:
         generate = partial(self.model.generate_batch, conversations, seeded(self.options, start), objective=Objective())
         generations, generating = with_cost(generate)
+        if self.by_sentence:
+            return [self._by_sentence(*pair) for pair in zip(questions, generations, strict=True)]
         part.begin([question.key for question in questions], [generation.response_ids for generation in generations])
         answers = [generation.evidence for generation in generations]
         measured, drawn = measure(
@@ -252,6 +259,16 @@ class Experiment:
             )
             for question, generation, row, samples in zip(questions, generations, measured, drawn, strict=True)
         ]
+
+    def _by_sentence(self, question: Question, generation: Generation) -> EvaluatedAnswer:
+        evidence, score = generation.evidence, partial(scores_of, self._named)
+        return _answered(
+            question,
+            text=generation.text,
+            finish_reason=generation.finish_reason,
+            token_ids=evidence.response_ids,
+            **sentence_fields(self.model, evidence, score, self._named),
+        )
 
     def _unanswered(self, question: Question, reason: str) -> EvaluatedAnswer:
         none = AnswerScore(uncertainty=None, reason=reason)
