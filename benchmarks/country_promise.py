@@ -205,7 +205,8 @@ def main() -> None:
             lines += ["With length and place taken out of the scores:", "", *corrections(answers), ""]
     print("\n".join(lines))
     if given.page is not None:
-        given.page.write_text("\n".join(lines), encoding="utf-8")
+        _, mark, by_hand = given.page.read_text(encoding="utf-8").partition("## The same with the commands")
+        given.page.write_text("\n".join(lines) + mark + by_hand, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,8 @@ def verdict_view(verdict: Verdict) -> RenderableType:
     if verdict.draft is not None:
         body.append(f"\nwithheld: {printable(verdict.draft) or '(no text)'}", style="dim")
     title = {"answer": "answer", "abstain": "abstained", "escalate": "escalated"}[verdict.action]
+    if verdict.action == "abstain" and any(one.action == "deliver" for one in verdict.sentences):
+        title = "judged by sentence"  # a guard delivers a part of it
     panel = Panel(body, title=title, title_align="left", border_style=colour, box=box.ROUNDED)
     facts = _pairs(
         ("action", Text(verdict.action, style=f"bold {colour}") + Text(f"  {_why(verdict)}", style="dim")),

@@ -218,6 +218,8 @@ def test_a_calibration_by_sentence_decides_about_every_sentence(
     assert "promised sentence" in shown
     assert "mark no" in shown
     assert "It grows in Assam." in shown
+    single = score("--question", ASKED[0], "--response", text, "--calibration", calibration).stdout
+    assert "judged by sentence" in single
     whole = score(*given, "--by", "clause")
     assert (whole.exit_code, "no calibration is for clauses" in flat(whole.stderr)) == (2, True)
 
