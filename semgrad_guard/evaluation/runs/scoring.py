@@ -18,7 +18,7 @@ from semgrad_guard.evaluation.job_record import JobRecord, Progress
 from semgrad_guard.evaluation.questions.data import Question, identity
 from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.evaluation.runs.run import Spread, complete, in_turn
-from semgrad_guard.guard import Policy, assess, decide, unscored
+from semgrad_guard.guard import Policy, assess, settle, unscored
 from semgrad_guard.guard.policy import lets_every_score_through
 from semgrad_guard.guard.scored_sentences import require_by_sentence
 from semgrad_guard.records import PromptForm, Verdict
@@ -92,7 +92,8 @@ class TextScorer:
 
     def _settled(self, draft: Verdict, prompt: PromptForm | None) -> Verdict:
         policy = self.policy or lets_every_score_through("abstain")
-        return decide(draft, policy, can_escalate=False, prompt=prompt)
+        mode = "enforce" if self.by_sentence is None else "observe"  # no sentence is left out
+        return settle(draft, policy, mode, can_escalate=False, prompt=prompt).verdict
 
 
 def text_key(row: Question) -> str:
