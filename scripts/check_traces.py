@@ -134,9 +134,10 @@ def place(tool: str, python: Path, folder: Path) -> Generator[dict[str, str]]:
         with served([str(programs / "phoenix"), "serve"], url, folder, own):
             yield {"PHOENIX_COLLECTOR_ENDPOINT": url}
     elif tool == "MLflow":
+        own = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
         store = ["--backend-store-uri", f"sqlite:///{folder}/store.db", "--artifacts-destination", str(folder)]
         with served(
-            [str(programs / "mlflow"), "server", "--port", str(port), "--workers", "1", *store], url, folder, {}
+            [str(programs / "mlflow"), "server", "--port", str(port), "--workers", "1", *store], url, folder, own
         ):
             yield {"MLFLOW_TRACKING_URI": url}
     else:

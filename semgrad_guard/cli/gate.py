@@ -89,8 +89,9 @@ def gate(  # noqa: PLR0913  # a command's options are its arguments
     number of threads or the batch size.
     """
     from semgrad_guard.calibration import Calibration
-    from semgrad_guard.evaluation.band import Band
+    from semgrad_guard.evaluation.band import Band, digest
     from semgrad_guard.evaluation.files import sole_writer
+    from semgrad_guard.evaluation.graders import GRADERS, default_grader
     from semgrad_guard.guard import Policy
 
     values.one_from_stdin(data=data, prompt=wording.prompt, system=wording.system)
@@ -115,8 +116,11 @@ def gate(  # noqa: PLR0913  # a command's options are its arguments
         template=phrasing.name(rows),
         batch_size=batch_size,
     )
+    grader_used = next(iter(graders), GRADERS[default_grader(writer.prompt_name(phrasing.name(rows)))])
+    if recorded is not None:  # now, and not after the answers
+        recorded.require(questions=digest(rows), grader=grader_used.name)
     with sole_writer(band):
-        measured = _measured(rows, writer, policy, graders, files)
+        measured = _measured(rows, writer, policy, grader_used, files)
         made = recorded or Band.record(measured, coverage_slack=coverage_slack, error_slack=error_slack)
         left = made.left_by(measured)
         if record:
@@ -208,16 +212,13 @@ def _measured(
     rows: Sequence[Question],
     writer: ModelWriter | ServerWriter,
     policy: Policy,
-    graders: Sequence[AnswerGrader],
+    grader: AnswerGrader,
     files: Files,
 ) -> Measured:
     """Answer, grade, and decide as a guard with this policy does."""
     from semgrad_guard.evaluation.band import Measured, decided, digest
-    from semgrad_guard.evaluation.graders import GRADERS, default_grader
 
-    template = writer.phrasing.name(rows)
-    grader = next(iter(graders), GRADERS[default_grader(writer.prompt_name(template))])
-    answers = writer.answers(rows, files.answers, template)
+    answers = writer.answers(rows, files.answers, writer.phrasing.name(rows))
     say_unscored(answers)
     grades = grading.grade(rows, answers, grader, book=files.grades)
     by_kind = policy.calibration is not None and bool(policy.calibration.kinds)

@@ -22,7 +22,7 @@ from semgrad_guard.errors import DataFileError, InputError
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.runs.answers import Answer
 from semgrad_guard.files import atomic_write
-from semgrad_guard.guard.policy import Policy, decide
+from semgrad_guard.guard.policy import Policy, settle
 from semgrad_guard.guard.verdicts import unscored
 from semgrad_guard.records import PromptForm, Verdict
 
@@ -74,7 +74,7 @@ def decided(
 
     def verdict(uncertainty: float | None) -> Verdict:
         draft = unscored(answer.text or "", reason="").model_copy(update={"uncertainty": uncertainty})
-        return decide(draft, policy, can_escalate=False, prompt=prompt)
+        return settle(draft, policy, "observe", can_escalate=False, prompt=prompt).verdict
 
     limit, found = policy.threshold, verdict(score)
     near = score is not None and limit is not None and math.isclose(score, limit, rel_tol=ROUNDING)
@@ -167,19 +167,26 @@ class Band(BaseModel):
             error=Range.around(effect.delivered_error, error_slack, falls=False),
         )
 
+    def require(self, **now: str) -> None:
+        """Refuse to compare shares that are about other questions, references or grades.
+
+        Raises:
+            InputError: `questions` or `grader` is another one than recorded.
+        """
+        for name, theirs in now.items():
+            if (mine := getattr(self, name)) != theirs:
+                raise InputError(
+                    f"The band was recorded with other {name} ({mine}, and now {theirs}), so its shares do not "
+                    "compare. Give the recorded ones, or record a new band (--record)."
+                )
+
     def left_by(self, measured: Measured) -> list[Departure]:
         """The shares that have left their ranges, whichever way rounding decides; none where the gate passes.
 
         Raises:
             InputError: the band was recorded on other questions, references or grades.
         """
-        for name in ("questions", "grader"):
-            mine, theirs = getattr(self, name), getattr(measured, name)
-            if mine != theirs:
-                raise InputError(
-                    f"The band was recorded with other {name} ({mine}, and now {theirs}), so its shares do not "
-                    "compare. Give the recorded ones, or record a new band (--record)."
-                )
+        self.require(questions=measured.questions, grader=measured.grader)
         coverages = [effect.coverage for effect in measured.readings]
         errors = [effect.delivered_error for effect in measured.readings]
         left = (_departure("coverage", coverages, self.coverage), _departure("error", errors, self.error))

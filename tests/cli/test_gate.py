@@ -127,6 +127,7 @@ def test_what_does_not_fit_is_refused(
     places = {"tmp": tmp_path, "other": other_folder}
     refused = gate(*(one.format(**places) if isinstance(one, str) else one for one in arguments))
     assert (refused.exit_code, told in flat(refused.stderr)) == (1, True), refused.stderr
+    assert "Answering" not in refused.stderr  # before any work
 
 
 def test_a_band_edited_by_hand_is_checked(tmp_path: Path) -> None:
