@@ -106,7 +106,7 @@ def test_kinds_have_thresholds_of_their_own(gate: Run, run: Run, model_folder: P
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("--band", "{tmp}/none.json"), "Cannot read the band"),
         (("--band", "{tmp}/calibration.json"), "is not a band"),
@@ -120,13 +120,13 @@ def test_kinds_have_thresholds_of_their_own(gate: Run, run: Run, model_folder: P
     ],
 )
 def test_what_does_not_fit_is_refused(
-    gate: Run, other_folder: Path, tmp_path: Path, arguments: tuple[Any, ...], told: str
+    gate: Run, other_folder: Path, tmp_path: Path, arguments: tuple[Any, ...], message: str
 ) -> None:
     assert gate("--record").exit_code == 0
     jsonl(tmp_path / "other.jsonl", [{"question": ASKED[0], "answers": ["x"]}])
     places = {"tmp": tmp_path, "other": other_folder}
     refused = gate(*(one.format(**places) if isinstance(one, str) else one for one in arguments))
-    assert (refused.exit_code, told in flat(refused.stderr)) == (1, True), refused.stderr
+    assert (refused.exit_code, message in flat(refused.stderr)) == (1, True), refused.stderr
     assert "Answering" not in refused.stderr  # before any work
 
 
