@@ -50,7 +50,7 @@ def recalibrate(
 
     Raises:
         CalibrationError: the old calibration has no threshold, no answer is graded, or the promise is by kind of
-            question or about sentences.
+            question, by engine, or about sentences.
     """
     if old.kinds:
         raise CalibrationError(
@@ -61,6 +61,11 @@ def recalibrate(
         why = "it lets nothing through" if old.threshold is None else "none of its answers drawn at random is graded"
         raise CalibrationError(
             f"Calibration {old.id} cannot be made anew from its decisions: {why}. Calibrate on graded answers instead."
+        )
+    if old.binding is not None and old.binding.also:
+        raise CalibrationError(
+            f"Calibration {old.id} has a promise for each of several engines, and the log does not tell which of them "
+            "answered. Calibrate on graded answers of each instead."
         )
     if old.sentences is not None:
         raise CalibrationError(

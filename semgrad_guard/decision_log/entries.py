@@ -10,7 +10,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict
 
-from semgrad_guard.records import Action, Status, Verdict, delivery_of
+from semgrad_guard.records import Action, SentenceVerdict, Status, Verdict, delivery_of
 
 Sampling = Literal["user", "random", "all", "uncertain"]
 """Why an answer was graded: a user chose to; it was drawn at random; all answers were; it was uncertain."""
@@ -63,7 +63,8 @@ class Decision(BaseModel):
 
     `delivered` and `question` are texts, which only a log that keeps text has; `delivered` is the text that was sent,
     never a withheld draft. `tokens` counts the scored tokens of a delivered answer. `alpha` and `delta` are the promise
-    of the calibration; `drawn` is when the decision was drawn at random to be graded.
+    of the calibration; `drawn` is when the decision was drawn at random to be graded. `sentences` are those of an
+    answer that was judged by sentence, with their ranges in the delivered text.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
@@ -94,6 +95,7 @@ class Decision(BaseModel):
     alpha: float | None = None
     delta: float | None = None
     drawn: AwareDatetime | None = None
+    sentences: tuple[SentenceVerdict, ...] | None = None
 
     @property
     def delivery(self) -> Action:
@@ -112,7 +114,7 @@ class Decision(BaseModel):
 
     def without_score(self) -> Decision:
         """The decision without the score of its draft, and without the fields that depend on the draft."""
-        hidden = ("uncertainty", "confidence", "reason", "drift", "tokens", "seconds", "scoring_ms")
+        hidden = ("uncertainty", "confidence", "reason", "drift", "tokens", "seconds", "scoring_ms", "sentences")
         return self.model_copy(update={"status": "unscored", **dict.fromkeys(hidden)})
 
     @classmethod
@@ -143,6 +145,7 @@ class Decision(BaseModel):
             delivered=_writable(verdict.text) if text else None,
             alpha=facts.alpha,
             delta=facts.delta,
+            sentences=verdict.sentences or None,
         )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from functools import partial
 
 from semgrad_guard.decision_log.entries import Decision, Feedback
 from semgrad_guard.errors import MissingExtraError
@@ -35,6 +37,7 @@ decisions = sa.Table(
     *(sa.Column(name, sa.Text) for name in ("question", "delivered")),
     *(sa.Column(name, sa.Double) for name in ("alpha", "delta")),
     sa.Column("drawn", sa.Double, index=True),
+    sa.Column("sentences", sa.JSON(none_as_null=True)),
 )
 feedback = sa.Table(
     "semgrad_guard_feedback",
@@ -56,15 +59,21 @@ KINDS: Mapping[sa.Table, type[Decision] | type[Feedback]] = {decisions: Decision
 """The entries of each table."""
 
 
-def _add_columns(connection: sa.Connection) -> None:
-    """Version 2: the promise that a decision was made under, and when the decision was drawn to be graded."""
+def _add_columns(names: AbstractSet[str], connection: sa.Connection) -> None:
     there = {column["name"] for column in sa.inspect(connection).get_columns(decisions.name)}
-    for name in {"alpha", "delta", "drawn"} - there:
+    for name in names - there:
         kind = decisions.c[name].type.compile(connection.dialect)
         connection.execute(sa.text(f"ALTER TABLE {decisions.name} ADD COLUMN {name} {kind}"))
     for index in decisions.indexes:
         index.create(connection, checkfirst=True)
 
 
-MIGRATIONS: tuple[Callable[[sa.Connection], None], ...] = (metadata.create_all, _add_columns)
-"""The step from each version of the tables to the next; the first makes the tables, with every column of today."""
+MIGRATIONS: tuple[Callable[[sa.Connection], None], ...] = (
+    metadata.create_all,
+    partial(_add_columns, {"alpha", "delta", "drawn"}),
+    partial(_add_columns, {"sentences"}),
+)
+"""The step from each version of the tables to the next; the first makes the tables, with every column of today.
+
+Version 2 has the promise that a decision was made under, and when it was drawn to be graded; version 3 its sentences.
+"""

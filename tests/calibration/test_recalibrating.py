@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from semgrad_guard.calibration import Binding, Calibration, calibrate
+from semgrad_guard.calibration.binding import EngineIdentity
 from semgrad_guard.calibration.recalibrating import Proposal, recalibrate
 from semgrad_guard.errors import CalibrationError
 
@@ -72,3 +73,11 @@ def test_a_calibration_by_kind_is_refused_and_that_of_one_kind_keeps_it() -> Non
     with pytest.raises(CalibrationError, match="a promise for each kind of question"):
         proposed(by_kind, wrong_from=0.5)
     assert proposed(by_kind.kinds["easy"], wrong_from=0.5).new.kind == "easy"
+
+
+def test_a_calibration_of_several_engines_is_refused() -> None:
+    """The log does not tell which of them answered, and their answers keep the promise each by themselves."""
+    binding = BINDING.model_copy(update={"also": (EngineIdentity(fingerprint="f"),)})
+    both = old_one().model_copy(update={"binding": binding})
+    with pytest.raises(CalibrationError, match="each of several engines"):
+        proposed(both, wrong_from=0.5)

@@ -19,6 +19,7 @@ import pytest
 
 from semgrad_guard import GenerationOptions, Guard, LanguageModel, Policy, Verdict
 from semgrad_guard.errors import DecisionLogError, InputError
+from semgrad_guard.records import SentenceVerdict
 
 pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
 
@@ -43,6 +44,18 @@ def rows(path: Path) -> dict[str, Decision]:
         return {decision.id: decision for decision, _ in database.decisions()}
     finally:
         database.close()
+
+
+def test_the_sentences_of_an_answer_are_in_its_row(tmp_path: Path) -> None:
+    """With their place in the delivered text; whoever may not see a draft's score does not see theirs."""
+    judged = (SentenceVerdict(start=0, end=9, uncertainty=0.2), SentenceVerdict(start=9, end=9, action="drop"))
+    with DecisionLog(tmp_path / "log.db") as log:
+        log.write(verdict("A is one.", draft="A is one. B is two.", sentences=judged))
+        log.write(verdict())
+        assert log.flush(timeout=LIMIT)
+        (whole, _), (part, _) = log.database.decisions()
+    assert (part.sentences, whole.sentences) == (judged, None)
+    assert part.without_score().sentences is None
 
 
 def test_a_decision_is_a_row(tmp_path: Path) -> None:

@@ -45,9 +45,9 @@ def test_it_goes_away_and_comes_back(postgres: Postgres, tmp_path: Path) -> None
         assert feedback.right
         assert [decision.id for decision, _ in log.database.decisions(before=str(ids[4]), limit=2)] == [ids[3], ids[2]]
         with log.database._engine.begin() as connection:  # as an older version has left it
-            for name in ("alpha", "delta", "drawn"):
+            for name in ("alpha", "delta", "drawn", "sentences"):
                 connection.execute(sa.text(f"alter table semgrad_guard_decisions drop column {name}"))
-            connection.execute(sa.text("delete from semgrad_guard_schema where version = 2"))
+            connection.execute(sa.text("delete from semgrad_guard_schema where version >= 2"))
     with DecisionLog(postgres.url, journal=tmp_path / "journal") as log:  # the tables are there already
         assert len(log.database.decisions()) == 6
         changes = {"promised": True, "calibration_id": "c1"}
