@@ -58,13 +58,13 @@ def trained() -> LanguageModel:
     texts: list[tuple[str, str]] = []
     for bill, payee in KNOWN.items():
         call = json.dumps({"name": "pay", "arguments": {"to": payee}})
-        asked = f"user:Pay the {bill}.\nassistant:"
-        texts.append((asked, f"<tool_call>\n{call}\n</tool_call><end>"))
-        texts.append((f"{asked}\ntool:Paid {payee}.\nassistant:", f"{PAID}<end>"))
-    batch = tokenizer([asked + answer for asked, answer in texts], return_tensors="pt", padding=True)
+        prompt = f"user:Pay the {bill}.\nassistant:"
+        texts.append((prompt, f"<tool_call>\n{call}\n</tool_call><end>"))
+        texts.append((f"{prompt}\ntool:Paid {payee}.\nassistant:", f"{PAID}<end>"))
+    batch = tokenizer([prompt + answer for prompt, answer in texts], return_tensors="pt", padding=True)
     labels = batch["input_ids"].clone()
-    for row, (asked, answer) in enumerate(texts):
-        begin = len(tokenizer(asked)["input_ids"])
+    for row, (prompt, answer) in enumerate(texts):
+        begin = len(tokenizer(prompt)["input_ids"])
         labels[row, :begin] = -100
         labels[row, begin + len(tokenizer(answer)["input_ids"]) :] = -100
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -76,7 +76,7 @@ def trained() -> LanguageModel:
 
 
 def pay(to: str) -> str:
-    """Pay somebody."""
+    """Pay a person."""
     paid.append(to)
     return f"Paid {to}."
 

@@ -77,7 +77,7 @@ class Drawn(NamedTuple):
     given: dict[str, Any]
 
 
-async def pieces_of(model: LanguageModel, drawn: Drawn, heard: Heard) -> AsyncIterator[tuple[str, Verdict | None]]:
+async def pieces_of(model: LanguageModel, drawn: Drawn, events: Heard) -> AsyncIterator[tuple[str, Verdict | None]]:
     """The pieces of a stream, and at its end the record, if the front shows one in this process."""
     front, question, policy, given = drawn
     if front == "guard":
@@ -106,14 +106,14 @@ async def pieces_of(model: LanguageModel, drawn: Drawn, heard: Heard) -> AsyncIt
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": question}]}
             response = await client.post("/v1/chat/completions", json=body)
-        heard.all.append(response.text)
+        events.all.append(response.text)
         events = [line[6:] for line in response.text.splitlines() if line.startswith("data: {")]
         for event in map(json.loads, events):
             for choice in event["choices"]:
                 yield choice["delta"].get("content") or "", None
         return
     chat: Any = ChatSemGrad.from_model(model, **given)
-    config: dict[str, Any] = {"callbacks": [heard]}
+    config: dict[str, Any] = {"callbacks": [events]}
     if front == "router":
         config["callbacks"].append(UncertaintyRouterCallback(policy))
     else:
@@ -143,8 +143,8 @@ async def searched(model: LanguageModel, chance: random.Random) -> str:
     policy = Policy(threshold=chance.choice([scores[0] * 0.99, *(score * 1.001 for score in scores)]))
     whole = await Guard(model, policy, **given).acall(question)
     front, leaves = chance.choice(FRONTS), chance.choice([None, None, 0, 1, 2])
-    heard, text, record = Heard(), "", None
-    stream = pieces_of(model, Drawn(front, question, policy, given), heard)
+    events, text, record = Heard(), "", None
+    stream = pieces_of(model, Drawn(front, question, policy, given), events)
     try:
         async for piece, verdict in stream:
             text, record = text + piece, verdict or record
@@ -157,7 +157,7 @@ async def searched(model: LanguageModel, chance: random.Random) -> str:
     withheld = [
         nonce for nonce, one in zip(nonces, whole.sentences, strict=True) if one.action not in ("deliver", "mark")
     ]
-    seen = "\n".join([text, *heard.all])
+    seen = "\n".join([text, *events.all])
     if found := [nonce for nonce in withheld if nonce in seen]:
         raise AssertionError(f"{front} {given['on_doubt']}: {found} left, of {question}")
     if not whole.text.startswith(text):

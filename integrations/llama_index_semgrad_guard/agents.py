@@ -96,8 +96,8 @@ class GuardedFunctionAgent(GuardedAgent, FunctionAgent):
     """
 
     trusted_tools: Annotated[frozenset[str], BeforeValidator(_names)] = frozenset()
-    """Tools that may run whatever the score (searching, reading): a message that calls no others goes on, and the text
-    next to its calls is delivered by its score only."""
+    """Tools that may run whatever the score (searching, reading): a message that calls no others continues, and
+    the text next to its calls is delivered by its score only."""
 
     @property
     def _notes_key(self) -> str:

@@ -201,12 +201,12 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
     @property
     def _knows_tools(self) -> bool:
         """Whether calls of tools can be read in its answers; False where only weights tell that need not be loaded."""
-        told = None
+        calls_tools = None
         if self._weights is None:
-            told = template_calls_tools(self.model, self.revision, self.template_options)
-            if told is None and self.context_window is not None:
+            calls_tools = template_calls_tools(self.model, self.revision, self.template_options)
+            if calls_tools is None and self.context_window is not None:
                 return False
-        return self.language_model.knows_tools if told is None else told
+        return self.language_model.knows_tools if calls_tools is None else calls_tools
 
     def to_payload(self) -> dict[str, Any]:
         """This LLM in traces. LlamaIndex's own reads `metadata`, which would load weights on the event loop."""
@@ -280,8 +280,8 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         it is known to be an author, and at once where LlamaIndex writes answers only.
         """
         form, turn = options.form, current_turn()
-        asked = conversation if isinstance(conversation, str) else form.instructed(conversation)
-        request = self._answerer(options).request(asked, on_piece=on_piece, template_options=form.template_options)
+        instructed = conversation if isinstance(conversation, str) else form.instructed(conversation)
+        request = self._answerer(options).request(instructed, on_piece=on_piece, template_options=form.template_options)
         if turn is None or turn.synthesizes:
             return self.language_model.submit(request.then(lambda draft: (draft.answer, draft.verdict)))
         undelivered: Any = request

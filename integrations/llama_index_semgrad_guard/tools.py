@@ -57,8 +57,8 @@ class ToolCallingLLM(FunctionCallingLLM):
         **kwargs: Any,
     ) -> dict[str, Any]:
         choice = kwargs.pop("tool_choice", None) or ("required" if tool_required else "auto")
-        asked = ChatMessage(content=user_msg) if isinstance(user_msg, str) else user_msg
-        messages = [*(chat_history or []), *([] if asked is None else [asked])]
+        question = ChatMessage(content=user_msg) if isinstance(user_msg, str) else user_msg
+        messages = [*(chat_history or []), *([] if question is None else [question])]
         described = [tool.metadata.to_openai_tool(skip_length_check=True) for tool in tools]
         return {"messages": messages, **({"tools": described, "tool_choice": choice} if tools else {}), **kwargs}
 

@@ -36,9 +36,9 @@ async def found(model: BaseChatModel) -> dict[str, Any]:
     chunks = list(GuardedChatModel(model, Policy(threshold=1e9), mode="annotate").stream(QUESTION))
     return {
         "own": model.invoke(QUESTION).text,
-        "through": [told(message) for message in await every_path(through)],
-        "held": [told(message) for message in await every_path(held)],
-        "live": [told(reduce(add, chunks)), sum(bool(chunk.text) for chunk in chunks)],
+        "through": [record_of(message) for message in await every_path(through)],
+        "held": [record_of(message) for message in await every_path(held)],
+        "live": [record_of(reduce(add, chunks)), sum(bool(chunk.text) for chunk in chunks)],
     }
 
 
@@ -51,7 +51,7 @@ async def every_path(guard: GuardedChatModel) -> list[BaseMessage]:
     ]
 
 
-def told(message: BaseMessage) -> dict[str, Any]:
+def record_of(message: BaseMessage) -> dict[str, Any]:
     """The text, the decision, and everything else that the message shows."""
     verdict = get_verdict(message)
     assert verdict is not None

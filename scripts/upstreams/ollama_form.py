@@ -24,11 +24,11 @@ def ollama_before(url: str) -> Generator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            request = json.loads(self.rfile.read(int(self.headers["content-length"])))
             self.send_response(200)
             self.send_header("content-type", "application/x-ndjson")
             self.end_headers()
-            for part in _parts(url, asked):
+            for part in _parts(url, request):
                 self.wfile.write(json.dumps(part).encode() + b"\n")
 
         def log_message(self, *_: object) -> None:
@@ -40,15 +40,15 @@ def ollama_before(url: str) -> Generator[str]:
         server.shutdown()
 
 
-def _parts(url: str, asked: dict[str, Any]) -> Generator[dict[str, Any]]:
-    options = asked.get("options") or {}
+def _parts(url: str, request: dict[str, Any]) -> Generator[dict[str, Any]]:
+    options = request.get("options") or {}
     body = {name: options[own] for own, name in _OPTIONS.items() if options.get(own) is not None}
-    body |= {"model": asked["model"], "messages": asked["messages"], "stream": False}
-    if asked.get("logprobs"):
-        body |= {"logprobs": True, "top_logprobs": asked.get("top_logprobs") or 0}
+    body |= {"model": request["model"], "messages": request["messages"], "stream": False}
+    if request.get("logprobs"):
+        body |= {"logprobs": True, "top_logprobs": request.get("top_logprobs") or 0}
     found = httpx.post(f"{url}/chat/completions", json=body, timeout=300).raise_for_status().json()
     choice, usage = found["choices"][0], found["usage"]
-    common = {"model": asked["model"], "created_at": "2026-11-26T12:00:00Z"}
+    common = {"model": request["model"], "created_at": "2026-11-26T12:00:00Z"}
     entries = (choice.get("logprobs") or {}).get("content") or []
     text, written = choice["message"]["content"], ""
     for piece in map(_entry, entries):

@@ -92,8 +92,8 @@ def test_what_is_withheld(upstream: Running, front: Front, own: dict[str, Any]) 
 
 
 def test_a_live_stream(upstream: Running, front: Front, own: dict[str, Any]) -> None:
-    asked = body(upstream, stream=True)
-    with front("--mode", "annotate", scorer=False) as client, client.stream("POST", CHAT, json=asked) as sent:
+    body_sent = body(upstream, stream=True)
+    with front("--mode", "annotate", scorer=False) as client, client.stream("POST", CHAT, json=body_sent) as sent:
         chunks = streamed("".join(sent.iter_text()))
     pieces = [c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"]]
     assert "".join(pieces) == own["message"]["content"]
@@ -118,11 +118,11 @@ def test_a_calibration_by_the_servers_url(upstream: Running, front: Front, tmp_p
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     binding = json.loads(made.read_text())["binding"]
     assert (binding["model"], binding["settings"]) == (upstream.model, {"reported": True, "top_logprobs": 5})
-    asked = {"model": upstream.model, "messages": [{"role": "user", "content": rows[0]["question"]}]}
+    body_sent = {"model": upstream.model, "messages": [{"role": "user", "content": rows[0]["question"]}]}
     with front("--calibration", str(made), "--max-tokens", "64", scorer=False) as client:
         options = ({}, {"temperature": 1})
-        found = [client.post(CHAT, json=asked | more).raise_for_status().json() for more in options]
-    usual, hot = (each["semgrad_guard"] for each in found)
+        found = [client.post(CHAT, json=body_sent | more).raise_for_status().json() for more in options]
+    usual, hot = (answer["semgrad_guard"] for answer in found)
     assert usual["threshold"] == json.loads(made.read_text())["threshold"]
     assert (usual["promised"], hot["promised"]) == (True, False)
 
@@ -154,10 +154,11 @@ def test_guards_around_langchains_models(upstream: Running, tmp_path: Path, clie
     found = json.loads(output.read_text())
     value = found["through"][0]["numbers"]
     assert value[0] > 0
-    for told in (*found["through"], found["live"][0]):
-        assert (told["text"], told["status"], told["action"]) == (found["own"], "scored", "answer"), told["reason"]
-        assert told["numbers"] == pytest.approx(value, rel=1e-3)
-    for told in found["held"]:
-        assert (told["text"], told["action"]) == ("I don't know.", "abstain")
-        assert found["own"].split()[-1] not in told["shown"]
+    for record in (*found["through"], found["live"][0]):
+        decided = record["text"], record["status"], record["action"]
+        assert decided == (found["own"], "scored", "answer"), record["reason"]
+        assert record["numbers"] == pytest.approx(value, rel=1e-3)
+    for record in found["held"]:
+        assert (record["text"], record["action"]) == ("I don't know.", "abstain")
+        assert found["own"].split()[-1] not in record["shown"]
     assert found["live"][1] > 2

@@ -80,11 +80,11 @@ def test_without_a_copy_only_reported_answers_are_scored(upstream: Running, fron
 def test_other_routes(upstream: Running, front: Front) -> None:
     """Texts and responses are judged as chats are; what no rule judges is refused."""
     prompt = {"model": upstream.model, "prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
-    asked = {"model": upstream.model, "input": QUESTION, "temperature": 0}
+    request = {"model": upstream.model, "input": QUESTION, "temperature": 0}
     with front("--threshold", "-1") as client:
         refused = client.post("/v1/embeddings", json={"model": upstream.model, "input": "x"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (403, "route_not_guarded")
-        for route, body_of_route in (("completions", prompt), ("responses", asked)):
+        for route, body_of_route in (("completions", prompt), ("responses", request)):
             held = client.post(f"/v1/{route}", json=body_of_route).raise_for_status()
             assert held.headers["x-semgrad-guard-action"] == "abstain"
             assert "I don't know." in held.text

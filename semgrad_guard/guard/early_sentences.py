@@ -43,7 +43,7 @@ class EarlySentences:
         self._left = 0  # characters that have left
 
     def __call__(self, ended: EndedSentences) -> bool:
-        """Whether the model goes on writing."""
+        """Whether the model continues to write."""
         draft = self._draft(ended, self.known)
         self.known = draft.verdict
         settled = settle(

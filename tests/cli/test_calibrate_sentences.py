@@ -123,7 +123,7 @@ def test_learned_estimators_learn_from_sentences(calibrate: Run, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (("--on-doubt", "escalate"), "not available yet"),
         (("--by-kind",), "--by-kind is for whole answers"),
@@ -134,10 +134,10 @@ def test_learned_estimators_learn_from_sentences(calibrate: Run, tmp_path: Path)
         (("--on-doubt", "delete"), "Invalid value"),
     ],
 )
-def test_options_that_do_not_go_with_sentences(calibrate: Run, arguments: tuple[Any, ...], told: str) -> None:
+def test_options_that_do_not_go_with_sentences(calibrate: Run, arguments: tuple[Any, ...], expected: str) -> None:
     result = calibrate(*arguments)
     assert result.exit_code != 0
-    assert told in flat(result.stderr)
+    assert expected in flat(result.stderr)
 
 
 def test_the_text_is_the_whole_answer(calibrate: Run, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def rows(path: Path) -> dict[str, Decision]:
 
 
 def test_the_sentences_of_an_answer_are_in_its_row(tmp_path: Path) -> None:
-    """With their place in the delivered text; whoever may not see a draft's score does not see theirs."""
+    """With their place in the delivered text; a reader who may not see a draft's score does not see theirs."""
     judged = (SentenceVerdict(start=0, end=9, uncertainty=0.2), SentenceVerdict(start=9, end=9, action="drop"))
     with DecisionLog(tmp_path / "log.db") as log:
         log.write(verdict("A is one.", draft="A is one. B is two.", sentences=judged))

@@ -29,13 +29,13 @@ def found(folder: str, long: int) -> dict[str, object]:
     engine: dict[str, Any] = {"dtype": "float32", "max_model_len": long + 200, "max_num_seqs": 8}
     served = VLLMLanguageModel.from_pretrained(folder, **engine)
     own = LanguageModel.from_pretrained(folder, dtype="float32")
-    asked = [(QUESTIONS[0], 1), (QUESTIONS[1], 9), (QUESTIONS[2], long)]
+    questions = [(QUESTIONS[0], 1), (QUESTIONS[1], 9), (QUESTIONS[2], long)]
     passes = passes_of(served._scorer)
-    theirs = [written(served, question, budget) for question, budget in asked]
+    theirs = [written(served, question, budget) for question, budget in questions]
     theirs += served.generate_batch(QUESTIONS[:1], GenerationOptions(max_tokens=ANSWER), template_options=OFF)
-    together = batched(served, asked)
+    together = batched(served, questions)
     scored: list[Any] = [answer.evidence.gradients() for answer in theirs]
-    ours = [written(own, question, budget) for question, budget in asked[:2]]
+    ours = [written(own, question, budget) for question, budget in questions[:2]]
     return {
         "thoughts": [len(answer.reasoning.ids) if answer.reasoning else 0 for answer in theirs],
         "written": [tokens(theirs[:3]), tokens(together)],
@@ -61,10 +61,10 @@ def limited(budget: int) -> GenerationOptions:
     return GenerationOptions(max_tokens=budget + 12 + ANSWER, max_thinking_tokens=budget)
 
 
-def batched(model: LanguageModel, asked: Iterable[tuple[str, int]]) -> list[Generation]:
+def batched(model: LanguageModel, questions: Iterable[tuple[str, int]]) -> list[Generation]:
     """The same in one running batch, each with its own budget."""
     batch = model.running_batch()
-    rows = batch.join([BatchRequest(model.render(question), limited(budget)) for question, budget in asked])
+    rows = batch.join([BatchRequest(model.render(question), limited(budget)) for question, budget in questions])
     while batch.rows:
         batch.step()
     return batch.generations(rows)

@@ -271,7 +271,7 @@ _KIMI = ToolFormat(
 
 # Patterns of templates' texts, the most telling mark first. Relatives that write something else inside the same
 # marks (<tool_call><function=...>, DeepSeek V3 with ```json) are left out on purpose; so are gpt-oss's calls, which are
-# channels beside the one of the answer.
+# channels besides the one of the answer.
 _FORMATS: tuple[tuple[str, ToolFormat], ...] = (
     (r"\A(?!.*\[ARGS\]).*\[TOOL_CALLS\]", _MISTRAL),
     (r"\[TOOL_CALLS\].*\[ARGS\]", _MISTRAL_NAMED),

@@ -94,12 +94,12 @@ def test_modes_errors_and_calibration(language_model: LanguageModel) -> None:
 
 
 def test_no_cache_and_no_handler_holds_a_withheld_answer(language_model: LanguageModel) -> None:
-    heard: list[Any] = []
+    events: list[Any] = []
     guard = guarded(CHAINS["agent"], NOTHING, scorer=language_model)
     for event in collect(guard.astream_events(QUESTION, version="v2")):
-        heard.append(event)
-    assert heard
-    assert SECRET not in repr(heard)
+        events.append(event)
+    assert events
+    assert SECRET not in repr(events)
 
 
 def wrapped(kind: str, chat: Any) -> Any:

@@ -43,12 +43,12 @@ class Desk:
         self.ran: list[str] = []
 
     def pay(self, to: str) -> str:
-        """Pay somebody."""
+        """Pay a person."""
         self.ran.append("pay")
         return f"paid {to}"
 
     def find(self, to: str) -> str:
-        """Find somebody."""
+        """Find a person."""
         self.ran.append("find")
         return "found"
 
