@@ -21,6 +21,7 @@ from semgrad_guard.adapters.calibrating import (
 from semgrad_guard.adapters.chosen_estimator import ChosenEstimator
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.calibration.calibration_set import Copies, read_rate
+from semgrad_guard.calibration.languages import doubt_of_grader, read_languages
 from semgrad_guard.calibration.slots import read_slots
 from semgrad_guard.errors import CalibrationError, InputError, require_known
 from semgrad_guard.estimators import Estimator
@@ -46,6 +47,7 @@ class ExampleOptions(TypedDict, total=False):
     extra_prompts: Iterable[Any]
     slots: Iterable[str]
     kind: Sequence[str] | None
+    languages: Iterable[str]
     upstream: str | None
     grid: Iterable[float] | None
     robust: bool
@@ -100,7 +102,8 @@ class ExampleCalibration:
             overwritten), `estimator` (its name, an object or "auto", as on the command line, instead of the model's
             own; a learned one is fitted on a part of the examples), `extra_prompts` (further inputs, without answers:
             they are run, and their prompts are familiar as well), `slots` (see `calibrate`), `kind` (the kind of each
-            example's question: a promise for each kind, see `calibrate`), `upstream` (the id of the
+            example's question: a promise for each kind, see `calibrate`), `languages` (those of the questions, as tags
+            of BCP 47, which the calibration keeps), `upstream` (the id of the
             calibration of the stage before, where these examples are the questions that it does not let through), and
             `grid`, `robust`, `confidence` and `created`, as in `calibrate`.
 
@@ -127,8 +130,11 @@ class ExampleCalibration:
         self.estimator = ChosenEstimator.of(options.pop("estimator", None))
         extra = [(given, None) for given in options.pop("extra_prompts", ())]
         options["slots"] = read_slots(options.pop("slots", ()))
+        options["languages"] = read_languages(options.pop("languages", ()))
         self._show, self._options = show, options
         self.grader, self._labelled = as_grader(grader), read_examples(examples)
+        if given is None and (remark := doubt_of_grader(options["languages"], self.grader.name)) is not None:
+            logger.warning("semgrad-guard: %s.", remark)
         self._kinds = None if (kinds := options.pop("kind", None)) is None else list(kinds)
         if self._kinds is not None and len(self._kinds) != len(self._labelled):
             raise InputError(

@@ -20,6 +20,7 @@ from semgrad_guard.calibration.calibration_set import Copies, read_column, read_
 from semgrad_guard.calibration.choice import EstimatorChoice
 from semgrad_guard.calibration.confidence import ConfidenceMethod, fit
 from semgrad_guard.calibration.engines import Engine, EngineAnswers, joint_binding, others_of
+from semgrad_guard.calibration.languages import read_languages
 from semgrad_guard.calibration.prompt_shape import PromptForm, PromptShape
 from semgrad_guard.calibration.sentence_set import SentenceSet
 from semgrad_guard.calibration.slots import read_slots
@@ -54,6 +55,7 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
     machine: Iterable[Any] | None = None,
     sentences: SentenceSet | None = None,
     kind: Iterable[str] | None = None,
+    languages: Iterable[str] = (),
 ) -> Calibration:
     """Find the largest threshold whose error rate is at most alpha, with probability at least 1 - delta.
 
@@ -99,6 +101,8 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
 
     `kind` names the kind of each answer's question. Each kind is calibrated by itself, with its own threshold and
     promise at delta (`calibration.kinds`), and later questions have to come with their kind.
+
+    `languages` are those of the questions, as tags of BCP 47. They are kept, and nothing is refused by them.
 
     Where no threshold keeps the promise, `threshold` is None, with a `reason`: nothing is then let through.
     """
@@ -155,6 +159,7 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
         tries=tries,
         auroc=planning.auroc(*graded),
         aurocs=dict(aurocs or {}),
+        languages=read_languages(languages),
         auto=auto,
         by_hand=None if part is None else part.record,
         sentences=None if parts is None else parts.record(outcome["threshold"]),
@@ -163,7 +168,7 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
 
 
 def _of_kinds(
-    kind: Iterable[str], *, prompts: Any, groups: Any, extra_prompts: Any, slots: Any, **how: Any
+    kind: Iterable[str], *, prompts: Any, groups: Any, extra_prompts: Any, slots: Any, languages: Any, **how: Any
 ) -> Calibration:
     """The calibration of all answers, with those of each kind in it.
 
@@ -184,7 +189,7 @@ def _of_kinds(
         rows = [row for row, own in enumerate(named) if own == one]
         part = calibrate(**{name: [column[row] for row in rows] for name, column in columns.items()}, **how)
         parts[one] = part.with_content(kind=one)
-    return calibrate(**columns, **how).with_content(kinds=parts)
+    return calibrate(**columns, **how, languages=languages).with_content(kinds=parts)
 
 
 def _require_by_hand(by_hand: int | None, machine: object, *, others: bool) -> None:

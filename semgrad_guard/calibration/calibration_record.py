@@ -22,6 +22,7 @@ from semgrad_guard.calibration.confidence import ConfidenceMap
 from semgrad_guard.calibration.effect import Effect
 from semgrad_guard.calibration.gates import ASSUMPTIONS, Procedure
 from semgrad_guard.calibration.hand_grades import HandGrades
+from semgrad_guard.calibration.languages import read_languages
 from semgrad_guard.calibration.prompt_shape import PromptShape
 from semgrad_guard.calibration.sentence_set import SentencePromise
 from semgrad_guard.calibration.tries import share_of
@@ -56,7 +57,8 @@ class Calibration(BaseModel):
     those with a wrong sentence, `scores` their most certain sentences', `auroc` and P(correct) those of single
     sentences.
     `kinds` are calibrations of kinds of questions, each with its own promise, and of this `kind`; one that has them
-    promises nothing about questions whose kind is not known. `id` is a hash over all of it.
+    promises nothing about questions whose kind is not known. `languages` are those of the questions, where the user
+    declared them. `id` is a hash over all of it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -95,6 +97,7 @@ class Calibration(BaseModel):
     sentences: SentencePromise | None = None
     kind: str | None = None
     kinds: dict[str, Calibration] = Field(default_factory=dict[str, "Calibration"])
+    languages: tuple[str, ...] = ()
 
     @classmethod
     def seal(cls, **content: Any) -> Self:
@@ -233,6 +236,14 @@ class Calibration(BaseModel):
             raise ValueError(f"created must be an ISO date such as 2026-01-31, not {value!r}") from None
         return value
 
+    @field_validator("languages")
+    @classmethod
+    def _are_languages(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        try:
+            return read_languages(value)
+        except InputError as error:
+            raise ValueError(str(error)) from None
+
     @model_validator(mode="after")
     def _is_intact(self) -> Self:
         if self.id != _content_id(self):
@@ -288,7 +299,7 @@ _OPTIONAL = frozenset({"max_tokens", "stop", "also", "options", "rewritten", "co
 
 _SINCE = (
     *("choice", "shape", "n_recorded", "procedure", "copies", "tries", "aurocs", "auto", "by_hand", "sentences"),
-    *("kind", "kinds"),
+    *("kind", "kinds", "languages"),
 )
 """Fields that came later: a file holds them only where they state something, so that older files keep their ids."""
 

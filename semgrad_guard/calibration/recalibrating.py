@@ -84,6 +84,7 @@ def recalibrate(
         choice=old.choice,
         kind=old.kind,
         shape=old.shape,
+        languages=old.languages,
         by_hand=HandGrades(count=len(grades), share=delivered / len(known), drawn_from=delivered, below=old.threshold),
     )
     return Proposal(old, new)

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from semgrad_guard.calibration.calibration_record import Calibration
+from semgrad_guard.calibration.languages import doubt_of_grader
 from semgrad_guard.calibration.planning import plan
 
 
 def report(calibration: Calibration) -> dict[str, str]:
-    """Sentences by their subject: promise, assumption, effect, kinds, prompts, labels, chance, scores; those that
-    apply."""
+    """Sentences by their subject: promise, assumption, effect, kinds, languages, prompts, labels, chance, scores; those
+    that apply."""
     sentences = {"promise": promise(calibration), "assumption": calibration.assumption}
     if calibration.effect is not None and calibration.threshold is not None:
         sentences["effect"] = str(calibration.effect)
     if calibration.kinds:
         sentences["kinds"] = "; ".join(f"{kind}: {_of_kind(one)}" for kind, one in calibration.kinds.items())
+    if calibration.languages:
+        grader = None if calibration.binding is None else calibration.binding.grader
+        doubt = doubt_of_grader(calibration.languages, grader or "")
+        declared = f"{', '.join(calibration.languages)}, as declared; that of a later prompt is not checked"
+        sentences["languages"] = declared if doubt is None else f"{declared}. {doubt}"
     if calibration.shape is not None:
         sentences["prompts"] = calibration.shape.covers
     if (part := calibration.by_hand) is not None:

@@ -144,6 +144,15 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
             spelled="--by-kind",
         ),
     ] = False,
+    language: Annotated[
+        str | None,
+        Option(
+            'The languages of the questions, as tags of BCP 47 (de,fr), in place of a column "language".',
+            options.DATA,
+            "TAGS",
+            reads="languages",
+        ),
+    ] = None,
     upstream: Annotated[
         str | None,
         Option(
@@ -196,6 +205,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
         copies = _chosen(questions)
     if copies == "keep" and questions.times and (runs or decoding.temperature > 0):
         raise InputError("--copies keep takes greedy answers of one engine: no --also, and --temperature 0")
+    languages = _languages(language, questions)
     few = labels is not None and not learns(estimator)
     questions = drawn_questions(questions, by_hand) if promised and few else questions
     due = few and len(questions.rows) > by_hand
@@ -211,7 +221,9 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     conversations = [] if extra_prompts is None else loading.read_conversations(extra_prompts)
     shape = Shape(conversations, read_slots(slot or ()))
     answering = loading.decoding(decoding)
-    run = Run(source, estimator, phrasing, answering, batch_size, cluster, runs, shape, hand, server, promised)
+    run = Run(
+        source, estimator, phrasing, answering, batch_size, cluster, runs, shape, hand, server, promised, languages
+    )
     with sole_writer(output):
         outcome = run(
             questions,
@@ -255,6 +267,22 @@ def _require_kinds(questions: QuestionFile | None, *, alone: bool) -> None:
         raise InputError("--by-kind takes no --also, and grades of all answers: no more questions than --by-hand")
     if without := [row.question for row in questions.rows if not (row.kind or "").strip()]:
         raise InputError(f"--by-kind needs the kind of each question; {without[0]!r:.100} has none in {questions.path}")
+
+
+def _languages(given: str | None, questions: QuestionFile) -> tuple[str, ...]:
+    """The languages that the user declares, for all questions or for each of them; none where nothing is declared."""
+    from semgrad_guard.calibration.languages import read_languages
+
+    if given is not None:
+        return read_languages(given)
+    named = [row.language for row in questions.rows if row.language]
+    without = [row.question for row in questions.rows if not row.language]
+    if named and without:
+        raise InputError(
+            f"{without[0]!r:.100} has no language in {questions.path}, and other questions have one: fill in the "
+            "column, or name the languages of all (--language de,fr)"
+        )
+    return read_languages(named)
 
 
 def _code(calibration: Calibration, questions: QuestionFile) -> ExitCode:

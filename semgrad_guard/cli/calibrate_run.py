@@ -59,6 +59,7 @@ class Run:
     hand: ByHand | None
     server: str | None = None
     sentences: Sentences | None = None
+    languages: Sequence[str] = ()
 
     def __call__(
         self,
@@ -74,6 +75,7 @@ class Run:
         by_kind: bool,
     ) -> Outcome:
         """Answer the missing questions, grade, and calibrate."""
+        from semgrad_guard.calibration.languages import doubt_of_grader
         from semgrad_guard.evaluation.graders import GRADERS, default_grader
         from semgrad_guard.evaluation.job_record import number_of_try
 
@@ -82,6 +84,8 @@ class Run:
         template = self.phrasing.name(rows)
         writer = self._writer(template)
         grader = next(iter(graders), GRADERS[default_grader(writer.prompt_name(template))])
+        if files.labels is None and (doubt := doubt_of_grader(self.languages, grader.name)) is not None:
+            say(f"{doubt}.", label="Warning")
         others = [] if isinstance(writer, ServerWriter) else writer.others(self.also, rows)
         answers = writer.answers(rows, files.answers, template)
         say_unscored(answers)
@@ -114,7 +118,7 @@ class Run:
         parts = None if by_sentence is None else [by_sentence[row] for row in places]
         graded = Graded(kept, found, correct, grades.grader, prompts, of_others, copies, kinds, parts)
         extra = [form for turns in self.shape.conversations if (form := writer.form(turns)) is not None]
-        how: dict[str, Any] = {"alpha": alpha, "delta": delta, "robust": robust}
+        how: dict[str, Any] = {"alpha": alpha, "delta": delta, "robust": robust, "languages": self.languages}
         how |= {} if self.sentences is None else asdict(self.sentences)
         promise = how | ({"by_kind": True} if by_kind else {})
         if self.hand is not None:

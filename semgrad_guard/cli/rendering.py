@@ -135,11 +135,7 @@ def calibration_view(outcome: Outcome) -> RenderableType:
         ("AUROC", undefined if auroc is None else f"{auroc:.3f} (1: every wrong {unit} is less certain)"),
         ("AURC", f"{figure(aurc)} (mean error rate over all coverages)"),
         *_outcome(calibration),
-        *(
-            (name, sentences[name])
-            for name in ("effect", "kinds", "prompts", "labels", "chance", "scores")
-            if name in sentences
-        ),
+        *((name, text) for name, text in sentences.items() if name not in ("promise", "assumption")),
     )
     parts: list[RenderableType] = [_promise(calibration), facts]
     if calibration.confidence_map is not None:

@@ -133,6 +133,17 @@ def grader(value: str) -> str:
         raise typer.BadParameter(str(error)) from error
 
 
+def languages(value: str) -> str:
+    """Languages as tags of BCP 47, with commas between them."""
+    from semgrad_guard.calibration.languages import read_languages
+    from semgrad_guard.errors import InputError
+
+    try:
+        return ",".join(read_languages(text(value)))
+    except InputError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
 def calibration_id(value: str) -> str:
     """The id of a calibration, as `calibrate` shows it: 16 hex digits."""
     if len(value) != _ID_DIGITS or set(value) - set("0123456789abcdef"):

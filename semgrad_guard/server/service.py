@@ -339,12 +339,11 @@ class Service:
                 "drift": None,
             }
         sentences = report(calibration)
-        subjects = [name for name in ("effect", "kinds", "prompts", "labels", "chance", "scores") if name in sentences]
         promise = f"Nothing is promised: {shortfall(calibration)}"
         if calibration.keeps_a_promise:
             at = "by kind" if calibration.kinds else f"at {calibration.threshold:.3g}"
             promise = f"Promised {at}: {sentences['promise']} Another threshold promises nothing. " + " ".join(
-                f"{name.capitalize()}: {sentences[name]}." for name in ("assumption", *subjects)
+                f"{name.capitalize()}: {text}." for name, text in sentences.items() if name != "promise"
             )
         curve = [asdict(point) for point in risk_curve(calibration)]
         return {

@@ -35,7 +35,7 @@ CONTEXT = (
 """The passages that were found come before those that should have been."""
 RESPONSE = ("response", "actual_output")
 KIND = ("kind", "category")
-_OTHERS = ("paraphrases", "id")
+_OTHERS = ("paraphrases", "id", "language")
 NO_PASSAGE = (*QUESTION, *REFERENCES, *REFERENCES_BESIDE_ANSWERS, *RESPONSE, *KIND, *_OTHERS)
 """Columns that mean something else than a passage to answer from; the answers among them would give the answer away."""
 

@@ -48,8 +48,8 @@ class Question(BaseModel):
 
     `answers` are the references, any of which counts as correct; without one, an abstention is. `context` is a passage
     to answer from. `response` is an answer that came from anywhere, to be scored. `paraphrases` are the same question
-    in other words. `kind` is the sort of the question. References, ids and kinds may be numbers, other
-    fields are texts. `columns` has the names of these fields in files.
+    in other words. `kind` is the sort of the question, `language` its language. References, ids and kinds may be
+    numbers, other fields are texts. `columns` has the names of these fields in files.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -61,6 +61,7 @@ class Question(BaseModel):
     response: str | None = None
     id: Text | None = None
     kind: Text | None = None
+    language: Text | None = None
 
     @cached_property
     def key(self) -> str:
