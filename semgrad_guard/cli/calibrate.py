@@ -273,16 +273,14 @@ def _languages(given: str | None, questions: QuestionFile) -> tuple[str, ...]:
     """The languages that the user declares, for all questions or for each of them; none where nothing is declared."""
     from semgrad_guard.calibration.languages import read_languages
 
-    if given is not None:
-        return read_languages(given)
     named = [row.language for row in questions.rows if row.language]
     without = [row.question for row in questions.rows if not row.language]
-    if named and without:
+    if given is None and named and without:
         raise InputError(
             f"{without[0]!r:.100} has no language in {questions.path}, and other questions have one: fill in the "
             "column, or name the languages of all (--language de,fr)"
         )
-    return read_languages(named)
+    return read_languages(named if given is None else given)
 
 
 def _code(calibration: Calibration, questions: QuestionFile) -> ExitCode:
