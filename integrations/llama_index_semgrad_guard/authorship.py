@@ -22,7 +22,8 @@ from llama_index.core.schema import NodeWithScore
 from llama_index.core.workflow import Workflow
 from pydantic import BaseModel
 
-from llama_index_semgrad_guard.calls import FINDING, SYNTHESIZING, ModelCall, Passage, Step, Turn
+from llama_index_semgrad_guard.calls import FINDING, SYNTHESIZING, ModelCall, Step, Turn
+from llama_index_semgrad_guard.passages import Passage
 from llama_index_semgrad_guard.records import EMPTY, filtered, joined, repeats, structured
 from semgrad_guard import Policy, Verdict
 from semgrad_guard.adapters.code_identity import code_identity
@@ -122,6 +123,11 @@ class Counting:
             changes["settings"] = {**(verdict.settings or {}), "answering": self.answering_name}
         verdict = verdict.model_copy(update=changes)
         return Draft(verdict, delivery.holder, prompt, irreplaceable=irreplaceable, strange=strange)
+
+    def is_alone(self, turn: Turn, delivery: Delivery, call: ModelCall) -> bool:
+        """Whether an answer is that of this call alone."""
+        authors = self._authors(turn, delivery)
+        return self.aggregate is None and not authors.several and list(authors.calls) == [call]
 
     def _authors(self, turn: Turn, delivery: Delivery) -> Authors:
         """The calls that count."""

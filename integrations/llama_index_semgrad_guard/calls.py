@@ -6,7 +6,6 @@ runs tell which component runs it. A span handler keeps a `Turn` for each guarde
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import threading
 import uuid
@@ -30,16 +29,18 @@ from llama_index.core.chat_engine.types import AgentChatResponse
 from llama_index.core.llms.llm import LLM
 from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index.core.response_synthesizers import BaseSynthesizer
-from llama_index.core.schema import BaseNode
 from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.span import BaseSpan, active_span_id
 from llama_index_instrumentation.span_handlers import BaseSpanHandler
 from pydantic import BaseModel
 
 from llama_index_semgrad_guard.lazy_streams import bound_to
+from llama_index_semgrad_guard.leaving import Leaving
+from llama_index_semgrad_guard.passages import Passage
 from llama_index_semgrad_guard.records import repeats, shares, text_of, words_of
 from semgrad_guard import Generation, ToolCall, Verdict
 from semgrad_guard.adapters.messages import as_asked
+from semgrad_guard.guard import SentencePiece
 from semgrad_guard.records import PromptForm
 
 _dispatcher = get_dispatcher(__name__)
@@ -62,8 +63,6 @@ SYNTHESIZING = frozenset(
     }
 )
 """A response synthesizer's methods: within them, the model writes answers."""
-_NOT_COMPARED = {"embedding", "obj"}
-"""Fields of a passage that its retriever may add, and the index that it refers to."""
 _HOLDERS = (Response, PydanticResponse, AgentChatResponse)
 _STREAMS = (StreamingResponse, AsyncStreamingResponse)
 _clock = itertools.count(1)
@@ -111,25 +110,6 @@ class Step:
     def path(self) -> tuple[Step, ...]:
         """The steps around this one, the outermost first, and itself."""
         return (*(self.parent.path if self.parent else ()), self)
-
-
-@dataclass(frozen=True)
-class Passage:
-    """A retrieved passage at one time: its id, the hash of all its content, and its text."""
-
-    id: str
-    hash: str
-    text: str
-
-    @classmethod
-    def of(cls, node: Any) -> Passage:
-        """A node with a score, or without."""
-        inner = getattr(node, "node", node)
-        if not isinstance(inner, BaseNode):
-            return cls("", "", "")
-        content = repr(inner.model_dump(exclude=_NOT_COMPARED, warnings=False))  # relationships and templates as well
-        digest = hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
-        return cls(inner.node_id, digest, inner.get_content())
 
 
 class ModelCall:
@@ -216,6 +196,8 @@ class Turn:
         self.strays: list[Stray] = []
         self.neighbours: list[ModelCall] = []
         self._open: list[Callable[[], None]] = []
+        self.is_stopped = False
+        self.leaving: Leaving[ModelCall] | None = None
 
     @contextmanager
     def open(self) -> Generator[Turn]:
@@ -234,12 +216,23 @@ class Turn:
     def add(self, call: ModelCall) -> None:
         """Record a call; safe from any thread."""
         with self._lock:
-            if call.step is None:
-                call.step = self._steps.get(active_span_id.get() or "")
-            call.ended = call.ended or next(_clock)
+            self.place(call)
             self.calls.append(call)
         if self._outer is not None:
             self._outer.add(call)
+
+    def place(self, call: ModelCall) -> None:
+        """Note the step in progress as the call's, and its place in time."""
+        if call.step is None:
+            call.step = self._steps.get(active_span_id.get() or "")
+        call.ended = call.ended or next(_clock)
+
+    def let_through(self, answer: Any, pieces: Sequence[str], sentences: Sequence[SentencePiece]) -> None:
+        """Note the sentences so far that may leave, of a call that writes these pieces."""
+        if self.leaving is not None:
+            call = ModelCall(answer, cast("Any", None), text="".join(pieces), pieces=pieces)
+            self.place(call)
+            self.leaving.add(call, sentences)
 
     def scored(self, calls: Sequence[ModelCall]) -> None:
         """Share calls with turns that are open elsewhere: only now, as a call without a score holds much memory."""
@@ -251,11 +244,14 @@ class Turn:
         """A model has begun to stream; `close` stops it, and is harmless at any time."""
         with self._lock:
             self._open.append(close)
+        if self.is_stopped:
+            close()
         if self._outer is not None:
             self._outer.opened(close)
 
     def stop(self) -> None:
-        """Stop all streams of models here, in any thread."""
+        """Stop all streams of models here, in any thread; they end without an error, as nobody reads them."""
+        self.is_stopped = True
         for close in self._open:
             close()
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Generator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, Unpack, cast
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole
+from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine, SimpleChatEngine
 from llama_index.core.chat_engine.types import AgentChatResponse, BaseChatEngine, StreamingAgentChatResponse
 from llama_index.core.llms.llm import LLM
 from llama_index.core.memory import BaseMemory
@@ -15,15 +18,25 @@ from llama_index.core.memory import BaseMemory
 from llama_index_semgrad_guard.authorship import Delivery, retrieved
 from llama_index_semgrad_guard.calls import Turn
 from llama_index_semgrad_guard.memory import StagedMemory
-from llama_index_semgrad_guard.routing import Guarded, GuardOptions, Routing, require_guardable, require_target, sealed
-from llama_index_semgrad_guard.streams import live
+from llama_index_semgrad_guard.routing import (
+    Guarded,
+    GuardOptions,
+    Routing,
+    judges_by_sentence,
+    require_guardable,
+    require_target,
+    sealed,
+)
+from llama_index_semgrad_guard.streams import GuardedPieces, live
 from llama_index_semgrad_guard.targets import ChatTarget, ask_chat
-from semgrad_guard import Policy
+from semgrad_guard import Policy, Verdict
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import (
     Draft,
     Outcome,
+    SentencePiece,
     Steps,
+    StreamSteps,
     Waiting,
     Work,
     adrive,
@@ -34,8 +47,12 @@ from semgrad_guard.guard import (
     one,
     run_stream,
     stopping,
+    streamed,
     unscored,
 )
+
+_BY_SENTENCE = (SimpleChatEngine, ContextChatEngine, CondensePlusContextChatEngine)
+"""The engines whose stream is that of one call, and whose other results hold nothing of it."""
 
 
 @dataclass
@@ -92,6 +109,7 @@ class GuardedChatEngine(Guarded, BaseChatEngine):
         self._engine, self._memory, self.escalate_to = engine, memory, escalate_to
         self.routing = Routing.of(policy, source="chat_engine", can_escalate=escalate_to is not None, **options)
         require_guardable(engine, self.routing.terms)
+        self._by_sentence = isinstance(engine, _BY_SENTENCE) and judges_by_sentence(engine)
 
     @property
     def chat_history(self) -> list[ChatMessage]:
@@ -111,10 +129,19 @@ class GuardedChatEngine(Guarded, BaseChatEngine):
         return await adrive(_Exchange(self, message, chat_history).answered())
 
     def stream_chat(self, message: str, chat_history: list[ChatMessage] | None = None) -> GuardedChatStream:
-        """Live where nothing is withheld; otherwise one piece, once the answer has been decided about."""
+        """Live where nothing is withheld; otherwise one piece, once the answer has been decided about.
+
+        By sentence, those that are let through as they end; the inner engine begins with the first of them that is
+        read, and the memory holds those that were delivered. Passages and record are there once the stream has ended.
+        """
         terms = self.routing.terms
         if terms.withholds:
-            reply = self.chat(message, chat_history)
+            exchange = _Exchange(self, message, chat_history)
+            if exchange.leaves_early:
+                stream = GuardedChatStream(is_writing_to_memory=False)
+                stream.chat_stream = _chunks(run_stream(exchange.by_sentence(stream)))
+                return stream
+            reply = drive(exchange.answered())
             return replace(_buffered(reply), chat_stream=(chunk for chunk in [_chunk(reply.response, reply.response)]))
         turn, stop = Turn(message), terms.stop()
         with stopping(stop), turn.open():
@@ -128,7 +155,12 @@ class GuardedChatEngine(Guarded, BaseChatEngine):
         """As `stream_chat`, without blocking the event loop."""
         terms = self.routing.terms
         if terms.withholds:
-            reply = await self.achat(message, chat_history)
+            exchange = _Exchange(self, message, chat_history)
+            if exchange.leaves_early:
+                stream = GuardedChatStream(is_writing_to_memory=False)
+                stream.achat_stream = _achunks(arun_stream(exchange.by_sentence(stream)))
+                return stream
+            reply = await adrive(exchange.answered())
 
             async def buffered() -> AsyncGenerator[ChatResponse]:
                 yield _chunk(reply.response, reply.response)
@@ -151,7 +183,7 @@ class _Exchange:
             guard.escalate_to,
             message,
             chat_history,
-            guard.routing,
+            guard.routing.now(),
         )
         self._kept: BaseMemory = guard._memory  # pyright: ignore[reportPrivateUsage] - this class is its other half
         self._turn = Turn(message)
@@ -160,6 +192,67 @@ class _Exchange:
         self._engine: Any = copy.copy(guard._engine)  # pyright: ignore[reportPrivateUsage]
         self._engine._memory = self._memory
         self._response: AgentChatResponse | None = None
+        if guard._by_sentence:  # pyright: ignore[reportPrivateUsage]
+            self._turn.leaving = self._routing.leaving()
+
+    @property
+    def leaves_early(self) -> bool:
+        """Whether sentences of a stream may leave while the answer is being written."""
+        return self._turn.leaving is not None
+
+    def by_sentence(self, stream: GuardedChatStream) -> StreamSteps[str, None]:
+        """The sentences as they leave; at their end `stream` and the memory hold what was delivered."""
+        terms, left, is_settled = self._routing.terms, "", False
+        inner: Any = None
+        history = _copied(self._history)
+
+        def pieces() -> Generator[str]:
+            nonlocal inner
+            inner = self._engine.stream_chat(self._message, history)
+            yield from inner.response_gen
+
+        async def apieces() -> AsyncGenerator[str]:
+            nonlocal inner
+            inner = await self._engine.astream_chat(self._message, history)
+            async with aclosing(inner.async_response_gen()) as source:
+                while (piece := await self._read(anext(source, None))) is not None:
+                    yield piece
+
+        def hold(text: str) -> AgentChatResponse:
+            self._response = AgentChatResponse(text, sources=inner.sources, source_nodes=inner.source_nodes)
+            return self._response
+
+        def show(step: Any) -> Any:
+            nonlocal left, is_settled
+            if isinstance(step, SentencePiece):
+                left += step.text
+                yield step.text
+                return
+            reply = self._reply(step)
+            yield from self._memory.settle(None if step.answer is self._response else reply.response)
+            is_settled = True
+            stream.sources, stream.source_nodes = reply.sources, reply.source_nodes
+            stream.metadata.update(reply.metadata or {})
+            if rest := reply.response.removeprefix(left):
+                yield rest
+
+        reading = GuardedPieces(pieces, apieces, self._turn, self._routing, hold=hold)
+        try:
+            yield from streamed(terms, reading, self._ask, show=show)
+        except BaseException as error:
+            if not is_settled:
+                yield from self._memory.abandon(left or terms.words(_ended_with(error)))
+            raise
+
+    async def _read(self, piece: Awaitable[str | None]) -> str | None:
+        """A piece of the inner engine's. A cancelled reader stops the model first, as the engine waits for its end."""
+        task = asyncio.ensure_future(piece)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            self._turn.stop()
+            await asyncio.wait({task})
+            raise
 
     def answered(self) -> Steps[AgentChatResponse]:
         """The reply, which is in the memory as well."""
@@ -169,9 +262,7 @@ class _Exchange:
             outcomes = yield from answers(terms, drafted, self._ask)
             outcome = one(outcomes)
         except BaseException as error:
-            reason = f"the message ended with a {type(error).__name__}"
-            verdict = getattr(error, "verdict", None) or unscored("", reason=reason)
-            yield from self._memory.abandon(terms.words(verdict))
+            yield from self._memory.abandon(terms.words(_ended_with(error)))
             raise
         reply = self._reply(outcome)
         yield from self._memory.settle(None if outcome.answer is self._response else reply.response)
@@ -216,6 +307,12 @@ class _Exchange:
         if response is self._response:
             return replace(response, metadata=metadata)
         return AgentChatResponse(verdict.text, source_nodes=response.source_nodes, metadata=metadata)
+
+
+def _ended_with(error: BaseException) -> Verdict:
+    """The verdict on a message that ended with an error."""
+    reason = f"the message ended with a {type(error).__name__}"
+    return getattr(error, "verdict", None) or unscored("", reason=reason)
 
 
 def _copied(chat_history: list[ChatMessage] | None) -> list[ChatMessage] | None:

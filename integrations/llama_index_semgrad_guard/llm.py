@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, NamedTuple, Self, TypeVar, cast
+from typing import Annotated, Any, Self, TypeVar, cast
 
 from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_messages_to_prompt
 from llama_index.core.base.llms.types import (
@@ -21,14 +21,17 @@ from llama_index.core.llms import callbacks
 from llama_index.core.llms.llm import default_completion_to_prompt
 from pydantic import BeforeValidator, Field, SkipValidation
 
-from llama_index_semgrad_guard.calls import ModelCall, current_turn, stray
+from llama_index_semgrad_guard.calls import ModelCall, Turn, current_turn, stray
 from llama_index_semgrad_guard.events import report
 from llama_index_semgrad_guard.lazy_streams import abegun_here, begun_here
 from llama_index_semgrad_guard.records import (
     REASONING,
+    Chunk,
     calls_tools,
+    chat_chunk,
     chat_response,
     completion,
+    completion_chunk,
     raw_record,
     to_conversation,
     without_calls,
@@ -41,19 +44,20 @@ from semgrad_guard import (
     HybridGrad,
     LanguageModel,
     Message,
-    ToolCall,
     Verdict,
 )
 from semgrad_guard.adapters.answer_form import FORM_OPTIONS, AnswerForm
 from semgrad_guard.adapters.model_files import template_calls_tools
 from semgrad_guard.adapters.settings import LocalModelFields, call_options, loaded_weights, require_loaded
-from semgrad_guard.errors import InputError, require_known
+from semgrad_guard.errors import AnswerCancelledError, InputError, require_known
 from semgrad_guard.guard import (
     Answerer,
+    DraftPiece,
     JudgedBy,
     LiveAnswer,
     OnDoubt,
     Piece,
+    SentencePiece,
     Stop,
     StreamSteps,
     Ticket,
@@ -65,6 +69,7 @@ from semgrad_guard.guard import (
     read_off_loop,
     record_draft,
     run_stream,
+    with_draft,
     with_unit,
     written,
 )
@@ -79,17 +84,6 @@ _PROMPT_FUNCTIONS: Mapping[str, Any] = {
 
 Shown = str | tuple[Message, ...]
 """A prompt: a text, or a conversation."""
-
-
-class Chunk(NamedTuple):
-    """An answer and its thought so far, the newest piece of either, and in the last chunk the record and the calls."""
-
-    text: str
-    delta: str
-    thought: str
-    thought_delta: str | None = None
-    record: dict[str, Any] | None = None
-    calls: Sequence[ToolCall] = ()
 
 
 _TAKEN_OVER = {
@@ -262,6 +256,11 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         return Answerer(model, self.estimator, writing, self.prompt_template, by_sentence=self._by_sentence)
 
     @property
+    def judges_by_sentence(self) -> bool:
+        """Whether every sentence of its answers has a score of its own."""
+        return self._by_sentence is not None
+
+    @property
     def _by_sentence(self) -> OnDoubt | None:
         return judged_by(None, self.by, self.on_doubt)
 
@@ -281,8 +280,13 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         """
         form, turn = options.form, current_turn()
         instructed = conversation if isinstance(conversation, str) else form.instructed(conversation)
-        request = self._answerer(options).request(instructed, on_piece=on_piece, template_options=form.template_options)
-        if turn is None or turn.synthesizes:
+        terms = None if turn is None or turn.leaving is None else turn.leaving.terms
+        request = self._answerer(options).request(
+            instructed, on_piece=on_piece, template_options=form.template_options, terms=terms
+        )
+        if on_piece is not None:
+            request = with_draft(request, on_piece)
+        if turn is None or turn.synthesizes or request.on_sentences is not None:
             return self.language_model.submit(request.then(lambda draft: (draft.answer, draft.verdict)))
         undelivered: Any = request
         return self.language_model.submit(replace(undelivered, finish=_unscored))
@@ -296,21 +300,30 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
     def _streamed(self, conversation: Shown, options: CallOptions) -> StreamSteps[Chunk, None]:
         """An answer piece by piece, and its record; within an engine's turn without the thought, as whole answers."""
         text, thought, pieces, turn = "", "", list[str](), current_turn()
+        let_through = list[SentencePiece]()
         live = LiveAnswer(lambda on_piece: self._submit(conversation, options, on_piece))
         if turn is not None:
             turn.opened(live.stop)
 
-        def show(piece: Piece) -> Iterator[Chunk]:
+        def show(piece: Piece | SentencePiece | DraftPiece) -> Iterator[Chunk]:
             nonlocal text, thought
-            if isinstance(piece, str):
-                pieces.append(piece)
-                text += piece
-                yield Chunk(text, piece, thought)
+            if isinstance(piece, SentencePiece):
+                let_through.append(piece)
+            elif isinstance(piece, str | DraftPiece):
+                new = _noted(piece, pieces, turn, let_through)
+                text += new
+                if new:
+                    yield Chunk(text, new, thought)
             elif turn is None:
                 thought += piece.text
                 yield Chunk(text, "", thought, piece.text)
 
-        generation, verdict = yield from written(live, Stop(), show=show)
+        try:
+            generation, verdict = yield from written(live, Stop(), show=show)
+        except AnswerCancelledError:
+            if turn is None or not turn.is_stopped:
+                raise
+            return  # the guard's reader has left: an error would only be noise of the engine's own thread
         held = options.readable(self.language_model, generation).text.removeprefix(text)  # it might have been a call
         if held:
             pieces.append(held)
@@ -389,13 +402,13 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         """Answer a conversation piece by piece; the last piece is empty and carries the record."""
         options = self._options(kwargs, also=FORM_OPTIONS)
         chunks = begun_here(run_stream(self._streamed(self._shown(messages), options)))
-        return (_chat_chunk(chunk) for chunk in chunks)
+        return (chat_chunk(chunk) for chunk in chunks)
 
     @_traced_completion
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
         """Answer a text piece by piece; the last piece is empty and carries the record."""
         chunks = begun_here(run_stream(self._streamed(prompt, self._options(kwargs))))
-        return (_completion_chunk(chunk) for chunk in chunks if chunk.thought_delta is None)
+        return (completion_chunk(chunk) for chunk in chunks if chunk.thought_delta is None)
 
     @_traced_chat
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
@@ -415,28 +428,22 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         """As `stream_chat`, on the event loop."""
         options = self._options(kwargs, also=FORM_OPTIONS)
         steps = self._streamed(await self._ashown(messages), options)
-        return (_chat_chunk(chunk) async for chunk in abegun_here(arun_stream(steps)))
+        return (chat_chunk(chunk) async for chunk in abegun_here(arun_stream(steps)))
 
     @_traced_completion
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
         """As `stream_complete`, on the event loop."""
         chunks = abegun_here(arun_stream(self._streamed(prompt, self._options(kwargs))))
-        return (_completion_chunk(chunk) async for chunk in chunks if chunk.thought_delta is None)
+        return (completion_chunk(chunk) async for chunk in chunks if chunk.thought_delta is None)
 
 
-def _chat_chunk(chunk: Chunk) -> ChatResponse:
-    return chat_response(
-        chunk.text,
-        chunk.record,
-        delta=chunk.delta,
-        thought=chunk.thought,
-        thought_delta=chunk.thought_delta,
-        calls=chunk.calls,
-    )
-
-
-def _completion_chunk(chunk: Chunk) -> CompletionResponse:
-    return completion(chunk.text, chunk.record, delta=chunk.delta)
+def _noted(piece: str | DraftPiece, pieces: list[str], turn: Turn | None, let_through: Sequence[SentencePiece]) -> str:
+    new = piece if isinstance(piece, str) else piece.text
+    if new:  # a line break is no piece
+        pieces.append(new)
+    if isinstance(piece, DraftPiece) and turn is not None:
+        turn.let_through(piece.answer, pieces, let_through)
+    return new
 
 
 def _unscored(written: Sequence[Generation]) -> tuple[Generation, None]:

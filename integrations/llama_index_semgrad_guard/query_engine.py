@@ -15,7 +15,6 @@ from llama_index.core.base.response.schema import (
     AsyncStreamingResponse,
     PydanticResponse,
     Response,
-    StreamingResponse,
 )
 from llama_index.core.llms.llm import LLM
 from llama_index.core.prompts.mixin import PromptMixinType
@@ -23,9 +22,20 @@ from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from llama_index_semgrad_guard.authorship import about_passages, retrieved
 from llama_index_semgrad_guard.calls import Turn
-from llama_index_semgrad_guard.routing import Guarded, GuardOptions, Routing, require_guardable, require_target, sealed
+from llama_index_semgrad_guard.routing import (
+    Guarded,
+    GuardOptions,
+    Routing,
+    judges_by_sentence,
+    require_guardable,
+    require_target,
+    sealed,
+)
 from llama_index_semgrad_guard.streams import (
+    AsyncTextStream,
+    GuardedPieces,
     TextResponse,
+    TextStream,
     Whole,
     adeliver,
     deliver,
@@ -38,10 +48,13 @@ from llama_index_semgrad_guard.targets import Target, ask
 from semgrad_guard import METADATA_KEY, Policy
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import (
+    UNWRITTEN,
     Draft,
     Outcome,
+    SentencePiece,
     Steps,
     Stop,
+    StreamSteps,
     Waiting,
     Work,
     adrive,
@@ -49,9 +62,11 @@ from semgrad_guard.guard import (
     arun_stream,
     cancelling,
     drive,
+    not_written,
     one,
     run_stream,
     stopping,
+    streamed,
 )
 
 
@@ -71,10 +86,10 @@ class GuardedQueryEngine(Guarded, BaseQueryEngine):
         engine: any query engine whose answers come from a `SemGradLLM`; answers of other LLMs are unscored.
         policy: which scores to let through; `on_unscored` also decides about queries for which nothing was retrieved.
         escalate_to: gets the original query of an answer that is not let through: a query engine, an LLM or a function.
-        mode: "enforce" (streams are read to their end before anything is delivered: a text that a user has seen cannot
-            be taken back), "raise" (an error where an answer is not let through), "annotate" (nothing is withheld and
-            streams are live, the record in the metadata once they have ended) or "observe" (the same, without the
-            record: verdicts go to the event handlers only).
+        mode: "enforce" (streams are read to their end before anything is delivered, by sentence as far as a
+            sentence's: a text that a user has seen cannot be taken back), "raise" (an error where an answer is not let
+            through), "annotate" (nothing is withheld and streams are live, the record in the metadata once they have
+            ended) or "observe" (the same, without the record: verdicts go to the event handlers only).
         **options: `abstain_message`, `aggregate`, `answering`, `keep_draft`, `on_error`, `timeout`, `monitor`, `log`:
             see `GuardOptions`.
 
@@ -104,6 +119,7 @@ class GuardedQueryEngine(Guarded, BaseQueryEngine):
         self._engine, self.escalate_to = engine, escalate_to
         self.routing = Routing.of(policy, source="query_engine", can_escalate=escalate_to is not None, **options)
         require_guardable(engine, self.routing.terms)
+        self._by_sentence = judges_by_sentence(engine)
 
     def _get_prompt_modules(self) -> PromptMixinType:
         return {"engine": self._engine}
@@ -129,28 +145,36 @@ class GuardedQueryEngine(Guarded, BaseQueryEngine):
         return response if query.live else adeliver(cast("Whole", response), streamed=query.streamed)
 
 
+def _require_undecided(response: RESPONSE_TYPE) -> None:
+    if METADATA_KEY in (response.metadata or {}):
+        raise InputError("the inner engine's response has been decided about already; guard it once")
+
+
 class _Query:
     """One query under way. `live`: its response is a live stream; `streamed`: the inner engine's was a stream."""
 
     def __init__(self, guard: GuardedQueryEngine, query: QueryBundle) -> None:
-        self._target, self._query, self._routing = guard.escalate_to, query, guard.routing
+        self._target, self._query, self._routing = guard.escalate_to, query, guard.routing.now()
         self._engine: BaseQueryEngine = guard._engine  # pyright: ignore[reportPrivateUsage] - this class is its other half
+        self._by_sentence = guard._by_sentence  # pyright: ignore[reportPrivateUsage]
         self._turn = Turn(query.query_str)
         self._response: Whole | None = None
         self.live = self.streamed = False
 
     def answered(self) -> Steps[RESPONSE_TYPE]:
         """The response; a live stream where nothing is withheld."""
-        terms, response, stop = self._routing.terms, None, None
-        if not terms.withholds:
-            stop = terms.stop()
+        terms, turn = self._routing.terms, self._turn
+        stop, turn.leaving = terms.stop(), self._routing.leaving() if self._by_sentence else None
+        try:
             with stopping(stop), cancelling(stop):
-                response = yield from self._inner()
-            if is_live(response):
-                return self._live(response, stop)
+                response = yield from sealed(self._inner(), turn, terms)
+        except UNWRITTEN as error:
+            return self._delivered(not_written(error, terms))
+        if is_live(response) and (turn.leaving is not None or not terms.withholds):
+            return self._live(response, stop)
 
         def drafted() -> Steps[list[Draft[Whole]]]:
-            return sealed(self._drafts(response), self._turn, terms)
+            return sealed(self._drafts(response), turn, terms)
 
         outcomes = yield from answers(terms, Work.of(drafted), self._ask, stop=stop)
         return self._delivered(one(outcomes))
@@ -161,24 +185,53 @@ class _Query:
             run = Work(lambda: self._engine.query(self._query), lambda: self._engine.aquery(self._query))
             return require_response((yield run.in_time()))
 
-    def _drafts(self, response: RESPONSE_TYPE | None) -> Steps[list[Draft[Whole]]]:
-        """The inner engine's whole response with its score; one that is there already is not made again."""
-        given = (yield from self._inner()) if response is None else response
+    def _drafts(self, given: RESPONSE_TYPE) -> Steps[list[Draft[Whole]]]:
+        """The inner engine's whole response with its score."""
         with self._turn.open():
             self._response, delivery = yield Work.of(lambda: whole(given)).in_time()
-        if METADATA_KEY in (given.metadata or {}):
-            raise InputError("the inner engine's response has been decided about already; guard it once")
+        _require_undecided(given)
         self.streamed = given is not self._response
         return [(yield Work(lambda: self._routing.draft(self._turn, delivery)))]
 
     def _live(self, response: RESPONSE_TYPE, stop: Stop) -> RESPONSE_TYPE:
-        """The inner engine's stream as it is; once it has ended, its metadata holds the record."""
-        self.live, metadata = True, dict(response.metadata or {})
+        """The inner engine's stream, as far as it may leave; once it has ended, its metadata holds the record."""
+        self.live, metadata, nodes = True, dict(response.metadata or {}), response.source_nodes
         pieces = cast("Any", response).response_gen
-        steps = live(pieces, self._turn, self._routing, metadata, stop=stop)
+        if self._routing.terms.withholds:
+            _require_undecided(response)
+            nodes = retrieved(nodes, self._turn)
+            metadata = about_passages(metadata, nodes)
+            steps = self._let_through(response, nodes, metadata, stop)
+        else:
+            steps = live(pieces, self._turn, self._routing, metadata, stop=stop)
         if isinstance(response, AsyncStreamingResponse):
-            return AsyncStreamingResponse(arun_stream(steps), response.source_nodes, metadata)
-        return StreamingResponse(run_stream(steps), response.source_nodes, metadata)
+            return AsyncTextStream(arun_stream(steps), nodes, metadata)
+        return TextStream(run_stream(steps), nodes, metadata)
+
+    def _let_through(
+        self, response: Any, nodes: list[NodeWithScore], metadata: dict[str, Any], stop: Stop
+    ) -> StreamSteps[str, None]:
+        """The sentences as they leave. `nodes` and `metadata` are those of a withheld answer until it has ended."""
+        left = ""
+
+        def hold(text: str) -> Response:
+            self._response = Response(text, response.source_nodes, response.metadata)
+            return self._response
+
+        def show(step: Any) -> Sequence[str]:
+            nonlocal left
+            if isinstance(step, SentencePiece):
+                left += step.text
+                return (step.text,)
+            delivered = self._delivered(step)
+            nodes[:] = delivered.source_nodes
+            metadata.update(delivered.metadata or {})
+            rest = step.verdict.text.removeprefix(left)
+            return (rest,) if rest else ()
+
+        stream: Any = response.response_gen
+        pieces = GuardedPieces(lambda: stream, lambda: stream, self._turn, self._routing, hold=hold)
+        return streamed(self._routing.terms, pieces, self._ask, show=show, stop=stop)
 
     def _ask(self, waiting: Sequence[Waiting[Whole]]) -> Work:
         structured = isinstance(self._response, PydanticResponse)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from llama_index.core.base.llms.types import (
     CachePoint,
@@ -302,3 +302,31 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(inner) for inner in cast("Sequence[Any]", value)]
     return value
+
+
+class Chunk(NamedTuple):
+    """An answer and its thought so far, the newest piece of either, and in the last chunk the record and the calls."""
+
+    text: str
+    delta: str
+    thought: str
+    thought_delta: str | None = None
+    record: dict[str, Any] | None = None
+    calls: Sequence[ToolCall] = ()
+
+
+def chat_chunk(chunk: Chunk) -> ChatResponse:
+    """A piece of a streamed reply."""
+    return chat_response(
+        chunk.text,
+        chunk.record,
+        delta=chunk.delta,
+        thought=chunk.thought,
+        thought_delta=chunk.thought_delta,
+        calls=chunk.calls,
+    )
+
+
+def completion_chunk(chunk: Chunk) -> CompletionResponse:
+    """A piece of a streamed text."""
+    return completion(chunk.text, chunk.record, delta=chunk.delta)

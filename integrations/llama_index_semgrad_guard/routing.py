@@ -8,11 +8,12 @@ error that is raised instead holds no text of the model's, and `on_error` decide
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypedDict, TypeVar, cast
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.chat_engine.types import BaseChatEngine
+from llama_index.core.llms.llm import LLM
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.prompts.mixin import PromptMixin
 from llama_index.core.query_engine import MultiStepQueryEngine, SubQuestionQueryEngine
@@ -20,8 +21,9 @@ from llama_index.core.response_synthesizers import Refine
 from llama_index.core.tools import BaseTool
 
 from llama_index_semgrad_guard.authorship import Aggregate, Answering, Counting, Delivery
-from llama_index_semgrad_guard.calls import Turn
+from llama_index_semgrad_guard.calls import ModelCall, Turn, current_turn
 from llama_index_semgrad_guard.events import Source, report
+from llama_index_semgrad_guard.leaving import Leaving
 from semgrad_guard import METADATA_KEY, Policy, Promise, Verdict
 from semgrad_guard.calibration import DriftMonitor
 from semgrad_guard.errors import (
@@ -113,6 +115,19 @@ class Routing:
             counting=Counting(aggregate=aggregate, answering=answering, whole=whole),
         )
 
+    def now(self) -> Routing:
+        """The same settings, for the questions of the current kind also where a stream is read later."""
+        return replace(self, terms=replace(self.terms, policy=self.terms.policy.of_current_kind()))
+
+    def leaving(self) -> Leaving[ModelCall] | None:
+        """The sentences that leave early in a turn that begins; None where only the end of the answer decides.
+
+        An engine within another guarded one delivers whole answers, from which the outer one's are made.
+        """
+        terms = self.terms
+        early = terms.withholds and terms.delivers_early and current_turn() is None and current_recorder() is None
+        return Leaving(terms) if early else None
+
     def draft(self, turn: Turn, delivery: Delivery) -> Draft[Any]:
         """The scored draft of an answer that was made in a turn.
 
@@ -196,6 +211,12 @@ def require_guardable(engine: Any, terms: Terms) -> None:
         for name in ("_verbose", "verbose"):
             if getattr(part, name, False) is True:
                 setattr(part, name, False)
+
+
+def judges_by_sentence(engine: Any) -> bool:
+    """Whether a `SemGradLLM` in an engine judges every sentence by itself."""
+    parts = _within(engine, (*_PRINTING, LLM), lambda part: not isinstance(part, LLM), {})
+    return any(getattr(part, "judges_by_sentence", False) for part in parts if isinstance(part, LLM))
 
 
 _ANSWERING = (BaseQueryEngine, BaseChatEngine, BaseTool)

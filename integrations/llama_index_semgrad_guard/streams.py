@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Sequence
+import copy
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, get_args
 
@@ -15,10 +16,10 @@ from llama_index.core.base.response.schema import (
 )
 
 from llama_index_semgrad_guard.authorship import Delivery
-from llama_index_semgrad_guard.calls import Turn
-from llama_index_semgrad_guard.routing import Routing
+from llama_index_semgrad_guard.calls import ModelCall, Turn
+from llama_index_semgrad_guard.routing import Routing, sealed
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import Iterated, Outcome, Steps, Stop, StreamSteps, Work, streamed
+from semgrad_guard.guard import Draft, Iterated, Outcome, Steps, Stop, StreamSteps, Work, streamed
 
 Whole = Response | PydanticResponse
 
@@ -52,10 +53,9 @@ class AsyncTextStream(AsyncStreamingResponse):
 class LivePieces(Iterated[str]):
     """An answer that is being written: its pieces as they come, whose calls belong to `turn`, and its draft."""
 
-    def __init__(self, pieces: Generator[str] | AsyncGenerator[str], turn: Turn, routing: Routing) -> None:
-        source: Any = pieces
-        super().__init__(lambda: source, lambda: source)
-        self._source, self._turn, self._routing = source, turn, routing
+    def __init__(self, make: Callable[[], Any], amake: Callable[[], Any], turn: Turn, routing: Routing) -> None:
+        super().__init__(make, amake)
+        self._turn, self._routing = turn, routing
         self._seen = list[str]()
 
     def next(self) -> Work:
@@ -68,9 +68,14 @@ class LivePieces(Iterated[str]):
         self._seen += map(_text, pieces or ())
         return pieces
 
+    @property
+    def seen(self) -> Delivery:
+        """The answer so far, without empty pieces, such as some models' last ones."""
+        return _streamed(self._seen, self._pieces)
+
     def draft(self) -> Work:
         """The scored draft."""
-        return Work(lambda: self._routing.draft(self._turn, _streamed(self._seen, self._source)))
+        return Work(lambda: self._routing.draft(self._turn, self.seen))
 
     def close(self) -> Work:
         """Stop the model; harmless at any time."""
@@ -78,8 +83,57 @@ class LivePieces(Iterated[str]):
         return super().close()
 
 
+class GuardedPieces(LivePieces):
+    """The sentences that leave while the engine's answer is being written, and its draft, in the object of `hold`."""
+
+    def __init__(
+        self,
+        make: Callable[[], Iterator[str]],
+        amake: Callable[[], AsyncIterator[str]],
+        turn: Turn,
+        routing: Routing,
+        *,
+        hold: Callable[[str], Any],
+    ) -> None:
+        super().__init__(make, amake, turn, routing)
+        self._hold, self._is_reading = hold, False
+
+    def next(self) -> Work:
+        """As `Live.next`."""
+        return self._sealed(self._let_through)
+
+    def _let_through(self) -> Steps[Sequence[Any] | None]:
+        self._is_reading = True
+        pieces = yield super().next().in_time()
+        self._is_reading = False
+        leaving = self._turn.leaving
+        if pieces is None or leaving is None:
+            return pieces
+        return leaving.next(self._is_the_answer)
+
+    def _is_the_answer(self, call: ModelCall) -> bool:
+        """Whether the engine has passed on the text of this call, and would deliver it alone if it ended here."""
+        ended, seen = copy.copy(self._turn), self.seen
+        ended.calls = [*self._turn.calls, call]
+        return call.text == seen.text and self._routing.counting.is_alone(ended, seen, call)
+
+    def draft(self) -> Work:
+        """The scored draft."""
+        return self._sealed(self._held)
+
+    def close(self) -> Work:
+        """As `LivePieces.close`; pieces that are late are still being read, and end with their model."""
+        return Work.at_once(self._turn.stop) if self._is_reading else super().close()
+
+    def _held(self) -> Steps[Draft[Any]]:
+        delivery = replace(self.seen, holder=self._hold(self.seen.text))
+        return (yield Work(lambda: self._routing.draft(self._turn, delivery)))
+
+    def _sealed(self, steps: Callable[[], Steps[Any]]) -> Work:
+        return Work.of(lambda: sealed(steps(), self._turn, self._routing.terms))
+
+
 def _streamed(seen: Sequence[str], source: Any) -> Delivery:
-    """A streamed answer, without empty pieces, such as some models' last ones."""
     return Delivery("".join(seen), pieces=tuple(filter(None, seen)), stream=source)
 
 
@@ -100,7 +154,7 @@ def live(
         return ()
 
     # A live stream is delivered: it is never escalated.
-    return streamed(routing.terms, LivePieces(pieces, turn, routing), show=show, stop=stop)
+    return streamed(routing.terms, LivePieces(lambda: pieces, lambda: pieces, turn, routing), show=show, stop=stop)
 
 
 _DUE = "a text or a Response is due (of an LLM's answer, its text: llm.complete(...).text)"

@@ -26,9 +26,12 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.calibrated_estimator import as_estimator as as_estimator
     from semgrad_guard.guard.calibrated_estimator import estimator_of as estimator_of
     from semgrad_guard.guard.calibrated_estimator import with_unit as with_unit
+    from semgrad_guard.guard.early_sentences import DraftPiece as DraftPiece
     from semgrad_guard.guard.early_sentences import EarlySentences as EarlySentences
     from semgrad_guard.guard.early_sentences import SentencePiece as SentencePiece
+    from semgrad_guard.guard.early_sentences import with_draft as with_draft
     from semgrad_guard.guard.familiarity import unlike as unlike
+    from semgrad_guard.guard.flow import UNWRITTEN as UNWRITTEN
     from semgrad_guard.guard.flow import Draft as Draft
     from semgrad_guard.guard.flow import HandedOn as HandedOn
     from semgrad_guard.guard.flow import Outcome as Outcome
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.flow import answers as answers
     from semgrad_guard.guard.flow import arun as arun
     from semgrad_guard.guard.flow import conclude as conclude
+    from semgrad_guard.guard.flow import not_written as not_written
     from semgrad_guard.guard.flow import one as one
     from semgrad_guard.guard.flow import run as run
     from semgrad_guard.guard.guard import AsyncGuardedStream as AsyncGuardedStream

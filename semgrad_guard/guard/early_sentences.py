@@ -7,15 +7,27 @@ what leaves early is the beginning of the text that the whole answer's verdict d
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
+from semgrad_guard.engine.generation.generation import Evidence
 from semgrad_guard.engine.generation.sentence_scoring import EndedSentences
+from semgrad_guard.engine.worker import Request
 from semgrad_guard.guard.flow import Draft
 from semgrad_guard.guard.policy import Terms, settle
 from semgrad_guard.guard.sentences import delivers
 from semgrad_guard.guard.verdicts import Deliver
 from semgrad_guard.records import SentenceVerdict, Verdict
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class DraftPiece:
+    """The newest text of a draft whose sentences have ended, withheld ones included, and the answer so far."""
+
+    text: str
+    answer: Evidence
 
 
 @dataclass(frozen=True)
@@ -61,3 +73,23 @@ class EarlySentences:
                     self._put(SentencePiece(verdict.text[sentence.start : sentence.end], sentence))
             self._left = len(verdict.text)
         return not any(sentence.action in ("stop", "escalate") for sentence in verdict.sentences)
+
+
+def with_draft(request: Request[R], put: Callable[[Any], None]) -> Request[R]:
+    """The request, whose draft is handed on as well, behind the sentences of it that are let through.
+
+    For a front whose guard is around code that passes the draft on.
+    """
+    listener, seen = request.on_sentences, ""
+    if listener is None:
+        return request
+
+    def on_sentences(ended: EndedSentences) -> bool:
+        nonlocal seen
+        goes_on = listener(ended)
+        text = ended.answer.text[: ended.spans[-1][1]].rstrip()  # the answer may end here, without the white space
+        put(DraftPiece(text[len(seen) :], ended.answer))
+        seen = text
+        return goes_on
+
+    return replace(request, on_sentences=on_sentences)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from llama_index_semgrad_guard import SemGradLLM
-from llama_index_semgrad_guard.llm import Chunk
+from llama_index_semgrad_guard.records import Chunk
 from semgrad_guard import GenerationOptions, LanguageModel, Verdict
 
 WAY = {(False, False): "sync", (True, False): "async", (False, True): "stream", (True, True): "async stream"}

@@ -19,7 +19,7 @@ from llama_index.core.types import BaseOutputParser
 from pydantic import BaseModel, computed_field, field_serializer, field_validator
 
 from llama_index_semgrad_guard import GuardedChatEngine, GuardedQueryEngine
-from llama_index_semgrad_guard.llm import Chunk
+from llama_index_semgrad_guard.records import Chunk
 from tests.pairwise import pairwise
 
 from .conftest import PASSAGES, Passages

@@ -1,0 +1,37 @@
+"""The sentences that leave a guarded engine while its model is still writing.
+
+The terms reach the model within the engine's turn. The model hands the whole draft to the engine, and the sentences
+that are let through to the turn. These leave as soon as the engine has passed the draft on so far, as the answer of
+this one call (`GuardedPieces`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from semgrad_guard.guard import SentencePiece, Terms
+
+C = TypeVar("C")
+"""A call of the model's, as it was when these sentences had ended."""
+
+
+class Leaving(Generic[C]):
+    """The sentences of a turn that these terms let through, with the call that wrote them."""
+
+    def __init__(self, terms: Terms) -> None:
+        self.terms = terms
+        self._let_through = list[tuple[C, tuple[SentencePiece, ...]]]()
+        self._left = 0
+
+    def add(self, call: C, sentences: Sequence[SentencePiece]) -> None:
+        """Note the sentences of a call so far."""
+        self._let_through.append((call, tuple(sentences)))
+
+    def next(self, is_the_answer: Callable[[C], bool]) -> Sequence[SentencePiece]:
+        """The new sentences of the call that is the answer so far."""
+        for call, sentences in reversed(self._let_through):
+            if is_the_answer(call):
+                new, self._left = sentences[self._left :], max(self._left, len(sentences))
+                return new
+        return ()
