@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Self
 
 import httpx
 from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.runnables import RunnableLambda
 
 from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, UncertaintyRouterCallback, get_verdict
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
@@ -75,13 +76,14 @@ class Drawn(NamedTuple):
     question: str
     policy: Policy
     given: dict[str, Any]
+    target: Any
 
 
 async def pieces_of(model: LanguageModel, drawn: Drawn, events: Heard) -> AsyncIterator[tuple[str, Verdict | None]]:
     """The pieces of a stream, and at its end the record, if the front shows one in this process."""
-    front, question, policy, given = drawn
+    front, question, policy, given, target = drawn
     if front == "guard":
-        made = Guard(model, policy, **given).stream(question)
+        made = Guard(model, policy, escalate_to=target, **given).stream(question)
         try:
             while (piece := await asyncio.to_thread(next, made, None)) is not None:
                 yield piece, None
@@ -90,7 +92,7 @@ async def pieces_of(model: LanguageModel, drawn: Drawn, events: Heard) -> AsyncI
             made.close()
         return
     if front == "aguard":
-        stream = Guard(model, policy, **given).astream(question)
+        stream = Guard(model, policy, escalate_to=target, **given).astream(question)
         try:
             async for piece in stream:
                 yield piece, None
@@ -115,9 +117,9 @@ async def pieces_of(model: LanguageModel, drawn: Drawn, events: Heard) -> AsyncI
     chat: Any = ChatSemGrad.from_model(model, **given)
     config: dict[str, Any] = {"callbacks": [events]}
     if front == "router":
-        config["callbacks"].append(UncertaintyRouterCallback(policy))
+        config["callbacks"].append(UncertaintyRouterCallback(policy, escalate_to=target and RunnableLambda(target)))
     else:
-        chat = GuardedChatModel(chat, policy)
+        chat = GuardedChatModel(chat, policy, escalate_to=target and RunnableLambda(target))
     whole: Any = None
     async for chunk in chat.astream(question, config=config):
         whole = chunk if whole is None else whole + chunk
@@ -137,14 +139,16 @@ async def searched(model: LanguageModel, chance: random.Random) -> str:
     nonces = ["-".join("".join(chance.choices("bcdfgklmnprst", k=3)) for _ in range(3)) for _ in range(3)]
     question = f"Which of these is tea: {', '.join(nonces)}?"
     estimator: Any = chance.choice([HybridGrad(), MaxProbability()])
-    given = {"estimator": estimator, "by": "sentence", "on_doubt": chance.choice(["stop", "drop", "mark"])}
+    front, leaves = chance.choice(FRONTS), chance.choice([None, None, 0, 1, 2])
+    forms = ["stop", "drop", "mark", *(["escalate"] if front != "server" else [])]  # the server refuses it
+    given = {"estimator": estimator, "by": "sentence", "on_doubt": chance.choice(forms)}
+    target = (lambda _: "Another answer.") if given["on_doubt"] == "escalate" else None
     drafted = (await asyncio.to_thread(Guard(model, Policy(threshold=1e30), **given).drafts, [question]))[0]
     scores = sorted(sentence.uncertainty or 0.0 for sentence in drafted.sentences)
     policy = Policy(threshold=chance.choice([scores[0] * 0.99, *(score * 1.001 for score in scores)]))
-    whole = await Guard(model, policy, **given).acall(question)
-    front, leaves = chance.choice(FRONTS), chance.choice([None, None, 0, 1, 2])
+    whole = await asyncio.to_thread(Guard(model, policy, escalate_to=target, **given), question)
     events, text, record = Heard(), "", None
-    stream = pieces_of(model, Drawn(front, question, policy, given), events)
+    stream = pieces_of(model, Drawn(front, question, policy, given, target), events)
     try:
         async for piece, verdict in stream:
             text, record = text + piece, verdict or record

@@ -203,8 +203,8 @@ class SentenceVerdict(BaseModel):
     "drop" (left out); "stop" or "escalate" (it comes after the end of the answer, or of the part before the target's).
     `uncertainty` and `scores` (by the names of other estimators) are those of its `tokens`, given everything before
     them; None for `reason`. `leans_on` is the number of the earlier sentence without which it cannot be read, and
-    `compared` the score that the threshold was compared with: under "stop" the greatest up to here, under "drop" the
-    greatest of those that it leans on. `promised` is whether a calibrated threshold let it through.
+    `compared` the score that the threshold was compared with: under "stop" and "escalate" the greatest up to here,
+    under "drop" the greatest of those that it leans on. `promised` is whether a calibrated threshold let it through.
     """
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False, ser_json_inf_nan="null")
@@ -232,7 +232,8 @@ class Verdict(BaseModel):
     `uncertainty` is higher for less certain answers; `confidence` is P(correct) in [0, 1] and exists only after
     calibration. `status` is `scored`, `unscored` (there was nothing to score) or `failed` (the score was not finite);
     `reason` has details. With `action="escalate"` the scores describe this stage's draft, `text` is the target's
-    answer and `escalated` the target's own verdict. Where `enforced` is False the action is advice: the text is the
+    answer (behind a part of this stage's own, where it `is_continued`) and `escalated` the target's own verdict.
+    Where `enforced` is False the action is advice: the text is the
     model's own answer, delivered whatever the decision, or without one (no threshold was given). `promised` tells
     whether a calibrated threshold let the delivered text through, to a prompt like those of the calibration; bare
     thresholds and unscored targets promise nothing. `kind` is the kind of question, where
@@ -318,13 +319,18 @@ class Verdict(BaseModel):
         return self.escalated is None and self.draft is None and self.delivery == "answer"
 
     @property
+    def is_continued(self) -> bool:
+        """Whether a target's answer follows delivered sentences of this stage's own; no promise is about both."""
+        return self.escalated is not None and any(sentence.end > sentence.start for sentence in self.sentences)
+
+    @property
     def delivered(self) -> Verdict:
         """The verdict on the delivered answer: after an escalation the target's own, with this one as `escalated_from`.
 
         Its action stays "escalate" and its promise this one's, which counts every stage; the scores, the model and the
-        status are those of the author of the delivered text.
+        status are those of the author of the delivered text. A text of two authors (`is_continued`) keeps this one.
         """
-        if self.escalated is None:
+        if self.escalated is None or self.is_continued:
             return self
         last = self.escalated.delivered
         changes: dict[str, Any] = {

@@ -120,7 +120,12 @@ class Turn:
         target = self._desk if self._settings.person is not None else self._target
         if stranger and advice:
             target = None  # nothing parses an answer of another model here
-        terms = replace(self._settings.rules.terms, notify=self._verdicts.append, can_escalate=target is not None)
+        terms = replace(
+            self._settings.rules.terms,
+            notify=self._verdicts.append,
+            can_escalate=target is not None,
+            continues=self._settings.person is None,  # who decides about a whole answer
+        )
         rules = replace(self._settings.rules, terms=terms, target=target, irreplaceable=advice, notify=self._note)
         guard = guarded(
             model,

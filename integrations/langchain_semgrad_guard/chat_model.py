@@ -95,7 +95,8 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
     """"sentence": every sentence has a score of its own, and a router delivers those that it lets through. Default: as
     the calibration that `estimator` names, or "answer"."""
     on_doubt: OnDoubt | None = None
-    """By sentence: "stop" ends the answer before a doubtful one, "drop" leaves it out, "mark" only notes it."""
+    """By sentence: "stop" ends the answer before a doubtful one, "drop" leaves it out, "mark" only notes it; "escalate"
+    ends the answer before it, and the router's target answers behind a blank line."""
     logprobs: bool = False
     """Put the tokens' log-probabilities into the metadata, in OpenAI's shape; a call may set it too."""
     streaming: bool = False

@@ -262,7 +262,7 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
 
     @property
     def _by_sentence(self) -> OnDoubt | None:
-        return judged_by(None, self.by, self.on_doubt)
+        return judged_by(None, self.by, self.on_doubt, continues=False)
 
     def _answer(self, conversation: Shown, options: CallOptions) -> tuple[Generation, dict[str, Any]]:
         return self._recorded(*self._submit(conversation, options).outcome(), options)

@@ -111,7 +111,7 @@ class Routing:
             report(verdict, source, keep_draft=keep_draft)
 
         return cls(
-            terms=Terms(policy=policy, can_escalate=can_escalate, notify=notify, **terms),
+            terms=Terms(policy=policy, can_escalate=can_escalate, continues=False, notify=notify, **terms),
             counting=Counting(aggregate=aggregate, answering=answering, whole=whole),
         )
 

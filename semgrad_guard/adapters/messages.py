@@ -46,7 +46,8 @@ def _with_text(record: Mapping[str, Any], text: str) -> dict[str, Any]:
     fields["schema_version"] = fields.pop("schema", None)
     fields.pop("digest", None)
     if fields.get("escalated") is not None:
-        fields["escalated"] = _with_text(fields["escalated"], text)
+        own = max((sentence["end"] for sentence in fields.get("sentences") or ()), default=0)
+        fields["escalated"] = _with_text(fields["escalated"], text[own:].lstrip("\n") if own else text)
     return {**fields, "text": text}
 
 

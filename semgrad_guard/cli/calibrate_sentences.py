@@ -67,7 +67,7 @@ def require_known(estimators: Sequence[Estimator], sentences: Sentences | None) 
 
     if sentences is not None:
         for one in estimators:
-            require_by_sentence(one, sentences.on_doubt)
+            require_by_sentence(one)
 
 
 def drawn_questions(questions: QuestionFile, count: int) -> QuestionFile:

@@ -113,7 +113,7 @@ class MethodSettings:
         if unknown := [name for name in wanted if name not in known]:
             raise InputError(f"there is no method {unknown[0]!r}; there are {', '.join(known)}")
         for name in wanted if by == "sentence" else ():
-            require_by_sentence(known[name], "mark")
+            require_by_sentence(known[name])
         return [known[name] for name in wanted]
 
 

@@ -21,9 +21,7 @@ from semgrad_guard.guard.assessing import assess, scoring_settings, template_nam
 from semgrad_guard.guard.early_sentences import EarlySentences
 from semgrad_guard.guard.flow import Draft
 from semgrad_guard.guard.policy import Terms
-from semgrad_guard.guard.scored_sentences import (
-    require_by_sentence,
-)
+from semgrad_guard.guard.scored_sentences import require_by_sentence
 from semgrad_guard.guard.timing import awaited_all
 from semgrad_guard.guard.verdicts import current_recorder, unscored
 from semgrad_guard.records import Conversation, PromptForm, ToolCall, Verdict
@@ -57,7 +55,7 @@ class Answerer:
         if not callable(self.estimator) or not hasattr(self.estimator, "objective"):
             raise InputError(f"an estimator is one such as HybridGrad(), not {_shown(self.estimator)}")
         if self.by_sentence is not None:
-            require_by_sentence(self.estimator, self.by_sentence)
+            require_by_sentence(self.estimator)
         options: Any = self.options
         if not isinstance(options, GenerationOptions):
             raise InputError(f"options are GenerationOptions(...), not {_shown(options)}")

@@ -16,7 +16,7 @@ from semgrad_guard.engine.worker import Request
 from semgrad_guard.guard.flow import Draft
 from semgrad_guard.guard.policy import Terms, settle
 from semgrad_guard.guard.sentences import delivers
-from semgrad_guard.guard.verdicts import Deliver
+from semgrad_guard.guard.verdicts import Deliver, Escalate
 from semgrad_guard.records import SentenceVerdict, Verdict
 
 R = TypeVar("R")
@@ -63,11 +63,12 @@ class EarlySentences:
             self._terms.policy,
             self._terms.mode,
             can_escalate=self._terms.can_escalate,
+            continues=self._terms.continues,
             prompt=draft.prompt,
             closing_line="",
         )
         verdict = settled.verdict
-        if isinstance(settled, Deliver):
+        if isinstance(settled, Deliver) or (isinstance(settled, Escalate) and settled.ranges):
             for sentence in verdict.sentences:
                 if delivers(sentence) and sentence.end > self._left:
                     self._put(SentencePiece(verdict.text[sentence.start : sentence.end], sentence))

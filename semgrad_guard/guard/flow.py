@@ -19,7 +19,7 @@ from semgrad_guard.decision_log.entries import Facts
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
 from semgrad_guard.errors import AnswerFailedError, DeadlineExceededError, InputError, LowConfidenceError, UpstreamError
 from semgrad_guard.guard.policy import Terms, decide, settle
-from semgrad_guard.guard.sentences import is_part, watched_score
+from semgrad_guard.guard.sentences import ended, is_part, watched_score
 from semgrad_guard.guard.timing import Steps, Work, adrive, cancelling, drive
 from semgrad_guard.guard.verdicts import (
     Deliver,
@@ -27,12 +27,15 @@ from semgrad_guard.guard.verdicts import (
     Raise,
     Settlement,
     abstained,
+    continued,
     current_recorder,
     escalated,
     handed_on,
+    is_withheld,
     rejected,
     says_nothing,
     unscored,
+    with_promise,
 )
 from semgrad_guard.records import METADATA_KEY, Verdict
 
@@ -99,7 +102,8 @@ TargetReply = Reply[A] | Refusal | HandedOn | Exception
 @dataclass(frozen=True)
 class Outcome(Generic[A]):
     """The decided answer: `verdict.text` is the delivered text, `answer` the draft's or the target's object. It is None
-    for an abstention, or where sentences are left out: the frontend makes that object from the verdict."""
+    for an abstention, or where sentences are left out: the frontend makes that object from the verdict. Where the
+    target's answer follows delivered sentences (`verdict.is_continued`), the frontend puts them before it."""
 
     verdict: Verdict
     answer: A | None
@@ -158,6 +162,7 @@ class Pending(Generic[A]):
                 trusted=draft.trusted,
                 strange=draft.strange,
                 whole=bool(draft.irreplaceable),
+                continues=terms.continues,
                 closing_line=terms.closing_line,
             )
         except Exception as error:  # noqa: BLE001 - raised in this draft's place, after the others are settled
@@ -190,23 +195,21 @@ def conclude(
         Exception: the target's own, where `on_error` is to raise.
     """
     if isinstance(settled, Deliver):
-        verdict, left = settled.verdict, answer
-        if is_part(verdict):
-            if terms.part is None:
-                return _recorded(Outcome(verdict, None), terms)
-            left = terms.part(verdict, answer, settled.ranges)
-        if terms.trim is not None:
-            verdict, left = terms.trim(verdict, left)
-        return _recorded(Outcome(verdict, left), terms)
+        return _delivered(settled, answer, terms)
     if isinstance(settled, Raise):
         raise _refused(settled.verdict, terms)
     withheld, message = settled.verdict, None
     if isinstance(settled, Escalate):
-        if isinstance(reply, Reply) and not _is_rejected(reply.content):
-            return _recorded(Outcome(escalated(settled.verdict, reply.content), reply.answer), terms)
+        part = bool(settled.ranges)
+        if isinstance(reply, Reply) and not _is_rejected(reply.content, part=part):
+            made = (continued if part else escalated)(settled.verdict, reply.content)
+            return _recorded(Outcome(made, reply.answer), terms)
         if isinstance(reply, HandedOn):
             return Outcome(handed_on(settled.verdict), None)
-        reason, message = _rejection(reply, terms)
+        reason, message = _rejection(reply, terms, part=part)
+        if part:
+            verdict = with_promise(ended(settled.verdict, reason, closing_line=terms.closing_line))
+            return _delivered(Deliver(verdict, settled.ranges), answer, terms)
         withheld = rejected(settled.verdict, reason)
     if irreplaceable:
         raise _refused(withheld, terms, advice=irreplaceable)
@@ -214,16 +217,33 @@ def conclude(
     return _recorded(Outcome(abstained(withheld, words), None), terms)
 
 
-def _is_rejected(content: Verdict | str) -> str:
-    """Why a target's reply is not delivered: it is empty, or its own policy rejects it and its mode only notes that."""
+def _delivered(settled: Deliver, answer: A, terms: Terms) -> Outcome[A]:
+    """The outcome for a draft that goes out, or a part of it."""
+    verdict, left = settled.verdict, answer
+    if is_part(verdict):
+        if terms.part is None:
+            return _recorded(Outcome(verdict, None), terms)
+        left = terms.part(verdict, answer, settled.ranges)
+    if terms.trim is not None:
+        verdict, left = terms.trim(verdict, left)
+    return _recorded(Outcome(verdict, left), terms)
+
+
+def _is_rejected(content: Verdict | str, *, part: bool) -> str:
+    """Why a target's reply is not delivered: it is empty, or its own policy rejects it and its mode only notes that.
+
+    Behind delivered sentences (`part`) no abstain message of the target's goes out either.
+    """
     if says_nothing(content) if isinstance(content, Verdict) else not content.strip():
         return "the escalation target's answer is empty"
-    if isinstance(content, Verdict) and content.action != "answer" and not content.enforced:
+    if isinstance(content, Verdict) and (
+        (content.action != "answer" and not content.enforced) or (part and is_withheld(content))
+    ):
         return "the escalation target's own guard does not let its answer through"
     return ""
 
 
-def _rejection(reply: TargetReply[A] | None, terms: Terms) -> tuple[str, str | None]:
+def _rejection(reply: TargetReply[A] | None, terms: Terms, *, part: bool) -> tuple[str, str | None]:
     """Why a target delivers nothing, and the target's words for it if it has some.
 
     Raises:
@@ -232,7 +252,7 @@ def _rejection(reply: TargetReply[A] | None, terms: Terms) -> tuple[str, str | N
     if isinstance(reply, Refusal):
         return reply.reason, reply.message
     if isinstance(reply, Reply):
-        return _is_rejected(reply.content), None
+        return _is_rejected(reply.content, part=part), None
     if not isinstance(reply, Exception):
         raise InputError("an answer was to be escalated and the target has not replied")
     if terms.on_error == "raise":

@@ -52,8 +52,9 @@ class Guard:
         by: "sentence" scores every sentence, given everything before it, and delivers those that are let through
             (`verdict.sentences`); "answer" judges the whole. Default: as the policy was calibrated, or the whole.
         on_doubt: at a doubtful sentence "stop" (the default without a calibration) ends the answer before it, "drop"
-            leaves it out with those that lean on it, "mark" delivers it outside the promise.
-        closing_line: delivered behind an answer that "stop" has ended.
+            leaves it out with those that lean on it, "mark" delivers it outside the promise; "escalate" ends the answer
+            before it, and the target's reply to the conversation follows behind a blank line.
+        closing_line: delivered behind an answer that "stop" has ended, or "escalate" where no target finishes it.
         prepare: turns the conversation into the one the model sees (puts retrieved passages in, for example).
         prompt_template: a name for that form of prompt; a calibration for another form is refused.
         options: how to generate; greedy by default.

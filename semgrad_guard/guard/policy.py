@@ -250,6 +250,8 @@ class Terms(DeliveryOptions):
         policy: which scores to let through.
         mode: "enforce", "annotate", "observe" or "raise".
         can_escalate: whether there is a target.
+        continues: whether the target may finish an answer of which sentences are delivered; a person may not, who
+            decides about whole answers.
         abstain_message: delivered in the place of an answer that is neither let through nor escalated; a function gets
             the verdict, without the withheld text unless drafts are kept.
         keep_draft: whether metadata may hold withheld text.
@@ -269,6 +271,7 @@ class Terms(DeliveryOptions):
 
     policy: Policy
     can_escalate: bool = False
+    continues: bool = True
     abstain_message: AbstainMessage = ABSTAIN_MESSAGE
     keep_draft: KeepDraft = False
     timeout: Timeout = None
@@ -343,6 +346,7 @@ def settle(
     trusted: bool = False,
     strange: tuple[str, ...] = (),
     whole: bool = False,
+    continues: bool = True,
     closing_line: str = CLOSING_LINE,
 ) -> Settlement:
     """The decision about a draft. Pure: records in, a record out.
@@ -357,6 +361,7 @@ def settle(
             about them is advice. Text next to them is let through only by its score.
         strange: why the question is unlike those of the calibration, in addition to the form of its prompt.
         whole: nothing may be delivered in the answer's place, and so no part of it.
+        continues: whether the target may finish an answer; else on_doubt="escalate" is as "stop".
         closing_line: delivered behind an answer that ends before a doubtful sentence.
 
     Raises:
@@ -367,7 +372,7 @@ def settle(
         return Deliver(draft)
     if not withholds(mode) and policy.on_unfamiliar == "raise":
         policy = replace(policy, on_unfamiliar="abstain")  # advice is given, not raised
-    verdict = decide(draft, policy, can_escalate=can_escalate, prompt=prompt, strange=strange)
+    verdict = decide(draft, policy, can_escalate=can_escalate, continues=continues, prompt=prompt, strange=strange)
     if not withholds(mode):
         return Deliver(verdict.model_copy(update={"enforced": False}))
     if trusted and verdict.action != "answer":
@@ -378,7 +383,8 @@ def settle(
         return Raise(verdict)
     ranges = tuple((one.start, one.end) for one in verdict.sentences if delivers(one))
     if ranges and (not whole or len(ranges) == len(verdict.sentences)):
-        return Deliver(with_promise(with_delivered(verdict, closing_line=closing_line)), ranges)
+        part = with_promise(with_delivered(verdict, closing_line=closing_line))
+        return Escalate(part, ranges) if part.action == "escalate" else Deliver(part, ranges)
     return Escalate(verdict) if verdict.action == "escalate" else Abstain(verdict)
 
 
@@ -387,6 +393,7 @@ def decide(
     policy: Policy,
     *,
     can_escalate: bool,
+    continues: bool = True,
     prompt: PromptForm | None = None,
     strange: tuple[str, ...] = (),
 ) -> Verdict:
@@ -415,6 +422,12 @@ def decide(
     def passes(score: float | None) -> bool:
         return judged and policy.decide(score, can_escalate=False) == "answer"
 
+    on_doubt = (draft.settings or {}).get("on_doubt", "stop") if judged else "stop"
+    if on_doubt == "escalate":
+        doubtful = (one.uncertainty for one in draft.sentences if not passes(one.uncertainty))
+        finishes = continues and policy.decide(next(doubtful, None), can_escalate=can_escalate) == "escalate"
+        on_doubt = "escalate" if finishes else "stop"
+
     changes: dict[str, Any] = {
         "action": action,
         "threshold": policy.recorded_threshold,
@@ -428,7 +441,7 @@ def decide(
         "reason": draft.reason if let_through or draft.reason else _withheld(draft, policy),
         "sentences": decided_sentences(
             draft.sentences,
-            on_doubt=(draft.settings or {}).get("on_doubt", "stop") if judged else "stop",
+            on_doubt=on_doubt,
             lets_through=passes,
             promises=lambda score: calibrated and not unfamiliar and policy.lets_through(score),
             confidence=policy.confidence,

@@ -23,7 +23,7 @@ from semgrad_guard.calibration import Binding, Calibration
 from semgrad_guard.engine.leaning import leanings
 from semgrad_guard.engine.sentences import sentences
 from semgrad_guard.errors import BindingMismatchError, InputError
-from semgrad_guard.guard.scored_sentences import WITHOUT_END, most_doubtful, require_by_sentence
+from semgrad_guard.guard.scored_sentences import WITHOUT_END, most_doubtful
 from semgrad_guard.guard.verdicts import binding_of, unscored
 from semgrad_guard.records import Message, PromptForm, SentenceVerdict, Verdict, digest_of
 from semgrad_guard.settings import REPORTED, OnDoubt
@@ -57,8 +57,6 @@ class ReportedScorer:
     """What happens at a doubtful sentence, which scores are bound to; None: the whole answer has one score."""
 
     def __post_init__(self) -> None:
-        if self.by_sentence is not None:
-            require_by_sentence(None, self.by_sentence)
         if self.estimator not in REPORTED:
             raise InputError(
                 f"{self.estimator} needs the model itself; a server's log-probabilities allow {', '.join(REPORTED)}. "

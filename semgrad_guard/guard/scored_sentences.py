@@ -13,7 +13,6 @@ from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.estimators.sampled import AskingEstimator
 from semgrad_guard.records import Score, SentenceVerdict, Verdict
-from semgrad_guard.settings import OnDoubt
 
 WITHOUT_END = "no token of the answer ends in this sentence"
 OTHER_TOKENS = "the answer's tokens spell another text than it has, so that its sentences have no scores"
@@ -21,14 +20,12 @@ WITH_CALLS = "an answer that calls tools is not judged by sentence"
 _PARTS = ("semgrad", "paragrad", "mean_entropy", "gnll", "max_probability")
 
 
-def require_by_sentence(estimator: Estimator | None, on_doubt: OnDoubt) -> None:
-    """Refuse an estimator that compares whole answers; None: another server's log-probabilities are the score.
+def require_by_sentence(estimator: Estimator) -> None:
+    """Refuse an estimator that compares whole answers.
 
     Raises:
-        InputError: it draws further answers, or asks the model about this one; or a target should finish answers.
+        InputError: it draws further answers, or asks the model about this one.
     """
-    if on_doubt == "escalate":
-        raise InputError('on_doubt="escalate" is not available yet: take "stop", "drop" or "mark"')
     if isinstance(estimator, AskingEstimator):
         raise InputError(
             f'{estimator.name} compares whole answers; by="sentence" needs an estimator of one replay, or of the '

@@ -31,12 +31,22 @@ def require_same_unit(calibration: Calibration, binding: Binding) -> None:
         )
 
 
-def judged_by(calibration: Calibration | None, by: JudgedBy | None, on_doubt: OnDoubt | None) -> OnDoubt | None:
+def judged_by(
+    calibration: Calibration | None, by: JudgedBy | None, on_doubt: OnDoubt | None, *, continues: bool = True
+) -> OnDoubt | None:
     """The action at a doubtful sentence, by the settings or else the calibration; None: whole answers are judged.
 
     Raises:
-        InputError: `on_doubt` is given for whole answers.
+        InputError: `on_doubt` is given for whole answers; or it lets a target finish, which this front does not do
+            (`continues` is False).
     """
+    found = _judged_by(calibration, by, on_doubt)
+    if found == "escalate" and not continues:
+        raise InputError('on_doubt="escalate" is not available here: take "stop", "drop" or "mark"')
+    return found
+
+
+def _judged_by(calibration: Calibration | None, by: JudgedBy | None, on_doubt: OnDoubt | None) -> OnDoubt | None:
     made = () if calibration is None else calibration.with_kinds
     forms: list[OnDoubt] = [one.sentences.on_doubt for one in made if one.sentences is not None]
     calibrated = forms[0] if forms else None
@@ -91,19 +101,21 @@ def watched_score(verdict: Verdict) -> float | None:
 
 
 def with_delivered(draft: Verdict, *, closing_line: str) -> Verdict:
-    """The verdict with the part of its text that is delivered; behind an answer that was ended early, the line."""
+    """The verdict with the part of its text that is delivered; behind an answer that was ended early, the line.
+
+    A part that a target finishes has neither the line nor a promise about all of it.
+    """
     text, kept = "", list[SentenceVerdict]()
     for sentence in draft.sentences:
         begin = len(text)
         text += draft.text[sentence.start : sentence.end] if delivers(sentence) else ""
         kept.append(sentence.model_copy(update={"start": begin, "end": len(text)}))
     withheld = [sentence for sentence in kept if not delivers(sentence)]
-    ended = any(sentence.action == "stop" for sentence in kept)
-    if ended and closing_line:
-        text += closing_line if text[-1:].isspace() else f" {closing_line}"
+    if any(sentence.action == "stop" for sentence in kept):
+        text = _closed(text, closing_line)
     doubtful = sum(sentence.action != "deliver" for sentence in kept)
     changes = {
-        "action": "answer",
+        "action": "escalate" if any(sentence.action == "escalate" for sentence in kept) else "answer",
         "text": text,
         "sentences": tuple(kept),
         "draft": draft.text if withheld else None,
@@ -113,9 +125,28 @@ def with_delivered(draft: Verdict, *, closing_line: str) -> Verdict:
     return draft.model_copy(update=changes)
 
 
+def ended(part: Verdict, reason: str, *, closing_line: str) -> Verdict:
+    """The part that no target finishes, for this reason: it ends with the line."""
+    sentences = (
+        one.model_copy(update={"action": "stop"}) if one.action == "escalate" else one for one in part.sentences
+    )
+    changes = {
+        "action": "answer",
+        "text": _closed(part.text, closing_line),
+        "sentences": tuple(sentences),
+        "reason": f"{part.reason}; {reason}",
+    }
+    return part.model_copy(update=changes)
+
+
+def _closed(text: str, closing_line: str) -> str:
+    return text + closing_line if not closing_line or text[-1:].isspace() else f"{text} {closing_line}"
+
+
 def is_part(verdict: Verdict) -> bool:
     """Whether some sentences of an answer were delivered, and others not."""
-    return verdict.action == "answer" and verdict.draft is not None and any(map(delivers, verdict.sentences))
+    shown = verdict.action == "answer" or verdict.is_continued
+    return shown and verdict.draft is not None and any(map(delivers, verdict.sentences))
 
 
 def undecided_sentences(sentences: Sequence[SentenceVerdict]) -> tuple[SentenceVerdict, ...]:

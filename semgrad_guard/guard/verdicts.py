@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 UNSCORED = "none"
 """The estimator of an answer without a score."""
+TWO_AUTHORS = "its beginning and its end are by two models, and no score is about both"
 
 
 def says_nothing(draft: Verdict) -> bool:
@@ -56,8 +57,10 @@ def undecided(verdict: Verdict) -> Verdict:
 def as_draft(verdict: Verdict) -> Verdict:
     """The verdict of a message as that of a draft: the delivered text's own, undecided.
 
-    An answer that another guard has withheld stays withheld.
+    An answer that another guard has withheld stays withheld. A text of two authors has no score of its own.
     """
+    if verdict.is_continued:
+        return unscored(verdict.text, reason=TWO_AUTHORS, model=verdict.model)
     return verdict if is_withheld(verdict) else undecided(verdict.delivered)
 
 
@@ -120,6 +123,26 @@ def escalated(decided: Verdict, answer: str | Verdict) -> Verdict:
     return with_promise(decided.model_copy(update=changes))
 
 
+def continued(part: Verdict, answer: str | Verdict) -> Verdict:
+    """The verdict with a target's answer behind the delivered sentences; a plain string is passed on unscored.
+
+    The target was given the conversation alone, as for a whole answer: with these sentences as an assistant's turn its
+    prompt would be unlike those that it was calibrated on, and many models do not continue such a turn. So its answer
+    is complete in itself, and a blank line parts the two. Each sentence and the answer keep their own promise; none
+    is about both.
+    """
+    if isinstance(answer, str):
+        answer = external(answer, estimator=part.estimator)
+    between = "\n" * (2 - len(part.text) + len(part.text.rstrip("\n"))) if answer.text else ""
+    changes = {
+        "text": part.text + between + answer.text,
+        "tool_calls": answer.tool_calls,
+        "promised": False,
+        "escalated": answer,
+    }
+    return part.model_copy(update=changes)
+
+
 def external(text: str, *, tool_calls: tuple[ToolCall, ...] = (), estimator: str = UNSCORED) -> Verdict:
     """The verdict on the answer of a target that carries no score."""
     return unscored(
@@ -141,7 +164,7 @@ def with_promise(verdict: Verdict) -> Verdict:
 
 def _keeps(verdict: Verdict) -> bool:
     """Whether a stage lets the delivered text through, or hands its question on to one that was calibrated for that."""
-    if not verdict.familiar:  # the target expects familiar questions, too
+    if not verdict.familiar or verdict.is_continued:  # the target expects familiar questions, too
         return False
     if verdict.escalated is not None:
         return verdict.escalated.upstream == verdict.calibration_id and _keeps(verdict.escalated)
@@ -191,9 +214,10 @@ class Deliver:
 
 @dataclass(frozen=True)
 class Escalate:
-    """The target answers; nothing of the draft goes out."""
+    """The target answers; nothing of the draft goes out but the sentences of these ranges, which its answer follows."""
 
     verdict: Verdict
+    ranges: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

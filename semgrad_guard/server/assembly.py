@@ -151,7 +151,7 @@ class _Maker:
         """A model that answers itself, or one of the upstream's, scored by a local one."""
         target = self.target  # a URL that is none is refused before a model is loaded
         policy = policy_of(self.settings, name)
-        by_sentence = judged_by(policy.calibration, self.settings.by, self.settings.on_doubt)
+        by_sentence = judged_by(policy.calibration, self.settings.by, self.settings.on_doubt, continues=False)
         upstream: Upstream | None = None
         if self.upstream is None:
             scheduler = self.queue or self._scheduler(name, policy, by_sentence)

@@ -251,7 +251,7 @@ class Service:
                 "this server delivers the sentences of an answer that it lets through, and a part of a JSON answer is "
                 "none; leave response_format out"
             )
-        terms = replace(terms, part=part_of, trim=cuts.delivered if cuts else None)
+        terms = replace(terms, part=part_of, continues=False, trim=cuts.delivered if cuts else None)
         return Call(
             request=request, forwarded=sent, body=body, served=served, terms=terms, stop=terms.stop(), cuts=cuts
         )

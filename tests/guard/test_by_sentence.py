@@ -55,6 +55,7 @@ def actions(verdict: Verdict) -> str:
         ("drop", (0, 0, 2, 0), f"{PIECES[0]}{PIECES[1]}", "deliver deliver drop drop"),
         ("mark", (0, 0, 2, 0), "".join(PIECES), "deliver deliver mark deliver"),
         ("stop", (0, None, 0), f"{PIECES[0]}{CLOSING_LINE}", "deliver stop stop"),
+        ("escalate", (0, None, 0), f"{PIECES[0]}{CLOSING_LINE}", "deliver stop stop"),  # on_unscored is to abstain
         ("drop", (0, None, 0), f"{PIECES[0]}{PIECES[2]}", "deliver drop deliver"),
     ],
 )
@@ -95,14 +96,16 @@ def test_nothing_withheld_is_in_the_metadata() -> None:
     assert "big" in str(verdict.metadata(keep_draft=True))
 
 
-@pytest.mark.parametrize("on_doubt", ["stop", "drop"])
+@pytest.mark.parametrize("on_doubt", ["stop", "drop", "escalate"])
 def test_where_nothing_is_left_the_whole_answer_is_withheld(on_doubt: Any) -> None:
     whole = draft(2, 3, on_doubt=on_doubt)
     assert isinstance(settle(whole, POLICY, "enforce", can_escalate=False), Abstain)
     assert isinstance(settle(whole, POLICY, "enforce", can_escalate=True), Escalate)
 
 
-@pytest.mark.parametrize(("on_doubt", "kind"), [("stop", Abstain), ("drop", Abstain), ("mark", Deliver)])
+@pytest.mark.parametrize(
+    ("on_doubt", "kind"), [("stop", Abstain), ("drop", Abstain), ("escalate", Abstain), ("mark", Deliver)]
+)
 def test_no_part_of_an_irreplaceable_answer_is_delivered(on_doubt: Any, kind: type) -> None:
     settled = settle(draft(0, 2, on_doubt=on_doubt), POLICY, "enforce", can_escalate=False, whole=True)
     assert isinstance(settled, kind)
@@ -220,5 +223,3 @@ def test_a_calibration_of_whole_answers_is_none_of_sentences(language_model: Lan
 def test_estimators_of_whole_answers_are_refused(language_model: LanguageModel) -> None:
     with pytest.raises(InputError, match="whole answers"):
         guard(language_model, 1.0, estimator=SemanticEntropy())
-    with pytest.raises(InputError, match="not available"):
-        guard(language_model, 1.0, on_doubt="escalate")

@@ -52,10 +52,10 @@ def thresholds(model: FixedModel) -> list[float]:
     return [0.0, *(score * 1.001 for score in sorted(scores(guard(model, 1e9)("q"))))]
 
 
-@pytest.mark.parametrize("on_doubt", ["stop", "drop", "mark"])
+@pytest.mark.parametrize("on_doubt", ["stop", "drop", "mark", "escalate"])
 @pytest.mark.parametrize("place", range(4))
 def test_the_stream_is_the_text_of_the_record_at_any_threshold(model: FixedModel, on_doubt: Any, place: int) -> None:
-    made = guard(model, thresholds(model)[place], on_doubt=on_doubt)
+    made = guard(model, thresholds(model)[place], on_doubt=on_doubt, escalate_to=lambda _: "Ask a cook.")
     whole, stream = made("q"), made.stream("q")
     pieces = list(stream)
     assert "".join(pieces) == stream.verdict.text == whole.text
@@ -65,7 +65,7 @@ def test_the_stream_is_the_text_of_the_record_at_any_threshold(model: FixedModel
     assert pieces[: len(left)] == left
     assert (stream.verdict.action, stream.verdict.enforced) == (whole.action, whole.enforced)
     assert actions(whole)[: len(stream.verdict.sentences)] == actions(stream.verdict)
-    if on_doubt != "stop":
+    if on_doubt not in ("stop", "escalate"):
         assert len(stream.verdict.sentences) == 3
 
     async def read() -> tuple[str, Verdict]:

@@ -50,7 +50,7 @@ class TextScorer:
 
     def __post_init__(self) -> None:
         if self.by_sentence is not None:
-            require_by_sentence(self.estimator, self.by_sentence)
+            require_by_sentence(self.estimator)
 
     def __call__(self, rows: Sequence[Question], start: int = 0) -> list[ScoredText]:
         """The texts of a batch, in its order, from one backward pass for all of them."""

@@ -109,3 +109,5 @@ def test_a_response_with_a_doubtful_sentence_does_not_pass(fixed: LanguageModel,
 def test_an_action_at_doubt_needs_sentences(fixed: LanguageModel) -> None:
     with pytest.raises(InputError, match='by="sentence"'):
         SemGradLLM.from_model(fixed, on_doubt="drop")
+    with pytest.raises(InputError, match="not available here"):
+        SemGradLLM.from_model(fixed, by="sentence", on_doubt="escalate")
