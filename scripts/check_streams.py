@@ -109,8 +109,8 @@ async def pieces_of(model: LanguageModel, drawn: Drawn, events: Heard) -> AsyncI
             body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": question}]}
             response = await client.post("/v1/chat/completions", json=body)
         events.all.append(response.text)
-        events = [line[6:] for line in response.text.splitlines() if line.startswith("data: {")]
-        for event in map(json.loads, events):
+        chunks = [line[6:] for line in response.text.splitlines() if line.startswith("data: {")]
+        for event in map(json.loads, chunks):
             for choice in event["choices"]:
                 yield choice["delta"].get("content") or "", None
         return

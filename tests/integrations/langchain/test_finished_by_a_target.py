@@ -56,8 +56,8 @@ def made(fixed: LanguageModel, front: str, threshold: float, target: Any, **give
 
 @pytest.mark.parametrize("front", ["router", "guard"])
 async def test_every_path_has_the_text_of_both(fixed: LanguageModel, between: float, front: str) -> None:
-    asked: list[Any] = []
-    target = RunnableLambda(lambda messages: asked.append(messages) or REPLY)
+    received: list[Any] = []
+    target = RunnableLambda(lambda messages: received.append(messages) or REPLY)
     model, router = made(fixed, front, between, target)
     ledger = Ledger()
     config: Any = {"callbacks": [*router, ledger]}
@@ -78,9 +78,9 @@ async def test_every_path_has_the_text_of_both(fixed: LanguageModel, between: fl
     graph: Any = StateGraph(MessagesState).add_node("answer", answer).add_edge(START, "answer").compile()
     streamed = list(graph.stream({"messages": [("user", QUESTION)]}, stream_mode=["messages", "values"]))
     assert streamed[-1][1]["messages"][-1].content == FINISHED
-    everywhere = repr([message, chunks, events, streamed, asked, [run.outputs for run in ledger.runs]])
+    everywhere = repr([message, chunks, events, streamed, received, [run.outputs for run in ledger.runs]])
     assert not [piece for piece in WITHHELD if piece in everywhere]
-    assert {len(messages) for messages in asked} == {1}
+    assert {len(messages) for messages in received} == {1}
 
 
 @pytest.mark.parametrize("front", ["router", "guard"])
