@@ -195,12 +195,12 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
     @property
     def _knows_tools(self) -> bool:
         """Whether calls of tools can be read in its answers; False where only weights tell that need not be loaded."""
-        calls_tools = None
+        declared = None
         if self._weights is None:
-            calls_tools = template_calls_tools(self.model, self.revision, self.template_options)
-            if calls_tools is None and self.context_window is not None:
+            declared = template_calls_tools(self.model, self.revision, self.template_options)
+            if declared is None and self.context_window is not None:
                 return False
-        return self.language_model.knows_tools if calls_tools is None else calls_tools
+        return self.language_model.knows_tools if declared is None else declared
 
     def to_payload(self) -> dict[str, Any]:
         """This LLM in traces. LlamaIndex's own reads `metadata`, which would load weights on the event loop."""
