@@ -4,7 +4,7 @@
 
 The model writes three sentences with nonces of their question. Thresholds, fronts, slow readers and the places where a
 reader leaves are drawn. Pieces, chunks, tokens and ends that handlers hear are searched for the nonces of sentences
-that the whole answer's verdict withholds.
+that the whole answer's verdict withholds, and so are checkpoints, memories and records.
 """
 
 from __future__ import annotations
@@ -17,20 +17,28 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
 import httpx
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.runnables import RunnableLambda
+from langchain_core.runnables import RunnableConfig, RunnableLambda
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
+from llama_index.core.chat_engine import SimpleChatEngine
+from llama_index.core.memory import ChatMemoryBuffer
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.retrievers import BaseRetriever
+from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
 from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, UncertaintyRouterCallback, get_verdict
+from llama_index_semgrad_guard import GuardedChatEngine, GuardedQueryEngine, SemGradLLM
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.estimators import MaxProbability
 from semgrad_guard.guard import Terms
-from semgrad_guard.records import Verdict
+from semgrad_guard.records import SentenceVerdict, Verdict
 from semgrad_guard.server.app import make_app
 from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.service import ServedModel, Service
@@ -79,59 +87,160 @@ class Drawn(NamedTuple):
     target: Any
 
 
-async def pieces_of(model: LanguageModel, drawn: Drawn, events: Heard) -> AsyncIterator[tuple[str, Verdict | None]]:
-    """The pieces of a stream, and at its end the record, if the front shows one in this process."""
-    front, question, policy, given, target = drawn
-    if front == "guard":
-        made = Guard(model, policy, escalate_to=target, **given).stream(question)
-        try:
-            while (piece := await asyncio.to_thread(next, made, None)) is not None:
-                yield piece, None
-            yield "", made.verdict
-        finally:
-            made.close()
-        return
-    if front == "aguard":
-        stream = Guard(model, policy, escalate_to=target, **given).astream(question)
-        try:
-            async for piece in stream:
-                yield piece, None
-            yield "", await stream.verdict()
-        finally:
-            await stream.aclose()
-        return
-    if front == "server":
-        by: Any = given["on_doubt"]
-        scheduler = Scheduler(model, given["estimator"], by_sentence=by)
-        served = ServedModel(name="m", scheduler=scheduler, terms=Terms(policy=policy), by_sentence=by)
-        transport = httpx.ASGITransport(make_app(Service([served])))
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-            body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": question}]}
-            response = await client.post("/v1/chat/completions", json=body)
-        events.all.append(response.text)
-        chunks = [line[6:] for line in response.text.splitlines() if line.startswith("data: {")]
-        for event in map(json.loads, chunks):
-            for choice in event["choices"]:
-                yield choice["delta"].get("content") or "", None
-        return
-    chat: Any = ChatSemGrad.from_model(model, **given)
-    config: dict[str, Any] = {"callbacks": [events]}
-    if front == "router":
-        config["callbacks"].append(UncertaintyRouterCallback(policy, escalate_to=target and RunnableLambda(target)))
-    else:
-        chat = GuardedChatModel(chat, policy, escalate_to=target and RunnableLambda(target))
+Pieces = AsyncIterator[tuple[str, Verdict | None]]
+"""The pieces of a stream, and at its end the record, if the front shows one in this process."""
+
+
+def guard_of(model: LanguageModel, drawn: Drawn) -> Guard:
+    """A guard with the target, if there is one."""
+    return Guard(model, drawn.policy, escalate_to=drawn.target, **drawn.given)
+
+
+async def guard_pieces(model: LanguageModel, drawn: Drawn, _: Heard) -> Pieces:
+    """Those of `Guard.stream`, read in threads."""
+    made = guard_of(model, drawn).stream(drawn.question)
+    try:
+        while (piece := await asyncio.to_thread(next, made, None)) is not None:
+            yield piece, None
+        yield "", made.verdict
+    finally:
+        made.close()
+
+
+async def async_guard_pieces(model: LanguageModel, drawn: Drawn, _: Heard) -> Pieces:
+    """Those of `Guard.astream`."""
+    stream = guard_of(model, drawn).astream(drawn.question)
+    try:
+        async for piece in stream:
+            yield piece, None
+        yield "", await stream.verdict()
+    finally:
+        await stream.aclose()
+
+
+async def server_pieces(model: LanguageModel, drawn: Drawn, events: Heard) -> Pieces:
+    """Those of the server."""
+    by: Any = drawn.given["on_doubt"]
+    scheduler = Scheduler(model, drawn.given["estimator"], by_sentence=by)
+    served = ServedModel(name="m", scheduler=scheduler, terms=Terms(policy=drawn.policy), by_sentence=by)
+    transport = httpx.ASGITransport(make_app(Service([served])))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": drawn.question}]}
+        response = await client.post("/v1/chat/completions", json=body)
+    events.all.append(response.text)
+    sent = [line[6:] for line in response.text.splitlines() if line.startswith("data: {")]
+    for event in map(json.loads, sent):
+        for choice in event["choices"]:
+            yield choice["delta"].get("content") or "", None
+
+
+async def langchain_pieces(model: LanguageModel, drawn: Drawn, events: Heard) -> Pieces:
+    """Those of a chat model under a router, or in a guard."""
+    chat, config = langchain_model(model, drawn, events)
     whole: Any = None
-    async for chunk in chat.astream(question, config=config):
+    async for chunk in chat.astream(drawn.question, config=config):
         whole = chunk if whole is None else whole + chunk
         yield str(chunk.content), None
     yield "", get_verdict(whole)
 
 
-FRONTS = ("guard", "aguard", "router", "guarded", "server")
+async def graph_pieces(model: LanguageModel, drawn: Drawn, events: Heard) -> Pieces:
+    """Those of a graph, whose checkpoints are searched, also where the reader leaves."""
+    chat, config = langchain_model(model, drawn, events)
+
+    async def answer(state: MessagesState, config: RunnableConfig) -> dict[str, Any]:
+        return {"messages": [await chat.ainvoke(state["messages"], config)]}
+
+    builder = StateGraph(MessagesState).add_node("answer", answer).add_edge(START, "answer")
+    graph: Any = builder.compile(checkpointer=InMemorySaver())
+    place = {**config, "configurable": {"thread_id": "1"}}
+    try:
+        async for message, _ in graph.astream({"messages": [("user", drawn.question)]}, place, stream_mode="messages"):
+            yield str(message.content), None
+    finally:
+        states = graph.get_state_history(place)
+        events.all += [repr(state.values["messages"][1:]) for state in states if state.values]
+    yield "", get_verdict(graph.get_state(place).values["messages"][-1])
 
 
-async def searched(model: LanguageModel, chance: random.Random) -> str:
-    """One stream: the kind of its end.
+def langchain_model(model: LanguageModel, drawn: Drawn, events: Heard) -> tuple[Any, dict[str, Any]]:
+    """A guarded chat model, and the config of its calls."""
+    chat, target = ChatSemGrad.from_model(model, **drawn.given), drawn.target and RunnableLambda(drawn.target)
+    if drawn.front == "router":
+        return chat, {"callbacks": [events, UncertaintyRouterCallback(drawn.policy, escalate_to=target)]}
+    return GuardedChatModel(chat, drawn.policy, escalate_to=target), {"callbacks": [events]}
+
+
+async def query_pieces(model: LanguageModel, drawn: Drawn, events: Heard) -> Pieces:
+    """Those of a guarded query engine, whose response is searched."""
+    llm = SemGradLLM.from_model(model, **drawn.given)
+    response: Any = await query_engine(llm, drawn.policy, streaming=True).aquery(drawn.question)
+    try:
+        async for piece in response.response_gen:
+            yield piece, None
+    finally:
+        await response.response_gen.aclose()
+        events.all += [repr(response.metadata), repr(response.source_nodes)]
+
+
+async def chat_pieces(model: LanguageModel, drawn: Drawn, events: Heard) -> Pieces:
+    """Those of a guarded chat engine, whose memory and response are searched."""
+    llm, memory = SemGradLLM.from_model(model, **drawn.given), ChatMemoryBuffer.from_defaults(token_limit=3000)
+    engine = SimpleChatEngine.from_defaults(llm=llm, memory=memory)
+    stream: Any = await GuardedChatEngine(engine, drawn.policy).astream_chat(drawn.question)
+    text = ""
+    try:
+        async for chunk in stream.achat_stream:
+            text += chunk.delta
+            yield chunk.delta, None
+    finally:
+        await stream.achat_stream.aclose()
+        remembered = [str(message.content) for message in memory.get_all()][1:]
+        events.all += [repr(stream.metadata), repr(stream.sources), *remembered]
+        if text and [one.strip() for one in remembered] != [text.strip()]:
+            raise AssertionError(f"{remembered} is remembered, {text!r} was delivered")
+
+
+def query_engine(llm: SemGradLLM, policy: Policy, *, streaming: bool) -> GuardedQueryEngine:
+    """A guarded engine with one passage."""
+    return GuardedQueryEngine(RetrieverQueryEngine.from_args(NothingMore(), llm=llm, streaming=streaming), policy)
+
+
+class NothingMore(BaseRetriever):
+    """Retrieves one passage without a nonce."""
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return [NodeWithScore(node=TextNode(text="Tea is a drink."), score=1.0)]
+
+
+FRONTS: dict[str, Callable[[LanguageModel, Drawn, Heard], Pieces]] = {
+    "guard": guard_pieces,
+    "aguard": async_guard_pieces,
+    "router": langchain_pieces,
+    "guarded": langchain_pieces,
+    "graph": graph_pieces,
+    "server": server_pieces,
+    "query": query_pieces,
+    "chat": chat_pieces,
+}
+
+NO_TARGET = ("server", "query", "chat")
+"""Fronts in which no target finishes an answer."""
+
+
+async def whole_answer(model: LanguageModel, drawn: Drawn) -> Verdict:
+    """The verdict on the same answer in one piece; a query engine's prompt is another one."""
+    verdict = await guard_of(model, drawn).acall(drawn.question)
+    if drawn.front != "query":
+        return verdict
+    llm = SemGradLLM.from_model(model, **drawn.given)
+    response: Any = await query_engine(llm, drawn.policy, streaming=False).aquery(drawn.question)
+    sentences = map(SentenceVerdict.model_validate, response.metadata["semgrad_guard"]["sentences"])
+    return verdict.model_copy(update={"text": str(response), "sentences": tuple(sentences)})
+
+
+async def searched(model: LanguageModel, chance: random.Random, front: str = "") -> str:
+    """One stream, of a front that is drawn unless it is given: the kind of its end.
 
     Raises:
         AssertionError: something left that must not, or the text is not the record's.
@@ -139,16 +248,17 @@ async def searched(model: LanguageModel, chance: random.Random) -> str:
     nonces = ["-".join("".join(chance.choices("bcdfgklmnprst", k=3)) for _ in range(3)) for _ in range(3)]
     question = f"Which of these is tea: {', '.join(nonces)}?"
     estimator: Any = chance.choice([HybridGrad(), MaxProbability()])
-    front, leaves = chance.choice(FRONTS), chance.choice([None, None, 0, 1, 2])
-    forms = ["stop", "drop", "mark", *(["escalate"] if front != "server" else [])]  # the server refuses it
+    front, leaves = front or chance.choice(list(FRONTS)), chance.choice([None, None, 0, 1, 2])
+    forms = ["stop", "drop", "mark", *([] if front in NO_TARGET else ["escalate"])]
     given = {"estimator": estimator, "by": "sentence", "on_doubt": chance.choice(forms)}
     target = (lambda _: "Another answer.") if given["on_doubt"] == "escalate" else None
-    drafted = (await asyncio.to_thread(Guard(model, Policy(threshold=1e30), **given).drafts, [question]))[0]
-    scores = sorted(sentence.uncertainty or 0.0 for sentence in drafted.sentences)
+    every = await whole_answer(model, Drawn(front, question, Policy(threshold=1e30), given, target))
+    scores = sorted(sentence.uncertainty or 0.0 for sentence in every.sentences)
     policy = Policy(threshold=chance.choice([scores[0] * 0.99, *(score * 1.001 for score in scores)]))
-    whole = await asyncio.to_thread(Guard(model, policy, escalate_to=target, **given), question)
+    drawn = Drawn(front, question, policy, given, target)
+    whole = await whole_answer(model, drawn)
     events, text, record = Heard(), "", None
-    stream = pieces_of(model, Drawn(front, question, policy, given, target), events)
+    stream = FRONTS[front](model, drawn, events)
     try:
         async for piece, verdict in stream:
             text, record = text + piece, verdict or record
