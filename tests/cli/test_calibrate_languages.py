@@ -42,11 +42,11 @@ def test_the_languages_of_the_questions_are_kept_and_shown(calibrate: Callable[.
     shown = calibrate(EIGHT)
     made = Calibration.load(tmp_path / "c.json")
     assert made.languages == ("de", "en", "es", "fr", "it", "ja", "pt", "zh")
-    told = report(made)["languages"]
-    assert told.startswith(
+    stated = report(made)["languages"]
+    assert stated.startswith(
         "de, en, es, fr, it, ja, pt, zh, as declared; that of a later prompt is not checked. contains@2"
     )
-    assert told in flat(shown.stdout)
+    assert stated in flat(shown.stdout)
     assert "Warning contains@2 reads English. In other languages (de, es," in flat(shown.stderr).replace(":", "")
     exact = calibrate(EIGHT, "--language", "DE,pt-BR", "--grader", "exact-match")
     assert Calibration.load(tmp_path / "c.json").languages == ("de", "pt")

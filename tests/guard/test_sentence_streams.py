@@ -84,11 +84,11 @@ def test_stop_ends_the_model_behind_the_doubtful_sentence(model: FixedModel) -> 
         "Tea is old.",
         ["stop"],
     )
-    first, second, _ = scores(guard(model, 1e9)("q"))
-    if first < second:
-        stream = guard(model, first * 1.001).stream("q")
-        assert list(stream) == [PIECES[0], CLOSING_LINE]
-        assert stream.verdict.draft == "Tea is old. Milk is hot!"
+    first, second, _ = scores(guard(model, 1e9)("hello"))
+    assert first < second
+    stream = guard(model, first * 1.001).stream("hello")
+    assert list(stream) == [PIECES[0], CLOSING_LINE]
+    assert stream.verdict.draft == "Tea is old. Milk is hot!"
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def chat(fixed: LanguageModel, kind: str, on_doubt: Any) -> tuple[Any, ChatMemor
     return made.from_defaults(Passages("Paris is in France."), llm=llm, memory=memory), memory
 
 
-async def said(guard: GuardedChatEngine, asynchronous: bool, message: str) -> tuple[list[str], Any]:
+async def replied(guard: GuardedChatEngine, asynchronous: bool, message: str) -> tuple[list[str], Any]:
     if asynchronous:
         stream = await guard.astream_chat(message)
         return [piece async for piece in stream.async_response_gen()], stream
@@ -97,13 +97,13 @@ async def test_a_chat_streams_and_remembers_the_sentences(
 ) -> None:
     inner, memory = chat(fixed, kind, on_doubt)
     for message in ("Where is Paris?", "And Oslo?"):
-        pieces, stream = await said(GuardedChatEngine(inner, Policy(threshold=1e9)), asynchronous, message)
+        pieces, stream = await replied(GuardedChatEngine(inner, Policy(threshold=1e9)), asynchronous, message)
         assert pieces == list(PIECES)
         assert len(stream.source_nodes) == (kind != "simple")
     own = [sentence["uncertainty"] for sentence in stream.metadata["semgrad_guard"]["sentences"]]
     for threshold in (min(own), sorted(own)[1], 0.0):
         memory.reset()
-        pieces, stream = await said(GuardedChatEngine(inner, Policy(threshold=threshold)), asynchronous, "And Rome?")
+        pieces, stream = await replied(GuardedChatEngine(inner, Policy(threshold=threshold)), asynchronous, "And Rome?")
         sentences = stream.metadata["semgrad_guard"]["sentences"]
         kept = [piece for piece, one in zip(PIECES, sentences, strict=False) if one["action"] == "deliver"]
         assert pieces[: len(kept)] == (kept or ["I don't know."][:0])
