@@ -301,9 +301,10 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
         """
         options = {"tools": openai_tools(tools, strict=strict), "tool_choice": tool_choice}
         AnswerForm.of(options)
-        declared = None if self._weights else template_calls_tools(self.model, self.revision, self.template_options)
-        if self._weights or declared is False:
-            _ = self.language_model.tool_format
+        if options["tools"]:  # an agent that owes a structure alone binds none
+            declared = None if self._weights else template_calls_tools(self.model, self.revision, self.template_options)
+            if self._weights or declared is False:
+                _ = self.language_model.tool_format
         return self.bind(**{key: value for key, value in options.items() if value is not None}, **kwargs)
 
     def with_structured_output(

@@ -22,6 +22,7 @@ from semgrad_guard.guard.early_sentences import EarlySentences
 from semgrad_guard.guard.flow import Draft
 from semgrad_guard.guard.policy import Terms
 from semgrad_guard.guard.scored_sentences import require_by_sentence
+from semgrad_guard.guard.streams import LiveAnswer
 from semgrad_guard.guard.timing import awaited_all
 from semgrad_guard.guard.verdicts import current_recorder, unscored
 from semgrad_guard.records import Conversation, PromptForm, ToolCall, Verdict
@@ -245,6 +246,20 @@ class Answerer:
         estimators = (self.estimator, *(() if recorder is None else recorder.estimators))
         plans = dict.fromkeys(getattr(estimator, "plan", None) for estimator in estimators)
         return tuple(plan for plan in plans if isinstance(plan, Sampling))
+
+    def live(
+        self,
+        conversation: Conversation,
+        *,
+        terms: Terms | None = None,
+        template_options: TemplateOptions | None = None,
+    ) -> LiveAnswer:
+        """Answer piece by piece; the scored draft at the end. It is read and begun with the first piece.
+
+        By sentence, those sentences are pieces that `terms` let through.
+        """
+        given: Any = {"terms": terms, "template_options": template_options}
+        return LiveAnswer(lambda on_piece: self.submit(conversation, on_piece=on_piece, **given))
 
     def scored(
         self,

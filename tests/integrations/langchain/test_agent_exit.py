@@ -31,7 +31,7 @@ from typing_extensions import TypedDict
 
 from langchain_semgrad_guard import ChatSemGrad, HumanReview, LowConfidenceError, UncertaintyMiddleware, get_verdict
 from semgrad_guard import LanguageModel, Policy
-from semgrad_guard.errors import InputError, UnenforcedPolicyError
+from semgrad_guard.errors import UnenforcedPolicyError
 
 from .agents import ASKED, RUNS, STREAM_MODES, counting_tool, streamed
 from .support import EVERYTHING, NOTHING, QUESTION, Ledger, Wire, collect
@@ -383,16 +383,3 @@ def test_a_retry_that_goes_on_does_not_deliver_an_error_as_an_answer(how: str, c
     retry = ModelRetryMiddleware(max_retries=1, on_failure="continue", initial_delay=0, jitter=False)
     with pytest.raises(LowConfidenceError):
         RUNS[how](agent_of(chat, retry, guard(mode="raise")), ASKED, None)
-
-
-@pytest.mark.parametrize("model", ["retry", "fallbacks", "configurable"])
-def test_a_model_that_is_none_is_a_typed_error(model: str, chat: ChatSemGrad) -> None:
-    made: Any = {
-        "retry": chat.with_retry(),
-        "fallbacks": chat.with_fallbacks([speaker()]),
-        "configurable": chat.configurable_fields(),
-    }[model]
-    if made is chat:
-        return
-    with pytest.raises(InputError, match="ModelRetryMiddleware"):
-        agent_of(made, guard()).invoke(ASKED)

@@ -232,7 +232,7 @@ def test_an_error_in_the_target_reaches_the_caller(chat: ChatSemGrad, route: Rou
 
 
 def test_a_target_must_return_a_message_or_text(chat: ChatSemGrad, route: Route) -> None:
-    router = UncertaintyRouterCallback(policy=NOTHING, escalate_to=RunnableLambda(lambda _: {"answer": "x"}))
+    router = UncertaintyRouterCallback(policy=NOTHING, escalate_to=RunnableLambda(lambda _: {"score": 1}))
     with pytest.raises(InputError, match="returned a dict"):
         route(chat, QUESTION, {"callbacks": [router]})
 

@@ -47,6 +47,8 @@ UNKNOWING = {
 BRIEF = {"max_tokens": 64}
 """Long enough for a call, and for the start of JSON that these models would fill up to any limit."""
 TEMPLATES = Path(__file__).parents[2] / "fixtures" / "chat_templates"
+TOOLED: dict[str, Any] = {"template_options": {"chat_template": (TEMPLATES / "qwen2.5.jinja").read_text()}}
+"""A template that knows tools."""
 
 
 class _Knowledge:
@@ -70,6 +72,10 @@ class TestUnit(ChatModelUnitTests):
     def chat_model_class(self) -> type[BaseChatModel]:
         return ChatSemGrad
 
+    @property
+    def chat_model_params(self) -> dict[str, Any]:
+        return TOOLED
+
 
 INSIDE = "options of generation belong to the model inside the guard, or to the call"
 
@@ -83,7 +89,7 @@ class TestGuardUnit(ChatModelUnitTests):
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {"model": ChatSemGrad(), "policy": Policy(threshold=1e308)}
+        return {"model": ChatSemGrad(**TOOLED), "policy": Policy(threshold=1e308)}
 
     @property
     def standard_chat_model_params(self) -> dict[str, Any]:
@@ -119,7 +125,7 @@ class TestTiny(_Knowledge, ChatModelIntegrationTests):
     def chat_model_params(self) -> dict[str, Any]:
         return {
             "model": self.folder,
-            "template_options": {"chat_template": (TEMPLATES / "qwen2.5.jinja").read_text()},
+            **TOOLED,
             **BRIEF,
         }
 
