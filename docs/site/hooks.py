@@ -22,6 +22,7 @@ OUTSIDE = {
 """Pages of the site that are files elsewhere in the repository."""
 SHOWN = (
     "examples/*.py",
+    "examples/languages.jsonl",
     "examples/DOCUMENTS.md",
     "examples/litellm/config.yaml",
     "deploy/*",
