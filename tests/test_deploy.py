@@ -81,6 +81,7 @@ def copied_to(source: Path) -> None:
             if (ROOT / origin).is_dir():
                 shutil.copytree(ROOT / origin, source / target, ignore=shutil.ignore_patterns("__pycache__"))
             else:
+                (source / target).parent.mkdir(exist_ok=True)
                 shutil.copy(ROOT / origin, source / target)
 
 
