@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any, ClassVar, Protocol, cast
 
 from semgrad_guard.engine.generation.generation import Evidence
@@ -72,13 +72,16 @@ class ReplayEstimator:
 
     @property
     def objective(self) -> Objective:
-        """The paper's objective unless a subclass is configured otherwise."""
-        return Objective()
+        """The paper's, but for the settings that a subclass shares with it."""
+        own: dict[str, Any] = {
+            one.name: getattr(self, one.name) for one in fields(Objective) if hasattr(self, one.name)
+        }
+        return Objective(**own)
 
     def settings(self) -> dict[str, Any]:
         """The dataclass fields, tuples as lists; those that came later only where they are not the default."""
-        fields: dict[str, Any] = asdict(self)  # type: ignore[call-overload]  # every estimator is a dataclass
-        stated = {key: v for key, v in fields.items() if key not in _LATER_SETTINGS or v != _LATER_SETTINGS[key]}
+        every: dict[str, Any] = asdict(self)  # type: ignore[call-overload]  # every estimator is a dataclass
+        stated = {key: v for key, v in every.items() if key not in _LATER_SETTINGS or v != _LATER_SETTINGS[key]}
         return {key: list(cast("tuple[Any, ...]", v)) if isinstance(v, tuple) else v for key, v in stated.items()}
 
     def value(self, scores: Any) -> float | None:

@@ -44,19 +44,6 @@ class HybridGrad(ReplayEstimator):
             declared_options(ScoringOptions)[name].require(getattr(self, name))
         Objective(norm=self.norm, sampled_rows=self.sampled_rows)  # refuses settings that cannot be sampled
 
-    @property
-    def objective(self) -> Objective:
-        """The configured span, token and reduction."""
-        return Objective(
-            self.variant,
-            self.layers,
-            norm=self.norm,
-            weighted=self.weighted,
-            token=self.token,
-            sampled_rows=self.sampled_rows,
-            earlier=self.earlier,
-        )
-
     def value(self, scores: GradientScores) -> float | None:
         """The mixture."""
         return scores.hybrid(tau=self.tau, beta=self.beta)

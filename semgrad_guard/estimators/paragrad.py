@@ -32,11 +32,6 @@ class ParaGrad(ReplayEstimator):
     def __post_init__(self) -> None:
         Objective(norm=self.norm, sampled_rows=self.sampled_rows)  # refuses settings that cannot be sampled
 
-    @property
-    def objective(self) -> Objective:
-        """The configured reduction."""
-        return Objective(self.variant, norm=self.norm, weighted=self.weighted, sampled_rows=self.sampled_rows)
-
     def value(self, scores: GradientScores) -> float | None:
         """ParaGrad itself."""
         return scores.paragrad

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
-from semgrad_guard.engine.objective import Norm, Objective, Variant
+from semgrad_guard.engine.objective import Norm, Variant
 from semgrad_guard.engine.scoring.gradients import GradientScores
 from semgrad_guard.estimators.base import ReplayEstimator
 from semgrad_guard.settings import Earlier
@@ -31,18 +31,6 @@ class SemGrad(ReplayEstimator):
     earlier: Earlier = "context"
     name: ClassVar[str] = "semgrad"
     title: ClassVar[str] = "SemGrad"
-
-    @property
-    def objective(self) -> Objective:
-        """The configured span, token and reduction."""
-        return Objective(
-            self.variant,
-            self.layers,
-            norm=self.norm,
-            weighted=self.weighted,
-            token=self.token,
-            earlier=self.earlier,
-        )
 
     def value(self, scores: GradientScores) -> float | None:
         """SemGrad itself."""
