@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 import typer
@@ -83,14 +83,10 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     ] = None,
     grader: Annotated[
         str | None,
-        Option(
+        options.grader_option(
             "What counts as correct: contains (a reference is asserted), exact-match, token-f1 (at least 0.5), "
             "rouge-l (at least 0.3), nli=MODEL, bem=MODEL or judge=PROVIDER:MODEL. contains+judge=... hands the judge "
             "the answers on which contains comes to no verdict.",
-            options.GRADING,
-            reads="grader",
-            shown=options.DEFAULT_GRADER,
-            completions=get_args(options.GraderName),
         ),
     ] = None,
     labels: options.Labels = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated
 
 import typer
 
@@ -39,14 +39,10 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     answers: steps.AnswerSettings,
     grader: Annotated[
         list[str] | None,
-        Option(
+        options.grader_option(
             "contains, exact-match, token-f1, rouge-l, nli, nli=MODEL, bem=MODEL or judge=PROVIDER:MODEL; "
             "contains+judge=... hands the judge the answers on which contains comes to no verdict. "
             "Repeat the option for several: the first decides, the others are set against it.",
-            _GRADING,
-            reads="grader",
-            shown=options.DEFAULT_GRADER,
-            completions=get_args(options.GraderName),
         ),
     ] = None,
     labels: options.Labels = None,

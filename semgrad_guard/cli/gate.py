@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -53,12 +53,8 @@ def gate(  # noqa: PLR0913  # a command's options are its arguments
     model: EngineOptions,
     grader: Annotated[
         str | None,
-        Option(
+        options.grader_option(
             "What counts as correct, as for `calibrate`. Verdicts of a model or judge are kept next to the band.",
-            options.GRADING,
-            reads="grader",
-            shown=options.DEFAULT_GRADER,
-            completions=get_args(options.GraderName),
         ),
     ] = None,
     answers: Annotated[

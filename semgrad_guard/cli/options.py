@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from semgrad_guard.declared import Bounds, Option
 from semgrad_guard.estimators import NEEDS_LABELS
@@ -21,6 +21,13 @@ METHOD_NAMES = (*ESTIMATOR_NAMES, *sorted(NEEDS_LABELS))
 GraderName = Literal["contains", "exact-match", "token-f1", "rouge-l"]
 
 DEFAULT_GRADER = "contains; exact-match without a chat template"
+
+
+def grader_option(description: str) -> Option:
+    """The option that names a grader."""
+    names = get_args(GraderName)
+    return Option(description, GRADING, reads="grader", shown=DEFAULT_GRADER, completions=names)
+
 
 ProbeFile = Annotated[
     Path | None, Option("Made by `probe`: the token it recommends is used.", MODEL, "FILE", spelled="--probe")
