@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, cast
 
-from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, convert_to_messages
 from langchain_core.outputs import ChatGeneration, ChatResult
@@ -89,28 +88,25 @@ class GuardedChain(Runnable[Any, AIMessage]):
 
     def invoke(self, input: Any, config: Config = None, **kwargs: Any) -> AIMessage:
         """The answer to one input."""
-        return self._for(input).invoke(self._asked(input), config, **kwargs)
+        return self._for(input).invoke(self._question(input), config, **kwargs)
 
     async def ainvoke(self, input: Any, config: Config = None, **kwargs: Any) -> AIMessage:
         """Like `invoke`, on the event loop."""
-        return await self._for(input).ainvoke(self._asked(input), config, **kwargs)
+        return await self._for(input).ainvoke(self._question(input), config, **kwargs)
 
     def stream(self, input: Any, config: Config = None, **kwargs: Any) -> Iterator[AIMessageChunk]:
         """The answer in one piece, after the decision about it."""
-        return self._for(input).stream(self._asked(input), config, **kwargs)
+        return self._for(input).stream(self._question(input), config, **kwargs)
 
     async def astream(self, input: Any, config: Config = None, **kwargs: Any) -> AsyncIterator[AIMessageChunk]:
         """Like `stream`, on the event loop."""
-        async for chunk in self._for(input).astream(self._asked(input), config, **kwargs):
+        async for chunk in self._for(input).astream(self._question(input), config, **kwargs):
             yield chunk
 
     def _for(self, given: Any) -> GuardedChatModel:
         """The guard around the chain's answer to this input."""
         model = self._guard.model.model_copy(update={"given": given})
         return self._guard.model_copy(update={"model": model})
-
-    def _asked(self, given: Any) -> LanguageModelInput:
-        return self._question(given)
 
 
 def guarded(
