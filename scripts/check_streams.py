@@ -1,6 +1,6 @@
 """Guarded streams of nonces through the fronts: no withheld sentence leaves, and the rest is the record's text.
 
-    python scripts/check_streams.py [--streams 10000] [--seed 1]
+    python scripts/check_streams.py [--streams 10000] [--seed 1] [--model pocket]
 
 The model writes three sentences with nonces of their question. Thresholds, fronts, slow readers and the places where a
 reader leaves are drawn. Pieces, chunks, tokens and ends that handlers hear are searched for the nonces of sentences
@@ -22,6 +22,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
 import httpx
+import torch
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langgraph.checkpoint.memory import InMemorySaver
@@ -31,6 +32,7 @@ from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, UncertaintyRouterCallback, get_verdict
 from llama_index_semgrad_guard import GuardedChatEngine, GuardedQueryEngine, SemGradLLM
@@ -281,14 +283,32 @@ async def searched(model: LanguageModel, chance: random.Random, front: str = "")
     return f"{front}, {'whole' if text == whole.text else 'left early'}"
 
 
+def small_model() -> LanguageModel:
+    """Random weights: the grammar decides the text, and any score serves a rule about what leaves."""
+    embedded = LanguageModel.from_pretrained("pocket")
+    changes = {
+        "hidden_size": 32,
+        "head_dim": 16,
+        "intermediate_size": 48,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 2,
+    }
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        **{**embedded._model.config.to_dict(), **changes, "num_key_value_heads": 1, "initializer_range": 0.3}
+    )
+    return LanguageModel.from_transformers(LlamaForCausalLM(config).eval(), embedded.tokenizer)
+
+
 async def main() -> None:
     """Run the streams, eight at a time."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--streams", type=int, default=10_000)
     options.add_argument("--seed", type=int, default=1)
-    options.add_argument("--model", default="pocket")
+    options.add_argument("--model", help="an identifier or a folder; a small random model where it is not given")
     given = options.parse_args()
-    model, ends, began = NonceModel.like(LanguageModel.from_pretrained(given.model)), Counter[str](), time.monotonic()
+    model = NonceModel.like(LanguageModel.from_pretrained(given.model) if given.model else small_model())
+    ends, began = Counter[str](), time.monotonic()
     seeds = iter(range(given.streams))
 
     async def some() -> None:
