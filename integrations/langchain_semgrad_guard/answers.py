@@ -18,6 +18,7 @@ from semgrad_guard.guard import (
     Draft,
     Live,
     Outcome,
+    Paused,
     Refusal,
     Reply,
     Steps,
@@ -76,7 +77,7 @@ class TargetRequest:
     verdict: Verdict
 
 
-TargetReply = Reply[AIMessage] | Refusal | Exception
+TargetReply = Reply[AIMessage] | Refusal | Paused | Exception
 
 
 class Target(Protocol):

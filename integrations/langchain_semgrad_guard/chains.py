@@ -5,7 +5,8 @@ The Runnable answers in the place of a chat model, so that everything else is th
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, cast
 
 from langchain_core.language_models.chat_models import BaseChatModel
@@ -21,12 +22,13 @@ from pydantic import SkipValidation
 from langchain_semgrad_guard.guarded_model import GuardedChatModel
 from langchain_semgrad_guard.messages import AnyTool, message_of
 from langchain_semgrad_guard.runs import AsyncRun, Config, SyncRun
-from langchain_semgrad_guard.targets import bound_options
+from langchain_semgrad_guard.targets import bound_options, outside_a_graph
 from semgrad_guard import LanguageModel, Policy
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import Promise
 
 Question = Callable[[Any], str | Sequence[BaseMessage]]
+_AUTHOR = "the chain"
 _QUESTIONS = ("question", "input", "query")
 
 
@@ -64,12 +66,14 @@ class RunnableChatModel(BaseChatModel):
     def _generate(
         self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: SyncRun = None, **kwargs: Any
     ) -> ChatResult:
-        return _result(self.runnable.invoke(self._input(messages), **_options(stop, kwargs)))
+        with _explaining():
+            return _result(self.runnable.invoke(self._input(messages), **_options(stop, kwargs)))
 
     async def _agenerate(
         self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: AsyncRun = None, **kwargs: Any
     ) -> ChatResult:
-        return _result(await self.runnable.ainvoke(self._input(messages), **_options(stop, kwargs)))
+        with _explaining():
+            return _result(await self.runnable.ainvoke(self._input(messages), **_options(stop, kwargs)))
 
     def _input(self, messages: list[BaseMessage]) -> Any:
         return messages if self.given is None else self.given
@@ -180,9 +184,20 @@ def _question(given: Any) -> list[BaseMessage]:
     )
 
 
+@contextmanager
+def _explaining() -> Generator[None]:
+    try:
+        yield
+    except KeyError as error:
+        explained = outside_a_graph(error, author=_AUTHOR)
+        if explained is None:
+            raise
+        raise explained from error
+
+
 def _options(stop: list[str] | None, kwargs: dict[str, Any]) -> dict[str, Any]:
     return kwargs if stop is None else {**kwargs, "stop": stop}
 
 
 def _result(output: Any) -> ChatResult:
-    return ChatResult(generations=[ChatGeneration(message=message_of(output, author="the chain"))])
+    return ChatResult(generations=[ChatGeneration(message=message_of(output, author=_AUTHOR))])

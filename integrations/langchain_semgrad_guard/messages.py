@@ -219,14 +219,22 @@ def was_cut(message: AIMessage) -> bool:
     return any(reason in ("length", "max_tokens") for reason in reasons)
 
 
+INTERRUPTING = (
+    "An escalation target may call interrupt(), get_stream_writer() and get_store() where its guard is called in a "
+    "node of a graph (StateGraph, create_agent). The chain inside a guard may not: interrupt the graph in another node."
+)
+
+
 def message_of(answer: Any, *, author: str = "the escalation target") -> AIMessage:
     """The output of a target or a chain as a message; of a state its last one, of a mapping its "answer".
 
     Raises:
-        InputError: it returned something else.
+        InputError: it returned something else, or a graph that was interrupted.
     """
     if isinstance(answer, Mapping):
         state = cast("Mapping[str, Any]", answer)
+        if state.get("__interrupt__"):
+            raise InputError(f"{author} was interrupted before it had an answer. {INTERRUPTING}")
         if state.get("messages"):
             answer = state["messages"][-1]
             if not isinstance(answer, AIMessage):

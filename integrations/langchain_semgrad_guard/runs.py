@@ -319,8 +319,18 @@ def configured(config: RunnableConfig | None) -> Generator[None]:
 
 
 def users_own(configurable: Mapping[str, Any]) -> dict[str, Any]:
-    """The user's own configuration. LangGraph's entries would make a target part of the graph around it."""
+    """The user's own configuration. LangGraph's entries would make a run part of the graph around it."""
     return {key: value for key, value in configurable.items() if not key.startswith(("__pregel_", "checkpoint_"))}
+
+
+def within_graph(configurable: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of code that is part of the graph around it: it may interrupt it and write to its stream.
+
+    Of its own subgraphs nothing but their custom events is streamed.
+    """
+    stream: Any = configurable.get("__pregel_stream")
+    custom = {} if stream is None else {"__pregel_stream": type(stream)(stream.__call__, {"custom"} & stream.modes)}
+    return {**configurable, **custom}
 
 
 @contextmanager
@@ -343,15 +353,15 @@ def unheard() -> Generator[None]:
 def aside() -> Generator[None]:
     """Like `unheard`, for code of a graph around a guarded model, which stays a part of the graph.
 
-    It may dispatch custom events, write to the graph's stream and interrupt; its subgraphs stream nothing.
+    It may dispatch custom events, write to the graph's stream and interrupt.
     """
     config = ensure_config()
     callbacks: Any = config.get("callbacks")
     run_id = getattr(callbacks, "parent_run_id", None)
     manager = AsideManager(handlers=[], parent_run_id=run_id)
     manager.set_handlers([CustomEvents(handler, run_id) for handler in handlers_of(callbacks)])
-    kept = {key: value for key, value in config.get("configurable", {}).items() if key != "__pregel_stream"}
-    with _silence(cast("RunnableConfig", {**config, "callbacks": manager, "configurable": kept})):
+    within = within_graph(config.get("configurable", {}))
+    with _silence(cast("RunnableConfig", {**config, "callbacks": manager, "configurable": within})):
         yield
 
 

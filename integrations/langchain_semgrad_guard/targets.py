@@ -12,10 +12,10 @@ from langchain_core.runnables.base import RunnableBinding, RunnableBindingBase
 
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.answers import Call, TargetReply, TargetRequest
-from langchain_semgrad_guard.runs import tracers_only, users_own
+from langchain_semgrad_guard.runs import tracers_only, within_graph
 from semgrad_guard import Policy
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import Reply, external, require_policy, require_sequel
+from semgrad_guard.guard import Paused, Reply, external, require_policy, require_sequel
 
 _FORWARDED = ("max_tokens", "temperature", "top_p", "seed", "response_format")
 """Options of a call that other chat models understand as well; those of its tools are bound."""
@@ -75,7 +75,7 @@ class RunnableTarget:
     def _configs(self, requests: Sequence[TargetRequest], config: RunnableConfig) -> list[RunnableConfig]:
         shared = config.get("configurable", {})
         changes = [
-            {"callbacks": request.call.inner, "configurable": {**shared, **users_own(request.call.configurable)}}
+            {"callbacks": request.call.inner, "configurable": {**shared, **within_graph(request.call.configurable)}}
             for request in requests
         ]
         return [cast("RunnableConfig", {**config, **change}) for change in changes]
@@ -108,25 +108,28 @@ def _reply(answer: Any) -> TargetReply:
     return Reply(recorded.model_copy(update={"tool_calls": calls}), message)
 
 
-def _explained(error: Exception) -> Exception:
-    """A target's error; in plain words where it is LangGraph's about a graph that a target is no part of."""
-    names = {kind.__name__ for kind in type(error).__mro__}
-    if "GraphBubbleUp" in names or (isinstance(error, KeyError) and "__pregel_" in str(error)):
-        explained = InputError(
-            "an escalation target is no part of the graph around it: it cannot interrupt it, write to its stream, or "
-            "read its state. Ask a person with UncertaintyMiddleware(escalate_to=HumanReview()), or do it in a node of "
-            "your graph that follows on the guard's verdict."
-        )
-    elif isinstance(error, ValueError) and "thread_id" in str(error):
+def _explained(error: Exception) -> Paused | Exception:
+    """A target's error: it stops the graph around the guard, or is put in plain words where it is LangGraph's."""
+    if "GraphBubbleUp" in {kind.__name__ for kind in type(error).__mro__}:
+        return Paused(error)
+    explained = outside_a_graph(error, author="the escalation target")
+    if isinstance(error, ValueError) and "thread_id" in str(error):
         explained = InputError(
             "the escalation target has a checkpointer, which needs a thread: ask the guard with "
             'config={"configurable": {"thread_id": ...}}, bind one to the target (target.with_config(...)), or compile '
             "the target without a checkpointer"
         )
-    else:
+    if explained is None:
         return error
     explained.__cause__ = error
     return explained
+
+
+def outside_a_graph(error: Exception, *, author: str) -> InputError | None:
+    """In plain words: LangGraph's error about a graph that is not there; None for any other error."""
+    if isinstance(error, KeyError) and "__pregel_" in str(error):
+        return InputError(f"{author} is not part of a graph here. {convert.INTERRUPTING}")
+    return None
 
 
 def _takes_state(runnable: Runnable[Any, Any]) -> bool:

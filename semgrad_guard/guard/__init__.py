@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.flow import Draft as Draft
     from semgrad_guard.guard.flow import HandedOn as HandedOn
     from semgrad_guard.guard.flow import Outcome as Outcome
+    from semgrad_guard.guard.flow import Paused as Paused
     from semgrad_guard.guard.flow import Pending as Pending
     from semgrad_guard.guard.flow import Refusal as Refusal
     from semgrad_guard.guard.flow import Reply as Reply

@@ -96,7 +96,14 @@ class HandedOn:
     """Another agent answers, later and under a guard of its own: nothing is delivered in this draft's place now."""
 
 
-TargetReply = Reply[A] | Refusal | HandedOn | Exception
+@dataclass(frozen=True)
+class Paused:
+    """The program around the guard stops here, by this error, and repeats the call later: nothing is decided now."""
+
+    error: Exception
+
+
+TargetReply = Reply[A] | Refusal | HandedOn | Paused | Exception
 
 
 @dataclass(frozen=True)
@@ -134,13 +141,20 @@ class Pending(Generic[A]):
         ]
 
     def concluded(self, ask: AskWork[A]) -> Steps[list[Outcome[A] | Exception]]:
-        """The outcomes, after the target's replies; where decisions are logged, off the event loop."""
+        """The outcomes, after the target's replies; where decisions are logged, off the event loop.
+
+        Raises:
+            Exception: the target has paused the program around the guard by it.
+        """
         waiting, replies = self.waiting, list[TargetReply[A]]()
         if waiting:
             try:
                 replies = yield ask(waiting).in_time()
             except Exception as error:  # noqa: BLE001 - the target's; `on_error` decides
                 replies = [error] * len(waiting)
+        for reply in replies:
+            if isinstance(reply, Paused):
+                raise reply.error
         if self._terms.log is None:
             return self.outcomes(replies)
         return (yield Work(lambda: self.outcomes(replies)))
@@ -153,7 +167,7 @@ class Pending(Generic[A]):
             recorder.add(draft.verdict, draft.prompt, source=draft.source)
             return Deliver(draft.verdict.model_copy(update={"enforced": False}))
         try:
-            settled = settle(
+            return settle(
                 draft.verdict,
                 terms.policy,
                 terms.mode,
@@ -167,9 +181,13 @@ class Pending(Generic[A]):
             )
         except Exception as error:  # noqa: BLE001 - raised in this draft's place, after the others are settled
             return error
-        if terms.monitor is None:
+
+    def _watched(self, settled: Settlement) -> Settlement:
+        """The settlement with the monitor's alarm. An answer unlike those of the calibration, which is not promised
+        whatever its score, tells nothing about the promise; one that a target has paused is counted once."""
+        if self._terms.monitor is None or settled.verdict.familiar is False or current_recorder() is not None:
             return settled
-        drift = terms.monitor.add(watched_score(settled.verdict)).alarm
+        drift = self._terms.monitor.add(watched_score(settled.verdict)).alarm
         return replace(settled, verdict=settled.verdict.model_copy(update={"drift": drift}))
 
     def _outcome(
@@ -180,7 +198,8 @@ class Pending(Generic[A]):
                 return not_written(settled, self._terms)
             if isinstance(settled, Exception) or isinstance(draft, Exception):
                 return cast("Exception", settled)
-            return conclude(settled, draft.answer, self._terms, reply=reply, irreplaceable=draft.irreplaceable)
+            watched = self._watched(settled)
+            return conclude(watched, draft.answer, self._terms, reply=reply, irreplaceable=draft.irreplaceable)
         except Exception as error:  # noqa: BLE001 - as above
             return error
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from semgrad_guard.calibration import Binding, Calibration, calibrate
+from semgrad_guard.calibration import Binding, Calibration, DriftMonitor, calibrate
 from semgrad_guard.errors import AnswerFailedError, BindingMismatchError, InputError, UnfamiliarPromptError
-from semgrad_guard.guard import Draft, Policy, Terms, one, run, unscored
+from semgrad_guard.guard import Draft, Paused, Policy, Reply, Terms, one, run, unscored
 from semgrad_guard.guard.policy import decide
 from semgrad_guard.guard.verdicts import escalated, undecided
 from semgrad_guard.records import PromptForm, Verdict
@@ -95,6 +95,33 @@ def test_other_options_are_refused_or_outside_the_promise_and_other_models_are_r
     assert decide(unsure, delivering, can_escalate=False, prompt=USUAL).action == "abstain"
     same = draft().model_copy(update=facts)
     assert decide(same, delivering, can_escalate=False, prompt=USUAL).promised
+
+
+@pytest.mark.parametrize("strange", ["options", "prompt"])
+@pytest.mark.parametrize("uncertainty", [99.0, None])
+def test_an_answer_outside_the_promise_is_no_drift(strange: str, uncertainty: float | None) -> None:
+    calibration = calibrated(Binding(model="m", estimator="e", settings={"dtype": "float32"}))
+    policy = Policy.from_calibration(calibration, on_other_options="deliver")
+    monitor = DriftMonitor(calibration)
+    terms = Terms(policy=policy, monitor=monitor)
+    usual = draft(uncertainty).model_copy(update={"settings": {"dtype": "float32"}})
+    sampled = usual.model_copy(update={"settings": {"dtype": "float32", "temperature": 1.0}})
+    odd = Draft(sampled, None, USUAL) if strange == "options" else Draft(usual, None, STRANGE)
+    for _ in range(30):
+        assert one(run(terms, lambda: [odd])).verdict.drift is None
+    assert (monitor.report().answers, monitor.report().alarm) == (0, False)
+    moved = [one(run(terms, lambda: [Draft(usual, None, USUAL)])).verdict.drift for _ in range(30)]
+    assert (moved[0], moved[-1]) == (False, True)
+
+
+def test_an_answer_that_a_target_pauses_is_counted_once() -> None:
+    monitor = DriftMonitor(calibrated())
+    terms = Terms(policy=Policy(threshold=0), can_escalate=True, monitor=monitor, on_error="abstain")
+    with pytest.raises(KeyError, match="until later"):
+        run(terms, lambda: [Draft(draft(), None)], lambda _: [Paused(KeyError("until later"))])
+    assert monitor.report().answers == 0
+    assert one(run(terms, lambda: [Draft(draft(), None)], lambda _: [Reply("later")])).verdict.drift is False
+    assert monitor.report().answers == 1
 
 
 @pytest.mark.parametrize("rule", ["threshold", "abstain", "escalate"])

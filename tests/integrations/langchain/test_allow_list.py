@@ -12,11 +12,7 @@ from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.messages.tool import invalid_tool_call, tool_call
 from langchain_core.outputs import ChatGeneration, ChatResult, LLMResult
-from langchain_core.runnables import RunnableLambda
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.config import get_stream_writer
-from langgraph.graph import START, MessagesState, StateGraph
-from langgraph.types import interrupt
 
 from langchain_semgrad_guard import (
     ChatSemGrad,
@@ -31,7 +27,7 @@ from semgrad_guard import LanguageModel, Policy
 from semgrad_guard.errors import InputError, UnsupportedToolsError
 from semgrad_guard.records import digest_of
 
-from .agents import ASKED, RUNS, STREAM_MODES, counting_tool, streamed
+from .agents import ASKED, RUNS, STREAM_MODES, counting_tool
 from .served import ServedModel
 from .support import EVENT_ROUTES, EVERYTHING, NOTHING, QUESTION, ROUTES, Ledger, Wire, collect, text_of
 
@@ -164,35 +160,6 @@ def test_a_reviews_event_holds_no_digest(chat: ChatSemGrad, draft: str) -> None:
     custom = [event["data"] for event in events if event["event"] == "on_custom_event"]
     assert custom
     assert digest_of(draft) not in repr(custom)
-
-
-def _asks() -> Any:
-    return {"interrupt": lambda _: interrupt("?"), "writer": lambda _: get_stream_writer()("x")}
-
-
-@pytest.mark.parametrize("kind", ["interrupt", "writer"])
-@pytest.mark.parametrize("on_error", ["raise", "abstain"])
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-def test_a_target_that_acts_on_the_graph_around_it(
-    kind: str, on_error: Any, asynchronous: bool, chat: ChatSemGrad, draft: str
-) -> None:
-    target = RunnableLambda(_asks()[kind])
-    guard = GuardedChatModel(chat, NOTHING, escalate_to=target, on_error=on_error, abstain_message="No.")
-
-    async def anode(state: Any) -> Any:
-        return {"messages": [await guard.ainvoke(state["messages"])]}
-
-    node = RunnableLambda(lambda state: {"messages": [guard.invoke(state["messages"])]}, afunc=anode)
-    graph: Any = (
-        StateGraph(MessagesState).add_node("m", node).add_edge(START, "m").compile(checkpointer=InMemorySaver())
-    )
-    config = {"configurable": {"thread_id": "1"}}
-    if on_error == "raise":
-        with pytest.raises(InputError, match="no part of the graph"):
-            streamed(graph, ASKED, config, sync=not asynchronous)
-        return
-    pieces = streamed(graph, ASKED, config, sync=not asynchronous)
-    assert [message.text for message, _ in pieces] == ["No."]
 
 
 @pytest.mark.parametrize("path", PATHS)
