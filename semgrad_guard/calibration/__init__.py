@@ -3,6 +3,7 @@
 from semgrad_guard.calibration.binding import Binding as Binding
 from semgrad_guard.calibration.binding import EngineIdentity as EngineIdentity
 from semgrad_guard.calibration.calibrating import calibrate as calibrate
+from semgrad_guard.calibration.calibrating import calibrate_sentences as calibrate_sentences
 from semgrad_guard.calibration.calibration_record import Calibration as Calibration
 from semgrad_guard.calibration.choice import EstimatorChoice as EstimatorChoice
 from semgrad_guard.calibration.drift import Drift as Drift
@@ -13,5 +14,4 @@ from semgrad_guard.calibration.hand_grades import HandGrades as HandGrades
 from semgrad_guard.calibration.hand_grades import rows_to_grade as rows_to_grade
 from semgrad_guard.calibration.planning import Plan as Plan
 from semgrad_guard.calibration.planning import plan as plan
-from semgrad_guard.calibration.sentence_promise import calibrate_sentences as calibrate_sentences
 from semgrad_guard.calibration.sentence_set import AnswerSentences as AnswerSentences

@@ -13,16 +13,10 @@ from semgrad_guard.records import OWN_CODE
 SettingScalar = str | int | float | bool | None
 Setting = SettingScalar | list[SettingScalar] | dict[str, SettingScalar]
 
-ANSWER_TIME_FIELDS = ("model", "revision", "fingerprint", "estimator", "settings", "prompt_template", "options")
-"""The fields that are known while answering, and so belong in an answer's own record."""
-
 _OF_A_REQUEST = frozenset({"temperature", "top_p", "top_k", "grammar"})
 """The settings that come from the options of a request."""
 
 _OF_ESTIMATORS = frozenset({"estimator", "settings"})
-
-CALIBRATION_TIME_FIELDS = ("grader", "upstream", "max_tokens", "stop", "also")
-"""The fields that only a calibration knows: an answer's record leaves them None."""
 
 GRADER_VERSIONS = {"contains": 2}
 """Our graders whose rules have changed, with the version of their rules; it belongs to their names (`contains@2`)."""

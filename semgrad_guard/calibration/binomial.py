@@ -7,13 +7,10 @@ fiducial limits", Biometrika 26, 1934); nothing is approximated by a normal dist
 from __future__ import annotations
 
 import math
-from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import special as _untyped_special  # pyright: ignore[reportMissingTypeStubs]
-
-_special = cast(Any, _untyped_special)
+from scipy import special
 
 
 def p_values(wrong: ArrayLike, answered: ArrayLike, *, alpha: float) -> NDArray[np.float64]:
@@ -23,7 +20,7 @@ def p_values(wrong: ArrayLike, answered: ArrayLike, *, alpha: float) -> NDArray[
     """
     k, n = np.asarray(wrong, dtype=np.float64), np.asarray(answered, dtype=np.float64)
     inside = (k >= 0) & (k < n)
-    tail = _special.betaincc(np.where(inside, k, 0) + 1, np.where(inside, n - k, 1), alpha)
+    tail = special.betaincc(np.where(inside, k, 0) + 1, np.where(inside, n - k, 1), alpha)
     return np.where(inside, tail, np.where(k < 0, 0.0, 1.0))
 
 
@@ -34,7 +31,7 @@ def upper_bound(wrong: int, answered: int, *, delta: float) -> float:
     """
     if answered == 0 or wrong >= answered:
         return 1.0
-    return float(_special.betainccinv(wrong + 1, answered - wrong, delta))
+    return float(special.betainccinv(wrong + 1, answered - wrong, delta))
 
 
 def fewest_answers(*, alpha: float, delta: float) -> int:

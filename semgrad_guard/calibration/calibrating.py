@@ -1,4 +1,5 @@
-"""`calibrate`: from scores and labels to a threshold that keeps a promise, and P(correct) for every score.
+"""`calibrate`: from scores and labels to a threshold that keeps a promise, and P(correct) for every score; by answer
+or, with `calibrate_sentences`, by sentence.
 
 The promise: among the answers that are let through, the error rate is at most alpha, with probability at least
 1 - delta over the draw of the calibration set. It assumes that calibration questions and later questions are
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -22,11 +23,13 @@ from semgrad_guard.calibration.confidence import ConfidenceMethod, fit
 from semgrad_guard.calibration.engines import Engine, EngineAnswers, joint_binding, others_of
 from semgrad_guard.calibration.languages import read_languages
 from semgrad_guard.calibration.prompt_shape import PromptForm, PromptShape
-from semgrad_guard.calibration.sentence_set import SentenceSet
+from semgrad_guard.calibration.sentence_gates import Promise
+from semgrad_guard.calibration.sentence_set import AnswerSentences, SentenceSet
 from semgrad_guard.calibration.slots import read_slots
 from semgrad_guard.calibration.thresholds import at_gates, of_part, on_grid
 from semgrad_guard.calibration.tries import share_of
 from semgrad_guard.errors import CalibrationError
+from semgrad_guard.settings import OnDoubt
 
 
 def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one has its default
@@ -109,8 +112,7 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
     if kind is not None:
         return _of_kinds(kind, **{name: value for name, value in locals().items() if name != "kind"})
     alpha, delta = read_rate(alpha, "alpha"), read_rate(delta, "delta")
-    _require_choices(confidence, copies)
-    _require_by_hand(by_hand, machine, others=grid is not None or robust or bool(also))
+    _require_choices(confidence, copies, by_hand, machine, others=grid is not None or robust or bool(also))
     if sentences is not None and (grid is not None or also or by_hand is not None):
         raise CalibrationError("A promise about sentences takes no `grid`, no `also` and no `by_hand`: leave them out.")
     treated, labels = copies or "once", [] if by_hand is None else list(correct)
@@ -123,6 +125,10 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
     extra_prompts, slots = list(extra_prompts), read_slots(slots)
     if prompts is None and (extra_prompts or slots):
         raise CalibrationError("extra_prompts and slots widen the shape of `prompts`: pass these, too.")
+    if not all(isinstance(form, PromptForm) for form in extra_prompts):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise CalibrationError("extra_prompts are forms of prompts: `model.render(conversation).form`.")
+    seen = None if prompts is None else read_prompts(prompts, own.answers)
+    shape = None if seen is None else PromptShape.of(seen, extra=extra_prompts, slots=slots)
     outside, part = None if grid is None else read_grid(grid), None
     if robust and outside is not None:
         raise CalibrationError("`robust` is about gates, which a `grid` replaces. Give one of them.")
@@ -154,7 +160,7 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
         binding=joint_binding(engines, at),
         choice=choice,
         n_recorded=n_recorded,
-        shape=None if prompts is None else _shape(read_prompts(prompts, own.answers), extra_prompts, slots),
+        shape=shape,
         copies=copies,
         tries=tries,
         auroc=planning.auroc(*graded),
@@ -192,22 +198,49 @@ def _of_kinds(
     return calibrate(**columns, **how, languages=languages).with_content(kinds=parts)
 
 
-def _require_by_hand(by_hand: int | None, machine: object, *, others: bool) -> None:
+def _require_choices(confidence: object, copies: object, by_hand: int | None, machine: object, *, others: bool) -> None:
+    if confidence not in ("isotonic", "platt", "ranks", None):
+        raise CalibrationError(f"confidence must be 'isotonic' or 'platt' or 'ranks', not {confidence!r}.")
+    if copies not in ("keep", "once", None):
+        raise CalibrationError(f"copies must be 'keep' (a sample of traffic) or 'once' (a list), not {copies!r}.")
     if by_hand is None and machine is not None:
         raise CalibrationError("`machine` has the grades next to those of people: give `by_hand`, too.")
     if by_hand is not None and others:
         raise CalibrationError("`by_hand` takes no `grid`, no `robust` and no `also`: leave them out.")
 
 
-def _require_choices(confidence: object, copies: object) -> None:
-    if confidence not in ("isotonic", "platt", "ranks", None):
-        raise CalibrationError(f"confidence must be 'isotonic' or 'platt' or 'ranks', not {confidence!r}.")
-    if copies not in ("keep", "once", None):
-        raise CalibrationError(f"copies must be 'keep' (a sample of traffic) or 'once' (a list), not {copies!r}.")
+def calibrate_sentences(
+    answers: Sequence[AnswerSentences],
+    *,
+    on_doubt: OnDoubt,
+    promise: Promise = "sentence",
+    binding: Binding | None = None,
+    **how: Any,
+) -> Calibration:
+    """Find the largest threshold that keeps a promise about the sentences that `on_doubt` delivers.
 
+    `promise` is `"sentence"` (take an answer of which something is delivered, and one of its delivered sentences at
+    random: it is wrong with probability at most alpha) or `"answer"` (of the answers from which something is delivered,
+    at most alpha hold a wrong sentence); see `sentence_gates`. The calibration is bound to `on_doubt`. `how` are
+    options of `calibrate` (alpha, delta, copies, prompts ...); the answers name their questions.
 
-def _shape(prompts: Sequence[PromptForm], extra: Iterable[PromptForm], slots: Iterable[str]) -> PromptShape:
-    others = list(extra)
-    if any(not isinstance(form, PromptForm) for form in others):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise CalibrationError("extra_prompts are forms of prompts: `model.render(conversation).form`.")
-    return PromptShape.of(prompts, extra=others, slots=slots)
+    Raises:
+        CalibrationError: a form or an entry is none of those described.
+    """
+    if on_doubt not in get_args(get_args(OnDoubt)[0]) or promise not in get_args(Promise):
+        raise CalibrationError(
+            'on_doubt is "stop", "drop", "mark" or "escalate", and promise is "sentence" or "answer"; they are '
+            f"{on_doubt!r} and {promise!r}."
+        )
+    found = SentenceSet.read(answers, on_doubt=on_doubt, promise=promise)
+    if binding is not None:
+        form = {"by": "sentence", "on_doubt": on_doubt}
+        binding = binding.model_copy(update={"settings": {**(binding.settings or {}), **form}})
+    return calibrate(
+        found.most_certain,
+        found.all_right,
+        groups=[answer.question for answer in answers],
+        binding=binding,
+        sentences=found,
+        **how,
+    )

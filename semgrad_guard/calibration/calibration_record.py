@@ -345,11 +345,14 @@ def _spelled_out(text: str) -> str:
         json.loads(text)
     except (ValueError, RecursionError):
         return text
-    content = json.loads(text, object_pairs_hook=_distinct)
-    spelled = _with_plain_weights(content)
-    if _object(spelled).get("schema_version") == 1:
-        spelled = {_SINCE_2.get(name, name): value for name, value in _object(spelled).items()}
-    return text if spelled is content else json.dumps(spelled)
+    content = _object(json.loads(text, object_pairs_hook=_distinct))
+    spelled, choice = dict(content), _object(content.get("choice"))
+    weights = _object(choice.get("weights"))
+    if set(weights) == {_PACKED}:
+        spelled["choice"] = {**choice, "weights": _weights(weights[_PACKED])}
+    if content.get("schema_version") == 1:
+        spelled = {_SINCE_2.get(name, name): value for name, value in spelled.items()}
+    return text if spelled == content else json.dumps(spelled)
 
 
 def _first_fault(error: ValidationError) -> str:
@@ -378,20 +381,6 @@ def _packed(content: Mapping[str, Any]) -> dict[str, Any]:
     spelled = json.dumps(weights, separators=(",", ":")).encode()
     text = base64.b64encode(zlib.compress(spelled, 9)).decode("ascii")
     return {**content, "choice": {**choice, "weights": {_PACKED: text}}}
-
-
-def _with_plain_weights(content: Any) -> Any:
-    """The content before `_packed`; any other value as it is.
-
-    Raises:
-        ValueError: the packed weights are cut short, or are something else.
-    """
-    whole = _object(content)
-    choice = _object(whole.get("choice"))
-    weights = _object(choice.get("weights"))
-    if set(weights) != {_PACKED}:
-        return content
-    return {**whole, "choice": {**choice, "weights": _weights(weights[_PACKED])}}
 
 
 def _object(value: Any) -> dict[str, Any]:

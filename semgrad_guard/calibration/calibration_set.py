@@ -128,18 +128,13 @@ def _first_of_each(groups: Iterable[Hashable], n: int) -> list[int]:
     _same_length("uncertainties", n, "groups", len(names))
     firsts: dict[Hashable, int] = {}
     for row, name in enumerate(names):
-        if name is None or not _is_hashable(name):
-            raise CalibrationError(f"groups[{row}] is {name!r}. Name each question by its text or an id.")
-        firsts.setdefault(name, row)
+        try:
+            if name is None:
+                raise TypeError
+            firsts.setdefault(name, row)
+        except TypeError:  # one that cannot be hashed, such as a list
+            raise CalibrationError(f"groups[{row}] is {name!r}. Name each question by its text or an id.") from None
     return list(firsts.values())
-
-
-def _is_hashable(value: Any) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
 
 
 def _score(value: Any, row: int | None, *, column: str = "uncertainties") -> float:

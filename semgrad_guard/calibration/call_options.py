@@ -163,7 +163,11 @@ def unlike_calls(
     if options is None:
         return ()
     stated = None if binding is None else cast("Mapping[str, Any] | None", binding.options)
-    known = _unstated(options, binding) if stated is None else stated
+    known: Mapping[str, Any] = stated or {}
+    if stated is None:  # a temperature of 0 or none, and the calibration's own limits
+        known = {"temperature": 0} if options.get("temperature") == 0 else {}
+        known |= {} if binding is None or not binding.max_tokens else {"max_tokens": binding.max_tokens}
+        known |= {} if binding is None or not binding.stop else {"stop": [*binding.stop]}
     names = sorted((options.keys() | known.keys()) - {"max_tokens", "stop"})
     found = [_difference(name, options, known) for name in names if options.get(name) != known.get(name)]
     limit, known_limit = options.get("max_tokens"), known.get("max_tokens")
@@ -174,14 +178,6 @@ def unlike_calls(
     if any(stop not in ends for stop in stops) or any(stop not in stops and stop in text for stop in ends):
         found.append(_difference("stop", options, known))
     return tuple(found)
-
-
-def _unstated(options: Mapping[str, Any], binding: Binding | None) -> Mapping[str, Any]:
-    """The options of a calibration that states none: a temperature of 0 or none, and its own limits."""
-    neutral = {"temperature": 0} if options.get("temperature") == 0 else {}
-    limits = {} if binding is None or not binding.max_tokens else {"max_tokens": binding.max_tokens}
-    stops = {} if binding is None or not binding.stop else {"stop": [*binding.stop]}
-    return {**neutral, **limits, **stops}
 
 
 def _difference(name: str, options: Mapping[str, Any], known: Mapping[str, Any]) -> str:

@@ -10,14 +10,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
-from scipy import special as _untyped_special  # pyright: ignore[reportMissingTypeStubs]
-
-_special = cast(Any, _untyped_special)
+from scipy import special
 
 ConfidenceMethod = Literal["isotonic", "platt", "ranks"]
 FEWEST_FOR_ISOTONIC = 300
@@ -95,7 +93,8 @@ def fit_isotonic(scores: NDArray[np.float64], correct: NDArray[np.bool_]) -> Iso
     means = np.bincount(where, weights=correct.astype(np.float64)) / weights
     fitted = np.asarray(_optimize().isotonic_regression(means, weights=weights, increasing=False).x, dtype=np.float64)
     fitted = _supported(fitted, weights)
-    kept = _corners(fitted)
+    kept = np.ones(len(fitted), dtype=np.bool_)  # all knots but those that are equal to both neighbours
+    kept[1:-1] = (fitted[1:-1] != fitted[:-2]) | (fitted[1:-1] != fitted[2:])
     return IsotonicMap(uncertainties=tuple(knots[kept].tolist()), confidences=tuple(fitted[kept].tolist()))
 
 
@@ -116,9 +115,9 @@ def fit_platt(scores: NDArray[np.float64], correct: NDArray[np.bool_]) -> PlattM
 def fit_ranks(scores: NDArray[np.float64], correct: NDArray[np.bool_]) -> IsotonicMap:
     """Platt's logistic curve over the normal quantiles of the scores' ranks, whatever the scale of the scores."""
     knots, where, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    quantiles = np.asarray(_special.ndtri((np.cumsum(counts) - counts / 2) / len(scores)), dtype=np.float64)
+    quantiles = np.asarray(special.ndtri((np.cumsum(counts) - counts / 2) / len(scores)), dtype=np.float64)
     slope, intercept = _logistic(quantiles[where], _targets(correct))
-    fitted = np.clip(_special.expit(intercept - slope * quantiles), *_limits(len(scores)))
+    fitted = np.clip(special.expit(intercept - slope * quantiles), *_limits(len(scores)))
     kept = np.unique(np.linspace(0, len(knots) - 1, _KNOTS).round().astype(np.intp))
     return IsotonicMap(
         method="ranks", uncertainties=tuple(knots[kept].tolist()), confidences=tuple(fitted[kept].tolist())
@@ -154,9 +153,9 @@ def _logistic(x: NDArray[np.float64], targets: NDArray[np.float64]) -> tuple[flo
 
 def _optimize() -> Any:
     """scipy.optimize, imported when something is fitted: reading a confidence must not wait for it."""
-    from scipy import optimize  # pyright: ignore[reportMissingTypeStubs]
+    from scipy import optimize
 
-    return cast(Any, optimize)
+    return optimize
 
 
 def _supported(fitted: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -173,13 +172,6 @@ def _supported(fitted: NDArray[np.float64], weights: NDArray[np.float64]) -> NDA
 def _limits(n: Any) -> tuple[Any, Any]:
     """The lowest and highest confidence that n answers can support (n: a number, or an array of them)."""
     return 1.0 / (n + 2.0), (n + 1.0) / (n + 2.0)
-
-
-def _corners(values: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which knots a piecewise linear function needs: all but those equal to both neighbours."""
-    kept = np.ones(len(values), dtype=np.bool_)
-    kept[1:-1] = (values[1:-1] != values[:-2]) | (values[1:-1] != values[2:])
-    return kept
 
 
 def _share(left: float, middle: float, right: float) -> float:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,16 +73,11 @@ def drift(recent: Iterable[float | None], calibration_scores: Iterable[float], *
         )
     if not len(new):
         return Drift(p_value=1.0, moved=False, n=0, statistic=0.0, level=level)
-    found = _stats().ks_2samp(new, old)
+    from scipy import stats  # slow to import, and rarely needed
+
+    found = stats.ks_2samp(new, old)
     p_value = min(1.0, max(0.0, float(found.pvalue)))
     return Drift(p_value=p_value, moved=p_value <= level, n=len(new), statistic=float(found.statistic), level=level)
-
-
-def _stats() -> Any:
-    """scipy.stats, which is slow to import and rarely needed."""
-    from scipy import stats  # pyright: ignore[reportMissingTypeStubs]
-
-    return cast(Any, stats)
 
 
 def _finite(scores: Iterable[float | None]) -> NDArray[np.float64]:

@@ -155,7 +155,8 @@ def walk_sorted(
         counts, accepted = _two_walks(errors, gates, first=first, middle=MIDDLE * n, alpha=alpha, delta=delta)
     elif ahead and n >= ENOUGH_TO_LOOK_AHEAD:
         procedure, counts = "look-ahead", gates(OWN * delta, first)
-        accepted = last_in_a_row(_passes_looking_ahead(counts, errors, alpha=alpha, delta=delta))
+        at, limits = errors[counts - 1], _limits(tuple(counts.tolist()), alpha, delta)
+        accepted = last_in_a_row(np.array([(at[gate:] <= most).any() for gate, most in enumerate(limits)], np.bool_))
     else:
         procedure, counts = "gates", gates(delta, first)
         accepted = last_in_a_row(_passes(counts, errors, alpha=alpha, level=delta))
@@ -212,15 +213,6 @@ def _two_walks(
         return counts, low
     up = last_in_a_row(_passes(upper, errors, alpha=alpha, level=delta))
     return counts, len(lower) + (0 if up is None else up + 1)
-
-
-def _passes_looking_ahead(
-    counts: NDArray[np.intp], errors: NDArray[np.intp], *, alpha: float, delta: float
-) -> NDArray[np.bool_]:
-    """Whether each gate passes by itself, or is forgiven by a later one."""
-    at = errors[counts - 1]
-    limits = _limits(tuple(counts.tolist()), alpha, delta)
-    return np.array([bool((at[gate:] <= most).any()) for gate, most in enumerate(limits)], dtype=np.bool_)
 
 
 @lru_cache(maxsize=32)

@@ -11,18 +11,16 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, Literal, cast
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special as _untyped_special  # pyright: ignore[reportMissingTypeStubs]
+from scipy import special
 
 from semgrad_guard.calibration import binomial, gates
 from semgrad_guard.calibration.calibration_set import read_rate
 from semgrad_guard.calibration.fixed_sequence import in_a_row
 from semgrad_guard.errors import CalibrationError
-
-_special = cast(Any, _untyped_special)
 
 SIZES = (50, 100, 150, 200, 300, 500, 700, 1000, 2000, 5000)
 """Numbers of labels among which `enough` looks."""
@@ -135,13 +133,13 @@ def auroc(scores: NDArray[np.float64], correct: NDArray[np.bool_]) -> float | No
 
 def shift(auroc: float) -> float:
     """The distance of two normal distributions with this AUROC, in standard deviations."""
-    return math.sqrt(2) * float(_special.ndtri(min(max(auroc, _LIMIT), 1 - _LIMIT)))
+    return math.sqrt(2) * float(special.ndtri(min(max(auroc, _LIMIT), 1 - _LIMIT)))
 
 
 def wrong_up_to(quantiles: NDArray[np.float64], error: float, auroc: float) -> NDArray[np.float64]:
     """The share of all answers that are wrong and among the most certain ones, by the share that these are."""
     apart = shift(auroc)
     at = np.linspace(min(0.0, apart) - 8, max(0.0, apart) + 8, 4001)
-    wrong: NDArray[np.float64] = error * _special.ndtr(at - apart)
-    scored: NDArray[np.float64] = wrong + (1 - error) * _special.ndtr(at)
+    wrong: NDArray[np.float64] = error * special.ndtr(at - apart)
+    scored: NDArray[np.float64] = wrong + (1 - error) * special.ndtr(at)
     return np.interp(quantiles, scored, wrong)

@@ -36,9 +36,8 @@ from typing import Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from semgrad_guard.calibration.prompt_parts import Skeleton, Words
+from semgrad_guard.calibration.prompt_parts import Skeleton, Vocabulary, Words
 from semgrad_guard.calibration.slots import SLOT_TOKENS, read_slots, without_values
-from semgrad_guard.calibration.vocabulary import Vocabulary
 from semgrad_guard.errors import InputError
 from semgrad_guard.records import PromptForm
 

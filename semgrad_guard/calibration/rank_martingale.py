@@ -10,15 +10,12 @@ probability count / total (a Polya urn). A cell is found and counted in O(log n)
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special as _untyped_special  # pyright: ignore[reportMissingTypeStubs]
+from scipy import special
 
 from semgrad_guard.calibration.betting import MOST, Schedule
 
-_special = cast(Any, _untyped_special)
 Floats = NDArray[np.float64]
 
 _SCHEDULE = Schedule(at_once=0.6, slowness=1000)
@@ -45,7 +42,7 @@ class RankBets:
         part of the move.
         """
         new, waits = _SCHEDULE.begins(self._n + 1)
-        z = _special.ndtri(np.clip(ranks, 1e-12, 1 - 1e-12))
+        z = special.ndtri(np.clip(ranks, 1e-12, 1 - 1e-12))
         fade = self._size / (self._size + self._n)
         self._at_once = np.minimum(self._at_once * _densities(z, fade), MOST)
         self._later = np.minimum((self._later + new / _BETS) * _densities(z, 1.0), MOST)

@@ -124,9 +124,9 @@ def _outcome(
     """The fields of a `Calibration` that depend on one engine's walk and the threshold that it ended at."""
     fewest = binomial.fewest_answers(alpha=alpha, delta=delta)
     if threshold is None:
-        why = _too_few if len(answers.scores) < fewest else _not_kept
-        reason = why(answers, walk, fewest, alpha=alpha, delta=delta)
-        if not len(answers.scores) or (why is _not_kept and walk.answered < fewest):
+        reason = _why_none(answers, walk, fewest, alpha=alpha, delta=delta)
+        scored = len(answers.scores)
+        if not scored or (scored >= fewest and walk.answered < fewest):
             return {**_NOTHING, "reason": reason}
         rates = {"alpha": alpha, "delta": delta}
         planned = (
@@ -145,23 +145,20 @@ def _outcome(
     }
 
 
-def _too_few(answers: CalibrationSet, _walk: object, fewest: int, *, alpha: float, delta: float) -> str:
-    """Why a set is too small, whatever its labels."""
+def _why_none(
+    answers: CalibrationSet, walk: gates.Walk | fixed_sequence.Walk, fewest: int, *, alpha: float, delta: float
+) -> str:
+    """Why a set is too small, whatever its labels; or why even the most certain answers fail the promise."""
     if not len(answers.scores):
         return (
             f"None of the {answers.n} answers has a finite score, so none could be let through. "
             "Look at why: an empty answer has none."
         )
-    return (
-        f"Too few answers ({answers.n} answers, {len(answers.scores)} of them scored): even without a single error, an "
-        f"error rate of at most {alpha:g} with probability {1 - delta:g} takes {fewest} scored answers."
-    )
-
-
-def _not_kept(
-    answers: CalibrationSet, walk: gates.Walk | fixed_sequence.Walk, fewest: int, *, alpha: float, delta: float
-) -> str:
-    """Why even the most certain answers fail the promise, and what would help."""
+    if len(answers.scores) < fewest:
+        return (
+            f"Too few answers ({answers.n} answers, {len(answers.scores)} of them scored): even without a single error,"
+            f" an error rate of at most {alpha:g} with probability {1 - delta:g} takes {fewest} scored answers."
+        )
     if walk.answered < fewest:
         return (
             f"Only {walk.answered} answers are at or below the first threshold of the grid; {fewest} without an error "

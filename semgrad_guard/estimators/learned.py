@@ -20,6 +20,7 @@ from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.scoring.gradients import GradientScores
 from semgrad_guard.engine.scoring.observation import Observation
 from semgrad_guard.errors import FitError, MissingExtraError
+from semgrad_guard.estimators.base import Likelihoods
 from semgrad_guard.records import LOG, FusedWeights, Score
 
 MIN_ANSWERS = 50
@@ -186,7 +187,11 @@ def fit_weights(records: Sequence[Features], wrong: NDArray[np.bool_], shrinkage
 
 def _regression(x: _Matrix, wrong: NDArray[np.bool_], worth: _Vector, c: float) -> tuple[_Vector, float]:
     """Weights and intercept of a ridge-penalised logistic regression on standardised columns of this worth."""
-    fitted = _linear_model().LogisticRegression(C=c, max_iter=1000).fit(x * worth, wrong)
+    try:
+        linear_model: Any = importlib.import_module("sklearn.linear_model")
+    except ImportError:
+        raise MissingExtraError("scikit-learn", extra="eval") from None
+    fitted = linear_model.LogisticRegression(C=c, max_iter=1000).fit(x * worth, wrong)
     return fitted.coef_[0] * worth, float(fitted.intercept_[0])
 
 
@@ -252,8 +257,6 @@ def _column(name: str, records: Sequence[Features]) -> _Column | None:
     """The column of that name; None where it does not vary."""
     feature = name.removeprefix(LOG)
     raw = np.array([record[feature] for record in records], dtype=np.float64)
-    if name.startswith(STATE):
-        return _state_column(name, raw)
     usable = raw[raw > 0] if name != feature else raw
     if not len(usable):
         return None
@@ -262,28 +265,16 @@ def _column(name: str, records: Sequence[Features]) -> _Column | None:
     centre, spread = float(values.mean()), float(values.std())
     if spread <= 1e-9 * (1 + abs(centre)):
         return None
+    if name.startswith(STATE):
+        centre, spread = _short(centre), _short(spread)
+        low, high = _short(centre - _STATE_RANGE * spread), _short(centre + _STATE_RANGE * spread)
+        values = raw.clip(low, high)
     return _Column(name, low, high, centre, spread, values)
-
-
-def _state_column(name: str, raw: NDArray[np.float64]) -> _Column | None:
-    centre, spread = float(raw.mean()), float(raw.std())
-    if spread <= 1e-9 * (1 + abs(centre)):
-        return None
-    centre, spread = _short(centre), _short(spread)
-    low, high = _short(centre - _STATE_RANGE * spread), _short(centre + _STATE_RANGE * spread)
-    return _Column(name, low, high, centre, spread, raw.clip(low, high))
 
 
 def _short(value: float) -> float:
     """A number of few digits."""
     return float(f"{value:.{_DIGITS}g}")
-
-
-def _linear_model() -> Any:
-    try:
-        return cast(Any, importlib.import_module("sklearn.linear_model"))
-    except ImportError:
-        raise MissingExtraError("scikit-learn", extra="eval") from None
 
 
 GRID = "grid"
@@ -304,13 +295,12 @@ def replay_features(scores: GradientScores) -> Mapping[str, float] | None:
     features = {
         "semgrad": scores.semgrad,
         "paragrad": scores.paragrad,
-        "mean_entropy": scores.mean_entropy,
-        "gnll": scores.greedy_nll,
-        "mean_nll": scores.greedy_nll / len(scores.log_probs),
-        "length": float(len(scores.log_probs)),
-        "first_nll": -scores.log_probs[0],
-        "first_entropy": scores.entropies[0],
-        **_cells(scores.grid),
+        **_of_tokens(scores.greedy_nll, scores.mean_entropy, scores),
+        **{
+            f"{GRID}/{number}/{column - len(row)}": value
+            for number, row in enumerate(scores.grid)
+            for column, value in enumerate(row)
+        },
     }
     # Rounding leaves some of these a hair below zero (-0.0, or an entropy of -1e-17).
     return (
@@ -329,12 +319,7 @@ def observed_features(seen: Observation, *, state: str = STATE) -> Mapping[str, 
     if seen.greedy_nll is None or seen.mean_entropy is None or not seen.state:
         return None
     likelihoods = {
-        "mean_entropy": seen.mean_entropy,
-        "gnll": seen.greedy_nll,
-        "mean_nll": seen.greedy_nll / len(seen.log_probs),
-        "length": float(len(seen.log_probs)),
-        "first_nll": -seen.log_probs[0],
-        "first_entropy": seen.entropies[0],
+        **_of_tokens(seen.greedy_nll, seen.mean_entropy, seen),
         "greatest_entropy": max(seen.entropies),
         "greatest_nll": -min(seen.log_probs),
     }
@@ -342,9 +327,13 @@ def observed_features(seen: Observation, *, state: str = STATE) -> Mapping[str, 
     return {name: max(0.0, value) for name, value in likelihoods.items()} | states
 
 
-def _cells(grid: Sequence[Sequence[float]]) -> dict[str, float]:
+def _of_tokens(nll: float, mean_entropy: float, tokens: Likelihoods) -> dict[str, float]:
+    count = len(tokens.log_probs)
     return {
-        f"{GRID}/{number}/{column - len(row)}": value
-        for number, row in enumerate(grid)
-        for column, value in enumerate(row)
+        "mean_entropy": mean_entropy,
+        "gnll": nll,
+        "mean_nll": nll / count,
+        "length": float(count),
+        "first_nll": -tokens.log_probs[0],
+        "first_entropy": tokens.entropies[0],
     }

@@ -48,13 +48,9 @@ class ExGrad(ReplayEstimator):
     """
 
     variant: Variant = "paper"
+    weighted: ClassVar[bool] = False
     name: ClassVar[str] = "exgrad"
     title: ClassVar[str] = "ExGrad"
-
-    @property
-    def objective(self) -> Objective:
-        """The likelihood without entropy weights."""
-        return Objective(self.variant, weighted=False)
 
     def value(self, scores: GradientScores) -> float | None:
         """The head's gradient."""

@@ -10,9 +10,8 @@ from random import Random
 import pytest
 from pydantic import ValidationError
 
-from semgrad_guard.calibration.prompt_parts import Skeleton, Words
+from semgrad_guard.calibration.prompt_parts import MOST_BITS, Skeleton, Vocabulary, Words
 from semgrad_guard.calibration.prompt_shape import PromptForm, PromptShape, Range, TextRange
-from semgrad_guard.calibration.vocabulary import MOST_BITS, Vocabulary
 from semgrad_guard.errors import InputError
 
 from . import made_prompts as made

@@ -24,11 +24,11 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from scipy import stats as _untyped_stats  # pyright: ignore[reportMissingTypeStubs]
+from scipy import stats
 
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
@@ -49,7 +49,6 @@ from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.guard import template_name
 
 Correlations = tuple[float | None, float | None]
-_stats = cast(Any, _untyped_stats)
 
 Phase = Callable[[str], AbstractContextManager[Progress]]
 """Names a part of the work for as long as it lasts, and yields a progress function."""
@@ -207,7 +206,7 @@ def correlations(preservation: Sequence[Sequence[float]], aurocs: Sequence[Seque
     x, y = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
     if len(pairs) < 3 or not np.ptp(x) or not np.ptp(y):
         return None, None
-    return float(_stats.pearsonr(x, y).statistic), float(_stats.spearmanr(x, y).statistic)
+    return float(stats.pearsonr(x, y).statistic), float(stats.spearmanr(x, y).statistic)
 
 
 def _graded(

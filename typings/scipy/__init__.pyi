@@ -1,0 +1,1 @@
+# scipy brings no types: the modules that this project takes are of any.
