@@ -13,7 +13,6 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from semgrad_guard.engine.generation.decoding import Decoder
-from semgrad_guard.engine.generation.equal_rows import equal_rows_stand_alone
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.generation.running_batch import RunningBatch
@@ -311,7 +310,7 @@ class WritingModel:
 
         Where unequal ones may not, a short answer to made-up prompts tells, each time.
         """
-        return self.pads or equal_rows_stand_alone(self._scorer)
+        return self._scorer.stacks
 
     @property
     def fixed_positions(self) -> int | None:

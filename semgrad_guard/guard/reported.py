@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Self, cast
 
 from semgrad_guard.calibration import Binding, Calibration
-from semgrad_guard.engine.leaning import leanings
-from semgrad_guard.engine.sentences import sentences
+from semgrad_guard.engine.sentences import leanings, sentences
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.guard.scored_sentences import WITHOUT_END, most_doubtful
 from semgrad_guard.guard.verdicts import binding_of, unscored

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from semgrad_guard.engine.generation.generation import Evidence
 from semgrad_guard.engine.generation.sentence_scoring import EndedSentences
 from semgrad_guard.engine.language_model import LanguageModel
-from semgrad_guard.engine.leaning import leanings
-from semgrad_guard.engine.sentences import Span
+from semgrad_guard.engine.sentences import Span, leanings
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.estimators.sampled import AskingEstimator

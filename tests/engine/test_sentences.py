@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semgrad_guard.engine.leaning import leanings
-from semgrad_guard.engine.sentences import By, clauses, decided, sentences, split
+from semgrad_guard.engine.sentences import By, clauses, decided, leanings, sentences, split
 
 LINES = (Path(__file__).parent / "sentences.txt").read_text(encoding="utf-8").splitlines()
 DIVIDED = [

@@ -73,11 +73,9 @@ class RunningAnswer:
     def write(self, logits: torch.Tensor, likeliest: int) -> None:
         """Write one more token, chosen from the head's output [V]; an answer that cannot continue is done (`take`)."""
         try:
-            token = self.choose(logits, likeliest)
+            self._take(self.choose(logits, likeliest))
         except Exception as error:  # noqa: BLE001 - the caller that waits for this answer gets it
             self.fail(error)
-        else:
-            self.take(token)
 
     def take(self, token: int) -> None:
         """One more token, however it was chosen. An answer that cannot continue is done, with its error."""

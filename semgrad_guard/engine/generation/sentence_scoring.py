@@ -7,6 +7,7 @@ before their word, which belongs to the sentence before.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -26,23 +27,15 @@ def token_counts(ids: Sequence[int], text: str, spans: Sequence[Span], codec: Co
         return None
     reached = [0]
     for _, end in spans[:-1]:
-        reached.append(max(reached[-1], _tokens_until(offset + end, ids, codec)))
+        count = _tokens_beyond(offset + end, ids, codec)
+        spells_more = _spelled(ids[:count], codec) > offset + end  # by its last token, which is the next sentence's
+        reached.append(max(reached[-1], count - spells_more))
     return tuple(after - before for before, after in pairwise([*reached, len(ids)]))
-
-
-def _tokens_until(place: int, ids: Sequence[int], codec: Codec) -> int:
-    """The fewest tokens that spell the text up to a place; without the one that spells more than that."""
-    count = _tokens_beyond(place, ids, codec)
-    return count if _spelled(ids[:count], codec) <= place else count - 1
 
 
 def _tokens_beyond(place: int, ids: Sequence[int], codec: Codec) -> int:
     """The fewest tokens that spell the text up to a place, or more."""
-    low, high = 0, len(ids)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if _spelled(ids[:middle], codec) >= place else (middle + 1, high)
-    return low
+    return bisect_left(range(len(ids)), place, key=lambda count: _spelled(ids[:count], codec))
 
 
 def _spelled(ids: Sequence[int], codec: Codec) -> int:

@@ -124,9 +124,14 @@ def has_plain_weight(linear: nn.Linear) -> bool:
 
 def virtual_tokens(model: nn.Module) -> frozenset[int]:
     """How many columns of its own a model may put before its input: none, or a tuned prompt's virtual tokens (PEFT)."""
-    adapters: Any = getattr(model, "peft_config", None)
-    known = adapters.values() if isinstance(adapters, dict) else ()
+    known = adapters_of(model).values()
     return frozenset({0, *(int(adapter.num_virtual_tokens) for adapter in known if adapter.is_prompt_learning)})
+
+
+def adapters_of(model: Any) -> Mapping[str, Any]:
+    """PEFT's adapters by name, with their configurations."""
+    known: Any = getattr(model, "peft_config", None)
+    return known if isinstance(known, dict) else {}
 
 
 def _called(model: Any) -> Any:

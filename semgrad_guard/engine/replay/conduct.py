@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from semgrad_guard.engine.models.architecture import adapters_of
 from semgrad_guard.engine.replay.model_state import NO_MATTER, Snapshot, version_of
 from semgrad_guard.engine.replay.own_code import (
     ATOMS,
@@ -118,7 +119,7 @@ def _edited(model: nn.Module, first: _Conduct) -> dict[str, str]:
 
 def _conduct_of(model: nn.Module) -> _Conduct:
     ordinary, extra = dict[str, str](), dict[str, str]()
-    modules, adapters = list(_modules(model, "", set())), _adapters_of(model)
+    modules, adapters = list(_modules(model, "", set())), adapters_of(model)
     paths = {id(module): path for path, module in modules}
     for path, module in modules:
         if is_adapted(module):
@@ -232,12 +233,6 @@ def _modules(module: nn.Module, path: str, seen: set[int]) -> Iterator[tuple[str
 def is_adapted(module: nn.Module) -> bool:
     """Whether PEFT has put this in the place of a layer that it adapts."""
     return "_disable_adapters" in vars(module) and package_of(type(module)) == "peft"
-
-
-def _adapters_of(model: Any) -> Mapping[str, Any]:
-    """PEFT's adapters by name, with their configurations."""
-    known: Any = getattr(model, "peft_config", None)
-    return known if isinstance(known, dict) else {}
 
 
 def _own_scale(layer: Any, adapter: str, adapters: Mapping[str, Any]) -> float | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any, Literal
 
 import torch
@@ -381,7 +381,5 @@ def _scale_of(seed: torch.Tensor) -> torch.Tensor:
 
 
 def _by_row(batch: TokenBatch, scores: Sequence[GradientScores]) -> Rows:
-    ends = [0]
-    for row in batch.segments:
-        ends.append(ends[-1] + len(row))
+    ends = accumulate(map(len, batch.segments), initial=0)
     return tuple(tuple(scores[begin:end]) for begin, end in pairwise(ends))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from semgrad_guard.engine.interruption import InterruptibleLock
-from semgrad_guard.engine.models.architecture import Architecture, inspect_architecture
+from semgrad_guard.engine.models.architecture import Architecture, adapters_of, inspect_architecture
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.batch import Memory, TokenBatch
 from semgrad_guard.engine.replay.conduct import fingerprint_of, remember_first, uncertain_code
@@ -243,11 +243,15 @@ class Branches:
             for name, value in settings.items()
             if any(part in name for part in _LIMITS) and type(value) is int and value > 0
         }
+        activated = [getattr(one, "alora_invocation_tokens", None) for one in adapters_of(model).values()]
+        # A table of positions has a padding entry only where positions are counted without the padding.
+        embeddings = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Embedding)]
+        paddings = [module.padding_idx for name, module in embeddings if "position" in name.rpartition(".")[2]]
         return cls(
             hooked=hooked,
-            invocations=tuple(_invocations(model)),
+            invocations=tuple(tuple(tokens) for tokens in activated if tokens),
             dynamic_beyond=settings.get("keep_window_size"),
-            padding=frozenset(_padding_of_positions(model)),
+            padding=frozenset(own for own in paddings if own is not None),
             limits=tuple(sorted(lengths)),
         )
 
@@ -385,24 +389,6 @@ def _far(ours: Sequence[float], theirs: Sequence[float], tolerance: float) -> bo
     size = max(1.0, math.fsum(map(abs, theirs)) / len(theirs))
     difference = math.fsum(abs(a - b) for a, b in zip(ours, theirs, strict=True)) / len(theirs)
     return not difference <= tolerance * size
-
-
-def _invocations(model: nn.Module) -> Iterator[tuple[int, ...]]:
-    adapters: Any = getattr(model, "peft_config", None)
-    for adapter in adapters.values() if isinstance(adapters, Mapping) else ():
-        if tokens := getattr(adapter, "alora_invocation_tokens", None):
-            yield tuple(tokens)
-
-
-def _padding_of_positions(model: nn.Module) -> Iterator[int]:
-    """A table of positions has a padding entry only where positions are counted without the padding."""
-    for name, module in model.named_modules():
-        if (
-            isinstance(module, nn.Embedding)
-            and "position" in name.rpartition(".")[2]
-            and module.padding_idx is not None
-        ):
-            yield module.padding_idx
 
 
 def _places(ids: Sequence[int], sequence: Sequence[int]) -> Iterator[int]:

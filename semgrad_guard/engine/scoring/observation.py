@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import torch
@@ -154,19 +154,14 @@ def _seen(
     return seen.hidden, seen.start, batch.predicting(seen.final, seen.start), None
 
 
-def without_states(log_probs: Sequence[float], entropies: Sequence[float], reason: str | None) -> Observation:
-    """The observation of an answer of a model whose layers are not known."""
-    return Observation(tuple(log_probs), tuple(entropies), reason=reason)
-
-
 def _observation(
     log_probs: torch.Tensor, entropies: torch.Tensor, averaged: torch.Tensor, predicting: torch.Tensor
 ) -> Observation:
     state = averaged.mean(0)
     if not all(bool(series.isfinite().all()) for series in (log_probs, entropies, state)):
         return Observation((), (), reason="the model's logits or hidden states are not finite")
-    seen = Observation(tuple(log_probs.tolist()), tuple(entropies.tolist()), tuple(state.tolist()))
-    return replace(seen, spread=_spread(predicting))
+    numbers, uncertainties, means = (tuple(series.tolist()) for series in (log_probs, entropies, state))
+    return Observation(numbers, uncertainties, means, spread=_spread(predicting))
 
 
 def _spread(states: torch.Tensor) -> float:

@@ -7,7 +7,6 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from typing import Protocol, TypeVar
 
@@ -36,9 +35,13 @@ from semgrad_guard.engine.scoring.observation import (
     observe,
     read_attention,
     unread,
-    without_states,
 )
-from semgrad_guard.engine.scoring.self_check import Exactness, self_check, tiers_in_context
+from semgrad_guard.engine.scoring.self_check import (
+    Exactness,
+    equal_rows_stand_alone,
+    self_check,
+    tiers_in_context,
+)
 from semgrad_guard.errors import UnsupportedModelError
 
 
@@ -106,6 +109,12 @@ class Scorer(ModelStates):
         """Whether rows of a batch may be padded on the left, and then give the same as by themselves."""
         found = self.if_checked()
         return found is not None and found.pads
+
+    @property
+    def stacks(self) -> bool:
+        """Whether rows of equal length give the same in a batch as by themselves; by a trial where none is padded."""
+        with self.lock, clean_slate():
+            return self.pads or equal_rows_stand_alone(self.current_replayer())
 
     @property
     def joins(self) -> bool:
@@ -247,13 +256,13 @@ class Scorer(ModelStates):
             n_layers = self.architecture.n_layers
             if not self._reads_off(batch, captured):
                 found = chain.from_iterable(self.score_parts(batch, Objective(layers=(n_layers - 1,))))
-                return tuple(without_states(part.log_probs, part.entropies, part.reason) for part in found)
+                return tuple(Observation(part.log_probs, part.entropies, reason=part.reason) for part in found)
             replayer, way = self.current_replayer(), self.exactness()
-            return self._read_off(
+            return self._together(
                 batch,
-                captured,
                 lambda rows, kept: observe(rows, replayer, n_layers, way.transform, kept, own=own),
-                partial(without_states, (), ()),
+                lambda reason: Observation((), (), reason=reason),
+                self._kept(batch, captured),
             )
 
     def head_gradients(
@@ -266,23 +275,12 @@ class Scorer(ModelStates):
                 found = chain.from_iterable(self.score_parts(batch, replace(objective, layers=(n_layers - 1,))))
                 return tuple(HeadGradient(part.paragrad, part.paragrad_error, part.reason) for part in found)
             replayer, way = self.current_replayer(), self.exactness()
-            return self._read_off(
+            return self._together(
                 batch,
-                captured,
                 lambda rows, kept: head_gradients(rows, replayer, n_layers, way.transform, kept, objective=objective),
                 lambda reason: HeadGradient(None, reason=reason),
+                self._kept(batch, captured),
             )
-
-    def _read_off(
-        self,
-        batch: TokenBatch,
-        captured: CapturedStates | None,
-        work: Callable[[TokenBatch, CapturedStates | None], tuple[R, ...]],
-        without: Callable[[str], R],
-    ) -> tuple[R, ...]:
-        """The result of `work` on a batch, with the states of its generation where they are of use."""
-        kept = self._kept(batch, captured)
-        return self._together(batch, lambda rows: work(rows, kept if rows is batch else None), without)
 
     def _kept(self, batch: TokenBatch, captured: CapturedStates | None) -> CapturedStates | None:
         """The states of a batch's generation, where its numbers can be read off."""
@@ -310,18 +308,25 @@ class Scorer(ModelStates):
             n_layers, replayer = self.architecture.n_layers, self.current_replayer()
             if "prefix" not in self._tiers_at(batch.longest):
                 return (unread(UNREADABLE),) * len(batch.parts)
-            return self._together(batch, lambda rows: read_attention(rows, replayer, n_layers), unread)
+            return self._together(batch, lambda rows, _: read_attention(rows, replayer, n_layers), unread)
 
     def _together(
-        self, batch: TokenBatch, work: Callable[[TokenBatch], tuple[R, ...]], without: Callable[[str], R]
+        self,
+        batch: TokenBatch,
+        work: Callable[[TokenBatch, CapturedStates | None], tuple[R, ...]],
+        without: Callable[[str], R],
+        kept: CapturedStates | None = None,
     ) -> tuple[R, ...]:
-        """The result of `work` on a batch; row by row where padding is wrong, memory runs out, or a row has none."""
+        """The result of `work` on a batch, and on the states of its generation where they are of use.
+
+        Row by row, without states, where padding is wrong, memory runs out, or a row has none.
+        """
         alone, way = len(batch.lengths) == 1, self.exactness()
         level = way.pads if batch.is_padded else way.cuts
         if not alone and (not level or self._current().inputs.must_go_ordinary(batch)):
             return tuple(self._together(row, work, without)[0] for row in batch.rows())
         try:
-            found = work(batch)
+            found = work(batch, kept)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise

@@ -4,6 +4,10 @@ This is done once, on two short made-up prompts, in float32 (or float64) whateve
 noise hides errors of ten per cent and more. A model in half precision is checked by a float32 copy, or a few layers of
 it where the copy would be large; in its own dtype it must then agree as far as that allows.
 
+Recurrent and convolutional layers read padding as text, so that most of their models pad no rows. Rows of equal length
+need no padding; whether each equals the same row alone shows in a short answer to made-up prompts, cached steps
+included.
+
 Why: docs/adr/0095-exactness-against-the-ordinary-call.md
 Why: docs/adr/0096-self-check-in-float32.md
 """
@@ -17,10 +21,11 @@ from dataclasses import replace
 from typing import TypeVar
 
 import torch
+from transformers import GenerationConfig
 
 from semgrad_guard.engine.models.architecture import Architecture
 from semgrad_guard.engine.objective import LogitTransform, Objective
-from semgrad_guard.engine.replay.batch import TokenBatch, is_out_of_memory
+from semgrad_guard.engine.replay.batch import TokenBatch, is_out_of_memory, unless_memory_runs_out
 from semgrad_guard.engine.replay.replayer import Replayer
 from semgrad_guard.engine.scoring.gradients import (
     LOOSEST,
@@ -42,6 +47,7 @@ _HeadOutput = tuple[torch.Tensor | None, torch.Tensor | None]
 """The head's output, and the model's logits."""
 
 _PROMPT, _SHORT_PROMPT, _RESPONSE, _CONTEXT = 9, 5, 4, 2
+_ROWS, _STEPS = 3, 3
 
 T = TypeVar("T")
 
@@ -310,3 +316,39 @@ def _cap(raw: float, capped: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if middle * math.tanh(abs(raw) / middle) < abs(capped) else (low, middle)
     return high
+
+
+def equal_rows_stand_alone(replayer: Replayer) -> bool:
+    """Whether rows of a batch that begin and end their prompts together give the logits that each gives alone.
+
+    Not where that is unknown: a model whose code fails in a batch, or that has no room for one.
+    """
+    agree = unless_memory_runs_out(
+        lambda: _attempted(
+            lambda: _rows_agree(replayer),
+            lambda error: logger.warning(
+                "semgrad-guard: this model answers one prompt after the other; a batch fails (%r)", error
+            ),
+        )
+    )
+    return agree or False
+
+
+def _rows_agree(replayer: Replayer) -> bool:
+    weight = replayer.head.weight
+    tolerance = TOLERANCE.get(weight.dtype, LOOSEST)
+    numbers = torch.arange(_ROWS * _PROMPT, device=weight.device)
+    prompts = ((7919 * numbers + 104729) % weight.shape[0]).view(_ROWS, _PROMPT)
+    config = GenerationConfig(
+        max_new_tokens=_STEPS, do_sample=False, pad_token_id=0, return_dict_in_generate=True, output_logits=True
+    )
+    whole = replayer.generate(prompts, torch.ones_like(prompts), generation_config=config)
+    for row in range(_ROWS):
+        own = replayer.generate(prompts[row : row + 1], torch.ones_like(prompts[:1]), generation_config=config)
+        for step in range(_STEPS):
+            alone, beside = own.logits[step][0].double(), whole.logits[step][row].double()
+            if not bool((alone - beside).abs().max() <= tolerance * alone.abs().max()):  # NaN is no agreement
+                return False
+            if own.sequences[0, _PROMPT + step] != whole.sequences[row, _PROMPT + step]:
+                break  # a tie that fell the other way: from here on texts differ
+    return True

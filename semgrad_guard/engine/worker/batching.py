@@ -11,12 +11,10 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions, Sampling
 from semgrad_guard.engine.generation.running_answer import BatchRequest, RunningAnswer
 from semgrad_guard.engine.generation.sentence_scoring import EndedSentences
 from semgrad_guard.engine.generation.visible import Piece
-from semgrad_guard.engine.interruption import Stops
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.batch import is_out_of_memory
 from semgrad_guard.engine.sentences import Span, decided
@@ -81,11 +79,6 @@ class _Writing:
     def left(self) -> int:
         """How many samples have not begun."""
         return sum(draw.left for draw in self.draws)
-
-    @property
-    def stops(self) -> Stops:
-        """The stops of its caller."""
-        return self.job.stops
 
     @property
     def done(self) -> bool:
@@ -301,7 +294,7 @@ class RunningRequests:
         self._draw_on()
         for writing in list(self._writing):
             try:
-                writing.stops.check()
+                writing.job.stops.check()
             except AnswerInterruptedError as error:  # its caller has left, or its time is over
                 self._end([writing], error)
         self._steps += 1
@@ -375,7 +368,11 @@ class RunningRequests:
                 generations = iter(self._batch.generations([row for writing in done for row in writing.answers]))
                 for writing in done:
                     own, job = [next(generations) for _ in writing.answers], writing.job
-                    self._add_samples(writing, own)
+                    for draw in writing.draws:
+                        samples = self._batch.samples(draw.rows)
+                        milliseconds = sum(row.milliseconds for row in draw.rows)
+                        for one in own:
+                            one.scoring.keep_samples(one.row, draw.plan, samples, milliseconds)
                     if error := writing.error:  # a listener did not take the last piece
                         job.fail(error)
                     else:
@@ -384,12 +381,6 @@ class RunningRequests:
             for writing in done:
                 if not writing.job.ticket.done():
                     writing.job.fail(error)
-
-    def _add_samples(self, writing: _Writing, generations: Sequence[Generation]) -> None:
-        for draw in writing.draws:
-            samples, milliseconds = self._batch.samples(draw.rows), sum(row.milliseconds for row in draw.rows)
-            for one in generations:
-                one.scoring.keep_samples(one.row, draw.plan, samples, milliseconds)
 
     def _end(self, ended: Sequence[_Writing], error: BaseException) -> None:
         self._writing = [writing for writing in self._writing if writing not in ended]

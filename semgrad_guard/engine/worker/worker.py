@@ -250,7 +250,8 @@ class Worker:
                 return None, [job] if self._takes(job) else []
             if (batcher := first or self._batcher(job)) is None:
                 continue
-            if job.work is None and batcher.has_room([*batch, job], beside=self._rows_beside(batcher)):
+            others = sum(running.rows for running in self._running.values() if running is not batcher)
+            if job.work is None and batcher.has_room([*batch, job], beside=others):
                 if self._takes(job):
                     first = batcher
                     batch.append(job)
@@ -271,10 +272,6 @@ class Worker:
             found = self._running.get((model, request.objective))
             return found or RunningRequests(model, request.objective, rows)
         return WholeRuns(1 if batching == "none" else rows, pads=batching == "together")
-
-    def _rows_beside(self, batcher: Batcher) -> int:
-        """The answers that are being written with other objectives."""
-        return sum(running.rows for running in self._running.values() if running is not batcher)
 
     def _takes(self, job: Job) -> bool:
         """Take a job out of the queue to do it: whether its caller still waits."""

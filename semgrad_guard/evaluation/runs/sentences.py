@@ -8,7 +8,7 @@ from typing import Any
 
 from semgrad_guard.engine.generation.generation import Evidence
 from semgrad_guard.engine.language_model import LanguageModel
-from semgrad_guard.engine.leaning import leanings
+from semgrad_guard.engine.sentences import leanings
 from semgrad_guard.evaluation.runs.answers import AnsweredSentence, AnswerScore
 from semgrad_guard.guard.scored_sentences import OTHER_TOKENS, WITHOUT_END
 
