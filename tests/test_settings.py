@@ -33,10 +33,13 @@ from semgrad_guard.ray import score
 from semgrad_guard.ray.serving import ReplicaSettings
 from semgrad_guard.server.app import Limits
 from semgrad_guard.server.protocol import Overrides
-from semgrad_guard.server.settings import ServerSettings
+from semgrad_guard.server.settings import LogOptions, OtherServers, ServeOptions, ServerSettings
 
 COMMANDS: Any = get_command(app).commands  # type: ignore[attr-defined]
-GROUPS = [*(kind for kind in vars(settings).values() if isinstance(kind, type) and is_dataclass(kind)), EstimatorChoice]
+GROUPS = [
+    *(kind for kind in vars(settings).values() if isinstance(kind, type) and is_dataclass(kind)),
+    *(ServeOptions, OtherServers, LogOptions, EstimatorChoice),
+]
 DECLARED = {name: option for group in GROUPS for name, option in declared_options(group).items()}
 """The declaration of every option."""
 CLASSES = (

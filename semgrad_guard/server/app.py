@@ -41,10 +41,10 @@ from semgrad_guard.server.protocol import (
 )
 from semgrad_guard.server.responses import ResponsesRequest, ResponsesTranslation
 from semgrad_guard.server.service import Call, Service
+from semgrad_guard.server.settings import ServeOptions
 from semgrad_guard.server.text_completions import TextRequest, TextTranslation
 from semgrad_guard.server.translation import Translation, Untranslated
 from semgrad_guard.server.unguarded import Unguarded, refusal
-from semgrad_guard.settings import ServeOptions
 
 if TYPE_CHECKING:  # it needs the extra `log`
     from semgrad_guard.decision_log.decision_log import DecisionLog
