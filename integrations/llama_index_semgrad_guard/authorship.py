@@ -400,6 +400,12 @@ def retrieved(nodes: Sequence[NodeWithScore], turn: Turn) -> list[NodeWithScore]
     ]
 
 
+def with_passages(nodes: Sequence[NodeWithScore], others: Sequence[NodeWithScore]) -> list[NodeWithScore]:
+    """The source nodes of two answers, one behind the other; a node of both is there once."""
+    known = {node.node.node_id for node in nodes}
+    return [*nodes, *(node for node in others if node.node.node_id not in known)]
+
+
 def about_passages(metadata: Mapping[str, Any] | None, kept: Sequence[NodeWithScore]) -> dict[str, Any]:
     """The part of an answer's metadata that may go out with these nodes: the nodes' own metadata, by their ids.
 

@@ -15,7 +15,7 @@ from llama_index.core.chat_engine.types import AgentChatResponse, BaseChatEngine
 from llama_index.core.llms.llm import LLM
 from llama_index.core.memory import BaseMemory
 
-from llama_index_semgrad_guard.authorship import Delivery, retrieved
+from llama_index_semgrad_guard.authorship import Delivery, retrieved, with_passages
 from llama_index_semgrad_guard.calls import Turn
 from llama_index_semgrad_guard.memory import StagedMemory
 from llama_index_semgrad_guard.routing import (
@@ -109,7 +109,7 @@ class GuardedChatEngine(Guarded, BaseChatEngine):
         self._engine, self._memory, self.escalate_to = engine, memory, escalate_to
         self.routing = Routing.of(policy, source="chat_engine", can_escalate=escalate_to is not None, **options)
         require_guardable(engine, self.routing.terms)
-        self._by_sentence = isinstance(engine, _BY_SENTENCE) and judges_by_sentence(engine)
+        self._by_sentence = judges_by_sentence(engine, self.routing.terms) and isinstance(engine, _BY_SENTENCE)
 
     @property
     def chat_history(self) -> list[ChatMessage]:
@@ -294,12 +294,16 @@ class _Exchange:
         return Work.of(steps)
 
     def _reply(self, outcome: Outcome[AgentChatResponse]) -> AgentChatResponse:
-        """The reply for an outcome; a text in the draft's place comes with the draft's passages alone."""
+        """The reply for an outcome; a text in the draft's place comes with the draft's passages alone.
+
+        A target's answer behind delivered sentences comes with its own passages as well.
+        """
         verdict, response = outcome.verdict, outcome.answer
         if response is not self._response:
             self._turn.withhold()
-        if response is None:
+        if response is None or verdict.is_continued:
             nodes = retrieved(self._response.source_nodes, self._turn) if self._response else []
+            nodes = with_passages(nodes, [] if response is None else response.source_nodes)
             metadata = self._routing.attached({}, verdict, self._turn)
             return AgentChatResponse(verdict.text, source_nodes=nodes, metadata=metadata)
         own = response.metadata if response is self._response else {}

@@ -135,12 +135,12 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
     Default: as the calibration that `estimator` names, or "answer"."""
     on_doubt: OnDoubt | None = None
     """By sentence: "stop" (the default) ends the answer before a doubtful one, "drop" leaves it out, "mark" only notes
-    it."""
+    it; "escalate" has the guarded engine's target finish the answer."""
 
     def __init__(self, **fields: Any) -> None:
         require_known(type(self).__name__, fields, type(self).model_fields)
         super().__init__(**with_unit(fields))
-        _ = self._by_sentence
+        _ = self.by_sentence
         self._options({})
 
     @classmethod
@@ -253,16 +253,12 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         """
         model = self.language_model
         writing = options.writing_by(model)
-        return Answerer(model, self.estimator, writing, self.prompt_template, by_sentence=self._by_sentence)
+        return Answerer(model, self.estimator, writing, self.prompt_template, by_sentence=self.by_sentence)
 
     @property
-    def judges_by_sentence(self) -> bool:
-        """Whether every sentence of its answers has a score of its own."""
-        return self._by_sentence is not None
-
-    @property
-    def _by_sentence(self) -> OnDoubt | None:
-        return judged_by(None, self.by, self.on_doubt, continues=False)
+    def by_sentence(self) -> OnDoubt | None:
+        """The action at a doubtful sentence; None: whole answers have a score."""
+        return judged_by(None, self.by, self.on_doubt)
 
     def _answer(self, conversation: Shown, options: CallOptions) -> tuple[Generation, dict[str, Any]]:
         return self._recorded(*self._submit(conversation, options).outcome(), options)

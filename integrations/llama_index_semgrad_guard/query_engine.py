@@ -20,7 +20,7 @@ from llama_index.core.llms.llm import LLM
 from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
-from llama_index_semgrad_guard.authorship import about_passages, retrieved
+from llama_index_semgrad_guard.authorship import about_passages, retrieved, with_passages
 from llama_index_semgrad_guard.calls import Turn
 from llama_index_semgrad_guard.routing import (
     Guarded,
@@ -119,7 +119,7 @@ class GuardedQueryEngine(Guarded, BaseQueryEngine):
         self._engine, self.escalate_to = engine, escalate_to
         self.routing = Routing.of(policy, source="query_engine", can_escalate=escalate_to is not None, **options)
         require_guardable(engine, self.routing.terms)
-        self._by_sentence = judges_by_sentence(engine)
+        self._by_sentence = judges_by_sentence(engine, self.routing.terms)
 
     def _get_prompt_modules(self) -> PromptMixinType:
         return {"engine": self._engine}
@@ -238,13 +238,18 @@ class _Query:
         return Work.of(lambda: ask(self._target, self._query, structured=structured))
 
     def _delivered(self, outcome: Outcome[Whole]) -> Whole:
-        """The response for an outcome; a text in the draft's place comes with the draft's passages alone."""
+        """The response for an outcome; a text in the draft's place comes with the draft's passages alone.
+
+        A target's answer behind delivered sentences comes with its own passages as well.
+        """
         verdict, response = outcome.verdict, outcome.answer
         if response is not self._response:
             self._turn.withhold()
-        if response is None:
+        if response is None or verdict.is_continued:
             nodes = retrieved(self._response.source_nodes, self._turn) if self._response else []
             metadata = about_passages(self._response.metadata, nodes) if self._response else {}
+            if response is not None:
+                nodes, metadata = with_passages(nodes, response.source_nodes), {**metadata, **(response.metadata or {})}
             response = Response(verdict.text, nodes, metadata)
         metadata = self._routing.attached(response.metadata, verdict, self._turn)
         if isinstance(response, Response) and not response.response:

@@ -111,7 +111,7 @@ class Routing:
             report(verdict, source, keep_draft=keep_draft)
 
         return cls(
-            terms=Terms(policy=policy, can_escalate=can_escalate, continues=False, notify=notify, **terms),
+            terms=Terms(policy=policy, can_escalate=can_escalate, continues=not whole, notify=notify, **terms),
             counting=Counting(aggregate=aggregate, answering=answering, whole=whole),
         )
 
@@ -213,10 +213,17 @@ def require_guardable(engine: Any, terms: Terms) -> None:
                 setattr(part, name, False)
 
 
-def judges_by_sentence(engine: Any) -> bool:
-    """Whether a `SemGradLLM` in an engine judges every sentence by itself."""
+def judges_by_sentence(engine: Any, terms: Terms) -> bool:
+    """Whether a `SemGradLLM` in an engine judges every sentence by itself.
+
+    Raises:
+        InputError: a target is to finish its answers, and there is none.
+    """
     parts = _within(engine, (*_PRINTING, LLM), lambda part: not isinstance(part, LLM), {})
-    return any(getattr(part, "judges_by_sentence", False) for part in parts if isinstance(part, LLM))
+    forms = [getattr(part, "by_sentence", None) for part in parts if isinstance(part, LLM)]
+    for form in forms:
+        terms.require_finisher(form)
+    return any(forms)
 
 
 _ANSWERING = (BaseQueryEngine, BaseChatEngine, BaseTool)

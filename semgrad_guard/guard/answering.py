@@ -18,7 +18,7 @@ from semgrad_guard.engine.worker.request import outcomes
 from semgrad_guard.errors import InputError, UnsupportedToolsError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard.assessing import assess, scoring_settings, template_name
-from semgrad_guard.guard.early_sentences import EarlySentences
+from semgrad_guard.guard.early_sentences import Certain, EarlySentences
 from semgrad_guard.guard.flow import Draft
 from semgrad_guard.guard.policy import Terms
 from semgrad_guard.guard.scored_sentences import require_by_sentence
@@ -203,18 +203,20 @@ class Answerer:
         template_options: TemplateOptions | None = None,
         *,
         form: PromptForm | None = None,
+        certain: Certain | None = None,
     ) -> EarlySentences | None:
         """The listener to sentences that hands on those that leave while their answer is being written.
 
         None where only its end can tell: an answer that may call tools or follows a grammar, and terms by which one
         doubt, or the place where it is cut off, withholds all of it. `form` is that of the prompt, where a front knows
-        more about it than the model.
+        more about it than the model. `certain` is as for `EarlySentences`.
         """
         if terms is None or on_piece is None or self.by_sentence is None or current_recorder() is not None:
             return None
         if self.options.grammar is not None or _has_tools(template_options) or not terms.delivers_early:
             return None
-        return EarlySentences(terms, on_piece, partial(self.opened, template_options=template_options, form=form))
+        opened = partial(self.opened, template_options=template_options, form=form)
+        return EarlySentences(terms, on_piece, opened, certain)
 
     def opened(
         self,

@@ -6,7 +6,7 @@ what leaves early is the beginning of the text that the whole answer's verdict d
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -32,16 +32,23 @@ class DraftPiece:
 
 @dataclass(frozen=True)
 class SentencePiece:
-    """A sentence that is let through while its answer is being written: its text, and the verdict on it."""
+    """A sentence that is let through while its answer is being written: its text, and the verdict on it.
+
+    A client's `stop` may begin in its last characters: these follow with the next piece.
+    """
 
     text: str
     sentence: SentenceVerdict
 
 
+Certain = Callable[[Evidence, str, Sequence[tuple[int, int]]], int]
+
+
 class EarlySentences:
     """Hands on the sentences of one answer that these terms let through, as they end.
 
-    `draft` scores them; `known` is the undecided verdict on those that have ended.
+    `draft` scores them; `known` is the undecided verdict on those that have ended. `certain` tells how much of the
+    delivered text leaves where a client's cuts are made behind the decision: of these ranges of the answer.
     """
 
     def __init__(
@@ -49,8 +56,9 @@ class EarlySentences:
         terms: Terms,
         put: Callable[[Any], None],
         draft: Callable[[EndedSentences, Verdict | None], Draft[Any]],
+        certain: Certain | None = None,
     ) -> None:
-        self._terms, self._put, self._draft = terms, put, draft
+        self._terms, self._put, self._draft, self._certain = terms, put, draft, certain
         self.known: Verdict | None = None
         self._left = 0  # characters that have left
 
@@ -69,10 +77,14 @@ class EarlySentences:
         )
         verdict = settled.verdict
         if isinstance(settled, Deliver) or (isinstance(settled, Escalate) and settled.ranges):
+            reached, ranges = len(verdict.text), settled.ranges or ((0, len(verdict.text)),)
+            if self._certain is not None:
+                reached = self._certain(ended.answer, verdict.text, ranges)
             for sentence in verdict.sentences:
-                if delivers(sentence) and sentence.end > self._left:
-                    self._put(SentencePiece(verdict.text[sentence.start : sentence.end], sentence))
-            self._left = len(verdict.text)
+                end = min(sentence.end, reached)
+                if delivers(sentence) and end > self._left:
+                    text, self._left = verdict.text[self._left : end], end
+                    self._put(SentencePiece(text, sentence.model_copy(update={"end": end})))
         return not any(sentence.action in ("stop", "escalate") for sentence in verdict.sentences)
 
 

@@ -68,11 +68,15 @@ class Draft(Generic[A]):
 
 @dataclass(frozen=True)
 class Waiting(Generic[A]):
-    """A draft that must be escalated: its place among the drafts, its verdict, and the object that would go out."""
+    """A draft that must be escalated: its place among the drafts, its verdict, and the object that would go out.
+
+    `ranges` are those of its sentences that go out before the target's answer.
+    """
 
     index: int
     verdict: Verdict
     answer: A
+    ranges: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,7 @@ class Pending(Generic[A]):
     def waiting(self) -> list[Waiting[A]]:
         """The drafts that must be escalated."""
         return [
-            Waiting(index, settled.verdict, draft.answer)
+            Waiting(index, settled.verdict, draft.answer, settled.ranges)
             for index, (draft, settled) in enumerate(zip(self._drafts, self._settled, strict=True))
             if isinstance(settled, Escalate) and isinstance(draft, Draft)
         ]
@@ -221,8 +225,10 @@ def conclude(
     if isinstance(settled, Escalate):
         part = bool(settled.ranges)
         if isinstance(reply, Reply) and not _is_rejected(reply.content, part=part):
-            made = (continued if part else escalated)(settled.verdict, reply.content)
-            return _recorded(Outcome(made, reply.answer), terms)
+            made, left = (continued if part else escalated)(settled.verdict, reply.content), reply.answer
+            if part and terms.trim is not None:
+                made, left = terms.trim(made, left)
+            return _recorded(Outcome(made, left), terms)
         if isinstance(reply, HandedOn):
             return Outcome(handed_on(settled.verdict), None)
         reason, message = _rejection(reply, terms, part=part)

@@ -251,7 +251,7 @@ class Terms(DeliveryOptions):
         mode: "enforce", "annotate", "observe" or "raise".
         can_escalate: whether there is a target.
         continues: whether the target may finish an answer of which sentences are delivered; a person may not, who
-            decides about whole answers.
+            decides about whole answers, nor another agent, who answers for itself.
         abstain_message: delivered in the place of an answer that is neither let through nor escalated; a function gets
             the verdict, without the withheld text unless drafts are kept.
         keep_draft: whether metadata may hold withheld text.
@@ -262,7 +262,7 @@ class Terms(DeliveryOptions):
         notify: called with every verdict.
         log: records every decision; the verdict then carries its `decision_id`.
         part: makes the object of an answer of which only these ranges are delivered; without it there is none.
-        trim: changes an answer that is let through, and its verdict, before they go out.
+        trim: changes an answer that is let through, or finished by a target, and its verdict, before they go out.
         closing_line: delivered behind an answer that ends before a doubtful sentence.
 
     Raises:
@@ -312,6 +312,20 @@ class Terms(DeliveryOptions):
     def delivers_early(self) -> bool:
         """Whether sentences may leave before their answer ends: nothing that only its end can tell withholds it."""
         return self.mode == "enforce" and self.policy.delivers_unfamiliar
+
+    def require_finisher(self, on_doubt: str | None) -> None:
+        """Refuse on_doubt="escalate" where a front knows at its construction that no target can finish an answer.
+
+        `Guard` takes it without a target: the answers for such a calibration are written without one.
+
+        Raises:
+            InputError: there is no target.
+        """
+        if on_doubt == "escalate" and self.mode == "enforce" and not self.can_escalate:
+            raise InputError(
+                'on_doubt="escalate" lets a target finish an answer, and there is none: give escalate_to, or judge '
+                'with on_doubt="stop"'
+            )
 
     @property
     def replaces_failed(self) -> bool:

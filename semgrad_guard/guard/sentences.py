@@ -31,22 +31,12 @@ def require_same_unit(calibration: Calibration, binding: Binding) -> None:
         )
 
 
-def judged_by(
-    calibration: Calibration | None, by: JudgedBy | None, on_doubt: OnDoubt | None, *, continues: bool = True
-) -> OnDoubt | None:
+def judged_by(calibration: Calibration | None, by: JudgedBy | None, on_doubt: OnDoubt | None) -> OnDoubt | None:
     """The action at a doubtful sentence, by the settings or else the calibration; None: whole answers are judged.
 
     Raises:
-        InputError: `on_doubt` is given for whole answers; or it lets a target finish, which this front does not do
-            (`continues` is False).
+        InputError: `on_doubt` is given for whole answers.
     """
-    found = _judged_by(calibration, by, on_doubt)
-    if found == "escalate" and not continues:
-        raise InputError('on_doubt="escalate" is not available here: take "stop", "drop" or "mark"')
-    return found
-
-
-def _judged_by(calibration: Calibration | None, by: JudgedBy | None, on_doubt: OnDoubt | None) -> OnDoubt | None:
     made = () if calibration is None else calibration.with_kinds
     forms: list[OnDoubt] = [one.sentences.on_doubt for one in made if one.sentences is not None]
     calibrated = forms[0] if forms else None

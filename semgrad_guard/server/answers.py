@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
+from semgrad_guard.engine.generation.visible import safe_length
 from semgrad_guard.errors import (
     AnswerInterruptedError,
     BindingMismatchError,
@@ -135,17 +136,25 @@ def _public_sentences(verdict: Verdict, *, scores: bool) -> list[dict[str, Any]]
 
 def part_of(verdict: Verdict, answer: Answer, ranges: Sequence[tuple[int, int]]) -> Answer:
     """The delivered part of an answer: these ranges of it, and nothing else that was written with it."""
-    ends = tuple(accumulate(map(len, answer.pieces or ()), initial=0))
-    pieces = (
-        "".join(piece[max(low - begin, 0) : max(high - begin, 0)] for low, high in ranges)
-        for begin, piece in zip(ends, answer.pieces or (), strict=False)
-    )
     return Answer(
         text=verdict.text,
         finish_reason=answer.finish_reason if delivers(verdict.sentences[-1]) else "stop",
         prompt_tokens=answer.prompt_tokens,
         completion_tokens=sum(one.tokens for one in verdict.sentences if delivers(one)),
-        pieces=None if answer.pieces is None else tuple(filter(None, pieces)),
+        pieces=None if answer.pieces is None else pieces_of(answer.pieces, ranges),
+    )
+
+
+def pieces_of(pieces: Sequence[str], ranges: Sequence[tuple[int, int]]) -> tuple[str, ...]:
+    """The tokens' texts within these ranges, as many as the same text has where nothing else is left out.
+
+    A token that has no text of its own, as it ends inside a character, belongs to the place where it is.
+    """
+    begins = accumulate(map(len, pieces), initial=0)
+    return tuple(
+        "".join(piece[max(low - begin, 0) : max(high - begin, 0)] for low, high in ranges)
+        for begin, piece in zip(begins, pieces, strict=False)
+        if any(low < begin + len(piece) and begin < high if piece else low <= begin < high for low, high in ranges)
     )
 
 
@@ -171,35 +180,58 @@ class Cuts:
     def __bool__(self) -> bool:
         return self.max_tokens is not None or bool(self.stop)
 
+    def certain(self, text: str, pieces: Sequence[str]) -> int:
+        """How much of a text that still grows is delivered, whatever follows; `pieces` may end before the limit."""
+        if self.max_tokens is not None and len(pieces) > self.max_tokens:
+            return len(self._cut(text, pieces, 0)[0])
+        return safe_length(text, self.stop)
+
+    def behind(self, part: Answer) -> Cuts | None:
+        """The cuts of a target's answer behind this part of a draft; None where they are made in the part already."""
+        pieces, tokens = part.pieces or (), part.completion_tokens or 0
+        if self._cut(part.text, pieces, tokens)[2] is not None:
+            return None
+        if self.max_tokens is None:
+            return self
+        rest = self.max_tokens - max(len(pieces), tokens)
+        return replace(self, max_tokens=rest) if rest > 0 else None
+
     def delivered(self, verdict: Verdict, answer: Answer) -> tuple[Verdict, Answer]:
         """The part of an answer that is delivered, and its verdict.
 
         A tool call goes out whole or not at all. `finish_reason` is OpenAI's: "length" where the limit ended the
-        answer, and "stop" where a string did.
+        answer, and "stop" where a string did. Behind delivered sentences a target has kept the limit itself (`behind`).
         """
-        pieces = answer.pieces or ()
-        text, count, finish = answer.text, len(pieces), None
-        if self.max_tokens is not None and max(count, answer.completion_tokens or 0) > self.max_tokens:
+        pieces, tokens = answer.pieces or (), answer.completion_tokens
+        if verdict.is_continued:
+            text, _, finish = replace(self, max_tokens=None)._cut(verdict.text, (), 0)
+        else:
+            text, tokens, finish = self._cut(answer.text, pieces, tokens or 0)
+        if finish is None:
+            return verdict, answer
+        logprobs = answer.logprobs
+        left = replace(
+            answer,
+            text=text,
+            tool_calls=(),
+            finish_reason=finish,
+            completion_tokens=tokens,
+            together=None,
+            logprobs=_left_of(logprobs, pieces[:tokens], len(text)) if _aligned(logprobs, pieces) else None,
+        )
+        return _unpromised(verdict, text) if (text, ()) != (answer.text, answer.tool_calls) else verdict, left
+
+    def _cut(self, text: str, pieces: Sequence[str], tokens: int) -> tuple[str, int, str | None]:
+        """A text up to its first cut, the number of its tokens, and why it ends there; None where nothing cuts it."""
+        count, finish = len(pieces), None
+        if self.max_tokens is not None and max(count, tokens) > self.max_tokens:
             count = self.max_tokens
             text, finish = text[: sum(map(len, pieces[:count]))], "length"
         if places := [place for string in self.stop if (place := text.find(string)) >= 0]:
             text, finish = text[: min(places)], "stop"
             lengths = accumulate(map(len, pieces), initial=0)
             count = next((number for number, length in enumerate(lengths) if length >= len(text)), count)
-        if finish is None:
-            return verdict, answer
-        left = replace(
-            answer,
-            text=text,
-            tool_calls=(),
-            finish_reason=finish,
-            completion_tokens=count,
-            together=None,
-            logprobs=_left_of(answer.logprobs, pieces[:count], len(text))
-            if _aligned(answer.logprobs, pieces)
-            else None,
-        )
-        return _unpromised(verdict, text) if (text, ()) != (answer.text, answer.tool_calls) else verdict, left
+        return text, count, finish
 
 
 def _unpromised(verdict: Verdict, text: str) -> Verdict:

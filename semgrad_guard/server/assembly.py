@@ -151,7 +151,9 @@ class _Maker:
         """A model that answers itself, or one of the upstream's, scored by a local one."""
         target = self.target  # a URL that is none is refused before a model is loaded
         policy = policy_of(self.settings, name)
-        by_sentence = judged_by(policy.calibration, self.settings.by, self.settings.on_doubt, continues=False)
+        by_sentence = judged_by(policy.calibration, self.settings.by, self.settings.on_doubt)
+        terms = self._terms(policy)
+        terms.require_finisher(by_sentence)
         upstream: Upstream | None = None
         if self.upstream is None:
             scheduler = self.queue or self._scheduler(name, policy, by_sentence)
@@ -166,7 +168,7 @@ class _Maker:
             name=name if upstream is not None else scheduler.name,
             scheduler=scheduler,
             upstream=upstream,
-            terms=self._terms(policy),
+            terms=terms,
             options=options_of(self.settings),
             target=target,
             overridable=self.settings.allow_override,

@@ -27,6 +27,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from semgrad_guard.guard import Outcome, Piece, SentencePiece, ThoughtPiece
+from semgrad_guard.guard.sentences import delivers
 from semgrad_guard.records import Verdict
 from semgrad_guard.server.answers import (
     ACTION_HEADER,
@@ -138,9 +139,10 @@ def usage(call: Call, outcomes: Sequence[Outcome[Answer]]) -> Json:
 
 
 def _written(answer: Answer, verdict: Verdict) -> int:
+    own = sum(one.tokens for one in verdict.sentences if delivers(one)) if verdict.is_continued else 0
     if answer.completion_tokens is not None:
-        return answer.completion_tokens
-    return 0 if verdict.escalated is not None else verdict.scored_tokens  # after an escalation they are the draft's
+        return own + answer.completion_tokens
+    return own if verdict.escalated is not None else verdict.scored_tokens  # after an escalation they are the draft's
 
 
 def _head(call: Call, request_id: str, kind: str) -> Json:
@@ -181,8 +183,11 @@ def _rest(call: Call, outcome: Outcome[Answer], sent: str, thought: str) -> list
 
 
 def _reasoning(outcome: Outcome[Answer]) -> Json:
-    """The reasoning before a delivered text, under the name that most servers use; withheld where the text is."""
-    if outcome.answer is None:
+    """The reasoning before a delivered text, under the name that most servers use; withheld where the text is.
+
+    A target's is left out behind sentences that are delivered: it was not written before these.
+    """
+    if outcome.answer is None or outcome.verdict.is_continued:
         return {}
     thought = outcome.verdict.reasoning if outcome.verdict.escalated is None else outcome.answer.reasoning
     return {"reasoning_content": thought} if thought else {}

@@ -21,7 +21,7 @@ from semgrad_guard.errors import AnswerCancelledError, QueueFullError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard import Draft, OnDoubt, Work, ain_time, cancelling, read_off_loop
 from semgrad_guard.server.answers import Answer
-from semgrad_guard.server.writing import AnswerRequest, ForeignText, Writer
+from semgrad_guard.server.writing import AnswerRequest, ForeignText, Writer, token_pieces
 
 T = TypeVar("T")
 logger = logging.getLogger("semgrad_guard.server")
@@ -180,7 +180,7 @@ class Scheduler:
 
     async def pieces(self, text: str) -> tuple[str, ...]:
         """The text that each token of a text from elsewhere adds."""
-        return await self.work(lambda: self._writer.pieces(text))
+        return await self.work(lambda: token_pieces(self.model, text))
 
     async def work(self, work: Callable[[], T]) -> T:
         """The result of `work`, run in the model's thread in its order. A cancelled task stops it.

@@ -154,7 +154,7 @@ class Call:
             count=request.count,
             logprobs=bool(request.logprobs),
             top_logprobs=request.top_logprobs or 0,
-            pieces=bool(self.cuts),
+            cuts=self.cuts or Cuts(),
             prompt_limit=self.served.prompt_limit,
         )
 
@@ -250,7 +250,7 @@ class Service:
                 "this server delivers the sentences of an answer that it lets through, and a part of a JSON answer is "
                 "none; leave response_format out"
             )
-        terms = replace(terms, part=part_of, continues=False, trim=cuts.delivered if cuts else None)
+        terms = replace(terms, part=part_of, trim=cuts.delivered if cuts else None)
         return Call(
             request=request, forwarded=sent, body=body, served=served, terms=terms, stop=terms.stop(), cuts=cuts
         )
@@ -382,7 +382,7 @@ class Service:
     async def _ask(self, call: Call, waiting: Sequence[Waiting[Answer]]) -> Sequence[Any]:
         if call.served.target is None:
             raise InputError("there is no server to escalate to; start this one with --escalate-to")
-        return await call.served.target.ask(call.body, waiting)
+        return await call.served.target.ask(call.body, waiting, call.cuts or Cuts())
 
     def _overridden(self, served: ServedModel, request: ChatRequest, terms: Terms) -> Terms:
         """The terms with the request's own settings, as far as it may change them."""

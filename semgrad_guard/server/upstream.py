@@ -12,9 +12,20 @@ from typing import Any, cast
 from semgrad_guard.calibration.call_options import call_options, cutting_options
 from semgrad_guard.engine.prompts.reasoning import HeldText
 from semgrad_guard.errors import InputError, UpstreamError
-from semgrad_guard.guard import Draft, Iterated, Piece, Reply, ThoughtPiece, Waiting, Work, external
+from semgrad_guard.guard import (
+    Draft,
+    Iterated,
+    Piece,
+    Refusal,
+    Reply,
+    TargetReply,
+    ThoughtPiece,
+    Waiting,
+    Work,
+    external,
+)
 from semgrad_guard.guard.reported import prompt_of
-from semgrad_guard.server.answers import KEY, Answer, Cuts
+from semgrad_guard.server.answers import KEY, Answer, Cuts, part_of
 from semgrad_guard.server.forwarded import Forwarded
 from semgrad_guard.server.protocol import CUTS
 from semgrad_guard.server.remote import RemoteServer
@@ -259,30 +270,37 @@ class RemoteAnswer(Iterated[Piece]):
 
 @dataclass(frozen=True, eq=False)
 class RemoteTarget:
-    """Another server that answers in the place of drafts that are not let through; its answers are not scored."""
+    """Another server that answers in the place of drafts that are not let through; its answers are not scored.
+
+    Behind delivered sentences it gets the rest of the client's limit, and no question where there is none.
+    """
 
     server: RemoteServer
     model: str
 
     async def ask(
-        self, body: Mapping[str, Any], waiting: Sequence[Waiting[Answer]]
-    ) -> Sequence[Reply[Answer] | Exception]:
-        """One answer for each draft that waits, or an error in its place."""
+        self, body: Mapping[str, Any], waiting: Sequence[Waiting[Answer]], cuts: Cuts
+    ) -> Sequence[TargetReply[Answer]]:
+        """One answer for each draft that waits, or an error in its place; `cuts` are the client's."""
         sent = {**_forwarded(body), "model": self.model, "stream": False}
         sent.pop("logprobs", None)
         sent.pop("top_logprobs", None)
-        replies = await asyncio.gather(*(self.server.chat(sent) for _ in waiting), return_exceptions=True)
-        return [self._reply(reply) for reply in replies]
+        return await asyncio.gather(*(self._asked(sent, draft, cuts) for draft in waiting))
 
-    def _reply(self, reply: dict[str, Any] | BaseException) -> Reply[Answer] | Exception:
-        if isinstance(reply, BaseException):
-            if not isinstance(reply, Exception):
-                raise reply
-            return reply
+    async def _asked(self, sent: Mapping[str, Any], draft: Waiting[Answer], cuts: Cuts) -> TargetReply[Answer]:
+        if draft.ranges:
+            left = cuts.behind(part_of(draft.verdict, draft.answer, draft.ranges))
+            if left is None:
+                return Refusal("the client's stop or max_tokens ends the answer before")
+            limits = {"max_tokens", "max_completion_tokens"}
+            sent = {name: left.max_tokens if name in limits and one else one for name, one in sent.items()}
         try:
-            (answer,) = answers_in(reply, 1, self.server.url)
-        except UpstreamError as error:
+            return self._reply(await self.server.chat(sent))
+        except Exception as error:  # noqa: BLE001 - in the place of this answer; `on_error` decides
             return error
+
+    def _reply(self, reply: Mapping[str, Any]) -> Reply[Answer]:
+        (answer,) = answers_in(reply, 1, self.server.url)
         verdict_or_text = external(answer.text, tool_calls=answer.tool_calls) if answer.tool_calls else answer.text
         return Reply(verdict_or_text, answer)
 

@@ -11,7 +11,7 @@ from pydantic import Field, InstanceOf
 from semgrad_guard.adapters.answer_form import AnswerForm
 from semgrad_guard.adapters.logprobs import openai_logprobs, token_texts
 from semgrad_guard.adapters.messages import new_id
-from semgrad_guard.engine.generation.generation import Generation
+from semgrad_guard.engine.generation.generation import Evidence, Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.generation.visible import Piece
 from semgrad_guard.engine.language_model import LanguageModel
@@ -24,7 +24,7 @@ from semgrad_guard.estimators import Estimator
 from semgrad_guard.estimators.base import ReplayEstimator
 from semgrad_guard.guard import Answerer, Draft, EarlySentences, OnDoubt, Terms, without_calls
 from semgrad_guard.records import Message, Verdict
-from semgrad_guard.server.answers import Answer
+from semgrad_guard.server.answers import Answer, Cuts, pieces_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class AnswerRequest:
     """A client's request to a model: `count` answers to one conversation, in one form.
 
     With `logprobs` the answers have the tokens' log-probabilities, with `top_logprobs` those of so many alternatives to
-    each token, and with `pieces` the text that each token adds. `prompt_limit` is how many tokens the prompt may have.
+    each token. `cuts` are made after the decision. `prompt_limit` is how many tokens the prompt may have.
     `on_piece` is called, in the model's thread, with each piece of text or thought as it is written; where answers are
     judged by sentence, and `terms` withhold, with the sentences that these let through. Both stay in this process.
     """
@@ -43,7 +43,7 @@ class AnswerRequest:
     count: int = 1
     logprobs: bool = False
     top_logprobs: int = 0
-    pieces: bool = False
+    cuts: Cuts = field(default_factory=Cuts)
     prompt_limit: int | None = None
     on_piece: Annotated[Callable[[Piece], None] | None, Field(exclude=True)] = None
     terms: Annotated[InstanceOf[Terms] | None, Field(exclude=True)] = None
@@ -84,13 +84,19 @@ class Assignment:
 
     @property
     def early(self) -> EarlySentences | None:
-        """The listener to sentences that leave before the answer ends: not where a client's cuts or log-probabilities
-        come with its end.
-        """
+        """The listener to sentences that leave before the answer ends: not where its log-probabilities come with it."""
         request = self.request
-        if request.count > 1 or request.logprobs or request.pieces:
+        if request.count > 1 or request.logprobs:
             return None
-        return self.answerer.early(request.terms, request.on_piece, request.form.template_options)
+        certain = self._certain if request.cuts else None
+        return self.answerer.early(request.terms, request.on_piece, request.form.template_options, certain=certain)
+
+    def _certain(self, answer: Evidence, text: str, ranges: Sequence[tuple[int, int]]) -> int:
+        """How much of the delivered text leaves, of these ranges of an answer that is being written (`Cuts`)."""
+        cuts, ids, pieces = self.request.cuts, answer.response_ids, tuple[str, ...]()
+        if cuts.max_tokens is not None and len(ids) > cuts.max_tokens:
+            pieces = pieces_of(token_pieces(self.answerer.model, answer.text, ids), ranges)
+        return cuts.certain(text, pieces)
 
 
 class Writer:
@@ -204,18 +210,21 @@ class Writer:
             logprobs=logprobs,
             prompt_tokens=len(generation.prompt.ids),
             completion_tokens=generation.completion_tokens,
-            pieces=self.pieces(verdict.text, generation.response_ids) if request.pieces else None,
+            pieces=token_pieces(self.model, verdict.text, generation.response_ids) if request.cuts else None,
         )
         return Draft(verdict, answer, draft.prompt)
-
-    def pieces(self, text: str, ids: Sequence[int] = ()) -> tuple[str, ...]:
-        """The text that each token adds: of these tokens, where they spell the text, else of the text's own."""
-        texts = token_texts(self.model, ids, special=False)
-        if "".join(texts) == text:
-            return tuple(texts)
-        tokenizer: Any = self.model.tokenizer
-        return tuple(token_texts(self.model, tokenizer(text, add_special_tokens=False)["input_ids"]))
 
     def _logprobs(self, generation: Generation, request: AnswerRequest) -> list[dict[str, Any]]:
         logprobs = openai_logprobs(self.model, self.estimator, generation.evidence, top=request.top_logprobs)
         return [] if logprobs is None else logprobs["content"]
+
+
+def token_pieces(model: LanguageModel, text: str, ids: Sequence[int] = ()) -> tuple[str, ...]:
+    """The text that each token adds: of these tokens, where they spell the text, else of the text's own."""
+    texts = token_texts(model, ids, special=False)
+    if (spelled := "".join(texts)) == text:
+        return tuple(texts)
+    if (begin := spelled.find(text)) >= 0:  # behind white space that the answer does not begin with
+        return pieces_of(texts, [(begin, begin + len(text))])
+    tokenizer: Any = model.tokenizer
+    return tuple(token_texts(model, tokenizer(text, add_special_tokens=False)["input_ids"]))

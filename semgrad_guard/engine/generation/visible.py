@@ -176,7 +176,7 @@ class CertainText:
         self._ids.append(token)
         if self._thinking is None:
             text = self._decode(self._ids)
-            return self._pieces("", text, _safe_length(text, self._stop))
+            return self._pieces("", text, safe_length(text, self._stop))
         thought = ""
         if self._answer is None:
             thought, self._answer = self._begun(self._thinking)
@@ -185,11 +185,11 @@ class CertainText:
         own = self._ids[answer.begin :]
         if self._thinking.ends:  # marks that may hold control tokens, which the text does not show
             shown = self._decode(own, special=True)
-            end = _safe_length(shown, self._thinking.ends)
+            end = safe_length(shown, self._thinking.ends)
             own = own if end == len(shown) else own[: up_to(end, own, self._decode)]
         text = self._decode(own)
         text = answer.clean(text) if answer.begin else text
-        return self._pieces(thought, text, _safe_length(text, self._stop))
+        return self._pieces(thought, text, safe_length(text, self._stop))
 
     def rest(self, text: str, reasoning: Reasoning | None = None) -> list[Piece]:
         """The rest of the whole text, and of the thought before it."""
@@ -199,7 +199,7 @@ class CertainText:
         """The thought as far as it is certain, and the tokens with which the answer begins, once that is."""
         whole = self._grown()
         seen = thinking.seen(self._ids, whole, self._decode)
-        thought, start = thinking.begun(whole, seen, _safe_length), thinking.begins(seen)
+        thought, start = thinking.begun(whole, seen, safe_length), thinking.begins(seen)
         answer = None if start is None else answer_tokens(self._ids, whole, (start, len(whole)), self._decode)
         return thought, answer
 
@@ -223,7 +223,7 @@ class CertainText:
         return pieces
 
 
-def _safe_length(text: str, stops: Sequence[str]) -> int:
+def safe_length(text: str, stops: Sequence[str]) -> int:
     """How much of `text` later tokens can no longer change."""
     limits = [len(text.rstrip("\ufffd"))]
     for stop in stops:

@@ -86,7 +86,7 @@ class Scoring:
         self._model, self._estimator = model, load_estimator(opening.settings.estimator, policy)
         if self._estimator.objective.gradients:
             self._estimator.objective.span(model.n_layers)  # refused here, and not at each request
-        by_sentence = judged_by(policy.calibration, opening.settings.by, opening.settings.on_doubt, continues=False)
+        by_sentence = judged_by(policy.calibration, opening.settings.by, opening.settings.on_doubt)
         self._writer, self._config = Writer(model, self._estimator, by_sentence=by_sentence), config
         self._recorder, self._thoughts = recorder, thoughts
         policy.check(self._writer.answerer(options_of(opening.settings)).binding())

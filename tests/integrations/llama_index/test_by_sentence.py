@@ -109,5 +109,12 @@ def test_a_response_with_a_doubtful_sentence_does_not_pass(fixed: LanguageModel,
 def test_an_action_at_doubt_needs_sentences(fixed: LanguageModel) -> None:
     with pytest.raises(InputError, match='by="sentence"'):
         SemGradLLM.from_model(fixed, on_doubt="drop")
-    with pytest.raises(InputError, match="not available here"):
-        SemGradLLM.from_model(fixed, by="sentence", on_doubt="escalate")
+    llm = SemGradLLM.from_model(fixed, by="sentence", on_doubt="escalate")
+    query = RetrieverQueryEngine.from_args(Passages("Paris is in France."), llm=llm)
+    chat = SimpleChatEngine.from_defaults(llm=llm)
+    policy = Policy(threshold=1.0)
+    guards: list[tuple[Any, Any]] = [(GuardedQueryEngine, query), (GuardedChatEngine, chat)]
+    for guard, engine in guards:
+        with pytest.raises(InputError, match="lets a target finish an answer, and there is none"):
+            guard(engine, policy)
+        guard(engine, policy, mode="annotate")  # nothing is escalated
