@@ -1,7 +1,7 @@
 """The cost of scores by sentence, while an answer is written and behind it: CPU seconds over those of writing alone.
 
     nice python benchmarks/sentence_streams.py [--model smollm2] [--tokens 50 120 200 450] [--clients 1 8] \
-        [--rounds 3] [--output results.json]
+        [--ways free context differentiated] [--rounds 3] [--output results.json]
 
 Guarded streams of free scores (entropy) and of HybridGrad in both forms of `earlier`; each round first writes the same
 answers unguarded. `first` is the time to the first sentence over that of writing as far, `behind` HybridGrad of all
@@ -80,16 +80,16 @@ def behind(model: LanguageModel, tokens: int) -> dict[str, float]:
     return shares
 
 
-def measured(model: LanguageModel, tokens: int, clients: int, rounds: int) -> dict[str, Any]:
+def measured(model: LanguageModel, tokens: int, clients: int, ways: list[str], rounds: int) -> dict[str, Any]:
     """The ratios of one length of answers, round by round."""
     row: dict[str, Any] = {"tokens": tokens, "clients": clients, "writing_s": [], "behind": []}
-    row |= {way: {"total": [], "first": []} for way in WAYS}
+    row |= {way: {"total": [], "first": []} for way in ways}
     for _ in range(rounds):
         writing, plain = together(model, None, tokens, clients)
         row["writing_s"].append(writing)
         if clients == 1:
             row["behind"].append(behind(model, tokens))
-        for way in WAYS:
+        for way in ways:
             seconds, arrivals = together(model, way, tokens, clients)
             row[way]["total"].append(seconds / writing)
             for own, others in zip(arrivals, plain, strict=True):
@@ -103,6 +103,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--tokens", type=int, nargs="+", default=[50, 120, 200, 450])
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--ways", choices=WAYS, nargs="+", default=list(WAYS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=Path, help="where the figures go (JSON)")
     given = command.parsed(parser)
@@ -110,16 +111,19 @@ def main() -> None:
     model = LanguageModel.from_pretrained(given.model, dtype=torch.float32)
     behind(model, max(given.tokens))  # once, replays are verified up to this length
     report: dict[str, Any] = {"machine": about(), "rows": []}
-    print("| clients | tokens | writing, s | " + " | ".join(f"{way}, first | total" for way in WAYS) + " | behind |")
-    print("| --- " * (4 + 2 * len(WAYS)) + "|")
+    print(
+        "| clients | tokens | writing, s | " + " | ".join(f"{way}, first | total" for way in given.ways) + " | behind |"
+    )
+    print("| --- " * (4 + 2 * len(given.ways)) + "|")
     for clients in given.clients:
         for tokens in given.tokens:
-            row = measured(model, tokens, clients, given.rounds)
+            row = measured(model, tokens, clients, given.ways, given.rounds)
             report["rows"].append(row)
             command.keep(report, given.output)
-            ratios = [ranged(spread(row[way][part]), digits=2) for way in WAYS for part in ("first", "total")]
-            later = [ranged(spread([one[way] for one in row["behind"]]), digits=2) for way in WAYS if way != "free"]
-            cells = [clients, tokens, f"{min(row['writing_s']):.1f}", *ratios, ", ".join(later) if clients == 1 else ""]
+            ratios = [ranged(spread(row[way][part]), digits=2) for way in given.ways for part in ("first", "total")]
+            later = zip(*(one.values() for one in row["behind"]), strict=True)
+            behind_it = ", ".join(ranged(spread(list(shares)), digits=2) for shares in later)
+            cells = [clients, tokens, f"{min(row['writing_s']):.1f}", *ratios, behind_it]
             print("| " + " | ".join(map(str, cells)) + " |", flush=True)
 
 
