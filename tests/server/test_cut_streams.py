@@ -1,0 +1,136 @@
+"""A client's cuts in a stream by sentence: its text is that of the whole answer, and nothing behind a cut leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from semgrad_guard import GenerationOptions, Guard, LanguageModel, Policy
+from semgrad_guard.engine.prompts.prompt import Prompt
+from semgrad_guard.guard.verdicts import unscored
+from semgrad_guard.server.answers import Answer, Cuts, pieces_of
+from semgrad_guard.server.app import make_app
+from semgrad_guard.server.service import ServedModel, Service
+from tests.fixed_model import FixedModel
+
+from .conftest import ALL, asking, events
+from .test_finished_by_a_target import Target
+
+CHAT = "/v1/chat/completions"
+WRITTEN = "Tea is old.\n\nCafé crème – 茶 is hot! So is 🫖.  Milk: good. Go."
+
+
+class Written(FixedModel):
+    """Its grammar allows `WRITTEN` alone."""
+
+    def fitted(self, options: GenerationOptions | None, *prompts: Prompt) -> GenerationOptions:
+        text = WRITTEN.replace("\n", "\\n")
+        return replace(super().fitted(options, *prompts), max_tokens=120, grammar=f'start: "{text}"')
+
+
+places = st.tuples(st.integers(0, len(WRITTEN) - 1), st.integers(1, 12)).map(lambda at: WRITTEN[at[0] : at[0] + at[1]])
+"""Stop strings that the answer holds, as far as it is delivered."""
+stops = st.lists(st.one_of(places, st.sampled_from(["zz", " \n\n", "\n\n\nA", "!x", ".  N", "\n\nAsk"])), max_size=3)
+limits = st.one_of(st.none(), st.integers(1, 70))
+
+
+@given(
+    lengths=st.lists(st.integers(0, 4), max_size=12),
+    kept=st.lists(st.booleans(), min_size=4, max_size=4),
+    stop=st.lists(st.text("ab. ", min_size=1, max_size=4), max_size=2),
+    limit=st.one_of(st.none(), st.integers(1, 12)),
+    data=st.data(),
+)
+@settings(max_examples=300, deadline=None)
+def test_nothing_leaves_that_a_later_cut_takes_away(
+    lengths: list[int], kept: list[bool], stop: list[str], limit: int | None, data: st.DataObject
+) -> None:
+    text = "".join(data.draw(st.lists(st.sampled_from("ab. "), min_size=sum(lengths), max_size=sum(lengths))))
+    ends = list(accumulate(lengths, initial=0))
+    pieces = tuple(text[low:high] for low, high in pairwise(ends))
+    borders = sorted({0, len(text), *data.draw(st.lists(st.integers(0, len(text)), max_size=3))})
+    spans = list(pairwise(borders))
+    cuts, seen = Cuts(max_tokens=limit, stop=tuple(stop)), ""
+    for count in range(1, len(spans) + 1):
+        ranges = [span for span, keeps in zip(spans[:count], kept, strict=False) if keeps]
+        shown = "".join(text[low:high] for low, high in ranges)
+        certain = shown[: cuts.certain(shown, pieces_of(pieces, ranges))]
+        assert certain.startswith(seen)
+        seen = certain
+    ranges = [span for span, keeps in zip(spans, kept, strict=False) if keeps]
+    shown = "".join(text[low:high] for low, high in ranges)
+    verdict = unscored(shown, reason="none")
+    _, left = cuts.delivered(verdict, Answer(text=shown, pieces=pieces_of(pieces, ranges)))
+    assert left.text.startswith(seen)
+    closing = f"{shown} b."  # behind an answer that ends before a doubtful sentence
+    _, left = cuts.delivered(verdict, Answer(text=closing, pieces=pieces_of(pieces, ranges)))
+    assert left.text.startswith(seen)
+
+
+@pytest.fixture(scope="module")
+def written(language_model: LanguageModel) -> LanguageModel:
+    return Written.like(language_model)
+
+
+@pytest.fixture(scope="module")
+def thresholds(written: LanguageModel) -> list[float]:
+    verdict = Guard(written, ALL, by="sentence")("hello")
+    assert verdict.text == WRITTEN
+    own = [sentence.uncertainty or 0.0 for sentence in verdict.sentences]
+    assert len(own) == 5
+    return [score * 1.001 for score in sorted(own)]
+
+
+async def both(served: ServedModel, **cuts: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    transport = httpx.ASGITransport(make_app(Service([served])))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        whole = await client.post(CHAT, json=asking(**cuts))
+        stream = await client.post(CHAT, json=asking(stream=True, stream_options={"include_usage": True}, **cuts))
+    assert (whole.status_code, stream.status_code) == (200, 200), whole.text
+    return whole.json(), events(stream.text)
+
+
+def test_a_stream_is_the_whole_answer(
+    make_served: Callable[..., ServedModel], written: LanguageModel, thresholds: list[float]
+) -> None:
+    target = Target().target
+    made = {
+        on_doubt: [
+            make_served(Policy(threshold=one), model=written, by_sentence=on_doubt, target=target)
+            for one in (thresholds[0] / 2, *thresholds)
+        ]
+        for on_doubt in ("stop", "drop", "mark", "escalate")
+    }
+
+    @given(on_doubt=st.sampled_from(list(made)), number=st.integers(0, len(thresholds)), stop=stops, limit=limits)
+    @example(on_doubt="stop", number=len(thresholds), stop=["\n\nCa"], limit=None)  # on both sides of a border
+    @example(on_doubt="drop", number=len(thresholds), stop=[], limit=5)
+    @example(on_doubt="escalate", number=3, stop=["zz"], limit=60)
+    @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+    def check(on_doubt: str, number: int, stop: list[str], limit: int | None) -> None:
+        cuts = {"stop": stop or None, "max_tokens": limit}
+        whole, chunks = asyncio.run(both(made[on_doubt][number], **cuts))
+        choice, record, last = whole["choices"][0], whole["semgrad_guard"], chunks[-2]
+        deltas = [one["delta"].get("content") or "" for chunk in chunks for one in chunk["choices"]]
+        assert "".join(deltas) == choice["message"]["content"]
+        assert last["choices"][0]["finish_reason"] == choice["finish_reason"]
+        own = last["semgrad_guard"]
+        for name in ("digest", "action", "promised", "familiar", "unfamiliar", "threshold"):
+            assert own[name] == record[name], name
+        assert chunks[-1]["usage"] == whole["usage"]
+        ends = [(one["action"], one["start"], one["end"]) for one in record["sentences"]]
+        seen = [(one["action"], one["start"], one["end"]) for one in own["sentences"]]
+        assert seen == (ends[: len(seen)] if on_doubt in ("stop", "escalate") else ends)
+        for chunk in chunks:
+            if sentence := chunk.get("semgrad_guard_sentence"):
+                assert sentence["end"] <= len(choice["message"]["content"])
+
+    check()
