@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.calibrated_estimator import with_unit as with_unit
     from semgrad_guard.guard.early_sentences import DraftPiece as DraftPiece
     from semgrad_guard.guard.early_sentences import EarlySentences as EarlySentences
+    from semgrad_guard.guard.early_sentences import LetThrough as LetThrough
     from semgrad_guard.guard.early_sentences import SentencePiece as SentencePiece
     from semgrad_guard.guard.early_sentences import with_draft as with_draft
     from semgrad_guard.guard.familiarity import unlike as unlike

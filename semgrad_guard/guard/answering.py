@@ -207,16 +207,19 @@ class Answerer:
     ) -> EarlySentences | None:
         """The listener to sentences that hands on those that leave while their answer is being written.
 
-        None where only its end can tell: an answer that may call tools or follows a grammar, and terms by which one
-        doubt, or the place where it is cut off, withholds all of it. `form` is that of the prompt, where a front knows
-        more about it than the model. `certain` is as for `EarlySentences`.
+        None where only its end can tell: an answer without parts, and terms by which one doubt, or the place where it
+        is cut off, withholds all of it. `form` is that of the prompt, where a front knows more about it than the model.
+        `certain` is as for `EarlySentences`.
         """
-        if terms is None or on_piece is None or self.by_sentence is None or current_recorder() is not None:
-            return None
-        if self.options.grammar is not None or _has_tools(template_options) or not terms.delivers_early:
+        if terms is None or on_piece is None or not terms.delivers_early or not self.has_parts(template_options):
             return None
         opened = partial(self.opened, template_options=template_options, form=form)
         return EarlySentences(terms, on_piece, opened, certain)
+
+    def has_parts(self, template_options: TemplateOptions | None = None) -> bool:
+        """Whether sentences can be judged before their answer ends: not where it may call tools, or has a grammar."""
+        unread = self.options.grammar is not None or _has_tools(template_options)
+        return self.by_sentence is not None and current_recorder() is None and not unread
 
     def opened(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from semgrad_guard.engine.generation.generation import Evidence
@@ -41,30 +42,27 @@ class SentencePiece:
     sentence: SentenceVerdict
 
 
-Certain = Callable[[Evidence, str, Sequence[tuple[int, int]]], int]
+Ranges = Sequence[tuple[int, int]]
+Certain = Callable[[Evidence, str, Ranges], int]
 
 
-class EarlySentences:
+class LetThrough:
     """Hands on the sentences of one answer that these terms let through, as they end.
 
-    `draft` scores them; `known` is the undecided verdict on those that have ended. `certain` tells how much of the
-    delivered text leaves where a client's cuts are made behind the decision: of these ranges of the answer.
+    `known` is the undecided verdict on those that have ended.
     """
 
-    def __init__(
-        self,
-        terms: Terms,
-        put: Callable[[Any], None],
-        draft: Callable[[EndedSentences, Verdict | None], Draft[Any]],
-        certain: Certain | None = None,
-    ) -> None:
-        self._terms, self._put, self._draft, self._certain = terms, put, draft, certain
+    def __init__(self, terms: Terms, put: Callable[[Any], None]) -> None:
+        self._terms, self._put = terms, put
         self.known: Verdict | None = None
         self._left = 0  # characters that have left
 
-    def __call__(self, ended: EndedSentences) -> bool:
-        """Whether the model continues to write."""
-        draft = self._draft(ended, self.known)
+    def add(self, draft: Draft[Any], certain: Callable[[str, Ranges], int] | None = None) -> bool:
+        """Decide about those that have ended, scored; whether the model continues to write.
+
+        `certain` tells how much of the delivered text leaves where a client's cuts are made behind the decision: of
+        these ranges of the answer.
+        """
         self.known = draft.verdict
         settled = settle(
             draft.verdict,
@@ -78,14 +76,33 @@ class EarlySentences:
         verdict = settled.verdict
         if isinstance(settled, Deliver) or (isinstance(settled, Escalate) and settled.ranges):
             reached, ranges = len(verdict.text), settled.ranges or ((0, len(verdict.text)),)
-            if self._certain is not None:
-                reached = self._certain(ended.answer, verdict.text, ranges)
+            if certain is not None:
+                reached = certain(verdict.text, ranges)
             for sentence in verdict.sentences:
                 end = min(sentence.end, reached)
                 if delivers(sentence) and end > self._left:
                     text, self._left = verdict.text[self._left : end], end
                     self._put(SentencePiece(text, sentence.model_copy(update={"end": end})))
         return not any(sentence.action in ("stop", "escalate") for sentence in verdict.sentences)
+
+
+class EarlySentences(LetThrough):
+    """As `LetThrough`, for a model in this process: `draft` scores the sentences, and `certain` gets the answer too."""
+
+    def __init__(
+        self,
+        terms: Terms,
+        put: Callable[[Any], None],
+        draft: Callable[[EndedSentences, Verdict | None], Draft[Any]],
+        certain: Certain | None = None,
+    ) -> None:
+        super().__init__(terms, put)
+        self._draft, self._certain = draft, certain
+
+    def __call__(self, ended: EndedSentences) -> bool:
+        """As `add`."""
+        certain = None if self._certain is None else partial(self._certain, ended.answer)
+        return self.add(self._draft(ended, self.known), certain)
 
 
 def with_draft(request: Request[R], put: Callable[[Any], None]) -> Request[R]:

@@ -13,6 +13,7 @@ from semgrad_guard.adapters.logprobs import openai_logprobs, token_texts
 from semgrad_guard.adapters.messages import new_id
 from semgrad_guard.engine.generation.generation import Evidence, Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.generation.sentence_scoring import EndedSentences
 from semgrad_guard.engine.generation.visible import Piece
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.prompts.prompt import Prompt
@@ -84,19 +85,31 @@ class Assignment:
 
     @property
     def early(self) -> EarlySentences | None:
-        """The listener to sentences that leave before the answer ends: not where its log-probabilities come with it."""
-        request = self.request
-        if request.count > 1 or request.logprobs:
+        """The listener to sentences that leave before the answer ends."""
+        if not self.has_parts:
             return None
-        certain = self._certain if request.cuts else None
+        request, certain = self.request, self._certain if self.request.cuts else None
         return self.answerer.early(request.terms, request.on_piece, request.form.template_options, certain=certain)
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether sentences may leave before the answer ends: not where its log-probabilities come with it."""
+        request = self.request
+        at_the_end = request.count > 1 or request.logprobs
+        return not at_the_end and self.answerer.has_parts(request.form.template_options)
+
+    def opened(self, ended: EndedSentences, known: Verdict | None) -> Draft[None]:
+        """As `Answerer.opened`."""
+        return self.answerer.opened(ended, known, template_options=self.request.form.template_options)
+
+    def pieces(self, answer: Evidence) -> tuple[str, ...]:
+        """The text that each token of an answer adds, where it is longer than the client's limit."""
+        limit, ids = self.request.cuts.max_tokens, answer.response_ids
+        return token_pieces(self.answerer.model, answer.text, ids) if limit is not None and len(ids) > limit else ()
 
     def _certain(self, answer: Evidence, text: str, ranges: Sequence[tuple[int, int]]) -> int:
         """How much of the delivered text leaves, of these ranges of an answer that is being written (`Cuts`)."""
-        cuts, ids, pieces = self.request.cuts, answer.response_ids, tuple[str, ...]()
-        if cuts.max_tokens is not None and len(ids) > cuts.max_tokens:
-            pieces = pieces_of(token_pieces(self.answerer.model, answer.text, ids), ranges)
-        return cuts.certain(text, pieces)
+        return self.request.cuts.certain(text, pieces_of(self.pieces(answer), ranges))
 
 
 class Writer:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self, cast
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
-from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
-from semgrad_guard.engine.generation.running_answer import BatchRequest
 from semgrad_guard.engine.generation.thinking_budget import ThoughtLimit
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import LogitTransform, Objective
@@ -24,7 +22,7 @@ from semgrad_guard.engine.writing_model import ModelIdentity, name_of
 from semgrad_guard.named import folder_of
 from semgrad_guard.vllm.decoder import VLLMBatch, VLLMDecoder
 from semgrad_guard.vllm.engine import Engine
-from semgrad_guard.vllm.recorder import Record, Recorder, WrittenAnswers
+from semgrad_guard.vllm.recorder import Recorder, WrittenAnswers
 from semgrad_guard.vllm.shared_weights import kept_weights, library, twin_of
 
 _BUDGET = 512 << 20
@@ -80,11 +78,9 @@ class TwinLanguageModel(LanguageModel):
         """The end of the thought in an answer with these options, None where there is none."""
         return self._decoder.thought_limit(prompt, options)
 
-    def written(
-        self, answers: Sequence[tuple[BatchRequest, Sequence[int], Record]], recorder: Recorder | None
-    ) -> list[Generation]:
-        """Answers that vLLM wrote to requests, by their tokens (the token that ended one included)."""
-        return WrittenAnswers(self._scorer, lambda: self._decoder, recorder=recorder).generations_of(answers)
+    def written(self, recorder: Recorder | None) -> WrittenAnswers:
+        """The answers that vLLM writes, to be scored by their tokens."""
+        return WrittenAnswers(self._scorer, lambda: self._decoder, recorder=recorder)
 
     def listening(self, runner: Any) -> Recorder | None:
         """From now on keep the states of vLLM's passes for scoring; None for a model of one layer."""

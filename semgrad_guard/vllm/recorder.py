@@ -16,12 +16,14 @@ from semgrad_guard.engine.generation.decoding import Decoder
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.running_answer import BatchRequest, RunningAnswer
 from semgrad_guard.engine.generation.running_batch import RunningBatch
+from semgrad_guard.engine.generation.sentence_scoring import EndedSentences
 from semgrad_guard.engine.interruption import add_cost
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.replay.batch import Memory, growing_cache, unless_memory_runs_out
 from semgrad_guard.engine.replay.captured_states import CapturedStates, Survey, by_step
 from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
+from semgrad_guard.engine.sentences import Span
 from semgrad_guard.vllm.kept_outputs import KeptOutputs, Piece
 from semgrad_guard.vllm.paged_cache import PagedCache
 from semgrad_guard.vllm.shared_weights import library
@@ -295,6 +297,19 @@ def _unstopped(survey: Survey, states: torch.Tensor, raw: torch.Tensor) -> torch
     return Context().run(survey, states, raw)
 
 
+@dataclass(frozen=True, kw_only=True)
+class VLLMTokens:
+    """The tokens that vLLM has written for a request, the one that ended the answer included, and their states.
+
+    `stopped`: nothing but their reader ended it.
+    """
+
+    request: BatchRequest
+    tokens: Sequence[int]
+    record: Record
+    stopped: bool = False
+
+
 class RecordedAnswer(RunningAnswer):
     """An answer with the states of its passes."""
 
@@ -337,17 +352,31 @@ class RecordedBatch(RunningBatch):
 
 
 class WrittenAnswers(RecordedBatch):
-    """Answers that vLLM has written for another program: their tokens, and the states of its passes."""
+    """Answers that vLLM writes for another program: their tokens, and the states of its passes."""
 
-    def generations_of(self, written: Sequence[tuple[BatchRequest, Sequence[int], Record]]) -> list[Generation]:
-        """Each by its request, with its tokens and the token that ended it; to be scored together."""
-        decoder, rows = self._get_decoder(), list[RunningAnswer]()
-        self.require_the_same_model()
-        for request, tokens, record in written:
-            row = RecordedAnswer(request, decoder, record)
-            row.epoch = self._epoch
-            for token in tokens:
+    def generations_of(self, written: Sequence[VLLMTokens]) -> list[Generation]:
+        """Those that are done, to be scored together."""
+        rows = self._rows_of(written)
+        for row, own in zip(rows, written, strict=True):
+            for token in own.tokens:
                 if not row.done:
                     row.take(token)
-            rows.append(row)
+            if own.stopped:
+                row.end(len(own.tokens))
         return self.generations(rows)
+
+    def ended_of(
+        self, written: Sequence[VLLMTokens], spans: Sequence[Sequence[Span]], known: Sequence[int]
+    ) -> list[EndedSentences | None]:
+        """As `ended`, of those that vLLM still writes."""
+        rows = self._rows_of(written)
+        for row, own in zip(rows, written, strict=True):
+            row.ids = list(own.tokens)
+        return self.ended(rows, spans, known)
+
+    def _rows_of(self, written: Sequence[VLLMTokens]) -> list[RecordedAnswer]:
+        self.require_the_same_model()
+        rows = [RecordedAnswer(own.request, self._get_decoder(), own.record) for own in written]
+        for row in rows:
+            row.epoch = self._epoch
+        return rows

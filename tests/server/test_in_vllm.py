@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -22,14 +23,19 @@ from starlette.responses import JSONResponse
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Message, Policy
 from semgrad_guard.adapters.answer_form import AnswerForm
+from semgrad_guard.engine.generation.visible import Codec
 from semgrad_guard.errors import (
+    AnswerCancelledError,
     BindingMismatchError,
     CalibrationError,
     InputError,
     PromptTooLongError,
+    ScoringError,
     SemGradGuardError,
 )
-from semgrad_guard.guard import Answerer
+from semgrad_guard.guard import Answerer, LetThrough, Terms, ThoughtPiece
+from semgrad_guard.records import Verdict
+from semgrad_guard.server.answers import Cuts
 from semgrad_guard.server.app import make_app
 from semgrad_guard.server.assembly import Server
 from semgrad_guard.server.gateway import PATH as GUARDRAIL
@@ -38,11 +44,14 @@ from semgrad_guard.server.in_vllm.messages import (
     READ,
     SCORE,
     SEGMENTS,
+    SENTENCES,
+    Begun,
     Call,
     Opening,
     ToRead,
     Written,
 )
+from semgrad_guard.server.in_vllm.parts import BegunAnswer, Part, Parts
 from semgrad_guard.server.in_vllm.plugin import GuardPlugin, admission, settings_in
 from semgrad_guard.server.in_vllm.worker import Scoring
 from semgrad_guard.server.pages import PATHS
@@ -51,7 +60,7 @@ from semgrad_guard.server.settings import ServerSettings
 from semgrad_guard.server.writing import AnswerRequest, ForeignText
 from semgrad_guard.vllm.language_model import TwinLanguageModel
 from semgrad_guard.vllm.thought_limits import ThoughtLimits
-from tests.fixed_model import TEXT
+from tests.fixed_model import PIECES, TEXT
 from tests.random_llama import byte_tokenizer, random_llama
 from tests.thinking import ANSWERS, THOUGHTS, thinking_model
 from tests.thinking import written as thought_through
@@ -74,6 +83,12 @@ def say(twin: TwinLanguageModel) -> Callable[..., Any]:
         twin, Opening(settings=ServerSettings(mode="annotate"), name="tiny"), config, None, ThoughtLimits(runner())
     )
 
+    return asking_of(scoring)
+
+
+def asking_of(scoring: Scoring) -> Callable[..., Any]:
+    """`ask(READ, to_read(request))`: its answer to a message."""
+
     def ask(call: Call[Any, Any], sent: Any) -> Any:
         return call.read(scoring.answered(call.name, call.sent.dump_json(sent).decode()))
 
@@ -91,12 +106,12 @@ def request_of(text: str, **fields: Any) -> AnswerRequest:
     return AnswerRequest(conversation=(Message(role="user", content=text),), options=options, **fields)
 
 
-def to_read(request: AnswerRequest) -> ToRead:
-    return ToRead(request=request, names=("0",))
+def to_read(request: AnswerRequest, name: str = "0") -> ToRead:
+    return ToRead(request=request, names=(name,))
 
 
-def written_by_vllm(request: AnswerRequest, tokens: tuple[int, ...]) -> Written:
-    return Written(request=request, names=("0",), answers=(tokens,))
+def written_by_vllm(tokens: Sequence[int], name: str = "0") -> Written:
+    return Written(names=(name,), answers=(tuple(tokens),))
 
 
 def tokens(model: LanguageModel, request: AnswerRequest) -> tuple[int, ...]:
@@ -108,13 +123,15 @@ def tokens(model: LanguageModel, request: AnswerRequest) -> tuple[int, ...]:
 def test_tokens_are_scored_as_one_process_scores_them(twin: TwinLanguageModel, say: Callable[..., Any]) -> None:
     """Several requests in one message: each draft is that of the whole answer, generated and scored here."""
     requests = [request_of(text) for text in QUESTIONS]
-    for request, read in ((wanted, say(READ, to_read(wanted))) for wanted in requests):
-        assert read.ids == tuple(twin.render(request.conversation).ids)
-        assert read.end_tokens == twin.end_tokens
     whole = twin.generate(QUESTIONS[0], GenerationOptions(max_tokens=12))
     stop = whole.text[len(whole.text) // 2 :][:1]
     requests.append(request_of(QUESTIONS[0], stop=(stop,)))
-    found = say(SCORE, [written_by_vllm(wanted, tokens(twin, wanted)) for wanted in requests])
+    for number, request in enumerate(requests):
+        read = say(READ, to_read(request, str(number)))
+        assert read.ids == tuple(twin.render(request.conversation).ids)
+        assert read.end_tokens == twin.end_tokens
+    written = [written_by_vllm(tokens(twin, one), str(number)) for number, one in enumerate(requests)]
+    found = say(SCORE, written)
     for request, [draft] in zip(requests, found, strict=True):
         alone = twin.generate(request.conversation, request.options)
         assert draft.verdict.text == draft.answer.text == alone.text
@@ -129,14 +146,91 @@ def test_sentences_are_scored_in_the_worker(twin: TwinLanguageModel) -> None:
     scoring = Scoring(twin, Opening(settings=settings, name="tiny"), None, None, ThoughtLimits(runner()))
     request, ids = request_of(QUESTIONS[0]), twin.tokenizer(TEXT, add_special_tokens=False)["input_ids"]
     request = replace(request, options=replace(request.options, max_tokens=len(ids) + 1))
-    sent = SCORE.sent.dump_json([written_by_vllm(request, (*ids, twin.end_tokens[0]))]).decode()
-    [[draft]] = cast("Any", SCORE.read(scoring.answered(SCORE.name, sent)))
+    ask = asking_of(scoring)
+    assert ask(READ, to_read(request)).has_parts
+    [[draft]] = ask(SCORE, [written_by_vllm((*ids, twin.end_tokens[0]))])
     expected = Answerer(twin, HybridGrad(), by_sentence="drop").scored(QUESTIONS[0], TEXT).verdict
     assert len(draft.verdict.sentences) == len(expected.sentences) == 3
     for mine, its in zip(draft.verdict.sentences, expected.sentences, strict=True):
         assert (mine.start, mine.end, mine.tokens) == (its.start, its.end, its.tokens)
         assert mine.uncertainty == pytest.approx(its.uncertainty, rel=1e-4)
     assert draft.verdict.settings == {**(expected.settings or {}), "dtype": draft.verdict.settings["dtype"]}
+
+
+async def written_in_parts(
+    ask: Callable[..., Any], parts: Parts, ids: Sequence[int], name: str, part: Part, codec: Codec
+) -> Verdict:
+    """The undecided verdict on an answer of these tokens, whose sentences leave while it is written."""
+    options = GenerationOptions(max_tokens=len(ids))
+    read = ask(READ, to_read(replace(request_of(QUESTIONS[0], cuts=part.cuts), options=options), name))
+    answer = BegunAnswer(codec, read, options, part.open.add)
+
+    async def write() -> None:
+        with parts.writing(part):
+            for token in ids:
+                answer.add([token])
+                parts.step(part)
+                for _ in range(4):
+                    await asyncio.sleep(0)
+                if part.tokens is not None:
+                    break
+
+    await asyncio.gather(write(), parts.let_through(name, part, answer))
+    sent = (tuple(answer.ids[: part.tokens]),)
+    [[draft]] = ask(
+        SCORE, [Written(names=(name,), answers=sent, stopped=part.tokens is not None, known=part.let.known)]
+    )
+    return draft.verdict
+
+
+async def test_sentences_leave_while_their_answer_is_written(twin: TwinLanguageModel) -> None:
+    """Of several answers at once; one ends behind a doubtful sentence, and one whose reader has left hands on none."""
+    opening = Opening(settings=ServerSettings(threshold=1.0, by="sentence"), name="tiny")
+    ask = asking_of(Scoring(twin, opening, None, None, ThoughtLimits(runner())))
+    ids = [*twin.tokenizer(TEXT, add_special_tokens=False)["input_ids"], twin.end_tokens[0]]
+    expected = Answerer(twin, HybridGrad(), by_sentence="stop").scored(QUESTIONS[0], TEXT).verdict
+    first, second, third = (one.uncertainty or 0.0 for one in expected.sentences)
+    assert second > first
+    rounds = list[int]()
+
+    async def score(begun: list[Begun]) -> Any:
+        rounds.append(len(begun))
+        await asyncio.sleep(0)
+        return ask(SENTENCES, begun)
+
+    def gone(_: object) -> None:
+        raise AnswerCancelledError("the reader has left")
+
+    parts, high = Parts(score), max(first, second, third) * 1.001
+    pieces = [list[Any]() for _ in range(4)]
+    limit = expected.sentences[0].tokens + 2
+    wanted = [(high, Cuts()), (high, Cuts()), ((first + second) / 2, Cuts()), (high, Cuts(max_tokens=limit))]
+    answers = [(*one, heard.append) for one, heard in zip(wanted, pieces, strict=True)] + [(high, Cuts(), gone)]
+    whole, other, cut, _, left = await asyncio.gather(
+        *(
+            written_in_parts(ask, parts, ids, str(number), Part(LetThrough(terms_of(at), hear), cuts), twin._decoder)
+            for number, (at, cuts, hear) in enumerate(answers)
+        ),
+        return_exceptions=True,
+    )
+    shown = "".join(piece.text for piece in pieces[3])
+    assert shown == twin._decoder.decode(ids[:limit])  # a client's limit is kept
+    for verdict, heard in ((whole, pieces[0]), (other, pieces[1])):
+        assert isinstance(verdict, Verdict)
+        assert [piece.text for piece in heard] == list(PIECES[:2])  # the last one comes with the answer's end
+        assert verdict.text == TEXT
+        for mine, its in zip(verdict.sentences, expected.sentences, strict=True):
+            assert (mine.start, mine.end, mine.tokens) == (its.start, its.end, its.tokens)
+            assert mine.uncertainty == pytest.approx(its.uncertainty, rel=1e-4)
+    assert isinstance(cut, Verdict)
+    assert ([piece.text for piece in pieces[2]], cut.text) == ([PIECES[0]], "".join(PIECES[:2]).rstrip())
+    assert cut.cut is None  # by no limit
+    assert isinstance(left, AnswerCancelledError)
+    assert max(rounds) > 1  # scored together
+
+
+def terms_of(threshold: float) -> Terms:
+    return Terms(policy=Policy(threshold=threshold))
 
 
 def test_a_listener_stays_in_its_process() -> None:
@@ -151,9 +245,9 @@ def test_one_request_that_fails_is_nobody_elses(twin: TwinLanguageModel, say: Ca
     form = AnswerForm.of({"response_format": {"type": "json_object"}})
     with pytest.raises(InputError, match="backend guidance"):
         say(READ, to_read(request_of("hello", form=form)))
-    good = request_of(QUESTIONS[0])
-    bad, [draft] = say(SCORE, [written_by_vllm(long, (1, 2)), written_by_vllm(good, (5, 6))])
-    assert isinstance(bad.error(), PromptTooLongError)
+    say(READ, to_read(request_of(QUESTIONS[0])))
+    bad, [draft] = say(SCORE, [written_by_vllm((1, 2), "never read"), written_by_vllm((5, 6))])
+    assert isinstance(bad.error(), ScoringError)
     assert draft.verdict.uncertainty is not None
 
 
@@ -333,18 +427,23 @@ def test_the_plugins_module_can_hardly_fail() -> None:
 
 
 def test_reasoning_is_told_apart_where_vllm_writes() -> None:
-    """Its text is held back, and its tokens are taken apart where they are scored, by the same rule."""
+    """By the same rule where it is shown, token by token, and where it is scored."""
     thinker, question = thinking_model(), next(iter(ANSWERS))
     twin = TwinLanguageModel.from_transformers(thinker._model, thinker.tokenizer, name="thinker")
     opening = Opening(settings=ServerSettings(mode="annotate"), name="thinker")
     scoring = Scoring(twin, opening, SimpleNamespace(), None, ThoughtLimits(runner()))
     request = replace(request_of(question), options=GenerationOptions(max_tokens=64))
-    read = READ.read(scoring.answered(READ.name, READ.sent.dump_json(to_read(request)).decode()))
-    assert read.thinks
+    ask = asking_of(scoring)
+    read = ask(READ, to_read(request))
     (ids,) = thinker.tokenizer([f"{thought_through(question)}<|im_end|>"], add_special_tokens=False)["input_ids"]
-    sent = SCORE.sent.dump_json([written_by_vllm(request, tuple(ids))]).decode()
-    found: Any = SCORE.read(scoring.answered(SCORE.name, sent))
-    [[draft]] = found
+    pieces = list[Any]()
+    answer = BegunAnswer(thinker._decoder, read, read.options[0], pieces.append)
+    for token in ids:
+        answer.add([token])
+    assert "".join(piece.text for piece in pieces if isinstance(piece, ThoughtPiece)) == THOUGHTS[question]
+    assert "".join(piece for piece in pieces if isinstance(piece, str)) == ANSWERS[question]
+    assert len(pieces) > 2
+    [[draft]] = ask(SCORE, [written_by_vllm(answer.ids)])
     assert (draft.verdict.status, draft.verdict.text, draft.verdict.reasoning) == (
         "scored",
         ANSWERS[question],
@@ -373,8 +472,7 @@ def test_a_thought_is_ended_where_vllm_writes() -> None:
         assert other == chosen
         ids.append(mine)
     assert tuple(ids) == (*usual[:4], *closing, chosen, chosen)
-    sent = SCORE.sent.dump_json([written_by_vllm(request, tuple(ids))]).decode()
-    scoring.answered(SCORE.name, sent)
+    asking_of(scoring)(SCORE, [written_by_vllm(ids)])
     assert not thoughts.limits
     guessing = Scoring(twin, opening, SimpleNamespace(speculative_config=object()), None, thoughts)
     with pytest.raises(InputError, match="speculative decoding"):

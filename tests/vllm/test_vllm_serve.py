@@ -224,12 +224,14 @@ def test_who_hangs_up_is_written_for_no_more(annotated: httpx.Client) -> None:
     with annotated.stream("POST", "/v1/chat/completions", json=body) as one:
         next(one.iter_lines())
 
-    def none_runs() -> bool:
-        lines = annotated.get("/metrics").text.splitlines()
-        running = [line for line in lines if line.startswith("vllm:num_requests_running")]
-        return bool(running) and all(line.endswith(" 0.0") for line in running)
+    until(lambda: none_runs(annotated))
 
-    until(none_runs)
+
+def none_runs(client: httpx.Client) -> bool:
+    """Whether vLLM writes nothing."""
+    lines = client.get("/metrics").text.splitlines()
+    running = [line for line in lines if line.startswith("vllm:num_requests_running")]
+    return bool(running) and all(line.endswith(" 0.0") for line in running)
 
 
 def test_a_calibration_decides(folder: Path, own: LanguageModel, tmp_path: Path) -> None:
@@ -277,13 +279,22 @@ def test_thoughts(tmp_path: Path) -> None:
     own = LanguageModel.from_pretrained(str(folder), dtype="float32")
     expected = own.generate(QUESTIONS[0], GenerationOptions(max_tokens=30, max_thinking_tokens=9))
     assert expected.reasoning is not None
-    settings: Any = {"threshold": 1e9, "allow_override": ["threshold"], "max_tokens": 30, "max_thinking_tokens": 9}
+    settings: Any = {
+        "threshold": 1e9,
+        "allow_override": ["threshold", "mode"],
+        "max_tokens": 30,
+        "max_thinking_tokens": 9,
+    }
     with serving(folder, log, **settings) as client:
         reply, (text, _) = ask(client, QUESTIONS[0]), stream(client, QUESTIONS[0])
         held = ask(client, QUESTIONS[0], semgrad_guard={"threshold": -1.0})
+        _, live = stream(client, QUESTIONS[0], semgrad_guard={"mode": "annotate"})
     message = reply["choices"][0]["message"]
     assert (message["content"], message["reasoning_content"]) == (expected.text, expected.reasoning.text)
     assert text == expected.text
+    thoughts = [chunk["choices"][0]["delta"].get("reasoning_content") for chunk in live if chunk["choices"]]
+    assert "".join(filter(None, thoughts)) == expected.reasoning.text
+    assert len(list(filter(None, thoughts))) > 2  # as it is written
     value = HybridGrad()(expected.evidence).uncertainty
     assert reply["semgrad_guard"]["uncertainty"] == pytest.approx(value, rel=1e-5)
     assert held["semgrad_guard"]["action"] == "abstain"
@@ -291,26 +302,48 @@ def test_thoughts(tmp_path: Path) -> None:
     assert not held["choices"][0]["message"].get("reasoning_content")
 
 
-def test_by_sentence(tmp_path: Path) -> None:
-    """Of a real model's answer the sentences that are let through leave, whole or as a stream."""
+@pytest.mark.parametrize("on_doubt", ["drop", "stop"])
+def test_by_sentence(tmp_path: Path, on_doubt: Any) -> None:
+    """Of a real model's answers the sentences that are let through leave as they end, also with several at once."""
     folder, options = folder_of("smollm2"), GenerationOptions(max_tokens=60)
     assert folder is not None
     own = LanguageModel.from_pretrained(str(folder), dtype="float32")
-    expected = Guard(own, Policy(threshold=1e9), by="sentence", on_doubt="drop", options=options)(PARAGRAPH)
+    expected = Guard(own, Policy(threshold=1e9), by="sentence", on_doubt=on_doubt, options=options)(PARAGRAPH)
     values = sorted(sentence.uncertainty or 0.0 for sentence in expected.sentences)
     assert len(values) > 1
-    settings: Any = {"threshold": sum(values[-2:]) / 2, "by": "sentence", "on_doubt": "drop", "max_tokens": 60}
-    decided = Guard(own, Policy(threshold=settings["threshold"]), by="sentence", on_doubt="drop", options=options)
-    with serving(folder, tmp_path / "said.txt", **settings) as client:
-        reply, (text, _) = ask(client, PARAGRAPH), stream(client, PARAGRAPH)
+    settings: Any = {"threshold": sum(values[-2:]) / 2, "by": "sentence", "on_doubt": on_doubt, "max_tokens": 60}
+    decided = Guard(own, Policy(threshold=settings["threshold"]), by="sentence", on_doubt=on_doubt, options=options)
+    log = tmp_path / "said.txt"
+    with serving(folder, log, **settings) as client:
+        reply = ask(client, PARAGRAPH)
+        with ThreadPoolExecutor(4) as pool:
+            streams = list(pool.map(lambda _: stream(client, PARAGRAPH), range(4)))
+        gone = {"model": "model", "messages": [{"role": "user", "content": PARAGRAPH}], "stream": True}
+        for lines in (1, 4):
+            with client.stream("POST", "/v1/chat/completions", json=gone) as one:
+                for _, _ in zip(range(lines), one.iter_lines(), strict=False):
+                    pass
+        after, _ = stream(client, PARAGRAPH)
+        until(lambda: none_runs(client))
     verdict = decided(PARAGRAPH)
-    assert 0 < sum(one.action == "deliver" for one in verdict.sentences) < len(values)
-    assert reply["choices"][0]["message"]["content"] == text == verdict.text
-    found = reply["semgrad_guard"]["sentences"]
-    assert [one["action"] for one in found] == [one.action for one in verdict.sentences]
-    for one, own_one in zip(found, verdict.sentences, strict=True):
-        if one["uncertainty"] is not None:
-            assert one["uncertainty"] == pytest.approx(own_one.uncertainty, rel=1e-5)
+    actions = [one.action for one in verdict.sentences]
+    assert "deliver" in actions
+    assert on_doubt in actions
+    found = [reply["semgrad_guard"]["sentences"]]
+    assert reply["choices"][0]["message"]["content"] == after == verdict.text
+    for text, chunks in streams:
+        assert text == verdict.text
+        seen = [chunk["semgrad_guard_sentence"] for chunk in chunks if "semgrad_guard_sentence" in chunk]
+        left = [one for one in verdict.sentences[:-1] if one.action == "deliver"]
+        assert [one["tokens"] for one in seen] == [one.tokens for one in left][: len(seen)]
+        assert len(seen) >= len(left) - 1  # the last may come with the end
+        found.append(chunks[-1]["semgrad_guard"]["sentences"])
+    for sentences in found:  # a stream that is stopped has no more behind it
+        assert [one["action"] for one in sentences] == actions[: len(sentences)]
+        for one, its in zip(sentences, verdict.sentences, strict=False):
+            assert one["uncertainty"] in (None, pytest.approx(its.uncertainty, rel=1e-5))
+    for withheld in (one for one in expected.sentences if one.uncertainty == values[-1]):
+        assert expected.text[withheld.start : withheld.end].strip() not in json.dumps([c for _, c in streams])
 
 
 @pytest.mark.parametrize(

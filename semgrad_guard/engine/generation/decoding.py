@@ -21,7 +21,7 @@ from semgrad_guard.engine.generation.generation import BatchScoring, Generation
 from semgrad_guard.engine.generation.options import GenerationOptions, SamplingPlan, sampling_processors
 from semgrad_guard.engine.generation.sampling import ModelSampler
 from semgrad_guard.engine.generation.thinking_budget import ThinkingBudget, ThoughtLimit
-from semgrad_guard.engine.generation.visible import StopStrings, Visible, answered
+from semgrad_guard.engine.generation.visible import StopStrings, TokenizerCodec, Visible, answered
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.grammar import GrammarCompiler
 from semgrad_guard.engine.prompts.prompt import Prompt
@@ -50,7 +50,7 @@ class Written:
     reused: int = 0
 
 
-class Decoder:
+class Decoder(TokenizerCodec):
     """Generates with one model. Holds the model's lock for the time of a run.
 
     `render` and `window` (positions the model can attend over) are for estimators that draw samples.
@@ -65,7 +65,8 @@ class Decoder:
         render: Callable[[Conversation], Prompt],
         window: int | None,
     ) -> None:
-        self._scorer, self._tokenizer = scorer, tokenizer
+        super().__init__(tokenizer)
+        self._scorer = scorer
         self.end_tokens = end_tokens
         pad: Any = tokenizer.pad_token_id
         self._pad = int(pad) if pad is not None else next(iter(end_tokens), 0)
@@ -74,18 +75,6 @@ class Decoder:
     def sampler(self) -> ModelSampler:
         """For estimators: further answers of the model, and its opinion of answers."""
         return ModelSampler(self._scorer, self, render=self._render, window=self._window)
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        """The tokens of a piece of text, without the special tokens that the tokenizer would add."""
-        encoding: Any = self._tokenizer(text, add_special_tokens=False)
-        return tuple(encoding["input_ids"])
-
-    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
-        """The text of response tokens, white space as it is; special tokens show only with `special`."""
-        text: Any = self._tokenizer.decode(
-            list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False
-        )
-        return text
 
     def run(
         self,

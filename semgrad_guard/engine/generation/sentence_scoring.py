@@ -60,7 +60,8 @@ def sentence_evidence(
 class EndedSentences:
     """The sentences that have ended in an answer that is still being written.
 
-    `found` is the evidence about the new ones. With its first `tokens` the answer would end behind the last of them.
+    `found` is the evidence about the new ones. With the first `tokens` that were written, those of a thought included,
+    the answer would end behind the last of them.
     """
 
     answer: Evidence
@@ -77,7 +78,8 @@ def ended_sentences(answer: Evidence, spans: Sequence[Span], codec: Codec, *, kn
     texts = [answer.text[begin:end] for begin, end in spans]
     found = sentence_evidence(answer, counts[:-1], texts, known=known)[known:]
     end = codec.decode(answer.response_ids).find(answer.text) + len(answer.text[: spans[-1][1]].rstrip())
-    return EndedSentences(answer, spans, found, _tokens_beyond(end, answer.response_ids, codec))
+    tokens = len(answer.preceding_ids) + _tokens_beyond(end, answer.response_ids, codec)
+    return EndedSentences(answer, spans, found, tokens)
 
 
 def score_together(ended: Iterable[EndedSentences]) -> None:

@@ -29,6 +29,25 @@ class Codec(Protocol):
         ...
 
 
+class TokenizerCodec:
+    """The `Codec` of a tokenizer."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """The tokens of a piece of text, without the special tokens that the tokenizer would add."""
+        encoding: Any = self._tokenizer(text, add_special_tokens=False)
+        return tuple(encoding["input_ids"])
+
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """The text of response tokens, white space as it is; special tokens show only with `special`."""
+        text: Any = self._tokenizer.decode(
+            list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False
+        )
+        return text
+
+
 @dataclass(frozen=True)
 class Visible:
     """The delivered part of the tokens that were produced.

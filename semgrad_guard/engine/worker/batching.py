@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
+from semgrad_guard.engine.generation.open_sentences import OpenSentences, is_time
 from semgrad_guard.engine.generation.options import GenerationOptions, Sampling
 from semgrad_guard.engine.generation.running_answer import BatchRequest, RunningAnswer
 from semgrad_guard.engine.generation.sentence_scoring import EndedSentences
-from semgrad_guard.engine.generation.visible import Piece
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.batch import is_out_of_memory
-from semgrad_guard.engine.sentences import Span, decided
 from semgrad_guard.engine.worker.request import Job, Request
 from semgrad_guard.engine.worker.whole_runs import WholeRuns
 from semgrad_guard.engine.writing_model import WritingModel
@@ -25,7 +23,6 @@ from semgrad_guard.errors import AnswerInterruptedError
 
 _READ = 256  # tokens of prompts that are read between two steps of the answers that are being written
 _LOOK = 16  # steps from one look at the model to the next: a look costs some twentieth of a step
-_LINGER = 4  # steps that a finished answer waits for others to be scored with
 
 
 @dataclass(eq=False)
@@ -42,31 +39,13 @@ class _Draw:
         return len(self.options) - len(self.rows)
 
 
-class _Open:
-    """The sentences of an answer that have ended while it is being written; the first `known` have been scored.
-
-    `waited` counts the steps since the others have ended.
-    """
-
-    def __init__(self) -> None:
-        self.spans: list[Span] = []
-        self.known, self.waited, self._text = 0, 0, ""
-
-    def add(self, piece: Piece) -> None:
-        """One more piece of the answer, or of its thought."""
-        if isinstance(piece, str):
-            self._text += piece
-            begin = self.spans[-1][1] if self.spans else 0
-            self.spans += pairwise([begin, *decided(self._text, begin)])
-
-
 @dataclass(eq=False)
 class _Writing:
     """A request that is being written, its answers in rows of the batch; `waited` counts the steps since its end."""
 
     job: Job
     draws: Sequence[_Draw]
-    open: _Open | None = None
+    open: OpenSentences | None = None
     answers: list[RunningAnswer] = field(default_factory=list[RunningAnswer])
     waited: int = 0
 
@@ -179,7 +158,9 @@ class RunningRequests:
                 WholeRuns(self._most).begin([job])
             else:
                 request = job.submitted[1]
-                joining.append(_Writing(job, self._draws_of(request), _Open() if request.on_sentences else None))
+                joining.append(
+                    _Writing(job, self._draws_of(request), OpenSentences() if request.on_sentences else None)
+                )
         if joining:
             try:
                 self._batch.require_the_same_model()
@@ -318,12 +299,11 @@ class RunningRequests:
 
     def _hand_over_sentences(self) -> None:
         """Score the sentences that have ended, together with those of others that soon will have (as `_settle`)."""
-        due = [(one, one.open) for one in self._writing if one.open and len(one.open.spans) > one.open.known]
+        due = [(one, one.open) for one in self._writing if one.open and one.open.is_due]
         due = [(writing, found) for writing, found in due if not writing.answers[0].done]
         for _, found in due:
             found.waited += 1
-        enough = max(1, len(self._batch.rows) // 4)
-        if not due or (len(due) < enough and max(found.waited for _, found in due) <= _LINGER):
+        if not is_time([found.waited for _, found in due], len(self._batch.rows)):
             return
         rows = [writing.answers[0] for writing, _ in due]
         try:
@@ -334,11 +314,10 @@ class RunningRequests:
             self._end([writing for writing, _ in due], error)
             return
         for (writing, found), sentences in zip(due, ended, strict=True):
-            found.known, found.waited = len(found.spans), 0
+            found.hand_over()
             try:
                 if sentences is not None and not writing.job.run(partial(self._goes_on, writing, sentences)):
-                    before = len(sentences.answer.preceding_ids)
-                    self._batch.end(writing.answers[0], before + sentences.tokens)
+                    self._batch.end(writing.answers[0], sentences.tokens)
             except BaseException as error:  # noqa: BLE001 - raised by the caller
                 self._end([writing], error)
 
@@ -355,8 +334,7 @@ class RunningRequests:
         done = [writing for writing in self._writing if writing.done]
         for writing in done:
             writing.waited += 1
-        enough = max(1, len(self._batch.rows) // 4)
-        if done and (not self._batch.rows or len(done) >= enough or max(one.waited for one in done) > _LINGER):
+        if is_time([writing.waited for writing in done], len(self._batch.rows)):
             drawn = next((writing for writing in done if writing.draws), None)
             done = [writing for writing in done if not writing.draws] + ([drawn] if drawn else [])
             self._writing = [writing for writing in self._writing if writing not in done]

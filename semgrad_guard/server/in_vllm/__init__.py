@@ -2,7 +2,9 @@
 
 messages   what travels between the two processes
 worker     in vLLM's worker: reads requests, scores answers
-queue      in vLLM's server: has answers written, and scored together
+queue      in vLLM's server: has answers written, and scored
+parts      in vLLM's server: sentences that leave while their answer is being written
+rounds     in vLLM's server: what the worker scores together
 plugin     our routes in the place of vLLM's
 
 Why: docs/adr/0169-the-guard-inside-vllm-serve.md

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from pydantic import TypeAdapter
 
 from semgrad_guard import errors
 from semgrad_guard.engine.generation.options import GenerationOptions
-from semgrad_guard.engine.sentences import By
+from semgrad_guard.engine.prompts.reasoning import Thinking
+from semgrad_guard.engine.sentences import By, Span
 from semgrad_guard.errors import SemGradGuardError
+from semgrad_guard.guard import Draft
 from semgrad_guard.records import PromptForm, Verdict
 from semgrad_guard.server.answers import Answer
 from semgrad_guard.server.settings import ServerSettings
@@ -46,22 +48,37 @@ class ToRead:
 class Read:
     """How it is written: the prompt's tokens, the options of each answer, and the tokens that end one.
 
-    With `thinks` reasoning may come first, so that no text can be shown before all of it is there.
+    `thinking` tells thoughts and answer apart. With `has_parts` sentences may leave before the answer ends.
     """
 
     ids: tuple[int, ...]
     options: tuple[GenerationOptions, ...]
     end_tokens: tuple[int, ...]
-    thinks: bool = False
+    thinking: Thinking | None = None
+    has_parts: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """The tokens of each answer to a request, those that ended them included, and its name."""
+    """The tokens of each answer to a request that was read, those that ended them included, and its name.
 
-    request: AnswerRequest
+    `stopped`: it was ended behind a sentence. `known` is the verdict on the sentences that have been scored.
+    """
+
     names: tuple[str, ...]
     answers: tuple[tuple[int, ...], ...]
+    stopped: bool = False
+    known: Verdict | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Begun:
+    """The tokens of an answer that is being written, and the sentences that have ended in it; `known` as above."""
+
+    name: str
+    tokens: tuple[int, ...]
+    spans: tuple[Span, ...]
+    known: Verdict | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +88,28 @@ class ScoredDraft:
     verdict: Verdict
     answer: Answer | None
     prompt: PromptForm | None
+
+    @classmethod
+    def of(cls, draft: Draft[Any]) -> Self:
+        """A draft, to be sent."""
+        return cls(verdict=draft.verdict, answer=draft.answer, prompt=draft.prompt)
+
+    @property
+    def draft(self) -> Draft[Any]:
+        """The draft that was sent."""
+        return Draft(self.verdict, self.answer, self.prompt)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredPart:
+    """The part of an answer that has ended. With its first `tokens` the answer would end behind its last sentence.
+
+    `pieces` are the text that each token adds, where the answer is longer than the client's limit.
+    """
+
+    draft: ScoredDraft
+    tokens: int
+    pieces: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +165,8 @@ Segments = list[tuple[str, int, int, float | None]]
 
 OPEN = Call("open", TypeAdapter(Opening), TypeAdapter(str))
 READ = Call("read", TypeAdapter(ToRead), TypeAdapter(Read))
+SENTENCES = Call("sentences", TypeAdapter(list[Begun]), TypeAdapter(list[ScoredPart | Failed | None]))
+"""None where an answer's tokens spell another text."""
 SCORE = Call("score", TypeAdapter(list[Written]), TypeAdapter(list[list[ScoredDraft] | Failed]))
 ELSEWHERE = Call("elsewhere", TypeAdapter(ForeignText), TypeAdapter(ScoredDraft))
 SEGMENTS = Call("segments", TypeAdapter(tuple[ForeignText, By]), TypeAdapter(Segments))

@@ -85,6 +85,9 @@ class GuardPlugin:
             SemGradGuardError: it cannot be made; `vllm serve` does not start.
         """
         keys, hosts = admission(self._settings, args)
+        from transformers import AutoTokenizer
+
+        from semgrad_guard.engine.generation.visible import TokenizerCodec
         from semgrad_guard.loading import load_estimator
         from semgrad_guard.server.assembly import assemble, policy_of
         from semgrad_guard.server.in_vllm.queue import WorkerQueue
@@ -95,7 +98,10 @@ class GuardPlugin:
         name = (args.served_model_name or [args.model])[0]
         settings = self._settings.model_copy(update={"model": name})
         estimator = load_estimator(settings.estimator, policy_of(settings, name))
-        queue = WorkerQueue(engine_client, name, estimator, limit=settings.connections)
+        config = engine_client.model_config
+        tokenizers: Any = AutoTokenizer
+        codec = TokenizerCodec(tokenizers.from_pretrained(config.tokenizer, revision=config.tokenizer_revision))
+        queue = WorkerQueue(engine_client, name, estimator, codec, limit=settings.connections)
         await queue.open(settings)
         self._server = assemble(settings, keys=keys, hosts=hosts, queue=queue)
 

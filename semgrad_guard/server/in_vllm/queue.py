@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from functools import partial
 from secrets import token_hex
 from typing import Any, TypeVar
 
 from semgrad_guard.engine.generation.options import GenerationOptions
-from semgrad_guard.engine.prompts.reasoning import HeldText
+from semgrad_guard.engine.generation.visible import Codec
 from semgrad_guard.engine.scoring.segments import Segment
 from semgrad_guard.engine.sentences import By
 from semgrad_guard.engine.worker import Batching
 from semgrad_guard.errors import InputError, QueueFullError, ScoringError
 from semgrad_guard.estimators import Estimator
-from semgrad_guard.guard import Draft, ain_time
+from semgrad_guard.guard import Draft, LetThrough, ain_time
 from semgrad_guard.server.answers import Answer
 from semgrad_guard.server.in_vllm.messages import (
     ELSEWHERE,
@@ -23,14 +23,16 @@ from semgrad_guard.server.in_vllm.messages import (
     READ,
     SCORE,
     SEGMENTS,
+    SENTENCES,
     Call,
-    Failed,
     Opening,
     Read,
     ScoredDraft,
     ToRead,
     Written,
 )
+from semgrad_guard.server.in_vllm.parts import BegunAnswer, Part, Parts
+from semgrad_guard.server.in_vllm.rounds import Round
 from semgrad_guard.server.settings import ServerSettings
 from semgrad_guard.server.writing import AnswerRequest, ForeignText
 from semgrad_guard.vllm.engine import sampling_of
@@ -50,16 +52,17 @@ class WorkerQueue:
         client: vLLM's engine client.
         name: the model's name.
         estimator: scores the answers, in the worker.
+        codec: the model's tokens as text.
         limit: how many requests may be here at once; one more is refused.
     """
 
     served = False
 
-    def __init__(self, client: Any, name: str, estimator: Estimator, *, limit: int) -> None:
+    def __init__(self, client: Any, name: str, estimator: Estimator, codec: Codec, *, limit: int) -> None:
         self.name, self.estimator_name, self.limit = name, estimator.name, limit
         self._client, self._running = client, 0
-        self._waiting: list[tuple[Written, asyncio.Future[list[ScoredDraft] | Failed]]] = []
-        self._scoring: asyncio.Task[None] | None = None
+        self._codec, self._parts = codec, Parts(partial(self._call, SENTENCES))
+        self._finished: Round[Written, list[ScoredDraft]] = Round(partial(self._call, SCORE))
         self._abandoned: list[str] = []  # names of answers whose callers have left
 
     @property
@@ -70,7 +73,7 @@ class WorkerQueue:
     @property
     def depth(self) -> int:
         """Requests that are written and wait for their scores; vLLM alone knows which prompts wait."""
-        return len(self._waiting)
+        return len(self._finished)
 
     @property
     def is_full(self) -> bool:
@@ -106,7 +109,7 @@ class WorkerQueue:
 
     async def judged(self, text: ForeignText) -> Draft[None]:
         """As `ModelQueue.judged`."""
-        return _draft(await ain_time(self._call(ELSEWHERE, text)))
+        return (await ain_time(self._call(ELSEWHERE, text))).draft
 
     async def segments(self, text: ForeignText, by: By) -> list[tuple[Segment, float | None]]:
         """As `ModelQueue.segments`."""
@@ -123,75 +126,56 @@ class WorkerQueue:
         try:
             abandoned, self._abandoned = tuple(self._abandoned), []
             read = await self._call(READ, ToRead(request=request, names=names, abandoned=abandoned))
-            # Text that may turn out to be a call, or reasoning, is not shown before it is known to be neither.
-            on_piece = None if request.form.tools or request.count > 1 or read.thinks else request.on_piece
+            part = _part(request, read)
+            # Text that may turn out to be a call is not shown before it is known to be none.
+            shown = None if request.form.tools or request.count > 1 else request.on_piece
+            listener = shown if part is None else part.open.add
+            answers = [BegunAnswer(self._codec, read, options, listener) for options in read.options]
             async with asyncio.TaskGroup() as group:
-                named = zip(names, read.options, strict=True)
-                tasks = [group.create_task(self._written(name, read, options, on_piece)) for name, options in named]
-            answers = tuple(task.result() for task in tasks)
-            scored = await self._scored(Written(request=request, names=names, answers=answers))
+                for name, options, answer in zip(names, read.options, answers, strict=True):
+                    group.create_task(self._write(answer, self._generate(name, read, options), part))
+                if part is not None:
+                    group.create_task(self._parts.let_through(names[0], part, answers[0]))
+            tokens, known = part and part.tokens, part and part.let.known
+            ids = tuple(tuple(answer.ids[:tokens]) for answer in answers)
+            written = Written(names=names, answers=ids, stopped=tokens is not None, known=known)
+            scored = await self._finished.result(written)
         except BaseException as error:
             self._abandoned += names  # the worker learns it with the next request
             together: tuple[BaseException, ...] = getattr(error, "exceptions", ())  # of tasks that failed together
             if together:
                 raise together[0] from None
             raise
-        return [_draft(draft) for draft in scored]
+        return [one.draft for one in scored]
 
-    async def _written(
-        self, name: str, read: Read, options: GenerationOptions, on_piece: Callable[[str], None] | None
-    ) -> tuple[int, ...]:
-        """The tokens of one answer; leaving early has vLLM end it."""
-        vllm, ids, held = library("vllm.sampling_params"), list[int](), HeldText()
+    def _generate(self, name: str, read: Read, options: GenerationOptions) -> Any:
+        """vLLM's outputs of one answer."""
+        vllm = library("vllm.sampling_params")
         sampling = sampling_of(  # where an answer ends is seen once more where it is scored
             options,
             stop=list(options.stop),
             stop_token_ids=list(read.end_tokens),
             output_kind=vllm.RequestOutputKind.DELTA,
         )
-        prompt = {"prompt_token_ids": list(read.ids)}
-        outputs = self._client.generate(prompt, sampling, name)
+        return self._client.generate({"prompt_token_ids": list(read.ids)}, sampling, name)
+
+    async def _write(self, answer: BegunAnswer, outputs: Any, part: Part | None) -> None:
+        """Take in the tokens of one answer; leaving early has vLLM end it."""
         try:
-            async for output in outputs:
-                (completion,) = output.outputs
-                ids += completion.token_ids
-                if on_piece is not None and (shown := held.add(completion.text)):
-                    on_piece(shown)
+            with self._parts.writing(part):
+                async for output in outputs:
+                    (completion,) = output.outputs
+                    answer.add(completion.token_ids)
+                    if part is not None:
+                        self._parts.step(part)
+                        if part.tokens is not None:
+                            break
         except (ValueError, library("vllm.exceptions").VLLMClientError) as error:
             raise InputError(f"vLLM does not take this request: {error}") from error
         except library("vllm.v1.engine.exceptions").EngineDeadError as error:
             raise ScoringError(_ENDED) from error
         finally:
             await outputs.aclose()
-        return tuple(ids)
-
-    async def _scored(self, written: Written) -> list[ScoredDraft]:
-        """The drafts, scored together with others that were finished meanwhile."""
-        future = asyncio.get_running_loop().create_future()
-        self._waiting.append((written, future))
-        if self._scoring is None:
-            self._scoring = asyncio.ensure_future(self._score_all())
-        drafts = await future
-        if isinstance(drafts, Failed):
-            raise drafts.error()
-        return drafts
-
-    async def _score_all(self) -> None:
-        """Score the answers that wait, until there are none; those that come meanwhile wait for the next round."""
-        try:
-            while self._waiting:
-                await asyncio.sleep(0)  # those that are done in the same step of the engine
-                taken, self._waiting = self._waiting, []
-                taken = [one for one in taken if not one[1].done()]  # a caller may have left
-                try:
-                    results = await self._call(SCORE, [written for written, _ in taken]) if taken else []
-                except Exception as error:  # noqa: BLE001 - raised by the callers
-                    results = [Failed.of(error)] * len(taken)
-                for (_, future), result in zip(taken, results, strict=True):
-                    if not future.done():
-                        future.set_result(result)
-        finally:
-            self._scoring = None
 
     async def _call(self, call: Call[A, R], sent: A) -> R:
         payload = call.sent.dump_json(sent).decode()
@@ -207,5 +191,9 @@ class WorkerQueue:
         return call.read(reply)
 
 
-def _draft(scored: ScoredDraft) -> Draft[Any]:
-    return Draft(scored.verdict, scored.answer, scored.prompt)
+def _part(request: AnswerRequest, read: Read) -> Part | None:
+    """The part of an answer that may leave before its end; None where nothing may."""
+    terms, on_piece = request.terms, request.on_piece
+    if terms is None or on_piece is None or not terms.delivers_early or not read.has_parts:
+        return None
+    return Part(LetThrough(terms, on_piece), request.cuts)

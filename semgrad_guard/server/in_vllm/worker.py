@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from semgrad_guard.engine.generation.running_answer import BatchRequest
 from semgrad_guard.engine.sentences import By
 from semgrad_guard.errors import UnsupportedModelError
-from semgrad_guard.guard import Draft
 from semgrad_guard.guard.sentences import judged_by
 from semgrad_guard.loading import load_estimator
 from semgrad_guard.server.assembly import options_of, policy_of
@@ -20,19 +20,27 @@ from semgrad_guard.server.in_vllm.messages import (
     READ,
     SCORE,
     SEGMENTS,
+    SENTENCES,
+    Begun,
     Failed,
     Opening,
     Read,
     ScoredDraft,
+    ScoredPart,
     Segments,
     ToRead,
     Written,
 )
-from semgrad_guard.server.writing import ForeignText, Writer
+from semgrad_guard.server.writing import Assignment, ForeignText, Writer
 from semgrad_guard.vllm.engine import require_taken
 from semgrad_guard.vllm.language_model import TwinLanguageModel
-from semgrad_guard.vllm.recorder import Record, Recorder
+from semgrad_guard.vllm.recorder import Record, Recorder, VLLMTokens
 from semgrad_guard.vllm.thought_limits import ThoughtLimits
+
+S = TypeVar("S")
+S_contra = TypeVar("S_contra", contravariant=True)
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 
 class ScoringWorker:
@@ -64,11 +72,25 @@ def _open(worker: Any, opening: Opening) -> str:
     return model.identity.fingerprint
 
 
+@dataclass(frozen=True)
+class _Answer:
+    """An answer that vLLM writes: its request, which was read, and the states of its passes."""
+
+    assignment: Assignment
+    request: BatchRequest
+    record: Record
+
+    def tokens(self, tokens: Sequence[int], *, again: bool, stopped: bool = False) -> VLLMTokens:
+        """Its tokens so far, to be scored; `again`: without the states that were left of them."""
+        record = Record(self.record.prompt) if again else self.record
+        return VLLMTokens(request=self.request, tokens=tokens, record=record, stopped=stopped)
+
+
 class Scoring:
     """One model, and the replies to all messages about it; `config` is vLLM's `VllmConfig`.
 
-    `recorder` keeps the states of vLLM's passes over the answers, and `thoughts` the ends of their thoughts, from the
-    moment that a request is read until its answers are scored, or abandoned.
+    `recorder` keeps the states of vLLM's passes over the answers, and `thoughts` the ends of their thoughts. All is
+    kept from the moment that a request is read until its answers are scored, or abandoned.
 
     Raises:
         BindingMismatchError: the calibration is not of this model, engine and estimator.
@@ -89,6 +111,7 @@ class Scoring:
         by_sentence = judged_by(policy.calibration, opening.settings.by, opening.settings.on_doubt)
         self._writer, self._config = Writer(model, self._estimator, by_sentence=by_sentence), config
         self._recorder, self._thoughts = recorder, thoughts
+        self._answers: dict[str, _Answer] = {}
         policy.check(self._writer.answerer(options_of(opening.settings)).binding())
 
     @torch.inference_mode(False)
@@ -97,57 +120,87 @@ class Scoring:
         match name:
             case READ.name:
                 return READ.answered(payload, self._read)
+            case SENTENCES.name:
+                return SENTENCES.answered(payload, self._sentences)
             case SCORE.name:
                 return SCORE.answered(payload, self._score)
             case SEGMENTS.name:
                 return SEGMENTS.answered(payload, self._segments)
             case _:
-                return ELSEWHERE.answered(payload, lambda text: _scored(self._writer.judged(text)))
+                return ELSEWHERE.answered(payload, lambda text: ScoredDraft.of(self._writer.judged(text)))
 
     def _read(self, request: ToRead) -> Read:
         for name in request.abandoned:
-            self._record(name)
+            self._let_go(name)
         assignment = self._writer.assigned(request.request)
         require_taken(assignment.options[0], self._config)
         for name, options in zip(request.names, assignment.options, strict=True):
+            record = Record(len(assignment.prompt.ids))
             if self._recorder is not None:
                 record = Record.for_scoring(assignment.prompt, self._estimator.objective)
                 self._recorder.records[name] = record
+            self._answers[name] = _Answer(assignment, BatchRequest(assignment.prompt, options), record)
             if limit := self._model.thought_limit(assignment.prompt, options):
                 self._thoughts.limits[name] = limit
-        thinking = assignment.prompt.thinking
         return Read(
             ids=tuple(assignment.prompt.ids),
             options=assignment.options,
             end_tokens=tuple(self._model.end_tokens),
-            thinks=thinking is not None and not thinking.settled,
+            thinking=assignment.prompt.thinking,
+            has_parts=assignment.has_parts,
         )
 
-    def _record(self, name: str) -> Record | None:
-        """The states that passes left of an answer; they are removed here, and the end of its thought."""
+    def _let_go(self, name: str) -> None:
+        self._answers.pop(name, None)
         self._thoughts.limits.pop(name, None)
-        return None if self._recorder is None else self._recorder.records.pop(name, None)
+        if self._recorder is not None:
+            self._recorder.records.pop(name, None)
+
+    def _sentences(self, begun: list[Begun]) -> list[ScoredPart | Failed | None]:
+        return _together(begun, self._parts)
+
+    def _parts(self, begun: Sequence[Begun], *, again: bool) -> Sequence[ScoredPart | None]:
+        answers = [self._answers[one.name] for one in begun]
+        with self._model.turn:  # in which the model is looked at once
+            ended = self._model.written(self._recorder).ended_of(
+                [own.tokens(one.tokens, again=again) for own, one in zip(answers, begun, strict=True)],
+                [one.spans for one in begun],
+                [0 if one.known is None else len(one.known.sentences) for one in begun],
+            )
+            return [
+                found
+                and ScoredPart(
+                    draft=ScoredDraft.of(own.assignment.opened(found, one.known)),
+                    tokens=found.tokens,
+                    pieces=own.assignment.pieces(found.answer),
+                )
+                for own, one, found in zip(answers, begun, ended, strict=True)
+            ]
 
     def _score(self, written: list[Written]) -> list[list[ScoredDraft] | Failed]:
-        """All requests in one backward pass; where that fails, each by itself, and read again."""
-        records = {name: self._record(name) for one in written for name in one.names}
         try:
-            return list(self._drafts(written, records))
-        except Exception as error:  # noqa: BLE001 - raised by the caller
-            return [Failed.of(error)] if len(written) == 1 else [self._score([one])[0] for one in written]
+            return _together(written, self._drafts)
+        finally:
+            for one in written:
+                for name in one.names:
+                    self._let_go(name)
 
-    def _drafts(self, written: Sequence[Written], records: Mapping[str, Record | None]) -> Sequence[list[ScoredDraft]]:
+    def _drafts(self, written: Sequence[Written], *, again: bool) -> Sequence[list[ScoredDraft]]:
+        tokens = [
+            self._answers[name].tokens(own, stopped=one.stopped, again=again)
+            for one in written
+            for name, own in zip(one.names, one.answers, strict=True)
+        ]
         with self._model.turn:  # in which the model is looked at once
-            assignments = [self._writer.assigned(one.request) for one in written]
-            answers = [
-                (BatchRequest(assignment.prompt, options), tokens, records[name] or Record(len(assignment.prompt.ids)))
-                for assignment, one in zip(assignments, written, strict=True)
-                for options, tokens, name in zip(assignment.options, one.answers, one.names, strict=True)
-            ]
-            generations = iter(self._model.written(answers, self._recorder))
+            generations = iter(self._model.written(self._recorder).generations_of(tokens))
             return [
-                [_scored(draft) for draft in self._writer.drafts(one, [next(generations) for _ in one.options])]
-                for one in assignments
+                [
+                    ScoredDraft.of(draft)
+                    for draft in self._writer.drafts(
+                        self._answers[one.names[0]].assignment, [next(generations) for _ in one.names], known=one.known
+                    )
+                ]
+                for one in written
             ]
 
     def _segments(self, text_and_kind: tuple[ForeignText, By]) -> Segments:
@@ -155,5 +208,23 @@ class Scoring:
         return [(segment.text, segment.start, segment.end, value) for segment, value in segments]
 
 
-def _scored(draft: Draft[Any]) -> ScoredDraft:
-    return ScoredDraft(verdict=draft.verdict, answer=draft.answer, prompt=draft.prompt)
+class _Work(Protocol[S_contra, R_co]):
+    """The results for some answers; `again`: these have failed together with others."""
+
+    def __call__(self, sent: Sequence[S_contra], /, *, again: bool) -> Sequence[R_co]: ...
+
+
+def _together(sent: Sequence[S], work: _Work[S, R]) -> list[R | Failed]:
+    """The results in one backward pass; where that fails, for each by itself, and read again."""
+    try:
+        return list(work(sent, again=False))
+    except Exception:  # noqa: BLE001 - raised by the caller
+        return [_alone(one, work) for one in sent]
+
+
+def _alone(one: S, work: _Work[S, R]) -> R | Failed:
+    try:
+        (result,) = work([one], again=True)
+    except Exception as error:  # noqa: BLE001 - raised by the caller
+        return Failed.of(error)
+    return result
