@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Annotated, Any, NamedTuple, Self, cast
+from typing import Annotated, Any, Self, cast
 
 from langchain_core.language_models import LanguageModelInput, ModelProfile
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from langchain_core.runnables import Runnable, RunnableBinding
+from langchain_core.runnables import Runnable
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PrivateAttr, SkipValidation, model_validator
 
 from langchain_semgrad_guard import served
@@ -22,7 +22,8 @@ from langchain_semgrad_guard.chat_model import ChatSemGrad
 from langchain_semgrad_guard.enforcement import EnforcingChatModel, Identified
 from langchain_semgrad_guard.messages import AnyTool, whole_chunk
 from langchain_semgrad_guard.runs import SyncRun, handlers_of, unheard
-from langchain_semgrad_guard.streams import ServedWriting, StreamingChatModel
+from langchain_semgrad_guard.served import Inner, inner_of
+from langchain_semgrad_guard.streams import ReportedWriting, ServedWriting, StreamingChatModel
 from langchain_semgrad_guard.structured_output import Method, structured, structured_by
 from semgrad_guard import DriftMonitor, Estimator, HybridGrad, LanguageModel, Policy, estimator_of
 from semgrad_guard.errors import InputError, UnenforcedPolicyError
@@ -31,11 +32,14 @@ from semgrad_guard.guard import (
     Answerer,
     DecisionSink,
     Iterated,
+    JudgedBy,
     KeepDraft,
     Mode,
+    OnDoubt,
     OnError,
     Promise,
     ReportedScorer,
+    ReportedSentences,
     Steps,
     StreamSteps,
     Terms,
@@ -45,6 +49,7 @@ from semgrad_guard.guard import (
     as_estimator,
     awaited,
     drive,
+    judged_by,
     observes,
     promise_along,
     run_stream,
@@ -53,14 +58,6 @@ from semgrad_guard.guard import (
 from semgrad_guard.records import PromptForm
 
 _TERMS = ("mode", "abstain_message", "keep_draft", "on_error", "timeout", "monitor", "log")
-
-
-class Inner(NamedTuple):
-    """The chat model inside, and the options and the config that are bound to it."""
-
-    model: BaseChatModel
-    options: Mapping[str, Any]
-    config: Mapping[str, Any]
 
 
 class AroundChatModel(StreamingChatModel):
@@ -121,7 +118,19 @@ class AroundChatModel(StreamingChatModel):
 
     def _flows(self, call: Call) -> bool:
         model = self._inner.model
-        return isinstance(model, EnforcingChatModel) and model.rules is None and model._flows(self._inner_call(call))
+        if isinstance(model, EnforcingChatModel):
+            return model.rules is None and model._flows(self._inner_call(call))
+        return self._early(call) is not None
+
+    def _early(self, call: Call) -> ReportedSentences | None:
+        """The sentences of a served model that may leave before its answer ends; None where all depends on its end."""
+        model, rules, inner = self._inner.model, call.rules, self._inner_call(call)
+        if rules is None or rules.irreplaceable or self._reported is None or self.scorer is not None:
+            return None
+        if served.ends_whole(model, inner.options) or not model._should_stream(async_api=False, stream=True):
+            return None
+        options, form = served.options_of(model, inner), self._form_for(rules, call)
+        return ReportedSentences.of(self._reported, rules.terms, options=options, prompt=form)
 
     def _live(self, call: Call, *, is_async: bool) -> Writing:
         model, inner = self._inner.model, self._inner_call(call)
@@ -132,7 +141,9 @@ class AroundChatModel(StreamingChatModel):
             return ServedWriting(
                 self, call, Iterated(lambda: run_stream(steps), lambda: arun_stream(steps)), scored=True
             )
-        return ServedWriting(self, call, served.ServedPieces(model, inner))
+        pieces = served.ServedPieces(model, inner)
+        early = self._early(call) if call.withholds else None
+        return ServedWriting(self, call, pieces) if early is None else ReportedWriting(self, call, pieces, early)
 
     def _whole(self, call: Call) -> StreamSteps[ChatGenerationChunk, None]:
         made = yield from self._drafted(call)
@@ -182,7 +193,18 @@ class AroundChatModel(StreamingChatModel):
 
     def _answerer(self, scorer: LanguageModel) -> Answerer:
         name = self.prompt_template
-        return Answerer(scorer, self.estimator or HybridGrad(), prompt_template=name or "served", served=name is None)
+        return Answerer(
+            scorer,
+            self.estimator or HybridGrad(),
+            prompt_template=name or "served",
+            served=name is None,
+            by_sentence=self._by_sentence,
+        )
+
+    @property
+    def _by_sentence(self) -> OnDoubt | None:
+        """What happens at a doubtful sentence of a served model's answer; None: whole answers are judged."""
+        return None
 
     def _form(self, call: Call) -> PromptForm | None:
         model, inner = self._inner.model, self._inner_call(call)
@@ -291,6 +313,10 @@ class GuardedChatModel(AroundChatModel):
             ("chat") is refused by default. To name it here is to vouch that `model` serves these weights with this chat
             template and decodes as the calibrated model did, which cannot be checked from here.
 
+        by: "sentence" gives every sentence a score of its own; a `ChatSemGrad` has this setting itself. By default as
+            the policy's calibration, or "answer".
+        on_doubt: by sentence, as in `ChatSemGrad`.
+
     The others (`escalate_to`, `mode`, `abstain_message`, `keep_draft`, `on_error`, `timeout`, `monitor`, `log`) are
     those of `UncertaintyRouterCallback`.
 
@@ -301,6 +327,8 @@ class GuardedChatModel(AroundChatModel):
     """
 
     policy: Annotated[Policy, SkipValidation]
+    by: JudgedBy | None = None
+    on_doubt: OnDoubt | None = None
     escalate_to: Annotated[Any, SkipValidation] = None
     mode: Annotated[Mode, SkipValidation] = Terms.mode
     abstain_message: Annotated[AbstainMessage, SkipValidation] = Terms.abstain_message
@@ -363,7 +391,7 @@ class GuardedChatModel(AroundChatModel):
     @property
     def _built(self) -> tuple[tuple[Any, ...], Inner, Rules]:
         """Model and rules, made anew where a field has changed, here or in the model (by assignment, or in a copy)."""
-        names = ("model", "policy", "escalate_to", "scorer", "estimator", "prompt_template", *_TERMS)
+        names = ("model", "policy", "escalate_to", "scorer", "estimator", "prompt_template", "by", "on_doubt", *_TERMS)
         inside = inner_of(self.model).model
         fields = (
             *(getattr(self, name) for name in names),
@@ -384,9 +412,10 @@ class GuardedChatModel(AroundChatModel):
         """
         model, calibration = inner.model, self.policy.calibration
         if isinstance(model, EnforcingChatModel):
-            if self.scorer is not None or self.estimator is not None or self.prompt_template is not None:
+            scoring = (self.scorer, self.estimator, self.prompt_template, self.by, self.on_doubt)
+            if any(setting is not None for setting in scoring):
                 raise InputError(
-                    f"{type(model).__name__} scores its own answers: set scorer, estimator and template there"
+                    f"{type(model).__name__} scores its own answers: set scorer, estimator, template and unit there"
                 )
             if (
                 calibration is None
@@ -425,7 +454,11 @@ class GuardedChatModel(AroundChatModel):
         model: Any = inner.model
         name = getattr(model, "model_name", None) or getattr(model, "model", None) or model.get_name()
         chosen = None if self.estimator is None else self.estimator.name
-        return ReportedScorer.of(str(name), self.policy.calibration, chosen)
+        return ReportedScorer.of(str(name), self.policy.calibration, chosen, self._by_sentence)
+
+    @property
+    def _by_sentence(self) -> OnDoubt | None:
+        return judged_by(self.policy.calibration, self.by, self.on_doubt)
 
     def _answerer(self, scorer: Any) -> Any:
         if self.estimator is None and self.policy.calibration is not None:
@@ -438,30 +471,3 @@ class UncertaintyRouter(GuardedChatModel):
 
     def __init__(self, llm: Any = None, policy: Policy | None = None, /, **fields: Any) -> None:
         super().__init__(fields.pop("llm", llm), policy, **fields)
-
-
-def inner_of(model: Any) -> Inner:
-    """A chat model, or one with bound arguments.
-
-    Raises:
-        InputError: it is something else.
-    """
-    options: dict[str, Any] = {}
-    config: dict[str, Any] = {}
-    found: Any = model
-    while isinstance(found, RunnableBinding):
-        binding = cast("RunnableBinding[Any, Any]", found)
-        if binding.config_factories:
-            raise InputError(
-                "listeners on the model inside a guard would hear drafts. Put them on the guard: "
-                "GuardedChatModel(model, policy).with_listeners(...)"
-            )
-        options, config, found = {**binding.kwargs, **options}, {**binding.config, **config}, binding.bound
-    if isinstance(found, BaseChatModel):
-        return Inner(found, options, config)
-    raise InputError(
-        f"a guard takes a chat model, not a {type(found).__name__}: guarded(chain, policy, scorer=...) is for anything "
-        "else. Or guard the model itself and build the rest around "
-        "the guard, which is a chat model too: GuardedChatModel(model, policy).with_retry(), .with_fallbacks([...]), "
-        ".configurable_fields(...). In an agent, put ModelRetryMiddleware or ModelFallbackMiddleware behind the guard"
-    )

@@ -30,7 +30,9 @@ from semgrad_guard.guard import (
     Iterated,
     LiveAnswer,
     Piece,
+    ReportedSentences,
     SentencePiece,
+    Steps,
     Stop,
     StreamSteps,
     Ticket,
@@ -173,11 +175,11 @@ def _only_chunk(result: ChatResult) -> ChatGenerationChunk:
 # Answers while they are written, here or by a served model.
 
 
-class LocalWriting(LiveAnswer):
-    """An answer of a local model, read and begun with its first piece; the draft of its message at the end."""
+class _Texts:
+    """The chunks of an answer whose pieces are texts, thoughts, and sentences that are let through."""
 
-    def __init__(self, submit: Callable[[Callable[[Piece], None]], Ticket[Draft[AIMessage]]]) -> None:
-        super().__init__(submit)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
         self._shown, self._thought = 0, ""
 
     def chunks(self, piece: Piece | SentencePiece) -> list[ChatGenerationChunk]:
@@ -204,6 +206,13 @@ class LocalWriting(LiveAnswer):
             record, rest = record.model_copy(update={"content": rest}), ""
         last = ChatGenerationChunk(message=record, generation_info=convert.info_of(message))
         return [*([_chunk(rest)] if rest else []), last]
+
+
+class LocalWriting(_Texts, LiveAnswer):
+    """An answer of a local model, read and begun with its first piece; the draft of its message at the end."""
+
+    def __init__(self, submit: Callable[[Callable[[Piece], None]], Ticket[Draft[AIMessage]]]) -> None:
+        super().__init__(submit)
 
 
 class Scoring(Protocol):
@@ -237,16 +246,15 @@ class ServedWriting:
             message = message.model_copy(update={"content": self._held.add(message.content)})
         return [ChatGenerationChunk(message=message.model_copy(), generation_info=piece.generation_info)]
 
-    def draft(self) -> Work:
-        """The whole answer with its score, which takes time."""
-        return Work(self._draft)
+    def draft(self, text: str | None = None) -> Work:
+        """The whole answer with its score, which takes time; `text` is the part of it that counts."""
+        return Work(lambda: self._draft(text))
 
-    def _draft(self) -> Draft[AIMessage]:
+    def _draft(self, text: str | None) -> Draft[AIMessage]:
         if self._whole is None:
             raise InputError("the model ended its stream without saying anything")
-        whole = cast("AIMessage", message_chunk_to_message(self._whole.message))
-        outside = {key: held for key, held in (self._whole.generation_info or {}).items() if key in convert.BESIDE}
-        whole = whole.model_copy(update={"response_metadata": {**outside, **whole.response_metadata}})
+        whole = cast("AIMessage", message_chunk_to_message(_with_info(self._whole)))
+        whole = whole if text is None else whole.model_copy(update={"content": text})
         scored = whole if self._is_scored else self._owner.scored(self._call, whole)
         return self._owner.draft_of(scored, self._call)
 
@@ -260,6 +268,45 @@ class ServedWriting:
             thought = {name: kwargs[name] for name in (convert.REASONING,) if name in kwargs}
             rest = {"content": convert.message_text(message), "additional_kwargs": thought}
         return [ChatGenerationChunk(message=AIMessageChunk(**rest, response_metadata=record, chunk_position="last"))]
+
+
+class ReportedWriting(_Texts):
+    """An answer of a served model, in the sentences that its log-probabilities let through; the rest at its end.
+
+    Behind a sentence that ends the answer the model is left: closing the pieces hangs up.
+    """
+
+    def __init__(
+        self, owner: Scoring, call: Call, pieces: Iterated[ChatGenerationChunk], early: ReportedSentences
+    ) -> None:
+        super().__init__()
+        self._live, self._pieces, self._early = ServedWriting(owner, call, pieces), pieces, early
+        self.close = pieces.close
+
+    def next(self) -> Work:
+        """As `Live.next`."""
+        return Work.of(self._let_through)
+
+    def _let_through(self) -> Steps[list[SentencePiece] | None]:
+        if self._early.is_over or (pieces := (yield self._pieces.next())) is None:
+            return None
+        found = list[SentencePiece]()
+        for piece in cast("list[ChatGenerationChunk]", pieces):
+            self._live.chunks(piece)
+            message = _with_info(piece)
+            found += self._early.add(convert.message_text(message), convert.logprobs_of(message))
+        return found
+
+    def draft(self) -> Work:
+        """The whole answer with its score; one that is over ends with its last sentence."""
+        return self._live.draft(self._early.text if self._early.is_over else None)
+
+
+def _with_info(piece: ChatGenerationChunk) -> AIMessageChunk:
+    """The message of a chunk, and the fields in it that its server gives outside of it."""
+    message = cast("AIMessageChunk", piece.message)
+    outside = {key: held for key, held in (piece.generation_info or {}).items() if key in convert.BESIDE}
+    return message.model_copy(update={"response_metadata": {**outside, **message.response_metadata}})
 
 
 def _chunk(text: str) -> ChatGenerationChunk:

@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.promise import split_delta as split_delta
     from semgrad_guard.guard.reported import ReportedScorer as ReportedScorer
     from semgrad_guard.guard.reported import prompt_of as prompt_of
+    from semgrad_guard.guard.reported_stream import ReportedSentences as ReportedSentences
     from semgrad_guard.guard.sentences import judged_by as judged_by
     from semgrad_guard.guard.streams import Iterated as Iterated
     from semgrad_guard.guard.streams import Live as Live

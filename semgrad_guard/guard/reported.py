@@ -14,13 +14,14 @@ from __future__ import annotations
 import json
 import math
 import re
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Self, cast
 
 from semgrad_guard.calibration import Binding, Calibration
-from semgrad_guard.engine.sentences import leanings, sentences
+from semgrad_guard.engine.sentences import Span, leanings, sentences
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.guard.scored_sentences import WITHOUT_END, most_doubtful
 from semgrad_guard.guard.verdicts import binding_of, unscored
@@ -35,6 +36,12 @@ _ROUNDING = 1e-3
 _WORD = re.compile(r"\w+|[^\w\s]")
 _CONTROL = re.compile(r"<\|[\w.-]+\|>|</?s>|<(?:start|end)_of_turn>|\[/?INST\]")
 """The control tokens of well-known models: which of them this one has is not known here."""
+
+_SILENT = "every reported log-probability is 0, as where a server does not compute them"
+_OTHER_TEXT = "the reported tokens do not spell the answer"
+_THOUGHT = "the answer holds its reasoning; have its server give the reasoning apart"
+Placed = tuple[int, Mapping[str, Any]]
+"""A reported token, behind the place in the text's bytes where it ends."""
 
 
 class _NoScore(Exception):  # noqa: N818 - no error: the reason why an answer has no score
@@ -117,32 +124,39 @@ class ReportedScorer:
         prompt: PromptForm | None = None,
         cut: bool = False,
         reasoning: str | None = None,
+        ended: Sequence[Span] | None = None,
     ) -> Verdict:
         """The undecided verdict on an answer; `entries` are its log-probabilities in OpenAI's form.
 
         `options` are those of its call (`call_options`), `cut` tells whether a limit stopped it, and `reasoning` is the
-        text that was written before it.
+        text that was written before it. By sentence, `ended` are the sentences that have ended in a text that is still
+        being written, and the verdict is on these.
         """
         facts: dict[str, Any] = {
             "options": dict(options),
             "reasoning": reasoning or None,
             "prompt": None if prompt is None else digest_of(prompt.text),
         }
+        tokens, reason = _tokens_of(text, entries)
+        shown, scores, uncertainty = text, dict[str, float](), None
+        if self.by_sentence is not None and text.strip():
+            spans = sentences(text) if ended is None else ended
+            shown = text[: spans[-1][1]]
+            tokens = tokens[: _count_until(tokens, _bytes_until(text, spans[-1][1]))]
+            facts["sentences"] = found = self._sentences(text, spans, tokens, reason)
+            uncertainty, reason = most_doubtful(found)
+            facts |= {"cut": len(tokens) if cut else None, "scored_tokens": len(tokens)}
         try:
-            tokens = _tokens_of(text, entries)
-            uncertainty, scores = self._scored([token for _, token in tokens])
+            if reason is not None:
+                raise _NoScore(reason)
+            own, scores = self._scored([token for _, token in tokens])
             if not scores["gnll"]:
-                raise _NoScore("every reported log-probability is 0, as where a server does not compute them")
-            if self.by_sentence is not None:
-                facts["sentences"] = found = self._sentences(text, tokens)
-                uncertainty, reason = most_doubtful(found)
-                if reason is not None:
-                    raise _NoScore(reason)
-        except _NoScore as reason:
-            return self.unscored(text, str(reason), **facts)
-        known = {"status": "scored", "uncertainty": uncertainty, "reason": None, "scored_tokens": len(tokens)}
-        found = self.unscored(text, "", **facts, **scores, cut=len(tokens) if cut else None)
-        return found.model_copy(update=known)
+                raise _NoScore(_SILENT)
+        except _NoScore as why:
+            return self.unscored(shown, str(why), **facts)
+        known = {"status": "scored", "reason": None, "uncertainty": own if uncertainty is None else uncertainty}
+        facts |= {"cut": len(tokens) if cut else None, "scored_tokens": len(tokens)}
+        return self.unscored(shown, "", **facts, **scores).model_copy(update=known)
 
     def _scored(self, tokens: Sequence[Mapping[str, Any]]) -> tuple[float, dict[str, float]]:
         """The uncertainty of some tokens, and their likelihoods."""
@@ -152,18 +166,31 @@ class ReportedScorer:
             return scores[self.estimator], scores
         return math.fsum(_entropy(token, self.top) for token in tokens) / len(tokens), scores
 
-    def _sentences(self, text: str, tokens: Sequence[tuple[int, Mapping[str, Any]]]) -> tuple[SentenceVerdict, ...]:
-        """The undecided sentences; a token belongs to that of its last character."""
-        spans = sentences(text)
-        ends = [len(text[:end].encode("utf-8", "replace")) for _, end in spans]
-        parts = [
-            [token for place, token in tokens if bisect_left(ends, place) == number] for number in range(len(ends))
-        ]
+    def _sentences(
+        self, text: str, spans: Sequence[Span], tokens: Sequence[Placed], reason: str | None
+    ) -> tuple[SentenceVerdict, ...]:
+        """The undecided sentences; a token belongs to that of its last character.
+
+        `reason` is why the tokens do not spell the text to its end: a sentence that they do not spell has no score, and
+        those before it have theirs.
+        """
+        spelled, begin, silent = tokens[-1][0] if tokens else 0, 0, True
         found: list[SentenceVerdict] = []
-        for (start, end), part, before in zip(spans, parts, leanings(text, spans), strict=True):
-            own: dict[str, Any] = {"reason": WITHOUT_END}
-            if part:
+        for (start, end), before in zip(spans, leanings(text, spans), strict=True):
+            until = _count_until(tokens, _bytes_until(text, end))
+            part, begin = [token for _, token in tokens[begin:until]], until
+            silent = silent and not any(token.get("logprob") for token in part)
+            own: dict[str, Any] = {}
+            try:
+                if reason is not None and spelled < len(text[:end].rstrip().encode("utf-8", "replace")):
+                    raise _NoScore(reason)
+                if not part:
+                    raise _NoScore(WITHOUT_END)
                 own = dict(zip(("uncertainty", "scores"), self._scored(part), strict=True))
+                if silent:
+                    raise _NoScore(_SILENT)
+            except _NoScore as why:
+                own = {"reason": str(why)}
             found.append(SentenceVerdict(start=start, end=end, tokens=len(part), leans_on=before, **own))
         return tuple(found)
 
@@ -193,33 +220,48 @@ def prompt_of(conversation: Sequence[Message], tools: Sequence[Any] = ()) -> Pro
     )
 
 
-def _tokens_of(text: str, entries: Any) -> list[tuple[int, Mapping[str, Any]]]:
-    """The reported tokens of an answer, without those behind it: the end token, and what a stop string cut off.
+def _tokens_of(text: str, entries: Any) -> tuple[list[Placed], str | None]:
+    """The reported tokens as far as they spell the answer, and why they do not spell it to its end, if so.
 
-    With each comes the place in the text's bytes where it ends.
+    With each comes the place in the text's bytes where it ends. Those behind the answer are left out: the end token,
+    and what a stop string cut off.
     """
     if not text.strip():
-        raise _NoScore("the answer is empty")
+        return [], "the answer is empty"
     if not isinstance(entries, Sequence) or not entries:
-        raise _NoScore("the server reports no log-probabilities")
-    if "<think>" in text or "</think>" in text:
-        raise _NoScore("the answer holds its reasoning; have its server give the reasoning apart")
-    answer, found, written = text.strip().encode("utf-8", "replace"), list[tuple[int, Any]](), b""
+        return [], "the server reports no log-probabilities"
+    reason, found, written = None, list[tuple[int, int, Any]](), b""
     for entry in cast("Sequence[Any]", entries):
-        found.append((len(written), entry))
-        written += _bytes(entry)
-    begin = len(written) - len(written.lstrip())
-    if written[begin : begin + len(answer)] != answer:
-        raise _NoScore("the reported tokens do not spell the answer")
-    end, shift = begin + len(answer), len(text) - len(text.lstrip()) - begin
-    places = [place for place, _ in found[1:]] + [len(written)]
-    return [
-        (min(after, end) + shift, entry) for (place, entry), after in zip(found, places, strict=True) if place < end
-    ]
+        if (own := bytes_of(entry)) is None:
+            reason = "a reported token cannot be read"
+            break
+        found.append((len(written), len(written) + len(own), entry))
+        written += own
+    answer, begin = text.strip().encode("utf-8", "replace"), len(written) - len(written.lstrip())
+    pairs = enumerate(zip(written[begin:], answer, strict=False))
+    spelled = next((at for at, (own, due) in pairs if own != due), min(len(written) - begin, len(answer)))
+    end, shift = begin + spelled, _bytes_until(text, len(text) - len(text.lstrip())) - begin
+    if spelled == len(answer):
+        reason, tokens = None, [(min(after, end), entry) for place, after, entry in found if place < end]
+    else:
+        reason, tokens = reason or _OTHER_TEXT, [(after, entry) for _, after, entry in found if after <= end]
+    if marks := [place for mark in ("<think>", "</think>") if (place := text.find(mark)) >= 0]:
+        reason, end = _THOUGHT, _bytes_until(text, min(marks)) - shift
+        tokens = [(after, entry) for after, entry in tokens if after <= end]
+    return [(after + shift, entry) for after, entry in tokens], reason
 
 
-def _bytes(entry: Any) -> bytes:
-    """The bytes of a reported token."""
+def _bytes_until(text: str, place: int) -> int:
+    return len(text[:place].encode("utf-8", "replace"))
+
+
+def _count_until(tokens: Sequence[Placed], place: int) -> int:
+    """How many tokens end at a place or before it."""
+    return bisect_right(tokens, place, key=itemgetter(0))
+
+
+def bytes_of(entry: Any) -> bytes | None:
+    """The bytes of a reported token; None where it cannot be read."""
     given: Any = cast("Mapping[str, Any]", entry) if isinstance(entry, Mapping) else {}
     token, held = given.get("token"), given.get("bytes")
     try:
@@ -227,7 +269,7 @@ def _bytes(entry: Any) -> bytes:
             return bytes(cast("list[int]", held))
         return token.encode("utf-8", "replace")
     except (AttributeError, TypeError, ValueError):
-        raise _NoScore("a reported token cannot be read") from None
+        return None
 
 
 def _log_prob(entry: Mapping[str, Any]) -> float:

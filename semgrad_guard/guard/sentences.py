@@ -68,7 +68,7 @@ def decided_sentences(
     return tuple(
         sentence.model_copy(
             update={
-                "action": "deliver" if passes else on_doubt,
+                "action": "deliver" if passes else _held(sentence, on_doubt),
                 "compared": score,
                 "confidence": confidence(score),
                 "promised": passes and promises(score),
@@ -76,6 +76,11 @@ def decided_sentences(
         )
         for sentence, passes, score in zip(sentences, through, compared, strict=True)
     )
+
+
+def _held(sentence: SentenceVerdict, on_doubt: OnDoubt) -> OnDoubt:
+    """The action at a sentence that is not let through; one without a score has no number that marks it."""
+    return "drop" if on_doubt == "mark" and sentence.uncertainty is None else on_doubt
 
 
 def delivers(sentence: SentenceVerdict) -> bool:

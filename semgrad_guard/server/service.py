@@ -141,7 +141,7 @@ class Call:
     def upstream_request(self) -> UpstreamRequest:
         """The request for the server that writes the drafts."""
         limit = self.served.options.max_tokens
-        return UpstreamRequest(body=self.body, read=self.forwarded, cuts=self.cuts, limit=limit)
+        return UpstreamRequest(body=self.body, read=self.forwarded, cuts=self.cuts, limit=limit, terms=self.terms)
 
     @property
     def answer_request(self) -> AnswerRequest:

@@ -18,7 +18,10 @@ from semgrad_guard.guard import (
     Piece,
     Refusal,
     Reply,
+    ReportedSentences,
+    SentencePiece,
     TargetReply,
+    Terms,
     ThoughtPiece,
     Waiting,
     Work,
@@ -93,6 +96,20 @@ class Upstream:
         """An answer that is being written there."""
         return RemoteAnswer(self, request)
 
+    def early(self, request: UpstreamRequest) -> ReportedSentences | None:
+        """The sentences that may leave before their answer ends; None where a client's cuts, or its other fields, come
+        with its end, and where a copy of the model scores."""
+        own = request.read.request
+        if not isinstance(self.scheduler, ReportedQueue) or request.cuts or request.body.get("logprobs"):
+            return None
+        if own.tools or own.wants_json:
+            return None
+        options, prompt = (
+            call_options(self.sent(request)),
+            prompt_of(request.read.conversation, request.read.form.tools),
+        )
+        return ReportedSentences.of(self.scheduler.scorer, request.terms, options=options, prompt=prompt)
+
     async def scored(self, request: UpstreamRequest, answer: Answer) -> Draft[Answer]:
         """An answer with its score. The text of calls is not known, so that they cannot be scored."""
         calls = "a tool call from elsewhere cannot be scored" if answer.tool_calls else None
@@ -164,6 +181,7 @@ class UpstreamRequest:
     read: Forwarded
     cuts: Cuts | None
     limit: int
+    terms: Terms | None = None
 
     @property
     def model(self) -> str:
@@ -194,7 +212,7 @@ class UpstreamRequest:
         return body | {limit: self.limit}
 
 
-class RemoteAnswer(Iterated[Piece]):
+class RemoteAnswer(Iterated[Piece | SentencePiece]):
     """An answer that another server is writing: its pieces, then its scored draft (`Live`). Closing it hangs up."""
 
     def __init__(self, upstream: Upstream, request: UpstreamRequest) -> None:
@@ -208,12 +226,19 @@ class RemoteAnswer(Iterated[Piece]):
         self._logprobs: list[dict[str, Any]] = []
         self._reasoning: str | None = None
         self._held = HeldText()
+        self._early = upstream.early(request)
 
-    async def _shown(self) -> AsyncGenerator[Piece]:
+    async def _shown(self) -> AsyncGenerator[Piece | SentencePiece]:
         async with aclosing(self._chunks):
             async for chunk in self._chunks:
-                known = len(self._reasoning or "")
+                known, entries = len(self._reasoning or ""), len(self._logprobs)
                 piece = self._taken(read(SentChunk, chunk, self._upstream.server.url))
+                if self._early is not None and not self._calls:
+                    for sentence in self._early.add(piece, self._logprobs[entries:]):
+                        yield sentence
+                    if self._early.is_over:
+                        self._text = self._early.text
+                        return
                 if thought := (self._reasoning or "")[known:]:
                     yield ThoughtPiece(thought)
                 if piece:
