@@ -186,7 +186,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
 
     values.one_from_stdin(data=data, prompt=wording.prompt, system=wording.system, labels=labels)
     runs = tuple(also or ())
-    alone = {"--also": runs, "--by-kind": by_kind, "--prediction-powered": prediction_powered, "--server": server}
+    alone = {"--also": runs, "--by-kind": by_kind, "--prediction-powered": prediction_powered}
     promised = sentences.form(alone)
     files = Files(output, answers or beside(output, ".answers.jsonl"), plot, labels)
     if runs and learns(estimator):

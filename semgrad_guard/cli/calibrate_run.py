@@ -156,7 +156,9 @@ class Run:
 
         given = self.estimator.estimator
         scorer = ReportedScorer(
-            self.source.model, REPORTED[0] if given == LearnedEstimatorSpec.estimator else str(given)
+            self.source.model,
+            REPORTED[0] if given == LearnedEstimatorSpec.estimator else str(given),
+            by_sentence=None if self.sentences is None else self.sentences.on_doubt,
         )
         return ServerWriter(self.server, scorer, self.decoding, self.phrasing, self.batch_size)
 

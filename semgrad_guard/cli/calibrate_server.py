@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from semgrad_guard.evaluation.questions.prompts import Phrasing
     from semgrad_guard.evaluation.runs.answers import Answer
     from semgrad_guard.guard.reported import ReportedScorer
-    from semgrad_guard.records import Message, PromptForm
+    from semgrad_guard.records import Message, PromptForm, SentenceVerdict, Verdict
     from semgrad_guard.server.remote import RemoteServer
 
 
@@ -71,7 +71,9 @@ class ServerWriter:
         from semgrad_guard.evaluation.runs.run import complete, in_turn
 
         settings = {"server": self.url, "model": self.scorer.model, "prompt_template": template}
-        settings |= {"generation": self.options, "estimators": dict.fromkeys(REPORTED, self.scorer.settings)}
+        whole = replace(self.scorer, by_sentence=None)
+        settings |= {"generation": self.options, "estimators": dict.fromkeys(REPORTED, whole.settings)}
+        settings |= {} if self.scorer.by_sentence is None else {"by": "sentence"}
         with (
             kept_on_interrupt("Answering", f"answers are kept in {path}") as tell,
             JobRecord(path, settings, Answer) as record,
@@ -104,18 +106,32 @@ class ServerWriter:
             await server.close()
 
     async def _answer(self, server: RemoteServer, question: Question) -> Answer:
-        from semgrad_guard.evaluation.runs.answers import Answer, AnswerScore
+        from semgrad_guard.evaluation.runs.answers import Answer, AnsweredSentence, AnswerScore
         from semgrad_guard.server.sent import answers_in
 
         turns = [{"role": turn.role, "content": turn.content} for turn in self.phrasing.conversation(question)]
         body = {"model": self.scorer.model, "messages": turns, **self.options, **self.scorer.request, "stream": False}
         (found,) = answers_in(await server.chat(body), 1, self.url)
-        scores: dict[str, AnswerScore] = {}
-        for name in REPORTED:
-            scorer = replace(self.scorer, estimator=name)
-            verdict = scorer.verdict(found.text, found.logprobs, options={})
-            scores[name] = AnswerScore(uncertainty=verdict.uncertainty, reason=verdict.reason)
-        return Answer.to(question, text=found.text, finish_reason=found.finish_reason, scores=scores)
+        scorers = {name: replace(self.scorer, estimator=name) for name in REPORTED}
+        verdicts = {name: own.verdict(found.text, found.logprobs, options={}) for name, own in scorers.items()}
+
+        def scores(found: Mapping[str, Verdict | SentenceVerdict]) -> dict[str, AnswerScore]:
+            return {name: AnswerScore(uncertainty=one.uncertainty, reason=one.reason) for name, one in found.items()}
+
+        parts = zip(*(verdict.sentences for verdict in verdicts.values()), strict=True)
+        sentences = tuple(
+            AnsweredSentence(
+                start=part[0].start,
+                end=part[0].end,
+                leans_on=part[0].leans_on,
+                scores=scores(dict(zip(verdicts, part, strict=True))),
+            )
+            for part in parts
+        )
+        fields = {} if self.scorer.by_sentence is None else {"sentences": sentences}
+        return Answer.to(
+            question, text=found.text, finish_reason=found.finish_reason, scores=scores(verdicts), **fields
+        )
 
 
 def require_at_server(model: EngineOptions, **others: object) -> None:

@@ -156,7 +156,7 @@ def calibrate_scored(
     if graded.sentences is not None:
         return _by_sentence(graded, estimator, **how)
     own = EngineAnswers(
-        graded.uncertainties[estimator] if isinstance(estimator, str) else graded.scores(estimator),
+        graded.scores(estimator),
         graded.correct,
         graded.questions,
         binding,

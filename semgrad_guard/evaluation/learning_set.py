@@ -125,13 +125,15 @@ class LearningSet:
         unfit = {row for row, usable in zip(units.facts or (), fit, strict=True) if not usable}
         return [bool(one.sentences) and row not in unfit for row, one in enumerate(self.sentences)]
 
-    def scores(self, estimator: Estimator) -> list[float | None]:
-        """The uncertainties by an estimator: a fitted one's from the features."""
+    def scores(self, estimator: Estimator | str) -> list[float | None]:
+        """The uncertainties by an estimator, or of this name: a fitted one's from the features."""
+        if isinstance(estimator, str):
+            return list(self.uncertainties[estimator])
         if isinstance(estimator, LearnedEstimator):
             return [estimator.uncertainty(record)[0] for record in self.features[estimator.name]]
         return list(self.uncertainties[estimator.name])
 
-    def answer_sentences(self, estimator: Estimator) -> list[AnswerSentences]:
+    def answer_sentences(self, estimator: Estimator | str) -> list[AnswerSentences]:
         """The sentences of each answer by the scores of an estimator, for `calibrate_sentences`."""
         found = self.sentences or ()
         scores = iter(self.units().scores(estimator))

@@ -129,7 +129,6 @@ def test_learned_estimators_learn_from_sentences(calibrate: Run, tmp_path: Path)
         (("--by", "answer", "--promise", "answer"), "--promise is about sentences"),
         (("--by", "answer", "--on-doubt", "drop"), 'judge answers by="sentence"'),
         (("--estimator", "semantic_entropy"), "compares whole answers"),
-        (("--server", "http://localhost:1/v1"), "--server is for whole answers"),
         (("--on-doubt", "delete"), "Invalid value"),
     ],
 )

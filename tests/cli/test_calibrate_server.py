@@ -101,6 +101,33 @@ def test_a_calibration_of_a_server_is_kept_behind_it(calibrate: Run, tmp_path: P
     server.service.close()
 
 
+def test_a_calibration_by_sentence_is_kept_behind_it(calibrate: Run, tmp_path: Path, url: str) -> None:
+    result = calibrate("--by", "sentence", "--on-doubt", "drop", "--estimator", "gnll")
+    made = Calibration.load(tmp_path / "c.json")
+    assert made.sentences is not None, result.stderr
+    assert made.binding is not None
+    unit = {"by": "sentence", "on_doubt": "drop"}
+    assert made.binding.settings == {"reported": True, "top_logprobs": 5, **unit}
+    rows = [json.loads(line) for line in (tmp_path / "c.answers.jsonl").read_text().splitlines()[1:]]
+    assert rows[0]["sentences"][0]["scores"]["gnll"] == rows[0]["scores"]["gnll"]
+    usual: dict[str, Any] = {"upstream": url, "model": "tiny", "max_tokens": TOKENS, "no_log": True}
+    server = assemble(ServerSettings(**usual, calibration=str(tmp_path / "c.json")), keys=Keys([]), hosts=None)
+
+    async def answered(question: str) -> dict[str, Any]:
+        transport = httpx.ASGITransport(server.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            body = {"model": "tiny", "messages": [{"role": "user", "content": question}]}
+            return (await client.post("/v1/chat/completions", json=body)).json()
+
+    record = asyncio.run(answered(rows[0]["question"]))["semgrad_guard"]
+    own = rows[0]["sentences"][0]["scores"]["gnll"]["uncertainty"]
+    assert (record["action"] == "answer") == (own <= (made.threshold or -1.0))
+    server.service.close()
+    assert calibrate("--by", "sentence", "--on-doubt", "mark").exit_code in (0, 2)
+    assert [json.loads(line) for line in (tmp_path / "c.answers.jsonl").read_text().splitlines()[1:]] == rows
+    assert "by is None and was 'sentence'" in flat(calibrate().stderr)
+
+
 def test_it_resumes_and_names_what_is_no_servers(calibrate: Run, tmp_path: Path) -> None:
     assert calibrate().exit_code == 0
     before = (tmp_path / "c.answers.jsonl").read_text().splitlines()[1:]  # the header counts the tries
