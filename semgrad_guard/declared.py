@@ -116,15 +116,17 @@ class Declared:
             InputError: it is one.
         """
         if self.choices and value not in self.choices:
-            raise InputError(f"{self.name} must be one of {', '.join(map(repr, self.choices))}, not {value!r}")
+            raise InputError(f"{self.name} must be one of {', '.join(map(repr, self.choices))}, not {value!r}").about(
+                self.name
+            )
         if self.kind is bool and not isinstance(value, bool):
-            raise InputError(f"{self.name} is True or False, not {value!r}")
+            raise InputError(f"{self.name} is True or False, not {value!r}").about(self.name)
         if self.kind in (int, float) and (isinstance(value, bool) or not isinstance(value, Real)):
-            raise InputError(f"{self.name} must be a number, not {value!r}")
+            raise InputError(f"{self.name} must be a number, not {value!r}").about(self.name)
         try:
             self.option.checked(value)
         except ValueError as error:
-            raise InputError(f"{self.name}: {error}") from error
+            raise InputError(f"{self.name}: {error}").about(self.name) from error
 
 
 @cache

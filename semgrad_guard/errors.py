@@ -37,15 +37,34 @@ They derive from plain `Exception`: frameworks swallow or misread subclasses of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Self
 
 from semgrad_guard.records import Verdict
 
 
 class SemGradGuardError(Exception):
-    """Base of every error raised on purpose by this package. All pickle: workers on other machines raise them, too."""
+    """Base of every error raised on purpose by this package. All pickle: workers on other machines raise them, too.
+
+    `fields` are the options of a request that it may be about, by their names in chat completions, the likeliest first.
+    `problem` is its message without advice for programs, which a server's clients can do nothing of.
+    """
+
+    fields: tuple[str, ...] = ()
+    _problem: str | None = None
+
+    @property
+    def problem(self) -> str:
+        """The message, without advice for programs."""
+        return str(self) if self._problem is None else self._problem
+
+    def about(self, *fields: str, advice: str = "") -> Self:
+        """This error, about these `fields`; `advice` for programs ends its message."""
+        self.fields = fields
+        if advice:
+            self._problem, self.args = str(self), (f"{self}; {advice}",)
+        return self
 
     def __reduce__(self) -> tuple[Callable[..., SemGradGuardError], tuple[Any, ...], dict[str, Any]]:
         return _made_again, (type(self), self.args), self.__dict__
@@ -63,6 +82,8 @@ class InputError(SemGradGuardError):
 class EmptyPromptError(InputError):
     """The prompt holds no token, or nothing but white space."""
 
+    fields = ("messages",)
+
 
 class EmptyResponseError(InputError):
     """The response to score holds no token."""
@@ -74,6 +95,8 @@ class ReasoningError(InputError):
 
 class PromptTooLongError(InputError):
     """The prompt fills or exceeds the model's context window."""
+
+    fields = ("messages",)
 
 
 class DataFileError(InputError):
@@ -102,6 +125,8 @@ class EmptyLayerSpanError(UnsupportedModelError):
 
 class UnsupportedToolsError(UnsupportedModelError):
     """The model's chat template knows no tools, or writes their calls in a form that cannot be read."""
+
+    fields = ("tools", "messages")
 
 
 class ScoringError(SemGradGuardError):
@@ -143,10 +168,11 @@ class BindingMismatchError(CalibrationError):
     """A calibration was made for something else; the message names the difference.
 
     `differences` are the differences alone, in words, where they are those of a binding: a server's clients can do
-    nothing of the message's advice.
+    nothing of the message's advice. `changes` has the value now and that at calibration, by field or setting.
     """
 
     differences: str | None = None
+    changes: Mapping[str, tuple[Any, Any]] | None = None
 
 
 class UnfamiliarPromptError(CalibrationError):

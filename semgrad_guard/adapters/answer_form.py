@@ -9,12 +9,12 @@ from typing import Any, cast
 
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.language_model import LanguageModel
-from semgrad_guard.engine.prompts.grammar import json_rule, one_of
+from semgrad_guard.engine.prompts.grammar import FORM_FIELDS, json_rule, one_of
 from semgrad_guard.engine.prompts.tool_format import Tool, ToolAnswer
 from semgrad_guard.errors import InputError
 from semgrad_guard.records import Message
 
-FORM_OPTIONS = frozenset({"tools", "tool_choice", "response_format"})
+FORM_OPTIONS = frozenset(FORM_FIELDS)
 """The options of a call for its answer's form."""
 
 
@@ -94,7 +94,7 @@ def _forced(choice: Any, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
         names = ", ".join(tool["function"]["name"] for tool in tools) or "there are no tools"
         raise InputError(
             f"tool_choice={choice!r} is neither 'auto', 'required' ('any') or 'none' nor the name of a tool ({names})"
-        )
+        ).about("tool_choice")
     return chosen
 
 
@@ -114,6 +114,6 @@ def _response_schema(response_format: Any) -> tuple[Mapping[str, Any] | None, st
             f"response_format={str(cast('object', response_format))[:200]} is not known; use "
             '{"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}, {"type": "json_object"} or '
             '{"type": "text"}'
-        )
+        ).about("response_format")
     found = cast("Mapping[str, Any]", schema)
     return found, f"Answer with JSON that follows this schema, and with nothing else:\n{json.dumps(found)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
@@ -163,8 +164,21 @@ class Binding(BaseModel):
                 else "."
             )
         )
-        error.differences = named
+        error.differences, error.changes = named, _by_setting(fields)
         raise error
+
+
+def _by_setting(differences: Mapping[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
+    """The value now and that at calibration, by field; of settings by setting, None where it was not set."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for field, (mine, theirs) in differences.items():
+        if field != "settings":
+            found[field] = theirs, mine
+            continue
+        for name in {**mine, **theirs}:
+            if mine.get(name) != theirs.get(name):
+                found[name] = theirs.get(name), mine.get(name)
+    return found
 
 
 def _named(field: str, mine: Any, theirs: Any) -> str:

@@ -95,7 +95,9 @@ def parse_since(text: str, *, now: datetime | None = None) -> datetime:
         moment = datetime.fromisoformat(text.strip())
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
     except (ValueError, OverflowError) as error:
-        raise InputError(f"{text[:40]!r} is not a time: write 7d, 12h, 30m or 2026-01-31") from error
+        raise InputError(f"{text[:40]!r} is not a time: write 7d, 12h, 30m or 2026-01-31").about(
+            "since", "until"
+        ) from error
 
 
 def _median(values: Iterable[float | None]) -> float | None:

@@ -175,7 +175,7 @@ class Cuts:
 
     def __post_init__(self) -> None:
         if not all(self.stop):
-            raise InputError("a stop string must hold at least one character")
+            raise InputError("a stop string must hold at least one character").about("stop")
 
     def __bool__(self) -> bool:
         return self.max_tokens is not None or bool(self.stop)
@@ -269,15 +269,14 @@ def _left_of(entries: Sequence[dict[str, Any]] | None, pieces: Sequence[str], le
 
 _NO_RETRY = {"x-should-retry": "false"}
 """The same request would fail again; OpenAI's clients heed it."""
-_LEAVE_OUT = (
-    "Set temperature to 0 or leave it out, and leave out top_p, top_k, response_format and tools, as far as they are "
-    "not the calibration's; with --on-other-options deliver this server takes them, outside the promise"
-)
 _LATER = {"retry-after": "5"}
 
 
 class HttpError(Exception):
-    """The error that a request gets in place of an answer."""
+    """The error that a request gets in place of an answer.
+
+    `fields` are those of a chat completion that it may be about, the likeliest first.
+    """
 
     def __init__(
         self,
@@ -285,13 +284,18 @@ class HttpError(Exception):
         code: str,
         message: str,
         *,
-        param: str | None = None,
+        fields: Sequence[str] = (),
         headers: Mapping[str, str] | None = None,
         more: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.code, self.message, self.param = status, code, message, param
+        self.status, self.code, self.message, self.fields = status, code, message, tuple(fields)
         self.headers, self.more = dict(headers or {}), dict(more or {})
+
+    @property
+    def param(self) -> str | None:
+        """The field that it is about."""
+        return self.fields[0] if self.fields else None
 
     @property
     def body(self) -> dict[str, Any]:
@@ -319,15 +323,15 @@ def http_error_of(error: BaseException) -> HttpError:
     if isinstance(error, UnfamiliarPromptError):  # its differences may be the answer's
         return HttpError(422, "unfamiliar_prompt", "the prompt is unlike those that the calibration was made on")
     if isinstance(error, BindingMismatchError) and error.differences is not None:
-        text = f"this model's calibration was made for other options: {error.differences}. {_LEAVE_OUT}"
+        text = f"this model's calibration was made for other options: {error.differences}"
         return HttpError(422, "calibration_mismatch", text)
     if isinstance(error, UnsupportedToolsError):
-        why = str(error).partition(";")[0]
-        return HttpError(400, "unsupported_tools", f"{why}; send no tools and no tool calls")
+        text = f"{error.problem}; send no tools and no tool calls"
+        return HttpError(400, "unsupported_tools", text, fields=error.fields)
     for kind, status, code in _CODES:
         if isinstance(error, kind):
             headers = _LATER if status == 503 else _NO_RETRY if status >= 500 else {}
-            return HttpError(status, code, str(error), headers=headers)
+            return HttpError(status, code, error.problem, fields=error.fields, headers=headers)
     return HttpError(500, "internal_error", "the server failed; its log names the place", headers=_NO_RETRY)
 
 
@@ -358,5 +362,5 @@ def _upstream(error: UpstreamError) -> HttpError:
     if error.status == 429:
         return HttpError(429, "upstream_busy", str(error), headers=later)
     if error.status in (400, 404, 413, 422):
-        return HttpError(error.status, "upstream_refused", str(error))
+        return HttpError(error.status, "upstream_refused", str(error), fields=error.fields)
     return HttpError(502, "upstream_failed", str(error), headers=later if error.passing else _NO_RETRY)

@@ -25,7 +25,7 @@ from semgrad_guard.guard import Outcome
 from semgrad_guard.server import decisions
 from semgrad_guard.server.answers import Answer, HttpError, http_error_of
 from semgrad_guard.server.completions import ClientGoneError, completion, headers, limit_headers, streamed, unless_gone
-from semgrad_guard.server.forwarded import problem_of
+from semgrad_guard.server.fields import error_about
 from semgrad_guard.server.gate import Gate, Keys
 from semgrad_guard.server.gateway import PATH as GUARDRAIL
 from semgrad_guard.server.gateway import GuardrailRequest, LiteLLMGuardrail
@@ -53,6 +53,8 @@ B = TypeVar("B", bound=BaseModel)
 T = TypeVar("T")
 
 logger = logging.getLogger("semgrad_guard.server")
+_OF_REQUESTS = (ValidationError, HttpError, semgrad_guard.SemGradGuardError)
+"""The errors of a request."""
 _NO_ROUTE = "unknown route; answers come from POST /v1/chat/completions (the base_url ends in /v1)"
 
 
@@ -246,20 +248,23 @@ class Routes:
     async def _answered(self, request: Request, translated: Callable[[Mapping[str, Any]], Translation]) -> Response:
         """The response to a request in any of OpenAI's protocols."""
         body = parse_json(await _body(request, self._limits))
-        request_id, names = secrets.token_hex(12), dict[str, str]()
+        request_id = secrets.token_hex(12)
         try:
             form = translated(body)
-            names.update(form.names)
+        except _OF_REQUESTS as error:
+            raise error_about(error, body, {}) from error
+        about = partial(error_about, body=form.bodies[0], names=form.names)
+        try:
             named = {"request_id": request_id, "response_id": f"{form.prefix}{request_id}"}
             calls = [self._service.call(chat, **named) for chat in form.bodies]
-        except ValidationError as error:
-            raise _invalid(error, names) from None
-        if calls[0].request.stream:
-            beat, report = self._limits.beat_seconds, partial(_reported, self._service)
-            return await streamed(
-                request, self._service, calls[0], request_id=request_id, form=form, beat=beat, report=report
-            )
-        found = await unless_gone(request, self._outcomes(calls))
+            if calls[0].request.stream:
+                beat, report = self._limits.beat_seconds, partial(_reported, self._service, about=about)
+                return await streamed(
+                    request, self._service, calls[0], request_id=request_id, form=form, beat=beat, report=report
+                )
+            found = await unless_gone(request, self._outcomes(calls))
+        except _OF_REQUESTS as error:
+            raise about(error) from error
         completions = [
             completion(call, outcomes, request_id=request_id) for call, outcomes in zip(calls, found, strict=True)
         ]
@@ -285,7 +290,7 @@ def _checked(fields: Mapping[str, Any], kind: type[B]) -> B:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        raise _invalid(error) from None
+        raise error_about(error, fields, {}) from None
 
 
 def _takes(kind: type[BaseModel]) -> dict[str, Any]:
@@ -328,14 +333,6 @@ async def _body(request: Request, limits: Limits) -> bytes:
     return bytes(body)
 
 
-def _invalid(error: ValidationError, names: Mapping[str, str] | None = None) -> HttpError:
-    """The error for an invalid body, without the client's own text; `names` are the client's for some fields."""
-    place, problem = problem_of(error)
-    field, dot, rest = place.partition(".")
-    place = f"{(names or {}).get(field, field)}{dot}{rest}"
-    return HttpError(400, "invalid_request", f"{place or 'the body'}: {problem}", param=place or None)
-
-
 def _handle_errors(app: FastAPI, service: Service, *, has_upstream: bool) -> None:
     async def answer(request: Request, error: Exception) -> Response:
         if isinstance(error, ClientGoneError):
@@ -352,12 +349,14 @@ def _handle_errors(app: FastAPI, service: Service, *, has_upstream: bool) -> Non
         app.add_exception_handler(kind, answer)
 
 
-def _reported(service: Service, error: BaseException) -> HttpError:
+def _reported(
+    service: Service, error: BaseException, *, about: Callable[[BaseException], HttpError] = http_error_of
+) -> HttpError:
     """The answer to an error. A bug is logged by its place and its kind, without its text, which may be a client's."""
     cause = error.__cause__
     if isinstance(error, RuntimeError) and isinstance(cause, semgrad_guard.SemGradGuardError):
         error = cause  # the framework raises an error of its own where an answer had begun
-    problem = http_error_of(error)
+    problem = about(error)
     service.metrics.failed(problem.code)
     if problem.code == "internal_error":
         frames = traceback.extract_tb(error.__traceback__)

@@ -36,7 +36,7 @@ def feedback(log: DecisionLog, request: FeedbackRequest, *, current: Collection[
             current=current,
         )
     except InputError as error:
-        raise HttpError(404, "decision_not_found", str(error), param="decision_id") from error
+        raise HttpError(404, "decision_not_found", str(error), fields=("decision_id",)) from error
     return {"object": "feedback", **entry.model_dump(mode="json", exclude={"kind"})}
 
 

@@ -58,7 +58,7 @@ class GuardrailRequest(BaseModel):
         try:
             rows = [ChatMessage.model_validate(row) for row in self.structured_messages]
             form = AnswerForm.of({"tools": self.tools or []})
-            messages = tuple(row.as_message(number) for number, row in enumerate(rows, start=1))
+            messages = tuple(row.as_message(number) for number, row in enumerate(rows))
         except ValidationError:
             return Conversation(reason="the conversation holds a message that cannot be read")
         except InputError as error:

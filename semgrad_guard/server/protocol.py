@@ -99,7 +99,7 @@ class ChatMessage(_Earlier):
         if role == "assistant" and isinstance(content, list):  # as chat templates leave earlier reasoning out
             content = [part for part in content if part.get("type") not in BLOCKS]
         text = _text(content, number)
-        calls = tuple(_call(call, number) for call in self.tool_calls or ())
+        calls = tuple(_call(call, number, place) for place, call in enumerate(self.tool_calls or ()))
         return Message(role, text, tool_calls=calls, tool_call_id=short_id(self.tool_call_id), name=self.name)
 
 
@@ -174,9 +174,10 @@ class ChatRequest(BaseModel):
         given = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
         for name, neutral in NEUTRAL.items():
             if name in given and given.pop(name) not in neutral:
-                raise InputError(f"{name!r} is not supported by this server; leave it out")
+                raise InputError(f"{name!r} is not supported by this server; leave it out").about(name)
         if unknown := sorted(set(given) - HARMLESS - _OF_MACHINES):
-            raise InputError(f"unknown field: {', '.join(repr(name[:64]) for name in unknown[:8])}; leave it out")
+            named = ", ".join(repr(name[:64]) for name in unknown[:8])
+            raise InputError(f"unknown field: {named}; leave it out").about(unknown[0][:64])
 
     def conversation(self) -> tuple[Message, ...]:
         """The messages as the engine reads them.
@@ -184,7 +185,7 @@ class ChatRequest(BaseModel):
         Raises:
             InputError: one holds something other than text.
         """
-        return tuple(message.as_message(number) for number, message in enumerate(self.messages, start=1))
+        return tuple(message.as_message(number) for number, message in enumerate(self.messages))
 
     def form(self) -> AnswerForm:
         """The form that the answer must have.
@@ -196,7 +197,7 @@ class ChatRequest(BaseModel):
         if isinstance(choice, Mapping):
             chosen: Any = choice.get("function")
             if choice.get("type") != "function" or not isinstance(chosen, Mapping):
-                raise InputError('tool_choice is "auto", "none", "required" or names one function')
+                raise InputError('tool_choice is "auto", "none", "required" or names one function').about("tool_choice")
         tools = [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
         for tool in tools:
             tool["function"].pop("strict", None)
@@ -211,7 +212,9 @@ class ChatRequest(BaseModel):
         given = {name: value for name, value in (self.chat_template_kwargs or {}).items() if value is not None}
         if not set(given) <= _SWITCHES or not all(isinstance(value, bool) for value in given.values()):
             names = " or ".join(sorted(_SWITCHES))
-            raise InputError(f"chat_template_kwargs takes {names}, true or false; leave others out")
+            raise InputError(f"chat_template_kwargs takes {names}, true or false; leave others out").about(
+                "chat_template_kwargs"
+            )
         effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
         return {**({"thinking": "on" if any(given.values()) else "off"} if given else {}), **effort}
 
@@ -235,9 +238,9 @@ class ChatRequest(BaseModel):
         """
         cuts = self.cuts
         if len(cuts.stop) > 4:
-            raise InputError(f"stop takes up to 4 strings, not {len(cuts.stop)}")
+            raise InputError(f"stop takes up to 4 strings, not {len(cuts.stop)}").about("stop")
         if max(map(len, cuts.stop), default=0) > LONGEST_STOP:
-            raise InputError(f"a stop string has up to {LONGEST_STOP} characters")
+            raise InputError(f"a stop string has up to {LONGEST_STOP} characters").about("stop")
         options: dict[str, Any] = {
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -342,16 +345,18 @@ def _text(content: str | Sequence[Mapping[str, Any]] | None, number: int) -> str
         kind = part.get("type")
         text = part.get("refusal" if kind == "refusal" else "text")
         if kind not in ("text", "refusal") or not isinstance(text, str):
-            raise InputError(f"message {number} holds a part with no text; this model reads text only")
+            place = f"messages.{number}.content"
+            raise InputError(f"{place}: a part of it has no text; this model reads text only").about(place)
         texts.append(text)
     return "".join(texts)
 
 
-def _call(call: Call, number: int) -> ToolCall:
+def _call(call: Call, number: int, place: int) -> ToolCall:
     try:
         arguments = json.loads(call.function.arguments or "{}")
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
-        raise InputError(f"message {number} holds a tool call whose arguments are not a JSON object")
+        field = f"messages.{number}.tool_calls.{place}.function.arguments"
+        raise InputError(f"{field}: it is not a JSON object").about(field)
     return ToolCall(call.function.name, cast("dict[str, Any]", arguments), short_id(call.id))

@@ -114,7 +114,7 @@ class RemoteServer:
             response = await self._client.send(request, stream=True)
             try:
                 if response.status_code != 200:
-                    raise await _refusal(self.url, response, words=words)
+                    raise await _refusal(self.url, response, words=words, sent=body)
                 yield response
             finally:
                 await asyncio.shield(response.aclose())
@@ -197,19 +197,20 @@ def _none(_: str) -> None:
     """A number that is none."""
 
 
-async def _refusal(url: str, response: httpx.Response, *, words: bool) -> UpstreamError:
+async def _refusal(url: str, response: httpx.Response, *, words: bool, sent: Mapping[str, Any]) -> UpstreamError:
     """The error for a status. The messages of other statuses than these may hold secrets such as keys."""
-    status, message = response.status_code, ""
+    status, message, param = response.status_code, "", None
     if words and status in (400, 404, 413, 422):
         with suppress(UpstreamError, KeyError, TypeError):
             body: Any = _json(await _limited(response))
             message = f": {body['error']['message']}"[:_MESSAGE]
+            param = body["error"]["param"]
     return UpstreamError(
         f"{url} answered with status {status}{message}",
         status=status,
         passing=status in _PASSING,
         retry_after=_retry_after(response.headers),
-    )
+    ).about(*([param] if isinstance(param, str) and param.partition(".")[0] in sent else []))
 
 
 def _retry_after(headers: httpx.Headers) -> int | None:

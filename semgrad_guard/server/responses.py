@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import count
 from typing import Any, ClassVar, Literal, Self, cast
 
@@ -18,15 +19,19 @@ from semgrad_guard.errors import InputError
 from semgrad_guard.server.answers import KEY, SENTENCE_KEY, HttpError
 from semgrad_guard.server.translation import Json, Untranslated, require_none_of
 
-_NAMES: Mapping[str, str] = {"messages": "input", "max_completion_tokens": "max_output_tokens"}
-_OF_CHATS: Mapping[str, str] = {
-    **_NAMES,
+_NAMES: Mapping[str, str] = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
-    "response_format": "text",
-    "reasoning_effort": "reasoning",
+    "response_format": "text.format",
+    "response_format.json_schema": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "verbosity": "text.verbosity",
     "logprobs": "include",
-    "n": "",
+    "tool_choice.function": "tool_choice",
 }
+"""The fields that a response names otherwise than a chat completion."""
+_OF_CHATS: Mapping[str, str] = {**{name: own for name, own in _NAMES.items() if "." not in name}, "n": ""}
 _KEPT_NOWHERE = ("previous_response_id", "conversation", "prompt", "background")
 _LOGPROBS = "message.output_text.logprobs"
 
@@ -89,7 +94,7 @@ class ResponsesRequest(BaseModel):
         form = None if self.text is None else self.text.format
         wants_logprobs = _LOGPROBS in (self.include or ()) or self.top_logprobs is not None
         translated = {
-            "messages": [*self._instructions, *_messages(self.input)],
+            "messages": self._turns.messages,
             "tools": None if self.tools is None else [_tool(tool) for tool in self.tools],
             "tool_choice": _choice(self.tool_choice),
             "response_format": None if form is None else _response_format(form),
@@ -104,41 +109,71 @@ class ResponsesRequest(BaseModel):
         return {name: value for name, value in (given | translated).items() if value is not None}
 
     @property
-    def _instructions(self) -> list[Json]:
-        return [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+    def names(self) -> Mapping[str, str]:
+        """The names of the places in this request's chat completion."""
+        tools = {f"tools.{place}.function": f"tools.{place}" for place in range(len(self.tools or ()))}
+        return {**_NAMES, **tools, **self._turns.names}
+
+    @cached_property
+    def _turns(self) -> _Turns:
+        return _Turns.of(self.instructions, self.input)
 
 
-def _messages(given: str | Sequence[Mapping[str, Any]]) -> Iterator[Json]:
-    if isinstance(given, str):
-        yield {"role": "user", "content": given}
-        return
-    turn: Json | None = None  # an assistant's, which the calls after it belong to
-    for number, item in enumerate(given):
-        kind = item.get("type") or "message"
-        if turn is not None and kind not in ("function_call", "reasoning"):
-            yield turn
-            turn = None
-        if kind == "message":
-            message = {"role": item.get("role"), "content": _content(item.get("content"))}
-            if message["role"] == "assistant":
-                turn = message
-            else:
-                yield message
-        elif kind == "function_call":
-            turn = turn or {"role": "assistant", "content": None}
-            function = {"name": item.get("name"), "arguments": item.get("arguments")}
-            turn.setdefault("tool_calls", []).append(
-                {"id": item.get("call_id"), "type": "function", "function": function}
-            )
-        elif kind == "function_call_output":
-            yield {"role": "tool", "tool_call_id": item.get("call_id"), "content": _content(item.get("output"))}
-        elif kind != "reasoning":  # as chat templates leave earlier reasoning out
-            raise InputError(
-                f"input.{number} is of the type {str(kind)[:40]!r}; this server reads messages, function calls, their "
-                "outputs and reasoning"
-            )
-    if turn is not None:
-        yield turn
+@dataclass(frozen=True)
+class _Turns:
+    """The messages of a conversation, and the names of their places."""
+
+    messages: list[Json] = field(default_factory=list[Json])
+    names: dict[str, str] = field(default_factory=dict[str, str])
+
+    @classmethod
+    def of(cls, instructions: str | None, given: str | Sequence[Mapping[str, Any]]) -> _Turns:
+        """Those of a request.
+
+        Raises:
+            InputError: the input holds items that no chat has.
+        """
+        turns = cls()
+        if instructions is not None:
+            turns._add("instructions", role="system", content=instructions)
+            turns.names["messages.0.content"] = "instructions"
+        if isinstance(given, str):
+            turns._add("input", role="user", content=given)
+            turns.names[f"messages.{len(turns.messages) - 1}.content"] = "input"
+            return turns
+        is_assistants = False  # the last turn, which the calls after it belong to
+        for number, item in enumerate(given):
+            kind, name = item.get("type") or "message", f"input.{number}"
+            if kind == "message":
+                turns._add(name, role=item.get("role"), content=_content(item.get("content")))
+                is_assistants = item.get("role") == "assistant"
+            elif kind == "function_call":
+                if not is_assistants:
+                    turns._add(name, role="assistant", content=None)
+                    is_assistants = True
+                turns._call(name, item)
+            elif kind == "function_call_output":
+                output = _content(item.get("output"))
+                turns._add(name, role="tool", tool_call_id=item.get("call_id"), content=output)
+                turns.names[f"messages.{len(turns.messages) - 1}.content"] = f"{name}.output"
+                is_assistants = False
+            elif kind != "reasoning":  # as chat templates leave earlier reasoning out
+                raise InputError(
+                    f"{name} is of the type {str(kind)[:40]!r}; this server reads messages, function calls, their "
+                    "outputs and reasoning"
+                ).about(name)
+        return turns
+
+    def _add(self, name: str, **message: Any) -> None:
+        self.names[f"messages.{len(self.messages)}"] = name
+        self.messages.append(message)
+
+    def _call(self, name: str, item: Mapping[str, Any]) -> None:
+        calls: list[Json] = self.messages[-1].setdefault("tool_calls", [])
+        place = f"messages.{len(self.messages) - 1}.tool_calls.{len(calls)}"
+        self.names.update({place: name, f"{place}.function": name})
+        function = {"name": item.get("name"), "arguments": item.get("arguments")}
+        calls.append({"id": item.get("call_id"), "type": "function", "function": function})
 
 
 def _content(given: Any) -> Any:
@@ -175,6 +210,8 @@ def _choice(choice: str | Json | None) -> Any:
 def _response_format(form: TextFormat) -> Json:
     described = form.model_dump(exclude_none=True, by_alias=True)
     kind = described.pop("type")
+    if kind == "json_schema" and form.form is None:
+        raise InputError("text.format.schema: it is missing").about("text.format.schema")
     return {"type": kind, "json_schema": described} if kind == "json_schema" else {"type": kind}
 
 
@@ -183,7 +220,6 @@ class ResponsesTranslation(Untranslated):
     """A request for a response (`Translation`)."""
 
     prefix: ClassVar[str] = "resp_"
-    names: Mapping[str, str] = field(default_factory=lambda: _NAMES)
     end: str = ""
     sent: Mapping[str, Any] = field(default_factory=dict[str, Any])
     numbers: Iterator[int] = field(default_factory=count)
@@ -199,10 +235,11 @@ class ResponsesTranslation(Untranslated):
             raise InputError(
                 f"{kept[0]}: this server keeps no responses, conversations or prompts; send the whole conversation as "
                 "input"
-            )
+            ).about(kept[0])
         require_none_of(body, _OF_CHATS)
         sent = {name: value for name, value in body.items() if name not in _KEPT_NOWHERE}
-        return cls((ResponsesRequest.model_validate(sent).chat,), sent=sent)
+        request = ResponsesRequest.model_validate(sent)
+        return cls((request.chat,), request.names, sent=sent)
 
     def whole(self, completions: Sequence[Json]) -> Json:
         """As `Translation.whole`."""

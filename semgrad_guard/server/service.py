@@ -213,7 +213,7 @@ class Service:
             return next(iter(self.models.values()))
         if name not in self.models:
             text = f"there is no model {(name or '')[:100]!r} here; there is: {', '.join(sorted(self.models))}"
-            raise HttpError(404, "model_not_found", text, param="model")
+            raise HttpError(404, "model_not_found", text, fields=("model",))
         return self.models[name]
 
     def call(self, body: Mapping[str, Any], *, request_id: str, response_id: str | None = None) -> Call:
@@ -232,7 +232,7 @@ class Service:
         request, served = sent.request, self.model(sent.request.model)
         most = served.most if served.upstream is None else _MOST_OF_UPSTREAM
         if request.count > most:
-            raise InputError(f"n is {request.count}, and this server gives up to {most} answers at once")
+            raise InputError(f"n is {request.count}, and this server gives up to {most} answers at once").about("n")
         if served.upstream is None:
             request.require_known()
         shared = self.terms(served, _facts(served, request, request_id), response_id=response_id)
@@ -241,7 +241,7 @@ class Service:
             raise BindingMismatchError(
                 "the conversation ends with an assistant's message, which the answer would continue; the calibration "
                 "was made on whole answers. Let it end with a user's message"
-            )
+            ).about("messages")
         cuts = request.cuts if terms.withholds else None
         if cuts is not None and served.upstream is not None:
             sent.require_cuts()
@@ -249,7 +249,7 @@ class Service:
             raise InputError(
                 "this server delivers the sentences of an answer that it lets through, and a part of a JSON answer is "
                 "none; leave response_format out"
-            )
+            ).about("response_format")
         terms = replace(terms, part=part_of, trim=cuts.delivered if cuts else None)
         return Call(
             request=request, forwarded=sent, body=body, served=served, terms=terms, stop=terms.stop(), cuts=cuts
@@ -298,7 +298,7 @@ class Service:
         if not served.scores:
             text = "this server withholds answers, and does not score its clients' texts; see --allow-score"
             raise HttpError(403, "score_not_allowed", text)
-        conversation = tuple(message.as_message(number) for number, message in enumerate(request.messages, start=1))
+        conversation = tuple(message.as_message(number) for number, message in enumerate(request.messages))
         foreign = ForeignText(text=request.text, conversation=conversation, cut=request.cut)
         draft = await served.scheduler.judged(foreign)
         terms = Terms(policy=served.terms.policy, mode="annotate")
@@ -393,7 +393,7 @@ class Service:
                 403,
                 "override_not_allowed",
                 f"this server's operator does not let requests set {', '.join(refused)}",
-                param="semgrad_guard",
+                fields=("semgrad_guard",),
             )
         if "threshold" in overrides:
             overrides["policy"] = Policy(threshold=overrides.pop("threshold"), on_unscored=terms.policy.on_unscored)

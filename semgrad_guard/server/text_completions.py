@@ -16,11 +16,15 @@ from semgrad_guard.errors import InputError
 from semgrad_guard.server.answers import KEY
 from semgrad_guard.server.translation import Json, Untranslated, require_none_of
 
-_NAMES: Mapping[str, str] = {"messages": "prompt"}
-_OF_CHATS: Mapping[str, str] = {
-    **_NAMES,
+_NAMES: Mapping[str, str] = {
+    "messages": "prompt",
+    "messages.0.content": "prompt",
     "max_completion_tokens": "max_tokens",
     "top_logprobs": "logprobs",
+}
+"""The fields that a text completion names otherwise than a chat completion."""
+_OF_CHATS: Mapping[str, str] = {
+    **{name: own for name, own in _NAMES.items() if "." not in name},
     "tools": "",
     "tool_choice": "",
 }
@@ -56,7 +60,9 @@ class TextTranslation(Untranslated):
         require_none_of(body, _OF_CHATS)
         prompts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
         if request.stream and len(prompts) > 1:
-            raise InputError("a stream is about one prompt; send a request for each, or leave stream out")
+            raise InputError("a stream is about one prompt; send a request for each, or leave stream out").about(
+                "prompt"
+            )
         kept = {name: value for name, value in body.items() if name not in _OURS}
         if request.logprobs is not None:
             kept |= {"logprobs": True, "top_logprobs": request.logprobs}

@@ -84,4 +84,6 @@ def require_none_of(given: Mapping[str, Any], names: Mapping[str, str]) -> None:
     """
     for name, instead in names.items():
         if given.get(name) is not None:
-            raise InputError(f"unknown field: {name!r}; " + (f"use {instead!r}" if instead else "leave it out"))
+            raise InputError(f"unknown field: {name!r}; " + (f"use {instead!r}" if instead else "leave it out")).about(
+                name
+            )

@@ -208,7 +208,7 @@ class UpstreamRequest:
         if cutting := cutting_options(body):
             raise InputError(
                 f"this server decides on whole answers; cut them with stop and max_tokens, not {cutting[0][:64]}"
-            )
+            ).about(cutting[0][:64])
         return body | {limit: self.limit}
 
 

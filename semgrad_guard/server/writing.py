@@ -205,7 +205,9 @@ class Writer:
         """
         estimator = self.estimator
         if not isinstance(estimator, ReplayEstimator):
-            raise InputError(f"{estimator.name} compares whole answers; leave 'by' out, or serve with hybridgrad")
+            raise InputError(
+                f"{estimator.name} compares whole answers; leave 'by' out, or serve with hybridgrad"
+            ).about("by")
         segments = self.model.score(text.conversation, text.text, by=by, objective=estimator.objective)
         return [(one, None if one.scores is None else estimator.value(one.scores)) for one in segments]
 

@@ -55,6 +55,10 @@ def closed(schema: Any) -> Any:
     return rules
 
 
+FORM_FIELDS = ("response_format", "tool_choice", "tools")
+"""The options of a request that give its answer a form."""
+
+
 class GrammarCompiler:
     """Turns grammars into logits processors for one tokenizer.
 
@@ -71,7 +75,7 @@ class GrammarCompiler:
             raise InputError(
                 "answers of this model cannot be given a form: that takes a fast tokenizer and an end token. "
                 "Leave tool_choice and response_format out."
-            )
+            ).about(*FORM_FIELDS)
         self._end_tokens = end_tokens
         self._tokenizer: Any = from_tokenizer(cast("Any", tokenizer), eos_token=list(end_tokens))
         self.matcher = lru_cache(maxsize=_KNOWN)(self._matcher)
@@ -87,7 +91,7 @@ class GrammarCompiler:
         matcher: Any = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0)
         if matcher.is_error():
             message = matcher.get_error().partition("\n")[0]
-            raise InputError(f"no answer can be made to follow this schema: {message}")
+            raise InputError(f"no answer can be made to follow this schema: {message}").about(*FORM_FIELDS)
         return matcher
 
     def processor(self, grammar: str, *, rows: int, width: int) -> GrammarProcessor:
@@ -119,7 +123,9 @@ class GrammarProcessor(LogitsProcessor):
         self._ended[row] = self._ended[row] or token in self._end_tokens
         if not self._ended[row] and not self._matchers[row].consume_token(token):
             # llguidance's own words hold the answer so far, which may be one that must be withheld.
-            raise InputError("this model's tokens cannot follow this schema or call; leave its form to the model")
+            raise InputError(
+                "this model's tokens cannot follow this schema or call; leave its form to the model"
+            ).about(*FORM_FIELDS)
 
     def _allowed(self, row: int, vocabulary: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Which tokens may come next [vocabulary]; where the grammar is complete, only an end."""

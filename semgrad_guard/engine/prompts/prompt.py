@@ -240,7 +240,8 @@ def chat_template(tokenizer: _Untyped, options: Mapping[str, Any]) -> str | None
     try:
         return tokenizer.get_chat_template(chosen, options.get("tools"))
     except ValueError as error:  # several named templates and none called "default"
-        raise InputError(f"{error} Name one with template_options={{'chat_template': ...}}.") from error
+        advice = "name one with template_options={'chat_template': ...}"
+        raise InputError(str(error).rstrip(".")).about("tools", advice=advice) from error
 
 
 def _told(tokenizer: _Untyped, given: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -259,7 +260,9 @@ def _told(tokenizer: _Untyped, given: Mapping[str, Any] | None) -> dict[str, Any
     if effort is not None and not has_option(probe, "reasoning_effort", ("low", "high")):
         del options["reasoning_effort"]
         if effort != "none":
-            raise InputError(f"this model's chat template has no reasoning_effort, so it cannot be {effort!r}")
+            raise InputError(f"this model's chat template has no reasoning_effort, so it cannot be {effort!r}").about(
+                "reasoning_effort"
+            )
         thinking = "off"
     if thinking == "auto":
         return options
@@ -297,7 +300,7 @@ def _apply_template(
     roles = ", ".join(turn["role"] for turn in turns)
     raise InputError(
         f"The chat template refused the conversation (roles: {roles}). It said: {str(failure).strip().rstrip('.')}."
-    ) from failure
+    ).about("messages") from failure
 
 
 def _described(conversation: Conversation, turns: Sequence[Turn], options: Mapping[str, Any]) -> dict[str, Any]:

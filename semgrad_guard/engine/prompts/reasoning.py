@@ -241,9 +241,10 @@ def switch_of(template: str, render: Callable[..., str], *, on: bool, thinks: bo
             return {name: values[on]}
     if on and thinks:
         return {}
-    raise InputError(
-        f"this model's chat template has no switch that turns thinking {'on' if on else 'off'}: leave thinking at "
-        "auto, or name the template's own option with --template-option, template_options={...}"
+    raise InputError(f"this model's chat template has no switch that turns thinking {'on' if on else 'off'}").about(
+        "chat_template_kwargs",
+        "reasoning_effort",
+        advice="leave thinking at auto, or name the template's own option: --template-option, template_options={...}",
     )
 
 

@@ -54,7 +54,9 @@ class ToolFormat:
             InputError: answers in this form cannot be constrained.
         """
         if self.around is None:
-            raise InputError(f"a tool call cannot be forced in the form {self.name!r}; leave tool_choice out")
+            raise InputError(f"a tool call cannot be forced in the form {self.name!r}; leave tool_choice out").about(
+                "tool_choice"
+            )
         if self.between is not None:
             before, after = self.around
             heads = [text_rule(f"{before}{tool['function']['name']}{self.between}", special_tokens) for tool in tools]
@@ -122,15 +124,16 @@ def tool_format(tokenizer: Any, template: str | None) -> ToolFormat:
     if form is not None:
         return form
     if not re.search(r"\btools\b", template or ""):
-        raise UnsupportedToolsError(
-            "this model's chat template knows no tools; use a model that was trained to call them, or give its "
-            'template by template_options={"chat_template": ...}'
+        raise UnsupportedToolsError("this model's chat template knows no tools").about(
+            *UnsupportedToolsError.fields,
+            advice="use a model that was trained to call them, or give its template by "
+            'template_options={"chat_template": ...}',
         )
     if getattr(tokenizer, "response_template", None) is None:
         raise UnsupportedToolsError(
             "this model's chat template writes tool calls in a form that is not known here, and its tokenizer brings "
-            "no response_template to read them by; set tokenizer.response_template"
-        )
+            "no response_template to read them by"
+        ).about(*UnsupportedToolsError.fields, advice="set tokenizer.response_template")
     return ToolFormat("response_template", partial(_parse_by_template, tokenizer), None, reads_thoughts=True)
 
 
