@@ -18,19 +18,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from semgrad_guard.errors import ModelNotFoundError
 from semgrad_guard.files import cache_folder
 
-__all__ = [
-    "FETCHABLE",
-    "NAMES",
-    "POCKET",
-    "NamedModel",
-    "Wheel",
-    "did_you_mean",
-    "folder_of",
-    "home",
-    "reading_prompt",
-    "title_of",
-]
-
 POCKET = "pocket"
 """The embedded model."""
 HOME_VARIABLE = "SEMGRAD_GUARD_HOME"

@@ -10,27 +10,6 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-__all__ = [
-    "METADATA_KEY",
-    "Action",
-    "Conversation",
-    "FinishReason",
-    "FusedWeights",
-    "Message",
-    "PromptForm",
-    "Score",
-    "SemanticToken",
-    "SentenceAction",
-    "SentenceVerdict",
-    "Status",
-    "TokenSource",
-    "ToolCall",
-    "Verdict",
-    "digest_of",
-    "in_context",
-    "trace_fields",
-]
-
 METADATA_KEY = "semgrad_guard"
 """The one metadata key used in every integration."""
 

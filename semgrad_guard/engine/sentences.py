@@ -217,14 +217,10 @@ def _full_stop(text: str, at: int, first: int, *, finished: bool) -> bool | None
         return False
     if (name in _BEFORE_NUMBERS or name.endswith("str")) and (text[first].isdigit() or _ROMAN.fullmatch(following)):
         return False
-    if name in _BEFORE_NAMES or _ACRONYM.fullmatch(name) or (len(name) == 1 and not _is_unit(text, found)):
+    is_unit = found[0] in "mglsht" and text[: found.start()].rstrip()[-1:].isdigit()  # "5 m"
+    if name in _BEFORE_NAMES or _ACRONYM.fullmatch(name) or (len(name) == 1 and not is_unit):
         return begins
     return True
-
-
-def _is_unit(text: str, letter: re.Match[str]) -> bool:
-    """Whether a small letter is a unit: "5 m"."""
-    return letter[0] in "mglsht" and text[: letter.start()].rstrip()[-1:].isdigit()
 
 
 _LEANS = re.compile(

@@ -129,8 +129,8 @@ class Decoder(TokenizerCodec):
                 prompt=tokens.prompt,
                 text=answer.text,
                 response_ids=answer.ids,
-                finish_reason="length" if (limit := _limit(answer, tokens.options, ended=tokens.ended)) else "stop",
-                cut=limit or answer.cut,
+                finish_reason="stop" if tokens.ended or answer.cut is not None else "length",
+                cut=answer.cut if tokens.ended or answer.cut is not None else tokens.options.max_tokens,
                 completion_tokens=len(tokens.ids) + tokens.ended,
                 reused_tokens=tokens.reused,
                 scoring=scoring,
@@ -173,7 +173,6 @@ class Decoder(TokenizerCodec):
         prompts: Sequence[Prompt],
         plan: SamplingPlan,
         *,
-        window: int | None = None,
         stop: tuple[str, ...] = (),
         max_thinking_tokens: int | None = None,
     ) -> list[list[int]]:
@@ -186,21 +185,20 @@ class Decoder(TokenizerCodec):
         step = rows if self._scorer.pads else 1
         with self._scorer.lock, clean_slate():
             for start in range(0, len(prompts), step):
-                drawn += self._draw(prompts[start : start + step], plan, window, stop, max_thinking_tokens)
+                drawn += self._draw(prompts[start : start + step], plan, stop, max_thinking_tokens)
         return drawn
 
     def _draw(
         self,
         prompts: Sequence[Prompt],
         plan: SamplingPlan,
-        window: int | None,
         stop: tuple[str, ...],
         max_thinking_tokens: int | None,
     ) -> list[list[int]]:
         ids = [prompt.ids for prompt in prompts]
         batch = TokenBatch.of(ids, [[0]] * len(prompts), [-1] * len(prompts), self._scorer.device)
         width = batch.prompt_columns
-        room = plan.max_tokens if window is None else min(plan.max_tokens, window - width)
+        room = plan.max_tokens if self._window is None else min(plan.max_tokens, self._window - width)
         replayer, cache = self._scorer.current_replayer(), None
         if width > 1 and self._scorer.can_resume(batch.longest):
             owners = [row for row in range(len(prompts)) for _ in range(plan.count)]
@@ -321,8 +319,3 @@ class Decoder(TokenizerCodec):
             if ends(token):
                 return row[:index], True
         return row, False
-
-
-def _limit(answer: Visible, options: GenerationOptions, *, ended: bool) -> int | None:
-    """The number of tokens after which an answer was cut off, None where something else ended it."""
-    return None if ended or answer.cut is not None else options.max_tokens

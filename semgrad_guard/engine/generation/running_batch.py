@@ -306,10 +306,13 @@ class RunningBatch:
 
     def _leave(self) -> None:
         """Take the answers that are done out of the batch, with their states for scoring."""
+        budget = self._scorer.memory.prompts
         for number, row in enumerate(self._rows):
             if row.done and row.scored:
                 row.before = self._cache_before(number)
-                self._remember(number, self._begin(number))
+                if budget and self._scorer.can_resume(len(row.prompt.ids) + row.options.max_tokens):
+                    cache = kept(self._cache, [number], self._begin(number))
+                    self._scorer.current_replayer().prompts.keep([*row.prompt.ids, *row.ids], cache, budget)
         if any(row.done for row in self._rows):
             self._keep([number for number, row in enumerate(self._rows) if not row.done])
 
@@ -317,13 +320,6 @@ class RunningBatch:
         """The cache of a row's columns before the states that its captures hold."""
         row, begin = self._rows[number], self._begin(number)
         return kept(self._cache, [number], begin, begin + max(0, len(row.prompt.ids) - row.behind))
-
-    def _remember(self, number: int, begin: int) -> None:
-        row = self._rows[number]
-        budget = self._scorer.memory.prompts
-        if budget and self._scorer.can_resume(len(row.prompt.ids) + row.options.max_tokens):
-            store = self._scorer.current_replayer().prompts
-            store.keep([*row.prompt.ids, *row.ids], kept(self._cache, [number], begin), budget)
 
     def _keep(self, numbers: Sequence[int]) -> None:
         """Let all rows go but these, and the columns before the first of them begins."""

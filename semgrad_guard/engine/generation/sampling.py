@@ -46,7 +46,6 @@ class Draws(Codec, Protocol):
         prompts: Sequence[Prompt],
         plan: SamplingPlan,
         *,
-        window: int | None = None,
         stop: tuple[str, ...] = (),
         max_thinking_tokens: int | None = None,
     ) -> list[list[int]]: ...
@@ -69,9 +68,7 @@ class ModelSampler:
         max_thinking_tokens: int | None = None,
     ) -> list[tuple[Sample, ...]]:
         """`plan.count` answers to each prompt, not yet judged; `stop` strings end them before themselves."""
-        rows = self._decoder.draw(
-            prompts, plan, window=self._window, stop=stop, max_thinking_tokens=max_thinking_tokens
-        )
+        rows = self._decoder.draw(prompts, plan, stop=stop, max_thinking_tokens=max_thinking_tokens)
         seen = [
             answered(ids, stop, self._decoder, prompts[row // plan.count].thinking, cut=len(ids) >= plan.max_tokens)
             for row, ids in enumerate(rows)

@@ -74,7 +74,10 @@ def inspect_architecture(model: nn.Module) -> Architecture:
             f"with a weight of type {type(getattr(head, 'weight', None)).__name__}); "
             "ParaGrad is defined by that head. Load the causal LM itself, with an unquantized lm_head."
         )
-    accepted = inspect.signature(_called(causal_lm).forward).parameters
+    # PEFT's wrapper names few arguments and hands on all, unless it tunes prompts.
+    hands_on = hasattr(model, "peft_config") and hasattr(model, "get_base_model") and virtual_tokens(model) == {0}
+    called: Any = cast(Any, model).get_base_model() if hands_on else model
+    accepted = inspect.signature(called.forward).parameters
     paths = {id(module): path for path, module in model.named_modules()}
     layers = _decoder_layers(causal_lm, int(config.num_hidden_layers), paths)
     members = [] if layers is None else list(cast(nn.ModuleList, model.get_submodule(layers)))
@@ -132,12 +135,6 @@ def adapters_of(model: Any) -> Mapping[str, Any]:
     """PEFT's adapters by name, with their configurations."""
     known: Any = getattr(model, "peft_config", None)
     return known if isinstance(known, dict) else {}
-
-
-def _called(model: Any) -> Any:
-    """The model whose arguments a call takes: PEFT's wrapper names few and hands on all, unless it tunes prompts."""
-    hands_on = hasattr(model, "peft_config") and hasattr(model, "get_base_model") and virtual_tokens(model) == {0}
-    return model.get_base_model() if hands_on else model
 
 
 def _refuse_impossible(model: nn.Module) -> None:

@@ -71,8 +71,9 @@ def load(name_or_path: str, **options: Any) -> tuple[PreTrainedModel, PreTrained
         gguf = find_gguf(path, **where)
         if gguf is not None:
             return load_gguf(gguf, name_or_path, **options)
-    if is_adapter(Path(path)):
-        return _load_adapted(Path(path), **options)
+    folder = Path(path)
+    if (folder / _ADAPTER).is_file() and not any(folder.glob("model*.safetensors")):  # to be put on a base model
+        return _load_adapted(folder, **options)
     return _load(_causal_lm, path, name_or_path, **options)
 
 
@@ -97,7 +98,13 @@ def _load(
     if not Path(path).exists() and not where.get("local_files_only"):
         unreachable = why_unreachable(path, where.get("revision"))
         where["local_files_only"] = unreachable is not None
-    missing = f"{_advice(unreachable)}{did_you_mean(name)}"
+    advice = "Check the name or path, and that the download from the hub is complete."
+    if unreachable is not None:
+        advice = (
+            f"Only the local cache was searched, not the hub: {unreachable}. Check the name and the network, or give a "
+            "folder that holds the model."
+        )
+    missing = f"{advice}{did_you_mean(name)}"
     with without_weight_bar():
         with stage(name, f"its config.json cannot be read by transformers {transformers.__version__}", missing=missing):
             config: Any = AutoConfig.from_pretrained(path, trust_remote_code=False, **where)
@@ -124,7 +131,7 @@ def _load(
 
 def _load_adapted(folder: Path, **options: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """An adapter on its base model, with its own tokenizer where it has one, else the base's."""
-    own = str(folder) if has_tokenizer(folder) else None
+    own = str(folder) if any((folder / name).is_file() for name in _TOKENIZERS) else None
     base, tokenizer = load(base_of(folder), **{**options, "revision": None})
     if own is not None:
         with stage(own, "its tokenizer cannot be loaded", advice=_SAVE_TOKENIZER):
@@ -193,15 +200,6 @@ def _as_asked(config: Any, how: dict[str, Any]) -> str:
     return f"its weights cannot be loaded{quantized}{' with ' if ways else ''}{', '.join(ways)}"
 
 
-def _advice(unreachable: str | None) -> str:
-    if unreachable is None:
-        return "Check the name or path, and that the download from the hub is complete."
-    return (
-        f"Only the local cache was searched, not the hub: {unreachable}. Check the name and the network, or give a "
-        "folder that holds the model."
-    )
-
-
 _WEIGHTS = "adapter_model.safetensors"
 
 
@@ -257,16 +255,6 @@ _ADAPTER = "adapter_config.json"
 _POINTER = b"version https://git-lfs"
 _GGUF = b"GGUF"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "tekken.json")
-
-
-def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter alone (PEFT), to be put on a base model that lies elsewhere."""
-    return (folder / _ADAPTER).is_file() and not any(folder.glob("model*.safetensors"))
-
-
-def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder holds files of a tokenizer."""
-    return any((folder / name).is_file() for name in _TOKENIZERS)
 
 
 def require_checkpoint(path: Path, name: str) -> None:

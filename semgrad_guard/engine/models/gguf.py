@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -24,10 +23,17 @@ from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
 from tokenizers import Tokenizer
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GgufConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils.hub import extract_commit_hash
 
-from semgrad_guard.engine.models.loading import first_line, require_all_weights, why_unreachable, without_weight_bar
+from semgrad_guard.engine.models.loading import require_all_weights, stage, why_unreachable, without_weight_bar
 from semgrad_guard.errors import (
     InputError,
     ModelNotFoundError,
@@ -37,6 +43,10 @@ from semgrad_guard.errors import (
 
 READERS = ("gguf", "accelerate")
 """The packages with which transformers reads GGUF files."""
+_OTHER_FILES = (
+    "Take a file of another quantization (Q8_0, Q4_K_M, F16), a newer transformers, or the folder with safetensors "
+    "that the file was made from."
+)
 _ON_THE_HUB = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+):(?P<file>[^:]+\.gguf)")
 
 
@@ -87,14 +97,19 @@ def load_gguf(path: Path, name: str, **options: Any) -> tuple[PreTrainedModel, P
     if chosen.get("dtype", "auto") == "auto":  # as transformers decides, which for "M.GGUF" reads the file as a pickle
         chosen["dtype"] = torch.float32
     at: dict[str, Any] = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
-    with _reading(name, header), without_weight_bar():
+    wrong = f"transformers cannot read this GGUF file (architecture {header.metadata.get('general.architecture')!r})"
+    with stage(name, wrong, advice=_OTHER_FILES), without_weight_bar():
         config: Any = AutoConfig.from_pretrained(**at)
         complete_config(config, header)
         tokenizer = AutoTokenizer.from_pretrained(**at)
         model, report = cast(
             "tuple[PreTrainedModel, dict[str, Any]]",
             AutoModelForCausalLM.from_pretrained(
-                **at, config=config, output_loading_info=True, **_dequantized(), **chosen
+                **at,
+                config=config,
+                output_loading_info=True,
+                quantization_config=GgufConfig(dequantize=True),  # no gradient passes through weights in blocks
+                **chosen,
             ),
         )
     require_all_weights(name, report)
@@ -105,33 +120,6 @@ def load_gguf(path: Path, name: str, **options: Any) -> tuple[PreTrainedModel, P
     model.config._commit_hash = extract_commit_hash(str(path), None)
     _forget_invented_tokens(tokenizer, header)
     return model.eval(), tokenizer
-
-
-@contextmanager
-def _reading(name: str, header: GgufHeader) -> Generator[None]:
-    """Turns transformers' errors about a file that it cannot read into ours."""
-    try:
-        yield
-    except UnsupportedModelError:
-        raise
-    except (OSError, MemoryError) as error:
-        raise ModelNotFoundError(f"cannot load {name!r}: {first_line(error)}") from error
-    except Exception as error:
-        raise UnsupportedModelError(
-            f"transformers cannot read the GGUF file {name!r} (architecture "
-            f"{header.metadata.get('general.architecture')!r}): {first_line(error)} Take a file of another "
-            "quantization (Q8_0, Q4_K_M, F16), a newer transformers, or the folder with safetensors that the file was "
-            "made from."
-        ) from error
-
-
-def _dequantized() -> dict[str, Any]:
-    """The option that keeps transformers from leaving weights in blocks, which no gradient passes through."""
-    try:
-        from transformers import GgufConfig
-    except ImportError:  # older ones dequantize whatever they read
-        return {}
-    return {"quantization_config": GgufConfig(dequantize=True)}
 
 
 def _forget_invented_tokens(tokenizer: Any, header: GgufHeader) -> None:
@@ -267,7 +255,14 @@ def require_all_read(model: nn.Module, header: GgufHeader, name: str) -> None:
         UnsupportedModelError: there are such; the message names one.
     """
     config: Any = model.config
-    tensors = list(_of_the_model(header, int(config.num_hidden_layers), tied=bool(config.tie_word_embeddings)))
+    # No second copy of the embedding, and no blocks that guess further ahead.
+    copies = (_ROPE_DIVISORS, "output.weight") if config.tie_word_embeddings else (_ROPE_DIVISORS,)
+    blocks = [re.match(r"blk\.(\d+)", tensor.name) for tensor in header.tensors]
+    tensors = [
+        tensor
+        for tensor, block in zip(header.tensors, blocks, strict=True)
+        if tensor.name not in copies and (block is None or int(block[1]) < config.num_hidden_layers)
+    ]
     places = {id(value): value.numel() for value in model.state_dict(keep_vars=True).values()}
     surplus = sum(tensor.n_elements for tensor in tensors) - sum(places.values())
     if surplus <= 0:
@@ -281,15 +276,6 @@ def require_all_read(model: nn.Module, header: GgufHeader, name: str) -> None:
         f"(of {', '.join(without[:2]) or 'merged tensors'}, it seems). The model would be another one. "
         "Load the folder with safetensors that the file was made from, or try a newer transformers."
     )
-
-
-def _of_the_model(header: GgufHeader, n_layers: int, *, tied: bool) -> Iterator[Any]:
-    """The tensors that make up the causal LM: no second copy of the embedding, no blocks that guess further ahead."""
-    for tensor in header.tensors:
-        block = tensor.name.split(".")[1] if tensor.name.startswith("blk.") else "0"
-        if tensor.name == _ROPE_DIVISORS or (tied and tensor.name == "output.weight") or int(block) >= n_layers:
-            continue
-        yield tensor
 
 
 _PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")

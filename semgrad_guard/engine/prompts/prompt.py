@@ -97,8 +97,11 @@ def render(
     described["control"] = control_tokens(tokenizer, [*turns, options.get("documents")])
     template = chat_template(tokenizer, options)
     if template is None:
-        require_bounded(_joined(turns), window, name="prompt")
-        return _plain_prompt(tokenizer, turns, semantic_token, described)
+        text = _joined(turns)
+        require_bounded(text, window, name="prompt")
+        ids = _before_a_word(tokenizer, text) or tokenize(tokenizer, text, add_special_tokens=True).ids
+        last = SemanticToken(-1, "last_token")
+        return Prompt(text, ids, last if semantic_token is None else _override(semantic_token, len(ids)), **described)
     text = _apply_template(tokenizer, turns, options)
     require_bounded(text, window, name="prompt")
     prompt = tokenize(tokenizer, text, add_special_tokens=False)
@@ -106,9 +109,9 @@ def render(
     marks = marks_of(tokenizer, template)
     if own is not None and marks is None:
         return Prompt(text, prompt.ids, own, **described)
-    last = _asked(turns)
-    with_mark = {**turns[last], "content": turns[last]["content"].rstrip() + MARK}
-    marked = _apply_template(tokenizer, [*turns[:last], with_mark, *turns[last + 1 :]], options)
+    asking = _asked(turns)
+    with_mark = {**turns[asking], "content": turns[asking]["content"].rstrip() + MARK}
+    marked = _apply_template(tokenizer, [*turns[:asking], with_mark, *turns[asking + 1 :]], options)
     if marked == text and own is None:
         raise UnsupportedModelError(
             "The chat template leaves out the text that asks, so the model would answer something else. Mend the "
@@ -180,8 +183,8 @@ def template_fingerprint(tokenizer: PreTrainedTokenizerBase, template_options: M
 
 
 def _fingerprint(record: object) -> str:
-    """Twelve hex digits that change with a record of plain values and functions."""
-    text = json.dumps(record, sort_keys=True, default=_stable_name)
+    """Twelve hex digits that change with a record of plain values and functions, which count by name (no address)."""
+    text = json.dumps(record, sort_keys=True, default=lambda one: getattr(one, "__qualname__", None) or str(one))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
@@ -197,7 +200,11 @@ def _checked(conversation: object) -> list[Turn]:
 
 def _turn(message: object, number: int) -> Turn:
     if isinstance(message, Message):
-        turn = _as_turn(message)
+        # In transformers' form; unset fields stay away, as templates test `is defined`.
+        calls = [_as_call(call) for call in message.tool_calls]
+        named = {"tool_calls": calls or None, "tool_call_id": message.tool_call_id, "name": message.name}
+        set_fields = {key: value for key, value in named.items() if value is not None}
+        turn: Turn = {"role": message.role, "content": message.content, **set_fields}
     elif isinstance(message, Mapping):
         turn = dict(cast("Mapping[str, Any]", message))  # keys are checked just below
     else:
@@ -210,15 +217,6 @@ def _turn(message: object, number: int) -> Turn:
     except UnicodeEncodeError as error:
         raise InputError(f"Message {number} holds a lone surrogate and is no valid Unicode text: {error}.") from error
     return turn
-
-
-def _as_turn(message: Message) -> Turn:
-    """A message in transformers' form; unset fields stay away, as templates test `is defined`."""
-    turn: Turn = {"role": message.role, "content": message.content}
-    if message.tool_calls:
-        turn["tool_calls"] = [_as_call(call) for call in message.tool_calls]
-    named = {"tool_call_id": message.tool_call_id, "name": message.name}
-    return {**turn, **{key: value for key, value in named.items() if value is not None}}
 
 
 def _as_call(call: ToolCall) -> Turn:
@@ -320,19 +318,6 @@ def _described(conversation: Conversation, turns: Sequence[Turn], options: Mappi
     }
 
 
-def _plain_prompt(
-    tokenizer: PreTrainedTokenizerBase,
-    turns: Sequence[Turn],
-    semantic_token: int | None,
-    described: Mapping[str, Any],
-) -> Prompt:
-    text = _joined(turns)
-    ids = _before_a_word(tokenizer, text) or tokenize(tokenizer, text, add_special_tokens=True).ids
-    if semantic_token is not None:
-        return Prompt(text, ids, _override(semantic_token, len(ids)), **described)
-    return Prompt(text, ids, SemanticToken(-1, "last_token"), **described)
-
-
 def _joined(turns: Sequence[Turn]) -> str:
     """The prompt of a model that has no chat template.
 
@@ -375,11 +360,6 @@ def _override(offset: int, length: int) -> SemanticToken:
     if not -length <= offset <= -1:
         raise InputError(f"semantic_token counts from the end, -{length} to -1 in this prompt, and is {offset}.")
     return SemanticToken(offset, "override")
-
-
-def _stable_name(option: object) -> str:
-    """A function (a tool) by its name: its `str` holds an address."""
-    return getattr(option, "__qualname__", None) or str(option)
 
 
 _MARK = re.compile(r"[<\[{⟨｜].*[>\]}⟩｜]", re.DOTALL)

@@ -150,11 +150,6 @@ class Thinking:
         return found.answer[0] if settled else None
 
     @property
-    def borders(self) -> tuple[str, ...]:
-        """The marks behind which an answer may begin."""
-        return tuple(filter(None, (self.marks.close, self.marks.answer, *(self.marks.wrap or ()))))
-
-    @property
     def ends(self) -> tuple[str, ...]:
         """The marks that may close an answer."""
         if self.marks.wrap:

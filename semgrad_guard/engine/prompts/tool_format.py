@@ -151,17 +151,8 @@ def _parse_tagged(text: str, prompt: str) -> ToolAnswer:
     return ToolAnswer(before.rstrip(), tuple(calls), tuple(broken)) if calls or broken else ToolAnswer(text)
 
 
-def _parse_listed(text: str, prompt: str) -> ToolAnswer:
-    """[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...] (Mistral)."""
-    before, mark, rest = text.partition("[TOOL_CALLS]")
-    if not mark:
-        return ToolAnswer(text)
-    calls = _calls_in(rest)
-    return ToolAnswer(before.rstrip(), calls, ()) if calls else ToolAnswer(before.rstrip(), (), (mark + rest,))
-
-
 def _parse_after(mark: str, text: str, prompt: str) -> ToolAnswer:
-    """A list of calls, or several, behind one mark (Granite, Phi)."""
+    """A list of calls, or several, behind one mark: [TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...] (Mistral)."""
     before, found, rest = text.partition(mark)
     if not found:
         return ToolAnswer(text)
@@ -235,7 +226,7 @@ def _as_call(value: Any) -> ToolCall:
     return ToolCall(function["name"], arguments, made if isinstance(made, str) else None)
 
 
-_MISTRAL = ToolFormat("[TOOL_CALLS]", _parse_listed, ("[TOOL_CALLS]", ""), listed=True)
+_MISTRAL = ToolFormat("[TOOL_CALLS]", partial(_parse_after, "[TOOL_CALLS]"), ("[TOOL_CALLS]", ""), listed=True)
 _HERMES = ToolFormat("<tool_call>", _parse_tagged, ("<tool_call>\n", "\n</tool_call>"))
 _LLAMA = ToolFormat("bare JSON", _parse_bare, ("", ""), arguments="parameters")
 

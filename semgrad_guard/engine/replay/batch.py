@@ -293,11 +293,14 @@ def cut(cache: Cache, length: int) -> Cache | None:
         kinds = sorted({type(layer).__name__ for layer in cache.layers})
         raise UnsupportedModelError(f"a cache of {', '.join(kinds)} cannot be cut at position {length}")
     layers: list[Any] = cache.layers
-    return Cache(layers=[_prefix(layer, length) if layer.is_initialized else DynamicLayer() for layer in layers])
-
-
-def _prefix(layer: Any, length: int) -> PrefixLayer:
-    return PrefixLayer(layer.keys[..., :length, :], layer.values[..., :length, :])
+    return Cache(
+        layers=[
+            PrefixLayer(layer.keys[..., :length, :], layer.values[..., :length, :])
+            if layer.is_initialized
+            else DynamicLayer()
+            for layer in layers
+        ]
+    )
 
 
 KeysValues = tuple[torch.Tensor, torch.Tensor]

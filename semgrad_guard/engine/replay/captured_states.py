@@ -1,4 +1,4 @@
-"""The states that a generation leaves for scoring: captured while it runs, read by the replay of its upper layers."""
+"""States of passes: those that a generation leaves for scoring, and the results of a replay that reads them."""
 
 from __future__ import annotations
 
@@ -172,18 +172,9 @@ class RowPasses:
     before: Cache
     passes: Sequence[tuple[Capture, int]]
 
-    def logits(self) -> list[torch.Tensor]:
-        """The head's output [V] at every step; empty where not all of it was kept."""
-        kept = [[step[row] for step in capture.logits()] for capture, row in self.passes]
-        return [step for steps in kept for step in steps] if all(kept) else []
-
-    def finals(self) -> list[torch.Tensor]:
-        """The state before the head [d] at every step."""
-        return [step[row] for capture, row in self.passes for step in capture.finals()]
-
-    def surveys(self) -> list[torch.Tensor]:
-        """The survey of every step; empty where one is missing."""
-        known = [[step[row] for step in capture.surveys()] for capture, row in self.passes]
+    def steps(self, held: Callable[[Capture], Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+        """What the captures hold of the row at every step (`Capture.logits`, ...); empty where one holds nothing."""
+        known = [[step[row] for step in held(capture)] for capture, row in self.passes]
         return [step for steps in known for step in steps] if all(known) else []
 
 
@@ -268,8 +259,8 @@ class CapturedStates:
         captures = layout.captures
         outputs = [capture.outputs() for capture in captures]
         places = set[Place].intersection(*map(set, outputs))
-        logits = by_step([row.logits() for row in rows])
-        surveys = () if logits else by_step([row.surveys() for row in rows])
+        logits = by_step([row.steps(Capture.logits) for row in rows])
+        surveys = () if logits else by_step([row.steps(Capture.surveys) for row in rows])
         return cls(
             cache,
             captures[0].layer,
@@ -278,7 +269,7 @@ class CapturedStates:
             logits,
             {place: layout.laid_out([output[place] for output in outputs])[:, padding:] for place in places},
             epoch,
-            by_step([row.finals() for row in rows]),
+            by_step([row.steps(Capture.finals) for row in rows]),
             surveys,
             sum(capture.survey_ms for row in rows for capture, _ in row.passes),
             tuple(length - padding for length in layout.lengths),
@@ -353,6 +344,37 @@ class CapturedStates:
     def _replayed(self, batch: TokenBatch) -> slice:
         """The batch's columns [cut, end), counted from the first that was kept."""
         return slice(batch.cut - self.begins, batch.end - self.begins)
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A forward pass with a graph: h^(l) of the span and `final` states before the head, [B, columns, d] each.
+
+    `hidden` begins at column `start`, `final` at column `head_start`; `token_axis` is the axis of `hidden` that counts
+    columns (a model with several residual streams has more axes). Where the pass went through the head (full tier),
+    there are `logits` from `head_start` instead, and `head_weight` [V, d] is the factor of the head alone;
+    `raw_logits` is the head's own output, without a graph, where its module was called. `kept_logits` is the head's
+    output for each response token, where its generation kept it.
+    """
+
+    start: int
+    final: torch.Tensor | None
+    hidden: tuple[torch.Tensor, ...]
+    head_start: int
+    logits: torch.Tensor | None = None
+    raw_logits: torch.Tensor | None = None
+    head_weight: torch.Tensor | None = None
+    kept_logits: Sequence[torch.Tensor] | None = None
+    token_axis: int = 1
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A pass without a graph: the states before the head, and h^(l), [B, columns, d] each, from column `start` on."""
+
+    start: int
+    final: torch.Tensor
+    hidden: torch.Tensor
 
 
 def by_step(rows: Sequence[Sequence[torch.Tensor]]) -> Steps:

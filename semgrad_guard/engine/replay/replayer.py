@@ -36,7 +36,7 @@ from semgrad_guard.engine.replay.batch import (
     growing_cache,
     kept,
 )
-from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
+from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates, Observed, Replayed
 from semgrad_guard.engine.replay.context import ContextRows, Held
 from semgrad_guard.engine.replay.hooks import (
     InputHook,
@@ -51,7 +51,6 @@ from semgrad_guard.engine.replay.hooks import (
 from semgrad_guard.engine.replay.kernels import Attentions, Outputs, Projections
 from semgrad_guard.engine.replay.own_code import WithoutOriginals
 from semgrad_guard.engine.replay.prompt_store import PromptStore
-from semgrad_guard.engine.replay.replayed import Observed, Replayed
 
 
 class Replayer:

@@ -22,9 +22,8 @@ from torch import nn
 from semgrad_guard.engine.interruption import current_stop
 from semgrad_guard.engine.objective import LogitTransform, Norm, Objective
 from semgrad_guard.engine.replay.batch import TokenBatch
-from semgrad_guard.engine.replay.captured_states import CapturedStates
+from semgrad_guard.engine.replay.captured_states import CapturedStates, Replayed
 from semgrad_guard.engine.replay.hooks import by_token
-from semgrad_guard.engine.replay.replayed import Replayed
 from semgrad_guard.engine.replay.replayer import Replayer
 from semgrad_guard.engine.scoring.head import score_head
 from semgrad_guard.errors import UnsupportedModelError

@@ -39,6 +39,7 @@ from semgrad_guard.engine.scoring.gradients import (
     score_by,
     through_logits,
 )
+from semgrad_guard.engine.scoring.observation import observed_layer
 from semgrad_guard.errors import AnswerInterruptedError, SemGradGuardError, UnsupportedModelError
 
 logger = logging.getLogger("semgrad_guard")
@@ -112,7 +113,8 @@ class _Check:
     def __init__(self, architecture: Architecture, replayer: Replayer) -> None:
         self.architecture, self.replayer = architecture, replayer
         self.objective = Objective()
-        self.span = _span(architecture.n_layers)
+        # A layer with others to leave out below it and to replay above, and the last.
+        self.span = tuple(sorted({observed_layer(architecture.n_layers), architecture.n_layers - 1}))
         self.tolerance = TOLERANCE.get(replayer.head.weight.dtype, LOOSEST)
         self._expected: list[GradientScores] = []
         self._known: dict[tuple[int, tuple[int, ...]], tuple[GradientScores, _HeadOutput]] = {}
@@ -285,11 +287,6 @@ def _attempted(work: Callable[[], T], complain: Callable[[Exception], None]) -> 
 
 def _log(subject: str) -> Callable[[Exception], None]:
     return lambda error: logger.info("semgrad-guard: %s cannot be replayed in context (%r)", subject, error)
-
-
-def _span(n_layers: int) -> tuple[int, ...]:
-    """A layer of the upper half, so that there are layers to leave out below it and to replay above, and the last."""
-    return tuple(sorted({min(n_layers // 2 + 1, n_layers - 1), n_layers - 1}))
 
 
 def _measured(declared: LogitTransform, raw: torch.Tensor | None, logits: torch.Tensor | None) -> LogitTransform:

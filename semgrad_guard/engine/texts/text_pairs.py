@@ -63,6 +63,10 @@ class PairModel:
         self._stages = [layer for module in model.modules() if isinstance(module, nn.ModuleList) for layer in module]
         self._known: dict[Pair, tuple[tuple[float, ...], float]] = {}  # outputs and their costs
         self._lock = InterruptibleLock()
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Read what a subclass needs off the checkpoint's configuration, or refuse it."""
 
     @classmethod
     def from_pretrained(
@@ -151,12 +155,9 @@ class Entailment(PairModel):
 
     cuts: ClassVar[Literal["left", "right"]] = "left"
 
-    def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str, batch_size: int = 32
-    ) -> None:
-        super().__init__(model, tokenizer, name=name, batch_size=batch_size)
+    def prepare(self) -> None:
         labels: Mapping[int, str] = self.config.id2label
-        self._order = tuple(_label(labels, stem, name) for stem in ("entail", "neutral", "contradict"))
+        self._order = tuple(_label(labels, stem, self.name) for stem in ("entail", "neutral", "contradict"))
 
     def probabilities(self, pairs: Sequence[Pair]) -> list[EntailmentScores]:
         """How the second text of each pair follows from the first."""
@@ -178,13 +179,10 @@ class CrossEncoder(PairModel):
 
     cuts: ClassVar[Literal["left", "right"]] = "left"
 
-    def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str, batch_size: int = 32
-    ) -> None:
-        super().__init__(model, tokenizer, name=name, batch_size=batch_size)
+    def prepare(self) -> None:
         if (outputs := int(self.config.num_labels)) != 1:
             raise UnsupportedModelError(
-                f"{name!r} has {outputs} outputs and a cross-encoder for similarity has one; "
+                f"{self.name!r} has {outputs} outputs and a cross-encoder for similarity has one; "
                 "take a model trained on sentence similarity, for example cross-encoder/stsb-roberta-large"
             )
 
@@ -217,15 +215,12 @@ class AnswerEquivalence(PairModel):
         UnsupportedModelError: the checkpoint has not two labels, or its tokenizer no separator.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str, batch_size: int = 32
-    ) -> None:
-        super().__init__(model, tokenizer, name=name, batch_size=batch_size)
-        labels, separator = int(self.config.num_labels), tokenizer.sep_token
+    def prepare(self) -> None:
+        labels, separator = int(self.config.num_labels), self._tokenizer.sep_token
         if labels != 2 or separator is None:
             raise UnsupportedModelError(
-                f"{name!r} has {labels} labels and the separator {separator!r}; an answer equivalence model has two "
-                "labels and a [SEP] token, as kortukov/answer-equivalence-bem has"
+                f"{self.name!r} has {labels} labels and the separator {separator!r}; an answer equivalence model has "
+                "two labels and a [SEP] token, as kortukov/answer-equivalence-bem has"
             )
         self._separator = str(separator)
         self.segments = int(getattr(self.config, "type_vocab_size", 0)) > 1  # whatever class of tokenizer a port has

@@ -166,7 +166,12 @@ class RunningRequests:
                 self._batch.require_the_same_model()
             except AnswerInterruptedError as error:  # the model was changed: this ends old answers, and no new ones
                 self._end([writing for writing in self._writing if not writing.done], error)
-            self._join(joining)
+            beside = len(self._batch.rows) + sum(len(writing.job.submitted[1].options) for writing in joining)
+            parts: list[_Part] = []
+            for writing in joining:
+                parts.append(_Part(writing, self._samples_that_fit(writing, beside)))
+                beside += parts[-1].samples
+            self._begin(parts)
 
     def _draws_of(self, request: Request[Any]) -> list[_Draw]:
         """The samples that can be drawn in rows of the batch; an estimator draws the others itself."""
@@ -191,15 +196,6 @@ class RunningRequests:
         free = min(len(requests), 2 * self._most - beside)
         fit = (count for count in range(free, 0, -1) if self._batch.has_room(requests[:count], budgets=2))
         return next(fit, 0 if beside else min(1, len(requests)))
-
-    def _join(self, joining: Sequence[_Writing]) -> None:
-        """Begin requests, and with them as many of their samples as fit."""
-        beside = len(self._batch.rows) + sum(len(writing.job.submitted[1].options) for writing in joining)
-        parts: list[_Part] = []
-        for writing in joining:
-            parts.append(_Part(writing, self._samples_that_fit(writing, beside)))
-            beside += parts[-1].samples
-        self._begin(parts)
 
     def _draw_on(self) -> None:
         """Begin more of the samples that have waited longest, as far as there is room."""
