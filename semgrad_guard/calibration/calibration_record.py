@@ -356,7 +356,6 @@ def _spelled_out(text: str) -> str:
 
 
 def _first_fault(error: ValidationError) -> str:
-    """The first fault, in one line."""
     fault = error.errors(include_url=False, include_context=False)[0]
     where = ".".join(str(part) for part in fault["loc"])
     return f"{where + ': ' if where else ''}{fault['msg'].removeprefix('Value error, ')}."

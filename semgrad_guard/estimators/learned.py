@@ -273,7 +273,6 @@ def _column(name: str, records: Sequence[Features]) -> _Column | None:
 
 
 def _short(value: float) -> float:
-    """A number of few digits."""
     return float(f"{value:.{_DIGITS}g}")
 
 

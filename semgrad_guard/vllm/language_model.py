@@ -10,8 +10,7 @@ from typing import Any, Self, cast
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
-from semgrad_guard.engine.generation.options import GenerationOptions
-from semgrad_guard.engine.generation.thinking_budget import ThoughtLimit
+from semgrad_guard.engine.generation.options import GenerationOptions, ThoughtLimit
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import LogitTransform, Objective
 from semgrad_guard.engine.prompts.prompt import Prompt, render

@@ -18,9 +18,14 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from semgrad_guard.engine.generation.generation import BatchScoring, Generation
-from semgrad_guard.engine.generation.options import GenerationOptions, SamplingPlan, sampling_processors
+from semgrad_guard.engine.generation.options import (
+    GenerationOptions,
+    SamplingPlan,
+    ThinkingBudget,
+    ThoughtLimit,
+    sampling_processors,
+)
 from semgrad_guard.engine.generation.sampling import ModelSampler
-from semgrad_guard.engine.generation.thinking_budget import ThinkingBudget, ThoughtLimit
 from semgrad_guard.engine.generation.visible import StopStrings, TokenizerCodec, Visible, answered
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.grammar import GrammarCompiler

@@ -1,6 +1,7 @@
 """How to generate, and how to draw more answers to a prompt by plans that several estimators can share.
 
-Logits processors make a greedy search sample, with randomness of its own.
+Logits processors make a greedy search sample, with randomness of its own, and end a thought after so many tokens, by
+the chat template's own mark.
 
 Why: docs/adr/0036-samples-belong-to-the-prompt.md
 """
@@ -25,6 +26,7 @@ from transformers import (
 )
 
 from semgrad_guard.declared import declared_options, require_valid
+from semgrad_guard.engine.prompts.reasoning import Codec, Thinking
 from semgrad_guard.errors import InputError, require_known
 from semgrad_guard.settings import AnswerOptions
 
@@ -233,3 +235,51 @@ class DiversityPenalty(LogitsProcessor):
 def _check_sizes(count: int, max_tokens: int) -> None:
     if count < 1 or max_tokens < 1:
         raise InputError(f"samples need count and max_tokens >= 1, not {count} and {max_tokens}")
+
+
+class ThoughtLimit:
+    """Where an answer's thought is open after `budget` tokens, the next ones are those that close it.
+
+    `thinking` is how its model thinks, None where the marks are not known: then nothing is closed.
+    """
+
+    def __init__(self, budget: int, thinking: Thinking | None, codec: Codec) -> None:
+        self.begin, self._thinking, self._codec = budget, thinking, codec
+        self._closing = () if thinking is None else codec.encode(thinking.marks.closing)
+        self.end = budget + len(self._closing)
+        self._open: bool | None = None
+
+    def forced(self, ids: Sequence[int]) -> int | None:
+        """The token behind these of the answer, where the model has no choice."""
+        if not self.begin <= len(ids) < self.end:
+            return None
+        if self._open is None:
+            self._open = self._is_open(ids[: self.begin])
+        return self._closing[len(ids) - self.begin] if self._open else None
+
+    def _is_open(self, ids: Sequence[int]) -> bool:
+        decode, thinking = self._codec.decode, self._thinking
+        return thinking is not None and thinking.is_open(thinking.seen(ids, decode(ids, special=True), decode))
+
+
+def force(scores: torch.Tensor, token: int) -> None:
+    """Leave a row [V] of scores one likely token; the model's own scores are kept elsewhere for scoring."""
+    scores.fill_(-math.inf)
+    scores[token] = 0.0
+
+
+class ThinkingBudget(LogitsProcessor):
+    """The limits of the rows of a batch, whose prompts take `width` columns."""
+
+    def __init__(self, limits: Sequence[ThoughtLimit], *, width: int) -> None:
+        self._limits, self._width = limits, width
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        count, found = input_ids.shape[1] - self._width, scores
+        for row, limit in enumerate(self._limits):
+            if limit.begin <= count < limit.end:
+                token = limit.forced(input_ids[row, self._width :].tolist())
+                if token is not None:
+                    found = found.clone() if found is scores else found
+                    force(found[row], token)
+        return found

@@ -13,8 +13,9 @@ from typing import Protocol
 import torch
 
 from semgrad_guard.engine.generation.options import Ids, Sample, SamplingPlan
-from semgrad_guard.engine.generation.visible import Codec, Visible, answered
+from semgrad_guard.engine.generation.visible import Visible, answered
 from semgrad_guard.engine.prompts.prompt import Prompt
+from semgrad_guard.engine.prompts.reasoning import Codec
 from semgrad_guard.engine.replay.batch import TokenBatch
 from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
 from semgrad_guard.records import Conversation

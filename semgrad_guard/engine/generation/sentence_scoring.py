@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from semgrad_guard.engine.generation.generation import BatchScoring, Evidence, TimedScores, Written
-from semgrad_guard.engine.generation.visible import Codec
 from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.prompts.reasoning import Codec
 from semgrad_guard.engine.replay.batch import TokenBatch
 from semgrad_guard.engine.scoring.scorer import clean_slate
 from semgrad_guard.engine.sentences import Span

@@ -7,26 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase, StoppingCriteria, StopStringCriteria
 from transformers.generation.streamers import BaseStreamer
 
 from semgrad_guard.engine.generation.options import GenerationOptions
-from semgrad_guard.engine.prompts.reasoning import AnswerTokens, Decode, Reasoning, Thinking, answer_tokens, up_to
-
-
-class Codec(Protocol):
-    """Text to tokens and back."""
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        """The tokens of a text; where it names special tokens, these."""
-        ...
-
-    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
-        """The text of tokens; special ones show only with `special`."""
-        ...
+from semgrad_guard.engine.prompts.reasoning import (
+    AnswerTokens,
+    Codec,
+    Decode,
+    Reasoning,
+    Thinking,
+    answer_tokens,
+    up_to,
+)
 
 
 class TokenizerCodec:

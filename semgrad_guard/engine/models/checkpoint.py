@@ -131,12 +131,37 @@ def _load(
 
 def _load_adapted(folder: Path, **options: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """An adapter on its base model, with its own tokenizer where it has one, else the base's."""
-    own = str(folder) if any((folder / name).is_file() for name in _TOKENIZERS) else None
-    base, tokenizer = load(base_of(folder), **{**options, "revision": None})
-    if own is not None:
-        with stage(own, "its tokenizer cannot be loaded", advice=_SAVE_TOKENIZER):
-            tokenizer = AutoTokenizer.from_pretrained(own, trust_remote_code=False)
-    return put_on(base, folder, tokens=len(tokenizer)).eval(), tokenizer
+    require_installed("peft", extra="peft")
+    if not (folder / _ADAPTER_WEIGHTS).is_file():
+        raise ModelNotFoundError(
+            f"{str(folder)!r} holds an adapter without {_ADAPTER_WEIGHTS}. Save it with model.save_pretrained(folder)."
+        )
+    with stage(str(folder), "its adapter_config.json is broken"):
+        named = json.loads((folder / _ADAPTER).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    if not named:
+        raise ModelNotFoundError(
+            f"the adapter {str(folder)!r} does not name its base model. Write it into adapter_config.json "
+            "(base_model_name_or_path), or load the base, put the adapter on it (peft.PeftModel.from_pretrained) and "
+            "give both to LanguageModel.from_transformers."
+        )
+    base, tokenizer = load(str(named), **{**options, "revision": None})
+    if any((folder / name).is_file() for name in _TOKENIZERS):
+        with stage(str(folder), "its tokenizer cannot be loaded", advice=_SAVE_TOKENIZER):
+            tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+    peft: Any = import_module("peft")
+    with stage(str(folder), f"the adapter does not fit its base model {base.name_or_path!r}"):
+        rows = cast(nn.Embedding, base.get_input_embeddings()).num_embeddings
+        if len(tokenizer) > rows:  # tokens were added before it was trained
+            base.resize_token_embeddings(len(tokenizer))
+        model = peft.PeftModel.from_pretrained(base, str(folder))
+        described = set(peft.get_peft_model_state_dict(model, save_embedding_layers=False))
+        with safe_open(folder / _ADAPTER_WEIGHTS, framework="pt") as file:
+            held = set(file.keys())
+    if missing := sorted(described - held):  # PEFT would leave them as they begin, with a mere warning
+        raise ModelNotFoundError(
+            f"the adapter {str(folder)!r} lacks {len(missing)} tensor(s), {missing[0]} among them; save it again"
+        )
+    return model.eval(), tokenizer
 
 
 _SAVE_TOKENIZER = (
@@ -200,58 +225,7 @@ def _as_asked(config: Any, how: dict[str, Any]) -> str:
     return f"its weights cannot be loaded{quantized}{' with ' if ways else ''}{', '.join(ways)}"
 
 
-_WEIGHTS = "adapter_model.safetensors"
-
-
-def base_of(folder: Path) -> str:
-    """The name of the base model that an adapter was made for.
-
-    Raises:
-        MissingExtraError: PEFT is not installed.
-        ModelNotFoundError: the adapter names none, or has no weights in safetensors.
-    """
-    require_installed("peft", extra="peft")
-    if not (folder / _WEIGHTS).is_file():
-        raise ModelNotFoundError(
-            f"{str(folder)!r} holds an adapter without {_WEIGHTS}. Save it with model.save_pretrained(folder)."
-        )
-    with stage(str(folder), "its adapter_config.json is broken"):
-        base = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8")).get("base_model_name_or_path")
-    if not base:
-        raise ModelNotFoundError(
-            f"the adapter {str(folder)!r} does not name its base model. Write it into adapter_config.json "
-            "(base_model_name_or_path), or load the base, put the adapter on it (peft.PeftModel.from_pretrained) and "
-            "give both to LanguageModel.from_transformers."
-        )
-    return str(base)
-
-
-def put_on(base: PreTrainedModel, folder: Path, *, tokens: int) -> Any:
-    """The base model with the adapter on it; `tokens` is how many the tokenizer has, if there are more than rows.
-
-    Raises:
-        ModelNotFoundError: the adapter's weights are not those that it describes.
-        UnsupportedModelError: the adapter does not fit the base model.
-    """
-    peft: Any = import_module("peft")
-
-    with stage(str(folder), f"the adapter does not fit its base model {base.name_or_path!r}"):
-        if (
-            tokens > cast(nn.Embedding, base.get_input_embeddings()).num_embeddings
-        ):  # tokens were added before it was trained
-            base.resize_token_embeddings(tokens)
-        model = peft.PeftModel.from_pretrained(base, str(folder))
-        described = set(peft.get_peft_model_state_dict(model, save_embedding_layers=False))
-        with safe_open(folder / _WEIGHTS, framework="pt") as file:
-            held = set(file.keys())
-    if missing := sorted(described - held):  # PEFT would leave them as they begin, with a mere warning
-        raise ModelNotFoundError(
-            f"the adapter {str(folder)!r} lacks {len(missing)} tensor(s), {missing[0]} among them; save it again"
-        )
-    return model
-
-
-_ADAPTER = "adapter_config.json"
+_ADAPTER, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _POINTER = b"version https://git-lfs"
 _GGUF = b"GGUF"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "tekken.json")

@@ -29,6 +29,18 @@ class Decode(Protocol):
     def __call__(self, ids: Sequence[int], *, special: bool = False) -> str: ...
 
 
+class Codec(Protocol):
+    """Text to tokens and back."""
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """The tokens of a text; where it names special tokens, these."""
+        ...
+
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """The text of tokens; special ones show only with `special`."""
+        ...
+
+
 _GLUED = re.compile(r"analysis(?=[A-Z])(.*?)(?:assistantfinal(.*)|\Z)", re.DOTALL)
 """The text of channels whose marks, special tokens all of them, were left out."""
 

@@ -261,15 +261,9 @@ def through_head(
     semgrad, grids = [0.0] * len(parts), list[Grid]([()]) * len(parts)
     for members, chosen, is_last in _rounds(batch, seed):
         current_stop().check()
-        gradients = _gradients(
-            states,
-            replayed.hidden,
-            grad_outputs=chosen.to(states.dtype),
-            retain_graph=not is_last,
-            axis=replayed.token_axis,
-        )
+        gradients = _gradients(states, replayed, retain_graph=not is_last, grad_outputs=chosen.to(states.dtype))
         for row, part in members:
-            at_token, grid = _reduce(batch, row, gradients, start=replayed.start, norm=objective.norm)
+            at_token, grid = _reduce(batch, row, gradients, replayed.start, objective.norm)
             scale = float(scales[part])
             semgrad[part], grids[part] = at_token / scale, tuple(tuple(x / scale for x in layer) for layer in grid)
     tokens = {"entropies": result.entropies, "log_probs": result.log_probs}
@@ -307,9 +301,8 @@ def through_logits(batch: TokenBatch, objective: Objective, replayed: Replayed) 
         current_stop().check()
         (by_head,) = torch.autograd.grad(loss, [replayed.head_weight], retain_graph=True)
         paragrad.append(_norm_of(by_head.double(), objective.norm))
-        more = number < len(losses)
-        hidden = _gradients(loss, replayed.hidden, retain_graph=more, axis=replayed.token_axis)
-        at_token, grid = _reduce(batch, 0, hidden, start=replayed.start, norm=objective.norm)
+        hidden = _gradients(loss, replayed, retain_graph=number < len(losses))
+        at_token, grid = _reduce(batch, 0, hidden, replayed.start, objective.norm)
         semgrad.append(at_token)
         grids.append(grid)
     tokens = {"entropies": entropies, "log_probs": log_probs.detach()}
@@ -319,20 +312,20 @@ def through_logits(batch: TokenBatch, objective: Objective, replayed: Replayed) 
 
 
 def _gradients(
-    output: torch.Tensor, hidden: Sequence[torch.Tensor], *, axis: int, retain_graph: bool, grad_outputs: Any = None
+    output: torch.Tensor, replayed: Replayed, *, retain_graph: bool, grad_outputs: Any = None
 ) -> list[torch.Tensor]:
     """The gradients by hidden states [B, columns, width].
 
     Raises:
         UnsupportedModelError: a state has no part in any gradient.
     """
-    if not all(states.requires_grad for states in hidden):
+    if not all(states.requires_grad for states in replayed.hidden):
         raise UnsupportedModelError(
             "this model runs some of its layers under torch.no_grad(), as its own code says: plain automatic "
             "differentiation has no gradient by their hidden states. Choose other layers, or another model."
         )
     found = torch.autograd.grad(
-        output, list(hidden), grad_outputs=grad_outputs, retain_graph=retain_graph, allow_unused=True
+        output, list(replayed.hidden), grad_outputs=grad_outputs, retain_graph=retain_graph, allow_unused=True
     )
     gradients: list[torch.Tensor] = []
     for gradient in found:
@@ -341,7 +334,7 @@ def _gradients(
                 "the hidden states that this model reports are copies, from which no path leads to its logits; there "
                 "is nothing to differentiate by. Use a model whose layers pass on one state for each token."
             )
-        gradients.append(by_token(gradient, axis))
+        gradients.append(by_token(gradient, replayed.token_axis))
     return gradients
 
 
@@ -357,7 +350,7 @@ def _rounds(batch: TokenBatch, seed: torch.Tensor) -> Iterator[tuple[list[tuple[
 
 
 def _reduce(
-    batch: TokenBatch, row: int, gradients: Sequence[torch.Tensor], *, start: int, norm: Norm
+    batch: TokenBatch, row: int, gradients: Sequence[torch.Tensor], start: int, norm: Norm
 ) -> tuple[float, Grid]:
     """One row's number at its token, and its grid, from the gradients [B, columns, d] of the span's layers."""
     token, first = batch.prompts.token_columns[row] - start, batch.prompts.grid_columns[row] - start
