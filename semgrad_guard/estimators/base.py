@@ -151,11 +151,23 @@ def observed_details(seen: Observation, milliseconds: float) -> dict[str, Any]:
     return {**likelihoods(seen), "scored_tokens": len(seen.log_probs), "scoring_ms": round(milliseconds, 3)}
 
 
-class AttendingEstimator(ObservedEstimator):
+class AttendingEstimator:
     """An estimator of how an answer's tokens attend to each other: one pass over prompt and answer, without a gradient.
 
     Subclasses combine the attention of the middle layers and the tokens' probabilities, in `number`.
     """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+
+    @property
+    def objective(self) -> Objective:
+        """Nothing is differentiated."""
+        return OBSERVING
+
+    def settings(self) -> dict[str, Any]:
+        """Empty unless a subclass has settings."""
+        return {}
 
     def number(self, log_probs: Sequence[float], previous: Sequence[Sequence[float]], own: Sequence[float]) -> float:
         """From log-probabilities (nats) and an `AttentionReading`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators.base import AttendingEstimator
@@ -32,6 +32,10 @@ class RAUQ(AttendingEstimator):
     def __post_init__(self) -> None:
         if not 0 < self.alpha <= 1:
             raise InputError(f"RAUQ needs an alpha in (0, 1], not {self.alpha}")
+
+    def settings(self) -> dict[str, Any]:
+        """`alpha`."""
+        return {"alpha": self.alpha}
 
     def number(self, log_probs: Sequence[float], previous: Sequence[Sequence[float]], own: Sequence[float]) -> float:
         """The greatest of the layers' u_l."""

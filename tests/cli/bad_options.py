@@ -95,6 +95,7 @@ def conflicts() -> Iterator[Bad]:
         "quiet twice over": (*PROBE, "-q", "-v"),
         "by and calibration": (*ONE, "--by", "clause", "--calibration", "{in}/c.json"),
         "by and a sampling estimator": (*ONE, "--by", "clause", "--estimator", "sar"),
+        "by and an estimator of attention": (*ONE, "--by", "clause", "--estimator", "rauq"),
         "data and question": (*SCORE, "--question", "What?"),
         "question alone": ("score", "--model", "{model}", "--question", "What?"),
         "response alone": ("score", "--model", "{model}", "--response", "That."),
