@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from semgrad_guard.declared import Option, require_valid
 from semgrad_guard.errors import BindingMismatchError, InputError, require_installed
 from semgrad_guard.estimators import KINDS, NEEDS_LABELS
+from semgrad_guard.files import first_line
 from semgrad_guard.named import NAMES
 from semgrad_guard.settings import ONE_THRESHOLD, REPORTED, UNCERTAINTY, EngineOptions, PolicyOptions
 
@@ -126,8 +127,7 @@ def _place(device: str | None) -> str | None:
         with warnings.catch_warnings(action="ignore"):
             torch.ones(1, device=device).add(1).item()  # "meta" makes tensors, and keeps nothing in them
     except (RuntimeError, AssertionError, ImportError) as error:
-        line = str(error).strip().partition("\n")[0]
-        reason = line.partition(". ")[0].rstrip(".")[:200]  # a list of all that torch was built for follows
+        reason = first_line(error).partition(". ")[0][:200]  # a list of all that torch was built for follows
         raise InputError(
             f"There is no device {device!r} here that holds a model: {reason}. Try --device cpu."
         ) from error

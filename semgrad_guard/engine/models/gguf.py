@@ -40,6 +40,7 @@ from semgrad_guard.errors import (
     UnsupportedModelError,
     require_installed,
 )
+from semgrad_guard.files import first_line
 
 READERS = ("gguf", "accelerate")
 """The packages with which transformers reads GGUF files."""
@@ -159,9 +160,8 @@ def _fetched(repository: str, file: str, *, revision: str | None, local_files_on
             "capital letters count, and a file in a folder is named with it."
         ) from error
     except (OSError, HFValidationError) as error:  # no such repository, no access to it, no room for it
-        message = str(error).strip().partition("\n")[0].rstrip(".")
         raise ModelNotFoundError(
-            f"cannot load '{repository}:{file}': {message}. Check the name and the access."
+            f"cannot load '{repository}:{file}': {first_line(error)}. Check the name and the access."
         ) from error
 
 

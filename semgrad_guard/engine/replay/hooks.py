@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -69,10 +70,10 @@ def _check(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 class LayerInputs:
     """h^(l) of a span in one pass over the model's own code, from the inputs of its decoder layers.
 
-    `layers` are the decoder layers, None where the architecture has no known list of them.
+    `layers` are the decoder layers, none where the architecture has no known list of them.
     """
 
-    def __init__(self, layers: Sequence[nn.Module] | None, n_layers: int, span: Sequence[int]) -> None:
+    def __init__(self, layers: Sequence[nn.Module], n_layers: int, span: Sequence[int]) -> None:
         self._layers, self._n_layers, self._span = layers, n_layers, span
         self._seen: dict[int, torch.Tensor] = {}
         self._calls = 0
@@ -80,16 +81,11 @@ class LayerInputs:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Note the inputs of the span's layers (and the last one, by which the rest is verified)."""
-        if self._layers is None:
+        if not self._layers:
             yield
             return
-
         watched = {*self._span, self._n_layers - 1}
-
-        def keep(layer: int) -> InputHook:
-            return lambda states: self._keep(layer, states)
-
-        with input_hooks(self._layers, {layer: keep(layer) for layer in watched}):
+        with input_hooks(self._layers, {layer: partial(self._keep, layer) for layer in watched}):
             yield
         if self._calls > len(self._seen):
             raise UnsupportedModelError(
@@ -237,13 +233,14 @@ class ModuleSwaps:
 
     @property
     def layers(self) -> Sequence[nn.Module]:
-        """The decoder layers that text passes through (only where the architecture has a known list of them)."""
+        """The decoder layers that text passes through; none where the architecture has no known list of them."""
         members = self._members
         return [members[place] for place in self._places]
 
     @property
     def _members(self) -> nn.ModuleList:
-        return cast(nn.ModuleList, self._copy.get_submodule(cast(str, self._architecture.layers)))
+        path = self._architecture.layers
+        return nn.ModuleList() if path is None else cast(nn.ModuleList, self._copy.get_submodule(path))
 
     @property
     def _places(self) -> Sequence[int]:

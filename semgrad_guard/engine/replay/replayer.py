@@ -73,8 +73,7 @@ class Replayer:
             if "generation_config" in vars(module):
                 vars(module)["generation_config"] = GenerationConfig()
         self._swaps = ModuleSwaps(self._copy, architecture)
-        layers = () if architecture.layers is None else self.layers
-        self._projections, self._attentions = Projections(layers), Attentions(layers)
+        self._projections, self._attentions = Projections(self.layers), Attentions(self.layers)
         self._positioned = [module for module in model_copy.modules() if "rope_deltas" in vars(module)]
         self.token_axis = 1
         self._virtual = virtual_tokens(self._copy)
@@ -86,7 +85,7 @@ class Replayer:
 
     @property
     def layers(self) -> Sequence[nn.Module]:
-        """The copy's decoder layers that text passes through (only where the architecture has a known list of them)."""
+        """The copy's decoder layers that text passes through; none where the architecture has no known list of them."""
         return self._swaps.layers
 
     @property
@@ -186,7 +185,7 @@ class Replayer:
             UnsupportedModelError: there is context, and a layer has no keys and values by tokens.
         """
         raw: list[torch.Tensor] = []
-        inputs = self._layer_inputs(span)
+        inputs = LayerInputs(self.layers, self._architecture.n_layers, span)
         embedding: Any = self._copy.get_input_embeddings()  # pyright: ignore
         with ExitStack() as stack:
             # A copy of the tensor with a gradient: some models scale it in place.
@@ -220,7 +219,8 @@ class Replayer:
 
     def last_states(self, batch: TokenBatch, count: int) -> torch.Tensor:
         """h^(l) of the prompts for l = 0 .. L-1 at their last `count` tokens, without a graph: [B, L, count, d]."""
-        inputs = self._layer_inputs(range(self._architecture.n_layers))
+        n_layers = self._architecture.n_layers
+        inputs = LayerInputs(self.layers, n_layers, range(n_layers))
         options = {"logits_to_keep": 1} if self._architecture.takes_logits_to_keep else {}
         with torch.no_grad(), inputs.watched():
             columns = batch.inputs(0, batch.prompt_columns)
@@ -384,10 +384,7 @@ class Replayer:
             hidden[span[0]] = states.detach().requires_grad_()
             return hidden[span[0]]
 
-        def keep(layer: int) -> InputHook:
-            return lambda states: hidden.__setitem__(layer, states)
-
-        return hidden, {**{layer: keep(layer) for layer in span[1:]}, span[0]: leaf}
+        return hidden, {**{layer: partial(hidden.__setitem__, layer) for layer in span[1:]}, span[0]: leaf}
 
     @contextmanager
     def _replaying(self, known: Outputs | None, live: slice | None = None) -> Iterator[None]:
@@ -428,8 +425,4 @@ class Replayer:
 
     def _stages(self) -> Sequence[nn.Module]:
         """The modules before which a pass may be interrupted: the decoder layers and the head."""
-        return [*(() if self._architecture.layers is None else self.layers), self.head]
-
-    def _layer_inputs(self, span: Sequence[int]) -> LayerInputs:
-        layers = None if self._architecture.layers is None else self.layers
-        return LayerInputs(layers, self._architecture.n_layers, span)
+        return [*self.layers, self.head]
