@@ -21,6 +21,7 @@ from semgrad_guard.adapters.calibrating import (
 from semgrad_guard.adapters.chosen_estimator import ChosenEstimator
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.calibration.calibration_set import Copies, read_rate
+from semgrad_guard.calibration.confidence import ConfidenceMethod
 from semgrad_guard.calibration.languages import doubt_of_grader, read_languages
 from semgrad_guard.calibration.slots import read_slots
 from semgrad_guard.errors import CalibrationError, InputError, require_known
@@ -53,7 +54,7 @@ class ExampleOptions(TypedDict, total=False):
     robust: bool
     copies: Copies
     tries: int
-    confidence: bool
+    confidence: ConfidenceMethod | None
     created: str
 
 

@@ -20,11 +20,16 @@ def require_same_unit(calibration: Calibration, binding: Binding) -> None:
     """Refuse a threshold for whole answers about sentences, and the other way round: its promise is another.
 
     Raises:
-        BindingMismatchError: the calibration is about another unit than the scores, or another `on_doubt`.
+        BindingMismatchError: the calibration is about another unit than the scores, or another `on_doubt`; one by kind,
+            all of its kinds are.
     """
-    calibrated = None if calibration.sentences is None else calibration.sentences.on_doubt
     judged: Any = (binding.settings or {}).get("on_doubt")
-    if calibrated != judged and not calibration.kinds:  # of which each is compared by itself
+    units = [
+        None if one.sentences is None else one.sentences.on_doubt
+        for one in calibration.kinds.values() or (calibration,)
+    ]
+    if judged not in units:
+        calibrated = units[0]
         raise BindingMismatchError(
             f"The calibration {calibration.id} is about {_unit(calibrated)}, and the answers are judged as "
             f"{_unit(judged)}. Calibrate again in that form, or give the guard the calibration's."

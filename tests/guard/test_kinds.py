@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from semgrad_guard import Calibration, Guard, LanguageModel, Policy
-from semgrad_guard.calibration import calibrate
-from semgrad_guard.errors import CalibrationError, InputError
+from semgrad_guard.calibration import Binding, calibrate
+from semgrad_guard.errors import BindingMismatchError, CalibrationError, InputError
 from semgrad_guard.guard.kinds import questions_of_kind
 from semgrad_guard.guard.policy import decide
 from semgrad_guard.guard.promise import combined_promise
@@ -99,6 +99,14 @@ def test_a_calibration_without_kinds_promises_nothing_about_one(by_kind: Calibra
     alone = Policy.from_calibration(by_kind.kinds["easy"])
     assert decide(draft(-5.0), alone.of_kind("easy"), can_escalate=False, prompt=FORM).promised
     assert not decide(draft(-5.0), alone, can_escalate=False, prompt=FORM).promised
+
+
+def test_a_threshold_for_answers_of_a_kind_decides_about_no_sentence(by_kind: Calibration) -> None:
+    whole = Binding(model="m", estimator="x")
+    for policy in map(Policy.from_calibration(by_kind).of_kind, (None, "easy", "unknown")):
+        policy.check(whole)
+        with pytest.raises(BindingMismatchError, match="about whole answers"):
+            policy.check(whole.model_copy(update={"settings": {"by": "sentence", "on_doubt": "drop"}}))
 
 
 def test_kinds_share_a_promise_by_the_sum_of_their_deltas(by_kind: Calibration) -> None:
