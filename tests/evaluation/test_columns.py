@@ -195,6 +195,19 @@ def test_columns_can_be_named(tmp_path: Path) -> None:
         read(tmp_path, record, answers_field="golden")
 
 
+@pytest.mark.parametrize("column", ["ground_truth", "Reference", "expectedOutput", "golden_answers"])
+def test_a_models_answer_is_no_reference_where_the_reference_is_missing(tmp_path: Path, column: str) -> None:
+    found = read(tmp_path, f"question,answer,{column}\nWho?,m,a\n{Q},m,\nWhen?,m,  \n", "q.csv")
+    assert [row.answers for row in found.rows] == [("a",)]
+    assert ["no reference answer" in str(problem) for problem in found.problems] == [True, True]
+    (row,) = read(tmp_path, f"question,answer,{column}\n{Q},m,\n", "q.csv", needs="response").rows
+    assert row.response == "m"
+    lines = [{"question": "Who?", "answer": "m", column: "a"}, {"question": Q, "answer": "m"}]
+    for both in (lines, lines[::-1]):
+        with pytest.raises(DataFileError, match="has a model's answer, next to the reference"):
+            read(tmp_path, "\n".join(map(json.dumps, both)))
+
+
 @pytest.mark.parametrize(
     ("record", "message"),
     [

@@ -142,7 +142,7 @@ class _Reading:
             beside = self._present(REFERENCES_BESIDE_ANSWERS)
             first = [column for column in REFERENCES if column != "answer" or not beside]
             name = self._column(None, (*first, *REFERENCES_BESIDE_ANSWERS), "--answers-field")
-        if name is not None:
+        if name is not None and not (self._cells and not _is_filled(self._record[name])):
             self._take("answers", name, self._references(name))
         response = self._column(None, RESPONSE) or (answer if name not in (None, answer) else None)
         if response is not None:
@@ -221,6 +221,11 @@ class _Reading:
 
     def _fault(self, fault: str) -> DataFileError:
         return DataFileError(f"{self._found.place} {fault}.")
+
+
+def tells_even_if_empty(name: str) -> bool:
+    """Whether a column changes the meaning of others where its cell is empty: `answer` is then a model's own."""
+    return _plain(name) in {"question", *map(_plain, REFERENCES_BESIDE_ANSWERS)}
 
 
 @lru_cache(maxsize=4096)  # every record of a file has the same names

@@ -126,9 +126,10 @@ def read_questions(
     times: Counter[str] = Counter()
     problems: list[DataFileError] = []
     duplicates: list[str] = []
+    owners: dict[str, Entry] = {}
     for entry in entries(str(path)):
         try:
-            row, left = _read(entry, needs, given)
+            row, left, columns = _read(entry, needs, given)
             first, known = rows.setdefault(identity(row, needs), (entry, row))
             _require_agreement(row, known, entry, first, needs)
             times[identity(row, needs)] += 1
@@ -137,6 +138,7 @@ def read_questions(
                 raise
             problems.append(problem)
             continue
+        _require_one_meaning(columns, entry, owners)
         unread.update(dict.fromkeys(left))
         if first is not entry:
             duplicates.append(f"{entry.place} repeats {first.place_beside(entry)} and is left out.")
@@ -175,8 +177,24 @@ def _shared_ids(rows: Iterable[tuple[Entry, Question]]) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _read(entry: Entry, needs: Need, given: Columns) -> tuple[Question, Sequence[str]]:
-    """The question of an entry, and its columns that mean nothing here."""
+def _require_one_meaning(columns: Mapping[str, str], entry: Entry, owners: dict[str, Entry]) -> None:
+    """Refuse a file in which a column holds references in one line and a model's answers in another.
+
+    `owners` are the first lines of either kind.
+    """
+    for meaning in ("answers", "response"):
+        if columns.get(meaning, "").lower() == "answer":
+            owners.setdefault(meaning, entry)
+    if len(owners) > 1:
+        raise DataFileError(
+            f'{owners["answers"].place} has its reference in "answer", where {owners["response"].place} has a model\'s '
+            "answer, next to the reference: give every line its reference in the same column, or name the column "
+            "(--answers-field)"
+        )
+
+
+def _read(entry: Entry, needs: Need, given: Columns) -> tuple[Question, Sequence[str], Mapping[str, str]]:
+    """The question of an entry, its columns that mean nothing here, and the columns of its fields."""
     content: Any = entry.content
     if isinstance(content, DataFileError):
         raise content
@@ -196,7 +214,7 @@ def _read(entry: Entry, needs: Need, given: Columns) -> tuple[Question, Sequence
         raise DataFileError(f"{entry.place} {_fault(error, record, found.columns)}.") from error
     _require(row, needs, found, record)
     scored = found.columns.get("response") if needs == "response" else None
-    return row, [name for name in found.unread if name != scored]
+    return row, [name for name in found.unread if name != scored], found.columns
 
 
 def _require_agreement(row: Question, known: Question, entry: Entry, first: Entry, needs: Need) -> None:

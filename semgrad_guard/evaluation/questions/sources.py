@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from semgrad_guard.errors import DataFileError, MissingExtraError
 from semgrad_guard.evaluation.files import STDIN, called, read_data, read_table
-from semgrad_guard.evaluation.questions.columns import records_in
+from semgrad_guard.evaluation.questions.columns import records_in, tells_even_if_empty
 from semgrad_guard.files import first_line
 from semgrad_guard.pocket import QUESTIONS_PATH
 
@@ -186,9 +186,9 @@ def _parsed(text: bytes, place: str, *, span: str) -> Any:
 
 
 def _csv(path: Path) -> Iterator[Entry]:
-    """Rows by column name, without their empty cells; an empty question is kept, to be named."""
+    """Rows by column name, without empty cells that tell nothing."""
     for row in read_table(path)[1]:
-        cells = {name: cell for name, cell in row.cells.items() if cell.strip() or name == "question"}
+        cells = {name: cell for name, cell in row.cells.items() if cell.strip() or tells_even_if_empty(name)}
         entry = Entry(str(path), "row", row.number, cells, is_text=True)
         if row.surplus:
             fault = DataFileError(f"{entry.place} has more cells than there are columns; quote texts that hold commas.")
