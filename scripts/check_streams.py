@@ -2,9 +2,10 @@
 
     python scripts/check_streams.py [--streams 10000] [--seed 1] [--model pocket]
 
-The model writes three sentences with nonces of their question. Thresholds, fronts, slow readers and the places where a
-reader leaves are drawn. Pieces, chunks, tokens and ends that handlers hear are searched for the nonces of sentences
-that the whole answer's verdict withholds, and so are checkpoints, memories and records.
+The model writes three sentences with nonces of their question. Thresholds, fronts, targets, slow readers, the places
+where a reader leaves and the cuts of the server's clients are drawn. Pieces, chunks, tokens and ends that handlers hear
+are searched for the nonces of sentences that the whole answer's verdict withholds, and so are checkpoints, memories and
+records.
 """
 
 from __future__ import annotations
@@ -42,8 +43,10 @@ from semgrad_guard.estimators import MaxProbability
 from semgrad_guard.guard import Terms
 from semgrad_guard.records import SentenceVerdict, Verdict
 from semgrad_guard.server.app import make_app
+from semgrad_guard.server.remote import RemoteServer
 from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.service import ServedModel, Service
+from semgrad_guard.server.upstream import RemoteTarget
 
 NONCE = re.compile("[a-z]{3}-[a-z]{3}-[a-z]{3}")
 ADJECTIVES = ("old", "hot", "far", "wide", "rare", "dear")
@@ -87,6 +90,7 @@ class Drawn(NamedTuple):
     policy: Policy
     given: dict[str, Any]
     target: Any
+    cuts: dict[str, Any]
 
 
 Pieces = AsyncIterator[tuple[str, Verdict | None]]
@@ -120,17 +124,27 @@ async def async_guard_pieces(model: LanguageModel, drawn: Drawn, _: Heard) -> Pi
         await stream.aclose()
 
 
+async def served(model: LanguageModel, drawn: Drawn, *, stream: bool) -> str:
+    """The response of a server, with the cuts of its client."""
+    by: Any = drawn.given["on_doubt"]
+    scheduler, target = Scheduler(model, drawn.given["estimator"], by_sentence=by), None
+    if drawn.target is not None:
+        choice = {"index": 0, "message": {"role": "assistant", "content": drawn.target(None)}, "finish_reason": "stop"}
+        other = httpx.MockTransport(lambda _: httpx.Response(200, json={"choices": [choice]}))
+        target = RemoteTarget(RemoteServer("http://other/v1", transport=other), "large")
+    terms = Terms(policy=drawn.policy, can_escalate=target is not None)
+    one = ServedModel(name="m", scheduler=scheduler, terms=terms, by_sentence=by, target=target)
+    transport = httpx.ASGITransport(make_app(Service([one])))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        body = {"model": "m", "stream": stream, "messages": [{"role": "user", "content": drawn.question}]}
+        return (await client.post("/v1/chat/completions", json={**body, **drawn.cuts})).text
+
+
 async def server_pieces(model: LanguageModel, drawn: Drawn, events: Heard) -> Pieces:
     """Those of the server."""
-    by: Any = drawn.given["on_doubt"]
-    scheduler = Scheduler(model, drawn.given["estimator"], by_sentence=by)
-    served = ServedModel(name="m", scheduler=scheduler, terms=Terms(policy=drawn.policy), by_sentence=by)
-    transport = httpx.ASGITransport(make_app(Service([served])))
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-        body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": drawn.question}]}
-        response = await client.post("/v1/chat/completions", json=body)
-    events.all.append(response.text)
-    sent = [line[6:] for line in response.text.splitlines() if line.startswith("data: {")]
+    text = await served(model, drawn, stream=True)
+    events.all.append(text)
+    sent = [line[6:] for line in text.splitlines() if line.startswith("data: {")]
     for event in map(json.loads, sent):
         for choice in event["choices"]:
             yield choice["delta"].get("content") or "", None
@@ -176,7 +190,7 @@ def langchain_model(model: LanguageModel, drawn: Drawn, events: Heard) -> tuple[
 async def query_pieces(model: LanguageModel, drawn: Drawn, events: Heard) -> Pieces:
     """Those of a guarded query engine, whose response is searched."""
     llm = SemGradLLM.from_model(model, **drawn.given)
-    response: Any = await query_engine(llm, drawn.policy, streaming=True).aquery(drawn.question)
+    response: Any = await query_engine(llm, drawn, streaming=True).aquery(drawn.question)
     try:
         async for piece in response.response_gen:
             yield piece, None
@@ -189,7 +203,8 @@ async def chat_pieces(model: LanguageModel, drawn: Drawn, events: Heard) -> Piec
     """Those of a guarded chat engine, whose memory and response are searched."""
     llm, memory = SemGradLLM.from_model(model, **drawn.given), ChatMemoryBuffer.from_defaults(token_limit=3000)
     engine = SimpleChatEngine.from_defaults(llm=llm, memory=memory)
-    stream: Any = await GuardedChatEngine(engine, drawn.policy).astream_chat(drawn.question)
+    guard = GuardedChatEngine(engine, drawn.policy, escalate_to=drawn.target)
+    stream: Any = await guard.astream_chat(drawn.question)
     text = ""
     try:
         async for chunk in stream.achat_stream:
@@ -203,9 +218,10 @@ async def chat_pieces(model: LanguageModel, drawn: Drawn, events: Heard) -> Piec
             raise AssertionError(f"{remembered} is remembered, {text!r} was delivered")
 
 
-def query_engine(llm: SemGradLLM, policy: Policy, *, streaming: bool) -> GuardedQueryEngine:
+def query_engine(llm: SemGradLLM, drawn: Drawn, *, streaming: bool) -> GuardedQueryEngine:
     """A guarded engine with one passage."""
-    return GuardedQueryEngine(RetrieverQueryEngine.from_args(NothingMore(), llm=llm, streaming=streaming), policy)
+    inner = RetrieverQueryEngine.from_args(NothingMore(), llm=llm, streaming=streaming)
+    return GuardedQueryEngine(inner, drawn.policy, escalate_to=drawn.target)
 
 
 class NothingMore(BaseRetriever):
@@ -226,17 +242,19 @@ FRONTS: dict[str, Callable[[LanguageModel, Drawn, Heard], Pieces]] = {
     "chat": chat_pieces,
 }
 
-NO_TARGET = ("server", "query", "chat")
-"""Fronts in which no target finishes an answer."""
-
 
 async def whole_answer(model: LanguageModel, drawn: Drawn) -> Verdict:
-    """The verdict on the same answer in one piece; a query engine's prompt is another one."""
+    """The verdict on the same answer in one piece; a query engine's prompt is another one, and a client's cuts are the
+    server's.
+    """
     verdict = await guard_of(model, drawn).acall(drawn.question)
+    if drawn.front == "server":
+        whole = json.loads(await served(model, drawn, stream=False))
+        return verdict.model_copy(update={"text": whole["choices"][0]["message"]["content"]})
     if drawn.front != "query":
         return verdict
     llm = SemGradLLM.from_model(model, **drawn.given)
-    response: Any = await query_engine(llm, drawn.policy, streaming=False).aquery(drawn.question)
+    response: Any = await query_engine(llm, drawn, streaming=False).aquery(drawn.question)
     sentences = map(SentenceVerdict.model_validate, response.metadata["semgrad_guard"]["sentences"])
     return verdict.model_copy(update={"text": str(response), "sentences": tuple(sentences)})
 
@@ -251,13 +269,15 @@ async def searched(model: LanguageModel, chance: random.Random, front: str = "")
     question = f"Which of these is tea: {', '.join(nonces)}?"
     estimator: Any = chance.choice([HybridGrad(), MaxProbability()])
     front, leaves = front or chance.choice(list(FRONTS)), chance.choice([None, None, 0, 1, 2])
-    forms = ["stop", "drop", "mark", *([] if front in NO_TARGET else ["escalate"])]
-    given = {"estimator": estimator, "by": "sentence", "on_doubt": chance.choice(forms)}
+    given = {"estimator": estimator, "by": "sentence", "on_doubt": chance.choice(["stop", "drop", "mark", "escalate"])}
     target = (lambda _: "Another answer.") if given["on_doubt"] == "escalate" else None
-    every = await whole_answer(model, Drawn(front, question, Policy(threshold=1e30), given, target))
+    every = await whole_answer(model, Drawn(front, question, Policy(threshold=1e30), given, target, {}))
     scores = sorted(sentence.uncertainty or 0.0 for sentence in every.sentences)
     policy = Policy(threshold=chance.choice([scores[0] * 0.99, *(score * 1.001 for score in scores)]))
-    drawn = Drawn(front, question, policy, given, target)
+    place, limit = chance.randrange(len(every.text)), chance.choice([None, chance.randrange(1, 60)])
+    strings = chance.choice([None, ["zz"], [every.text[place : place + chance.randrange(1, 9)]]])
+    cuts = {"stop": strings, "max_tokens": limit} if front == "server" else {}
+    drawn = Drawn(front, question, policy, given, target, cuts)
     whole = await whole_answer(model, drawn)
     events, text, record = Heard(), "", None
     stream = FRONTS[front](model, drawn, events)
@@ -276,8 +296,8 @@ async def searched(model: LanguageModel, chance: random.Random, front: str = "")
     seen = "\n".join([text, *events.all])
     if found := [nonce for nonce in withheld if nonce in seen]:
         raise AssertionError(f"{front} {given['on_doubt']}: {found} left, of {question}")
-    if not whole.text.startswith(text):
-        raise AssertionError(f"{front} {given['on_doubt']}: {text!r} is no beginning of {whole.text!r}")
+    if not whole.text.startswith(text) or (leaves is None and text != whole.text):
+        raise AssertionError(f"{front} {given['on_doubt']} {cuts}: {text!r} left, of {whole.text!r}")
     if record is not None and record.text != whole.text:
         raise AssertionError(f"{front} {given['on_doubt']}: {record.text!r} is recorded, {whole.text!r} is due")
     return f"{front}, {'whole' if text == whole.text else 'left early'}"

@@ -230,7 +230,9 @@ class Verdict(BaseModel):
     (`digest_of` its text). `options` are those of a request to another server, where it wrote the answer, and None
     where the scored model did.
     `decision_id` names the row of the decision log; there is one as soon as the row is safe. `sentences` are those of
-    the text, where answers are judged by sentence.
+    the answer, where answers are judged by sentence. Under "stop" and "escalate" a stream ends its model behind the
+    doubtful sentence, so that its `sentences`, `draft` and `uncertainty` end there; a call writes and lists the later
+    ones as well. The delivered text and the action are the same.
 
     `schema_version` is 1 as long as every field keeps its name, type and meaning: a reader of version 1 must accept
     fields that it does not know, and records from before a field was added, which then has its default. A field that is

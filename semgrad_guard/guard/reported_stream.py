@@ -6,30 +6,40 @@ text, or do not spell it, nothing leaves any more before the end, which decides.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from semgrad_guard.engine.sentences import Span, decided
-from semgrad_guard.guard.early_sentences import LetThrough, SentencePiece
+from semgrad_guard.guard.early_sentences import LetThrough, Ranges, SentencePiece
 from semgrad_guard.guard.flow import Draft
 from semgrad_guard.guard.policy import Terms
 from semgrad_guard.guard.reported import ReportedScorer, bytes_of
 from semgrad_guard.guard.verdicts import current_recorder
 from semgrad_guard.records import PromptForm
 
+ReportedCertain = Callable[[Sequence[Any], str, Ranges], int]
+
 
 class ReportedSentences:
     """Finds the sentences of one answer that these terms let through, as their log-probabilities arrive.
 
     `options` are those of the call, and `prompt` is the form of its prompt. `text` is the answer so far; once it
-    `is_over`, the rest is not delivered, and the text ends behind the sentence that is not let through.
+    `is_over`, the rest is not delivered, and the text ends behind the sentence that is not let through. `certain` is
+    as for `LetThrough`, given the log-probabilities so far.
     """
 
     def __init__(
-        self, scorer: ReportedScorer, terms: Terms, *, options: Mapping[str, Any], prompt: PromptForm | None
+        self,
+        scorer: ReportedScorer,
+        terms: Terms,
+        *,
+        options: Mapping[str, Any],
+        prompt: PromptForm | None,
+        certain: ReportedCertain | None = None,
     ) -> None:
         self._scorer, self._options, self._prompt = scorer, options, prompt
-        self._new = list[SentencePiece]()
+        self._certain, self._new = certain, list[SentencePiece]()
         self._early = LetThrough(terms, self._new.append)
         self._ends: list[int] = [0]
         self._entries = list[Any]()
@@ -44,11 +54,14 @@ class ReportedSentences:
         *,
         options: Mapping[str, Any],
         prompt: PromptForm | None,
+        certain: ReportedCertain | None = None,
     ) -> ReportedSentences | None:
         """None where only the end of the answer decides."""
         if scorer is None or scorer.by_sentence is None or terms is None or current_recorder() is not None:
             return None
-        return cls(scorer, terms, options=options, prompt=prompt) if terms.withholds and terms.delivers_early else None
+        if not (terms.withholds and terms.delivers_early):
+            return None
+        return cls(scorer, terms, options=options, prompt=prompt, certain=certain)
 
     def add(self, text: str, entries: Any) -> list[SentencePiece]:
         """The sentences that may leave now; `text` is the newest piece, and `entries` came with it."""
@@ -66,7 +79,8 @@ class ReportedSentences:
         if ends:
             self._ends += ends
             spans = list(zip(self._ends, self._ends[1:], strict=False))
-            self.is_over = not self._early.add(self._draft(spans))
+            certain = None if self._certain is None else partial(self._certain, self._entries)
+            self.is_over = not self._early.add(self._draft(spans), certain)
         if self.is_over:
             self.text = self.text[: self._ends[-1]]
         return list(self._new)

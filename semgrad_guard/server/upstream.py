@@ -27,8 +27,9 @@ from semgrad_guard.guard import (
     Work,
     external,
 )
+from semgrad_guard.guard.early_sentences import Ranges
 from semgrad_guard.guard.reported import prompt_of
-from semgrad_guard.server.answers import KEY, Answer, Cuts, part_of
+from semgrad_guard.server.answers import KEY, Answer, Cuts, part_of, pieces_of
 from semgrad_guard.server.forwarded import Forwarded
 from semgrad_guard.server.protocol import CUTS
 from semgrad_guard.server.remote import RemoteServer
@@ -97,10 +98,10 @@ class Upstream:
         return RemoteAnswer(self, request)
 
     def early(self, request: UpstreamRequest) -> ReportedSentences | None:
-        """The sentences that may leave before their answer ends; None where a client's cuts, or its other fields, come
-        with its end, and where a copy of the model scores."""
-        own = request.read.request
-        if not isinstance(self.scheduler, ReportedQueue) or request.cuts or request.body.get("logprobs"):
+        """The sentences that may leave before their answer ends; None where a client's log-probabilities come with its
+        end, and where a copy of the model scores."""
+        own, cuts = request.read.request, request.cuts
+        if not isinstance(self.scheduler, ReportedQueue) or request.body.get("logprobs"):
             return None
         if own.tools or own.wants_json:
             return None
@@ -108,7 +109,15 @@ class Upstream:
             call_options(self.sent(request)),
             prompt_of(request.read.conversation, request.read.form.tools),
         )
-        return ReportedSentences.of(self.scheduler.scorer, request.terms, options=options, prompt=prompt)
+
+        def certain(entries: Sequence[Mapping[str, Any]], text: str, ranges: Ranges) -> int:
+            if cuts is None:
+                return len(text)
+            pieces = pieces_of([entry.get("token") or "" for entry in entries], ranges)
+            return 0 if cuts.max_tokens is not None and "".join(pieces) != text else cuts.certain(text, pieces)
+
+        scorer = self.scheduler.scorer
+        return ReportedSentences.of(scorer, request.terms, options=options, prompt=prompt, certain=certain)
 
     async def scored(self, request: UpstreamRequest, answer: Answer) -> Draft[Answer]:
         """An answer with its score. The text of calls is not known, so that they cannot be scored."""
@@ -163,10 +172,12 @@ _WORDS = re.compile(r"\s*\S+|\s+$")
 
 
 def _pieces(answer: Answer) -> tuple[str, ...]:
-    """The text that each token adds, by the log-probabilities; empty where these do not spell the text."""
+    """The text that each token adds, by the log-probabilities; empty where these do not begin with the text."""
     tokens = [entry.get("token") for entry in answer.logprobs or ()]
     written = tuple(token for token in tokens if isinstance(token, str))
-    return written if "".join(written) == answer.text else ()
+    if (spelled := "".join(written)) == answer.text:
+        return written
+    return pieces_of(written, [(0, len(answer.text))]) if spelled.startswith(answer.text) else ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,3 +77,24 @@ async def test_sentences_leave_while_the_upstream_writes(
     assert len(actions) == (0 if apart else len(early))
     assert on_doubt == "mark" or "Rome" not in response.text
     assert len(sent) == (10 if on_doubt == "stop" and not apart else len(WORDS))
+
+
+@pytest.mark.parametrize(
+    ("values", "cuts", "due"),
+    [
+        ((-0.1,) * 12, {"max_tokens": 40, "stop": ["zz"]}, list(SENTENCES)),
+        ((-0.1,) * 12, {"max_tokens": 6}, [SENTENCES[0], "Rome is"]),
+        ((-0.1,) * 12, {"stop": [". R"]}, ["Paris is old"]),
+        ((-0.1,) * 12, {"stop": [". Ro", ". X"]}, ["Paris is old"]),
+        ((-0.1,) * 12, {"stop": [". O"]}, ["Paris is old", ". ", "Rome is new"]),
+        (DOUBT, {"stop": "ld. Osl", "max_tokens": 40}, ["Paris is o"]),
+        (DOUBT, {"max_tokens": 6}, [SENTENCES[0], "Oslo"]),
+    ],
+)
+async def test_a_clients_cuts(serve: Serve, values: tuple[Any, ...], cuts: dict[str, Any], due: list[str]) -> None:
+    scores = ReportedQueue(ReportedScorer("tiny", by_sentence="drop"))
+    async with serve(POLICY, upstream=upstream(scores, values, []), scheduler=scores, by_sentence="drop") as client:
+        response = await client.post(CHAT, json=asking(stream=True, **cuts))
+    chunks = events(response.text)
+    assert [text for chunk in chunks for one in chunk["choices"] if (text := one["delta"].get("content"))] == due
+    assert "Rome" not in response.text or "Rome" in "".join(due)
