@@ -113,7 +113,7 @@ check-server: $(STAMP) $(CLIENTS)/.installed $(OPENAI_3)/.installed  ## real cli
 $(UPSTREAMS)/.installed: scripts/upstreams/requirements.txt constraints.txt
 	$(PYTHON) -m venv $(UPSTREAMS)
 	$(UPSTREAMS)/bin/pip install --quiet -c constraints.txt torch==2.13.0
-	$(UPSTREAMS)/bin/pip install --quiet -c constraints.txt -e '.[langchain]'
+	$(UPSTREAMS)/bin/pip install --quiet -c constraints.txt -e '.[langchain,llama-index]'
 	while read -r each; do $(UPSTREAMS)/bin/pip install --quiet -c constraints.txt "$$each" || true; done \
 		< scripts/upstreams/requirements.txt
 	touch $@

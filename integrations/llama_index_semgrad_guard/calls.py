@@ -30,6 +30,8 @@ from llama_index.core.llms.llm import LLM
 from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index_instrumentation import get_dispatcher
+from llama_index_instrumentation.base.event import BaseEvent
+from llama_index_instrumentation.event_handlers import BaseEventHandler
 from llama_index_instrumentation.span import BaseSpan, active_span_id
 from llama_index_instrumentation.span_handlers import BaseSpanHandler
 from pydantic import BaseModel
@@ -38,9 +40,10 @@ from llama_index_semgrad_guard.lazy_streams import bound_to
 from llama_index_semgrad_guard.leaving import Leaving
 from llama_index_semgrad_guard.passages import Passage
 from llama_index_semgrad_guard.records import repeats, shares, text_of, words_of
+from llama_index_semgrad_guard.reported import ReportedAnswer, reports
 from semgrad_guard import Generation, ToolCall, Verdict
 from semgrad_guard.adapters.messages import as_asked
-from semgrad_guard.guard import SentencePiece
+from semgrad_guard.guard import ReportedScorer, SentencePiece
 from semgrad_guard.records import PromptForm
 
 _dispatcher = get_dispatcher(__name__)
@@ -83,6 +86,7 @@ class Step:
         self.began, self.ended = next(_clock), 0
         self.result: Any = None
         self.content: Any = None
+        self.answer: ReportedAnswer | None = None
         self._stream: Callable[[], Any] = lambda: None
 
     def end(self, result: Any) -> None:
@@ -113,7 +117,7 @@ class Step:
 
 
 class ModelCall:
-    """One answer of a `SemGradLLM`, scored when its verdict is first read.
+    """One answer of a `SemGradLLM`, or by its log-probabilities of another LLM, scored when its verdict is first read.
 
     `text` and `pieces` are the very objects that went to the caller, `step` is the step that made the call, and `ended`
     its place in time. The text of a `withheld` call was kept back by a guard within the engine.
@@ -121,8 +125,8 @@ class ModelCall:
 
     def __init__(
         self,
-        generation: Generation,
-        assess: Callable[[Generation], Verdict],
+        generation: Generation | ReportedAnswer,
+        assess: Callable[[Any], Verdict],
         *,
         text: str | None = None,
         pieces: Sequence[str] = (),
@@ -205,6 +209,9 @@ class Turn:
         handlers = cast("list[Any]", get_dispatcher("root").span_handlers)  # pyright: ignore[reportUnknownMemberType]
         if not any(handler is _witness for handler in handlers):  # they may have been replaced since
             handlers.append(_witness)
+        listeners = cast("list[Any]", get_dispatcher("root").event_handlers)  # pyright: ignore[reportUnknownMemberType]
+        if not any(listener is _listener for listener in listeners):
+            listeners.append(_listener)
         token = _turn.set(self)
         _open_turns.append(self)
         try:
@@ -343,6 +350,36 @@ class Turn:
                 self.others.append(step)
         return step
 
+    def note(self, event: BaseEvent) -> None:
+        """An answer of an LLM that reports log-probabilities: its begin, its pieces, and its end, which is a call."""
+        step = self._steps.get(event.span_id or "")
+        if step is None or not reports(step.component):
+            return
+        if (begun := ReportedAnswer.begun(step.component, event)) is not None:
+            step.answer = begun
+            if self.leaving is not None:
+                begun.flow(self.leaving.terms, self.leaving.scorer)
+            self._is_recorded(step)
+        elif (answer := step.answer) is not None and answer.ended(event):
+            step.answer = None
+            call = ModelCall(answer, ReportedAnswer.verdict, text=answer.text, pieces=answer.pieces)
+            call.step = step
+            self.add(call)
+        elif answer is not None and answer.new:
+            self.let_through(answer, answer.pieces, answer.left)
+
+    def _is_recorded(self, step: Step) -> None:
+        """A step runs an LLM that is no other one: its answer will be a call."""
+        self.others = [other for other in self.others if other is not step]
+        if self._outer is not None:
+            self._outer._is_recorded(step)
+
+    def score_by(self, scorer: Callable[[str], ReportedScorer]) -> None:
+        """How a guard scores the answers that have log-probabilities."""
+        for call in self.calls:
+            if isinstance(call.generation, ReportedAnswer):
+                call.generation.scorer = scorer
+
     def leave(self, id_: str, result: Any) -> None:
         """A step ends."""
         if self._outer is not None:
@@ -445,3 +482,19 @@ class _Witness(BaseSpanHandler[BaseSpan]):
 
 _SUFFIX = len("-") + len(str(uuid.uuid4()))
 _witness = _Witness()
+
+
+class _Listener(BaseEventHandler):
+    """Passes the events of LLMs on to the turn that is open, if one is."""
+
+    @classmethod
+    def class_name(cls) -> str:
+        return "semgrad_guard"
+
+    def handle(self, event: BaseEvent, **kwargs: Any) -> None:
+        turn = _turn.get()
+        if turn is not None:
+            turn.note(event)
+
+
+_listener = _Listener()

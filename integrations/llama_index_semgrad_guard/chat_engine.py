@@ -109,7 +109,7 @@ class GuardedChatEngine(Guarded, BaseChatEngine):
         self._engine, self._memory, self.escalate_to = engine, memory, escalate_to
         self.routing = Routing.of(policy, source="chat_engine", can_escalate=escalate_to is not None, **options)
         require_guardable(engine, self.routing.terms)
-        self._by_sentence = judges_by_sentence(engine, self.routing.terms) and isinstance(engine, _BY_SENTENCE)
+        self._by_sentence = judges_by_sentence(engine, self.routing, options) and isinstance(engine, _BY_SENTENCE)
 
     @property
     def chat_history(self) -> list[ChatMessage]:

@@ -10,17 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from semgrad_guard.guard import SentencePiece, Terms
+from semgrad_guard.guard import ReportedScorer, SentencePiece, Terms
 
 C = TypeVar("C")
 """A call of the model's, as it was when these sentences had ended."""
 
 
 class Leaving(Generic[C]):
-    """The sentences of a turn that these terms let through, with the call that wrote them."""
+    """The sentences of a turn that these terms let through, with the call that wrote them.
 
-    def __init__(self, terms: Terms) -> None:
-        self.terms = terms
+    `scorer` is that of a model whose server reports log-probabilities, by its name.
+    """
+
+    def __init__(self, terms: Terms, scorer: Callable[[str], ReportedScorer]) -> None:
+        self.terms, self.scorer = terms, scorer
         self._let_through = list[tuple[C, tuple[SentencePiece, ...]]]()
         self._left = 0
 

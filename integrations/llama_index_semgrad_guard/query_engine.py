@@ -83,15 +83,16 @@ class GuardedQueryEngine(Guarded, BaseQueryEngine):
     a structure, a query raises, whatever the mode.
 
     Args:
-        engine: any query engine whose answers come from a `SemGradLLM`; answers of other LLMs are unscored.
+        engine: any query engine whose answers come from a `SemGradLLM`, or from an LLM whose server reports
+            log-probabilities (`OpenAILike(..., logprobs=True, top_logprobs=5)`); answers of others are unscored.
         policy: which scores to let through; `on_unscored` also decides about queries for which nothing was retrieved.
         escalate_to: gets the original query of an answer that is not let through: a query engine, an LLM or a function.
         mode: "enforce" (streams are read to their end before anything is delivered, by sentence as far as a
             sentence's: a text that a user has seen cannot be taken back), "raise" (an error where an answer is not let
             through), "annotate" (nothing is withheld and streams are live, the record in the metadata once they have
             ended) or "observe" (the same, without the record: verdicts go to the event handlers only).
-        **options: `abstain_message`, `aggregate`, `answering`, `keep_draft`, `on_error`, `timeout`, `monitor`, `log`:
-            see `GuardOptions`.
+        **options: `abstain_message`, `aggregate`, `answering`, `by`, `on_doubt`, `keep_draft`, `on_error`, `timeout`,
+            `monitor`, `log`: see `GuardOptions`.
 
     Raises:
         InputError: the engine is guarded already or streams structures, `escalate_to` cannot answer, or a setting is
@@ -119,7 +120,7 @@ class GuardedQueryEngine(Guarded, BaseQueryEngine):
         self._engine, self.escalate_to = engine, escalate_to
         self.routing = Routing.of(policy, source="query_engine", can_escalate=escalate_to is not None, **options)
         require_guardable(engine, self.routing.terms)
-        self._by_sentence = judges_by_sentence(engine, self.routing.terms)
+        self._by_sentence = judges_by_sentence(engine, self.routing, options)
 
     def _get_prompt_modules(self) -> PromptMixinType:
         return {"engine": self._engine}

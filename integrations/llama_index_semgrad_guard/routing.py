@@ -21,9 +21,10 @@ from llama_index.core.response_synthesizers import Refine
 from llama_index.core.tools import BaseTool
 
 from llama_index_semgrad_guard.authorship import Aggregate, Answering, Counting, Delivery
-from llama_index_semgrad_guard.calls import ModelCall, Turn, current_turn
+from llama_index_semgrad_guard.calls import ModelCall, Turn, current_turn, is_ours
 from llama_index_semgrad_guard.events import Source, report
 from llama_index_semgrad_guard.leaving import Leaving
+from llama_index_semgrad_guard.reported import reports
 from semgrad_guard import METADATA_KEY, Policy, Promise, Verdict
 from semgrad_guard.calibration import DriftMonitor
 from semgrad_guard.errors import (
@@ -39,13 +40,17 @@ from semgrad_guard.guard import (
     AbstainMessage,
     DecisionSink,
     Draft,
+    JudgedBy,
     KeepDraft,
     Mode,
+    OnDoubt,
     OnError,
+    ReportedScorer,
     Steps,
     Terms,
     Timeout,
     current_recorder,
+    judged_by,
     promise_along,
     require_policy,
     require_sequel,
@@ -73,6 +78,11 @@ class GuardOptions(TypedDict, total=False):
     """Watches the scores for drift, and the share of unscored answers."""
     log: DecisionSink | None
     """A `DecisionLog`, which every decision is written to."""
+    by: JudgedBy | None
+    """"sentence": every sentence has a score of its own, for an LLM that is scored by its server's log-probabilities; a
+    `SemGradLLM` has this setting itself. Default: as the policy's calibration, or "answer"."""
+    on_doubt: OnDoubt | None
+    """By sentence, as in `SemGradLLM`."""
     aggregate: Aggregate | None
     """The "max" or "mean" of the scores of all the model's calls; default: those that wrote the answer count."""
     answering: Answering | None
@@ -86,6 +96,8 @@ class Routing:
 
     terms: Terms
     counting: Counting
+    by_sentence: OnDoubt | None = None
+    """What happens at a doubtful sentence of an LLM that is scored by its server's log-probabilities."""
 
     @classmethod
     def of(
@@ -97,22 +109,31 @@ class Routing:
         whole: bool = False,
         aggregate: Aggregate | None = None,
         answering: Answering | None = None,
+        by: JudgedBy | None = None,
+        on_doubt: OnDoubt | None = None,
         **terms: Any,
     ) -> Routing:
         """The settings of engines and agents (`GuardOptions`), and where their verdicts are reported.
 
         Raises:
-            InputError: an unknown setting, or a value out of its range.
+            InputError: an unknown setting, or a value out of its range, or one that an agent has not.
         """
+        if whole and (by is not None or on_doubt is not None):
+            raise InputError("an agent's messages are judged as a whole: leave by and on_doubt out")
         require_known(f"a guarded {source.replace('_', ' ')}", terms, GuardOptions.__annotations__)
         keep_draft = bool(terms.get("keep_draft"))
 
         def notify(verdict: Verdict) -> None:
             report(verdict, source, keep_draft=keep_draft)
 
+        made = Terms(policy=policy, can_escalate=can_escalate, continues=not whole, notify=notify, **terms)
+        unit = None if whole else judged_by(policy.calibration, by, on_doubt)
+        if by is not None:
+            made.require_finisher(unit)
         return cls(
-            terms=Terms(policy=policy, can_escalate=can_escalate, continues=not whole, notify=notify, **terms),
+            terms=made,
             counting=Counting(aggregate=aggregate, answering=answering, whole=whole),
+            by_sentence=unit,
         )
 
     def now(self) -> Routing:
@@ -126,7 +147,15 @@ class Routing:
         """
         terms = self.terms
         early = terms.withholds and terms.delivers_early and current_turn() is None and current_recorder() is None
-        return Leaving(terms) if early else None
+        return Leaving(terms, self.scorer) if early else None
+
+    def scorer(self, model: str) -> ReportedScorer:
+        """The scorer of an LLM's answers by the log-probabilities that its server reports.
+
+        Raises:
+            BindingMismatchError: the policy was calibrated for scores of a local model.
+        """
+        return ReportedScorer.of(model, self.terms.policy.of_current_kind().calibration, by_sentence=self.by_sentence)
 
     def draft(self, turn: Turn, delivery: Delivery) -> Draft[Any]:
         """The scored draft of an answer that was made in a turn.
@@ -137,7 +166,9 @@ class Routing:
         if any(streams_structures(step.component) for step in turn.ended):
             raise InputError(STREAMED_STRUCTURE)
         advice = "" if delivery.structure is None else _STRUCTURE
-        return self.counting.draft(turn, delivery, self.terms.policy.of_current_kind(), irreplaceable=advice)
+        policy = self.terms.policy.of_current_kind()
+        turn.score_by(self.scorer)
+        return self.counting.draft(turn, delivery, policy, irreplaceable=advice)
 
     def attached(self, metadata: Mapping[str, Any] | None, verdict: Verdict, turn: Turn) -> dict[str, Any]:
         """Metadata with the verdict's record and the question's digest in it; without them in mode "observe"."""
@@ -213,17 +244,21 @@ def require_guardable(engine: Any, terms: Terms) -> None:
                 setattr(part, name, False)
 
 
-def judges_by_sentence(engine: Any, terms: Terms) -> bool:
-    """Whether a `SemGradLLM` in an engine judges every sentence by itself.
+def judges_by_sentence(engine: Any, routing: Routing, given: GuardOptions) -> bool:
+    """Whether every sentence of an LLM in an engine is judged by itself.
 
     Raises:
-        InputError: a target is to finish its answers, and there is none.
+        InputError: a target is to finish its answers, and there is none; or `given` are settings that a `SemGradLLM`
+            has itself.
     """
-    parts = _within(engine, (*_PRINTING, LLM), lambda part: not isinstance(part, LLM), {})
-    forms = [getattr(part, "by_sentence", None) for part in parts if isinstance(part, LLM)]
+    found = _within(engine, (*_PRINTING, LLM), lambda part: not isinstance(part, LLM), {})
+    parts = [part for part in found if isinstance(part, LLM)]
+    forms = [getattr(part, "by_sentence", None) for part in parts]
+    if any(map(is_ours, parts)) and (given.get("by") or given.get("on_doubt")):
+        raise InputError("by and on_doubt are settings of the SemGradLLM in this engine: give them there")
     for form in forms:
-        terms.require_finisher(form)
-    return any(forms)
+        routing.terms.require_finisher(form)
+    return any(forms) or (routing.by_sentence is not None and any(map(reports, parts)))
 
 
 _ANSWERING = (BaseQueryEngine, BaseChatEngine, BaseTool)
