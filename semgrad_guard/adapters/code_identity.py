@@ -101,11 +101,7 @@ def code_identity(function: Callable[..., Any], *, role: str) -> str:
 
 
 def _digest(value: Any, around: tuple[Any, ...]) -> str:
-    """The digest of a value within others, one of which it may be itself (a recursive function).
-
-    Raises:
-        _UnknownContentError: it may have a state that a digest does not show.
-    """
+    """The digest of a value within others, one of which it may be itself (a recursive function)."""
     if any(value is outer for outer in around):
         return "itself"
     inside, kind = (*around, value), cast("type[Any]", type(value))
@@ -146,11 +142,7 @@ def _name_in_library(value: Any) -> str:
 
 
 def _works_with(function: FunctionType) -> list[Any]:
-    """The values that a function works with: its defaults, its fields, those closed over, and globals by their names.
-
-    Raises:
-        _UnknownContentError: it may work with others.
-    """
+    """The values that a function works with: its defaults, its fields, those closed over, and named globals."""
     nested = nested_code(function.__code__)
     outside = _OUTSIDE.intersection(name for code in nested for name in code.co_names)
     if outside or names_of(nested, "IMPORT_NAME"):
@@ -291,7 +283,6 @@ def _in_class(kind: type[Any], facts: set[str]) -> list[Any]:
 
 
 def _plain(value: Any) -> str:
-    """A value that no run changes as text, any other one by its type."""
     if isinstance(value, tuple):
         return repr([*map(_plain, cast("tuple[Any, ...]", value))])
     if isinstance(value, frozenset):

@@ -135,5 +135,4 @@ def as_asked(form: PromptForm, question: str | None, *, prepared: bool) -> Promp
 
 
 def _plain(text: str) -> str:
-    """A text, its white space aside."""
     return " ".join(text.split())

@@ -21,6 +21,5 @@ def served_options(client: Any, call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _held(client: Any) -> dict[str, Any]:
-    """The options that a client holds in its fields."""
     held = ((name, getattr(client, name, None)) for name in FIELDS)
     return {name: value for name, value in held if value is not None and not callable(value)}

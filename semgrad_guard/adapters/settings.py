@@ -173,12 +173,10 @@ def call_options(fields: Any, call: Mapping[str, Any], *, also: frozenset[str] =
 
 
 def _loading(fields: Any) -> dict[str, Any]:
-    """The arguments of `LanguageModel.from_pretrained`."""
     given = {name: getattr(fields, name) for name in _LOADING}
     given["template_options"] = template_options_of(given["template_options"], fields.thinking) or None
     return {"name_or_path": fields.model, **given}
 
 
 def _key_of(settings: dict[str, Any]) -> str:
-    """One string per set of loading arguments."""
     return repr(sorted(settings.items()))

@@ -16,24 +16,7 @@ from semgrad_guard.cli.evaluate import evaluate
 from semgrad_guard.cli.feedback import feedback, sample
 from semgrad_guard.cli.fetch import fetch
 from semgrad_guard.cli.gate import gate
-from semgrad_guard.cli.help import (
-    ASK,
-    CALIBRATE,
-    DECISIONS,
-    DEMO,
-    EVALUATE,
-    EXIT_CODES,
-    FEEDBACK,
-    FETCH,
-    GATE,
-    PLAN,
-    PROBE,
-    PROGRAM,
-    RECALIBRATE,
-    SAMPLE,
-    SCORE,
-    SERVE,
-)
+from semgrad_guard.cli.help import EPILOGS, EXIT_CODES, PROGRAM
 from semgrad_guard.cli.plan import plan
 from semgrad_guard.cli.probe import probe
 from semgrad_guard.cli.recalibrate import recalibrate
@@ -66,20 +49,11 @@ def main(
     """The options of the program itself."""
 
 
-for _command, _epilog, _continues in (
-    (ask, ASK, False),
-    (score, SCORE, False),
-    (plan, PLAN, False),
-    (calibrate, CALIBRATE, True),
-    (evaluate, EVALUATE, True),
-    (gate, GATE, True),
-    (probe, PROBE, True),
-    (serve, SERVE, False),
-    (decisions, DECISIONS, False),
-    (sample, SAMPLE, False),
-    (feedback, FEEDBACK, False),
-    (recalibrate, RECALIBRATE, False),
-    (fetch, FETCH, False),
-    (demo, DEMO, False),
+_RESUMED = (calibrate, evaluate, gate, probe)
+"""Commands that resume where they stopped when they are run again."""
+
+for _command in (
+    *(ask, score, plan, calibrate, evaluate, gate, probe, serve),
+    *(decisions, sample, feedback, recalibrate, fetch, demo),
 ):
-    add(app, _command, _epilog, continues=_continues)
+    add(app, _command, EPILOGS[_command.__name__].strip(), continues=_command in _RESUMED)

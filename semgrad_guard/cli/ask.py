@@ -13,15 +13,15 @@ from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.terminal import OUT, note, say, status
 from semgrad_guard.declared import Option
 from semgrad_guard.errors import BindingMismatchError, EmptyPromptError
+from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.loading import ModelSource, pocket_policy
 from semgrad_guard.named import POCKET
+from semgrad_guard.records import Verdict
 from semgrad_guard.settings import EngineOptions, PolicyOptions, SentenceOptions
 
 if TYPE_CHECKING:
     from semgrad_guard.calibration import Binding
-    from semgrad_guard.evaluation.questions.data import Question
-    from semgrad_guard.guard import Answerer, Guard, Policy
-    from semgrad_guard.records import Verdict
+    from semgrad_guard.guard import Policy
 
 
 def ask(  # a command's options are its arguments
@@ -63,7 +63,7 @@ def ask(  # a command's options are its arguments
         raise EmptyPromptError("The question is empty; ask something.")
     row, phrasing = _row(text, context), loading.phrasing(wording)[0]
     phrasing.require([row])
-    from semgrad_guard.guard import Answerer, judged_by
+    from semgrad_guard.guard import Answerer, Guard, judged_by
 
     policy, token = loading.load_policy(calibration, decision), loading.load_token(probe)
     embedded = pocket_policy(decision) if policy is None and model.model == POCKET else None
@@ -84,7 +84,16 @@ def ask(  # a command's options are its arguments
     from semgrad_guard.guard.policy import lets_every_score_through
 
     with questions_of_kind(kind):
-        guard = _guard(answerer, policy or lets_every_score_through(decision.on_unscored), sentences.closing_line)
+        guard = Guard(
+            answerer.model,
+            policy or lets_every_score_through(decision.on_unscored),
+            estimator=chosen,
+            options=answerer.options,
+            prompt_template=answerer.prompt_template,
+            by="answer" if by_sentence is None else "sentence",
+            on_doubt=by_sentence,
+            closing_line=sentences.closing_line,
+        )
         with status("Answering …"):
             verdict = guard(phrasing.conversation(row))
     _show(verdict, text, as_json=as_json)
@@ -92,27 +101,10 @@ def ask(  # a command's options are its arguments
 
 
 def _row(question: str, context: str | None) -> Question:
-    from semgrad_guard.evaluation.questions.data import Question
-
     passage = None if context is None else loading.text_or_file(context)[0]
     if passage is not None and not passage.strip():
         raise EmptyPromptError("The passage is empty; leave --context out to ask without one.")
     return Question(question=question, context=passage)
-
-
-def _guard(answerer: Answerer, policy: Policy, closing_line: str) -> Guard:
-    from semgrad_guard.guard import Guard
-
-    return Guard(
-        answerer.model,
-        policy,
-        estimator=answerer.estimator,
-        options=answerer.options,
-        prompt_template=answerer.prompt_template,
-        by="answer" if answerer.by_sentence is None else "sentence",
-        on_doubt=answerer.by_sentence,
-        closing_line=closing_line,
-    )
 
 
 def _if_it_fits(policy: Policy, binding: Binding) -> Policy | None:

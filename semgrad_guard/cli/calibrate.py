@@ -9,25 +9,23 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import click
 import typer
 
-from semgrad_guard.cli import grading, loading, options, values
-from semgrad_guard.cli.calibrate_output import Files, draw, show
-from semgrad_guard.cli.calibrate_run import Run, Shape
+from semgrad_guard.cli import loading, options, values
 from semgrad_guard.cli.calibrate_sentences import PromisedSentences, drawn_questions, require_known
-from semgrad_guard.cli.calibrate_server import require_at_server
 from semgrad_guard.cli.estimators import LearnedEstimatorSpec, estimators_for, learns
-from semgrad_guard.cli.grading import ByHand
 from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.loading import Cluster
 from semgrad_guard.cli.terminal import ERR, note, say
 from semgrad_guard.declared import Bounds, Option
 from semgrad_guard.errors import InputError
+from semgrad_guard.evaluation.files import beside, sole_writer
+from semgrad_guard.evaluation.questions.data import QuestionFile
 from semgrad_guard.loading import ModelSource
 from semgrad_guard.settings import REPORTED, UPSTREAM_KEY, Alpha, Delta, EngineOptions
 
 if TYPE_CHECKING:
     from semgrad_guard.calibration import Calibration
     from semgrad_guard.calibration.calibration_set import Copies
-    from semgrad_guard.evaluation.questions.data import QuestionFile
+    from semgrad_guard.cli.grading import ByHand
 
 
 def calibrate(  # noqa: PLR0913  # a command's options are its arguments
@@ -182,7 +180,8 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     a grade of its own, and the promise is about sentences.
     """
     from semgrad_guard.calibration.slots import read_slots
-    from semgrad_guard.evaluation.files import beside, sole_writer
+    from semgrad_guard.cli import grading
+    from semgrad_guard.cli.calibrate_output import Files, draw, show
 
     values.one_from_stdin(data=data, prompt=wording.prompt, system=wording.system, labels=labels)
     runs = tuple(also or ())
@@ -197,6 +196,9 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     given = [path for path in (probe, extra_prompts) if path is not None]
     files.check([data, Path(model.model), *sources, *runs, *given])
     questions = _read(data, columns, strict=strict, alpha=alpha, delta=delta, copies=copies)
+    from semgrad_guard.cli.calibrate_run import Run  # torch loads here, once the files are known to be good
+    from semgrad_guard.cli.calibrate_server import require_at_server
+
     if copies is None and questions.duplicates:
         copies = _chosen(questions)
     if copies == "keep" and questions.times and (runs or decoding.temperature > 0):
@@ -205,7 +207,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     few = labels is not None and not learns(estimator)
     questions = drawn_questions(questions, by_hand) if promised and few else questions
     due = few and len(questions.rows) > by_hand
-    hand = _hand(ByHand(by_hand, prediction_powered) if due else None, prediction_powered, robust=robust)
+    hand = _hand(grading.ByHand(by_hand, prediction_powered) if due else None, prediction_powered, robust=robust)
     _require_kinds(questions if by_kind else None, alone=not runs and hand is None)
     if server is None:
         require_known(estimators_for(estimator), promised)  # before any work, also settings that they do not take
@@ -215,10 +217,20 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     if server is not None:
         require_at_server(model, probe=probe, also=also, ray=cluster.ray)
     conversations = [] if extra_prompts is None else loading.read_conversations(extra_prompts)
-    shape = Shape(conversations, read_slots(slot or ()))
-    answering = loading.decoding(decoding)
     run = Run(
-        source, estimator, phrasing, answering, batch_size, cluster, runs, shape, hand, server, promised, languages
+        source,
+        estimator,
+        phrasing,
+        loading.decoding(decoding),
+        batch_size,
+        cluster,
+        runs,
+        conversations,
+        read_slots(slot or ()),
+        hand,
+        server,
+        promised,
+        languages,
     )
     with sole_writer(output):
         outcome = run(
@@ -289,11 +301,7 @@ def _code(calibration: Calibration, questions: QuestionFile) -> ExitCode:
 
 
 def _chosen(questions: QuestionFile) -> Copies:
-    """What the file is, by the person at the terminal.
-
-    Raises:
-        InputError: there is none.
-    """
+    """What the file is, by the person at the terminal."""
     repeated = f"{len(questions.duplicates)} lines of {questions.path} repeat a question"
     if not (ERR.is_terminal and sys.stdin.isatty()):
         raise InputError(

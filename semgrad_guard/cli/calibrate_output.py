@@ -10,13 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from semgrad_guard.calibration import Calibration
+from semgrad_guard.cli.rendering import calibration_view, confidence_rows
 from semgrad_guard.cli.terminal import OUT
+from semgrad_guard.evaluation.files import STDIN, Output, beside, read_by, require_outputs
+from semgrad_guard.evaluation.graders.grading import GRADES
+from semgrad_guard.evaluation.job_record import is_record
+from semgrad_guard.evaluation.questions.data import QuestionFile
+from semgrad_guard.evaluation.report.drawing import draw_risk_coverage, is_drawn, require_drawable
 from semgrad_guard.named import title_of
 
 if TYPE_CHECKING:
     from semgrad_guard.evaluation.calibrating import Outcome
-    from semgrad_guard.evaluation.files import Output
-    from semgrad_guard.evaluation.questions.data import QuestionFile
 
 
 @dataclass(frozen=True)
@@ -31,26 +36,15 @@ class Files:
     @property
     def grades(self) -> Path:
         """The verdicts of models and judges."""
-        from semgrad_guard.evaluation.files import beside
-
         return beside(self.output, ".grades.jsonl")
 
     def check(self, inputs: Sequence[Path]) -> None:
         """Refuse, before any work, a file that cannot be written."""
-        from semgrad_guard.evaluation.files import require_outputs
-        from semgrad_guard.evaluation.report.drawing import require_drawable
-
         if self.plot is not None:
             require_drawable(self.plot)
         require_outputs(self._outputs(), inputs=inputs)
 
     def _outputs(self) -> list[Output]:
-        from semgrad_guard.calibration import Calibration
-        from semgrad_guard.evaluation.files import STDIN, Output, read_by
-        from semgrad_guard.evaluation.graders.grading import GRADES
-        from semgrad_guard.evaluation.job_record import is_record
-        from semgrad_guard.evaluation.report.drawing import is_drawn
-
         picture = [] if self.plot is None else [Output(self.plot, "picture of a calibration", is_drawn)]
         # An existing sheet is extended and never overwritten; `grading.check_labels` recognises it.
         sheet = [] if self.labels in (None, STDIN) else [Output(self.labels, "sheet of labels", lambda _: True)]
@@ -65,8 +59,6 @@ class Files:
 
 def draw(path: Path, outcome: Outcome) -> None:
     """Risk against coverage, as a picture."""
-    from semgrad_guard.evaluation.report.drawing import draw_risk_coverage
-
     made_for = outcome.calibration.binding
     draw_risk_coverage(
         path,
@@ -80,8 +72,6 @@ def draw(path: Path, outcome: Outcome) -> None:
 
 def show(outcome: Outcome, questions: QuestionFile, files: Files, *, as_json: bool) -> None:
     """The result, on the terminal or as JSON."""
-    from semgrad_guard.cli.rendering import calibration_view
-
     if as_json:
         typer.echo(json.dumps(_document(outcome, questions, files)))
         return
@@ -93,8 +83,6 @@ def show(outcome: Outcome, questions: QuestionFile, files: Files, *, as_json: bo
 
 
 def _document(outcome: Outcome, questions: QuestionFile, files: Files) -> dict[str, Any]:
-    from semgrad_guard.cli.rendering import confidence_rows
-
     long: dict[str, Any] = dict.fromkeys(("scores", "grid", "confidence_map"), True)
     if outcome.calibration.choice is None:
         long["choice"] = True

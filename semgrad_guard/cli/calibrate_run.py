@@ -2,51 +2,129 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from semgrad_guard.calibration import Binding, EngineAnswers
+from semgrad_guard.calibration.calibration_set import Copies
+from semgrad_guard.calibration.languages import doubt_of_grader
 from semgrad_guard.cli import grading, loading
-from semgrad_guard.cli.calibrate_model import ModelWriter
+from semgrad_guard.cli.calibrate_model import ModelWriter, OtherRun
 from semgrad_guard.cli.calibrate_output import Files
 from semgrad_guard.cli.calibrate_sentences import Sentences
 from semgrad_guard.cli.calibrate_server import ServerWriter
-from semgrad_guard.cli.estimators import (
-    EstimatorSpec,
-    Graded,
-    GradedOther,
-    LearnedEstimatorSpec,
-    estimators_for,
-    outcome_of,
-)
-from semgrad_guard.cli.grading import ByHand
+from semgrad_guard.cli.estimators import EstimatorSpec, LearnedEstimatorSpec, candidates_for, estimators_for
+from semgrad_guard.cli.grading import ByHand, Grades
 from semgrad_guard.cli.loading import Cluster
 from semgrad_guard.cli.terminal import say, say_unscored
+from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.evaluation.calibrating import (
+    LEARNED,
+    Outcome,
+    calibrate_best,
+    calibrate_by_hand,
+    calibrate_learned,
+    calibrate_scored,
+)
+from semgrad_guard.evaluation.graders import GRADERS, AnswerGrader, default_grader
+from semgrad_guard.evaluation.job_record import number_of_try
+from semgrad_guard.evaluation.learning_set import LearningSet
+from semgrad_guard.evaluation.questions.data import Question, QuestionFile
+from semgrad_guard.evaluation.questions.near import wordings
+from semgrad_guard.evaluation.questions.prompts import Phrasing
+from semgrad_guard.evaluation.runs.answers import Answer
+from semgrad_guard.guard.reported import ReportedScorer
 from semgrad_guard.loading import ModelSource
+from semgrad_guard.records import Message, PromptForm
 from semgrad_guard.settings import REPORTED
-
-if TYPE_CHECKING:
-    from semgrad_guard.calibration.calibration_set import Copies
-    from semgrad_guard.engine.generation.options import GenerationOptions
-    from semgrad_guard.evaluation.calibrating import Outcome
-    from semgrad_guard.evaluation.graders import AnswerGrader
-    from semgrad_guard.evaluation.questions.data import Question, QuestionFile
-    from semgrad_guard.evaluation.questions.prompts import Phrasing
-    from semgrad_guard.records import Message
 
 
 @dataclass(frozen=True)
-class Shape:
-    """Conversations and slots that widen the shape of the prompts."""
+class GradedOther:
+    """The answers of another engine, and their grades."""
 
-    conversations: Sequence[Sequence[Message]]
-    slots: Sequence[str]
+    run: OtherRun
+    grades: Grades
+
+    def answered(self, estimator: str, like: Binding) -> EngineAnswers:
+        """Their part in a calibration; `like` is the binding of the first engine."""
+        answers = [self.run.answers[i] for i in self.grades.rows]
+        return EngineAnswers(
+            [answer.uncertainty(estimator) for answer in answers],
+            self.grades.correct,
+            [answer.key for answer in answers],
+            like.in_engine(self.run.engine).model_copy(update={"grader": self.grades.grader}),
+        )
+
+
+@dataclass(frozen=True)
+class Graded:
+    """Answered questions with their grades, and the forms of the prompts; all in one order.
+
+    `also` are the answers of other engines to the same questions. An answer that was not to be graded has
+    None. By sentence, `sentences` are the grades of each answer's.
+    """
+
+    rows: Sequence[Question]
+    answers: Sequence[Answer]
+    correct: Sequence[bool | None]
+    prompts: Sequence[PromptForm | None] | None
+    also: Sequence[GradedOther]
+    copies: Copies | None
+    kinds: Sequence[str] | None
+    sentences: Sequence[Sequence[bool]] | None
+
+    def labels(self) -> str:
+        """A digest of the answers and their grades."""
+        grades = self.correct if self.sentences is None else map(list, self.sentences)
+        rows = [[answer.key, right] for answer, right in zip(self.answers, grades, strict=True)]
+        others = [[other.run.engine.fingerprint, *other.grades.correct] for other in self.also]
+        return hashlib.sha256(json.dumps([rows, others]).encode()).hexdigest()[:16]
+
+    def calibrated(
+        self, spec: EstimatorSpec, bind: Callable[[Any], Binding], *, named: str | None, **how: Any
+    ) -> Outcome:
+        """Calibrate; for a learned estimator and "auto", learn on a part of the answers first.
+
+        `bind` gives the binding by an estimator. `named` takes the scores of that name instead, which no model here
+        has made: then it is given None. `how` are options of `calibrate`
+        (alpha, delta, robust ...).
+        """
+        how = {"copies": self.copies, **how}
+        if "by_hand" in how:
+            estimator = None if named is not None else spec.make()
+            name = estimator.name if estimator is not None else named
+            scores = [answer.uncertainty(str(name)) for answer in self.answers]
+            how |= {"groups": [row.key for row in self.rows], "binding": bind(estimator), "prompts": self.prompts}
+            return calibrate_by_hand(scores, self.correct, **how)
+        known = LearningSet.of(
+            self.rows,
+            self.answers,
+            [right is True for right in self.correct],
+            prompts=self.prompts,
+            copies=self.copies,
+            kinds=self.kinds,
+            sentences=self.sentences,
+        )
+        if named is not None:
+            return calibrate_scored(known, named, binding=bind(None), **how)
+        if spec.estimator == "auto":
+            return calibrate_best(known, candidates_for(spec), bind=bind, **how)
+        if spec.estimator in LEARNED:
+            return calibrate_learned(known, spec.set_on(LEARNED[str(spec.estimator)]), bind=bind, **how)
+        estimator = spec.make()
+        binding = bind(estimator)
+        also = [other.answered(estimator.name, binding) for other in self.also]
+        return calibrate_scored(known, estimator, binding=binding, also=also, **how)
 
 
 @dataclass(frozen=True)
 class Run:
-    """How to answer and score."""
+    """How to answer and score. `conversations` and `slots` widen the shape of the prompts."""
 
     source: ModelSource
     estimator: EstimatorSpec
@@ -55,11 +133,12 @@ class Run:
     batch_size: int
     cluster: Cluster
     also: Sequence[Path]
-    shape: Shape
+    conversations: Sequence[Sequence[Message]]
+    slots: Sequence[str]
     hand: ByHand | None
-    server: str | None = None
-    sentences: Sentences | None = None
-    languages: Sequence[str] = ()
+    server: str | None
+    sentences: Sentences | None
+    languages: Sequence[str]
 
     def __call__(
         self,
@@ -75,10 +154,6 @@ class Run:
         by_kind: bool,
     ) -> Outcome:
         """Answer the missing questions, grade, and calibrate."""
-        from semgrad_guard.calibration.languages import doubt_of_grader
-        from semgrad_guard.evaluation.graders import GRADERS, default_grader
-        from semgrad_guard.evaluation.job_record import number_of_try
-
         rows = questions.rows
         self.phrasing.require(rows)
         template = self.phrasing.name(rows)
@@ -98,11 +173,8 @@ class Run:
             scored_by = named or self.estimator.make().name
             drawn = self.hand.draw(rows, answers, everything, scored_by, alpha=alpha)
         about: dict[str, Any] = {"labels": files.labels, "others": grading.recorded_keys(files.answers)}
-        by_sentence = None
-        if self.sentences is None:
-            grades = grading.grade(rows, answers, grader, book=files.grades, only=drawn, **about)
-        else:
-            grades, by_sentence = grading.grade_sentences(rows, answers, grader, book=files.grades, **about)
+        by_sentence = self.sentences is not None
+        grades = grading.grade(rows, answers, grader, book=files.grades, only=drawn, by_sentence=by_sentence, **about)
         right = dict(zip(grades.rows, grades.correct, strict=True))
         places = [row for row in everything if drawn is not None or row in right]
         kept = [rows[i] for i in places]
@@ -115,9 +187,9 @@ class Run:
         correct = [right.get(row) for row in places]
         kinds = [row.kind or "" for row in kept] if by_kind else None
         found = [answers[i] for i in places]
-        parts = None if by_sentence is None else [by_sentence[row] for row in places]
-        graded = Graded(kept, found, correct, grades.grader, prompts, of_others, copies, kinds, parts)
-        extra = [form for turns in self.shape.conversations if (form := writer.form(turns)) is not None]
+        parts = [grades.units[row] for row in places] if by_sentence else None
+        graded = Graded(kept, found, correct, prompts, of_others, copies, kinds, parts)
+        extra = [form for turns in self.conversations if (form := writer.form(turns)) is not None]
         how: dict[str, Any] = {"alpha": alpha, "delta": delta, "robust": robust, "languages": self.languages}
         how |= {} if self.sentences is None else asdict(self.sentences)
         promise = how | ({"by_kind": True} if by_kind else {})
@@ -126,18 +198,17 @@ class Run:
             promise |= {"by_hand": self.hand.count, "prediction_powered": self.hand.machine}
         settings = {"estimator": asdict(self.estimator), "labels": graded.labels(), "copies": copies, **promise}
         how["tries"] = number_of_try(files.answers, settings)
-        shape = {"extra_prompts": extra, "slots": self.shape.slots}
+        how |= {"extra_prompts": extra, "slots": self.slots}
         if self.hand is not None and self.hand.machine:
             surest = self.hand.draw(rows, answers, everything, scored_by, alpha=alpha, whole=True)
             verdicts = grading.grade(rows, answers, grader, book=files.grades, only=surest)
             by_machine = dict(zip(verdicts.rows, verdicts.correct, strict=True))
             how["machine"] = [by_machine.get(row) for row in places]
         bind = writer.binding(grades.grader, upstream)
-        outcome = outcome_of(self.estimator, graded, bind, named=named, **how, **shape)
+        outcome = graded.calibrated(self.estimator, bind, named=named, **how)
         return replace(outcome, no_verdict=grades.no_verdict)
 
     def _writer(self, template: str) -> ModelWriter | ServerWriter:
-        """The model here that answers, or the server."""
         if self.server is None:
             model = loading.load(self.source)
             estimators = {estimator.name: estimator for estimator in estimators_for(self.estimator)}
@@ -152,8 +223,6 @@ class Run:
                 self.source,
                 None if self.sentences is None else self.sentences.on_doubt,
             )
-        from semgrad_guard.guard.reported import ReportedScorer
-
         given = self.estimator.estimator
         scorer = ReportedScorer(
             self.source.model,
@@ -164,9 +233,6 @@ class Run:
 
 
 def _say_near(questions: Sequence[Question]) -> None:
-    """Warn of questions that are probably wordings of one fact."""
-    from semgrad_guard.evaluation.questions.near import wordings
-
     near = [(row, first) for row, first in enumerate(wordings(questions)) if row != first]
     if near:
         row, first = near[0]

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from semgrad_guard.cli.terminal import note
 from semgrad_guard.declared import Option
 from semgrad_guard.errors import InputError
+from semgrad_guard.evaluation.questions.data import QuestionFile
 from semgrad_guard.settings import DECISION, OnDoubt, SentenceForm
 
 if TYPE_CHECKING:
     from semgrad_guard.estimators import Estimator
-    from semgrad_guard.evaluation.questions.data import QuestionFile
 
 Promise = Literal["sentence", "answer"]
 

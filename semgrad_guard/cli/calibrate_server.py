@@ -9,18 +9,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from semgrad_guard.calibration import Binding
+from semgrad_guard.calibration.call_options import call_options
 from semgrad_guard.cli.terminal import kept_on_interrupt
+from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.errors import InputError
+from semgrad_guard.evaluation.job_record import JobRecord
+from semgrad_guard.evaluation.questions.data import Question
+from semgrad_guard.evaluation.questions.prompts import Phrasing
+from semgrad_guard.evaluation.runs.answers import Answer, AnsweredSentence, AnswerScore
+from semgrad_guard.evaluation.runs.run import complete, in_turn
+from semgrad_guard.guard.reported import ReportedScorer, prompt_of
+from semgrad_guard.records import Message, PromptForm, SentenceVerdict, Verdict
 from semgrad_guard.settings import REPORTED, UPSTREAM_KEY, EngineOptions
 
 if TYPE_CHECKING:
-    from semgrad_guard.calibration import Binding
-    from semgrad_guard.engine.generation.options import GenerationOptions
-    from semgrad_guard.evaluation.questions.data import Question
-    from semgrad_guard.evaluation.questions.prompts import Phrasing
-    from semgrad_guard.evaluation.runs.answers import Answer
-    from semgrad_guard.guard.reported import ReportedScorer
-    from semgrad_guard.records import Message, PromptForm, SentenceVerdict, Verdict
     from semgrad_guard.server.remote import RemoteServer
 
 
@@ -66,10 +69,6 @@ class ServerWriter:
         Raises:
             UpstreamError: the server fails. The answers so far are in the record.
         """
-        from semgrad_guard.evaluation.job_record import JobRecord
-        from semgrad_guard.evaluation.runs.answers import Answer
-        from semgrad_guard.evaluation.runs.run import complete, in_turn
-
         settings = {"server": self.url, "model": self.scorer.model, "prompt_template": template}
         whole = replace(self.scorer, by_sentence=None)
         settings |= {"generation": self.options, "estimators": dict.fromkeys(REPORTED, whole.settings)}
@@ -83,8 +82,6 @@ class ServerWriter:
 
     def binding(self, grader: str, upstream: str | None) -> Callable[[object], Binding]:
         """The binding of a calibration on these answers."""
-        from semgrad_guard.calibration.call_options import call_options
-
         facts = {"options": call_options(self.options), "max_tokens": self.decoding.max_tokens}
         facts |= {"stop": self.decoding.stop, "grader": grader, "upstream": upstream}
         bound = self.scorer.binding.model_copy(update=facts)
@@ -92,8 +89,6 @@ class ServerWriter:
 
     def form(self, conversation: Sequence[Message]) -> PromptForm | None:
         """The form of a prompt."""
-        from semgrad_guard.guard.reported import prompt_of
-
         return prompt_of(conversation)
 
     async def _answered(self, batch: Sequence[Question]) -> list[Answer]:
@@ -106,7 +101,6 @@ class ServerWriter:
             await server.close()
 
     async def _answer(self, server: RemoteServer, question: Question) -> Answer:
-        from semgrad_guard.evaluation.runs.answers import Answer, AnsweredSentence, AnswerScore
         from semgrad_guard.server.sent import answers_in
 
         turns = [{"role": turn.role, "content": turn.content} for turn in self.phrasing.conversation(question)]

@@ -5,23 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from semgrad_guard.cli import scores_file
 from semgrad_guard.cli.estimators import EstimatorSpec
+from semgrad_guard.cli.rendering import ROWS_SHOWN, claims_view
 from semgrad_guard.cli.terminal import OUT, progress, say_problems
+from semgrad_guard.engine.language_model import LanguageModel
+from semgrad_guard.engine.scoring.segments import Segment
+from semgrad_guard.engine.sentences import By
 from semgrad_guard.errors import InputError, PromptTooLongError, ReasoningError
-
-if TYPE_CHECKING:
-    from semgrad_guard.engine.language_model import LanguageModel
-    from semgrad_guard.engine.scoring.segments import Segment
-    from semgrad_guard.engine.sentences import By
-    from semgrad_guard.estimators.base import ReplayEstimator
-    from semgrad_guard.evaluation.highlight import Claim
-    from semgrad_guard.evaluation.questions.data import Question
-    from semgrad_guard.evaluation.questions.prompts import Phrasing
+from semgrad_guard.estimators.base import ReplayEstimator
+from semgrad_guard.evaluation.highlight import Claim
+from semgrad_guard.evaluation.questions.data import Question
+from semgrad_guard.evaluation.questions.prompts import Phrasing
 
 Scored = tuple["Question", "list[Segment]"]
 
@@ -36,8 +35,6 @@ class Outcome:
 
 def replay_estimator(spec: EstimatorSpec) -> ReplayEstimator:
     """The requested estimator, if it reads its number off a replay: only those know parts of an answer."""
-    from semgrad_guard.estimators.base import ReplayEstimator
-
     estimator = spec.make()
     if not isinstance(estimator, ReplayEstimator):
         raise typer.BadParameter(
@@ -112,8 +109,6 @@ def _record(scored: Scored, estimator: ReplayEstimator, by: By) -> dict[str, Any
 
 
 def _show(scored: Sequence[Scored], estimator: ReplayEstimator) -> None:
-    from semgrad_guard.cli.rendering import ROWS_SHOWN, claims_view
-
     for row, segments in scored[:ROWS_SHOWN]:
         OUT.print(claims_view(row.question, _claims(segments, estimator), estimator=estimator.name))
     if len(scored) > ROWS_SHOWN:

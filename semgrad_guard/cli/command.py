@@ -42,7 +42,9 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments of this command."""
-        given = _with_address(args)
+        # `--ray` alone starts a cluster here
+        pairs = itertools.pairwise([*args, "--"])
+        given = ["--ray=local" if one == "--ray" and after.startswith("-") else one for one, after in pairs]
         try:
             self._require_once(ctx, given)
             return super().parse_args(ctx, given)
@@ -64,7 +66,7 @@ class Command(TyperCommand):
             raise _UsageError(f"{names} is given {single.count(twice[0])} times; give it once.")
 
 
-def add(app: typer.Typer, function: Callable[..., None], epilog: str, *, continues: bool = False) -> None:
+def add(app: typer.Typer, function: Callable[..., None], epilog: str, *, continues: bool) -> None:
     """Make the function a command of the program, with --quiet and --verbose.
 
     `continues` tells that a run which was stopped resumes when the same command is run again.
@@ -126,7 +128,6 @@ def _let_go_of_stdout() -> None:
 
 
 def _message(error: Exception) -> str | None:
-    """The message about an error; None for a bug."""
     if isinstance(error, SemGradGuardError):
         return _short(str(error))
     if isinstance(error, OSError):
@@ -137,14 +138,6 @@ def _message(error: Exception) -> str | None:
         text = str(error).partition("\n")[0] or "nothing more is known."
         return f"Not enough memory: {_short(text)} Try a smaller --batch-size or shorter texts."
     return None
-
-
-def _with_address(args: list[str]) -> list[str]:
-    """`--ray` alone starts a cluster here."""
-    return [
-        "--ray=local" if argument == "--ray" and after.startswith("-") else argument
-        for argument, after in itertools.pairwise([*args, "--"])
-    ]
 
 
 def _short(message: str) -> str:

@@ -11,20 +11,21 @@ import typer
 
 from semgrad_guard.cli import options
 from semgrad_guard.cli.terminal import OUT
+from semgrad_guard.decision_log.entries import Decision
+from semgrad_guard.decision_log.summary import Row, Summary, by_day, parse_since
 from semgrad_guard.declared import Option
 from semgrad_guard.settings import LogAddress
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from semgrad_guard.decision_log.summary import Row, Summary
 
 _COLUMNS = ("decisions", "answer", "escalate", "abstain", "unscored")
 
 
 def decisions(
     *,
-    since: Annotated[str, Option("From when on: 7d, 12h, 30m, 2w, or 2026-01-31 (UTC).", options.DATA, "TIME")] = "7d",
+    since: options.Since = "7d",
     log: LogAddress = None,
     as_csv: Annotated[
         bool, Option("Every decision as a line of CSV on stdout.", options.OUTPUT, spelled="--csv")
@@ -42,7 +43,6 @@ def decisions(
     if as_csv and as_json:
         raise typer.BadParameter("give --csv or --json, not both")
     from semgrad_guard.decision_log.database import opened
-    from semgrad_guard.decision_log.summary import Summary, by_day, parse_since
     from semgrad_guard.decision_log.watching import PromiseWatch
 
     moment = parse_since(since)
@@ -70,8 +70,6 @@ def decisions(
 
 
 def _csv(rows: list[Row]) -> str:
-    from semgrad_guard.decision_log.entries import Decision
-
     names = [name for name in Decision.model_fields if name != "kind"]
     out = io.StringIO()
     writer = csv.DictWriter(out, [*names, "right", "sampling", "delivery"])

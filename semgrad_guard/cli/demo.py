@@ -12,6 +12,7 @@ import typer
 from semgrad_guard.cli import options
 from semgrad_guard.declared import Option
 from semgrad_guard.errors import MissingExtraError
+from semgrad_guard.evaluation.files import Output, make_folder, require_outputs
 from semgrad_guard.named import NAMES, POCKET, folder_of
 
 _OURS = ("semgrad_guard", "langchain_semgrad_guard")
@@ -47,7 +48,6 @@ def demo(
     """
     if absent := [package for module, package in _NEEDED.items() if find_spec(module) is None]:
         raise MissingExtraError(*absent, extra="demo")  # all at once, before anything is loaded
-    from semgrad_guard.evaluation.files import Output, make_folder, require_outputs
     from semgrad_guard.evaluation.report.drawing import is_drawn
 
     folder = output or Path()

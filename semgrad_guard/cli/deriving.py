@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from semgrad_guard.cli import values
 from semgrad_guard.declared import Declared, declared_option, declared_options
+from semgrad_guard.errors import InputError
 
 Reader = Callable[[Any], Any]
 
@@ -66,7 +67,6 @@ def parameters_of(group: type[Any]) -> list[inspect.Parameter]:
 
 
 def _annotation(declared: Declared) -> Any:
-    """An option as typer reads it."""
     option, name = declared.option, declared.name.replace("_", "-")
     usual = f"--{name}/--no-{name}" if declared.default is True else f"--{name}"
     spelled = (option.spelled,) if isinstance(option.spelled, str) else option.spelled or (usual,)
@@ -95,10 +95,8 @@ def _reader(declared: Declared) -> Reader:
     option, kind = declared.option, declared.element
     if option.reads is not None:
         read: Reader = getattr(values, option.reads)
-    elif kind is int:
-        return values.whole(option.bounds)
-    elif kind is float:
-        read = values.number(option.bounds)
+    elif kind in (int, float):
+        read = values.number(kind, option.bounds)
     elif kind is Path:
         read = values.path
     else:
@@ -107,7 +105,7 @@ def _reader(declared: Declared) -> Reader:
     def checked(value: Any) -> Any:
         try:
             return option.checked(read(value))
-        except ValueError as error:
+        except (InputError, ValueError) as error:
             raise typer.BadParameter(str(error)) from error
 
     return checked

@@ -1,31 +1,21 @@
-"""`--estimator` and its settings, the estimators that they mean, and the way from answers to a calibration."""
+"""`--estimator` and its settings, and the estimators that they mean."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import typer
 
-from semgrad_guard.cli.grading import Grades
 from semgrad_guard.cli.options import METHOD_NAMES
 from semgrad_guard.declared import Option
 from semgrad_guard.loading import ESTIMATOR_NAMES, EstimatorChoice, load_estimator
 from semgrad_guard.settings import REPORTED, UNCERTAINTY, ScoringOptions
 
 if TYPE_CHECKING:
-    from semgrad_guard.calibration import Binding, EngineAnswers, EngineIdentity
-    from semgrad_guard.calibration.calibration_set import Copies
     from semgrad_guard.estimators import Estimator
-    from semgrad_guard.evaluation.calibrating import Outcome
-    from semgrad_guard.evaluation.questions.data import Question
-    from semgrad_guard.evaluation.runs.answers import Answer
     from semgrad_guard.guard import Policy
-    from semgrad_guard.records import PromptForm
 
 E = TypeVar("E", bound="Estimator")
 
@@ -111,145 +101,3 @@ def learns(spec: EstimatorSpec) -> bool:
     from semgrad_guard.evaluation.calibrating import LEARNED
 
     return spec.estimator == "auto" or spec.estimator in LEARNED
-
-
-@dataclass(frozen=True)
-class GradedOther:
-    """The answers of another engine, and their grades."""
-
-    run: OtherRun
-    grades: Grades
-
-    def answered(self, estimator: str, like: Binding) -> EngineAnswers:
-        """Their part in a calibration; `like` is the binding of the first engine."""
-        from semgrad_guard.calibration import EngineAnswers
-
-        answers = [self.run.answers[i] for i in self.grades.rows]
-        return EngineAnswers(
-            [answer.uncertainty(estimator) for answer in answers],
-            self.grades.correct,
-            [answer.key for answer in answers],
-            like.in_engine(self.run.engine).model_copy(update={"grader": self.grades.grader}),
-        )
-
-
-@dataclass(frozen=True)
-class Graded:
-    """Answered questions with their grades, their grader, and the forms of the prompts; all in one order.
-
-    `also` are the answers of other engines to the same questions. An answer that was not to be graded has
-    None. By sentence, `sentences` are the grades of each answer's.
-    """
-
-    rows: Sequence[Question]
-    answers: Sequence[Answer]
-    correct: Sequence[bool | None]
-    grader: str
-    prompts: Sequence[PromptForm | None] | None
-    also: Sequence[GradedOther] = ()
-    copies: Copies | None = None
-    kinds: Sequence[str] | None = None
-    sentences: Sequence[Sequence[bool]] | None = None
-
-    def labels(self) -> str:
-        """A digest of the answers and their grades."""
-        grades = self.correct if self.sentences is None else map(list, self.sentences)
-        rows = [[answer.key, right] for answer, right in zip(self.answers, grades, strict=True)]
-        others = [[other.run.engine.fingerprint, *other.grades.correct] for other in self.also]
-        return hashlib.sha256(json.dumps([rows, others]).encode()).hexdigest()[:16]
-
-
-def outcome_of(
-    spec: EstimatorSpec,
-    graded: Graded,
-    bind: Callable[[Estimator], Binding],
-    *,
-    named: str | None = None,
-    **how: Any,
-) -> Outcome:
-    """Calibrate on graded answers; for a learned estimator and "auto", learn on a part of them first.
-
-    `named` takes the scores of that name instead, which no model here has made. `how` are options of `calibrate`
-    (alpha, delta, robust ...).
-    """
-    from semgrad_guard.evaluation.calibrating import (
-        LEARNED,
-        LearningSet,
-        calibrate_best,
-        calibrate_by_hand,
-        calibrate_learned,
-        calibrate_scored,
-    )
-
-    how = {"copies": graded.copies, **how}
-    if "by_hand" in how:
-        binding = cast("Any", bind)(None) if named is not None else bind(spec.make())
-        scores = [answer.uncertainty(named or spec.make().name) for answer in graded.answers]
-        how |= {"groups": [row.key for row in graded.rows], "binding": binding, "prompts": graded.prompts}
-        return calibrate_by_hand(scores, graded.correct, **how)
-    correct = [right is True for right in graded.correct]
-    same = {
-        "prompts": graded.prompts,
-        "copies": graded.copies,
-        "kinds": graded.kinds,
-        "sentences": graded.sentences,
-    }
-    known = LearningSet.of(graded.rows, graded.answers, correct, **cast("dict[str, Any]", same))
-    if named is not None:
-        return calibrate_scored(known, named, binding=cast("Any", bind)(None), **how)
-    if spec.estimator == "auto":
-        return calibrate_best(known, candidates_for(spec), bind=bind, **how)
-    if spec.estimator in LEARNED:
-        return calibrate_learned(known, spec.set_on(LEARNED[str(spec.estimator)]), bind=bind, **how)
-    estimator = spec.make()
-    binding = bind(estimator)
-    also = [other.answered(estimator.name, binding) for other in graded.also]
-    return calibrate_scored(known, estimator, binding=binding, also=also, **how)
-
-
-_OF_ENGINES = frozenset({"fingerprint", "dtype"})
-"""Settings of a run in which engines and number formats differ."""
-
-
-@dataclass(frozen=True)
-class OtherRun:
-    """The answers to the same questions, in their order, and the engine that gave them."""
-
-    engine: EngineIdentity
-    answers: Sequence[Answer]
-
-
-def read_other(path: Path, rows: Sequence[Question], settings: Mapping[str, Any]) -> OtherRun:
-    """The answers that a run left at `path`, for a calibration whose own run has these `settings`.
-
-    Raises:
-        BindingMismatchError: prompts or scoring differ, or they are of this very engine.
-        DataFileError: a line is broken.
-        InputError: it is not a record of answers, or questions have no answer there.
-    """
-    from semgrad_guard.calibration import EngineIdentity
-    from semgrad_guard.errors import BindingMismatchError, InputError
-    from semgrad_guard.evaluation.job_record import differing, read_record
-    from semgrad_guard.evaluation.runs.answers import Answer
-
-    theirs, kept = read_record(path, Answer)
-    mine: dict[str, Any] = json.loads(json.dumps(settings))
-    changed = differing(theirs, mine)
-    if foreign := [text for name, text in changed.items() if name not in _OF_ENGINES]:
-        raise BindingMismatchError(
-            f"The answers in {path} come from a run that differs in more than its engine: {'; '.join(foreign)}. "
-            "Answer the questions there with the settings of this command."
-        )
-    if not changed:
-        raise BindingMismatchError(
-            f"The answers in {path} are this engine's own: the fingerprint is {mine['fingerprint']!r} in both. "
-            "--also takes those of another engine or number format."
-        )
-    found = {answer.key: answer for answer in kept}
-    if missing := sum(question.key not in found for question in rows):
-        raise InputError(
-            f"{missing} of the {len(rows)} questions have no answer in {path}. "
-            "Run that calibration with these questions."
-        )
-    engine = EngineIdentity(fingerprint=theirs["fingerprint"], dtype=theirs["dtype"])
-    return OtherRun(engine, [found[question.key] for question in rows])

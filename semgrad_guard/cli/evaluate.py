@@ -7,9 +7,7 @@ from typing import Annotated
 
 import typer
 
-from semgrad_guard.cli import evaluation_output as writing
-from semgrad_guard.cli import evaluation_steps as steps
-from semgrad_guard.cli import grading, loading, options, values
+from semgrad_guard.cli import loading, options, values
 from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.loading import Cluster
 from semgrad_guard.cli.terminal import say_unscored
@@ -35,8 +33,8 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
         ),
     ] = None,
     model: EngineOptions,
-    measured: steps.MethodSettings,
-    answers: steps.AnswerSettings,
+    measured: options.MethodSettings,
+    answers: options.AnswerSettings,
     grader: Annotated[
         list[str] | None,
         options.grader_option(
@@ -83,10 +81,17 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     references. Every answer is kept as it comes, with all that the numbers are made of; grading comes after, and can be
     repeated with other graders.
     """
+    from semgrad_guard.calibration import Calibration
+    from semgrad_guard.cli import evaluation_output as writing
+    from semgrad_guard.cli import evaluation_steps as steps
+    from semgrad_guard.cli import grading
+    from semgrad_guard.evaluation.probing.probe_record import Probe
+
     values.one_from_stdin(data=data, prompt=wording.prompt, system=wording.system, labels=labels)
     files = writing.Files(output)
-    others, held = writing.finished(beside or [], report=report), steps.load_calibration(calibration)
-    probed = steps.load_probe(probe)
+    others = writing.finished(beside or [], report=report)
+    held = None if calibration is None else Calibration.load(calibration)
+    probed = None if probe is None else Probe.load(probe)
     models = [
         model.model,
         *(name for name in (measured.nli, measured.cross_encoder) if name),
@@ -108,7 +113,7 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
                 run = steps.answer(
                     questions, files, answers, measured, phrasing=phrasing, source=source, cluster=cluster
                 )
-            results = steps.grade(run, graders, labels, files, questions)
+            results = steps.grade_run(run, graders, labels, files, questions)
             writing.write(results, files)
             if report:
                 writing.report(results, others, probed, files, alphas=alpha)

@@ -7,20 +7,26 @@ from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 from rich import box
 from rich.table import Table
 
+from semgrad_guard.calibration import Calibration
 from semgrad_guard.cli.terminal import OUT, detail, status
-
-if TYPE_CHECKING:
-    from semgrad_guard.calibration import Calibration
-    from semgrad_guard.evaluation.files import Output
-    from semgrad_guard.evaluation.graded import GradedRun
-    from semgrad_guard.evaluation.probing.probe_record import Probe
-    from semgrad_guard.evaluation.results import Results
+from semgrad_guard.evaluation.files import Output, make_folder, read_by, require_outputs, sole_writer
+from semgrad_guard.evaluation.graded import GradedRun, read_graded, write_graded
+from semgrad_guard.evaluation.graders.grading import GRADES
+from semgrad_guard.evaluation.graders.labels import extend_sheet
+from semgrad_guard.evaluation.job_record import is_record
+from semgrad_guard.evaluation.metrics import aurc, auroc
+from semgrad_guard.evaluation.metrics.guarantee import ALPHAS
+from semgrad_guard.evaluation.probing.probe_record import Probe
+from semgrad_guard.evaluation.report import write_report
+from semgrad_guard.evaluation.report.drawing import require_drawable
+from semgrad_guard.evaluation.report.page import is_report
+from semgrad_guard.evaluation.report.table import is_table
+from semgrad_guard.evaluation.results import Results, hold_against, is_graded_table
 
 
 @dataclass(frozen=True)
@@ -32,8 +38,6 @@ class Files:
     @contextmanager
     def made(self) -> Generator[None]:
         """The folder is there; one that was made for this, and in which nothing came to lie, is gone at the end."""
-        from semgrad_guard.evaluation.files import make_folder
-
         new = make_folder(self.folder)
         try:
             yield
@@ -46,17 +50,9 @@ class Files:
 
         The sheet for people is not among the outputs once it is there: it is read, and never overwritten.
         """
-        from semgrad_guard.evaluation.files import require_outputs
-
         require_outputs([*self._data(), *(self._pages() if report else [])], inputs=inputs)
 
     def _data(self) -> list[Output]:
-        from semgrad_guard.evaluation.files import Output, read_by
-        from semgrad_guard.evaluation.graded import read_graded
-        from semgrad_guard.evaluation.graders.grading import GRADES
-        from semgrad_guard.evaluation.job_record import is_record
-        from semgrad_guard.evaluation.results import is_graded_table
-
         new_sheet = [] if self.sheet.exists() else [Output(self.sheet, "sheet of labels", lambda _: False)]
         return [
             Output(self.answers, "record of answers", is_record()),
@@ -67,10 +63,6 @@ class Files:
         ]
 
     def _pages(self) -> list[Output]:
-        from semgrad_guard.evaluation.files import Output
-        from semgrad_guard.evaluation.report.page import is_report
-        from semgrad_guard.evaluation.report.table import is_table
-
         tables = sorted(self.folder.glob("tables/*.csv"))
         return [
             Output(self.page, "report of an evaluation", is_report),
@@ -79,8 +71,6 @@ class Files:
 
     def held(self) -> AbstractContextManager[None]:
         """No other process writes in the folder for as long as it lasts."""
-        from semgrad_guard.evaluation.files import sole_writer
-
         return sole_writer(self.run)
 
     @property
@@ -116,9 +106,6 @@ class Files:
 
 def finished(folders: Sequence[Path], *, report: bool) -> Sequence[GradedRun]:
     """Other evaluations for the same report, and whether there can be one, before any work."""
-    from semgrad_guard.evaluation.graded import read_graded
-    from semgrad_guard.evaluation.report.drawing import require_drawable
-
     if report:
         require_drawable(Path("report.svg"))
     return [read_graded(Files(folder).run) for folder in folders]
@@ -126,9 +113,6 @@ def finished(folders: Sequence[Path], *, report: bool) -> Sequence[GradedRun]:
 
 def write(results: Results, files: Files) -> None:
     """The table, and the sheet for people: begun, or extended, for it may be half filled in."""
-    from semgrad_guard.evaluation.graded import write_graded
-    from semgrad_guard.evaluation.graders.labels import extend_sheet
-
     results.write_csv(files.table)
     write_graded(files.run, results.graded_run)
     extend_sheet(files.sheet, results.answers)
@@ -138,9 +122,6 @@ def report(
     results: Results, others: Sequence[GradedRun], probe: Probe | None, files: Files, *, alphas: Sequence[float] | None
 ) -> None:
     """Tables, figures and the page, of this run and the other ones."""
-    from semgrad_guard.evaluation.metrics.guarantee import ALPHAS
-    from semgrad_guard.evaluation.report import write_report
-
     with status("Writing the report …"):
         maps = None if probe is None else probe.maps
         runs = [results.graded_run, *others]
@@ -154,9 +135,6 @@ def show(
 
     `reported` tells that this command wrote the report: an existing page may be older, or another run's.
     """
-    from semgrad_guard.evaluation.metrics import aurc, auroc
-    from semgrad_guard.evaluation.results import hold_against
-
     shift = None if calibration is None else hold_against(calibration, results)
     graded = results.graded_run
     rows = [
@@ -190,6 +168,5 @@ def show(
 
 
 def _mean(values: Sequence[float | None]) -> float:
-    """Of those there are."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else 0.0

@@ -11,6 +11,7 @@ import typer
 from semgrad_guard.cli import options, values
 from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.terminal import note, say_problems
+from semgrad_guard.decision_log.summary import parse_since
 from semgrad_guard.declared import Bounds, Option
 from semgrad_guard.errors import InputError
 from semgrad_guard.settings import LogAddress, require_name
@@ -22,7 +23,7 @@ def sample(
         Path, Option("The sheet to fill in, a CSV file: begun, or extended by the new answers.", options.DATA, "FILE")
     ],
     size: Annotated[int, Option("How many answers to draw.", options.GRADING, "N", Bounds(1, 100_000))] = 50,
-    since: Annotated[str, Option("From when on: 7d, 12h, 30m, 2w, or 2026-01-31 (UTC).", options.DATA, "TIME")] = "7d",
+    since: options.Since = "7d",
     log: LogAddress = None,
 ) -> None:
     """Draw promised answers at random from the decision log, for people to grade.
@@ -34,7 +35,6 @@ def sample(
     their request or of their decision, which the program that asked has.
     """
     from semgrad_guard.decision_log.database import opened
-    from semgrad_guard.decision_log.summary import parse_since
     from semgrad_guard.evaluation.graders.labels import SheetAnswer, extend_sheet
 
     moment = parse_since(since)

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from semgrad_guard.calibration.hand_grades import rows_to_grade, share_to_grade
 from semgrad_guard.cli.loading import quietly
-from semgrad_guard.cli.terminal import kept_on_interrupt, note, say, show_grades
+from semgrad_guard.cli.terminal import kept_on_interrupt, note, say
 from semgrad_guard.errors import GradingError
-
-if TYPE_CHECKING:
-    from semgrad_guard.evaluation.graders import AnswerGrader
-    from semgrad_guard.evaluation.graders.labels import SheetAnswer
-    from semgrad_guard.evaluation.questions.data import Question
-    from semgrad_guard.evaluation.runs.answers import Answer
+from semgrad_guard.evaluation.files import STDIN
+from semgrad_guard.evaluation.graders import GRADERS, AnswerGrader, AnswerToGrade, naming
+from semgrad_guard.evaluation.graders.grading import GradedAnswer, doubt, grade_texts, some_of
+from semgrad_guard.evaluation.graders.labels import NAME, SheetAnswer, labels_for, open_sheet
+from semgrad_guard.evaluation.graders.words import no_verdict
+from semgrad_guard.evaluation.job_record import read_record
+from semgrad_guard.evaluation.questions.data import Question
+from semgrad_guard.evaluation.runs.answers import Answer, EvaluatedAnswer
 
 
 def load_graders(specs: Sequence[str], *, nli: str | None = None) -> Sequence[AnswerGrader]:
     """The graders of these names, before hours of answering rather than after."""
-    from semgrad_guard.evaluation.graders import GRADERS
-    from semgrad_guard.evaluation.graders.naming import load_graders
-
     if set(specs) <= set(GRADERS):
-        return load_graders(specs) if specs else ()
+        return naming.load_graders(specs) if specs else ()
     with quietly("Loading graders …"):
-        return load_graders(specs, nli=nli)
+        return naming.load_graders(specs, nli=nli)
 
 
 def check_labels(path: Path | None, *, begun_at: Path | None = None) -> None:
@@ -34,34 +33,37 @@ def check_labels(path: Path | None, *, begun_at: Path | None = None) -> None:
 
     `begun_at` is where the command begins a sheet of its own.
     """
-    from semgrad_guard.evaluation.files import STDIN
-    from semgrad_guard.evaluation.graders.labels import open_sheet
-
     if path not in (None, STDIN) and (path.exists() or path != begun_at):
         open_sheet(path)
 
 
 def recorded_keys(answers: Path) -> list[str]:
     """The keys of all rows of a sheet about the answers in a record, also those to other questions."""
-    from semgrad_guard.evaluation.job_record import read_record
-    from semgrad_guard.evaluation.runs.answers import EvaluatedAnswer
-
     rows = read_record(answers, EvaluatedAnswer)[1]
     return [key for answer in rows for key in ([answer.key] if answer.sentences is None else answer.sentence_keys)]
 
 
 @dataclass(frozen=True)
 class Grades:
-    """Grades of answers: their places among all, the grades in order, and whose they are.
+    """The grades of answers, and whose they are: by the place of an answer, those of it or of each of its sentences.
 
     Answers without a label are not among them. `no_verdict` counts those on which the grader came to no verdict: they
     are wrong.
     """
 
-    rows: Sequence[int]
-    correct: Sequence[bool]
+    units: Mapping[int, Sequence[bool]]
     grader: str
     no_verdict: int = 0
+
+    @property
+    def rows(self) -> list[int]:
+        """The places of the graded answers among all."""
+        return list(self.units)
+
+    @property
+    def correct(self) -> list[bool]:
+        """Whether each of them is right: by sentence, all of its sentences are, and it has some."""
+        return [bool(own) and all(own) for own in self.units.values()]
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,6 @@ class ByHand:
     ) -> list[int]:
         """The places of the answers that people grade, in random order; `draws` are the places of all, those of traffic
         with their repetitions. With `whole` the places of all the surest answers."""
-        from semgrad_guard.calibration.hand_grades import rows_to_grade, share_to_grade
-
         drawn = rows_to_grade(
             [answers[place].uncertainty(estimator) for place in draws],
             alpha=alpha,
@@ -109,108 +109,62 @@ def grade(
     labels: Path | None = None,
     others: Sequence[str] = (),
     only: Sequence[int] | None = None,
+    by_sentence: bool = False,
 ) -> Grades:
     """Grade by people where there are labels, else by the grader; show ten, and warn where they are in doubt.
 
     With `only` these answers alone are graded, and all of them: they are a random sample.
 
     `others` are keys of further answers in the same record, `book` keeps the verdicts of a model or a judge. A question
-    without an answer is wrong, and so is an answer on which the grader comes to no verdict.
+    without an answer is wrong, and so is an answer on which the grader comes to no verdict. With `by_sentence` every
+    sentence is graded, and has a row of a sheet. An answer without any label is left out; in others a sentence without
+    one is wrong.
     """
-    from semgrad_guard.evaluation.graders.labels import NAME, SheetAnswer
-    from semgrad_guard.evaluation.graders.words import no_verdict
-
     places = range(len(questions)) if only is None else only
-    items = [
-        SheetAnswer(questions[i].key, questions[i].question, questions[i].answers, answers[i].text) for i in places
-    ]
-    name = grader.name if labels is None else NAME
-    verdicts = _verdicts(items, grader, book=book, labels=labels, others=others)
-    without = verdicts.count(None)
-    known = [i for i, verdict in enumerate(verdicts) if labels is None or verdict is not None]
-    if without and only is not None and labels is not None:
-        raise GradingError(
-            f"{without} of the {len(items)} answers to grade have no label in {labels}. Grade all of them: without the "
-            "hard ones the rest is no random sample. One that cannot be judged counts as wrong."
-        )
-    if without and labels is not None:
-        say(f"{without} of {len(items)} answers have no label in the file; they are left out.", label="Warning")
-    elif without:
-        say(no_verdict(without, len(items), name), label="Warning")
-    _look([(items[i], verdicts[i]) for i in known], name)
-    correct = [verdicts[i] is True for i in known]
-    return Grades([places[i] for i in known], correct, name, without if labels is None else 0)
-
-
-def grade_sentences(
-    questions: Sequence[Question],
-    answers: Sequence[Answer],
-    grader: AnswerGrader,
-    *,
-    book: Path,
-    labels: Path | None = None,
-    others: Sequence[str] = (),
-) -> tuple[Grades, dict[int, list[bool]]]:
-    """Like `grade`, of every sentence: a sheet has a row for each. Also the grades of an answer's sentences, by place.
-
-    An answer is right if all of its sentences are, and it has some. One without any label is left out; in others a
-    sentence without one is wrong, and so is one on which the grader comes to no verdict.
-    """
-    from semgrad_guard.evaluation.graders.labels import NAME, SheetAnswer
-    from semgrad_guard.evaluation.graders.words import no_verdict
-
-    items = [
-        SheetAnswer(
-            key,
-            question.question,
-            question.answers,
-            (answer.text or "")[part.start : part.end].strip(),
-            question.context or "",
-        )
-        for question, answer in zip(questions, answers, strict=True)
-        for key, part in zip(answer.sentence_keys, answer.sentences or (), strict=True)
-    ]
-    name = grader.name if labels is None else NAME
+    rows = {i: _sheet_rows(questions[i], answers[i], by_sentence=by_sentence) for i in places}
+    items = [item for own in rows.values() for item in own]
     verdicts = _verdicts(items, grader, book=book, labels=labels, others=others) if items else []
-    found, taken = dict[int, list[bool]](), iter(verdicts)
-    without = unlabelled = 0
-    for row, answer in enumerate(answers):
-        own = [next(taken) for _ in answer.sentences or ()]
-        if labels is not None and own and own.count(None) == len(own):
-            unlabelled += 1
-            continue
-        without += own.count(None)
-        found[row] = [verdict is True for verdict in own]
-    if unlabelled:
-        say(
-            f"{unlabelled} of {len(answers)} answers have no label for any sentence; they are left out.",
-            label="Warning",
-        )
+    name, unit = grader.name if labels is None else NAME, "sentences" if by_sentence else "answers"
+    found, taken, without = dict[int, list[bool]](), iter(verdicts), 0
+    for place, own in rows.items():
+        given = [next(taken) for _ in own]
+        if labels is None or not given or given.count(None) < len(given):
+            without += given.count(None)
+            found[place] = [verdict is True for verdict in given]
+    if unlabelled := len(rows) - len(found):
+        if only is not None:
+            raise GradingError(
+                f"{unlabelled} of the {len(rows)} answers to grade have no label in {labels}. Grade all of them: "
+                "without the hard ones the rest is no random sample. One that cannot be judged counts as wrong."
+            )
+        where = "for any sentence" if by_sentence else "in the file"
+        say(f"{unlabelled} of {len(rows)} answers have no label {where}; they are left out.", label="Warning")
     if without and labels is not None:
         say(f"{without} sentences of labelled answers have no label; they count as wrong.", label="Warning")
     elif without:
-        say(no_verdict(without, len(items), name, unit="sentences"), label="Warning")
-    _look(
-        [
-            (item, verdict)
-            for item, verdict in zip(items, verdicts, strict=True)
-            if labels is None or verdict is not None
-        ],
-        name,
-        unit="sentences",
-    )
-    right = [bool(own) and all(own) for own in found.values()]
-    return Grades([*found], right, name, without if labels is None else 0), found
+        say(no_verdict(without, len(items), name, unit=unit), label="Warning")
+    graded = [
+        GradedAnswer(item.question, item.text or "", item.references, verdict)
+        for item, verdict in zip(items, verdicts, strict=True)
+        if labels is None or verdict is not None
+    ]
+    show_grades(graded, name, unit=unit)
+    return Grades(found, name, without if labels is None else 0)
+
+
+def _sheet_rows(question: Question, answer: Answer, *, by_sentence: bool) -> list[SheetAnswer]:
+    if not by_sentence:
+        return [SheetAnswer(question.key, question.question, question.answers, answer.text)]
+    texts = [(answer.text or "")[part.start : part.end].strip() for part in answer.sentences or ()]
+    return [
+        SheetAnswer(key, question.question, question.answers, text, question.context or "")
+        for key, text in zip(answer.sentence_keys, texts, strict=True)
+    ]
 
 
 def _verdicts(
     items: Sequence[SheetAnswer], grader: AnswerGrader, *, book: Path, labels: Path | None, others: Sequence[str]
 ) -> list[bool | None]:
-    """The verdicts of people where there are labels, else of the grader."""
-    from semgrad_guard.evaluation.graders import AnswerToGrade
-    from semgrad_guard.evaluation.graders.grading import grade_texts
-    from semgrad_guard.evaluation.graders.labels import labels_for
-
     if labels is not None:
         found = labels_for(labels, items, others=others)
         return [False if item.text is None else label for item, label in zip(items, found, strict=True)]
@@ -222,8 +176,11 @@ def _verdicts(
         return grade_texts(texts, grader, book, on_progress=tell)
 
 
-def _look(graded: Sequence[tuple[SheetAnswer, bool | None]], name: str, *, unit: str = "answers") -> None:
-    from semgrad_guard.evaluation.graders.grading import GradedAnswer
-
-    rows = [GradedAnswer(row.question, row.text or "", row.references, grade) for row, grade in graded]
-    show_grades(rows, name, unit=unit)
+def show_grades(answers: Sequence[GradedAnswer], grader: str, *, unit: str = "answers") -> None:
+    """Ten answers with their grades, and a warning where the grades are in doubt: before anything is made of them."""
+    some = some_of(answers)
+    note(f"{len(some)} of {len(answers)} {unit}, graded by {grader}. Question [reference] answer:", label="Look")
+    for answer in some:
+        note(str(answer), label=None)
+    if (found := doubt([bool(answer.correct) for answer in answers], grader, unit=unit)) is not None:
+        say(found, label="Warning")

@@ -45,7 +45,8 @@ EXIT_CODES = """
      resume where they stopped, and the others begin anew
 """.strip()
 
-ASK = """
+EPILOGS: dict[str, str] = {
+    "ask": """
 [bold]Examples[/]
 semgrad-guard ask "What is the capital of France?"
 semgrad-guard ask "Who wrote Emma?" --model ./my-model --threshold 0.002
@@ -53,9 +54,8 @@ echo "Who wrote Emma?" | semgrad-guard ask - --json
 
 [bold]Exit codes[/]
 0 answered, 3 abstained, 6 withheld, as it could not be scored, 1 error, 2 wrong usage
-""".strip()
-
-SCORE = """
+""",
+    "score": """
 [bold]Examples[/]
 semgrad-guard score --question "Who wrote Emma?" --response "Jane Austen"
 semgrad-guard score --data answers.jsonl --output scores.jsonl
@@ -68,9 +68,8 @@ cat answers.jsonl | semgrad-guard score --data - --json
 
 [bold]Exit codes[/]
 0 done, 5 some texts were left out, 6 some have no score, 1 error, 2 wrong usage, 130 interrupted (kept with --ray)
-""".strip()
-
-CALIBRATE = """
+""",
+    "calibrate": """
 [bold]Examples[/]
 semgrad-guard calibrate --data questions.jsonl --output calibration.json
 semgrad-guard calibrate --data questions.jsonl --output calibration.json --alpha 0.05 --plot risk.png
@@ -82,9 +81,8 @@ With alpha = delta = 0.1 you need at least 23 questions; [bold]semgrad-guard pla
 
 [bold]Exit codes[/]
 0 done, 4 no threshold keeps the promise, 5 some lines were broken, 6 no answer could be scored, 1 error, 2 wrong usage, 130 interrupted
-""".strip()  # noqa: E501  # a paragraph must be one line: the terminal breaks it
-
-EVALUATE = """
+""",  # noqa: E501  # a paragraph must be one line: the terminal breaks it
+    "evaluate": """
 [bold]Examples[/]
 semgrad-guard evaluate --data questions.jsonl --output results
 semgrad-guard evaluate --data questions.csv --output results --methods hybridgrad --methods gnll
@@ -98,9 +96,8 @@ Every answer is kept as it comes: after Ctrl-C, run the same command again. Peop
 
 [bold]Exit codes[/]
 0 done, 5 some lines were broken, 6 no answer could be scored, 1 error, 2 wrong usage, 130 interrupted
-""".strip()  # noqa: E501  # a paragraph must be one line: the terminal breaks it
-
-GATE = """
+""",  # noqa: E501  # a paragraph must be one line: the terminal breaks it
+    "gate": """
 [bold]Examples[/]
 semgrad-guard gate --calibration calibration.json --data questions.jsonl --band band.json --record
 semgrad-guard gate --calibration calibration.json --data questions.jsonl --band band.json
@@ -109,9 +106,8 @@ Give the model, prompt and options of the calibration. Other questions than thos
 
 [bold]Exit codes[/]
 0 inside the band, or recorded, 7 outside, 1 an error (the calibration does not fit, a broken line, other questions), 2 wrong usage, 130 interrupted
-""".strip()  # noqa: E501  # a paragraph must be one line: the terminal breaks it
-
-PROBE = """
+""",  # noqa: E501  # a paragraph must be one line: the terminal breaks it
+    "probe": """
 [bold]Examples[/]
 semgrad-guard probe --data questions.jsonl --output probe.json
 semgrad-guard probe --data questions.jsonl --output probe.json --model ./my-model --no-answers
@@ -123,9 +119,8 @@ The token that the chat template itself points to is kept unless graded answers 
 
 [bold]Exit codes[/]
 0 done, 5 some lines were broken, 1 error, 2 wrong usage, 130 interrupted
-""".strip()  # noqa: E501  # a paragraph must be one line: the terminal breaks it
-
-SERVE = """
+""",  # noqa: E501  # a paragraph must be one line: the terminal breaks it
+    "serve": """
 [bold]Examples[/]
 semgrad-guard serve
 semgrad-guard serve --model ./my-model --calibration calibration.json
@@ -134,9 +129,8 @@ semgrad-guard serve --escalate-to https://other.example/v1#large
 
 [bold]Exit codes[/]
 0 ended by a signal, requests that had begun are finished; 1 error, 2 wrong usage
-""".strip()
-
-DECISIONS = """
+""",
+    "decisions": """
 [bold]Examples[/]
 semgrad-guard decisions
 semgrad-guard decisions --since 24h --json
@@ -144,54 +138,48 @@ semgrad-guard decisions --since 30d --csv > decisions.csv
 
 [bold]Exit codes[/]
 0 done, 1 error, 2 wrong usage
-""".strip()
-
-SAMPLE = """
+""",
+    "sample": """
 [bold]Examples[/]
 semgrad-guard sample --output sheet.csv
 semgrad-guard sample --size 100 --since 30d --output sheet.csv
 
 [bold]Exit codes[/]
 0 done, 1 error, 2 wrong usage
-""".strip()
-
-RECALIBRATE = """
+""",
+    "recalibrate": """
 [bold]Examples[/]
 semgrad-guard recalibrate --calibration calibration.json --output proposed.json
 semgrad-guard recalibrate --calibration calibration.json --since 2026-11-01 --output proposed.json
 
 [bold]Exit codes[/]
 0 done, 4 no threshold keeps the promise (it is saved all the same), 1 error, 2 wrong usage
-""".strip()
-
-FEEDBACK = """
+""",
+    "feedback": """
 [bold]Examples[/]
 semgrad-guard feedback sheet.csv
 semgrad-guard feedback complaints.csv --sampling user
 
 [bold]Exit codes[/]
 0 done, 1 error, 2 wrong usage, 5 some rows could not be taken
-""".strip()
-
-PLAN = """
+""",
+    "plan": """
 [bold]Examples[/]
 semgrad-guard plan --error 0.2 --auroc 0.8
 semgrad-guard plan --error 0.3 --auroc 0.75 --alpha 0.2 --labels 150 --json
 
 [bold]Exit codes[/]
 0 done, 2 wrong usage
-""".strip()
-
-FETCH = """
+""",
+    "fetch": """
 [bold]Examples[/]
 semgrad-guard fetch smollm2
 semgrad-guard ask "Who wrote Emma?" --model smollm2
 
 [bold]Exit codes[/]
 0 done, or there already, 1 error, 2 wrong usage, 130 interrupted (nothing is kept)
-""".strip()
-
-DEMO = """
+""",
+    "demo": """
 [bold]Examples[/]
 semgrad-guard demo
 semgrad-guard demo --output ./demo
@@ -199,4 +187,6 @@ semgrad-guard fetch smollm2; semgrad-guard demo --model smollm2
 
 [bold]Exit codes[/]
 0 done, 1 error, 130 interrupted
-""".strip()
+""",
+}
+"""The end of the help page of each command."""

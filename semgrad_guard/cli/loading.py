@@ -15,21 +15,22 @@ from semgrad_guard import loading
 from semgrad_guard.cli.options import CLUSTER, Columns, Decoding, Wording
 from semgrad_guard.cli.terminal import detail, is_verbose, note, note_problems, say_problems, status
 from semgrad_guard.declared import Bounds, Option
+from semgrad_guard.engine.prompts.semantic_token import TokenChoice
 from semgrad_guard.errors import InputError
+from semgrad_guard.evaluation.files import STDIN, read_text
+from semgrad_guard.evaluation.job_record import Row
+from semgrad_guard.evaluation.questions.data import Need, Question, QuestionFile, read_questions
+from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.loading import ModelSource
+from semgrad_guard.records import Message
 from semgrad_guard.settings import ONE_THRESHOLD, PolicyOptions, require_name
 
 if TYPE_CHECKING:
     from semgrad_guard.engine.generation.options import GenerationOptions
     from semgrad_guard.engine.language_model import LanguageModel
-    from semgrad_guard.engine.prompts.semantic_token import TokenChoice
-    from semgrad_guard.evaluation.job_record import Row
-    from semgrad_guard.evaluation.questions.data import Need, Question, QuestionFile
-    from semgrad_guard.evaluation.questions.prompts import Phrasing
     from semgrad_guard.evaluation.runs.run import Batch, Spread
     from semgrad_guard.guard import Policy
     from semgrad_guard.ray.pool import Recipe
-    from semgrad_guard.records import Message
 
 A = TypeVar("A", bound="Row")
 
@@ -75,15 +76,11 @@ def quietly(what: str) -> Generator[None]:
 
 def given_text(value: str) -> str:
     """The text itself, or standard input for "-"."""
-    from semgrad_guard.evaluation.files import STDIN, read_text
-
     return read_text(STDIN).strip() if value == str(STDIN) else value
 
 
 def text_or_file(given: str) -> tuple[str, list[Path]]:
     """A text, and the file that it was read from ("@FILE"), if it was."""
-    from semgrad_guard.evaluation.files import read_text
-
     if not given.startswith("@"):
         return given, []
     path = Path(given[1:])
@@ -92,8 +89,6 @@ def text_or_file(given: str) -> tuple[str, list[Path]]:
 
 def phrasing(wording: Wording) -> tuple[Phrasing, list[Path]]:
     """How questions are put to the model, and the files that the options read it from."""
-    from semgrad_guard.evaluation.questions.prompts import Phrasing
-
     system, files = wording.system, [] if wording.few_shot is None else [wording.few_shot]
     if system is not None:
         system, read = text_or_file(system)
@@ -113,9 +108,6 @@ def read_conversations(path: Path) -> list[list[Message]]:
     """
     from pydantic import TypeAdapter, ValidationError
 
-    from semgrad_guard.evaluation.files import read_text
-    from semgrad_guard.records import Message
-
     read_line = TypeAdapter(dict[Literal["messages"], list[Message]]).validate_json
     found: list[list[Message]] = []
     for number, line in enumerate(read_text(path).splitlines(), start=1):
@@ -132,8 +124,6 @@ def read_conversations(path: Path) -> list[list[Message]]:
 
 def read_examples(path: Path | None, shots: int | None) -> Sequence[Question]:
     """The few-shot examples, the first `shots` of the file; none without one."""
-    from semgrad_guard.evaluation.questions.data import read_questions
-
     if path is None:
         if shots is not None:
             raise InputError("--shots says how many examples of --few-shot FILE to take; name the file, too")
@@ -149,8 +139,6 @@ def read_data(
     data: str | Path, columns: Columns, *, needs: Need = "answers", strict: bool, keeps: bool = False
 ) -> QuestionFile:
     """The questions of a source. Repeated lines that are left out are named, unless the caller keeps them."""
-    from semgrad_guard.evaluation.questions.data import read_questions
-
     found = read_questions(data, needs=needs, strict=strict, **vars(columns))
     say_problems(found.problems)
     note_problems([*(() if keeps else found.duplicates), *found.shared_ids])
@@ -164,8 +152,6 @@ def read_data(
 
 def load_token(probe: Path | None) -> TokenChoice | None:
     """The t* that a probe's record recommends, read before any work."""
-    from semgrad_guard.engine.prompts.semantic_token import TokenChoice
-
     return None if probe is None else TokenChoice.load(probe)
 
 

@@ -1,4 +1,4 @@
-"""The options that several commands share."""
+"""The options that several commands share, and those of `evaluate`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,18 @@ from typing import Annotated, Literal, get_args
 from semgrad_guard.declared import Bounds, Option
 from semgrad_guard.estimators import NEEDS_LABELS
 from semgrad_guard.loading import ESTIMATOR_NAMES
-from semgrad_guard.settings import ANSWERS, DECISION, MODEL, UNCERTAINTY, AnswerOptions, Seed
+from semgrad_guard.settings import (
+    ANSWERS,
+    DECISION,
+    MODEL,
+    UNCERTAINTY,
+    AnswerLimit,
+    AnswerOptions,
+    JudgedBy,
+    Seed,
+    Stop,
+    require_name,
+)
 
 # The groups in which `--help` lists options.
 CLUSTER = "Cluster"
@@ -53,6 +64,7 @@ Labels = Annotated[
     ),
 ]
 BatchSize = Annotated[int, Option("Questions answered at once.", ANSWERS, "N", Bounds(1, 1_000_000))]
+Since = Annotated[str, Option("From when on: 7d, 12h, 30m, 2w, or 2026-01-31 (UTC).", DATA, "TIME")]
 Strict = Annotated[bool, Option("Stop at the first broken line of the data file.", DATA, spelled="--strict")]
 AsJson = Annotated[bool, Option("JSON on stdout and nothing else there.", OUTPUT, spelled="--json")]
 System = Annotated[
@@ -128,6 +140,59 @@ class AnsweredColumns(Columns):
             DATA,
         ),
     ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerSettings(AnswerLimit):
+    """How questions are answered."""
+
+    by: JudgedBy | None = None
+    stop: Stop = ()
+    batch_size: BatchSize = 8
+    ablations: Annotated[bool, Option("Also SemGrad's variants (three more replays an answer).", UNCERTAINTY)] = True
+    sampled_questions: Annotated[
+        int,
+        Option(
+            "How many questions of each kind the methods that draw samples take part in, a seeded choice; the "
+            "others take all. All of them together draw 55 answers a question.",
+            ANSWERS,
+            "N",
+            Bounds(1, 2**62),
+        ),
+    ] = 300
+    sample_batch: Annotated[
+        int | None,
+        Option(
+            "How many answers the methods that draw samples take at a time. Default: a batch.",
+            ANSWERS,
+            "N",
+            Bounds(1, 1_000_000),
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodSettings:
+    """The methods, and the models that they need."""
+
+    methods: Annotated[
+        list[str] | None,
+        Option(
+            f"A method to compare; repeat the option for several. There are {', '.join(METHOD_NAMES)}.",
+            UNCERTAINTY,
+            names=METHOD_NAMES,
+            shown="all",
+        ),
+    ] = None
+    nli: Annotated[
+        str | None,
+        Option("An NLI model: what means the same. Else equal words do.", UNCERTAINTY, "MODEL", check=require_name),
+    ] = None
+    cross_encoder: Annotated[
+        str | None,
+        Option("A cross-encoder: what matters in an answer (SAR).", UNCERTAINTY, "MODEL", check=require_name),
+    ] = None
+    seed: Annotated[int, Option("Repeats the samples of methods that sample.", ANSWERS, "N", Bounds(0, 2**31 - 1))] = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,14 +13,16 @@ from semgrad_guard.cli import loading, options, signals
 from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.terminal import OUT, note, progress, say
 from semgrad_guard.declared import Bounds, Option
+from semgrad_guard.evaluation.files import Output, beside, read_by, require_outputs, sole_writer
+from semgrad_guard.evaluation.job_record import is_record
+from semgrad_guard.evaluation.questions.data import QuestionFile, with_paraphrases
+from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.loading import ModelSource
 from semgrad_guard.settings import MaxTokens, ModelOptions
 
 if TYPE_CHECKING:
-    from semgrad_guard.evaluation.files import Output
     from semgrad_guard.evaluation.probing.probe import ProbePlan
     from semgrad_guard.evaluation.probing.probe_record import Probe
-    from semgrad_guard.evaluation.questions.data import QuestionFile
 
 
 _LOOKED_AT = "What is looked at"
@@ -64,7 +66,6 @@ def probe(  # noqa: PLR0913  # a command's options are its arguments
     the file has references, tell where SemGrad works. The record has the token to use and the reason, and
     LanguageModel takes it: semantic_token=TokenChoice.load(FILE).
     """
-    from semgrad_guard.evaluation.files import sole_writer
     from semgrad_guard.evaluation.probing.probe import ProbePlan
 
     files = _Files.beside(output, plots=plots)
@@ -106,15 +107,12 @@ class _Files:
 
     @classmethod
     def beside(cls, record: Path, *, plots: bool) -> _Files:
-        from semgrad_guard.evaluation.files import beside
-
         names = (".states.safetensors", ".answers.jsonl", ".sps.png", ".auroc.png")
         states, answers, heat_map, scatter = (beside(record, name) for name in names)
         return cls(record, states, answers, heat_map if plots else None, scatter if plots else None)
 
     def check(self, inputs: Sequence[Path]) -> None:
         """Everything that can be refused before any work."""
-        from semgrad_guard.evaluation.files import require_outputs
         from semgrad_guard.evaluation.report.drawing import require_drawable
 
         if self.map is not None:
@@ -123,8 +121,6 @@ class _Files:
 
     def _outputs(self) -> list[Output]:
         from semgrad_guard.engine.scoring.semantic_preservation import SemanticPreservation
-        from semgrad_guard.evaluation.files import Output, read_by
-        from semgrad_guard.evaluation.job_record import is_record
         from semgrad_guard.evaluation.probing.probe_record import Probe
         from semgrad_guard.evaluation.report.drawing import is_drawn
 
@@ -138,8 +134,6 @@ class _Files:
 
 
 def _read(data: Path, columns: options.Columns, *, strict: bool) -> QuestionFile:
-    from semgrad_guard.evaluation.questions.data import with_paraphrases
-
     questions = loading.read_data(data, columns, needs="question", strict=strict)
     left_out = len(questions.rows) - len(with_paraphrases(questions.rows))
     if left_out:
@@ -152,7 +146,6 @@ def _probe(
 ) -> Probe:
     from semgrad_guard.evaluation.graders import GRADERS, default_grader
     from semgrad_guard.evaluation.probing.probe import probe
-    from semgrad_guard.evaluation.questions.prompts import Phrasing
     from semgrad_guard.guard import template_name
 
     model = loading.load(source)

@@ -9,6 +9,7 @@ import typer
 
 from semgrad_guard.cli import options
 from semgrad_guard.cli.help import ExitCode
+from semgrad_guard.decision_log.summary import parse_since
 from semgrad_guard.declared import Option
 from semgrad_guard.errors import InputError
 from semgrad_guard.settings import LogAddress
@@ -18,7 +19,7 @@ def recalibrate(
     *,
     calibration: Annotated[Path, Option("The calibration that decides now.", options.DATA, "FILE")],
     output: Annotated[Path, Option("Where the proposal goes: a calibration.", options.OUTPUT, "FILE")],
-    since: Annotated[str, Option("From when on: 7d, 12h, 30m, 2w, or 2026-01-31 (UTC).", options.DATA, "TIME")] = "30d",
+    since: options.Since = "30d",
     log: LogAddress = None,
 ) -> None:
     """Propose a new calibration from the decision log: with the same promise, by answers graded since some time.
@@ -34,7 +35,6 @@ def recalibrate(
     from semgrad_guard.calibration import Calibration
     from semgrad_guard.calibration.recalibrating import recalibrate as recalibrated
     from semgrad_guard.decision_log.database import opened
-    from semgrad_guard.decision_log.summary import parse_since
 
     if output.exists() and output.resolve() == calibration.resolve():
         raise InputError("--output is the calibration that decides now: give the proposal a file of its own")

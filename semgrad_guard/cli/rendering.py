@@ -19,7 +19,7 @@ from semgrad_guard.records import Verdict
 
 if TYPE_CHECKING:
     from semgrad_guard.evaluation.calibrating import Outcome
-    from semgrad_guard.evaluation.probing.probe_record import GradedGrid, Probe
+    from semgrad_guard.evaluation.probing.probe_record import Probe
 
 ROWS_SHOWN = 20
 _COLOURS = {"answer": "green", "escalate": "yellow", "abstain": "yellow"}
@@ -173,15 +173,13 @@ def probe_view(found: Probe) -> RenderableType:
     ]
     if graded:
         facts.append(("answers", f"{graded.right} of {graded.answers} right ({graded.grader})"))
-        facts.append(("SPS and AUROC", _correlation(graded)))
+        relation = "no correlation: the AUROC is undefined (all right, or all wrong), or does not vary"
+        if graded.pearson is not None and graded.spearman is not None:
+            rank = f"rank correlation {graded.spearman:.2f}"
+            relation = f"r = {graded.pearson:.2f}, {rank}, over all layers and tokens"
+        facts.append(("SPS and AUROC", relation))
     reason = Text(f"t* = {chosen}: {printable(found.semantic_token.reason)}.")
     return Group(table, _pairs(*facts), Text(), reason)
-
-
-def _correlation(graded: GradedGrid) -> str:
-    if graded.pearson is None or graded.spearman is None:
-        return "no correlation: the AUROC is undefined (all right, or all wrong), or does not vary"
-    return f"r = {graded.pearson:.2f}, rank correlation {graded.spearman:.2f}, over all layers and tokens"
 
 
 def confidence_rows(calibration: Calibration) -> list[tuple[float, float]]:

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from semgrad_guard.cli import claims, loading, options, scores_file, values
+from semgrad_guard.cli import loading, options, scores_file, values
 from semgrad_guard.cli.estimators import EstimatorSpec
 from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.loading import Cluster, spreading
 from semgrad_guard.cli.terminal import OUT, kept_on_interrupt, progress, say, say_problems
 from semgrad_guard.declared import Bounds, Option
 from semgrad_guard.errors import EmptyPromptError, EmptyResponseError, InputError
+from semgrad_guard.evaluation.files import Output, require_outputs, sole_writer
+from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.loading import ModelSource
+from semgrad_guard.records import Verdict
 from semgrad_guard.settings import ModelOptions
 
 if TYPE_CHECKING:
     from semgrad_guard.calibration import Drift
-    from semgrad_guard.evaluation.questions.data import Question
     from semgrad_guard.evaluation.runs.scoring import ScoredText, TextScorer
     from semgrad_guard.guard import Policy
-    from semgrad_guard.records import Verdict
 
 STDOUT = Path("-")
 
@@ -92,13 +94,17 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
             "as it comes, and no --by without a calibration"
         )
     phrasing, sources = loading.phrasing(wording)
-    scores_file.require_outputs(output, [data, calibration, probe, Path(model.model), *sources])
+    given = [path for path in (data, calibration, probe, Path(model.model)) if path is not None]
+    written = [] if output is None else [Output(output, "file of scores", scores_file.are_scores)]
+    require_outputs(written, inputs=[*given, *sources])
     values.one_from_stdin(data=data, prompt=wording.prompt, system=wording.system, question=question, response=response)
     rows, problems = _rows(data, question, response, columns=columns, strict=strict)
     phrasing.require(rows)
     source = ModelSource(**vars(model), semantic_token=loading.load_token(probe))
-    with scores_file.sole_writer(output):
+    with nullcontext() if output is None else sole_writer(output):
         if parts is not None:
+            from semgrad_guard.cli import claims
+
             chosen = claims.replay_estimator(estimator)
             found = claims.score_claims(
                 rows, loading.load(source), chosen, by=parts, phrasing=phrasing, output=output, as_json=as_json
@@ -144,8 +150,6 @@ def _rows(
     data: Path | None, question: str | None, response: str | None, *, columns: options.Columns, strict: bool
 ) -> tuple[Sequence[Question], Sequence[Exception]]:
     """The rows to score, from a file or from the command line, and the broken lines."""
-    from semgrad_guard.evaluation.questions.data import Question
-
     if (data is None) == (question is None and response is None) or (question is None) != (response is None):
         raise typer.BadParameter("give --data FILE, or --question and --response together")
     if data is not None:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
@@ -17,10 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from semgrad_guard.cli import signals
-
-if TYPE_CHECKING:
-    from semgrad_guard.evaluation.graders.grading import GradedAnswer
-    from semgrad_guard.evaluation.runs.answers import Answer
+from semgrad_guard.evaluation.runs.answers import Answer
 
 
 class _Console(Console):
@@ -177,18 +173,6 @@ def kept_on_interrupt(what: str, kept: str) -> Generator[Teller]:
             message = f"{reached} of {of} {kept}. Run the same command again to continue."
             say(message, label=signals.in_words(error))
             raise typer.Exit(signals.exit_code(error)) from error
-
-
-def show_grades(answers: Sequence[GradedAnswer], grader: str, *, unit: str = "answers") -> None:
-    """Ten answers with their grades, and a warning where the grades are in doubt: before anything is made of them."""
-    from semgrad_guard.evaluation.graders.grading import doubt, some_of
-
-    some = some_of(answers)
-    note(f"{len(some)} of {len(answers)} {unit}, graded by {grader}. Question [reference] answer:", label="Look")
-    for answer in some:
-        note(str(answer), label=None)
-    if (found := doubt([bool(answer.correct) for answer in answers], grader, unit=unit)) is not None:
-        say(found, label="Warning")
 
 
 class _Lines:

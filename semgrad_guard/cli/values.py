@@ -11,8 +11,9 @@ from typing import Any, cast
 import typer
 
 from semgrad_guard.declared import Bounds
+from semgrad_guard.evaluation.files import read_text
+from semgrad_guard.evaluation.questions.data import NO_PASSAGE
 from semgrad_guard.named import did_you_mean
-from semgrad_guard.settings import require_name
 
 
 def path(value: str | Path) -> Path:
@@ -49,15 +50,6 @@ def wording(value: str) -> str:
     return text(value)
 
 
-def source(value: str) -> str:
-    """A path, or the name of a data set or a model: anything but nothing."""
-    try:
-        require_name(value)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    return text(value)
-
-
 def text(value: str) -> str:
     """A text that UTF-8 can write: bytes of another encoding arrive as lone surrogates."""
     try:
@@ -74,33 +66,20 @@ def some_text(value: str) -> str:
     return text(value.replace("\\n", "\n"))
 
 
-def number(bounds: Bounds) -> Callable[[str | float], float]:
-    """Reads a finite number within bounds."""
+def number(kind: type[int] | type[float], bounds: Bounds) -> Callable[[Any], float]:
+    """Reads a finite number of this kind within bounds."""
 
-    def read(value: str | float) -> float:
+    def read(value: Any) -> float:
         try:
-            found = float(value)
+            found = kind(value)
         except (ValueError, OverflowError):
-            raise typer.BadParameter(f"{str(value)[:40]!r} is not a number") from None
-        if not math.isfinite(found):
+            named = "a whole number" if kind is int else "a number"
+            raise typer.BadParameter(f"{str(value)[:40]!r} is not {named}") from None
+        if isinstance(found, float) and not math.isfinite(found):
             raise typer.BadParameter(f"{found} is not a finite number")
         if found not in bounds:
-            raise typer.BadParameter(f"{found:g} is out of range: it is {bounds}")
-        return found
-
-    return read
-
-
-def whole(bounds: Bounds) -> Callable[[str | int], int]:
-    """Reads a whole number within bounds."""
-
-    def read(value: str | int) -> int:
-        try:
-            found = int(value)
-        except ValueError:
-            raise typer.BadParameter(f"{str(value)[:40]!r} is not a whole number") from None
-        if found not in bounds:
-            raise typer.BadParameter(f"{str(found)[:40]} is out of range: it is {bounds}")
+            shown = f"{found:g}" if isinstance(found, float) else str(found)[:40]
+            raise typer.BadParameter(f"{shown} is out of range: it is {bounds}")
         return found
 
     return read
@@ -115,8 +94,6 @@ _NULL = "it holds a null character, which no name can"
 
 def passage_field(value: str) -> str:
     """The name of a field that can hold a passage."""
-    from semgrad_guard.evaluation.questions.data import NO_PASSAGE
-
     if value in NO_PASSAGE:
         raise typer.BadParameter(f'"{value}" is not a passage to answer from: it means something else in the data')
     return text(value)
@@ -124,24 +101,16 @@ def passage_field(value: str) -> str:
 
 def grader(value: str) -> str:
     """The name of a grader, perhaps with a model."""
-    from semgrad_guard.errors import InputError
     from semgrad_guard.evaluation.graders.naming import require_kind
 
-    try:
-        return require_kind(text(value))
-    except InputError as error:
-        raise typer.BadParameter(str(error)) from error
+    return require_kind(text(value))
 
 
 def languages(value: str) -> str:
     """Languages as tags of BCP 47, with commas between them."""
     from semgrad_guard.calibration.languages import read_languages
-    from semgrad_guard.errors import InputError
 
-    try:
-        return ",".join(read_languages(text(value)))
-    except InputError as error:
-        raise typer.BadParameter(str(error)) from error
+    return ",".join(read_languages(text(value)))
 
 
 def calibration_id(value: str) -> str:
@@ -195,22 +164,12 @@ def template_option(value: str | tuple[str, Any]) -> tuple[str, Any]:
 def _object(given: str) -> dict[str, Any] | None:
     """An object in JSON, typed, or in a file that @ names; None if it is something else."""
     if given.startswith("@"):
-        given = _content(path(given[1:]))
+        given = read_text(path(given[1:]))
     try:
         found: Any = json.loads(given)
     except (ValueError, RecursionError) as error:
         raise typer.BadParameter(f"it is not JSON: {error}; give an object, or @FILE") from error
     return cast("dict[str, Any]", found) if isinstance(found, dict) else None
-
-
-def _content(file: Path) -> str:
-    from semgrad_guard.errors import InputError
-    from semgrad_guard.evaluation.files import read_text
-
-    try:
-        return read_text(file)
-    except InputError as error:
-        raise typer.BadParameter(str(error)) from error
 
 
 def one_of(names: Sequence[str]) -> Callable[[str], str]:

@@ -52,10 +52,18 @@ class Database:
 
     Raises:
         InputError: SQLAlchemy does not know the URL, or its driver is missing.
+        DecisionLogError: from every method that reads or writes, if the database cannot be reached or refuses; the
+            message gives the reason.
     """
 
     def __init__(self, url: str | Path, *, patience: float = 10.0) -> None:
-        self.url = _as_url(url)
+        try:
+            if isinstance(url, str) and "://" in url:
+                self.url = sa.make_url(url)
+            else:
+                self.url = sa.URL.create("sqlite", database=str(Path(url).expanduser().resolve()))
+        except sa_exc.ArgumentError as error:
+            raise InputError("the decision log's URL cannot be read; give dialect+driver://user@host/name") from error
         try:
             self._engine = sa.create_engine(self.url, pool_pre_ping=True)
         except (sa_exc.ArgumentError, ImportError) as error:
@@ -76,31 +84,22 @@ class Database:
         return _file_of(self.url.database or "") if self.url.get_backend_name() == "sqlite" else None
 
     def open(self) -> None:
-        """Make sure that the database can be reached, and that its tables are there.
-
-        Raises:
-            DecisionLogError: the message gives the reason.
-        """
+        """Make sure that the database can be reached, and that its tables are there."""
         with self._transaction():
             pass
 
     def add(self, entries: Sequence[Entry]) -> None:
-        """Add entries in one transaction; those that are there already stay as they are.
-
-        Raises:
-            DecisionLogError: the database cannot be reached, or refuses.
-        """
+        """Add entries in one transaction; those that are there already stay as they are."""
+        dialect: Any = {"postgresql": postgresql, "sqlite": sqlite}.get(self.url.get_backend_name())
         with self._transaction() as connection:
             for table, kind in KINDS.items():
+                # One that is there stays: an entry may be brought over from the journal twice.
+                insert = sa.insert(table) if dialect is None else dialect.insert(table).on_conflict_do_nothing()
                 if rows := [_row(entry) for entry in entries if isinstance(entry, kind)]:
-                    connection.execute(self._insert(table), rows)
+                    connection.execute(insert, rows)
 
     def oldest(self, limit: int) -> list[Entry]:
-        """The first entries of an SQLite file that is a journal, in the order in which they were added to each table.
-
-        Raises:
-            DecisionLogError: the file cannot be read.
-        """
+        """The first entries of an SQLite file that is a journal, in the order in which each table got them."""
         entries: list[Entry] = []
         with self._transaction() as connection:
             for table, kind in KINDS.items():
@@ -109,22 +108,14 @@ class Database:
         return entries
 
     def remove(self, entries: Sequence[Entry]) -> None:
-        """Remove entries.
-
-        Raises:
-            DecisionLogError: the database cannot be reached.
-        """
+        """Remove entries."""
         with self._transaction() as connection:
             for table, kind in KINDS.items():
                 ids = [entry.id for entry in entries if isinstance(entry, kind)]
                 connection.execute(sa.delete(table).where(table.c.id.in_(ids)))
 
     def count(self) -> int:
-        """How many entries there are.
-
-        Raises:
-            DecisionLogError: the database cannot be reached.
-        """
+        """How many entries there are."""
         with self._transaction() as connection:
             return sum(connection.scalar(sa.select(sa.func.count()).select_from(table)) or 0 for table in KINDS)
 
@@ -144,9 +135,6 @@ class Database:
             action: only decisions with this `Decision.delivery`.
             limit: at most so many.
             before: only decisions that come after the decision of this id in this order.
-
-        Raises:
-            DecisionLogError: the database cannot be reached.
         """
         query = sa.select(decisions).order_by(decisions.c.at.desc(), decisions.c.id.desc())
         if since is not None:
@@ -171,11 +159,7 @@ class Database:
         return [(_entry(Decision, row), graded.get(row["id"])) for row in rows]
 
     def find(self, decision_id: str) -> tuple[Decision, Feedback | None] | None:
-        """The decision of this id, with the latest feedback on it; None where there is none.
-
-        Raises:
-            DecisionLogError: the database cannot be reached.
-        """
+        """The decision of this id, with the latest feedback on it; None where there is none."""
         with self._transaction() as connection:
             row = connection.execute(sa.select(decisions).where(decisions.c.id == decision_id)).mappings().first()
             mine = sa.select(feedback).where(feedback.c.decision_id == decision_id).order_by(feedback.c.at.desc())
@@ -183,11 +167,7 @@ class Database:
         return None if row is None else (_entry(Decision, row), None if latest is None else _entry(Feedback, latest))
 
     def draw(self, size: int, *, since: datetime) -> list[Decision]:
-        """Draw watched promised answers at random to be graded: so many of those that were never drawn or graded so.
-
-        Raises:
-            DecisionLogError: the database cannot be reached.
-        """
+        """Draw watched promised answers at random to be graded: so many of those that were never drawn or graded so."""
         since_then = decisions.c.at >= since.timestamp()
         ungraded = decisions.c.id.not_in(RANDOMLY_GRADED)
         fresh = sa.and_(PROMISED, decisions.c.alpha.is_not(None), decisions.c.drawn.is_(None), ungraded, since_then)
@@ -202,11 +182,7 @@ class Database:
         return found
 
     def mark_drawn(self, ids: Sequence[str]) -> None:
-        """Mark decisions as drawn, so that feedback on them counts as random, and none is drawn twice.
-
-        Raises:
-            DecisionLogError: the database cannot be reached.
-        """
+        """Mark decisions as drawn, so that feedback on them counts as random, and none is drawn twice."""
         with self._transaction() as connection:
             for some in _some_of(ids):
                 connection.execute(sa.update(decisions).where(some).values(drawn=datetime.now(UTC).timestamp()))
@@ -214,9 +190,6 @@ class Database:
     def promises(self) -> dict[str, tuple[float, float, int]]:
         """alpha and delta of every calibration that has promised an answer, that of the latest decision first; and how
         many of its answers were drawn, and have no random grade.
-
-        Raises:
-            DecisionLogError: the database cannot be reached.
         """
         columns = decisions.c
         rates = (columns.alpha.between(0.0001, 0.9999), columns.delta.between(0.000001, 0.9999))
@@ -234,9 +207,6 @@ class Database:
     def random_grades(self) -> dict[str, dict[str, bool]]:
         """The grades of promised answers that were drawn at random, by calibration and decision, in the order in which
         the answers were first graded so. The latest of such grades on one answer counts.
-
-        Raises:
-            DecisionLogError: the database cannot be reached.
         """
         query = (
             sa.select(decisions.c.calibration_id, decisions.c.id, feedback.c.right)
@@ -251,21 +221,13 @@ class Database:
         return grades
 
     def feedback_mark(self) -> tuple[int, float | None]:
-        """A value that changes with every feedback.
-
-        Raises:
-            DecisionLogError: the database cannot be reached.
-        """
+        """A value that changes with every feedback."""
         with self._transaction() as connection:
             count, latest = connection.execute(sa.select(sa.func.count(), sa.func.max(feedback.c.at))).one()
         return count, latest
 
     def forget(self, before: datetime) -> int:
-        """Delete decisions before a time, and feedback on them; how many decisions there were.
-
-        Raises:
-            DecisionLogError: the database cannot be reached.
-        """
+        """Delete decisions before a time, and feedback on them; how many decisions there were."""
         with self._transaction() as connection:
             old = decisions.c.at < before.timestamp()
             ids = sa.select(decisions.c.id).where(old)
@@ -278,11 +240,7 @@ class Database:
 
     @contextmanager
     def _transaction(self) -> Generator[sa.Connection]:
-        """One transaction, on tables that are up to date.
-
-        Raises:
-            DecisionLogError: it failed.
-        """
+        """One transaction, on tables that are up to date."""
         began = False
         try:
             self._prepare()
@@ -309,11 +267,6 @@ class Database:
                 self._ready = True
 
     def _migrate(self) -> None:
-        """Bring the tables up to date.
-
-        Raises:
-            DecisionLogError: a newer version has written them.
-        """
         with self._engine.begin() as connection:
             schema.create(connection, checkfirst=True)
             version = connection.execute(sa.select(sa.func.max(schema.c.version))).scalar() or 0
@@ -325,13 +278,6 @@ class Database:
             for number in range(version, len(MIGRATIONS)):
                 MIGRATIONS[number](connection)
                 connection.execute(sa.insert(schema).values(version=number + 1))
-
-    def _insert(self, table: sa.Table) -> Any:
-        """An insert that leaves alone what is there: an entry may be brought over from the journal twice."""
-        dialects: dict[str, Any] = {"postgresql": postgresql, "sqlite": sqlite}
-        if (dialect := dialects.get(self.url.get_backend_name())) is not None:
-            return dialect.insert(table).on_conflict_do_nothing()
-        return sa.insert(table)
 
 
 def log_address(given: str | None) -> str | Path:
@@ -373,15 +319,6 @@ def _some_of(ids: Sequence[str], column: sa.Column[Any] = decisions.c.id) -> Ite
     return (column.in_(ids[start : start + _AT_ONCE]) for start in range(0, len(ids), _AT_ONCE))
 
 
-def _as_url(url: str | Path) -> sa.URL:
-    if isinstance(url, str) and "://" in url:
-        try:
-            return sa.make_url(url)
-        except sa_exc.ArgumentError as error:
-            raise InputError("the decision log's URL cannot be read; give dialect+driver://user@host/name") from error
-    return sa.URL.create("sqlite", database=str(Path(url).expanduser().resolve()))
-
-
 def _reason(error: sa_exc.SQLAlchemyError, url: sa.URL) -> str:
     """The driver's text about a database that cannot be opened, in one line and without the password."""
     text = " ".join(str(getattr(error, "orig", None) or error).split())
@@ -396,11 +333,7 @@ def _file_of(name: str) -> Path | None:
 
 
 def _protect_sqlite(_: object, __: object, arguments: Sequence[Any], ___: object) -> None:
-    """Before a file is opened: only its owner can read it. SQLite gives its own files next to it the same rights.
-
-    Raises:
-        DecisionLogError: others can read it, and their rights cannot be taken back.
-    """
+    """Before a file is opened: only its owner can read it. SQLite gives its own files next to it the same rights."""
     if (path := _file_of(str(arguments[0]))) is None:
         return
     with suppress(OSError):  # SQLite itself gives the reason why a file cannot be opened

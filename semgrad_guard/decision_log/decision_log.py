@@ -178,11 +178,7 @@ class DecisionLog:
         self.close()
 
     def _put(self, entry: Entry) -> None:
-        """Return once an entry is on the disk. Entries that come together are written in one transaction.
-
-        Raises:
-            DecisionLogError: it is not.
-        """
+        """Return once an entry is on the disk. Entries that come together are written in one transaction."""
         done = Future[None]()
         with self._changed:
             if self._closed:
@@ -242,12 +238,9 @@ class DecisionLog:
                     self._due = True
 
     def _round(self) -> bool:
-        """Bring everything up to date; whether that worked. A problem is logged once, and once more when it is over.
-
-        The first round shows whether the database is there, before there is a decision.
-        """
+        """Bring everything up to date; whether that worked. A problem is logged once, and once more when it is over."""
         try:
-            if not self._rounds:
+            if not self._rounds:  # before there is a decision: is the database there?
                 self.database.open()
             if self._store is self._journal or self._journal_file.exists():
                 self._forward()
@@ -315,12 +308,7 @@ def _note(decision: Decision, entry: Feedback, earlier: Feedback | None, current
 
 
 def _journal_file(folder: Path | None, log: Path | None) -> Path:
-    """The journal in its folder, which is made; without a folder, next to the SQLite file of a log.
-
-    Raises:
-        InputError: there is neither.
-        DecisionLogError: the folder cannot be made.
-    """
+    """The journal in its folder, which is made; without a folder, next to the SQLite file of a log."""
     if folder is None and log is None:
         raise InputError("a decision log in a database needs journal=..., a folder on a local disk")
     file = Path(f"{log}.waiting") if folder is None else folder / _JOURNAL

@@ -57,6 +57,13 @@ class FeedbackLog(DecisionSink, Protocol):
     ) -> Feedback: ...
 
 
+_OF_THE_VERDICT = (
+    *("model", "estimator", "calibration_id", "action", "enforced", "promised", "status", "uncertainty"),
+    *("confidence", "threshold", "reason", "drift", "scoring_ms"),
+)
+"""The fields of a decision that are its verdict's own."""
+
+
 class Decision(BaseModel):
     """One decision. `at` is UTC, `seconds` is the time from the call to the decision. Without `enforced`, `action` is
     advice, and `delivery` is what happened to the answer.
@@ -123,23 +130,11 @@ class Decision(BaseModel):
         return cls(
             id=f"dec_{secrets.token_hex(12)}",
             at=datetime.now(UTC),
+            **{name: getattr(verdict, name) for name in _OF_THE_VERDICT},
             request_id=facts.request_id,
             served=facts.served,
-            model=verdict.model,
-            estimator=verdict.estimator,
-            calibration_id=verdict.calibration_id,
-            action=verdict.action,
-            enforced=verdict.enforced,
-            promised=verdict.promised,
-            status=verdict.status,
-            uncertainty=verdict.uncertainty,
-            confidence=verdict.confidence,
-            threshold=verdict.threshold,
-            reason=verdict.reason,
-            drift=verdict.drift,
             tokens=verdict.scored_tokens if verdict.shows_draft else None,
             seconds=seconds,
-            scoring_ms=verdict.scoring_ms,
             escalated_to=None if verdict.escalated is None else verdict.escalated.model,
             question=_writable(facts.question) if text else None,
             delivered=_writable(verdict.text) if text else None,

@@ -293,7 +293,6 @@ def _standard_error(
 
 
 def _rows_of_facts(facts: Sequence[int]) -> list[list[int]]:
-    """The rows of each fact."""
     found: dict[int, list[int]] = {}
     for row, fact in enumerate(facts):
         found.setdefault(fact, []).append(row)

@@ -15,7 +15,7 @@ import re
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,8 +117,12 @@ def require_writable(path: Path, *, inputs: Iterable[Path] = ()) -> None:
     """
     try:
         require_regular(path)
-        for given in inputs:
-            _require_other(path, given)
+        for given in inputs if path.exists() else ():
+            if any(os.path.samestat(path.stat(), theirs) for theirs in _stats(given)):
+                what = f"{called(given)} is read" if not given.is_dir() else f"it is a file of {given}, which is read"
+                raise InputError(
+                    f"Writing {path} would overwrite an input of this command ({what}). Choose another path."
+                )
         with tempfile.TemporaryFile(dir=path.resolve().parent):  # where a symbolic link points to
             pass
         if path.exists():
@@ -228,16 +232,6 @@ def sole_writer(path: Path) -> Generator[None]:
         lock.release()
 
 
-def _require_other(path: Path, given: Path) -> None:
-    """Raise if writing `path` would overwrite `given`, or a file of the folder `given`."""
-    if not path.exists():
-        return
-    mine = path.stat()
-    if any(os.path.samestat(mine, theirs) for theirs in _stats(given)):
-        what = f"{called(given)} is read" if not given.is_dir() else f"it is a file of {given}, which is read"
-        raise InputError(f"Writing {path} would overwrite an input of this command ({what}). Choose another path.")
-
-
 def _stats(given: Path) -> list[os.stat_result]:
     """The status of an input's files; none without such an input."""
     try:
@@ -280,7 +274,11 @@ def read_table(path: Path) -> tuple[list[str], list[Row]]:
     names = [name.strip().lower() for name in header]
     if twice := [name for name in names if name and names.count(name) > 1]:
         raise DataFileError(f"{called(path)} has the column {twice[0]!r} twice, in any case of letters; keep one.")
-    return names, list(_filled(names, rows, start=3 if first else 2))
+    filled = [(number, row) for number, row in enumerate(rows, start=3 if first else 2) if any(map(str.strip, row))]
+    return names, [
+        Row(number, dict(zip(names, row, strict=False)), surplus=max(0, len(row) - len(names)))
+        for number, row in filled
+    ]
 
 
 def write_table(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> Path:
@@ -323,10 +321,3 @@ def _delimiter(text: str) -> tuple[str, int]:
 def _harmless(cell: str) -> str:
     """Text that a spreadsheet would run as a formula gets an apostrophe before it."""
     return f"'{cell}" if cell.startswith(_FORMULA) else cell
-
-
-def _filled(names: Sequence[str], rows: Iterable[Sequence[str]], *, start: int) -> Iterator[Row]:
-    for number, row in enumerate(rows, start=start):
-        if any(cell.strip() for cell in row):
-            cells = dict(zip(names, row, strict=False))
-            yield Row(number, cells, surplus=max(0, len(row) - len(names)))

@@ -138,7 +138,6 @@ def _label(value: Any) -> bool:
 
 
 def _number(value: Any) -> float | None:
-    """A finite number, else None."""
     if value is None:
         return None
     number = float(value)

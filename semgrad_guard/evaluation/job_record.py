@@ -165,19 +165,19 @@ def is_record(kind: str = "answers") -> Callable[[Path], bool]:
     return check
 
 
-def read_record(path: Path, row: type[R], *, kind: str = "answers") -> tuple[dict[str, Any], list[R]]:
-    """The settings and the whole rows of a record that a job has left, or is still writing.
+def read_record(path: Path, row: type[R]) -> tuple[dict[str, Any], list[R]]:
+    """The settings and the whole rows of a record of answers that a job has left, or is still writing.
 
     Raises:
         DataFileError: a line is broken, other than by a kill.
-        InputError: the file cannot be read, or is not a record of this kind.
+        InputError: the file cannot be read, or is not a record of answers.
     """
     try:
         content = path.read_bytes()
     except OSError as error:
         raise InputError(f"Cannot read {path}: {error.strerror or error}. Run the command that writes it.") from error
     whole = content[: content.rfind(b"\n") + 1]
-    return _settings(path, whole, kind), _rows(path, whole, row, kind)
+    return _settings(path, whole, "answers"), _rows(path, whole, row, "answers")
 
 
 def number_of_try(path: Path, settings: Mapping[str, Any]) -> int:

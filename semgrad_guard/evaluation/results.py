@@ -123,12 +123,10 @@ class Results:
 
     @property
     def _measured(self) -> dict[str, str]:
-        """The methods that have numbers, with their titles."""
         return {name: title for name, title in self.titles.items() if title not in self.unfitted}
 
     @property
     def _note(self) -> dict[str, str]:
-        """A note about each learned method that was requested."""
         fitted = "five-fold cross-validation on these answers"
         return {
             self.titles[name]: fitted if reason is None else f"left out. {reason}"

@@ -147,10 +147,7 @@ class _RowScorer:
 
         arrow: Any = pyarrow
         kind = arrow.struct([(name, getattr(arrow, of)()) for name, of in _FIELDS.items()])
-        return table.append_column(METADATA_KEY, arrow.array(self._records(table.to_pylist()), type=kind))
-
-    def _records(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        questions = [_question(row) for row in rows]
+        questions = [_question(row) for row in table.to_pylist()]
         found = iter(self._score([question for question in questions if isinstance(question, Question)]))
         verdicts: list[Verdict] = []
         for question in questions:
@@ -160,7 +157,8 @@ class _RowScorer:
             text = next(found)
             verdicts.append(text.verdict or self._score.unscored(question.response or "", text.too_long or ""))
         records = [verdict.metadata() for verdict in verdicts]
-        return [{name: record.get(name) for name in _FIELDS} for record in records]
+        shown = [{name: record.get(name) for name in _FIELDS} for record in records]
+        return table.append_column(METADATA_KEY, arrow.array(shown, type=kind))
 
 
 def _question(row: Mapping[str, Any]) -> Question | str:

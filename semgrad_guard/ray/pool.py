@@ -156,8 +156,9 @@ class _Pool(Generic[R]):
     def _bury(self, turn: _Turn, error: Exception) -> None:
         """The batch of a worker that died is for another one."""
         batch = turn.batch
-        where, what = (None, "while they loaded the model") if batch is None else _place(batch)
+        where, what = None, "while they loaded the model"
         if batch is not None:
+            where, what = batch.start, f"over the batch from row {batch.start + 1} on"
             self.again.append(batch)
         self.deaths[where] += 1
         if self.deaths[where] >= _DEATHS:
@@ -165,10 +166,6 @@ class _Pool(Generic[R]):
                 f"{_DEATHS} workers died {what}: {first_line(error)}. If memory is short, take fewer --workers or a "
                 "smaller --batch-size. What is done is kept."
             ) from error
-
-
-def _place(batch: Batch) -> tuple[int, str]:
-    return batch.start, f"over the batch from row {batch.start + 1} on"
 
 
 def _own(error: Any) -> Exception:

@@ -41,15 +41,14 @@ def test_a_run_that_is_spread(tmp_path: Path, language_model: LanguageModel) -> 
         return collect_answers(
             QUESTIONS,
             tmp_path / name,
-            model=language_model,
-            estimators=ESTIMATORS,
-            options=GenerationOptions(max_tokens=4, temperature=0.7, seed=3),
+            answering,
             batch_size=3,
             **changes,  # type: ignore[arg-type]
         )
 
+    answering = Answering(language_model, ESTIMATORS, GenerationOptions(max_tokens=4, temperature=0.7, seed=3))
     alone = collect("alone.jsonl")
-    recipe = Answering(language_model, ESTIMATORS, GenerationOptions(max_tokens=4, temperature=0.7, seed=3)).recipe
+    recipe = answering.recipe
     assert collect("spread.jsonl", spread=backwards) == alone
     kept = [path.read_text().splitlines() for path in (tmp_path / "alone.jsonl", tmp_path / "spread.jsonl")]
     assert sorted(kept[0]) == sorted(kept[1])

@@ -33,13 +33,12 @@ def collect(ray: Any, path: Path, model: LanguageModel, questions: list[Question
     from semgrad_guard.loading import ModelSource
     from semgrad_guard.ray.pool import Job, spread
 
-    job = Job(ModelSource.of("pocket", identity=model.identity), Answering(model, ESTIMATORS, OPTIONS).recipe)
+    answering = Answering(model, ESTIMATORS, OPTIONS)
+    job = Job(ModelSource.of("pocket", identity=model.identity), answering.recipe)
     return collect_answers(
         questions,
         path,
-        model=model,
-        estimators=ESTIMATORS,
-        options=OPTIONS,
+        answering,
         batch_size=2,
         spread=lambda batches: spread(ray, job, batches, workers=2),
         **changes,
@@ -47,14 +46,7 @@ def collect(ray: Any, path: Path, model: LanguageModel, questions: list[Question
 
 
 def test_twenty_kills(ray: Any, model: LanguageModel, questions: list[Question], tmp_path: Path) -> None:
-    whole = collect_answers(
-        questions,
-        tmp_path / "alone.jsonl",
-        model=model,
-        estimators=ESTIMATORS,
-        options=OPTIONS,
-        batch_size=2,
-    )
+    whole = collect_answers(questions, tmp_path / "alone.jsonl", Answering(model, ESTIMATORS, OPTIONS), batch_size=2)
     kills: list[int] = []
     path = tmp_path / "spread.jsonl"
 

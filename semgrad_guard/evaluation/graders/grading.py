@@ -153,16 +153,16 @@ class GradedAnswer:
         return f"  {grade}: {question} [{reference}] {text}"
 
 
-def some_of(answers: Sequence[GradedAnswer], *, count: int = SHOWN) -> list[GradedAnswer]:
-    """Up to `count` of them in order, drawn with a fixed seed; of each grade three at least, if there are."""
+def some_of(answers: Sequence[GradedAnswer]) -> list[GradedAnswer]:
+    """Up to `SHOWN` of them in order, drawn with a fixed seed; of each grade three at least, if there are."""
     rng = np.random.default_rng(len(answers))
     drawn: list[int] = rng.permutation(len(answers)).tolist()
-    chosen = drawn[:count]
+    chosen = drawn[:SHOWN]
     for grade in (True, False):
         held = [i for i in chosen if bool(answers[i].correct) is grade]
         others = [i for i in drawn if bool(answers[i].correct) is grade and i not in held]
-        wanted = min(_AT_LEAST_OF_EACH - len(held), len(others), count - len(held))
-        if wanted > 0 and len(chosen) == count:
+        wanted = min(_AT_LEAST_OF_EACH - len(held), len(others), SHOWN - len(held))
+        if wanted > 0 and len(chosen) == SHOWN:
             spare = [i for i in chosen if bool(answers[i].correct) is not grade][-wanted:]
             chosen = [*(i for i in chosen if i not in spare), *others[:wanted]]
     return [answers[i] for i in sorted(chosen)]

@@ -26,17 +26,17 @@ class EntailmentGrader:
 
     def grade(self, answers: Sequence[AnswerToGrade]) -> Verdicts:
         """A verdict for each answer, in order."""
-        return any_reference(answers, self._entails)
 
-    def _entails(self, pairs: list[tuple[AnswerToGrade, str]]) -> list[bool]:
-        texts = [_premise_and_hypothesis(one, reference) for one, reference in pairs]
-        return [scores.entails for scores in self.model.probabilities(texts)]
+        def premise_and_hypothesis(one: AnswerToGrade, source: str) -> tuple[str, str]:
+            if one.sentence:
+                return source if source == one.passage else f"{one.question} {source}", one.text
+            return f"{one.question} {one.text}", f"{one.question} {source}"
 
+        def entails(pairs: list[tuple[AnswerToGrade, str]]) -> list[bool]:
+            texts = [premise_and_hypothesis(*pair) for pair in pairs]
+            return [scores.entails for scores in self.model.probabilities(texts)]
 
-def _premise_and_hypothesis(one: AnswerToGrade, source: str) -> tuple[str, str]:
-    if one.sentence:
-        return source if source == one.passage else f"{one.question} {source}", one.text
-    return f"{one.question} {one.text}", f"{one.question} {source}"
+        return any_reference(answers, entails)
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,9 @@ class Bem:
 
     def grade(self, answers: Sequence[AnswerToGrade]) -> Verdicts:
         """A verdict for each answer, in order."""
-        return any_reference(answers, self._equivalent)
 
-    def _equivalent(self, pairs: list[tuple[AnswerToGrade, str]]) -> list[bool]:
-        triples = [(one.question, reference, one.text) for one, reference in pairs]
-        return [p >= self.threshold for p in self.model.probabilities(triples)]
+        def equivalent(pairs: list[tuple[AnswerToGrade, str]]) -> list[bool]:
+            triples = [(one.question, reference, one.text) for one, reference in pairs]
+            return [p >= self.threshold for p in self.model.probabilities(triples)]
+
+        return any_reference(answers, equivalent)

@@ -124,14 +124,14 @@ def known(value: float) -> Estimate:
     return Estimate(value, None, None, np.full(1, math.nan))
 
 
-def estimate(value: float, replicates: Floats, *, level: float = LEVEL) -> Estimate:
+def estimate(value: float, replicates: Floats) -> Estimate:
     """A value and the percentile interval of its replicates; nan counts as undefined."""
     if not math.isfinite(value):
         return Estimate(None, None, None, replicates)
     defined = replicates[np.isfinite(replicates)]
     if len(defined) < 0.9 * len(replicates):
         return Estimate(value, None, None, replicates)
-    low, high = np.quantile(defined, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(defined, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Estimate(value, float(low), float(high), replicates)
 
 

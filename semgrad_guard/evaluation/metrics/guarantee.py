@@ -112,9 +112,9 @@ def threshold(scores: Floats, correct: NDArray[np.bool_], *, alpha: float, delta
     return gates.walk(scores, wrong, alpha=alpha, delta=delta).threshold if len(scores) else None
 
 
-def fewest_questions(*, alpha: float, delta: float = DELTA) -> int:
+def fewest_questions(*, alpha: float) -> int:
     """How many scored questions it takes before half of them could show an error rate of at most alpha at all."""
-    return 2 * binomial.fewest_answers(alpha=alpha, delta=delta)
+    return 2 * binomial.fewest_answers(alpha=alpha, delta=DELTA)
 
 
 def _share(part: float, whole: float) -> float:

@@ -53,12 +53,8 @@ def aurc(uncertainties: Sequence[float | None], correct: Sequence[bool]) -> floa
 
     Source: Geifman, Uziel & El-Yaniv, "Bias-reduced uncertainty estimation for deep neural classifiers", ICLR 2019.
     """
-    return _only(tally(uncertainties, correct).aurc())
-
-
-def _only(values: Floats) -> float | None:
-    """The one value; None for nan."""
-    return None if math.isnan(values[0]) else float(values[0])
+    area = float(tally(uncertainties, correct).aurc()[0])
+    return None if math.isnan(area) else area
 
 
 Floats = NDArray[np.float64]

@@ -7,6 +7,7 @@ import json
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,34 +47,49 @@ class GridAnswer(Answer):
         return statistics.fmean(self.grid[layer][at] for layer in layers)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProbePlan:
+    """How to probe: the prompts' last `tokens` (more, where t* lies further back), and how to answer."""
+
+    tokens: int = 10
+    system: str | None = None
+    batch_size: int = 8
+    options: GenerationOptions = GenerationOptions(max_tokens=64)  # noqa: RUF009  # frozen
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1 or self.batch_size < 1:
+            raise InputError(f"tokens and batch size must be at least 1, not {self.tokens} and {self.batch_size}")
+
+
 def collect_grids(
     questions: Sequence[Question],
     path: Path,
+    plan: ProbePlan,
     *,
     model: LanguageModel,
     tokens: int,
-    options: GenerationOptions,
-    system: str | None = None,
-    batch_size: int = 8,
-    on_progress: Progress | None = None,
+    on_progress: Progress,
 ) -> list[GridAnswer]:
     """Answer the questions greedily and differentiate by all layers at the last `tokens` prompt tokens.
 
     Every answer is kept at `path` as it comes, and recorded answers are not redone (see `JobRecord`).
     """
     objective = Objective(layers=tuple(range(model.n_layers)), last_tokens=tokens)
-    phrasing = Phrasing(system)
-    settings = {**run_settings(model, {}, options=options, template=phrasing.name(questions)), "grid_tokens": tokens}
+    phrasing = Phrasing(plan.system)
+    settings = {
+        **run_settings(model, {}, options=plan.options, template=phrasing.name(questions)),
+        "grid_tokens": tokens,
+    }
 
     def answer(batch: Sequence[Question], _: int) -> list[GridAnswer]:
         return where_it_fits(model, phrasing, batch, fitting, _unanswered)
 
     def fitting(some: Sequence[Question], conversations: Sequence[list[Message]]) -> Iterator[GridAnswer]:
-        generations = model.generate_batch(conversations, options, objective=objective)
+        generations = model.generate_batch(conversations, plan.options, objective=objective)
         return map(partial(_answered, objective=objective), some, generations)
 
     with JobRecord(path, settings, GridAnswer) as record:
-        return complete(record, questions, in_turn(answer), batch_size=batch_size, on_progress=on_progress)
+        return complete(record, questions, in_turn(answer), batch_size=plan.batch_size, on_progress=on_progress)
 
 
 def _answered(question: Question, generation: Generation, *, objective: Objective) -> GridAnswer:
@@ -98,7 +114,7 @@ def _unanswered(question: Question, reason: str) -> GridAnswer:
 _SAVE_EVERY = 20.0
 
 
-def wordings(model: LanguageModel, question: Question, *, system: str | None = None) -> list[Prompt]:
+def wordings(model: LanguageModel, question: Question, system: str | None) -> list[Prompt]:
     """The prompts of a question and of its paraphrases."""
     texts = dict.fromkeys((question.question, *question.paraphrases))
     rows = [question.model_copy(update={"question": text}) for text in texts]
@@ -108,11 +124,10 @@ def wordings(model: LanguageModel, question: Question, *, system: str | None = N
 def measure_preservation(
     questions: Sequence[Question],
     path: Path,
+    plan: ProbePlan,
     *,
     model: LanguageModel,
     tokens: int,
-    system: str | None = None,
-    batch_size: int = 16,
     on_progress: Progress,
 ) -> SemanticPreservation:
     """Sums over all questions, each with a paraphrase at least; kept at `path` now and then, and at the end.
@@ -120,10 +135,9 @@ def measure_preservation(
     Args:
         questions: distinct ones.
         path: the sums so far (safetensors); a run with other settings does not continue it.
+        plan: a forward pass takes twice its batch of prompts, roughly: a question's wordings stay together.
         model: whose hidden states are measured.
         tokens: how many of the prompts' last tokens.
-        system: a system message for every question.
-        batch_size: prompts in one forward pass, roughly: a question's wordings stay together.
         on_progress: told (questions done, questions in all).
 
     Raises:
@@ -133,16 +147,16 @@ def measure_preservation(
         "model": model.identity.name,
         "fingerprint": model.identity.fingerprint,
         "dtype": model.identity.dtype,
-        "prompt_template": template_name(model, Phrasing(system).name(questions)),
+        "prompt_template": template_name(model, Phrasing(plan.system).name(questions)),
         "tokens": tokens,
         "questions": _digest(questions),
     }
     sums = _load(path, settings)
-    step = max(1, batch_size // (1 + max(len(question.paraphrases) for question in questions)))
+    step = max(1, 2 * plan.batch_size // (1 + max(len(question.paraphrases) for question in questions)))
     done, saved = 0 if sums is None else sums.queries, time.monotonic()
     on_progress(done, len(questions))
     while done < len(questions):
-        groups = [wordings(model, question, system=system) for question in questions[done : done + step]]
+        groups = [wordings(model, question, plan.system) for question in questions[done : done + step]]
         states = model.last_states([prompt for group in groups for prompt in group], tokens)
         sums = sums or SemanticPreservation.empty(states.shape[1], tokens, states.shape[-1])
         begin = 0

@@ -30,19 +30,23 @@ import numpy as np
 import torch
 from scipy import stats
 
-from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.prompts.semantic_token import TokenChoice
-from semgrad_guard.engine.scoring.semantic_preservation import SemanticPreservation
-from semgrad_guard.errors import InputError, PromptTooLongError
+from semgrad_guard.errors import PromptTooLongError
 from semgrad_guard.evaluation.graders import Grader
-from semgrad_guard.evaluation.job_record import Progress
+from semgrad_guard.evaluation.job_record import Progress, unwatched
 from semgrad_guard.evaluation.metrics import auroc
 from semgrad_guard.evaluation.metrics.bootstrap import Estimate, paired_difference
 from semgrad_guard.evaluation.metrics.ranking import Tally
-from semgrad_guard.evaluation.probing.collecting import GridAnswer, collect_grids, measure_preservation, wordings
+from semgrad_guard.evaluation.probing.collecting import (
+    GridAnswer,
+    ProbePlan,
+    collect_grids,
+    measure_preservation,
+    wordings,
+)
 from semgrad_guard.evaluation.probing.probe_record import GradedGrid, Probe, Table
 from semgrad_guard.evaluation.questions.data import Question, with_paraphrases
 from semgrad_guard.evaluation.questions.prompts import Phrasing
@@ -54,18 +58,9 @@ Phase = Callable[[str], AbstractContextManager[Progress]]
 """Names a part of the work for as long as it lasts, and yields a progress function."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProbePlan:
-    """How to probe: the prompts' last `tokens` (more, where t* lies further back), and how to answer."""
-
-    tokens: int = 10
-    system: str | None = None
-    batch_size: int = 8
-    options: GenerationOptions = GenerationOptions(max_tokens=64)  # noqa: RUF009  # frozen
-
-    def __post_init__(self) -> None:
-        if self.tokens < 1 or self.batch_size < 1:
-            raise InputError(f"tokens and batch size must be at least 1, not {self.tokens} and {self.batch_size}")
+@contextmanager
+def _unseen(_: str) -> Generator[Progress]:
+    yield unwatched
 
 
 @dataclass(frozen=True)
@@ -105,7 +100,7 @@ def prompt_ends(model: LanguageModel, questions: Sequence[Question], plan: Probe
 def _fitting(model: LanguageModel, question: Question, plan: ProbePlan) -> list[Prompt]:
     name, window = repr(question.id or question.question[:60]), model.context_window
     try:
-        prompts = wordings(model, question, system=plan.system)
+        prompts = wordings(model, question, plan.system)
     except PromptTooLongError as error:
         raise PromptTooLongError(f"{name}, or a paraphrase of it: {error}, or leave the line out") from error
     longest = max(len(prompt.ids) for prompt in prompts)
@@ -126,7 +121,7 @@ def probe(
     states_path: Path,
     answers_path: Path | None,
     grader: Grader,
-    phase: Phase | None = None,
+    phase: Phase = _unseen,
 ) -> Probe:
     """Measure semantic preservation on the questions with paraphrases and, on request, SemGrad on all with answers.
 
@@ -147,17 +142,8 @@ def probe(
     paraphrased = with_paraphrases(questions)
     upper = Objective().span(model.n_layers)
     ends = prompt_ends(model, questions, plan)
-    phase = phase or _unseen
     with phase("Reading paraphrases") as tell:
-        sums = measure_preservation(
-            paraphrased,
-            states_path,
-            model=model,
-            tokens=ends.count,
-            system=plan.system,
-            batch_size=2 * plan.batch_size,
-            on_progress=tell,
-        )
+        sums = measure_preservation(paraphrased, states_path, plan, model=model, tokens=ends.count, on_progress=tell)
     scores = _rows(sums.scores)
     offsets = sorted({*ends.complete, ends.own_token} & {*range(-ends.count, 0)})
     preserved = {t: math.fsum(scores[layer][t] for layer in upper) / len(upper) for t in offsets}
@@ -165,25 +151,38 @@ def probe(
     gradable = [question for question in questions if any(answer.strip() for answer in question.answers)]
     if answers_path is not None and gradable:
         with phase("Answering") as tell:
-            answers = collect_grids(
-                gradable,
-                answers_path,
-                model=model,
-                tokens=ends.count,
-                options=plan.options,
-                system=plan.system,
-                batch_size=plan.batch_size,
-                on_progress=tell,
-            )
+            answers = collect_grids(gradable, answers_path, plan, model=model, tokens=ends.count, on_progress=tell)
         correct = [
             answer.text is not None and grader(answer.text, question.answers, question=question.question)
             for question, answer in zip(gradable, answers, strict=True)
         ]
         recommendation = recommend(answers, correct, upper, ends)
         graded = _graded(answers, correct, scores, upper=upper, grader=grader.name, found=recommendation)
-    template = template_name(model, Phrasing(plan.system).name(questions))
-    left_out = len(questions) - len(paraphrased)
-    return _record(model, ends, sums, recommendation, graded, data=data, template=template, left_out=left_out)
+    identity = model.identity
+    return Probe(
+        created=datetime.date.today().isoformat(),
+        model=identity.name,
+        revision=identity.revision,
+        fingerprint=identity.fingerprint,
+        dtype=identity.dtype,
+        prompt_template=template_name(model, Phrasing(plan.system).name(questions)),
+        data=data,
+        questions=sums.queries,
+        without_paraphrases=len(questions) - len(paraphrased),
+        tokens=ends.names,
+        upper_layers=upper,
+        own_token=ends.own_token,
+        preservation=scores,
+        within=_rows(sums.similarity_within),
+        across=_rows(sums.similarity_across),
+        graded=graded,
+        semantic_token=TokenChoice(
+            offset=recommendation.offset,
+            template=identity.template,
+            model=identity.name,
+            reason=recommendation.reason,
+        ),
+    )
 
 
 def recommend(
@@ -236,46 +235,6 @@ def _graded(
         low=None if difference is None else difference.low,
         high=None if difference is None else difference.high,
     )
-
-
-def _record(
-    model: LanguageModel,
-    ends: PromptEnds,
-    sums: SemanticPreservation,
-    found: Recommendation,
-    graded: GradedGrid | None,
-    *,
-    data: str,
-    template: str,
-    left_out: int,
-) -> Probe:
-    identity = model.identity
-    return Probe(
-        created=datetime.date.today().isoformat(),
-        model=identity.name,
-        revision=identity.revision,
-        fingerprint=identity.fingerprint,
-        dtype=identity.dtype,
-        prompt_template=template,
-        data=data,
-        questions=sums.queries,
-        without_paraphrases=left_out,
-        tokens=ends.names,
-        upper_layers=Objective().span(model.n_layers),
-        own_token=ends.own_token,
-        preservation=_rows(sums.scores),
-        within=_rows(sums.similarity_within),
-        across=_rows(sums.similarity_across),
-        graded=graded,
-        semantic_token=TokenChoice(
-            offset=found.offset, template=identity.template, model=identity.name, reason=found.reason
-        ),
-    )
-
-
-@contextmanager
-def _unseen(_: str) -> Generator[Progress]:
-    yield lambda done, total: None
 
 
 def _rows(values: torch.Tensor) -> Table:

@@ -217,16 +217,11 @@ def _load(name: str, config: str | None, split: str | None) -> Iterable[Any]:
             f"Cannot load the dataset {name!r}: {first_line(error)}. Name it as {HUB}NAME[:CONFIG][@SPLIT], and check "
             "that the hub can be reached."
         ) from error
-    return _one_split(found, name, split if saved else None)
-
-
-def _one_split(found: Any, name: str, split: str | None) -> Iterable[Any]:
-    """The rows; where there are several splits, one must have been named."""
     if not isinstance(found, dict):
         return found
     splits = cast("dict[str, Iterable[Any]]", found)
-    if split is None and len(splits) == 1:
+    if (not saved or split is None) and len(splits) == 1:
         return next(iter(splits.values()))
-    if split not in splits:
+    if not saved or split not in splits:
         raise DataFileError(f"The dataset {name!r} has the splits {', '.join(splits)}; choose one: {HUB}{name}@SPLIT.")
     return splits[split]

@@ -356,7 +356,6 @@ def _effect(summary: RunSummary, alpha: float) -> str | None:
 
 
 def _first_grader(summary: RunSummary) -> str:
-    """The name of the run's own grader, if its settings have it."""
     return str(summary.run.settings.get("grader", "grader"))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -49,12 +49,13 @@ Spread = Callable[[Iterable[Batch]], Iterable[list[R]]]
 class Answering:
     """How a model answers and scores a batch. Everything but the model is plain data, to be sent to other processes.
 
-    `by_sentence`: every sentence is scored by itself.
+    The estimators go by names of the caller's choice; they share a replay if their objectives agree. `by_sentence`:
+    every sentence is scored by itself.
     """
 
     model: LanguageModel
     estimators: Mapping[str, Estimator]
-    options: GenerationOptions
+    options: GenerationOptions = field(default_factory=GenerationOptions)
     phrasing: Phrasing = field(default_factory=Phrasing)
     by_sentence: bool = False
 
@@ -71,13 +72,8 @@ class Answering:
     @property
     def recipe(self) -> Callable[[LanguageModel], Answering]:
         """The same with another copy of the model; it pickles, and holds no model."""
-        return partial(
-            Answering,
-            estimators=self.estimators,
-            options=self.options,
-            phrasing=self.phrasing,
-            by_sentence=self.by_sentence,
-        )
+        plain = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "model"}
+        return partial(Answering, **plain)
 
     def _scored(self, question: Question, generation: Generation) -> Answer:
         evidence, score = generation.evidence, partial(scores_of, self.estimators)
@@ -96,12 +92,8 @@ class Answering:
 def collect_answers(
     questions: Sequence[Question],
     path: Path,
+    answering: Answering,
     *,
-    model: LanguageModel,
-    estimators: Mapping[str, Estimator],
-    options: GenerationOptions | None = None,
-    phrasing: Phrasing | None = None,
-    by_sentence: bool = False,
     batch_size: int = 8,
     spread: Spread[Answer] | None = None,
     on_progress: Progress | None = None,
@@ -113,20 +105,20 @@ def collect_answers(
     Args:
         questions: distinct ones, as `read_questions` gives them.
         path: the record of the run (see `JobRecord`).
-        model: the model that answers.
-        estimators: each under a name of the caller's choice; they share a replay if their objectives agree.
-        options: how to generate; greedy by default. Sampled runs need a seed.
-        phrasing: how the questions are put to the model.
-        by_sentence: every sentence is scored by itself.
+        answering: how a batch is answered. Sampled runs need a seed.
         batch_size: questions answered and scored at once.
         spread: answers the batches in the model's place, by copies of it in other processes.
         on_progress: called with (recorded answers, questions in all), at the start and after every batch.
     """
-    answering = Answering(model, estimators, options or GenerationOptions(), phrasing or Phrasing(), by_sentence)
-    check_run(estimators, answering.options, batch_size)
+    check_run(answering.estimators, answering.options, batch_size)
     answering.phrasing.require(questions)
-    template = answering.phrasing.name(questions)
-    settings = run_settings(model, estimators, options=answering.options, template=template, by_sentence=by_sentence)
+    settings = run_settings(
+        answering.model,
+        answering.estimators,
+        options=answering.options,
+        template=answering.phrasing.name(questions),
+        by_sentence=answering.by_sentence,
+    )
     with JobRecord(path, settings, Answer) as record:
         return complete(record, questions, spread or in_turn(answering), batch_size=batch_size, on_progress=on_progress)
 

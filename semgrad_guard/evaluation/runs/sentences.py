@@ -27,7 +27,13 @@ def sentence_fields(
     scores = [_nothing(names, WITHOUT_END) if own is None else next(scored) for _, own in parts]
     leans_on = leanings(evidence.text, [span for span, _ in parts])
     return {
-        "scores": {name: max((own[name] for own in scores), key=_doubt) for name in names},
+        "scores": {
+            name: max(
+                (own[name] for own in scores),
+                key=lambda score: math.inf if score.uncertainty is None else score.uncertainty,
+            )
+            for name in names
+        },
         "sentences": tuple(
             AnsweredSentence(start=start, end=end, leans_on=earlier, scores=own)
             for ((start, end), _), earlier, own in zip(parts, leans_on, scores, strict=True)
@@ -37,7 +43,3 @@ def sentence_fields(
 
 def _nothing(names: Iterable[str], reason: str | None) -> Scores:
     return dict.fromkeys(names, AnswerScore(uncertainty=None, reason=reason))
-
-
-def _doubt(score: AnswerScore) -> float:
-    return math.inf if score.uncertainty is None else score.uncertainty
