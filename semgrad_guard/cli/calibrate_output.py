@@ -42,19 +42,16 @@ class Files:
         """Refuse, before any work, a file that cannot be written."""
         if self.plot is not None:
             require_drawable(self.plot)
-        require_outputs(self._outputs(), inputs=inputs)
-
-    def _outputs(self) -> list[Output]:
-        picture = [] if self.plot is None else [Output(self.plot, "picture of a calibration", is_drawn)]
-        # An existing sheet is extended and never overwritten; `grading.check_labels` recognises it.
-        sheet = [] if self.labels in (None, STDIN) else [Output(self.labels, "sheet of labels", lambda _: True)]
-        return [
+        outputs = [
             Output(self.output, "calibration", read_by(Calibration.load)),
             Output(self.answers, "record of answers", is_record()),
             Output(self.grades, "record of grades", is_record(GRADES)),
-            *picture,
-            *sheet,
         ]
+        if self.plot is not None:
+            outputs.append(Output(self.plot, "picture of a calibration", is_drawn))
+        if self.labels not in (None, STDIN):  # extended, never overwritten; `grading.check_labels` recognises it
+            outputs.append(Output(self.labels, "sheet of labels", lambda _: True))
+        require_outputs(outputs, inputs=inputs)
 
 
 def draw(path: Path, outcome: Outcome) -> None:
@@ -73,32 +70,26 @@ def draw(path: Path, outcome: Outcome) -> None:
 def show(outcome: Outcome, questions: QuestionFile, files: Files, *, as_json: bool) -> None:
     """The result, on the terminal or as JSON."""
     if as_json:
-        typer.echo(json.dumps(_document(outcome, questions, files)))
+        long: dict[str, Any] = dict.fromkeys(("scores", "grid", "confidence_map"), True)
+        long["choice"] = True if outcome.calibration.choice is None else {"weights", "questions"}
+        rows = confidence_rows(outcome.calibration)
+        document = {
+            "calibration": outcome.calibration.model_dump(mode="json", exclude=long),
+            "effect": None if outcome.effect is None else asdict(outcome.effect),
+            "no_verdict": outcome.no_verdict,
+            "auroc": outcome.auroc,
+            "aurc": outcome.aurc,
+            "confidence": [{"uncertainty": score, "confidence": confidence} for score, confidence in rows],
+            "broken_lines": [str(problem) for problem in questions.problems],
+            "duplicates": list(questions.duplicates),
+            "output": str(files.output),
+            "answers": str(files.answers),
+            "plot": None if files.plot is None else str(files.plot),
+        }
+        typer.echo(json.dumps(document))
         return
     OUT.print(calibration_view(outcome))
     OUT.print(f"The calibration {outcome.calibration.id} is in {files.output},", soft_wrap=True, markup=False)
     OUT.print(f"the answers are in {files.answers}.", soft_wrap=True, markup=False)
     if files.plot is not None:
         OUT.print(f"The picture is {files.plot}.", soft_wrap=True, markup=False)
-
-
-def _document(outcome: Outcome, questions: QuestionFile, files: Files) -> dict[str, Any]:
-    long: dict[str, Any] = dict.fromkeys(("scores", "grid", "confidence_map"), True)
-    if outcome.calibration.choice is None:
-        long["choice"] = True
-    else:
-        long["choice"] = {"weights", "questions"}
-    rows = confidence_rows(outcome.calibration)
-    return {
-        "calibration": outcome.calibration.model_dump(mode="json", exclude=long),
-        "effect": None if outcome.effect is None else asdict(outcome.effect),
-        "no_verdict": outcome.no_verdict,
-        "auroc": outcome.auroc,
-        "aurc": outcome.aurc,
-        "confidence": [{"uncertainty": score, "confidence": confidence} for score, confidence in rows],
-        "broken_lines": [str(problem) for problem in questions.problems],
-        "duplicates": list(questions.duplicates),
-        "output": str(files.output),
-        "answers": str(files.answers),
-        "plot": None if files.plot is None else str(files.plot),
-    }

@@ -1,24 +1,26 @@
-"""`semgrad-guard decisions`: the decisions of a server, or of a guard with a log."""
+"""The commands about a decision log: `decisions`, `sample`, `feedback` and `recalibrate`."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-from typing import TYPE_CHECKING, Annotated
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 
-from semgrad_guard.cli import options
-from semgrad_guard.cli.terminal import OUT
+from semgrad_guard.cli import options, values
+from semgrad_guard.cli.help import ExitCode
+from semgrad_guard.cli.terminal import OUT, note, say_problems
 from semgrad_guard.decision_log.entries import Decision
 from semgrad_guard.decision_log.summary import Row, Summary, by_day, parse_since
-from semgrad_guard.declared import Option
-from semgrad_guard.settings import LogAddress
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
+from semgrad_guard.declared import Bounds, Option
+from semgrad_guard.errors import InputError
+from semgrad_guard.settings import LogAddress, require_name
 
 _COLUMNS = ("decisions", "answer", "escalate", "abstain", "unscored")
 
@@ -82,9 +84,6 @@ def _csv(rows: list[Row]) -> str:
 
 
 def _table(summaries: list[Summary]) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     # "drift" are those made while the drift alarm was on. All columns fit into 80 characters.
     table = Table("", *_COLUMNS, "drift", "coverage", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for summary in summaries:
@@ -96,3 +95,127 @@ def _table(summaries: list[Summary]) -> Table:
             "-" if summary.coverage is None else f"{summary.coverage:.2f}",
         )
     return table
+
+
+def sample(
+    *,
+    output: Annotated[
+        Path, Option("The sheet to fill in, a CSV file: begun, or extended by the new answers.", options.DATA, "FILE")
+    ],
+    size: Annotated[int, Option("How many answers to draw.", options.GRADING, "N", Bounds(1, 100_000))] = 50,
+    since: options.Since = "7d",
+    log: LogAddress = None,
+) -> None:
+    """Draw promised answers at random from the decision log, for people to grade.
+
+    Fill in the column "correct" and give the file to `semgrad-guard feedback`. The log remembers which answers were
+    drawn, and draws none twice. Grade all of them: if the hard ones are left out, the grades flatter the promise.
+
+    A log that keeps no text (`serve --log-text`) has none for the sheet either; the answers are then found by the id of
+    their request or of their decision, which the program that asked has.
+    """
+    from semgrad_guard.decision_log.database import opened
+    from semgrad_guard.evaluation.graders.labels import SheetAnswer, extend_sheet
+
+    moment = parse_since(since)
+    with opened(log) as database:
+        drawn = database.draw(size, since=moment)
+        if not drawn:
+            raise InputError(
+                f"since {since} there is no promised answer that was not drawn before; give an earlier --since"
+            )
+        questions = [one.question or f"(request {one.request_id or one.id})" for one in drawn]
+        rows = [SheetAnswer(one.id, text, (), one.delivered or "") for one, text in zip(drawn, questions, strict=True)]
+        extend_sheet(output, rows)
+        database.mark_drawn([one.id for one in drawn])
+    note(f"{len(drawn)} answers are in {output}: fill in the column 'correct', and run semgrad-guard feedback {output}")
+
+
+def feedback(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", parser=values.stream, help="A sheet of `sample`, or any CSV file with key and correct."
+        ),
+    ],
+    *,
+    sampling: Annotated[
+        Literal["random", "all", "uncertain", "user"] | None,
+        Option(
+            "Why they were graded: random (drawn at random), all, uncertain, or user (a user chose them).",
+            options.GRADING,
+            metavar="WHY",
+            shown="random for answers that the log has drawn, else user",
+        ),
+    ] = None,
+    grader: Annotated[str | None, Option("Who graded them.", options.GRADING, check=require_name)] = None,
+    log: LogAddress = None,
+) -> None:
+    """Put grades of delivered answers into the decision log.
+
+    The column "key" names a decision, "correct" is TRUE or FALSE, yes or no, 1 or 0; rows without a grade are passed
+    over. Rows that cannot be taken are named, and all others are kept.
+    """
+    from semgrad_guard.decision_log.database import require_log
+    from semgrad_guard.decision_log.decision_log import open_log
+    from semgrad_guard.evaluation.graders.labels import read_grades
+
+    require_log(log)
+    grades, problems = read_grades(file)
+    with open_log(log) as written_to:
+        written = Counter[str]()
+        for key, right in grades:
+            try:
+                entry = written_to.feedback(key, right=right, sampling=sampling, grader=grader)
+            except InputError as error:
+                problems.append(f"{key!r} is passed over: {error}.")
+            else:
+                written[entry.note or ""] += 1
+        is_in_database = written_to.flush()
+    for text, count in written.items():
+        if text:
+            note(f"{count} grades: {text}.")
+    where = "in the log" if is_in_database else "safe in the journal, until the database is back"
+    typer.echo(f"{written.total()} grades are {where}; {written['']} of them are new, and count for a promise.")
+    say_problems(problems)
+    if problems:
+        raise typer.Exit(ExitCode.BROKEN_LINES)
+
+
+def recalibrate(
+    *,
+    calibration: Annotated[Path, Option("The calibration that decides now.", options.DATA, "FILE")],
+    output: Annotated[Path, Option("Where the proposal goes: a calibration.", options.OUTPUT, "FILE")],
+    since: options.Since = "30d",
+    log: LogAddress = None,
+) -> None:
+    """Propose a new calibration from the decision log: with the same promise, by answers graded since some time.
+
+    It takes the grades of promised answers that were drawn at random (`semgrad-guard sample`). Where the promise is
+    broken, draw and grade new ones first: grades from before the change are no draws from the present questions.
+
+    Nothing switches by itself. Give the new file to the guard or the server if you agree; earlier decisions keep the id
+    of the calibration that they were made by. The threshold can only become lower or stay, because answers above it
+    were not delivered and not graded. A proposal in the place of an earlier one is a further try, and takes a share of
+    delta.
+    """
+    from semgrad_guard.calibration import Calibration
+    from semgrad_guard.calibration.recalibrating import recalibrate as recalibrated
+    from semgrad_guard.decision_log.database import opened
+
+    if output.exists() and output.resolve() == calibration.resolve():
+        raise InputError("--output is the calibration that decides now: give the proposal a file of its own")
+    old, moment = Calibration.load(calibration), parse_since(since)
+    tries = Calibration.load(output).tries + 1 if output.exists() else 1
+    with opened(log) as database:
+        decided = [row for row, _ in database.decisions(since=moment) if row.calibration_id == old.id]
+        graded = database.random_grades().get(old.id, {})
+    scores = {row.id: row.uncertainty for row in decided}
+    known = ((scores.get(name), right) for name, right in graded.items())
+    grades = [(score, right) for score, right in known if score is not None]
+    proposal = recalibrated(old, list(scores.values()), grades, tries=tries)
+    proposal.new.save(output)
+    typer.echo(str(proposal))
+    typer.echo(f"It is saved in {output} as calibration {proposal.new.id}. Calibration {old.id} still decides.")
+    if proposal.new.threshold is None:
+        raise typer.Exit(ExitCode.NO_THRESHOLD)

@@ -12,6 +12,7 @@ from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.loading import Cluster
 from semgrad_guard.cli.terminal import say_unscored
 from semgrad_guard.declared import Bounds, Option
+from semgrad_guard.evaluation.files import sole_writer
 from semgrad_guard.loading import ModelSource
 from semgrad_guard.settings import ALPHA, EngineOptions, require_name
 
@@ -104,7 +105,7 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
         graders = grading.load_graders(grader or (), nli=measured.nli)
         grading.check_labels(labels, begun_at=files.sheet)
         questions = steps.read(data, columns, limit=limit, strict=strict, optional=regrade)
-        with files.held():
+        with sole_writer(files.run):
             if regrade:
                 run = steps.kept(files, questions)
             else:

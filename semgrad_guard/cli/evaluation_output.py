@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from rich.table import Table
 
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.cli.terminal import OUT, detail, status
-from semgrad_guard.evaluation.files import Output, make_folder, read_by, require_outputs, sole_writer
+from semgrad_guard.evaluation.files import Output, make_folder, read_by, require_outputs
 from semgrad_guard.evaluation.graded import GradedRun, read_graded, write_graded
 from semgrad_guard.evaluation.graders.grading import GRADES
 from semgrad_guard.evaluation.graders.labels import extend_sheet
@@ -50,28 +50,20 @@ class Files:
 
         The sheet for people is not among the outputs once it is there: it is read, and never overwritten.
         """
-        require_outputs([*self._data(), *(self._pages() if report else [])], inputs=inputs)
-
-    def _data(self) -> list[Output]:
-        new_sheet = [] if self.sheet.exists() else [Output(self.sheet, "sheet of labels", lambda _: False)]
-        return [
+        outputs = [
             Output(self.answers, "record of answers", is_record()),
             Output(self.grades, "record of grades", is_record(GRADES)),
             Output(self.table, "table of an evaluation", is_graded_table),
             Output(self.run, "graded run", read_by(read_graded)),
-            *new_sheet,
         ]
-
-    def _pages(self) -> list[Output]:
-        tables = sorted(self.folder.glob("tables/*.csv"))
-        return [
-            Output(self.page, "report of an evaluation", is_report),
-            *(Output(path, "table of a report", is_table) for path in tables),
-        ]
-
-    def held(self) -> AbstractContextManager[None]:
-        """No other process writes in the folder for as long as it lasts."""
-        return sole_writer(self.run)
+        if not self.sheet.exists():
+            outputs.append(Output(self.sheet, "sheet of labels", lambda _: False))
+        if report:
+            outputs.append(Output(self.page, "report of an evaluation", is_report))
+            outputs += [
+                Output(path, "table of a report", is_table) for path in sorted(self.folder.glob("tables/*.csv"))
+            ]
+        require_outputs(outputs, inputs=inputs)
 
     @property
     def answers(self) -> Path:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +19,7 @@ from semgrad_guard.loading import ModelSource
 from semgrad_guard.settings import MaxTokens, ModelOptions
 
 if TYPE_CHECKING:
+    from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.evaluation.probing.probe import ProbePlan
     from semgrad_guard.evaluation.probing.probe_record import Probe
 
@@ -66,71 +65,52 @@ def probe(  # noqa: PLR0913  # a command's options are its arguments
     the file has references, tell where SemGrad works. The record has the token to use and the reason, and
     LanguageModel takes it: semantic_token=TokenChoice.load(FILE).
     """
+    from semgrad_guard.engine.scoring.semantic_preservation import SemanticPreservation
     from semgrad_guard.evaluation.probing.probe import ProbePlan
+    from semgrad_guard.evaluation.probing.probe_record import Probe
+    from semgrad_guard.evaluation.report.drawing import is_drawn, require_drawable
 
-    files = _Files.beside(output, plots=plots)
+    # Next to the record the state of an interrupted run, and pictures.
+    states, kept, heat_map, scatter = (
+        beside(output, suffix) for suffix in (".states.safetensors", ".answers.jsonl", ".sps.png", ".auroc.png")
+    )
     phrasing, sources = loading.phrasing(options.Wording(system=system))
-    files.check([data, Path(model.model), *sources])
+    if plots:
+        require_drawable(heat_map)
+    outputs = [
+        Output(output, "record of a probe", read_by(Probe.load)),
+        Output(states, "file of a probe's sums", read_by(SemanticPreservation.read)),
+        Output(kept, "record of answers", is_record()),
+        *(Output(path, "picture of a probe", is_drawn) for path in (heat_map, scatter) if plots),
+    ]
+    require_outputs(outputs, inputs=[data, Path(model.model), *sources])
     questions = _read(data, columns, strict=strict)
+    plan = ProbePlan(
+        tokens=tokens,
+        batch_size=batch_size,
+        system=phrasing.system,
+        options=loading.decoding(options.Decoding(max_tokens=max_tokens)),
+    )
     with sole_writer(output):
-        found = _probe(
-            questions,
-            files,
-            ModelSource(**vars(model)),
-            answers=answers,
-            grader=grader,
-            plan=ProbePlan(
-                tokens=tokens,
-                batch_size=batch_size,
-                system=phrasing.system,
-                options=loading.decoding(options.Decoding(max_tokens=max_tokens)),
-            ),
-        )
+        language_model = loading.load(ModelSource(**vars(model)))
+        try:
+            found = _probe(questions, plan, language_model, states, kept if answers else None, grader=grader)
+        except KeyboardInterrupt as error:
+            told = f"Finished work is kept next to {output}. Run the same command again to continue."
+            say(told, label=signals.in_words(error))
+            raise typer.Exit(signals.exit_code(error)) from error
         found.save(output)
-        drawn = _draw(found, files)
+        drawn = _draw(found, heat_map, scatter) if plots else []
     if as_json:
         typer.echo(found.model_dump_json())
     else:
-        _show(found, output, drawn)
+        from semgrad_guard.cli.rendering import probe_view
+
+        OUT.print(probe_view(found))
+        OUT.print(f"The record is {output}.", soft_wrap=True, markup=False)
+        if drawn:
+            OUT.print(f"Pictures: {', '.join(map(str, drawn))}.", soft_wrap=True, markup=False)
     raise typer.Exit(ExitCode.BROKEN_LINES if questions.problems else ExitCode.OK)
-
-
-@dataclass(frozen=True)
-class _Files:
-    """The files that the command writes: the record, and next to it the state of an interrupted run, and pictures."""
-
-    record: Path
-    states: Path
-    answers: Path
-    map: Path | None
-    scatter: Path | None
-
-    @classmethod
-    def beside(cls, record: Path, *, plots: bool) -> _Files:
-        names = (".states.safetensors", ".answers.jsonl", ".sps.png", ".auroc.png")
-        states, answers, heat_map, scatter = (beside(record, name) for name in names)
-        return cls(record, states, answers, heat_map if plots else None, scatter if plots else None)
-
-    def check(self, inputs: Sequence[Path]) -> None:
-        """Everything that can be refused before any work."""
-        from semgrad_guard.evaluation.report.drawing import require_drawable
-
-        if self.map is not None:
-            require_drawable(self.map)
-        require_outputs(self._outputs(), inputs=inputs)
-
-    def _outputs(self) -> list[Output]:
-        from semgrad_guard.engine.scoring.semantic_preservation import SemanticPreservation
-        from semgrad_guard.evaluation.probing.probe_record import Probe
-        from semgrad_guard.evaluation.report.drawing import is_drawn
-
-        pictures = [path for path in (self.map, self.scatter) if path is not None]
-        return [
-            Output(self.record, "record of a probe", read_by(Probe.load)),
-            Output(self.states, "file of a probe's sums", read_by(SemanticPreservation.read)),
-            Output(self.answers, "record of answers", is_record()),
-            *(Output(path, "picture of a probe", is_drawn) for path in pictures),
-        ]
 
 
 def _read(data: Path, columns: options.Columns, *, strict: bool) -> QuestionFile:
@@ -142,46 +122,36 @@ def _read(data: Path, columns: options.Columns, *, strict: bool) -> QuestionFile
 
 
 def _probe(
-    questions: QuestionFile, files: _Files, source: ModelSource, *, answers: bool, grader: str | None, plan: ProbePlan
+    questions: QuestionFile,
+    plan: ProbePlan,
+    model: LanguageModel,
+    states: Path,
+    kept: Path | None,
+    *,
+    grader: str | None,
 ) -> Probe:
     from semgrad_guard.evaluation.graders import GRADERS, default_grader
     from semgrad_guard.evaluation.probing.probe import probe
     from semgrad_guard.guard import template_name
 
-    model = loading.load(source)
-    try:
-        return probe(
-            questions.rows,
-            model=model,
-            plan=plan,
-            data=questions.path.name,
-            states_path=files.states,
-            answers_path=files.answers if answers else None,
-            grader=GRADERS[grader or default_grader(template_name(model, Phrasing().name()))],
-            phase=progress,
-        )
-    except KeyboardInterrupt as error:
-        kept = f"Finished work is kept next to {files.record}. Run the same command again to continue."
-        say(kept, label=signals.in_words(error))
-        raise typer.Exit(signals.exit_code(error)) from error
+    return probe(
+        questions.rows,
+        model=model,
+        plan=plan,
+        data=questions.path.name,
+        states_path=states,
+        answers_path=kept,
+        grader=GRADERS[grader or default_grader(template_name(model, Phrasing().name()))],
+        phase=progress,
+    )
 
 
-def _draw(found: Probe, files: _Files) -> list[Path]:
+def _draw(found: Probe, heat_map: Path, scatter: Path) -> list[Path]:
     from semgrad_guard.evaluation.report.drawing import save
     from semgrad_guard.evaluation.report.figures import sps_auroc_figure, sps_figure
 
-    maps, drawn = found.maps, list[Path]()
-    if files.map is not None:
-        drawn.append(save(sps_figure(maps.sps, title=maps.title, tokens=maps.tokens), files.map))
-    if files.scatter is not None and maps.auroc is not None:
-        drawn.append(save(sps_auroc_figure(maps.sps, maps.auroc, title=maps.title), files.scatter))
+    maps = found.maps
+    drawn = [save(sps_figure(maps.sps, title=maps.title, tokens=maps.tokens), heat_map)]
+    if maps.auroc is not None:
+        drawn.append(save(sps_auroc_figure(maps.sps, maps.auroc, title=maps.title), scatter))
     return drawn
-
-
-def _show(found: Probe, record: Path, drawn: list[Path]) -> None:
-    from semgrad_guard.cli.rendering import probe_view
-
-    OUT.print(probe_view(found))
-    OUT.print(f"The record is {record}.", soft_wrap=True, markup=False)
-    if drawn:
-        OUT.print(f"Pictures: {', '.join(map(str, drawn))}.", soft_wrap=True, markup=False)

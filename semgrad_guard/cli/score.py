@@ -5,27 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from semgrad_guard.cli import loading, options, scores_file, values
+from semgrad_guard.cli import loading, options, values
 from semgrad_guard.cli.estimators import EstimatorSpec
 from semgrad_guard.cli.help import ExitCode
-from semgrad_guard.cli.loading import Cluster, spreading
-from semgrad_guard.cli.terminal import OUT, kept_on_interrupt, progress, say, say_problems
+from semgrad_guard.cli.loading import Cluster
+from semgrad_guard.cli.terminal import say_problems
 from semgrad_guard.declared import Bounds, Option
 from semgrad_guard.errors import EmptyPromptError, EmptyResponseError, InputError
 from semgrad_guard.evaluation.files import Output, require_outputs, sole_writer
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.loading import ModelSource
-from semgrad_guard.records import Verdict
 from semgrad_guard.settings import ModelOptions
-
-if TYPE_CHECKING:
-    from semgrad_guard.calibration import Drift
-    from semgrad_guard.evaluation.runs.scoring import ScoredText, TextScorer
-    from semgrad_guard.guard import Policy
 
 STDOUT = Path("-")
 
@@ -80,6 +74,7 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
     With --by, every sentence or clause has a number of its own; all of them come from one replay. With a calibration by
     sentence, every sentence has an action, and is promised or not.
     """
+    from semgrad_guard.cli import score_run as run
     from semgrad_guard.evaluation.runs.scoring import TextScorer, no_score, too_long
     from semgrad_guard.guard import judged_by
 
@@ -95,7 +90,7 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
         )
     phrasing, sources = loading.phrasing(wording)
     given = [path for path in (data, calibration, probe, Path(model.model)) if path is not None]
-    written = [] if output is None else [Output(output, "file of scores", scores_file.are_scores)]
+    written = [] if output is None else [Output(output, "file of scores", run.are_scores)]
     require_outputs(written, inputs=[*given, *sources])
     values.one_from_stdin(data=data, prompt=wording.prompt, system=wording.system, question=question, response=response)
     rows, problems = _rows(data, question, response, columns=columns, strict=strict)
@@ -103,39 +98,28 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
     source = ModelSource(**vars(model), semantic_token=loading.load_token(probe))
     with nullcontext() if output is None else sole_writer(output):
         if parts is not None:
-            from semgrad_guard.cli import claims
-
-            chosen = claims.replay_estimator(estimator)
-            found = claims.score_claims(
+            chosen = run.replay_estimator(estimator)
+            left_out, unscored = run.score_parts(
                 rows, loading.load(source), chosen, by=parts, phrasing=phrasing, output=output, as_json=as_json
             )
-            raise typer.Exit(_code(found.left_out or problems, found.unscored))
+            raise typer.Exit(_code(left_out or problems, unscored))
         policy = loading.load_policy(calibration)
         estimate = estimator.make(policy)
         on_doubt = None if policy is None else judged_by(policy.calibration, "sentence" if by else None, None)
         scorer = TextScorer(loading.load(source), estimate, policy, phrasing, on_doubt)
-        if cluster.ray and output is not None:
-            texts = _score_spread(
-                rows,
-                scorer,
-                batch_size=batch_size,
-                record=scores_file.record(output),
-                cluster=cluster,
-                source=source,
-            )
-        else:
-            texts = _score(rows, scorer, batch_size)
+        kept = output.with_name(f"{output.name}.run") if cluster.ray and output is not None else None
+        texts = run.score_texts(rows, scorer, batch_size=batch_size, kept=kept, cluster=cluster, source=source)
         scored = [(row, text.verdict) for row, text in zip(rows, texts, strict=True) if text.verdict is not None]
         left_out = [too_long(row, text.too_long) for row, text in zip(rows, texts, strict=True) if text.too_long]
         say_problems(left_out)
         if not scored:
             raise InputError("none of the texts could be scored")
-        moved = _drift(scored, policy) if data is not None else None
+        moved = run.drift_of(scored, policy) if data is not None else None
         if moved is not None:
             scored = [(row, verdict.model_copy(update={"drift": moved.moved})) for row, verdict in scored]
-        _deliver(scored, moved, output, as_json=as_json, decided=policy is not None, single=data is None)
-        if cluster.ray and output is not None:
-            scores_file.record(output).unlink(missing_ok=True)
+        run.show_texts(scored, moved, output, as_json=as_json, decided=policy is not None, single=data is None)
+        if kept is not None:
+            kept.unlink(missing_ok=True)
         unscored = [no_score(row, verdict) for row, verdict in scored if verdict.status != "scored"]
         say_problems(unscored)
         raise typer.Exit(_code(left_out or problems, unscored))
@@ -161,66 +145,3 @@ def _rows(
     if not response.strip():
         raise EmptyResponseError("The response is empty; there is nothing to score.")
     return [Question(question=question, response=response)], []
-
-
-def _score(rows: Sequence[Question], scorer: TextScorer, batch_size: int) -> list[ScoredText]:
-    texts: list[ScoredText] = []
-    with progress("Scoring") as tell:
-        tell(0, len(rows))
-        for start in range(0, len(rows), batch_size):
-            texts += scorer(rows[start : start + batch_size])
-            tell(len(texts), len(rows))
-    return texts
-
-
-def _score_spread(
-    rows: Sequence[Question],
-    scorer: TextScorer,
-    *,
-    batch_size: int,
-    record: Path,
-    cluster: Cluster,
-    source: ModelSource,
-) -> list[ScoredText]:
-    """The same by a cluster's workers; Ctrl-C tells how many are kept, and how to resume."""
-    from semgrad_guard.evaluation.runs.scoring import score_kept
-
-    with (
-        kept_on_interrupt("Scoring", f"scores are kept in {record}") as tell,
-        spreading(cluster, scorer.model, source, scorer.recipe) as spread,
-    ):
-        return score_kept(rows, record, scorer, spread=spread, batch_size=batch_size, on_progress=tell)
-
-
-def _drift(scored: Sequence[tuple[Question, Verdict]], policy: Policy | None) -> Drift | None:
-    from semgrad_guard.calibration import drift
-    from semgrad_guard.guard.sentences import watched_score
-
-    if policy is None or policy.calibration is None or not policy.calibration.scores:
-        return None
-    return drift([watched_score(verdict) for _, verdict in scored], policy.calibration.scores)
-
-
-def _deliver(
-    scored: Sequence[tuple[Question, Verdict]],
-    found: Drift | None,
-    output: Path | None,
-    *,
-    as_json: bool,
-    decided: bool,
-    single: bool,
-) -> None:
-    from semgrad_guard.cli.rendering import drift_line, scores_view, verdict_view
-    from semgrad_guard.evaluation.runs.scoring import score_record
-
-    scores_file.deliver([score_record(row, verdict) for row, verdict in scored], output, as_json=as_json)
-    if as_json:
-        pass
-    elif single:
-        OUT.print(verdict_view(scored[0][1]))
-    else:
-        OUT.print(scores_view([(row.question, verdict) for row, verdict in scored], decided=decided))
-    if found is not None and (as_json or found.moved):
-        say(drift_line(found))
-    elif found is not None:
-        OUT.print(drift_line(found))

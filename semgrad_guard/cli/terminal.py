@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from enum import IntEnum
 
 import typer
@@ -16,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from semgrad_guard.cli import signals
+from semgrad_guard.evaluation.job_record import unwatched
 from semgrad_guard.evaluation.runs.answers import Answer
 
 
@@ -117,25 +119,22 @@ class _Rate(ProgressColumn):
         return Text("" if speed is None else f"{speed:.1f}/s" if speed >= 1 else f"{1 / speed:.1f} s each", style="dim")
 
 
+@dataclass(frozen=True)
 class Teller:
     """Moves a progress display: `tell(done, total)`; and `step`, which names the current step."""
 
-    def __init__(self, tell: Callable[[int, int], None], step: Callable[[str], None] | None = None) -> None:
-        self._tell, self.step = tell, step or _unseen
+    tell: Callable[[int, int], None]
+    step: Callable[[str], None]
 
     def __call__(self, done: int, total: int) -> None:
-        self._tell(done, total)
-
-
-def _unseen(_: str) -> None:
-    """A step that is not shown."""
+        self.tell(done, total)
 
 
 @contextmanager
 def progress(what: str) -> Generator[Teller]:
     """A bar on stderr, or lines now and then elsewhere; yields its `Teller`."""
     if _loudness == Loudness.QUIET:
-        yield Teller(lambda done, total: None)
+        yield Teller(unwatched, lambda step: None)
         return
     if not ERR.is_terminal:
         lines = _Lines(what)
@@ -175,11 +174,15 @@ def kept_on_interrupt(what: str, kept: str) -> Generator[Teller]:
             raise typer.Exit(signals.exit_code(error)) from error
 
 
+_EVERY = 10.0
+"""Seconds between two lines of progress, at least."""
+
+
 class _Lines:
     """Progress for logs: the start, then a line every ten seconds at most, with rate and time left."""
 
-    def __init__(self, what: str, *, every: float = 10.0) -> None:
-        self._what, self._every = what, every
+    def __init__(self, what: str) -> None:
+        self._what = what
         self._began = self._said = time.monotonic()
         self._first: int | None = None
         self._reached = (0, 0)
@@ -187,7 +190,7 @@ class _Lines:
     def step(self, name: str) -> None:
         """A line of its own where a batch takes long."""
         now = time.monotonic()
-        if now - self._said >= self._every:
+        if now - self._said >= _EVERY:
             self._said = now
             say(f"{self._what}: {self._reached[0]} of {self._reached[1]}, {name}")
 
@@ -196,7 +199,7 @@ class _Lines:
         if self._first is None:
             self._first = done
             say(f"{self._what}: {done} of {total}")
-        elif now - self._said >= self._every and done > self._first:
+        elif now - self._said >= _EVERY and done > self._first:
             self._said = now
             rate = (done - self._first) / (now - self._began)
             left = datetime.timedelta(seconds=round((total - done) / rate))

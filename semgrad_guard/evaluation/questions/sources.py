@@ -69,7 +69,9 @@ def entries(source: str) -> Iterator[Entry]:
         MissingExtraError: the library for a dataset or a Parquet file is not installed.
     """
     if source.startswith(HUB):
-        return _dataset(source)
+        name, _, split = source.removeprefix(HUB).partition("@")
+        name, _, config = name.partition(":")
+        return _numbered(source, "row", _load(name, config or None, split or None))
     path = QUESTIONS_PATH if source == POCKET else Path(source)
     return _folder(path) if path.is_dir() else _file(path)
 
@@ -79,7 +81,9 @@ def _file(path: Path) -> Iterator[Entry]:
         return _csv(path)
     if path.suffix.lower() == PARQUET:
         return _parquet(path)
-    content = _content(path)
+    content = read_data(path)
+    if content.startswith(_PACKED):
+        raise DataFileError(f"{called(path)} is a workbook or compressed; give its text, as CSV (UTF-8) or JSON Lines.")
     if path.suffix.lower() == ".txt" and not content.lstrip().startswith((b"{", b"[")):  # Excel's "Unicode text"
         return _csv(path)
     if path.suffix.lower() == ".json" or path == STDIN:
@@ -87,7 +91,7 @@ def _file(path: Path) -> Iterator[Entry]:
         if content.lstrip().startswith(b"["):
             if isinstance(document, DataFileError):
                 raise document
-            return _numbered(path, cast("list[Any]", document))
+            return _numbered(called(path), "entry", cast("list[Any]", document))
         try:
             records = records_in(document)
         except (AttributeError, KeyError, TypeError) as error:
@@ -95,8 +99,13 @@ def _file(path: Path) -> Iterator[Entry]:
                 f"{called(path)} is one JSON object, and no layout of questions that is known."
             ) from error
         if records is not None:
-            return _numbered(path, records)
-    return _json_lines(path, content)
+            return _numbered(called(path), "entry", records)
+    lines = enumerate(content.split(b"\n"), start=1)  # only line feeds end a line: JSON strings may hold U+2028
+    return (
+        Entry(called(path), "line", number, _parsed(line, f"{called(path)}, line {number}", span="of the line"))
+        for number, line in lines
+        if line.strip()
+    )
 
 
 def _folder(folder: Path) -> Iterator[Entry]:
@@ -137,24 +146,8 @@ def _parquet(path: Path) -> Iterator[Entry]:
         raise DataFileError(f"Cannot read {path}: {first_line(error)}. Is it a Parquet file?") from error
 
 
-def _content(path: Path) -> bytes:
-    content = read_data(path)
-    if content.startswith(_PACKED):
-        raise DataFileError(f"{called(path)} is a workbook or compressed; give its text, as CSV (UTF-8) or JSON Lines.")
-    return content
-
-
-def _json_lines(path: Path, content: bytes) -> Iterator[Entry]:
-    """Only line feeds end a line: JSON strings may hold U+2028."""
-    for number, line in enumerate(content.split(b"\n"), start=1):
-        if line.strip():
-            place = f"{called(path)}, line {number}"
-            yield Entry(called(path), "line", number, _parsed(line, place, span="of the line"))
-
-
-def _numbered(path: Path, records: Iterable[Any]) -> Iterator[Entry]:
-    for number, record in enumerate(records, start=1):
-        yield Entry(called(path), "entry", number, record)
+def _numbered(source: str, unit: str, records: Iterable[Any]) -> Iterator[Entry]:
+    return (Entry(source, unit, number, record) for number, record in enumerate(records, start=1))
 
 
 class _TwiceError(ValueError):
@@ -194,13 +187,6 @@ def _csv(path: Path) -> Iterator[Entry]:
             fault = DataFileError(f"{entry.place} has more cells than there are columns; quote texts that hold commas.")
             entry = replace(entry, content=fault)
         yield entry
-
-
-def _dataset(source: str) -> Iterator[Entry]:
-    name, _, split = source.removeprefix(HUB).partition("@")
-    name, _, config = name.partition(":")
-    for number, record in enumerate(_load(name, config or None, split or None), start=1):
-        yield Entry(source, "row", number, record)
 
 
 def _load(name: str, config: str | None, split: str | None) -> Iterable[Any]:

@@ -22,7 +22,6 @@ from semgrad_guard.evaluation.report import figures, paper
 from semgrad_guard.evaluation.report.drawing import inline_svg, require_drawable
 from semgrad_guard.evaluation.report.figures import ProbeMaps
 from semgrad_guard.evaluation.report.summary import RunSummary, promises, standing, summarize
-from semgrad_guard.evaluation.report.table import Table
 from semgrad_guard.evaluation.report.tables import all_tables, guaranteed_tables
 from semgrad_guard.files import atomic_write
 
@@ -93,32 +92,6 @@ def write_report(
         question: Markup(highlighted_html([(_visible(t), u) for t, u in parts]))  # noqa: S704
         for question, parts in (claims or {}).items()
     }
-    return _write(target, _page(summaries, promised, tables, maps, shown, title=title, count=count, splits=splits))
-
-
-def _right(settings: Mapping[str, Any]) -> str:
-    """What a right answer is by the run's grader, and how many answers had no verdict."""
-    means, without = settings.get("right means"), settings.get("no verdict: counted as wrong")
-    meaning = f"Right by {settings.get('grader')} means: {means}." if means else ""
-    return f"{meaning} {without} answers have no verdict, and count as wrong." if without else meaning
-
-
-def is_report(path: Path) -> bool:
-    """Whether a file is a report of ours."""
-    return f'<meta name="generator" content="{_GENERATOR}">'.encode() in path.read_bytes()
-
-
-def _page(
-    summaries: Sequence[RunSummary],
-    promised: Sequence[Table],
-    tables: Sequence[Table],
-    maps: Sequence[ProbeMaps],
-    claims: Mapping[str, Markup],
-    *,
-    title: str,
-    count: int,
-    splits: int,
-) -> str:
     environment = Environment(
         loader=PackageLoader("semgrad_guard", "evaluation/report"),
         autoescape=True,
@@ -141,14 +114,14 @@ def _page(
         }
         for number, (summary, table) in enumerate(zip(summaries, promised, strict=True), start=1)
     ]
-    return environment.get_template("report.html.jinja").render(
+    page = environment.get_template("report.html.jinja").render(
         title=title,
         generator=_GENERATOR,
         sections=sections,
         main=tables[0],
         tables=tables[1:],
         probes=[_probe(probe_maps, f"probe{number}") for number, probe_maps in enumerate(maps, start=1)],
-        claims=claims,
+        claims=shown,
         width=_WIDTH,
         narrow=_NARROW,
         ours=paper.OURS,
@@ -159,6 +132,19 @@ def _page(
         splits=splits,
         folder=TABLES,
     )
+    return _write(target, page)
+
+
+def _right(settings: Mapping[str, Any]) -> str:
+    """What a right answer is by the run's grader, and how many answers had no verdict."""
+    means, without = settings.get("right means"), settings.get("no verdict: counted as wrong")
+    meaning = f"Right by {settings.get('grader')} means: {means}." if means else ""
+    return f"{meaning} {without} answers have no verdict, and count as wrong." if without else meaning
+
+
+def is_report(path: Path) -> bool:
+    """Whether a file is a report of ours."""
+    return f'<meta name="generator" content="{_GENERATOR}">'.encode() in path.read_bytes()
 
 
 def _figures(summary: RunSummary, name: str) -> list[Figure]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from semgrad_guard.evaluation.job_record import JobRecord, Progress
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.evaluation.runs.answers import AnswerScore, EvaluatedAnswer
-from semgrad_guard.evaluation.runs.measuring import Cell, Part, Step, measure
+from semgrad_guard.evaluation.runs.measuring import Part, Step, measure
 from semgrad_guard.evaluation.runs.run import (
     AnswerBatch,
     Spread,
@@ -33,9 +33,9 @@ from semgrad_guard.evaluation.runs.run import (
     run_settings,
     scores_of,
     seeded,
+    sentence_fields,
     where_it_fits,
 )
-from semgrad_guard.evaluation.runs.sentences import sentence_fields
 from semgrad_guard.records import Message
 
 
@@ -242,23 +242,33 @@ class Experiment:
             self._named,
             part,
             plans=self._plans,
-            sampled=None if self.sampled is None else _rows(questions, self.sampled.keys),
+            sampled=None
+            if self.sampled is None
+            else [row for row, question in enumerate(questions) if question.key in self.sampled.keys],
             sample_batch=self.sample_batch,
             on_step=on_step,
         )
         share = round(generating / len(questions), 3)
-        return [
-            _answered(
-                question,
-                **_facts(generation),
-                **_columns(row, self._named),
-                rows=len(questions),
-                generation_ms=share,
-                ablations={name: ablation(generation.evidence) for name, ablation in self.ablations.items()},
-                samples=samples,
+        found: list[EvaluatedAnswer] = []
+        for question, generation, row, samples in zip(questions, generations, measured, drawn, strict=True):
+            timed = generation.evidence.gradients(Objective())  # the replay that the methods share
+            found.append(
+                _answered(
+                    question,
+                    text=generation.text,
+                    finish_reason=generation.finish_reason,
+                    token_ids=generation.evidence.response_ids,
+                    entropies=timed.scores.entropies if timed else (),
+                    log_probs=timed.scores.log_probs if timed else (),
+                    scores={name: row[name].score if name in row else _NOT_ASKED for name in self._named},
+                    milliseconds={name: cell.milliseconds for name, cell in row.items()},
+                    rows=len(questions),
+                    generation_ms=share,
+                    ablations={name: ablation(generation.evidence) for name, ablation in self.ablations.items()},
+                    samples=samples,
+                )
             )
-            for question, generation, row, samples in zip(questions, generations, measured, drawn, strict=True)
-        ]
+        return found
 
     def _by_sentence(self, question: Question, generation: Generation) -> EvaluatedAnswer:
         evidence, score = generation.evidence, partial(scores_of, self._named)
@@ -281,27 +291,3 @@ _NOT_ASKED = AnswerScore(uncertainty=None, reason="the question is not among tho
 def _answered(question: Question, **fields: Any) -> EvaluatedAnswer:
     given = {"references": question.answers, "kind": question.kind, "context": question.context}
     return EvaluatedAnswer.to(question, **given, **fields)
-
-
-def _facts(generation: Generation) -> dict[str, Any]:
-    """The results of plain generation and one replay, which the methods share."""
-    timed = generation.evidence.gradients(Objective())
-    return {
-        "text": generation.text,
-        "finish_reason": generation.finish_reason,
-        "token_ids": generation.evidence.response_ids,
-        "entropies": timed.scores.entropies if timed else (),
-        "log_probs": timed.scores.log_probs if timed else (),
-    }
-
-
-def _rows(questions: Sequence[Question], keys: frozenset[str]) -> list[int]:
-    return [row for row, question in enumerate(questions) if question.key in keys]
-
-
-def _columns(row: Mapping[str, Cell], names: Iterable[str]) -> dict[str, Any]:
-    """The measurements; methods without this question have no score, and no run time."""
-    return {
-        "scores": {name: row[name].score if name in row else _NOT_ASKED for name in names},
-        "milliseconds": {name: cell.milliseconds for name, cell in row.items()},
-    }

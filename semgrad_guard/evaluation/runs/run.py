@@ -8,6 +8,7 @@ which some answers are missing is answered again as a whole. (Another batch size
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -19,15 +20,16 @@ from semgrad_guard.calibration import Binding
 from semgrad_guard.engine.generation.generation import Evidence, Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
+from semgrad_guard.engine.sentences import leanings
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import InputError, PromptTooLongError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.evaluation.job_record import JobRecord, Progress, R, unwatched
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.questions.prompts import Phrasing
-from semgrad_guard.evaluation.runs.answers import Answer, AnswerScore
-from semgrad_guard.evaluation.runs.sentences import sentence_fields
+from semgrad_guard.evaluation.runs.answers import Answer, AnsweredSentence, AnswerScore
 from semgrad_guard.guard import Answerer, template_name
+from semgrad_guard.guard.scored_sentences import OTHER_TOKENS, WITHOUT_END
 from semgrad_guard.records import Message, Score
 from semgrad_guard.settings import OnDoubt
 
@@ -39,6 +41,7 @@ class Batch(NamedTuple):
     rows: Sequence[Question]
 
 
+Scores = dict[str, AnswerScore]
 AnswerBatch = Callable[[Sequence[Question], int], list[R]]
 """Answers a batch; the second argument is the index of its first question."""
 Spread = Callable[[Iterable[Batch]], Iterable[list[R]]]
@@ -226,6 +229,36 @@ def scores_of(estimators: Mapping[str, Estimator], answers: Sequence[Evidence]) 
     """The scores of each answer, or of each sentence of one, by the estimators' names."""
     columns = {name: [kept_score(estimators[name](one)) for one in answers] for name in observing_first(estimators)}
     return [{name: columns[name][row] for name in estimators} for row in range(len(answers))]
+
+
+def sentence_fields(
+    model: LanguageModel, evidence: Evidence, score: Callable[[Sequence[Evidence]], list[Scores]], names: Iterable[str]
+) -> dict[str, Any]:
+    """The fields of an `Answer` about its sentences; `score` scores several by the estimators of these names."""
+    parts = model.sentences(evidence) if evidence.response_ids else []
+    if not parts:
+        reason = evidence.why_empty if parts is not None else OTHER_TOKENS
+        return {"scores": _nothing(names, reason), "sentences": ()}
+    scored = iter(score([own for _, own in parts if own is not None]))
+    scores = [_nothing(names, WITHOUT_END) if own is None else next(scored) for _, own in parts]
+    leans_on = leanings(evidence.text, [span for span, _ in parts])
+    return {
+        "scores": {
+            name: max(
+                (own[name] for own in scores),
+                key=lambda score: math.inf if score.uncertainty is None else score.uncertainty,
+            )
+            for name in names
+        },
+        "sentences": tuple(
+            AnsweredSentence(start=start, end=end, leans_on=earlier, scores=own)
+            for ((start, end), _), earlier, own in zip(parts, leans_on, scores, strict=True)
+        ),
+    }
+
+
+def _nothing(names: Iterable[str], reason: str | None) -> Scores:
+    return dict.fromkeys(names, AnswerScore(uncertainty=None, reason=reason))
 
 
 def observing_first(estimators: Mapping[str, Estimator]) -> list[str]:
