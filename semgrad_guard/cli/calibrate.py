@@ -218,32 +218,29 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
         require_at_server(model, probe=probe, also=also, ray=cluster.ray)
     conversations = [] if extra_prompts is None else loading.read_conversations(extra_prompts)
     run = Run(
-        source,
-        estimator,
-        phrasing,
-        loading.decoding(decoding),
-        batch_size,
-        cluster,
-        runs,
-        conversations,
-        read_slots(slot or ()),
-        hand,
-        server,
-        promised,
-        languages,
+        source=source,
+        estimator=estimator,
+        phrasing=phrasing,
+        decoding=loading.decoding(decoding),
+        batch_size=batch_size,
+        cluster=cluster,
+        also=runs,
+        conversations=conversations,
+        slots=read_slots(slot or ()),
+        hand=hand,
+        server=server,
+        sentences=promised,
+        languages=languages,
+        graders=graders,
+        alpha=alpha,
+        delta=delta,
+        robust=robust,
+        upstream=upstream,
+        copies=copies,
+        by_kind=by_kind,
     )
     with sole_writer(output):
-        outcome = run(
-            questions,
-            files,
-            graders=graders,
-            alpha=alpha,
-            delta=delta,
-            robust=robust,
-            upstream=upstream,
-            copies=copies,
-            by_kind=by_kind,
-        )
+        outcome = run(questions, files)
         if (choice := outcome.calibration.choice) is not None:
             # An estimator other than the requested one is more than a note.
             tell = note if choice.asked in ("auto", choice.estimator) else say

@@ -122,7 +122,7 @@ class Graded:
         return calibrate_scored(known, estimator, binding=binding, also=also, **how)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """How to answer and score. `conversations` and `slots` widen the shape of the prompts."""
 
@@ -139,39 +139,34 @@ class Run:
     server: str | None
     sentences: Sentences | None
     languages: Sequence[str]
+    graders: Sequence[AnswerGrader]
+    alpha: float
+    delta: float
+    robust: bool
+    upstream: str | None
+    copies: Copies | None
+    by_kind: bool
 
-    def __call__(
-        self,
-        questions: QuestionFile,
-        files: Files,
-        *,
-        graders: Sequence[AnswerGrader],
-        alpha: float,
-        delta: float,
-        robust: bool,
-        upstream: str | None,
-        copies: Copies | None,
-        by_kind: bool,
-    ) -> Outcome:
+    def __call__(self, questions: QuestionFile, files: Files) -> Outcome:
         """Answer the missing questions, grade, and calibrate."""
         rows = questions.rows
         self.phrasing.require(rows)
         template = self.phrasing.name(rows)
         writer = self._writer(template)
-        grader = next(iter(graders), GRADERS[default_grader(writer.prompt_name(template))])
+        grader = next(iter(self.graders), GRADERS[default_grader(writer.prompt_name(template))])
         if files.labels is None and (doubt := doubt_of_grader(self.languages, grader.name)) is not None:
             say(f"{doubt}.", label="Warning")
         others = [] if isinstance(writer, ServerWriter) else writer.others(self.also, rows)
         answers = writer.answers(rows, files.answers, template)
         say_unscored(answers)
-        times = questions.times if copies == "keep" else ()
+        times = questions.times if self.copies == "keep" else ()
         # The places of all answers, those of traffic as often as they were asked for.
         everything = [row for row in range(len(rows)) for _ in range(times[row] if times else 1)]
         named = writer.scorer.estimator if isinstance(writer, ServerWriter) else None
         scored_by, drawn = "", None
         if self.hand is not None:
             scored_by = named or self.estimator.make().name
-            drawn = self.hand.draw(rows, answers, everything, scored_by, alpha=alpha)
+            drawn = self.hand.draw(rows, answers, everything, scored_by, alpha=self.alpha)
         about: dict[str, Any] = {"labels": files.labels, "others": grading.recorded_keys(files.answers)}
         by_sentence = self.sentences is not None
         grades = grading.grade(rows, answers, grader, book=files.grades, only=drawn, by_sentence=by_sentence, **about)
@@ -185,26 +180,26 @@ class Run:
             GradedOther(other, grading.grade(rows, other.answers, grader, book=files.grades)) for other in others
         ]
         correct = [right.get(row) for row in places]
-        kinds = [row.kind or "" for row in kept] if by_kind else None
+        kinds = [row.kind or "" for row in kept] if self.by_kind else None
         found = [answers[i] for i in places]
         parts = [grades.units[row] for row in places] if by_sentence else None
-        graded = Graded(kept, found, correct, prompts, of_others, copies, kinds, parts)
+        graded = Graded(kept, found, correct, prompts, of_others, self.copies, kinds, parts)
         extra = [form for turns in self.conversations if (form := writer.form(turns)) is not None]
-        how: dict[str, Any] = {"alpha": alpha, "delta": delta, "robust": robust, "languages": self.languages}
+        how: dict[str, Any] = {name: getattr(self, name) for name in ("alpha", "delta", "robust", "languages")}
         how |= {} if self.sentences is None else asdict(self.sentences)
-        promise = how | ({"by_kind": True} if by_kind else {})
+        promise = how | ({"by_kind": True} if self.by_kind else {})
         if self.hand is not None:
             how["by_hand"] = self.hand.count
             promise |= {"by_hand": self.hand.count, "prediction_powered": self.hand.machine}
-        settings = {"estimator": asdict(self.estimator), "labels": graded.labels(), "copies": copies, **promise}
+        settings = {"estimator": asdict(self.estimator), "labels": graded.labels(), "copies": self.copies, **promise}
         how["tries"] = number_of_try(files.answers, settings)
         how |= {"extra_prompts": extra, "slots": self.slots}
         if self.hand is not None and self.hand.machine:
-            surest = self.hand.draw(rows, answers, everything, scored_by, alpha=alpha, whole=True)
+            surest = self.hand.draw(rows, answers, everything, scored_by, alpha=self.alpha, whole=True)
             verdicts = grading.grade(rows, answers, grader, book=files.grades, only=surest)
             by_machine = dict(zip(verdicts.rows, verdicts.correct, strict=True))
             how["machine"] = [by_machine.get(row) for row in places]
-        bind = writer.binding(grades.grader, upstream)
+        bind = writer.binding(grades.grader, self.upstream)
         outcome = graded.calibrated(self.estimator, bind, named=named, **how)
         return replace(outcome, no_verdict=grades.no_verdict)
 
