@@ -20,8 +20,8 @@ from semgrad_guard.calibration import Binding
 from semgrad_guard.engine.generation.generation import Evidence, Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
-from semgrad_guard.engine.sentences import leanings
 from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.sentences import leanings
 from semgrad_guard.errors import InputError, PromptTooLongError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.evaluation.job_record import JobRecord, Progress, R, unwatched
