@@ -39,15 +39,12 @@ class Files:
     @property
     def answers(self) -> Path:
         """The record of answers."""
-        return self.kept or self._beside(".answers.jsonl")
+        return self.kept or beside(self.band, ".answers.jsonl")
 
     @property
     def grades(self) -> Path:
         """The verdicts of models and judges."""
-        return self._beside(".grades.jsonl")
-
-    def _beside(self, suffix: str) -> Path:
-        return beside(self.band, suffix)
+        return beside(self.band, ".grades.jsonl")
 
     def check(self, inputs: Sequence[Path], *, record: bool) -> None:
         """Refuse, before any work, a file that cannot be written."""

@@ -14,6 +14,7 @@ from rich.text import Text
 from semgrad_guard.calibration import Binding, Calibration, Drift
 from semgrad_guard.calibration.report import promise, report, shortfall
 from semgrad_guard.cli.terminal import printable
+from semgrad_guard.evaluation.graders.words import right_means
 from semgrad_guard.evaluation.highlight import Claim, shades
 from semgrad_guard.records import Verdict
 
@@ -218,29 +219,23 @@ def _outcome(calibration: Calibration) -> list[tuple[str, str]]:
     answered = "of the questions are answered"
     if calibration.sentences is not None:
         answered = f'of the answers deliver something, with on_doubt="{calibration.sentences.on_doubt}"'
+    binding, engines = calibration.binding, list[tuple[str, str]]()
+    if binding is not None and binding.also:  # a promise about several engines, and the numbers of one
+        shown = f"{binding.fingerprint} {(binding.settings or {}).get('dtype', '')}".rstrip()
+        engines = [("engines", f"{1 + len(binding.also)}; these are the numbers of {shown}")]
     bound = f" (were the threshold fixed beforehand, at most {percent(calibration.bound_if_fixed)})"
     return [
         ("threshold", f"uncertainty at most {figure(calibration.threshold)}"),
         ("coverage", f"{percent(calibration.coverage)} {answered}"),
         ("wrong", seen if calibration.bound_if_fixed is None else seen + bound),
-        *_engines(calibration.binding),
+        *engines,
     ]
 
 
 def _right(binding: Binding | None) -> list[tuple[str, str]]:
     """The meaning of "right", if its grader does not look at the whole answer."""
-    from semgrad_guard.evaluation.graders.words import right_means
-
     meaning = None if binding is None or binding.grader is None else right_means(binding.grader)
     return [] if meaning is None else [("right", meaning)]
-
-
-def _engines(binding: Binding | None) -> list[tuple[str, str]]:
-    """Which engine the numbers are about, where the promise is about several."""
-    if binding is None or not binding.also:
-        return []
-    format_ = (binding.settings or {}).get("dtype", "")
-    return [("engines", f"{1 + len(binding.also)}; these are the numbers of {binding.fingerprint} {format_}".rstrip())]
 
 
 def _pairs(*pairs: tuple[str, str | Text]) -> Table:

@@ -52,7 +52,9 @@ def cluster(address: str = "local", *, verbose: bool = False, **options: Any) ->
         return
     local = {"include_dashboard": False} if address == "local" else {}
     try:
-        _require_listener(address)
+        host, colon, port = address.removeprefix("ray://").rpartition(":")
+        if colon and port.isdecimal():  # where nothing listens, Ray would try again for minutes
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_SECONDS).close()
         with _own_signals():
             ray.init(address=address, log_to_driver=verbose, logging_level="ERROR", **local, **options)
     except (OSError, ValueError, RuntimeError) as error:
@@ -65,14 +67,6 @@ def cluster(address: str = "local", *, verbose: bool = False, **options: Any) ->
         yield ray
     finally:
         ray.shutdown()
-
-
-def _require_listener(address: str) -> None:
-    """Raise an OSError where nothing listens at HOST:PORT: Ray would try again for minutes."""
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if colon and port.isdecimal():
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=_SECONDS):
-            pass
 
 
 @contextmanager

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
@@ -74,9 +73,7 @@ class Part:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._close()
 
     def begin(self, keys: Sequence[str], token_ids: Sequence[Sequence[int]]) -> None:
@@ -121,7 +118,7 @@ class Part:
 
     def _close(self) -> None:
         if self._record is not None:
-            self._record.__exit__(None, None, None)
+            self._record.__exit__()
             self._record = None
 
 
