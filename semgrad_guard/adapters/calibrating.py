@@ -242,8 +242,8 @@ class _Answering:
         self._examples, self._how, self._record = examples, how, record
         self._numbers = {example.key: number for number, example in reversed(list(enumerate(examples, start=1)))}
         recorded = {} if record is None else record.rows
-        asked = ((name, row) for row in recorded.values() if row.binding for name in how.needed)
-        if missing := next((name for name, row in asked if name not in row.scores), None):
+        pairs = ((name, row) for row in recorded.values() if row.binding for name in how.needed)
+        if missing := next((name for name, row in pairs if name not in row.scores), None):
             raise InputError(f"{how.record} holds no scores by {missing}. Choose another file for this estimator.")
         self._done = {key: row.model_copy(update={"recorded": True}) for key, row in recorded.items()}
         distinct = {example.key: example for example in examples}

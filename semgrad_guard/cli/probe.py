@@ -96,8 +96,8 @@ def probe(  # noqa: PLR0913  # a command's options are its arguments
         try:
             found = _probe(questions, plan, language_model, states, kept if answers else None, grader=grader)
         except KeyboardInterrupt as error:
-            told = f"Finished work is kept next to {output}. Run the same command again to continue."
-            say(told, label=signals.in_words(error))
+            message = f"Finished work is kept next to {output}. Run the same command again to continue."
+            say(message, label=signals.in_words(error))
             raise typer.Exit(signals.exit_code(error)) from error
         found.save(output)
         drawn = _draw(found, heat_map, scatter) if plots else []
