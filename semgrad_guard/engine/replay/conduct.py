@@ -112,8 +112,10 @@ def _edited(model: nn.Module, first: _Conduct) -> dict[str, str]:
     found = dict[str, str]()
     for name, parameter in model.named_parameters():
         known, version = first.versions.get(name, (None, 0))
-        if is_sampled(parameter) and known is not None and known() is parameter and version_of(parameter) != version:
-            found[f"weight {name}"] = whole_digest(parameter)
+        leaves_out = parameter.numel() >= 2 * _SAMPLES  # `sampled_bytes` of it
+        if leaves_out and known is not None and known() is parameter and version_of(parameter) != version:
+            values: Any = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            found[f"weight {name}"] = hashlib.sha256(values).hexdigest()
     return found
 
 
@@ -274,14 +276,3 @@ def sampled_bytes(tensor: torch.Tensor) -> bytes:
     if sample.dtype.is_floating_point:
         sample = sample.to(torch.float32)
     return sample.cpu().contiguous().numpy().tobytes()
-
-
-def is_sampled(tensor: torch.Tensor) -> bool:
-    """Whether `sampled_bytes` leaves values out."""
-    return tensor.numel() >= 2 * _SAMPLES
-
-
-def whole_digest(tensor: torch.Tensor) -> str:
-    """Of all of a tensor's values, as they are."""
-    values: Any = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return hashlib.sha256(values).hexdigest()

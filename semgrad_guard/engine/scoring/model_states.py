@@ -67,12 +67,6 @@ class _State:
         originals = () if uncertain is None else model.parameters()
         return cls(snapshot, Replayer(copied, architecture, originals), architecture, inputs, uncertain)
 
-    def weights_changed(self) -> None:
-        """Their numbers, at the same places: the fingerprint is read again. A check holds, unless it failed."""
-        self.fingerprint = None
-        if self.exactness is not None and self.exactness.failure is not None:
-            self.exactness = None
-
 
 class ModelStates:
     """A model as it is in each turn of its lock: it is compared once in a turn, and copied anew after a change."""
@@ -166,8 +160,10 @@ class ModelStates:
         self._take_up(state, changed=state is not before or edited)
         if edited:
             snapshot.weights.update()
-            for known in {*self._states, state}:
-                known.weights_changed()
+            for known in {*self._states, state}:  # a check holds, unless it failed
+                known.fingerprint = None
+                if known.exactness is not None and known.exactness.failure is not None:
+                    known.exactness = None
         state.snapshot = snapshot
         # Earlier states must not keep weights alive that the model has parted with.
         kept = [k for k in self._states if k is not state and k.snapshot.tensors <= snapshot.tensors]
