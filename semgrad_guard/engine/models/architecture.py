@@ -83,7 +83,9 @@ def inspect_architecture(model: nn.Module) -> Architecture:
     members = [] if layers is None else list(cast(nn.ModuleList, model.get_submodule(layers)))
     scale, divisor = getattr(config, "logit_scale", None), getattr(config, "logits_scaling", None)
     scale = float(1.0 if scale is None else scale) / float(1.0 if divisor is None else divisor)
-    idle = frozenset(place for place, layer in enumerate(members) if _needs_more_than_text(layer))
+    # Layers that cannot be run without the states of an encoder are left out where there are none.
+    given = [inspect.signature(layer.forward).parameters.get("cross_attention_states") for layer in members]
+    idle = frozenset(i for i, one in enumerate(given) if one is not None and one.default is inspect.Parameter.empty)
     return Architecture(
         n_layers=len(members) - len(idle) or int(config.num_hidden_layers),
         head=paths[id(head)],
@@ -243,12 +245,6 @@ def _decoder_layers(model: PreTrainedModel, n_layers: int, paths: Mapping[int, s
         if len(module) and all(isinstance(layer, GradientCheckpointingLayer) for layer in module)
     }
     return min(lists, key=nearest) if lists else None
-
-
-def _needs_more_than_text(layer: nn.Module) -> bool:
-    """Whether a layer cannot be run without the states of an encoder, and is left out where there are none."""
-    given = inspect.signature(layer.forward).parameters.get("cross_attention_states")
-    return given is not None and given.default is inspect.Parameter.empty
 
 
 def _fixed_positions(config: Any) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -74,7 +74,7 @@ def load(name_or_path: str, **options: Any) -> tuple[PreTrainedModel, PreTrained
     folder = Path(path)
     if (folder / _ADAPTER).is_file() and not any(folder.glob("model*.safetensors")):  # to be put on a base model
         return _load_adapted(folder, **options)
-    return _load(_causal_lm, path, name_or_path, **options)
+    return _load(_WRITES, path, name_or_path, otherwise=_NO_WRITER, **options)
 
 
 def load_classifier(name_or_path: str, **options: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -84,13 +84,14 @@ def load_classifier(name_or_path: str, **options: Any) -> tuple[PreTrainedModel,
         ModelNotFoundError: as `load`; a base model without a trained classification head is an incomplete checkpoint.
         UnsupportedModelError: the checkpoint is not a sequence classifier, or wants code of its own.
     """
-    return _load(_sequence_classifier, name_or_path, name_or_path, **options)
+    autos = (AutoModelForSequenceClassification,)
+    return _load(autos, name_or_path, name_or_path, otherwise="which is no sequence classifier.", **options)
 
 
 def _load(
-    choose: Callable[[Any, str], Any], path: str, name: str, *, tokenizer_at: str | None = None, **options: Any
+    autos: Sequence[Any], path: str, name: str, *, otherwise: str, **options: Any
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Configuration, tokenizer and weights, one after another; `choose` returns the class for a configuration."""
+    """Configuration, tokenizer and weights, one after another, by the first of these classes that knows the former."""
     require_checkpoint(Path(path), name)
     where = {key: options[key] for key in _WHERE if options.get(key) is not None}
     how = {key: options[key] for key in _HOW if options.get(key) is not None}
@@ -108,9 +109,11 @@ def _load(
     with without_weight_bar():
         with stage(name, f"its config.json cannot be read by transformers {transformers.__version__}", missing=missing):
             config: Any = AutoConfig.from_pretrained(path, trust_remote_code=False, **where)
-        auto = choose(config, name)
+        auto = next((auto for auto in autos if type(config) in auto._model_mapping), None)
+        if auto is None:
+            raise UnsupportedModelError(f"{name!r} is a model of type {config.model_type!r}, {otherwise}")
         with stage(name, "its tokenizer cannot be loaded", advice=_SAVE_TOKENIZER, missing=missing):
-            tokenizer = AutoTokenizer.from_pretrained(tokenizer_at or path, trust_remote_code=False, **where)
+            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, **where)
         with stage(name, _as_asked(config, how), missing=missing):
             model, report = cast(
                 "tuple[PreTrainedModel, dict[str, Any]]",
@@ -170,21 +173,8 @@ _SAVE_TOKENIZER = (
 )
 
 
-def _causal_lm(config: Any, name: str) -> Any:
-    """The class that writes text: a causal LM's, or that of a vision-language model, of which only the text is used."""
-    for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
-        if type(config) in auto._model_mapping:
-            return auto
-    raise UnsupportedModelError(
-        f"{name!r} is a model of type {config.model_type!r}, which is no causal LM: it does not write text from left "
-        "to right. Use a decoder-only language model."
-    )
-
-
-def _sequence_classifier(config: Any, name: str) -> Any:
-    if type(config) in AutoModelForSequenceClassification._model_mapping:
-        return AutoModelForSequenceClassification
-    raise UnsupportedModelError(f"{name!r} is a model of type {config.model_type!r}, which is no sequence classifier.")
+_WRITES = (AutoModelForCausalLM, AutoModelForImageTextToText)  # of a vision-language model only the text is used
+_NO_WRITER = "which is no causal LM: it does not write text from left to right. Use a decoder-only language model."
 
 
 def _require_dtype(dtype: Any) -> None:

@@ -119,17 +119,13 @@ def load_gguf(path: Path, name: str, **options: Any) -> tuple[PreTrainedModel, P
     if header.end_tokens and model.generation_config is not None:
         model.generation_config.eos_token_id = list(header.end_tokens)
     model.config._commit_hash = extract_commit_hash(str(path), None)
-    _forget_invented_tokens(tokenizer, header)
-    return model.eval(), tokenizer
-
-
-def _forget_invented_tokens(tokenizer: Any, header: GgufHeader) -> None:
-    """transformers adds GPT-2's own token to byte-level vocabularies without it; the model has no such token."""
-    count = header.number("tokenizer.ggml.tokens", 0)
+    # transformers adds GPT-2's own token to byte-level vocabularies without it; the model has no such token.
     described = json.loads(tokenizer.backend_tokenizer.to_str())
-    known = [token for token in described["added_tokens"] if token["id"] < count]
-    if len(known) < len(described["added_tokens"]):
+    count, added = header.number("tokenizer.ggml.tokens", 0), described["added_tokens"]
+    known = [token for token in added if token["id"] < count]
+    if len(known) < len(added):
         tokenizer._tokenizer = Tokenizer.from_str(json.dumps({**described, "added_tokens": known}))
+    return model.eval(), tokenizer
 
 
 def _only_one_in(folder: Path) -> Path | None:

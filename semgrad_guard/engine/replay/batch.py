@@ -250,18 +250,15 @@ class PrefixLayer(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        new = [self._without_gradient(states) for states in (key_states, value_states)]
+        new = [key_states, value_states]
+        if (own := self._constant) is not None:
+            new = [
+                torch.cat([x[..., : own.start, :], x[..., own, :].detach(), x[..., own.stop :, :]], dim=-2) for x in new
+            ]
         if self._prefix:
             new = [torch.cat(both, dim=-2) for both in zip(self._prefix, new, strict=True)]
         self.joined = keys, values = new[0], new[1]
         return keys, values
-
-    def _without_gradient(self, states: torch.Tensor) -> torch.Tensor:
-        if (own := self._constant) is None:
-            return states
-        return torch.cat(
-            [states[..., : own.start, :], states[..., own, :].detach(), states[..., own.stop :, :]], dim=-2
-        )
 
 
 def growing_cache() -> DynamicCache:

@@ -160,17 +160,15 @@ class Snapshot:
                 self._visit_table(value)
             elif name in HOOKS:
                 self._tables.append(value)
-                self._visit_hooks(path, value, [getattr(module, flags) for flags in HOOKS[name]])
+                flags = [getattr(module, table) for table in HOOKS[name]]
+                for number, hook in value.items():
+                    if not is_inert(hook):
+                        self._note(f"{path} has a forward hook")
+                        self._leaves += [hook, *(number in table for table in flags)]
             elif name not in NO_MATTER:
                 self._leaves.append(name)
                 self._note(f"{path}.{name} was replaced on this object" if is_replaced(module, name, value) else None)
                 self._visit(value, f"{path}.{name}")
-
-    def _visit_hooks(self, path: str, hooks: Mapping[int, Any], flags: Sequence[Mapping[int, Any]]) -> None:
-        for number, hook in hooks.items():
-            if not is_inert(hook):
-                self._note(f"{path} has a forward hook")
-                self._leaves += [hook, *(number in table for table in flags)]
 
     def _visit_table(self, table: Mapping[Any, Any], path: str = "") -> None:
         self._tables.append(table)
