@@ -62,16 +62,18 @@ def _mismatch(
 ) -> HttpError:
     """A calibration that was made for other options: those that the request sets; or else the server's own."""
     found: dict[str, str] = {}
+    advice: list[str] = []
     for setting, (now, then) in changes.items():
         if (field := _sent(_SETTINGS.get(setting, ()), body)) is not None:
             own, was = own_place(field, names), "not set" if then is None else repr(then)
             is_value = field == setting
+            set_to = f"set temperature to {then or 0} or leave it out"  # some clients always send one
+            advice.append(set_to if field == "temperature" else f"leave {own} out")
             found[own] = f"{own} is {f'{now!r} here and {was}' if is_value else 'not the same as'} at calibration"
     if not found:
         return problem
     text = (
-        f"this model's calibration was made for other options: {'; '.join(found.values())}. Leave out "
-        f"{' and '.join(found)}, or send the calibration's; with --on-other-options deliver this server takes others, "
-        "outside the promise"
+        f"this model's calibration was made for other options: {'; '.join(found.values())}; {' and '.join(advice)}. "
+        "With --on-other-options deliver this server takes others, outside the promise"
     )
     return HttpError(problem.status, problem.code, text, fields=list(found))
