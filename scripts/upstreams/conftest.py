@@ -91,6 +91,7 @@ def upstream(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         model, path = "smollm2", ["/v1/models"]
         command = [python, "-m", package, "--model", request.getfixturevalue("gguf"), "--model_alias", model]
         command += ["--logits_all", "true"]  # without them it computes no log-probabilities
+        command += ["--interrupt_requests", "false"]  # else a stream ends where another request arrives
     elif request.param == "vllm":
         model, path, more = str(scorer), ["/health"], vllm_environment(python)
         # The program of `vllm serve`; the wheel for CPUs has another name than its own script looks for.
