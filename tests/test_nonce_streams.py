@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import importlib.util
 import random
 from collections.abc import Callable
@@ -12,9 +13,11 @@ from typing import Any
 
 import pytest
 
-from semgrad_guard import LanguageModel, Policy
-from semgrad_guard.errors import AnswerInterruptedError
+from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Policy
+from semgrad_guard.errors import AnswerFailedError, AnswerInterruptedError
 from semgrad_guard.guard import early_sentences
+from tests.fixed_model import PIECES, FixedModel
+from tests.steps import Steps
 
 
 @pytest.fixture(scope="module")
@@ -66,3 +69,55 @@ async def test_a_broken_rule_is_found(
     found = await ends(script, nonces, 3)
     broken = {front for number, front in enumerate(script.FRONTS) if any_fails(found[3 * number : 3 * number + 3])}
     assert len(broken) > 1, broken
+
+
+class Unending(LanguageModel):
+    """Writes one sentence of 2,000 tokens, which the limit cuts off."""
+
+    def fitted(self, options: GenerationOptions | None, *prompts: Any) -> GenerationOptions:
+        return dataclasses.replace(
+            super().fitted(options, *prompts), max_tokens=2000, grammar=f'start: "{"tea and " * 260}"'
+        )
+
+
+async def read(
+    script: ModuleType, model: LanguageModel, front: str, threshold: float
+) -> tuple[list[str], Any, BaseException | None]:
+    """The pieces of a stream, everything that was heard, and its error."""
+    given = {"estimator": HybridGrad(), "by": "sentence", "on_doubt": "drop"}
+    drawn = script.Drawn(front, "hello", Policy(threshold=threshold), given, None, {})
+    events, pieces = script.Heard(), list[str]()
+    try:
+        async for piece, _ in script.FRONTS[front](model, drawn, events):
+            pieces += [piece] if piece else []
+    except Exception as error:  # noqa: BLE001 - compared by the tests
+        return pieces, events.all, error
+    return pieces, events.all, None
+
+
+@pytest.mark.heavy
+async def test_one_sentence_of_2000_tokens(
+    script: ModuleType, make_language_model: Callable[..., LanguageModel]
+) -> None:
+    small = make_language_model(max_position_embeddings=4096, num_hidden_layers=3)
+    model = Unending.from_transformers(small._model, small.tokenizer)
+    fronts = [("guard", 1e9), ("guarded", 1e9), ("server", 1e9), ("chat", 1e9), ("server", 0.0)]
+    *whole, (withheld, heard, _) = await asyncio.gather(*(read(script, model, *front) for front in fronts))
+    for pieces, _, error in whole:  # no border: judged where the limit cut it off
+        assert (error, [len(piece) for piece in pieces]) == (None, [2000])
+    assert (withheld, "tea and tea" in "".join(heard)) == (["I don't know."], False)
+
+
+@pytest.mark.parametrize("front", ["guard", "aguard", "router", "guarded", "graph", "server", "query", "chat"])
+async def test_an_error_within_a_sentence_ends_the_stream(
+    script: ModuleType, make_language_model: Callable[..., LanguageModel], front: str
+) -> None:
+    def fail() -> None:
+        raise MemoryError("gone")
+
+    model = FixedModel.like(make_language_model(max_position_embeddings=4096))
+    Steps(model).at(22, fail)
+    pieces, events, error = await read(script, model, front, 1e9)
+    assert pieces == [PIECES[0]]
+    assert isinstance(error, MemoryError | AnswerFailedError) or '"code":"internal_error"' in events[-1]
+    assert not [word for word in ("Milk", "Go.") if word in repr(events)]
