@@ -213,10 +213,10 @@ def several_in_a_stream(count: int) -> str:
     return f"a stream holds one answer, and n is {count}: use invoke, or generate for all of them"
 
 
-def was_cut(message: AIMessage) -> bool:
-    """Whether an answer's server reports that a limit ended it; providers use three names for the reason."""
+def was_cut(message: AIMessage) -> bool | None:
+    """Whether an answer's server reports that a limit ended it, under one of three names; None: it gives no reason."""
     reasons = [message.response_metadata.get(name) for name in ("finish_reason", "stop_reason", "done_reason")]
-    return any(reason in ("length", "max_tokens") for reason in reasons)
+    return any(reason in ("length", "max_tokens") for reason in reasons) if any(reasons) else None
 
 
 INTERRUPTING = (

@@ -137,7 +137,7 @@ def scored(
         conversation, template_options = convert.to_conversation(messages), _template_options(shown)
     except InputError as error:
         return convert.decided(message, answerer.unscored(text, str(error)))
-    cut, reasoning = convert.was_cut(message), convert.reasoning(message)
+    cut, reasoning = bool(convert.was_cut(message)), convert.reasoning(message)
     draft = answerer.scored(conversation, text, template_options=template_options, cut=cut, reasoning=reasoning)
     verdict = draft.verdict.model_copy(update={"options": dict(options)})
     return convert.decided(convert.with_answer(message, verdict), verdict)

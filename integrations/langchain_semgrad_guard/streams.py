@@ -247,14 +247,16 @@ class ServedWriting:
         return [ChatGenerationChunk(message=message.model_copy(), generation_info=piece.generation_info)]
 
     def draft(self, text: str | None = None) -> Work:
-        """The whole answer with its score, which takes time; `text` is the part of it that counts."""
+        """The whole answer with its score, which takes time; `text` is the part of it that counts, ended here."""
         return Work(lambda: self._draft(text))
 
     def _draft(self, text: str | None) -> Draft[AIMessage]:
         if self._whole is None:
             raise InputError("the model ended its stream without saying anything")
         whole = cast("AIMessage", message_chunk_to_message(_with_info(self._whole)))
-        whole = whole if text is None else whole.model_copy(update={"content": text})
+        if text is not None:
+            metadata = {**whole.response_metadata, "finish_reason": "stop"}
+            whole = whole.model_copy(update={"content": text, "response_metadata": metadata})
         scored = whole if self._is_scored else self._owner.scored(self._call, whole)
         return self._owner.draft_of(scored, self._call)
 

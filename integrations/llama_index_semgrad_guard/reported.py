@@ -52,7 +52,8 @@ class ReportedAnswer:
         self.text, self.pieces = "", list[str]()
         self.scorer: Callable[[str], ReportedScorer] = ReportedScorer
         self._entries = list[Any]()
-        self._cut = self._calls_tools = False
+        self._cut: bool | None = None
+        self._calls_tools = False
         self._structured = any(self.options.get(name) or call.get(name) for name in ("tools", "response_format"))
         self._early: ReportedSentences | None = None
         self.left, self.new = list[SentencePiece](), False
@@ -112,7 +113,8 @@ class ReportedAnswer:
             self._calls_tools = self._calls_tools or blocks or bool(more)
         choices: Any = _fields(response.raw).get("choices")
         for choice in map(_fields, cast("Sequence[Any]", choices or ())[:1]):
-            self._cut = self._cut or choice.get("finish_reason") == "length"
+            if reason := choice.get("finish_reason"):
+                self._cut = reason == "length"
             self._entries += map(_fields, _fields(choice.get("logprobs")).get("content") or ())
 
 

@@ -39,6 +39,7 @@ _CONTROL = re.compile(r"<\|[\w.-]+\|>|</?s>|<(?:start|end)_of_turn>|\[/?INST\]")
 
 _SILENT = "every reported log-probability is 0, as where a server does not compute them"
 _OTHER_TEXT = "the reported tokens do not spell the answer"
+_GIVEN_UP = "its server gives no reason why the answer ended, and may have given it up"
 _THOUGHT = "the answer holds its reasoning; have its server give the reasoning apart"
 Placed = tuple[int, Mapping[str, Any]]
 """A reported token, behind the place in the text's bytes where it ends."""
@@ -122,15 +123,16 @@ class ReportedScorer:
         *,
         options: Mapping[str, Any],
         prompt: PromptForm | None = None,
-        cut: bool = False,
+        cut: bool | None = False,
         reasoning: str | None = None,
         ended: Sequence[Span] | None = None,
     ) -> Verdict:
         """The undecided verdict on an answer; `entries` are its log-probabilities in OpenAI's form.
 
-        `options` are those of its call (`call_options`), `cut` tells whether a limit stopped it, and `reasoning` is the
-        text that was written before it. By sentence, `ended` are the sentences that have ended in a text that is still
-        being written, and the verdict is on these.
+        `options` are those of its call (`call_options`), `cut` tells whether a limit stopped it (None: its server gives
+        no reason, so that it may have been given up), and `reasoning` is the text that was written before it. By
+        sentence, `ended` are the sentences that have ended in a text that is still being written, and the verdict is on
+        these.
         """
         facts: dict[str, Any] = {
             "options": dict(options),
@@ -138,11 +140,13 @@ class ReportedScorer:
             "prompt": None if prompt is None else digest_of(prompt.text),
         }
         tokens, reason = _tokens_of(text, entries)
+        reason = _GIVEN_UP if cut is None else reason
         shown, scores, uncertainty = text, dict[str, float](), None
         if self.by_sentence is not None and text.strip():
             spans = sentences(text) if ended is None else ended
             shown = text[: spans[-1][1]]
-            tokens = tokens[: _count_until(tokens, _bytes_until(text, spans[-1][1]))]
+            known = spans[-1][0 if cut is None else 1]  # the last sentence may have been given up in its middle
+            tokens = tokens[: _count_until(tokens, _bytes_until(text, known))]
             facts["sentences"] = found = self._sentences(text, spans, tokens, reason)
             uncertainty, reason = most_doubtful(found)
             facts |= {"cut": len(tokens) if cut else None, "scored_tokens": len(tokens)}

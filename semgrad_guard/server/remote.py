@@ -71,8 +71,10 @@ class RemoteServer:
             return _json(await _limited(response), nan_as_null=self._nan_as_null)
 
     async def chat_stream(self, body: Mapping[str, Any], *, words: bool = True) -> AsyncGenerator[dict[str, Any]]:
-        """The chunks of a streamed chat completion, to its proper end: [DONE], or a reason why the answer has ended
-        (`transformers serve` sends no more than that). `words` as for `open`.
+        """The chunks of a streamed chat completion, to its proper end: a reason why the answer has ended.
+
+        [DONE] alone is none: a server that gives an answer up for another request sends it, too. `transformers serve`
+        sends no [DONE]. `words` as for `open`.
 
         Raises:
             UpstreamError: it failed, or broke off.
@@ -81,7 +83,7 @@ class RemoteServer:
             finished = False
             async for kind, data in events(_pieces(response)):
                 if data == b"[DONE]":
-                    return
+                    break
                 chunk = _json(data, nan_as_null=self._nan_as_null)
                 if kind == b"error" or chunk.get("error") is not None or chunk.get("object") == "error":
                     raise UpstreamError(f"{self.url} failed while it answered", passing=True)

@@ -116,7 +116,9 @@ def pieces_of_a_thought(request: httpx.Request) -> httpx.Response:
     """An upstream that streams its thought in three pieces, and then its answer in two."""
     thought = ({"reasoning_content": piece} for piece in (THOUGHT[:4], THOUGHT[4:9], THOUGHT[9:]))
     deltas = [*thought, {"content": ANSWER[:2]}, {"content": ANSWER[2:]}]
-    lines = "".join(f"data: {json.dumps({'choices': [{'index': 0, 'delta': delta}]})}\n\n" for delta in deltas)
+    choices = [{"index": 0, "delta": delta} for delta in deltas]
+    choices.append({"index": 0, "delta": {}, "finish_reason": "stop"})
+    lines = "".join(f"data: {json.dumps({'choices': [choice]})}\n\n" for choice in choices)
     return httpx.Response(200, text=f"{lines}data: [DONE]\n\n", headers={"content-type": "text/event-stream"})
 
 

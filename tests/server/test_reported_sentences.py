@@ -38,8 +38,9 @@ class Writing(httpx.AsyncByteStream):
             choice: dict[str, Any] = {"index": 0, "delta": {"content": word}}
             choice |= {} if self._apart else {"logprobs": {"content": [entry]}}
             yield f"data: {json.dumps({'choices': [choice]})}\n\n".encode()
-        last = {"index": 0, "delta": {}, "finish_reason": "stop", "logprobs": {"content": entries}}
-        yield f"data: {json.dumps({'choices': [last]})}\n\n".encode() if self._apart else b""
+        last: dict[str, Any] = {"index": 0, "delta": {}, "finish_reason": "stop"}
+        last |= {"logprobs": {"content": entries}} if self._apart else {}
+        yield f"data: {json.dumps({'choices': [last]})}\n\n".encode()
         yield b"data: [DONE]\n\n"
 
 

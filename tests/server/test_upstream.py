@@ -208,6 +208,17 @@ async def test_a_stream_that_says_why_it_ends_needs_no_more(serve: Serve, scorer
             await upstream.server.close()
 
 
+async def test_a_stream_without_a_reason_is_no_whole_answer(serve: Serve, scorer: Scheduler) -> None:
+    """Servers that give an answer up for another request end its stream with [DONE]."""
+    async with answering(sends(CHUNK + "data: [DONE]\n\n", kind="text/event-stream")) as url:
+        upstream = Upstream(RemoteServer(url), scorer)
+        async with serve(ALL, upstream=upstream, scheduler=scorer) as client:
+            response = await client.post(CHAT, json=asking(stream=True))
+            assert response.status_code == 502
+            assert "part of a secret" not in response.text
+        await upstream.server.close()
+
+
 async def test_a_faulty_target(serve: Serve) -> None:
     for status, expected in (("500 Oops", 502), ("400 Bad", 400), ("429 Busy", 429), ("401 No", 502)):
         async with answering(sends('{"error": {"message": "key sk-secret"}}', status=status)) as url:
@@ -232,7 +243,7 @@ async def test_calls_from_elsewhere_have_no_score(serve: Serve, scorer: Schedule
     more = {"tool_calls": [{"index": 0, "function": {"arguments": ": 1}"}}]}
     streamed = "".join(f"data: {json.dumps({'choices': [{'index': 0, 'delta': part}]})}\n\n" for part in (delta, more))
     for policy, delivered in ((Policy(threshold=1e9), False), (Policy(threshold=0, on_unscored="answer"), True)):
-        async with answering(sends(body)) as url, answering(sends(streamed + "data: [DONE]\n\n")) as live:
+        async with answering(sends(body)) as url, answering(sends(streamed + FINISHED)) as live:
             for place, stream in ((url, False), (live, True)):
                 upstream = Upstream(RemoteServer(place), scorer)
                 async with serve(policy, upstream=upstream, scheduler=scorer) as client:

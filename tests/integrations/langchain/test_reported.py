@@ -36,20 +36,23 @@ class Reporting(BaseChatModel):
     words: tuple[str, ...] = ("Par", "is")
     values: tuple[Any, ...] = (-0.1, -0.3)
     form: Literal["object", "list", "records"] = "object"
+    reason: str | None = "stop"
 
     @property
     def _llm_type(self) -> str:
         return "reporting"
 
     def _reported_info(self, begin: int, end: int) -> dict[str, Any]:
+        ended = {"finish_reason": self.reason} if self.reason and end == len(self.words) else {}
         if not self.logprobs:
-            return {}
+            return ended
         top = [{"token": str(i), "logprob": -2.0 - i} for i in range(self.top_logprobs or 0)]
         pairs = list(zip(self.words, self.values, strict=True))[begin:end]
         entries = [{"token": word, "logprob": value, "top_logprobs": top} for word, value in pairs]
         if self.form == "object":
-            return {"logprobs": {"content": entries}}
-        return {"logprobs": entries if self.form == "list" else [Entry.model_validate(entry) for entry in entries]}
+            return {"logprobs": {"content": entries}, **ended}
+        records = entries if self.form == "list" else [Entry.model_validate(entry) for entry in entries]
+        return {"logprobs": records, **ended}
 
     def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
         made = ChatGeneration(
@@ -127,3 +130,14 @@ def test_what_cannot_be_scored_so_is_refused() -> None:
 
     with pytest.raises(InputError, match="hybridgrad needs the model itself"):
         _ = GuardedChatModel(Reporting(), ALL, estimator=HybridGrad()).invoke("Where?")
+
+
+@pytest.mark.parametrize("path", ["invoke", "stream"])
+def test_an_answer_that_may_have_been_given_up_is_unscored(path: str) -> None:
+    guard = GuardedChatModel(Reporting(reason=None), Policy(threshold=1e9))
+    message = guard.invoke("Where?") if path == "invoke" else list(guard.stream("Where?"))[-1]
+    verdict = get_verdict(message)
+    assert verdict is not None
+    assert (verdict.status, verdict.action) == ("unscored", "abstain")
+    assert verdict.reason is not None
+    assert "no reason why the answer ended" in verdict.reason

@@ -113,10 +113,11 @@ class Holed(Reporting):
 
     def _reported_info(self, begin: int, end: int) -> dict[str, Any]:
         kept = [number for number in range(begin, end) if number not in self.without]
+        ended = {"finish_reason": "stop"} if end == len(WORDS) else {}
         if not self.logprobs or not kept:
-            return {}
+            return ended
         entries = [{"token": WORDS[i], "logprob": self.values[i], "top_logprobs": []} for i in kept]
-        return {"logprobs": {"content": entries}}
+        return {"logprobs": {"content": entries}, **ended}
 
 
 @pytest.mark.parametrize("on_doubt", ["stop", "drop", "mark"])
@@ -190,3 +191,9 @@ def test_a_calibration_by_sentence_brings_its_unit() -> None:
         GuardedChatModel(model(), policy, by="answer").invoke("Where is number 7?")
     with pytest.raises(InputError, match="about sentences"):
         GuardedChatModel(model(), POLICY, on_doubt="drop").invoke("q")
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_the_last_sentence_of_an_answer_that_may_have_been_given_up_stays(path: str) -> None:
+    guard = GuardedChatModel(model(SURE * 3, reason=None), POLICY, by="sentence")
+    assert (await answered(guard, path)).text == f"{SENTENCES[0]}{SENTENCES[1]}{CLOSING_LINE}"

@@ -28,6 +28,7 @@ class Reporting(CustomLLM):
     temperature: float = 0.0
     words: tuple[str, ...] = ("Par", "is")
     values: tuple[Any, ...] = (-0.1, -0.3)
+    reason: str | None = "stop"
 
     @property
     def metadata(self) -> LLMMetadata:
@@ -36,7 +37,8 @@ class Reporting(CustomLLM):
     def _raw(self, begin: int, end: int) -> dict[str, Any]:
         pairs = list(zip(self.words, self.values, strict=True))[begin:end]
         entries = [{"token": word, "logprob": value, "top_logprobs": []} for word, value in pairs]
-        return {"choices": [{"logprobs": {"content": entries} if self.logprobs else None}]}
+        reason = self.reason if end == len(self.words) else None
+        return {"choices": [{"logprobs": {"content": entries} if self.logprobs else None, "finish_reason": reason}]}
 
     @llm_chat_callback()
     def chat(self, messages: Any, **kwargs: Any) -> ChatResponse:
@@ -147,3 +149,12 @@ def test_a_calibration_is_bound_and_promised() -> None:
         assert (verdict.action, verdict.promised) == ("answer", promised)
     with pytest.raises(BindingMismatchError, match="model is 'other'"):
         GuardedQueryEngine(engine(Reporting(model="other")), policy).query("Where is number 7?")
+
+
+def test_an_answer_that_may_have_been_given_up_is_unscored() -> None:
+    for streaming in (False, True):
+        answer = GuardedQueryEngine(engine(Reporting(reason=None), streaming=streaming), ALL).query("Where?")
+        assert str(answer) == "I don't know."
+        verdict = get_verdict(answer)
+        assert verdict is not None
+        assert "no reason why the answer ended" in str(verdict.reason)
