@@ -19,10 +19,11 @@ from pydantic import SkipValidation, model_validator
 from workflows.runtime.types.results import WaitingForEvent  # pyright: ignore[reportMissingTypeStubs]
 
 from llama_index_semgrad_guard.authorship import Aggregate, Answering, Delivery
-from llama_index_semgrad_guard.calls import Turn, is_ours
+from llama_index_semgrad_guard.calls import is_ours
 from llama_index_semgrad_guard.events import report
 from llama_index_semgrad_guard.memory import StagedContext
 from llama_index_semgrad_guard.routing import Routing, sealed
+from llama_index_semgrad_guard.turn import Turn
 from semgrad_guard import Policy, Promise, Verdict
 from semgrad_guard.calibration import DriftMonitor
 from semgrad_guard.errors import AnswerFailedError, DeadlineExceededError, InputError

@@ -16,7 +16,6 @@ from llama_index.core.llms.llm import LLM
 from llama_index.core.memory import BaseMemory
 
 from llama_index_semgrad_guard.authorship import Delivery, retrieved, with_passages
-from llama_index_semgrad_guard.calls import Turn
 from llama_index_semgrad_guard.memory import StagedMemory
 from llama_index_semgrad_guard.routing import (
     Guarded,
@@ -29,6 +28,7 @@ from llama_index_semgrad_guard.routing import (
 )
 from llama_index_semgrad_guard.streams import GuardedPieces, live
 from llama_index_semgrad_guard.targets import ChatTarget, ask_chat
+from llama_index_semgrad_guard.turn import Turn
 from semgrad_guard import Policy, Verdict
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import (

@@ -11,8 +11,8 @@ from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events import BaseEvent
 from llama_index_instrumentation import get_dispatcher
 
-from llama_index_semgrad_guard.calls import current_turn
 from llama_index_semgrad_guard.records import completed
+from llama_index_semgrad_guard.turn import current_turn
 from semgrad_guard import Policy, Verdict
 from semgrad_guard.errors import InputError, LowConfidenceError
 from semgrad_guard.guard import observes, require_policy, settle, unscored

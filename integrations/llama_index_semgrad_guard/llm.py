@@ -21,7 +21,7 @@ from llama_index.core.llms import callbacks
 from llama_index.core.llms.llm import default_completion_to_prompt
 from pydantic import BeforeValidator, Field, SkipValidation
 
-from llama_index_semgrad_guard.calls import ModelCall, Turn, current_turn, stray
+from llama_index_semgrad_guard.calls import ModelCall
 from llama_index_semgrad_guard.events import report
 from llama_index_semgrad_guard.lazy_streams import abegun_here, begun_here
 from llama_index_semgrad_guard.records import (
@@ -37,6 +37,7 @@ from llama_index_semgrad_guard.records import (
     without_calls,
 )
 from llama_index_semgrad_guard.tools import CallOptions, ToolCallingLLM
+from llama_index_semgrad_guard.turn import Turn, current_turn, stray
 from semgrad_guard import (
     METADATA_KEY,
     Estimator,

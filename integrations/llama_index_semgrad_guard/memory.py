@@ -8,7 +8,7 @@ from typing import Any
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.memory import BaseMemory
 
-from llama_index_semgrad_guard.calls import Turn
+from llama_index_semgrad_guard.turn import Turn
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import Steps, Work, adrive, drive
 

@@ -21,7 +21,6 @@ from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from llama_index_semgrad_guard.authorship import about_passages, retrieved, with_passages
-from llama_index_semgrad_guard.calls import Turn
 from llama_index_semgrad_guard.routing import (
     Guarded,
     GuardOptions,
@@ -45,6 +44,7 @@ from llama_index_semgrad_guard.streams import (
     whole,
 )
 from llama_index_semgrad_guard.targets import Target, ask
+from llama_index_semgrad_guard.turn import Turn
 from semgrad_guard import METADATA_KEY, Policy
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import (

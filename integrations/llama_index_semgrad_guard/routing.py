@@ -21,10 +21,11 @@ from llama_index.core.response_synthesizers import Refine
 from llama_index.core.tools import BaseTool
 
 from llama_index_semgrad_guard.authorship import Aggregate, Answering, Counting, Delivery
-from llama_index_semgrad_guard.calls import ModelCall, Turn, current_turn, is_ours
+from llama_index_semgrad_guard.calls import ModelCall, is_ours
 from llama_index_semgrad_guard.events import Source, report
 from llama_index_semgrad_guard.leaving import Leaving
 from llama_index_semgrad_guard.reported import reports
+from llama_index_semgrad_guard.turn import Turn, current_turn
 from semgrad_guard import METADATA_KEY, Policy, Promise, Verdict
 from semgrad_guard.calibration import DriftMonitor
 from semgrad_guard.errors import (

@@ -16,8 +16,9 @@ from llama_index.core.base.response.schema import (
 )
 
 from llama_index_semgrad_guard.authorship import Delivery
-from llama_index_semgrad_guard.calls import ModelCall, Turn
+from llama_index_semgrad_guard.calls import ModelCall
 from llama_index_semgrad_guard.routing import Routing, sealed
+from llama_index_semgrad_guard.turn import Turn
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import Draft, Iterated, Outcome, Steps, Stop, StreamSteps, Work, streamed
 

@@ -24,7 +24,7 @@ from pydantic import PrivateAttr
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from llama_index_semgrad_guard import SemGradLLM
-from llama_index_semgrad_guard.calls import Turn
+from llama_index_semgrad_guard.turn import Turn
 from semgrad_guard import LanguageModel
 from semgrad_guard.errors import EmptyResponseError, InputError, UnsupportedToolsError
 from tests.engine.chat_templates import template

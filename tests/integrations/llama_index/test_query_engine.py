@@ -14,7 +14,7 @@ from llama_index.core.query_engine import CustomQueryEngine
 from pydantic import BaseModel
 
 from llama_index_semgrad_guard import GuardedQueryEngine, SemGradLLM, get_verdict
-from llama_index_semgrad_guard.calls import Turn
+from llama_index_semgrad_guard.turn import Turn
 from semgrad_guard import Policy
 from semgrad_guard.errors import InputError, LowConfidenceError
 from tests.pairwise import pairwise
