@@ -65,13 +65,13 @@ def measured(guard: Guard, clients: int) -> dict[str, Any]:
     """The tokens of one answer to each client, and their CPU seconds."""
     began = time.process_time()
     with ThreadPoolExecutor(clients) as pool:
-        tokens = sum(pool.map(partial(heard, guard), QUESTIONS[:clients]))
+        tokens = sum(pool.map(partial(tokens_of, guard), QUESTIONS[:clients]))
     seconds = time.process_time() - began
     return {"tokens": tokens, "cpu_s": seconds, "rate": tokens / seconds}
 
 
-def heard(guard: Guard, question: str) -> int:
-    """The tokens of an answer that was heard out."""
+def tokens_of(guard: Guard, question: str) -> int:
+    """The tokens of an answer that was read to its end."""
     stream = guard.stream(question)
     for _ in stream:
         pass

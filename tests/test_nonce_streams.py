@@ -102,10 +102,10 @@ async def test_one_sentence_of_2000_tokens(
     small = make_language_model(max_position_embeddings=4096, num_hidden_layers=3)
     model = Unending.from_transformers(small._model, small.tokenizer)
     fronts = [("guard", 1e9), ("guarded", 1e9), ("server", 1e9), ("chat", 1e9), ("server", 0.0)]
-    *whole, (withheld, heard, _) = await asyncio.gather(*(read(script, model, *front) for front in fronts))
+    *whole, (withheld, events, _) = await asyncio.gather(*(read(script, model, *front) for front in fronts))
     for pieces, _, error in whole:  # no border: judged where the limit cut it off
         assert (error, [len(piece) for piece in pieces]) == (None, [2000])
-    assert (withheld, "tea and tea" in "".join(heard)) == (["I don't know."], False)
+    assert (withheld, "tea and tea" in "".join(events)) == (["I don't know."], False)
 
 
 @pytest.mark.parametrize("front", ["guard", "aguard", "router", "guarded", "graph", "server", "query", "chat"])

@@ -205,7 +205,7 @@ async def test_sentences_leave_while_their_answer_is_written(twin: TwinLanguageM
     pieces = [list[Any]() for _ in range(4)]
     limit = expected.sentences[0].tokens + 2
     wanted = [(high, Cuts()), (high, Cuts()), ((first + second) / 2, Cuts()), (high, Cuts(max_tokens=limit))]
-    answers = [(*one, heard.append) for one, heard in zip(wanted, pieces, strict=True)] + [(high, Cuts(), gone)]
+    answers = [(*one, own.append) for one, own in zip(wanted, pieces, strict=True)] + [(high, Cuts(), gone)]
     whole, other, cut, _, left = await asyncio.gather(
         *(
             written_in_parts(ask, parts, ids, str(number), Part(LetThrough(terms_of(at), hear), cuts), twin._decoder)
@@ -215,9 +215,9 @@ async def test_sentences_leave_while_their_answer_is_written(twin: TwinLanguageM
     )
     shown = "".join(piece.text for piece in pieces[3])
     assert shown == twin._decoder.decode(ids[:limit])  # a client's limit is kept
-    for verdict, heard in ((whole, pieces[0]), (other, pieces[1])):
+    for verdict, own in ((whole, pieces[0]), (other, pieces[1])):
         assert isinstance(verdict, Verdict)
-        assert [piece.text for piece in heard] == list(PIECES[:2])  # the last one comes with the answer's end
+        assert [piece.text for piece in own] == list(PIECES[:2])  # the last one comes with the answer's end
         assert verdict.text == TEXT
         for mine, its in zip(verdict.sentences, expected.sentences, strict=True):
             assert (mine.start, mine.end, mine.tokens) == (its.start, its.end, its.tokens)
