@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
+from semgrad_guard.engine.generation import running_batch
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.errors import AnswerFailedError, AnswerInterruptedError, LowConfidenceError
 from semgrad_guard.estimators import RAUQ, GreatestEntropy, MaxProbability, ParaGrad
@@ -206,3 +207,31 @@ def test_nothing_follows_a_sentence_that_does_not_belong_to_it(
         raised = caught
     assert (len(found), type(raised)) == (shown, error or type(None))
     assert "raw text" not in map(str, found)
+
+
+class Spelling(FixedModel):
+    """Its text takes several tokens a character."""
+
+    def fitted(self, options: GenerationOptions | None, *prompts: Prompt) -> GenerationOptions:
+        return replace(super().fitted(options, *prompts), max_tokens=99, grammar='start: "茶很老。🍵牛奶很热！走吧。"')
+
+
+def test_a_sentence_ends_while_a_character_is_being_written(language_model: LanguageModel) -> None:
+    made = guard(Spelling.like(language_model), 1e9)
+    whole, stream = made("q"), made.stream("q")
+    assert list(stream) == ["茶很老。", "🍵牛奶很热！", "走吧。"]
+    assert scores(stream.verdict) == pytest.approx(scores(whole), rel=1e-5)
+
+
+def test_sentences_whose_tokens_do_not_spell_them_yet_wait(model: FixedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended, calls = running_batch.ended_sentences, list[int]()
+
+    def not_at_first(*given: Any, known: int) -> Any:
+        calls.append(known)
+        return None if len(calls) == 1 else ended(*given, known=known)
+
+    monkeypatch.setattr(running_batch, "ended_sentences", not_at_first)
+    stream = guard(model, 1e9).stream("q")
+    assert "".join(stream) == TEXT
+    assert calls[:2] == [0, 0]
+    assert actions(stream.verdict) == ["deliver"] * 3

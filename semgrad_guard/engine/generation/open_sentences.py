@@ -34,9 +34,9 @@ class OpenSentences:
         """Whether some have not been scored."""
         return len(self.spans) > self.known
 
-    def hand_over(self, known: int | None = None) -> None:
-        """So many have been scored; None: all."""
-        self.known, self.waited = len(self.spans) if known is None else known, 0
+    def hand_over(self, known: int) -> None:
+        """So many have been scored, no more than before where the tokens did not spell the others yet."""
+        self.known, self.waited = known, 0
 
 
 def is_time(waited: Sequence[int], beside: int) -> bool:

@@ -310,7 +310,7 @@ class RunningRequests:
             self._end([writing for writing, _ in due], error)
             return
         for (writing, found), sentences in zip(due, ended, strict=True):
-            found.hand_over()
+            found.hand_over(found.known if sentences is None else len(found.spans))
             try:
                 if sentences is not None and not writing.job.run(partial(self._goes_on, writing, sentences)):
                     self._batch.end(writing.answers[0], sentences.tokens)

@@ -121,6 +121,6 @@ class Parts:
         while await part.turn():
             begun = Begun(name=name, tokens=answer.spelled, spans=tuple(part.open.spans), known=part.let.known)
             scored = await self._round.result(begun)
-            part.open.hand_over(len(begun.spans))
+            part.open.hand_over(part.open.known if scored is None else len(begun.spans))
             if scored is not None and not part.add(scored):
                 return
