@@ -21,6 +21,7 @@
     │   └── AnswerCancelledError    the caller cancelled the call, or closed the stream
     ├── CalibrationError            a calibration set or file that cannot be used
     │   ├── BindingMismatchError    made for another model, estimator, template or grader
+    │   ├── UnfamiliarPromptError   the prompt is unlike those calibrated on, and the policy is to raise
     │   └── FitError                graded answers that a learned estimator cannot be fitted on
     ├── GradingError                answers cannot be graded (a judge does not respond, a sheet of labels is wrong)
     ├── UnenforcedPolicyError       a router attached to a model that would ignore it
