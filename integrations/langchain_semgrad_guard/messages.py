@@ -214,9 +214,15 @@ def several_in_a_stream(count: int) -> str:
 
 
 def was_cut(message: AIMessage) -> bool | None:
-    """Whether an answer's server reports that a limit ended it, under one of three names; None: it gives no reason."""
-    reasons = [message.response_metadata.get(name) for name in ("finish_reason", "stop_reason", "done_reason")]
-    return any(reason in ("length", "max_tokens") for reason in reasons) if any(reasons) else None
+    """Whether an answer's server reports that a limit ended it, under one of three names.
+
+    None: it is a known provider's, which all give a reason, and has none: it may have been given up.
+    """
+    metadata = message.response_metadata
+    reasons = [metadata.get(name) for name in ("finish_reason", "stop_reason", "done_reason")]
+    if not any(reasons) and "model_provider" in metadata:
+        return None
+    return any(reason in ("length", "max_tokens") for reason in reasons)
 
 
 INTERRUPTING = (

@@ -52,7 +52,7 @@ class ReportedAnswer:
         self.text, self.pieces = "", list[str]()
         self.scorer: Callable[[str], ReportedScorer] = ReportedScorer
         self._entries = list[Any]()
-        self._cut: bool | None = None
+        self._cut: bool | None = False
         self._calls_tools = False
         self._structured = any(self.options.get(name) or call.get(name) for name in ("tools", "response_format"))
         self._early: ReportedSentences | None = None
@@ -113,8 +113,8 @@ class ReportedAnswer:
             self._calls_tools = self._calls_tools or blocks or bool(more)
         choices: Any = _fields(response.raw).get("choices")
         for choice in map(_fields, cast("Sequence[Any]", choices or ())[:1]):
-            if reason := choice.get("finish_reason"):
-                self._cut = reason == "length"
+            if "finish_reason" in choice:
+                self._cut = None if choice["finish_reason"] is None else choice["finish_reason"] == "length"
             self._entries += map(_fields, _fields(choice.get("logprobs")).get("content") or ())
 
 

@@ -73,23 +73,25 @@ class RemoteServer:
     async def chat_stream(self, body: Mapping[str, Any], *, words: bool = True) -> AsyncGenerator[dict[str, Any]]:
         """The chunks of a streamed chat completion, to its proper end: a reason why the answer has ended.
 
-        [DONE] alone is none: a server that gives an answer up for another request sends it, too. `transformers serve`
-        sends no [DONE]. `words` as for `open`.
+        [DONE] is enough only of a server without this field: one that gives an answer up for another request sends it,
+        too, and `transformers serve` sends none. `words` as for `open`.
 
         Raises:
             UpstreamError: it failed, or broke off.
         """
         async with self.open(_CHAT, body, words=words) as response:
-            finished = False
+            reasons = list[Any]()
             async for kind, data in events(_pieces(response)):
                 if data == b"[DONE]":
+                    if any(reasons) or not reasons:
+                        return
                     break
                 chunk = _json(data, nan_as_null=self._nan_as_null)
                 if kind == b"error" or chunk.get("error") is not None or chunk.get("object") == "error":
                     raise UpstreamError(f"{self.url} failed while it answered", passing=True)
-                finished = finished or _finishes(chunk)
+                reasons += _reasons(chunk)
                 yield chunk
-        if not finished:
+        if not any(reasons):
             raise UpstreamError(f"{self.url} broke its stream off before the end", passing=True)
 
     async def close(self) -> None:
@@ -127,11 +129,11 @@ class RemoteServer:
             raise UpstreamError(problem, passing=True) from error
 
 
-def _finishes(chunk: Mapping[str, Any]) -> bool:
-    """Whether a chunk holds the reason why its answer has ended."""
+def _reasons(chunk: Mapping[str, Any]) -> list[Any]:
+    """The reasons why answers have ended that a chunk holds; null while they are being written."""
     choices: Any = chunk.get("choices")
     listed = cast("list[Any]", choices) if isinstance(choices, list) else []
-    return any(isinstance(choice, dict) and cast("Any", choice).get("finish_reason") for choice in listed)
+    return [choice["finish_reason"] for choice in listed if isinstance(choice, dict) and "finish_reason" in choice]
 
 
 async def events(pieces: AsyncIterator[bytes]) -> AsyncIterator[tuple[bytes, bytes]]:

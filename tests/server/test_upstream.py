@@ -210,7 +210,8 @@ async def test_a_stream_that_says_why_it_ends_needs_no_more(serve: Serve, scorer
 
 async def test_a_stream_without_a_reason_is_no_whole_answer(serve: Serve, scorer: Scheduler) -> None:
     """Servers that give an answer up for another request end its stream with [DONE]."""
-    async with answering(sends(CHUNK + "data: [DONE]\n\n", kind="text/event-stream")) as url:
+    begun = "data: " + json.dumps({"choices": [{"index": 0, "delta": {}, "finish_reason": None}]}) + "\n\n"
+    async with answering(sends(begun + CHUNK + "data: [DONE]\n\n", kind="text/event-stream")) as url:
         upstream = Upstream(RemoteServer(url), scorer)
         async with serve(ALL, upstream=upstream, scheduler=scorer) as client:
             response = await client.post(CHAT, json=asking(stream=True))

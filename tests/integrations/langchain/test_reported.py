@@ -55,9 +55,8 @@ class Reporting(BaseChatModel):
         return {"logprobs": records, **ended}
 
     def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
-        made = ChatGeneration(
-            message=AIMessage("".join(self.words)), generation_info=self._reported_info(0, len(self.words))
-        )
+        message = AIMessage("".join(self.words), response_metadata={"model_provider": "openai"})
+        made = ChatGeneration(message=message, generation_info=self._reported_info(0, len(self.words)))
         return ChatResult(generations=[made])
 
     def _stream(
@@ -65,7 +64,8 @@ class Reporting(BaseChatModel):
     ) -> Iterator[ChatGenerationChunk]:
         for number, word in enumerate(self.words):
             info = self._reported_info(number, number + 1)
-            yield ChatGenerationChunk(message=AIMessageChunk(content=word), generation_info=info)
+            message = AIMessageChunk(content=word, response_metadata={"model_provider": "openai"})
+            yield ChatGenerationChunk(message=message, generation_info=info)
 
 
 @pytest.mark.parametrize("form", ["object", "list", "records"])
