@@ -18,6 +18,7 @@ from llama_index_semgrad_guard import GuardedQueryEngine, SemGradLLM, get_verdic
 from semgrad_guard import LanguageModel, Policy
 from semgrad_guard.errors import UnsupportedToolsError
 from tests.engine.chat_templates import template as published_or_own
+from tests.pairwise import in_turn
 
 from .conftest import Passages
 
@@ -92,11 +93,12 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize("template", ["qwen2.5", "mistral-nemo", "llama-3.1-tools", *FAMILIES])
-def test_every_method_calls_what_is_due(make_tooled: Callable[..., SemGradLLM], template: str) -> None:
+@in_turn(template=["qwen2.5", "mistral-nemo", "llama-3.1-tools", *FAMILIES], forced=["some", "one"])
+def test_every_method_calls_what_is_due(make_tooled: Callable[..., SemGradLLM], template: str, forced: str) -> None:
     llm = make_tooled(template, max_tokens=300)
     assert isinstance(llm, FunctionCallingLLM)
-    for response in [*ways(llm, PAINT, tool_required=True), *ways(llm, PLANT, PAINT, tool_choice="paint")]:
+    called = ways(llm, PAINT, tool_required=True) if forced == "some" else ways(llm, PLANT, PAINT, tool_choice="paint")
+    for response in called:
         (call,) = llm.get_tool_calls_from_response(response)
         assert (call.tool_name, set(call.tool_kwargs), len(call.tool_id)) == ("paint", {"colour", "twice"}, 9)
         assert response.message.content == ""
