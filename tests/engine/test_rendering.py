@@ -162,7 +162,7 @@ def test_fingerprint():
 def test_several_named_templates():
     tokenizer = fresh()
     tokenizer.chat_template = {"rag": "{{ messages[0].content }}", "tool_use": "{{ messages[0].content }}!"}
-    with pytest.raises(InputError, match="Name one"):
+    with pytest.raises(InputError, match="name one with template_options"):
         render(tokenizer, "Hi")
     assert render(tokenizer, "Hi", template_options={"chat_template": "rag"}).text == "Hi"
 
