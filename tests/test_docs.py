@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
 import re
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,21 +16,13 @@ from semgrad_guard import errors
 from semgrad_guard.cli import app
 from semgrad_guard.estimators import KIND_OF
 from semgrad_guard.evaluation.calibrating import CANDIDATES
+from tests.scripts import load
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 RECORDS = sorted((DOCS / "adr").glob("[0-9]*.md"))
 ERRORS = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
 PROGRAM: Any = typer.main.get_command(app)
-
-
-def load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import importlib.util
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -17,18 +16,13 @@ from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Policy
 from semgrad_guard.errors import AnswerFailedError, AnswerInterruptedError
 from semgrad_guard.guard import early_sentences
 from tests.fixed_model import PIECES, FixedModel
+from tests.scripts import load
 from tests.steps import Steps
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    path = Path(__file__).parents[1] / "scripts" / "check_streams.py"
-    spec = importlib.util.spec_from_file_location("check_streams", path)
-    assert spec is not None
-    assert spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
+    return load(Path(__file__).parents[1] / "scripts" / "check_streams.py")
 
 
 @pytest.fixture(scope="module")

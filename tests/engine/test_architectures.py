@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.scripts import load
 
 from .architectures import NOISE, check
 from .generated_models import require_known
@@ -47,10 +48,7 @@ def test_what_cannot_be_scored_is_refused_in_words(model_type: str) -> None:
 @pytest.fixture(scope="module")
 def check_models() -> Any:
     """The script of `make check-models`."""
-    spec: Any = importlib.util.spec_from_file_location("check_models", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load(SCRIPT)
 
 
 def test_the_page_is_what_the_results_say(check_models: Any) -> None:
