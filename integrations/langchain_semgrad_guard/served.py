@@ -18,7 +18,7 @@ from langchain_semgrad_guard.messages import openai_tools
 from langchain_semgrad_guard.runs import inside, tracers_only, unheard
 from semgrad_guard import LanguageModel
 from semgrad_guard.adapters.answer_form import AnswerForm
-from semgrad_guard.adapters.served_calls import served_options
+from semgrad_guard.adapters.served_calls import UNREAD_CALLS, served_options
 from semgrad_guard.errors import InputError, UnsupportedToolsError
 from semgrad_guard.guard import Answerer, Iterated, ReportedScorer, Steps, Work, prompt_of
 from semgrad_guard.records import PromptForm
@@ -133,7 +133,7 @@ def scored(
     text = convert.message_text(message)
     try:
         if message.tool_calls or message.invalid_tool_calls:
-            raise InputError("the answer calls tools, and how its server wrote the calls is not known")
+            raise InputError(UNREAD_CALLS)
         conversation, template_options = convert.to_conversation(messages), _template_options(shown)
     except InputError as error:
         return convert.decided(message, answerer.unscored(text, str(error)))
@@ -166,8 +166,7 @@ def scored_as_reported(
     """A message with its record, by the log-probabilities that its server reports."""
     text = convert.message_text(message)
     if message.tool_calls or message.invalid_tool_calls:
-        reason = "the answer calls tools, and how its server wrote the calls is not known"
-        return convert.decided(message, scorer.unscored(text, reason, options=dict(options)))
+        return convert.decided(message, scorer.unscored(text, UNREAD_CALLS, options=dict(options)))
     cut, reasoning = convert.was_cut(message), convert.reasoning(message)
     entries = convert.logprobs_of(message)
     verdict = scorer.verdict(text, entries, options=options, prompt=form, cut=cut, reasoning=reasoning)

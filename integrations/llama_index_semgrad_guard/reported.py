@@ -24,12 +24,10 @@ from pydantic import BaseModel
 
 from llama_index_semgrad_guard.records import text_of, to_conversation
 from semgrad_guard import Message, Verdict
-from semgrad_guard.adapters.served_calls import served_options
+from semgrad_guard.adapters.served_calls import UNREAD_CALLS, served_options
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import ReportedScorer, ReportedSentences, SentencePiece, Terms, prompt_of
 from semgrad_guard.records import PromptForm
-
-_CALLS = "the answer calls tools, and how its server wrote the calls is not known"
 
 
 def reports(llm: Any) -> bool:
@@ -103,7 +101,7 @@ class ReportedAnswer:
         """The scored draft; the decision about it is not made here."""
         scorer = self.scorer(self.model)
         if self._calls_tools:
-            return scorer.unscored(self.text, _CALLS, options=self.options)
+            return scorer.unscored(self.text, UNREAD_CALLS, options=self.options)
         return scorer.verdict(self.text, self._entries, options=self.options, prompt=self.form, cut=self._cut)
 
     def _read(self, response: ChatResponse | CompletionResponse) -> None:

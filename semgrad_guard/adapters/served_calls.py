@@ -7,6 +7,8 @@ from typing import Any
 
 from semgrad_guard.calibration.call_options import FIELDS, call_options
 
+UNREAD_CALLS = "the answer calls tools, and how its server wrote the calls is not known"
+"""Why such an answer has no score."""
 _MODEL_NAMES = ("model", "model_name", "model_id")
 
 
