@@ -80,18 +80,18 @@ class RemoteServer:
             UpstreamError: it failed, or broke off.
         """
         async with self.open(_CHAT, body, words=words) as response:
-            reasons = list[Any]()
+            gives_reasons = finished = False
             async for kind, data in events(_pieces(response)):
                 if data == b"[DONE]":
-                    if any(reasons) or not reasons:
-                        return
+                    finished = finished or not gives_reasons
                     break
                 chunk = _json(data, nan_as_null=self._nan_as_null)
                 if kind == b"error" or chunk.get("error") is not None or chunk.get("object") == "error":
                     raise UpstreamError(f"{self.url} failed while it answered", passing=True)
-                reasons += _reasons(chunk)
+                reasons = _reasons(chunk)
+                gives_reasons, finished = gives_reasons or bool(reasons), finished or any(reasons)
                 yield chunk
-        if not any(reasons):
+        if not finished:
             raise UpstreamError(f"{self.url} broke its stream off before the end", passing=True)
 
     async def close(self) -> None:
