@@ -145,8 +145,8 @@ class ReportedScorer:
         if self.by_sentence is not None and text.strip():
             spans = sentences(text) if ended is None else ended
             shown = text[: spans[-1][1]]
-            known = spans[-1][0 if cut is None else 1]  # the last sentence may have been given up in its middle
-            tokens = tokens[: _count_until(tokens, _bytes_until(text, known))]
+            end = spans[-1][0 if cut is None else 1]  # the last sentence may have been given up in its middle
+            tokens = tokens[: _count_until(tokens, _bytes_until(text, end))]
             facts["sentences"] = found = self._sentences(text, spans, tokens, reason)
             uncertainty, reason = most_doubtful(found)
             facts |= {"cut": len(tokens) if cut else None, "scored_tokens": len(tokens)}

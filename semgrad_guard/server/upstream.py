@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, cast
 
 from semgrad_guard.calibration.call_options import call_options, cutting_options
@@ -100,24 +101,18 @@ class Upstream:
     def early(self, request: UpstreamRequest) -> ReportedSentences | None:
         """The sentences that may leave before their answer ends; None where a client's log-probabilities come with its
         end, and where a copy of the model scores."""
-        own, cuts = request.read.request, request.cuts
+        own = request.read.request
         if not isinstance(self.scheduler, ReportedQueue) or request.body.get("logprobs"):
             return None
         if own.tools or own.wants_json:
             return None
-        options, prompt = (
-            call_options(self.sent(request)),
-            prompt_of(request.read.conversation, request.read.form.tools),
+        return ReportedSentences.of(
+            self.scheduler.scorer,
+            request.terms,
+            options=call_options(self.sent(request)),
+            prompt=prompt_of(request.read.conversation, request.read.form.tools),
+            certain=None if request.cuts is None else partial(_certain, request.cuts),
         )
-
-        def certain(entries: Sequence[Mapping[str, Any]], text: str, ranges: Ranges) -> int:
-            if cuts is None:
-                return len(text)
-            pieces = pieces_of([entry.get("token") or "" for entry in entries], ranges)
-            return 0 if cuts.max_tokens is not None and "".join(pieces) != text else cuts.certain(text, pieces)
-
-        scorer = self.scheduler.scorer
-        return ReportedSentences.of(scorer, request.terms, options=options, prompt=prompt, certain=certain)
 
     async def scored(self, request: UpstreamRequest, answer: Answer) -> Draft[Answer]:
         """An answer with its score. The text of calls is not known, so that they cannot be scored."""
@@ -169,6 +164,12 @@ class Upstream:
 
 
 _WORDS = re.compile(r"\s*\S+|\s+$")
+
+
+def _certain(cuts: Cuts, entries: Sequence[Mapping[str, Any]], text: str, ranges: Ranges) -> int:
+    """How much of the delivered text leaves, of these ranges of an answer with log-probabilities (`Cuts.certain`)."""
+    pieces = pieces_of([entry.get("token") or "" for entry in entries], ranges)
+    return 0 if cuts.max_tokens is not None and "".join(pieces) != text else cuts.certain(text, pieces)
 
 
 def _pieces(answer: Answer) -> tuple[str, ...]:
