@@ -24,7 +24,7 @@ from machine import about
 from numpy.typing import NDArray
 
 from semgrad_guard.calibration import AnswerSentences, calibrate_sentences
-from semgrad_guard.calibration.on_doubt import compared_scores
+from semgrad_guard.calibration.sentences import compared_scores
 from semgrad_guard.evaluation.metrics import auroc
 from semgrad_guard.settings import OnDoubt
 

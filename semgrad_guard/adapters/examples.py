@@ -20,10 +20,9 @@ from semgrad_guard.adapters.calibrating import (
 )
 from semgrad_guard.adapters.chosen_estimator import ChosenEstimator
 from semgrad_guard.calibration import Calibration
-from semgrad_guard.calibration.calibration_set import Copies, read_rate
+from semgrad_guard.calibration.calibration_set import Copies, doubt_of_grader, read_languages, read_rate
 from semgrad_guard.calibration.confidence import ConfidenceMethod
-from semgrad_guard.calibration.languages import doubt_of_grader, read_languages
-from semgrad_guard.calibration.slots import read_slots
+from semgrad_guard.calibration.prompt_parts import read_slots
 from semgrad_guard.errors import CalibrationError, InputError, require_known
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.evaluation.graders import AnswerGrader, AnswerToGrade, Grader

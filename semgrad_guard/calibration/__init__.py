@@ -2,16 +2,16 @@
 
 from semgrad_guard.calibration.binding import Binding as Binding
 from semgrad_guard.calibration.binding import EngineIdentity as EngineIdentity
+from semgrad_guard.calibration.binding import EstimatorChoice as EstimatorChoice
 from semgrad_guard.calibration.calibrating import calibrate as calibrate
 from semgrad_guard.calibration.calibrating import calibrate_sentences as calibrate_sentences
 from semgrad_guard.calibration.calibration_record import Calibration as Calibration
-from semgrad_guard.calibration.choice import EstimatorChoice as EstimatorChoice
 from semgrad_guard.calibration.drift import Drift as Drift
 from semgrad_guard.calibration.drift import DriftMonitor as DriftMonitor
 from semgrad_guard.calibration.drift import drift as drift
-from semgrad_guard.calibration.engines import EngineAnswers as EngineAnswers
 from semgrad_guard.calibration.hand_grades import HandGrades as HandGrades
 from semgrad_guard.calibration.hand_grades import rows_to_grade as rows_to_grade
 from semgrad_guard.calibration.planning import Plan as Plan
 from semgrad_guard.calibration.planning import plan as plan
-from semgrad_guard.calibration.sentence_set import AnswerSentences as AnswerSentences
+from semgrad_guard.calibration.sentences import AnswerSentences as AnswerSentences
+from semgrad_guard.calibration.thresholds import EngineAnswers as EngineAnswers

@@ -1,15 +1,18 @@
-"""The conditions of a calibration: its threshold means nothing for another model, estimator, template or grader."""
+"""The conditions of a calibration: its threshold means nothing for another model, estimator, template or grader.
+
+`EstimatorChoice` tells how its estimator was chosen or fitted, from other answers.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, Self
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
-from semgrad_guard.errors import BindingMismatchError
-from semgrad_guard.records import OWN_CODE
+from semgrad_guard.errors import BindingMismatchError, CalibrationError
+from semgrad_guard.records import OWN_CODE, FusedWeights
 
 SettingScalar = str | int | float | bool | None
 Setting = SettingScalar | list[SettingScalar] | dict[str, SettingScalar]
@@ -190,3 +193,39 @@ def _named(field: str, mine: Any, theirs: Any) -> str:
     follows = " (it follows the weights and what is switched, patched or hooked in the model)"
     now, then = (repr(value) if value != {} else "not set" for value in (theirs, mine))
     return f"{field} is {now} and was {then} at calibration{follows if field == 'fingerprint' else ''}"
+
+
+EstimatorName = Literal["fused", "states", "auto"]
+
+
+class EstimatorChoice(BaseModel):
+    """The requested estimator, the chosen one, and why.
+
+    `asked` is a learned estimator, or the best one ("auto"); `estimator` the name of the one that the threshold belongs
+    to, and `reason` why it is that one. `weights` are the numbers of a fitted one. `aurocs` compares the candidates on
+    the answers that were learned from (a fitted one on those that it was not fitted on). `questions` names these
+    answers' questions: the threshold must be chosen on others.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    asked: EstimatorName  # a field of files
+    estimator: str
+    reason: str
+    weights: FusedWeights | None = None
+    aurocs: dict[str, float | None] = Field(default_factory=dict)
+    questions: tuple[str, ...] = ()
+    split_seed: int = 0
+
+    def require_others(self, questions: Iterable[str]) -> None:
+        """Raise unless these questions, on which a threshold is to be chosen, were not learned from.
+
+        An estimator looks better on the answers that it was fitted on than on any others, so a threshold chosen there
+        lets through more than it promises.
+        """
+        seen = set(self.questions) & set(questions)
+        if seen:
+            raise CalibrationError(
+                f"{len(seen)} of the questions were used to choose or fit the estimator ({self.estimator}). The "
+                "threshold must be chosen on others, or its promise does not hold: split them, or label new ones."
+            )

@@ -4,30 +4,49 @@ or, with `calibrate_sentences`, by sentence.
 The promise: among the answers that are let through, the error rate is at most alpha, with probability at least
 1 - delta over the draw of the calibration set. It assumes that calibration questions and later questions are
 exchangeable (drawn from one population, independently); `drift.py` watches for the day when they are not.
+
+`recalibrate` makes a new calibration from the decisions of an old one: a proposal, for a person to take or not. The
+grades are those of promised answers that were drawn at random. These are a random part of the answers up to the old
+threshold, so gates over them are exact as in `hand_grades`. Answers above it were not delivered, and none of them is
+graded: a proposal can keep the threshold or lower it, and never raise it.
 """
 
 from __future__ import annotations
 
 import datetime
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
 
 from semgrad_guard.calibration import planning
-from semgrad_guard.calibration.binding import Binding
-from semgrad_guard.calibration.calibration_record import Calibration
-from semgrad_guard.calibration.calibration_set import Copies, read_column, read_grid, read_prompts, read_rate
-from semgrad_guard.calibration.choice import EstimatorChoice
+from semgrad_guard.calibration.binding import Binding, EstimatorChoice
+from semgrad_guard.calibration.calibration_record import Calibration, is_score
+from semgrad_guard.calibration.calibration_set import (
+    Copies,
+    read_column,
+    read_grid,
+    read_languages,
+    read_prompts,
+    read_rate,
+)
 from semgrad_guard.calibration.confidence import ConfidenceMethod, fit
-from semgrad_guard.calibration.engines import Engine, EngineAnswers, joint_binding, others_of
-from semgrad_guard.calibration.languages import read_languages
+from semgrad_guard.calibration.exact_tests import share_of
+from semgrad_guard.calibration.hand_grades import HandGrades
+from semgrad_guard.calibration.prompt_parts import read_slots
 from semgrad_guard.calibration.prompt_shape import PromptForm, PromptShape
 from semgrad_guard.calibration.sentence_gates import Promise
-from semgrad_guard.calibration.sentence_set import AnswerSentences, SentenceSet
-from semgrad_guard.calibration.slots import read_slots
-from semgrad_guard.calibration.thresholds import at_gates, of_part, on_grid
-from semgrad_guard.calibration.tries import share_of
+from semgrad_guard.calibration.sentences import AnswerSentences, SentenceSet
+from semgrad_guard.calibration.thresholds import (
+    Engine,
+    EngineAnswers,
+    at_gates,
+    joint_binding,
+    of_part,
+    on_grid,
+    others_of,
+)
 from semgrad_guard.errors import CalibrationError
 from semgrad_guard.settings import OnDoubt
 
@@ -66,15 +85,15 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
     score is None, NaN or infinite is never let through, and counted. All scored answers are tested at gates (see
     `gates`); `robust` takes the variant for scores with confident mistakes, and has to be chosen before labels are
     seen. `grid` holds thresholds fixed *without* these answers' labels, from unlabelled scores of other questions: they
-    are tested instead (see `fixed_sequence`).
+    are tested instead (see `exact_tests`).
 
     `groups` names each answer's question. In a list of questions, copies of one are not independent draws: they make
     the set look larger than it is, so only the first answer of each group is used, and the others are counted
     (`copies="once"`, the default). In a sample of traffic a popular question repeats because it is asked often:
     `copies="keep"` uses every answer, and the promise is about the traffic.
 
-    `tries` numbers the calibrations on these labels, this one included: they share delta (see `tries.py`). 0: this is
-    the only one.
+    `tries` numbers the calibrations on these labels, this one included: they share delta (see `exact_tests.py`). 0:
+    this is the only one.
 
     `confidence` is the map to P(correct); None takes Platt's curve over ranks for fewer than 300 scored answers, and
     isotonic regression from then on.
@@ -87,7 +106,8 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
     common shape is kept, and the promise is about prompts of that shape. Without them the calibration gives a threshold
     and promises nothing. `extra_prompts` are forms of further real prompts, without labels, that are to be familiar as
     well (second turns, greetings); the promise about them assumes that questions in such prompts are like those of the
-    labelled ones. `slots` are pieces of prompts in which a name or a date varies ("You help {user}."; see `slots.py`).
+    labelled ones. `slots` are pieces of prompts in which a name or a date varies ("You help {user}."; see
+    `prompt_parts.py`).
 
     `also` are answers of other engines, for which the promise is to hold as well: with probability at least 1 - delta,
     the error rate among the answers let through is at most alpha for each of them. This needs `groups` and `binding`.
@@ -244,3 +264,77 @@ def calibrate_sentences(
         sentences=found,
         **how,
     )
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A new calibration in the place of an old one. Nothing takes it by itself."""
+
+    old: Calibration
+    new: Calibration
+
+    def __str__(self) -> str:
+        old, new = self.old, self.new
+        before = sum(old.lets_through(score) for score in new.scores) / new.n
+        graded = f"{new.n_tested} answers drawn at random, {new.n_wrong} of them wrong"
+        if new.threshold is None:
+            return f"No threshold up to the present one keeps the promise, by the grades of {graded}. {new.reason}"
+        kept = "the same" if new.threshold == old.threshold else f"{old.threshold:.4g} now"
+        return (
+            f"Proposed threshold: {new.threshold:.4g} ({kept}), by the grades of {graded}. It would let "
+            f"{new.coverage:.0%} of the {new.n} answers through ({before:.0%} now). Of the graded answers it would "
+            f"withhold {new.n_tested - new.n_answered}, and {new.n_wrong - new.n_answered_wrong} of these were wrong."
+        )
+
+
+def recalibrate(
+    old: Calibration, scores: Sequence[float | None], grades: Sequence[tuple[float, bool]], *, tries: int = 0
+) -> Proposal:
+    """Propose a calibration with the promise of an old one.
+
+    Args:
+        old: the calibration that has decided.
+        scores: the uncertainties of all its answers, delivered or not (None: an answer has none).
+        grades: the uncertainty of each promised answer that was drawn at random and graded, and whether it was right.
+        tries: numbers the proposals on these grades, this one included; 0: there is no other.
+
+    Raises:
+        CalibrationError: the old calibration has no threshold, no answer is graded, or the promise is by kind of
+            question, by engine, or about sentences.
+    """
+    if old.kinds:
+        raise CalibrationError(
+            f"Calibration {old.id} has a promise for each kind of question. Make a new one, by kind, from graded "
+            "answers instead."
+        )
+    if old.threshold is None or not grades:
+        why = "it lets nothing through" if old.threshold is None else "none of its answers drawn at random is graded"
+        raise CalibrationError(
+            f"Calibration {old.id} cannot be made anew from its decisions: {why}. Calibrate on graded answers instead."
+        )
+    if old.binding is not None and old.binding.also:
+        raise CalibrationError(
+            f"Calibration {old.id} has a promise for each of several engines, and the log does not tell which of them "
+            "answered. Calibrate on graded answers of each instead."
+        )
+    if old.sentences is not None:
+        raise CalibrationError(
+            f"Calibration {old.id} is about sentences, and the log keeps no score of these. Calibrate on graded "
+            "answers by sentence instead."
+        )
+    known = sorted(score for score in scores if is_score(score))
+    delivered = sum(score <= old.threshold for score in known)
+    found = calibrate(*zip(*grades, strict=True), alpha=old.alpha, delta=old.delta, copies="keep", tries=tries)
+    new = found.with_content(
+        n=len(scores),
+        n_unscored=len(scores) - len(known),
+        scores=tuple(known),
+        coverage=sum(found.lets_through(score) for score in known) / len(scores),
+        binding=None if old.binding is None else old.binding.model_copy(update={"grader": "human"}),
+        choice=old.choice,
+        kind=old.kind,
+        shape=old.shape,
+        languages=old.languages,
+        by_hand=HandGrades(count=len(grades), share=delivered / len(known), drawn_from=delivered, below=old.threshold),
+    )
+    return Proposal(old, new)

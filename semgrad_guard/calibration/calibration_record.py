@@ -15,17 +15,14 @@ from typing import Any, Literal, Self, TypeGuard, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from semgrad_guard.calibration.binding import Binding
-from semgrad_guard.calibration.calibration_set import Copies
-from semgrad_guard.calibration.choice import EstimatorChoice
+from semgrad_guard.calibration.binding import Binding, EstimatorChoice
+from semgrad_guard.calibration.calibration_set import Copies, Effect, read_languages
 from semgrad_guard.calibration.confidence import ConfidenceMap
-from semgrad_guard.calibration.effect import Effect
+from semgrad_guard.calibration.exact_tests import share_of
 from semgrad_guard.calibration.gates import ASSUMPTIONS, Procedure
 from semgrad_guard.calibration.hand_grades import HandGrades
-from semgrad_guard.calibration.languages import read_languages
 from semgrad_guard.calibration.prompt_shape import PromptShape
-from semgrad_guard.calibration.sentence_set import SentencePromise
-from semgrad_guard.calibration.tries import share_of
+from semgrad_guard.calibration.sentences import SentencePromise
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.files import atomic_write
 from semgrad_guard.records import PromptForm
@@ -42,23 +39,22 @@ class Calibration(BaseModel):
     questions, `n_wrong` the errors among them, `n_unscored` those without a finite score, `n_duplicates` repeats that
     were left out, `n_tested` the scored ones that were tested. `copies` tells what became of repeated questions: the
     promise is about the traffic that they are drawn from ("keep"), or about distinct questions ("once", None). `tries`
-    counts the calibrations on these labels up to this one, where they are counted (see `tries.py`). `procedure` names
-    the tests (see `gates.Procedure`), at the thresholds `grid`; None: a grid that came from outside, or from a part of
-    the answers (`split_seed`), as in older calibrations. `scores` are the calibration scores, rising, kept for `drift`.
-    `choice` tells how the estimator was chosen or fitted, where that was learned from labels (not those of the
+    counts the calibrations on these labels up to this one, where they are counted (see `exact_tests.py`). `procedure`
+    names the tests (see `gates.Procedure`), at the thresholds `grid`; None: a grid that came from outside, or from a
+    part of the answers (`split_seed`), as in older calibrations. `scores` are the calibration scores, rising, kept for
+    `drift`. `choice` tells how the estimator was chosen or fitted, where that was learned from labels (not those of the
     threshold). `shape` is that of the prompts; a calibration without one gives a threshold and promises nothing. Where
     the answers of several engines were tested (`binding.also`), the promise holds for each of them, and all of this is
-    about the engine that set the threshold. `n_recorded` counts the questions whose answers were read from a record
-    and not given anew. `auroc` is that of the scores, and `aurocs` those of all estimators that
-    scored the answers, by name; of these, `auto` would take `auto`. Where people graded only a part of the surest
-    answers, `by_hand` tells which: `n_wrong`, the tested answers, `auroc` and P(correct) are about these alone.
-    `sentences` makes it a calibration by sentence: the threshold is compared with sentences' scores, `n_answered` are
-    the answers from which something is delivered, `n_answered_wrong` those that are wrong by its promise, `n_wrong`
-    those with a wrong sentence, `scores` their most certain sentences', `auroc` and P(correct) those of single
-    sentences.
-    `kinds` are calibrations of kinds of questions, each with its own promise, and of this `kind`; one that has them
-    promises nothing about questions whose kind is not known. `languages` are those of the questions, where the user
-    declared them. `id` is a hash over all of it.
+    about the engine that set the threshold. `n_recorded` counts the questions whose answers were read from a record and
+    not given anew. `auroc` is that of the scores, and `aurocs` those of all estimators that scored the answers, by
+    name; of these, `auto` would take `auto`. Where people graded only a part of the surest answers, `by_hand` tells
+    which: `n_wrong`, the tested answers, `auroc` and P(correct) are about these alone. `sentences` makes it a
+    calibration by sentence: the threshold is compared with sentences' scores, `n_answered` are the answers from which
+    something is delivered, `n_answered_wrong` those that are wrong by its promise, `n_wrong` those with a wrong
+    sentence, `scores` their most certain sentences', `auroc` and P(correct) those of single sentences. `kinds` are
+    calibrations of kinds of questions, each with its own promise, and of this `kind`; one that has them promises
+    nothing about questions whose kind is not known. `languages` are those of the questions, where the user declared
+    them. `id` is a hash over all of it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

@@ -1,9 +1,12 @@
-"""Reading a calibration set: the callers' columns, checked and turned into arrays, with errors that name the remedy."""
+"""A calibration set: the callers' columns and languages, checked, with errors that name the remedy; and the effect of a
+threshold on graded answers.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal, cast
@@ -12,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semgrad_guard.declared import declared_option
-from semgrad_guard.errors import CalibrationError
+from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.records import PromptForm
 from semgrad_guard.settings import Alpha, Delta
 
@@ -164,3 +167,105 @@ def _label(value: Any, row: int, *, column: str = "correct") -> bool:
 def _same_length(one: str, n_one: int, other: str, n_other: int) -> None:
     if n_one != n_other:
         raise CalibrationError(f"{one} has {n_one} entries and {other} has {n_other}. Pass one of each per answer.")
+
+
+_TAG = re.compile(r"([A-Za-z]{2,3})(?:-[A-Za-z0-9]{1,8})*")
+_TWO_LETTERS = (
+    "aa ab ae af ak am an ar as av ay az ba be bg bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de dv dz ee el en eo "
+    "es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz ia id ie ig ii ik io is it iu ja jv ka "
+    "kg ki kj kk kl km kn ko kr ks ku kv kw ky la lb lg li ln lo lt lu lv mg mh mi mk ml mn mr ms mt my na nb nd ne ng "
+    "nl nn no nr nv ny oc oj om or os pa pi pl ps pt qu rm rn ro ru rw sa sc sd se sg sh si sk sl sm sn so sq sr ss st "
+    "su sv sw ta te tg th ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu"
+)
+"""ISO 639-1: codes of countries (jp, cn, cz) are mistaken for these."""
+
+
+def read_languages(tags: Iterable[str]) -> tuple[str, ...]:
+    """The primary tags, sorted: "pt-BR" counts as "pt". A text is a list with commas.
+
+    Raises:
+        InputError: one is no such tag.
+    """
+    found: set[str] = set()
+    for tag in tags.split(",") if isinstance(tags, str) else tags:
+        match = _TAG.fullmatch(str(tag).strip())
+        primary = "" if match is None else match[1].lower()
+        if not primary or (len(primary) == 2 and primary not in _TWO_LETTERS):
+            raise InputError(
+                f"{str(tag)[:40]!r} is no language tag of BCP 47: write en, de or pt-BR. Languages that you name "
+                'for all questions (--language de,fr) take the place of the column "language"'
+            )
+        found.add(primary)
+    return tuple(sorted(found))
+
+
+def doubt_of_grader(languages: Sequence[str], grader: str) -> str | None:
+    """A warning where `contains` grades answers that are not all English; `grader` is its name in records."""
+    others = [language for language in languages if language not in ("en", "eng")]
+    if not others or not grader.startswith("contains"):
+        return None
+    return (
+        f"{grader} reads English. In other languages ({', '.join(others)}) it may call a denial right, and finds no "
+        "reference where words are not spaced. Take nli=MODEL or judge=PROVIDER:MODEL, exact-match for answers in few "
+        "words, or grades by hand (docs/labels.md)"
+    )
+
+
+@dataclass(frozen=True)
+class Effect:
+    """Counts of graded answers, or of sentences: all of them, and those that a threshold lets through."""
+
+    answers: int
+    wrong: int
+    delivered: int
+    delivered_wrong: int
+    unit: Literal["answers", "sentences"] = "answers"
+
+    @classmethod
+    def of(cls, graded: Iterable[tuple[float | None, bool]], lets_through: Callable[[float | None], bool]) -> Effect:
+        """Of (uncertainty, whether the answer is right)."""
+        rows = [(correct, lets_through(uncertainty)) for uncertainty, correct in graded]
+        delivered = [correct for correct, passes in rows if passes]
+        wrong = sum(not correct for correct, _ in rows)
+        return cls(len(rows), wrong, len(delivered), sum(not correct for correct in delivered))
+
+    @property
+    def error(self) -> float:
+        """The error rate without the guard."""
+        return self.wrong / max(1, self.answers)
+
+    @property
+    def coverage(self) -> float:
+        """The share that is delivered."""
+        return self.delivered / max(1, self.answers)
+
+    @property
+    def delivered_error(self) -> float | None:
+        """The error rate with the guard; None where nothing is delivered."""
+        return self.delivered_wrong / self.delivered if self.delivered else None
+
+    @property
+    def withheld_wrong(self) -> int:
+        """The wrong answers that are withheld."""
+        return self.wrong - self.delivered_wrong
+
+    @property
+    def withheld_right(self) -> int:
+        """The right answers that are withheld."""
+        return self.answers - self.delivered - self.withheld_wrong
+
+    def __str__(self) -> str:
+        guarded = self.delivered_error or 0.0
+        return (
+            f"error {self.error:.1%} without the guard, {guarded:.1%} with it; withheld: {self.withheld_wrong} of "
+            f"{self.wrong} wrong {self.unit}, {self.withheld_right} of {self.answers - self.wrong} right ones"
+        )
+
+    def doubt(self, alpha: float) -> str | None:
+        """A warning if the promise allows as many errors as the model makes without a guard, else None."""
+        if alpha < self.error:
+            return None
+        return (
+            f"alpha is {alpha:.1%}, and without a guard {self.error:.1%} of these {self.unit} are wrong: such a "
+            "promise may withhold nothing. Take an alpha below that, and calibrate on other questions."
+        )

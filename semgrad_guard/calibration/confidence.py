@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
-from scipy import special
 
 ConfidenceMethod = Literal["isotonic", "platt", "ranks"]
 FEWEST_FOR_ISOTONIC = 300
@@ -88,10 +87,12 @@ def fit(
 
 def fit_isotonic(scores: NDArray[np.float64], correct: NDArray[np.bool_]) -> IsotonicMap:
     """Least squares among functions that never rise; tied scores share one value."""
+    from scipy import optimize  # slow to import: reading a confidence must not wait for it
+
     knots, where = np.unique(scores, return_inverse=True)
     weights = np.bincount(where).astype(np.float64)
     means = np.bincount(where, weights=correct.astype(np.float64)) / weights
-    fitted = np.asarray(_optimize().isotonic_regression(means, weights=weights, increasing=False).x, dtype=np.float64)
+    fitted = np.asarray(optimize.isotonic_regression(means, weights=weights, increasing=False).x, dtype=np.float64)
     fitted = _supported(fitted, weights)
     kept = np.ones(len(fitted), dtype=np.bool_)  # all knots but those that are equal to both neighbours
     kept[1:-1] = (fitted[1:-1] != fitted[:-2]) | (fitted[1:-1] != fitted[2:])
@@ -114,6 +115,8 @@ def fit_platt(scores: NDArray[np.float64], correct: NDArray[np.bool_]) -> PlattM
 
 def fit_ranks(scores: NDArray[np.float64], correct: NDArray[np.bool_]) -> IsotonicMap:
     """Platt's logistic curve over the normal quantiles of the scores' ranks, whatever the scale of the scores."""
+    from scipy import special
+
     knots, where, counts = np.unique(scores, return_inverse=True, return_counts=True)
     quantiles = np.asarray(special.ndtri((np.cumsum(counts) - counts / 2) / len(scores)), dtype=np.float64)
     slope, intercept = _logistic(quantiles[where], _targets(correct))
@@ -137,6 +140,8 @@ def _targets(correct: NDArray[np.bool_]) -> NDArray[np.float64]:
 
 def _logistic(x: NDArray[np.float64], targets: NDArray[np.float64]) -> tuple[float, float]:
     """(slope >= 0, intercept) that minimise the cross-entropy of expit(intercept - slope * x) against `targets`."""
+    from scipy import optimize
+
     design = np.stack([-x, np.ones_like(x)])
 
     def loss(theta: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
@@ -144,18 +149,11 @@ def _logistic(x: NDArray[np.float64], targets: NDArray[np.float64]) -> tuple[flo
         value = np.logaddexp(0.0, logits) - targets * logits
         return float(value.mean()), design @ (0.5 + 0.5 * np.tanh(logits / 2) - targets) / len(x)
 
-    result = _optimize().minimize(
+    result = optimize.minimize(
         loss, np.zeros(2), jac=True, method="L-BFGS-B", bounds=[(0.0, None), (None, None)],
         options={"ftol": 1e-15, "gtol": 1e-10},
     )  # fmt: skip
     return float(result.x[0]), float(result.x[1])
-
-
-def _optimize() -> Any:
-    """scipy.optimize, imported when something is fitted: reading a confidence must not wait for it."""
-    from scipy import optimize
-
-    return optimize
 
 
 def _supported(fitted: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:

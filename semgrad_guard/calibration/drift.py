@@ -1,7 +1,7 @@
 """Have the scores moved since calibration? A promise holds only while questions come from the same population.
 
 `drift` is one two-sample Kolmogorov-Smirnov test. `DriftMonitor` looks after every score without crying wolf: it bets
-on the ranks of the scores, and the evidence adds up (`rank_martingale.py`). The chance that a monitor *ever* raises a
+on the ranks of the scores, and the evidence adds up. The chance that a monitor *ever* raises a
 false alarm, however long it runs and however often it reports, is at most `level`.
 
 A model that stops giving scores moves none, so answers without one are watched in the same way. This second alarm has a
@@ -10,6 +10,14 @@ A model that stops giving scores moves none, so answers without one are watched 
 n calibration scores hold at most n s^2 / 2 nats of evidence about a shift of s standard deviations that is there from
 the first answer on, so a small calibration never sees a small one: `DriftMonitor.smallest_shift`. A shift that comes
 later is compared with all scores before it, and smaller ones are seen.
+
+**Evidence that adds up** against "the next answer is like all before it": conformal martingales on ranks. If nothing
+has moved, the rank of the next observation among all earlier ones, ties broken at random, is uniform and
+independent of the past, whatever the distribution. A bet is a density on [0, 1] that is chosen before the rank is seen:
+its product over time is a martingale. Bets begin at many times (`Schedule`).
+
+Fixed memory: the n calibration scores make n + 1 cells with a count each, and a score falls into a cell with the
+probability count / total (a Polya urn). A cell is found and counted in O(log n).
 """
 
 from __future__ import annotations
@@ -24,7 +32,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from semgrad_guard.calibration.calibration_record import Calibration, is_score
-from semgrad_guard.calibration.rank_martingale import RankBets, ScoreRanks, UnscoredBets
+from semgrad_guard.calibration.promise_monitor import MOST, Schedule
 from semgrad_guard.errors import CalibrationError, InputError
 
 _NATS_FOR_BETS = 3.0
@@ -73,7 +81,7 @@ def drift(recent: Iterable[float | None], calibration_scores: Iterable[float], *
         )
     if not len(new):
         return Drift(p_value=1.0, moved=False, n=0, statistic=0.0, level=level)
-    from scipy import stats  # slow to import, and rarely needed
+    from scipy import stats
 
     found = stats.ks_2samp(new, old)
     p_value = min(1.0, max(0.0, float(found.pvalue)))
@@ -172,3 +180,103 @@ class DriftMonitor:
 def _check_level(level: float) -> None:
     if not 0.0 < level < 1.0:
         raise InputError(f"level must lie strictly between 0 and 1, for example 0.01; it is {level!r}.")
+
+
+Floats = NDArray[np.float64]
+
+_SCHEDULE = Schedule(at_once=0.6, slowness=1000)
+_SHIFTS = np.array([0.25, 0.5, 1.0, 2.0, -0.25, -0.5, -1.0, -2.0])[:, None]
+_SPREADS = np.array([0.6, 1.6])[:, None]
+_BETS = len(_SHIFTS) + len(_SPREADS)
+"""The changes that are bet on: of the mean of normal scores, in standard deviations, and of their spread."""
+_ODDS = np.array([2.0, 5.0, 20.0])
+"""How many times more unscored answers are bet on."""
+
+
+class RankBets:
+    """The evidence in several streams of uniform ranks at once, among `size` calibration scores."""
+
+    def __init__(self, size: int, *, streams: int = 1) -> None:
+        self._size, self._n = size + 1, 0
+        self._at_once = np.full((_BETS, streams), _SCHEDULE.at_once / _BETS)
+        self._later = np.zeros((_BETS, streams))
+
+    def add(self, ranks: Floats) -> Floats:
+        """The evidence after one more rank in each stream.
+
+        Bets that began with the first score fade: ranks among a reference that has begun to move itself show only a
+        part of the move.
+        """
+        from scipy import special
+
+        new, waits = _SCHEDULE.begins(self._n + 1)
+        z = special.ndtri(np.clip(ranks, 1e-12, 1 - 1e-12))
+        fade = self._size / (self._size + self._n)
+        self._at_once = np.minimum(self._at_once * _densities(z, fade), MOST)
+        self._later = np.minimum((self._later + new / _BETS) * _densities(z, 1.0), MOST)
+        self._n += 1
+        return self._at_once.sum(axis=0) + self._later.sum(axis=0) + waits
+
+
+def _densities(z: Floats, fade: float) -> Floats:
+    """Densities of the normal quantile of a rank whose normal score has moved, relative to one that has not."""
+    shifts, spreads = _SHIFTS * fade, _SPREADS**fade
+    moved = np.exp(shifts * z - shifts**2 / 2)
+    return np.concatenate([moved, np.exp((1 - spreads**-2) / 2 * z * z) / spreads])
+
+
+class ScoreRanks:
+    """The ranks of scores among the calibration's and all earlier ones."""
+
+    def __init__(self, scores: Floats, rng: np.random.Generator) -> None:
+        breakers = rng.random(len(scores))
+        order = np.lexsort((breakers, scores))
+        self._edges, self._breakers, self._rng = scores[order], breakers[order], rng
+        self._size = self._total = len(scores) + 1
+        self._tree = [i & -i for i in range(self._size + 1)]  # a Fenwick tree of ones
+
+    def add(self, score: float) -> float:
+        """The rank of a score, in [0, 1]."""
+        first, last = (int(np.searchsorted(self._edges, score, side)) for side in ("left", "right"))
+        cell = first + int(np.searchsorted(self._breakers[first:last], self._rng.random()))
+        below, up_to = self._count(cell), self._count(cell + 1)
+        rank = (below + self._rng.random() * (up_to - below)) / self._total
+        self._total += 1
+        at = cell + 1
+        while at <= self._size:
+            self._tree[at] += 1
+            at += at & -at
+        return rank
+
+    def _count(self, cells: int) -> int:
+        count = 0
+        while cells > 0:
+            count += self._tree[cells]
+            cells -= cells & -cells
+        return count
+
+
+class UnscoredBets:
+    """The evidence that answers without a score have become more frequent than among `n` answers of the calibration."""
+
+    def __init__(self, n: int, unscored: int, rng: np.random.Generator) -> None:
+        self._scored, self._unscored, self._rng, self._n = n - unscored, unscored, rng, 0
+        self._capital = np.full(len(_ODDS), _SCHEDULE.at_once / len(_ODDS))
+
+    def add(self, is_unscored: bool) -> float:
+        """The evidence after one more answer.
+
+        Its rank is drawn between the scored answers and all, or between none and the scored ones, itself included. It
+        is bet that the rank lies above the scored answers before it.
+        """
+        self._n += 1
+        new, waits = _SCHEDULE.begins(self._n)
+        total = self._scored + self._unscored + 1
+        above = (self._unscored + 1) / total
+        rates = np.minimum(_ODDS * above, (1 + above) / 2)
+        is_above = is_unscored or self._rng.random() * (self._scored + 1) >= self._scored
+        self._scored += not is_unscored
+        self._unscored += is_unscored
+        factors = rates / above if is_above else (1 - rates) / (1 - above)
+        self._capital = np.minimum((self._capital + new / len(_ODDS)) * factors, MOST)
+        return float(self._capital.sum()) + waits

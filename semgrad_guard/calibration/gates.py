@@ -51,8 +51,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from semgrad_guard.calibration import binomial
-from semgrad_guard.calibration.fixed_sequence import last_in_a_row
+from semgrad_guard.calibration import exact_tests
+from semgrad_guard.calibration.exact_tests import last_in_a_row
 
 Procedure = Literal["gates", "look-ahead", "two-walks", "prediction-powered"]
 
@@ -71,7 +71,7 @@ ASSUMPTIONS: dict[Procedure | None, str] = {
     "prediction-powered": _CROSSES_ONCE,
     None: _WORSE_BEYOND,
 }
-"""The assumption of each procedure, in one sentence; None is a grid (see `fixed_sequence`)."""
+"""The assumption of each procedure, in one sentence; None is a grid (see `exact_tests`)."""
 
 START = 0.3
 """The share of the answers that the first gate holds, at least; in large sets `FEWEST_TIMES` the fewest are enough.
@@ -168,7 +168,7 @@ def walk_sorted(
 
 def first_count(n: int, *, alpha: float, delta: float, start: float = START) -> float:
     """The number of answers at the first gate, at least."""
-    return min(start * n, FEWEST_TIMES * binomial.fewest_answers(alpha=alpha, delta=delta))
+    return min(start * n, FEWEST_TIMES * exact_tests.fewest_answers(alpha=alpha, delta=delta))
 
 
 @lru_cache(maxsize=256)
@@ -177,7 +177,7 @@ def gate_counts(n: int, *, alpha: float, level: float, first: float) -> NDArray[
 
     They begin at the first count of at least `first`, or at the largest where none is so large, and end at n.
     """
-    allowed = binomial.most_errors(np.arange(n + 1), alpha=alpha, delta=level)
+    allowed = exact_tests.most_errors(np.arange(n + 1), alpha=alpha, delta=level)
     counts = np.flatnonzero(np.diff(allowed)) + 1  # one more answer allows one more error, or none
     if len(counts):
         counts = np.union1d(counts[counts >= min(first, counts[-1])], [n])
@@ -186,7 +186,7 @@ def gate_counts(n: int, *, alpha: float, level: float, first: float) -> NDArray[
 
 def _passes(counts: NDArray[np.intp], errors: NDArray[np.intp], *, alpha: float, level: float) -> NDArray[np.bool_]:
     """Whether each gate passes by itself; `errors` are cumulative over all answers."""
-    return binomial.p_values(errors[counts - 1], counts, alpha=alpha) <= level
+    return exact_tests.p_values(errors[counts - 1], counts, alpha=alpha) <= level
 
 
 def _two_walks(
@@ -218,8 +218,8 @@ def _two_walks(
 @lru_cache(maxsize=32)
 def _limits(counts: tuple[int, ...], alpha: float, delta: float) -> tuple[NDArray[np.intp], ...]:
     """For each gate the most errors by which it passes itself, and the most at each later gate that forgive it."""
-    most = binomial.most_errors(counts, alpha=alpha, delta=delta).tolist()
-    tails = [binomial.p_values(range(k + 1), n, alpha=alpha) for n, k in zip(counts, most, strict=True)]
+    most = exact_tests.most_errors(counts, alpha=alpha, delta=delta).tolist()
+    tails = [exact_tests.p_values(range(k + 1), n, alpha=alpha) for n, k in zip(counts, most, strict=True)]
     return tuple(_limits_of(counts[gate:], tails[gate:], alpha, delta) for gate in range(len(counts)))
 
 
@@ -266,4 +266,4 @@ def _probability(counts: Sequence[int], limits: NDArray[np.intp], alpha: float) 
 @lru_cache(maxsize=4096)
 def _mass(n: int, alpha: float) -> NDArray[np.float64]:
     """P(k errors in n answers) at rate alpha, for k = 0 .. n."""
-    return np.diff(binomial.p_values(np.arange(-1, n + 1), n, alpha=alpha))
+    return np.diff(exact_tests.p_values(np.arange(-1, n + 1), n, alpha=alpha))

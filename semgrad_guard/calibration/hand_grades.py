@@ -38,7 +38,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from semgrad_guard.calibration import gates, planning
 from semgrad_guard.calibration.calibration_set import Copies, read_rate, read_set
-from semgrad_guard.calibration.fixed_sequence import last_in_a_row
+from semgrad_guard.calibration.exact_tests import last_in_a_row
 from semgrad_guard.errors import CalibrationError
 
 T = TypeVar("T")

@@ -10,14 +10,40 @@ at all times together with probability 1 - delta where the rate does not change.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from semgrad_guard.calibration.betting import MOST, Schedule
 from semgrad_guard.calibration.calibration_set import read_rate
+
+MOST = 1e100
+"""The most that a bet may win: far beyond any alarm, and small enough for further products."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When bets begin: at many times, so that a long time without a change costs nothing that was not already bet.
+
+    `at_once` is the share of the capital that bets from the first observation on. The rest begins later, some of it
+    with every observation: half of it has begun by observation `slowness`, so changes at about that time are noticed
+    soonest. The shares add up to one, so the whole is a supermartingale wherever each bet is one. By Ville's inequality
+    it ever reaches 1 / level with a probability of at most `level`, however often one looks.
+    """
+
+    at_once: float
+    slowness: float
+
+    def begins(self, k: int) -> tuple[float, float]:
+        """The share whose bets begin with observation k = 1, 2 ..., without `at_once`; and the one that waits after it.
+
+        The shares are at_once + sum of (1 - at_once) b / ((k + b - 1) (k + b)) = 1, with the slowness b.
+        """
+        waits = (1 - self.at_once) * self.slowness / (k + self.slowness)
+        return waits / (k + self.slowness - 1), waits
+
 
 State = Literal["kept", "unknown", "broken"]
 

@@ -15,7 +15,7 @@ same kind count as unfamiliar, and with one prompt all but its like. A shape err
 
 Unlabelled prompts widen a shape (`extra`): those whose roles follow each other as in the calibration's own count like
 these, and others, such as second turns, have a shape of their own (`also`). What holds for any one of them is
-familiar. Declared slots (`slots.py`) do not count.
+familiar. Declared slots (`prompt_parts.py`) do not count.
 
 What it cannot see: text in a gap that has the length and the words of the texts there at calibration. An instruction
 inside a retrieved passage is a passage; where questions of many kinds and lengths were calibrated on, one more
@@ -36,8 +36,7 @@ from typing import Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from semgrad_guard.calibration.prompt_parts import Skeleton, Vocabulary, Words
-from semgrad_guard.calibration.slots import SLOT_TOKENS, read_slots, without_values
+from semgrad_guard.calibration.prompt_parts import SLOT_TOKENS, Skeleton, Vocabulary, Words, read_slots, without_values
 from semgrad_guard.errors import InputError
 from semgrad_guard.records import PromptForm
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from semgrad_guard.calibration.calibration_record import Calibration
-from semgrad_guard.calibration.languages import doubt_of_grader
+from semgrad_guard.calibration.calibration_set import doubt_of_grader
 from semgrad_guard.calibration.planning import plan
 
 

@@ -1,18 +1,115 @@
-"""The threshold that the answers of all engines allow, and the fields of a `Calibration` that depend on it."""
+"""The threshold that the answers of one engine allow, or those of several for which a promise is to hold together.
+
+Why: docs/adr/0180-one-threshold-for-several-engines.md
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from semgrad_guard.calibration import binomial, fixed_sequence, gates, hand_grades, planning, sentence_plan
-from semgrad_guard.calibration.calibration_set import CalibrationSet, read_grades
-from semgrad_guard.calibration.engines import Engine
-from semgrad_guard.calibration.sentence_set import SentenceSet
+from semgrad_guard.calibration import exact_tests, gates, hand_grades, planning
+from semgrad_guard.calibration.binding import Binding
+from semgrad_guard.calibration.calibration_set import CalibrationSet, Copies, read_grades, read_set
+from semgrad_guard.calibration.sentences import SentenceSet, sentence_advice
+from semgrad_guard.errors import CalibrationError
+
+
+@dataclass(frozen=True)
+class EngineAnswers:
+    """Answers to the same questions by the same model in another engine, or in another number format.
+
+    `uncertainties`, `correct` and `groups` are columns as in `calibrate`; `groups` names a question as the other
+    engine's do. `binding` differs from the other engine's in nothing but the engine (see `EngineIdentity`).
+    """
+
+    uncertainties: Iterable[float | None]
+    correct: Iterable[Any]
+    groups: Iterable[Hashable]
+    binding: Binding
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The answers of one engine; `questions` names them as the caller's rows are, None where they have no names."""
+
+    answers: CalibrationSet
+    questions: Sequence[Hashable] | None
+    binding: Binding | None
+
+    @classmethod
+    def read(
+        cls,
+        uncertainties: Iterable[float | None],
+        correct: Iterable[Any],
+        *,
+        groups: Iterable[Hashable] | None,
+        binding: Binding | None,
+        copies: Copies,
+    ) -> Engine:
+        """The columns, checked."""
+        named = list(groups) if isinstance(groups, Iterable) else groups
+        return cls(read_set(uncertainties, correct, groups=named, copies=copies), named, binding)
+
+    @property
+    def names(self) -> Sequence[Hashable]:
+        """The names of the scored answers' questions, or their rows."""
+        rows = self.answers.scored
+        return rows if self.questions is None else [self.questions[row] for row in rows]
+
+    def draw(self, *, alpha: float, count: int, machine: bool) -> hand_grades.Part:
+        """The surest answers, and the part of them that people grade."""
+        return hand_grades.draw(self.answers.scores, self.names, alpha=alpha, count=count, machine=machine)
+
+    def graded(self, part: hand_grades.Part, labels: Sequence[Any]) -> CalibrationSet:
+        """The answers that people graded.
+
+        Raises:
+            CalibrationError: one has no grade.
+        """
+        rows = part.rows(self.answers.scored)[: part.record.count]
+        if missing := [row for row in rows if labels[row] is None]:
+            raise CalibrationError(
+                f"{len(missing)} of the {len(rows)} answers that are to be graded by hand have no grade (row "
+                f"{missing[0]}, for example). Grade those of `rows_to_grade`, all of them: without the hard ones the "
+                "rest is no random sample."
+            )
+        scores, correct = self.answers.scores[part.by_hand], self.answers.correct[part.by_hand]
+        return replace(self.answers, scores=scores, correct=correct, n_unscored=0, n_unscored_wrong=0)
+
+
+def others_of(own: Engine, also: Sequence[EngineAnswers], *, copies: Copies) -> list[Engine]:
+    """The further engines: their bindings are the first one's, except for the engine."""
+    others: list[Engine] = []
+    for answers in also:
+        if own.binding is None or own.questions is None:
+            raise CalibrationError(
+                "Answers of several engines need a binding for each, and groups: which engine, and which question."
+            )
+        engine = answers.binding.engine
+        taken = [own.binding.engine, *(before.binding.engine for before in also[: len(others)])]
+        if engine is None or engine in taken or None in taken:
+            raise CalibrationError(
+                "The bindings of several engines must name a fingerprint each, by which answers are distinguished; "
+                f"{own.binding.fingerprint!r} and {answers.binding.fingerprint!r} do not."
+            )
+        own.binding.in_engine(engine).require(answers.binding)
+        columns = answers.uncertainties, answers.correct
+        others.append(Engine.read(*columns, groups=answers.groups, binding=answers.binding, copies=copies))
+    return others
+
+
+def joint_binding(engines: Sequence[Engine], at: int) -> Binding | None:
+    """The binding of one engine, which names the others."""
+    own = engines[at].binding
+    others = tuple(x.binding.engine for i, x in enumerate(engines) if i != at and x.binding is not None)
+    return own.model_copy(update={"also": others}) if own is not None and others else own
+
 
 _NOTHING: dict[str, Any] = {
     "threshold": None,
@@ -92,12 +189,12 @@ def on_grid(
     threshold whose risk exceeds alpha for some engine, that engine's own test must fail (an intersection-union test:
     Berger, Technometrics 24, 1982).
     """
-    firsts = [fixed_sequence.first_testable(e.answers.scores, grid, alpha=alpha, delta=delta) for e in engines]
+    firsts = [exact_tests.first_testable(e.answers.scores, grid, alpha=alpha, delta=delta) for e in engines]
 
     def walked(until: NDArray[np.float64]) -> list[dict[str, Any]]:
         outcomes: list[dict[str, Any]] = []
         for answers in (engine.answers for engine in engines):
-            walk = fixed_sequence.walk(
+            walk = exact_tests.walk(
                 answers.scores, ~answers.correct, until, first=max(firsts), alpha=alpha, delta=delta
             )
             at = None if walk.accepted is None else float(until[walk.accepted])
@@ -114,7 +211,7 @@ def on_grid(
 
 def _outcome(
     answers: CalibrationSet,
-    walk: gates.Walk | fixed_sequence.Walk,
+    walk: gates.Walk | exact_tests.Walk,
     threshold: float | None,
     sentences: SentenceSet | None = None,
     *,
@@ -122,7 +219,7 @@ def _outcome(
     delta: float,
 ) -> dict[str, Any]:
     """The fields of a `Calibration` that depend on one engine's walk and the threshold that it ended at."""
-    fewest = binomial.fewest_answers(alpha=alpha, delta=delta)
+    fewest = exact_tests.fewest_answers(alpha=alpha, delta=delta)
     if threshold is None:
         reason = _why_none(answers, walk, fewest, alpha=alpha, delta=delta)
         scored = len(answers.scores)
@@ -132,21 +229,21 @@ def _outcome(
         planned = (
             planning.advice(answers.scores, answers.correct, **rates)
             if sentences is None
-            else sentence_plan.advice(sentences.part(answers.rows), **rates)
+            else sentence_advice(sentences.part(answers.rows), **rates)
         )
         return {**_NOTHING, "reason": f"{reason} {planned}"}
     return {
         "threshold": threshold,
         "reason": None,
         "coverage": int((answers.scores <= threshold).sum()) / answers.n,
-        "bound_if_fixed": binomial.upper_bound(walk.wrong, walk.answered, delta=delta),
+        "bound_if_fixed": exact_tests.upper_bound(walk.wrong, walk.answered, delta=delta),
         "n_answered": walk.answered,
         "n_answered_wrong": walk.wrong,
     }
 
 
 def _why_none(
-    answers: CalibrationSet, walk: gates.Walk | fixed_sequence.Walk, fewest: int, *, alpha: float, delta: float
+    answers: CalibrationSet, walk: gates.Walk | exact_tests.Walk, fewest: int, *, alpha: float, delta: float
 ) -> str:
     """Why a set is too small, whatever its labels; or why even the most certain answers fail the promise."""
     if not len(answers.scores):
@@ -165,7 +262,7 @@ def _why_none(
             f"are the fewest that could show an error rate of at most {alpha:g} with probability {1 - delta:g}. Give "
             "a grid that reaches higher uncertainties, or none."
         )
-    allowed = int(binomial.most_errors(walk.answered, alpha=alpha, delta=delta))
+    allowed = int(exact_tests.most_errors(walk.answered, alpha=alpha, delta=delta))
     return (
         f"Of the {walk.answered} most certain answers, {walk.wrong} were wrong; at most {allowed} may be, for an error "
         f"rate of at most {alpha:g} with probability {1 - delta:g}."

@@ -179,7 +179,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     quarter of the answers, and the threshold is chosen on the rest. With --by sentence, every sentence has a score and
     a grade of its own, and the promise is about sentences.
     """
-    from semgrad_guard.calibration.slots import read_slots
+    from semgrad_guard.calibration.prompt_parts import read_slots
     from semgrad_guard.cli import grading
     from semgrad_guard.cli.calibrate_output import Files, draw, show
 
@@ -276,7 +276,7 @@ def _require_kinds(questions: QuestionFile | None, *, alone: bool) -> None:
 
 def _languages(given: str | None, questions: QuestionFile) -> tuple[str, ...]:
     """The languages that the user declares, for all questions or for each of them; none where nothing is declared."""
-    from semgrad_guard.calibration.languages import read_languages
+    from semgrad_guard.calibration.calibration_set import read_languages
 
     named = [row.language for row in questions.rows if row.language]
     without = [row.question for row in questions.rows if not row.language]
@@ -319,11 +319,11 @@ def _read(
     copies: Copies | None,
 ) -> QuestionFile:
     """The questions, with a warning if they are too few for the promise whatever the answers."""
-    from semgrad_guard.calibration import binomial
-    from semgrad_guard.calibration.tries import share_of
+    from semgrad_guard.calibration import exact_tests
+    from semgrad_guard.calibration.exact_tests import share_of
 
     questions = loading.read_data(data, columns, strict=strict, keeps=copies == "keep")
-    fewest = binomial.fewest_answers(alpha=alpha, delta=share_of(delta, 1))
+    fewest = exact_tests.fewest_answers(alpha=alpha, delta=share_of(delta, 1))
     if len(questions.rows) < fewest:
         say(
             f"{len(questions.rows)} questions cannot keep this promise, whatever the answers: it takes at least "

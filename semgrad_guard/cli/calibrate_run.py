@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from semgrad_guard.calibration import Binding, EngineAnswers
-from semgrad_guard.calibration.calibration_set import Copies
-from semgrad_guard.calibration.languages import doubt_of_grader
+from semgrad_guard.calibration.calibration_set import Copies, doubt_of_grader
 from semgrad_guard.cli import grading, loading
 from semgrad_guard.cli.calibrate_model import ModelWriter, OtherRun
 from semgrad_guard.cli.calibrate_output import Files

@@ -200,7 +200,7 @@ def recalibrate(
     delta.
     """
     from semgrad_guard.calibration import Calibration
-    from semgrad_guard.calibration.recalibrating import recalibrate as recalibrated
+    from semgrad_guard.calibration.calibrating import recalibrate as recalibrated
     from semgrad_guard.decision_log.database import opened
 
     if output.exists() and output.resolve() == calibration.resolve():

@@ -51,13 +51,13 @@ def plan(
     many answers has a label.
     """
     from semgrad_guard.calibration import plan as planned
-    from semgrad_guard.calibration import sentence_plan
-    from semgrad_guard.calibration.tries import share_of
+    from semgrad_guard.calibration.exact_tests import share_of
+    from semgrad_guard.calibration.sentences import plan_sentences, simulated
 
     level, given = share_of(delta, 1), {"error": error, "auroc": auroc}
     if (form := sentences.form({})) is not None:
-        answers = sentence_plan.simulated(**given, sentences=length, on_doubt=form.on_doubt, promise=form.promise)
-        plans = [sentence_plan.plan(n, answers, alpha=alpha, delta=level) for n in labels or _SIZES]
+        answers = simulated(**given, sentences=length, on_doubt=form.on_doubt, promise=form.promise)
+        plans = [plan_sentences(n, answers, alpha=alpha, delta=level) for n in labels or _SIZES]
     else:
         plans = [planned(n, **given, alpha=alpha, delta=level) for n in labels or _SIZES]
     if as_json:

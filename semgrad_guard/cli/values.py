@@ -108,7 +108,7 @@ def grader(value: str) -> str:
 
 def languages(value: str) -> str:
     """Languages as tags of BCP 47, with commas between them."""
-    from semgrad_guard.calibration.languages import read_languages
+    from semgrad_guard.calibration.calibration_set import read_languages
 
     return ",".join(read_languages(text(value)))
 

@@ -17,7 +17,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from semgrad_guard.calibration.effect import Effect
+from semgrad_guard.calibration.calibration_set import Effect
 from semgrad_guard.errors import DataFileError, InputError
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.runs.answers import Answer

@@ -23,8 +23,8 @@ from semgrad_guard.calibration import (
     calibrate,
     calibrate_sentences,
 )
-from semgrad_guard.calibration.effect import Effect
-from semgrad_guard.calibration.on_doubt import compared_scores
+from semgrad_guard.calibration.calibration_set import Effect
+from semgrad_guard.calibration.sentences import compared_scores
 from semgrad_guard.errors import FitError, MissingExtraError
 from semgrad_guard.estimators import (
     Estimator,

@@ -1,6 +1,6 @@
 """Answers judged by sentence: the decision about each sentence of a draft, and the part of it that is delivered.
 
-A sentence is let through where its score, and those of all that it depends on (`calibration/on_doubt.py`), are.
+A sentence is let through where its score, and those of all that it depends on (`calibration/sentences.py`), are.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from semgrad_guard.calibration.binding import Binding
 from semgrad_guard.calibration.calibration_record import Calibration
-from semgrad_guard.calibration.on_doubt import compared_scores, depending_on
+from semgrad_guard.calibration.sentences import compared_scores, depending_on
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.records import SentenceVerdict, Verdict
 from semgrad_guard.settings import JudgedBy, OnDoubt

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from semgrad_guard.calibration import Binding, Calibration, calibrate
-from semgrad_guard.calibration.choice import EstimatorChoice
+from semgrad_guard.calibration.binding import EstimatorChoice
 from semgrad_guard.calibration.prompt_shape import PromptShape
 from semgrad_guard.errors import CalibrationError
 from semgrad_guard.pocket import CALIBRATION_PATH

@@ -13,7 +13,7 @@ from scipy.special import ndtr
 from scipy.stats import ks_2samp, kstest
 
 from semgrad_guard.calibration import Calibration, Drift, DriftMonitor, calibrate, drift
-from semgrad_guard.calibration.rank_martingale import RankBets, ScoreRanks
+from semgrad_guard.calibration.drift import RankBets, ScoreRanks
 from semgrad_guard.errors import CalibrationError, InputError
 
 

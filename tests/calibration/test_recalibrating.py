@@ -7,7 +7,7 @@ import pytest
 
 from semgrad_guard.calibration import Binding, Calibration, calibrate
 from semgrad_guard.calibration.binding import EngineIdentity
-from semgrad_guard.calibration.recalibrating import Proposal, recalibrate
+from semgrad_guard.calibration.calibrating import Proposal, recalibrate
 from semgrad_guard.errors import CalibrationError
 
 BINDING = Binding(estimator="e", model="m", grader="contains@2")

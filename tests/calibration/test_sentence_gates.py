@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semgrad_guard.calibration import binomial, gates, sentence_gates
-from semgrad_guard.calibration.on_doubt import compared_scores
+from semgrad_guard.calibration import exact_tests, gates, sentence_gates
 from semgrad_guard.calibration.sentence_gates import Promise, sentence_key
+from semgrad_guard.calibration.sentences import compared_scores
 from semgrad_guard.settings import OnDoubt
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
@@ -79,7 +79,7 @@ def test_a_walk_equals_the_plain_loop(promise: Promise, answers: list[list[tuple
             errors = sum(any(is_wrong for _, is_wrong, _ in kept) for kept in delivered)
         else:
             errors = sum(min(kept, key=lambda s: s[2])[1] for kept in delivered)
-        if binomial.p_values(errors, len(delivered), alpha=ALPHA) > DELTA:
+        if exact_tests.p_values(errors, len(delivered), alpha=ALPHA) > DELTA:
             break
         threshold, counts = at, (len(delivered), errors)
     assert walk.threshold == threshold

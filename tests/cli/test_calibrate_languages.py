@@ -13,8 +13,8 @@ from click.testing import Result
 from semgrad_guard import Calibration
 from semgrad_guard.adapters.examples import ExampleCalibration
 from semgrad_guard.calibration import calibrate as calibrate_scores
-from semgrad_guard.calibration.languages import read_languages
-from semgrad_guard.calibration.recalibrating import recalibrate
+from semgrad_guard.calibration.calibrating import recalibrate
+from semgrad_guard.calibration.calibration_set import read_languages
 from semgrad_guard.calibration.report import report
 from semgrad_guard.engine.sentences import sentences
 from semgrad_guard.errors import InputError

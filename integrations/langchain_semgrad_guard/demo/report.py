@@ -14,7 +14,7 @@ from langchain_semgrad_guard.demo.library import Question
 from langchain_semgrad_guard.demo.stages import GRADER, graded
 from langchain_semgrad_guard.messages import get_verdict
 from semgrad_guard import Calibration, Verdict
-from semgrad_guard.calibration.effect import Effect
+from semgrad_guard.calibration.calibration_set import Effect
 from semgrad_guard.errors import ScoringError
 from semgrad_guard.evaluation.graders import Grader
 from semgrad_guard.evaluation.report.drawing import draw_risk_coverage

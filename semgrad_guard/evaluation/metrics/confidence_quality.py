@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from semgrad_guard.calibration.binomial import upper_bound
 from semgrad_guard.calibration.confidence import ConfidenceMethod, fit
+from semgrad_guard.calibration.exact_tests import upper_bound
 from semgrad_guard.evaluation.metrics.bootstrap import RESAMPLES, Clusters, Estimate, estimate, resamples
 from semgrad_guard.evaluation.metrics.ranking import Floats, as_arrays, divide
 
