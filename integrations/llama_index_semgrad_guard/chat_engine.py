@@ -215,8 +215,11 @@ class _Exchange:
             nonlocal inner
             inner = await self._engine.astream_chat(self._message, history)
             async with aclosing(inner.async_response_gen()) as source:
-                while (piece := await self._read(anext(source, None))) is not None:
-                    yield piece
+                try:
+                    while (piece := await self._read(anext(source, None))) is not None:
+                        yield piece
+                finally:
+                    await self._hang_up(inner)
 
         def hold(text: str) -> AgentChatResponse:
             self._response = AgentChatResponse(text, sources=inner.sources, source_nodes=inner.source_nodes)
@@ -253,6 +256,13 @@ class _Exchange:
             self._turn.stop()
             await asyncio.wait({task})
             raise
+
+    async def _hang_up(self, inner: StreamingAgentChatResponse) -> None:
+        """End the task that reads the model's stream, if it was stopped; closing `inner` would wait for its end."""
+        if self._turn.is_stopped and (reading := inner.awrite_response_to_history_task) is not None:
+            reading.cancel()
+            await asyncio.wait({reading})
+            inner.awrite_response_to_history_task = None
 
     def answered(self) -> Steps[AgentChatResponse]:
         """The reply, which is in the memory as well."""

@@ -24,17 +24,17 @@ class Leaving(Generic[C]):
 
     def __init__(self, terms: Terms, scorer: Callable[[str], ReportedScorer]) -> None:
         self.terms, self.scorer = terms, scorer
-        self._let_through = list[tuple[C, tuple[SentencePiece, ...]]]()
+        self._let_through = list[tuple[C, tuple[SentencePiece, ...], C | None]]()
         self._left = 0
 
-    def add(self, call: C, sentences: Sequence[SentencePiece]) -> None:
-        """Note the sentences of a call so far."""
-        self._let_through.append((call, tuple(sentences)))
+    def add(self, call: C, sentences: Sequence[SentencePiece], ended: C | None = None) -> None:
+        """Note the sentences of a call so far; `ended` is the call where a doubtful sentence ends it here."""
+        self._let_through.append((call, tuple(sentences), ended))
 
-    def next(self, is_the_answer: Callable[[C], bool]) -> Sequence[SentencePiece]:
-        """The new sentences of the call that is the answer so far."""
-        for call, sentences in reversed(self._let_through):
+    def next(self, is_the_answer: Callable[[C], bool]) -> tuple[Sequence[SentencePiece], C | None]:
+        """The new sentences of the call that is the answer so far, and this call where a doubtful sentence ends it."""
+        for call, sentences, ended in reversed(self._let_through):
             if is_the_answer(call):
                 new, self._left = sentences[self._left :], max(self._left, len(sentences))
-                return new
-        return ()
+                return new, ended
+        return (), None

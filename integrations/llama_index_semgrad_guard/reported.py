@@ -6,6 +6,7 @@ included. They are read from there: LlamaIndex's own list of them leaves out whi
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -39,7 +40,7 @@ class ReportedAnswer:
     """One answer of such an LLM, with the log-probabilities that came with it.
 
     `scorer` is that of the guard that decides, for the name of the model. `left` are the sentences so far that may
-    leave, and `new` is whether the last piece has added one.
+    leave, and `new` is whether the last piece has added one, or ended the answer.
     """
 
     def __init__(self, llm: LLM, prompt: str | Sequence[ChatMessage], call: Mapping[str, Any]) -> None:
@@ -95,7 +96,15 @@ class ReportedAnswer:
         if self._early is not None and not self._calls_tools:
             found = self._early.add(response.delta or "", self._entries[known:])
             self.left += found
-            self.new = bool(found)
+            self.new = bool(found) or self._early.is_over
+
+    def ended_by_doubt(self) -> ReportedAnswer | None:
+        """The answer as a doubtful sentence ends it; None where none does."""
+        if self._early is None or not self._early.is_over:
+            return None
+        part = copy.copy(self)
+        part.text, part.pieces, part._entries, part._cut = self._early.text, [*self.pieces], [*self._entries], False
+        return part
 
     def verdict(self) -> Verdict:
         """The scored draft; the decision about it is not made here."""

@@ -85,7 +85,10 @@ class LivePieces(Iterated[str]):
 
 
 class GuardedPieces(LivePieces):
-    """The sentences that leave while the engine's answer is being written, and its draft, in the object of `hold`."""
+    """The sentences that leave while the engine's answer is being written, and its draft, in the object of `hold`.
+
+    Behind a sentence that ends the answer the model is left: closing the pieces hangs up.
+    """
 
     def __init__(
         self,
@@ -98,19 +101,23 @@ class GuardedPieces(LivePieces):
     ) -> None:
         super().__init__(make, amake, turn, routing)
         self._hold, self._is_reading = hold, False
+        self._ended: ModelCall | None = None
 
     def next(self) -> Work:
         """As `Live.next`."""
         return self._sealed(self._let_through)
 
     def _let_through(self) -> Steps[Sequence[Any] | None]:
+        if self._ended is not None:
+            return None
         self._is_reading = True
         pieces = yield super().next().in_time()
         self._is_reading = False
         leaving = self._turn.leaving
         if pieces is None or leaving is None:
             return pieces
-        return leaving.next(self._is_the_answer)
+        new, self._ended = leaving.next(self._is_the_answer)
+        return new
 
     def _is_the_answer(self, call: ModelCall) -> bool:
         """Whether the engine has passed on the text of this call, and would deliver it alone if it ended here."""
@@ -127,7 +134,11 @@ class GuardedPieces(LivePieces):
         return Work.at_once(self._turn.stop) if self._is_reading else super().close()
 
     def _held(self) -> Steps[Draft[Any]]:
-        delivery = replace(self.seen, holder=self._hold(self.seen.text))
+        text = self.seen.text
+        if self._ended is not None:
+            self._turn.end_with(self._ended)
+            text = self._ended.text
+        delivery = replace(self.seen, text=text, holder=self._hold(text))
         return (yield Work(lambda: self._routing.draft(self._turn, delivery)))
 
     def _sealed(self, steps: Callable[[], Steps[Any]]) -> Work:

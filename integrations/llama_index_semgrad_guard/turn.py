@@ -16,6 +16,7 @@ from inspect import BoundArguments
 from typing import Any, cast
 
 from llama_index.core.base.llms.types import ChatResponse, CompletionResponse
+from llama_index.core.instrumentation.events.chat_engine import StreamChatDeltaReceivedEvent
 from llama_index.core.llms.llm import LLM
 from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index_instrumentation import get_dispatcher
@@ -98,12 +99,27 @@ class Turn:
             call.step = self._steps.get(active_span_id.get() or "")
         call.ended = call.ended or next(clock)
 
-    def let_through(self, answer: Any, pieces: Sequence[str], sentences: Sequence[SentencePiece]) -> None:
-        """Note the sentences so far that may leave, of a call that writes these pieces."""
+    def let_through(
+        self,
+        answer: Any,
+        pieces: Sequence[str],
+        sentences: Sequence[SentencePiece],
+        *,
+        ended: ModelCall | None = None,
+    ) -> None:
+        """Note the sentences so far that may leave, of a call that writes these pieces; `ended` as in `Leaving.add`."""
         if self.leaving is not None:
             call = ModelCall(answer, cast("Any", None), text="".join(pieces), pieces=pieces)
             self.place(call)
-            self.leaving.add(call, sentences)
+            self.leaving.add(call, sentences, ended)
+
+    def end_with(self, call: ModelCall) -> None:
+        """Record a call, which a doubtful sentence ended, in the place of all that its model writes after it."""
+        with self._lock:
+            self.calls = [other for other in self.calls if other.step is not call.step]
+        if call.step is not None:
+            call.step.answer = None
+        self.add(call)
 
     def scored(self, calls: Sequence[ModelCall]) -> None:
         """Share calls with turns that are open elsewhere: only now, as a call without a score holds much memory."""
@@ -217,6 +233,8 @@ class Turn:
     def note(self, event: BaseEvent) -> None:
         """An answer of an LLM that reports log-probabilities: its begin, its pieces, and its end, which is a call."""
         step = self._steps.get(event.span_id or "")
+        if self.is_stopped and isinstance(event, StreamChatDeltaReceivedEvent) and step is not None:
+            step.component.chat_stream.close()  # here, in the thread that reads it, and between two of its pieces
         if step is None or not reports(step.component):
             return
         if (begun := ReportedAnswer.begun(step.component, event)) is not None:
@@ -226,11 +244,10 @@ class Turn:
             self._is_recorded(step)
         elif (answer := step.answer) is not None and answer.ended(event):
             step.answer = None
-            call = ModelCall(answer, ReportedAnswer.verdict, text=answer.text, pieces=answer.pieces)
-            call.step = step
-            self.add(call)
+            self.add(_reported_call(answer, step))
         elif answer is not None and answer.new:
-            self.let_through(answer, answer.pieces, answer.left)
+            ended = None if (part := answer.ended_by_doubt()) is None else _reported_call(part, step)
+            self.let_through(answer, answer.pieces, answer.left, ended=ended)
 
     def _is_recorded(self, step: Step) -> None:
         """A step runs an LLM that is no other one: its answer will be a call."""
@@ -257,6 +274,12 @@ class Turn:
             self.ended.append(step)
             if step.method in RETRIEVING and isinstance(result, list):
                 self._retrieved.append((step, [Passage.of(node) for node in cast("list[Any]", result)]))
+
+
+def _reported_call(answer: ReportedAnswer, step: Step) -> ModelCall:
+    call = ModelCall(answer, ReportedAnswer.verdict, text=answer.text, pieces=answer.pieces)
+    call.step = step
+    return call
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -47,12 +48,12 @@ class Reporting(CustomLLM):
 
     @llm_chat_callback()
     def stream_chat(self, messages: Any, **kwargs: Any) -> Any:
-        def pieces() -> Iterator[ChatResponse]:
-            for number, word in enumerate(self.words):
-                message = ChatMessage(role=MessageRole.ASSISTANT, content="".join(self.words[: number + 1]))
-                yield ChatResponse(message=message, delta=word, raw=self._raw(number, number + 1))
+        return self.responses()
 
-        return pieces()
+    def responses(self) -> Iterator[ChatResponse]:
+        for number, word in enumerate(self.words):
+            message = ChatMessage(role=MessageRole.ASSISTANT, content="".join(self.words[: number + 1]))
+            yield ChatResponse(message=message, delta=word, raw=self._raw(number, number + 1))
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
@@ -128,6 +129,116 @@ def test_sentences_leave_while_they_are_written(on_doubt: Any, values: tuple[Any
     chat: Any = GuardedChatEngine(SimpleChatEngine.from_defaults(llm=llm), HALF, **unit)
     assert list(chat.stream_chat("Where?").response_gen) == pieces
     assert on_doubt == "mark" or "Rome" not in str(whole.metadata) + str(stream.metadata) + str(chat.chat_history)
+
+
+class Watched(Reporting):
+    """Notes the pieces that are taken from it, and that its stream is closed."""
+
+    taken: list[str] = []  # noqa: RUF012 - a pydantic field
+    closed: list[bool] = []  # noqa: RUF012
+
+    @llm_chat_callback()
+    def stream_chat(self, messages: Any, **kwargs: Any) -> Any:
+        def pieces() -> Iterator[ChatResponse]:
+            try:
+                for response in self.responses():
+                    self.taken.append(response.delta or "")
+                    yield response
+            finally:
+                self.closed.append(True)
+
+        return pieces()
+
+    @llm_chat_callback()
+    async def astream_chat(self, messages: Any, **kwargs: Any) -> Any:
+        async def pieces() -> AsyncIterator[ChatResponse]:
+            try:
+                for response in self.responses():
+                    await asyncio.sleep(0)
+                    self.taken.append(response.delta or "")
+                    yield response
+            finally:
+                self.closed.append(True)
+
+        return pieces()
+
+
+async def read(llm: Any, around: str, asynchronous: bool, **unit: Any) -> tuple[list[str], Any]:
+    """The pieces of a guarded stream, and the response that holds its record."""
+    if around == "query":
+        query = GuardedQueryEngine(engine(llm, streaming=True), HALF, **unit)
+        response: Any = await query.aquery("Where?") if asynchronous else query.query("Where?")
+        pieces = response.response_gen
+        return [piece async for piece in pieces] if asynchronous else list(pieces), response
+    chat = GuardedChatEngine(SimpleChatEngine.from_defaults(llm=llm), HALF, **unit)
+    if asynchronous:
+        stream = await chat.astream_chat("Where?")
+        return [piece async for piece in stream.async_response_gen()], stream
+    stream = chat.stream_chat("Where?")
+    return list(stream.response_gen), stream
+
+
+MANY = ("x ", *(f"y{number} " for number in range(400)))
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("around", ["query", "chat"])
+@pytest.mark.parametrize(
+    ("words", "values", "begin"),
+    [
+        ((*WORDS, *MANY), (*DOUBT, *(-0.1,) * len(MANY)), [SENTENCES[0]]),
+        ((*"".join(WORDS), *MANY), (*(-0.1,) * 14, *(-2.0,) * 26, *(-0.1,) * len(MANY)), [SENTENCES[0]]),
+    ],
+)
+async def test_a_doubtful_sentence_hangs_up(
+    around: str, asynchronous: bool, words: tuple[str, ...], values: tuple[Any, ...], begin: list[str]
+) -> None:
+    llm = Watched(words=words, values=values, taken=[], closed=[])
+    pieces, response = await read(llm, around, asynchronous, by="sentence", on_doubt="stop")
+    assert pieces == [*begin, CLOSING_LINE]
+    record = response.metadata["semgrad_guard"]
+    assert [one["action"] for one in record["sentences"]] == ["deliver", "stop"]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert llm.closed == [True]
+    assert len(llm.taken) < len(words)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("around", ["query", "chat"])
+async def test_a_reader_who_leaves_hangs_up(around: str, asynchronous: bool) -> None:
+    llm = Watched(words=(*WORDS, *MANY), values=(-0.1,) * (12 + len(MANY)), taken=[], closed=[])
+    query, chat = engine(llm, streaming=True), SimpleChatEngine.from_defaults(llm=llm)
+    if around == "query":
+        guard = GuardedQueryEngine(query, HALF, by="sentence")
+        response: Any = await guard.aquery("Where?") if asynchronous else guard.query("Where?")
+        pieces = response.response_gen
+    else:
+        talk = GuardedChatEngine(chat, HALF, by="sentence")
+        stream: Any = await talk.astream_chat("Where?") if asynchronous else talk.stream_chat("Where?")
+        pieces = stream.achat_stream if asynchronous else stream.chat_stream
+    if asynchronous:
+        await anext(pieces)
+        await pieces.aclose()
+    else:
+        next(pieces)
+        pieces.close()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert llm.closed == [True]
+    assert len(llm.taken) < len(llm.words)
+
+
+@pytest.mark.parametrize("around", ["query", "chat"])
+@pytest.mark.parametrize("on_doubt", ["stop", "drop", "mark"])
+async def test_sentences_leave_async_streams(on_doubt: Any, around: str) -> None:
+    llm = Watched(words=WORDS, values=DOUBT, taken=[], closed=[])
+    expected, response = await read(llm, around, False, by="sentence", on_doubt=on_doubt)
+    pieces, later = await read(llm, around, True, by="sentence", on_doubt=on_doubt)
+    assert pieces == expected
+    assert pieces[0] == SENTENCES[0]
+    assert later.metadata["semgrad_guard"]["sentences"] == response.metadata["semgrad_guard"]["sentences"]
+    assert on_doubt == "mark" or "Rome" not in str(later.metadata) + str(vars(later))
 
 
 def test_units_that_are_set_in_the_wrong_place(language_model: LanguageModel) -> None:
