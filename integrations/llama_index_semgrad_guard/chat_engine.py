@@ -259,7 +259,8 @@ class _Exchange:
 
     async def _hang_up(self, inner: StreamingAgentChatResponse) -> None:
         """End the task that reads the model's stream, if it was stopped; closing `inner` would wait for its end."""
-        if self._turn.is_stopped and (reading := inner.awrite_response_to_history_task) is not None:
+        reading: asyncio.Task[None] | None = inner.awrite_response_to_history_task
+        if self._turn.is_stopped and reading is not None:
             reading.cancel()
             await asyncio.wait({reading})
             inner.awrite_response_to_history_task = None
