@@ -171,7 +171,7 @@ def test_a_large_model_is_checked_by_some_of_its_layers(name: str, monkeypatch: 
     layers = {} if name != "gemma3" else {"layer_types": ["sliding_attention", "full_attention"] * 5}
     model = build(name, dtype=torch.bfloat16, num_hidden_layers=10, **layers)
     scorer = Scorer(model)
-    assert scorer.tiers() == ("captured", "prefix", "full")
+    assert scorer.tiers() == scorer.tiers_in_context() == ("captured", "prefix", "full")
     assert scorer.pads
 
 

@@ -86,11 +86,11 @@ class ContextRows:
 
     def _cache(self, layer: Callable[[int], PrefixLayer], columns: int) -> Cache:
         """The layers; others of so many columns in the place of those that are bypassed."""
-        layers: list[Any] = []
-        held: list[Any] = self._sources[0].cache.layers
+        layers, first = list[Any](), self._sources[0]
+        held: list[Any] = first.cache.layers
         for number, known in enumerate(held):
             if number < self._bypassed:
-                nothing = torch.zeros(1, device=known.device).expand(len(self._sources), 1, columns, 1)
+                nothing = torch.zeros(1, device=first.states.device).expand(len(self._sources), 1, columns, 1)
                 layers.append(PrefixLayer(nothing, nothing))
             else:
                 layers.append(layer(number) if known.is_initialized else DynamicLayer())
