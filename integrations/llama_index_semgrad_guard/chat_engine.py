@@ -257,10 +257,9 @@ class _Exchange:
             await asyncio.wait({task})
             raise
 
-    async def _hang_up(self, inner: StreamingAgentChatResponse) -> None:
+    async def _hang_up(self, inner: Any) -> None:
         """End the task that reads the model's stream, if it was stopped; closing `inner` would wait for its end."""
-        reading: asyncio.Task[None] | None = inner.awrite_response_to_history_task
-        if self._turn.is_stopped and reading is not None:
+        if self._turn.is_stopped and (reading := inner.awrite_response_to_history_task) is not None:
             reading.cancel()
             await asyncio.wait({reading})
             inner.awrite_response_to_history_task = None
