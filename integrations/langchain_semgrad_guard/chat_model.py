@@ -223,18 +223,17 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
         request = self._request(call.messages, call.stop, call.options)
         return self.language_model.render(request.conversation, **request.form.template_options).form
 
-    def _flows(self, call: Call) -> bool:
-        if self._by_sentence is None or call.rules is None or call.rules.irreplaceable:
-            return False
-        request = self._request(call.messages, call.stop, call.options)
-        early = self._answerer(request).early(call.rules.terms, lambda _: None, request.form.template_options)
-        return early is not None and not request.logprobs
-
-    def _live(self, call: Call, *, is_async: bool) -> LocalWriting:
-        rules = call.rules
+    def _live(self, call: Call, *, is_async: bool) -> LocalWriting | None:
+        rules, read = call.rules, None
+        if rules is not None and rules.terms.withholds:
+            if self._by_sentence is None or rules.irreplaceable or not rules.terms.delivers_early:
+                return None
+            read = self._request(call.messages, call.stop, call.options)
+            if not self._answerer(read).has_parts(read.form.template_options):
+                return None
 
         def submit(on_piece: Callable[[Any], None]) -> Ticket[Draft[AIMessage]]:
-            request = self._request(call.messages, call.stop, call.options)
+            request = read or self._request(call.messages, call.stop, call.options)
             return self._answerer(request).submit(
                 request.conversation,
                 template_options=request.form.template_options,

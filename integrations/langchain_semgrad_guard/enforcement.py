@@ -166,7 +166,7 @@ class EnforcingChatModel(AloudChatModel):
         """The end of a run: the delivered answer, which handlers that want it while it is written hear as well."""
         call = self._call(messages, stop, run, kwargs)
         by_events, by_tokens = self._shown(run, kwargs, is_async=is_async)
-        if (by_events or by_tokens) and (not call.withholds or self._flows(call)):
+        if (by_events or by_tokens) and (not call.withholds or self._live(call, is_async=is_async)):
             model = self if call.rules is None else self.guarded_by(call.rules, call.inner)
             if call.withholds:
                 model.cache = False  # which holds drafts, and no part of one
@@ -296,12 +296,8 @@ class EnforcingChatModel(AloudChatModel):
     def _ready(self) -> Identified | None:
         """Whatever blocks before an answer; async paths call it off the event loop. The model and its identity."""
 
-    def _flows(self, call: Call) -> bool:
-        """Whether the sentences of a guarded stream leave while the answer is being written."""
-        return False
-
-    def _live(self, call: Call, *, is_async: bool) -> Writing:
-        """Answer piece by piece, from the first piece that is taken."""
+    def _live(self, call: Call, *, is_async: bool) -> Writing | None:
+        """Answer piece by piece, from the first piece that is taken; None where only the end decides about the text."""
         raise NotImplementedError
 
     def _form(self, call: Call) -> PromptForm | None:

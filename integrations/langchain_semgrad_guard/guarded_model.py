@@ -116,34 +116,28 @@ class AroundChatModel(StreamingChatModel):
                 )
             )
 
-    def _flows(self, call: Call) -> bool:
-        model = self._inner.model
-        if isinstance(model, EnforcingChatModel):
-            return model.rules is None and model._flows(self._inner_call(call))
-        return self._early(call) is not None
-
     def _early(self, call: Call) -> ReportedSentences | None:
         """The sentences of a served model that may leave before its answer ends; None where all depends on its end."""
         model, rules, inner = self._inner.model, call.rules, self._inner_call(call)
         if rules is None or rules.irreplaceable or self._reported is None or self.scorer is not None:
             return None
-        if served.ends_whole(model, inner.options) or not model._should_stream(async_api=False, stream=True):
+        if served.ends_whole(model, inner.options):
             return None
         options, form = served.options_of(model, inner), self._form_for(rules, call)
         return ReportedSentences.of(self._reported, rules.terms, options=options, prompt=form)
 
-    def _live(self, call: Call, *, is_async: bool) -> Writing:
+    def _live(self, call: Call, *, is_async: bool) -> Writing | None:
         model, inner = self._inner.model, self._inner_call(call)
         if isinstance(model, EnforcingChatModel) and model.rules is None:
             return model._live(inner, is_async=is_async)
-        if isinstance(model, EnforcingChatModel) or not model._should_stream(async_api=is_async, stream=True):
-            steps = self._whole(call)
-            return ServedWriting(
-                self, call, Iterated(lambda: run_stream(steps), lambda: arun_stream(steps)), scored=True
-            )
-        pieces = served.ServedPieces(model, inner)
-        early = self._early(call) if call.withholds else None
-        return ServedWriting(self, call, pieces) if early is None else ReportedWriting(self, call, pieces, early)
+        streams = not isinstance(model, EnforcingChatModel) and model._should_stream(async_api=is_async, stream=True)
+        if call.withholds:
+            early = self._early(call) if streams else None
+            return None if early is None else ReportedWriting(self, call, served.ServedPieces(model, inner), early)
+        if streams:
+            return ServedWriting(self, call, served.ServedPieces(model, inner))
+        steps = self._whole(call)
+        return ServedWriting(self, call, Iterated(lambda: run_stream(steps), lambda: arun_stream(steps)), scored=True)
 
     def _whole(self, call: Call) -> StreamSteps[ChatGenerationChunk, None]:
         made = yield from self._drafted(call)

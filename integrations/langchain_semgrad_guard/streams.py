@@ -65,12 +65,12 @@ class StreamingChatModel(EnforcingChatModel):
                 yield piece
 
     def _streamed(self, call: Call, *, is_async: bool) -> StreamSteps[ChatGenerationChunk, None]:
-        if call.withholds and not self._flows(call):
+        writing = self._live(call, is_async=is_async)
+        if writing is None:
             yield _only_chunk((yield from self._answered(call)))
         elif call.rules is not None:
-            yield from self._judging(call.rules, call).streamed(self._live(call, is_async=is_async))
+            yield from self._judging(call.rules, call).streamed(writing)
         else:
-            writing = self._live(call, is_async=is_async)
             message = (yield from written(writing, Stop(self._limit), show=writing.chunks)).answer
             self._noticed(call, message)
             yield from writing.last(message)

@@ -99,12 +99,9 @@ class Upstream:
         return RemoteAnswer(self, request)
 
     def early(self, request: UpstreamRequest) -> ReportedSentences | None:
-        """The sentences that may leave before their answer ends; None where a client's log-probabilities come with its
-        end, and where a copy of the model scores."""
+        """The sentences that may leave before their answer ends; None where a copy of the model scores."""
         own = request.read.request
-        if not isinstance(self.scheduler, ReportedQueue) or request.body.get("logprobs"):
-            return None
-        if own.tools or own.wants_json:
+        if not isinstance(self.scheduler, ReportedQueue) or own.tools or own.wants_json:
             return None
         return ReportedSentences.of(
             self.scheduler.scorer,

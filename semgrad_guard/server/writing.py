@@ -93,10 +93,8 @@ class Assignment:
 
     @property
     def has_parts(self) -> bool:
-        """Whether sentences may leave before the answer ends: not where its log-probabilities come with it."""
-        request = self.request
-        at_the_end = request.count > 1 or request.logprobs
-        return not at_the_end and self.answerer.has_parts(request.form.template_options)
+        """Whether sentences may leave before the answer ends: not where it is one of several."""
+        return self.request.count == 1 and self.answerer.has_parts(self.request.form.template_options)
 
     def opened(self, ended: EndedSentences, known: Verdict | None) -> Draft[None]:
         """As `Answerer.opened`."""

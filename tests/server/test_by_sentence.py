@@ -146,9 +146,9 @@ async def test_sentences_leave_while_the_answer_is_being_written(serve: Serve, f
         pieces, sentences, record = await streamed(client)
         assert (pieces, len(sentences)) == (list(PIECES), 2)  # the last one ends with the answer
         assert sentences == [{**one, "promised": False} for one in record["sentences"][:2]]
-        for options in ({"max_tokens": 60}, {"stop": ["zzz"]}):
+        for options in ({"max_tokens": 60}, {"stop": ["zzz"]}, {"logprobs": True, "top_logprobs": 2}):
             assert (await streamed(client, **options))[:2] == (pieces, sentences)
-        assert (await streamed(client, logprobs=True))[0] == [TEXT]
+        assert (await streamed(client, n=2))[0] == [TEXT, TEXT]
     own = scores_of(fixed)
     between = sorted(own)[0] * 1.001
     async with serve(Policy(threshold=between), model=fixed, by_sentence="drop") as client:

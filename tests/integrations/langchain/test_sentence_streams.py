@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import add
 from typing import Any
 
 import pytest
@@ -97,10 +99,24 @@ def test_a_graph_streams_the_sentences(fixed: LanguageModel, front: str) -> None
 
 def test_answers_that_only_their_end_decides_come_whole(fixed: LanguageModel) -> None:
     model, router = guarded(fixed, "router", 1e9)
-    given: Any = ({"logprobs": True}, {"response_format": {"type": "json_object"}})
-    for options in given:
-        chunks = list(model.stream("q", config={"callbacks": router}, **options))
-        assert len([chunk for chunk in chunks if chunk.content]) == 1
+    options: Any = {"response_format": {"type": "json_object"}}
+    chunks = list(model.stream("q", config={"callbacks": router}, **options))
+    assert len([chunk for chunk in chunks if chunk.content]) == 1
+
+
+@pytest.mark.parametrize("threshold", ["all", "one"])
+def test_log_probabilities_come_with_the_end_of_a_whole_answer(
+    fixed: LanguageModel, between: float, threshold: str
+) -> None:
+    model, _ = guarded(fixed, "guard", 1e9 if threshold == "all" else between, on_doubt="drop")
+    whole = model.invoke("q", logprobs=True)
+    chunks = list(model.stream("q", logprobs=True))
+    assert [chunk.content for chunk in chunks if chunk.content][: len(PIECES)] == (
+        list(PIECES) if threshold == "all" else [whole.content]
+    )
+    message = reduce(add, chunks)
+    assert message.response_metadata.get("logprobs") == whole.response_metadata.get("logprobs")
+    assert ("logprobs" in whole.response_metadata) == (threshold == "all")
 
 
 def test_the_closing_line_is_the_last_chunk(fixed: LanguageModel) -> None:
