@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from semgrad_guard.engine.generation.generation import BatchScoring, Evidence, Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
-from semgrad_guard.engine.generation.sentence_scoring import sentence_evidence, token_counts
+from semgrad_guard.engine.generation.sentence_scoring import sentences_of
 from semgrad_guard.engine.generation.visible import Visible, answered
 from semgrad_guard.engine.models.checkpoint import load
 from semgrad_guard.engine.objective import Objective
@@ -24,7 +24,7 @@ from semgrad_guard.engine.prompts.tool_format import ToolAnswer
 from semgrad_guard.engine.scoring.gradients import GradientScores
 from semgrad_guard.engine.scoring.segments import Segment, score_segments
 from semgrad_guard.engine.scoring.semantic_preservation import last_states
-from semgrad_guard.engine.sentences import By, Span, sentences
+from semgrad_guard.engine.sentences import By, Span
 from semgrad_guard.engine.worker import Request, TextStream, Ticket, Worker, worker_of
 from semgrad_guard.engine.writing_model import WritingModel, name_of
 from semgrad_guard.errors import EmptyResponseError, InputError, PromptTooLongError, ReasoningError
@@ -273,12 +273,7 @@ class LanguageModel(WritingModel):
         A sentence that holds no token's last character has none, nor have the first `known`. None where the answer's
         tokens spell another text.
         """
-        spans = sentences(answer.text)
-        counts = token_counts(answer.response_ids, answer.text, spans, self._decoder)
-        if counts is None:
-            return None
-        texts = [answer.text[begin:end] for begin, end in spans]
-        return list(zip(spans, sentence_evidence(answer, counts, texts, known=known), strict=True))
+        return sentences_of(answer, self._decoder, known=known)
 
     def last_states(self, prompts: Sequence[Prompt], count: int) -> torch.Tensor:
         """Hidden states h^(0) .. h^(L-1) of the prompts' last `count` tokens, in one batch: [prompts, L, count, d].

@@ -332,11 +332,11 @@ class RecordedBatch(RunningBatch):
         super().__init__(scorer, decoder, objective or Objective())
         self._recorder = recorder
 
-    def generations(self, rows: Sequence[RunningAnswer]) -> list[Generation]:
-        """Answers that are done, in their order; those that can be scored in one backward pass are one batch."""
+    def generations(self, rows: Sequence[RunningAnswer], known: Sequence[int | None] = ()) -> list[Generation]:
+        """As `RunningBatch.generations`."""
         for row in rows:
             row.behind = cast(RecordedAnswer, row).record.reach(len(row.ids))
-        return super().generations(rows)
+        return super().generations(rows, known)
 
     def _left_so_far(self, row: RunningAnswer) -> CapturedStates | None:
         return self.left_by([row])
@@ -354,8 +354,8 @@ class RecordedBatch(RunningBatch):
 class WrittenAnswers(RecordedBatch):
     """Answers that vLLM writes for another program: their tokens, and the states of its passes."""
 
-    def generations_of(self, written: Sequence[VLLMTokens]) -> list[Generation]:
-        """Those that are done, to be scored together."""
+    def generations_of(self, written: Sequence[VLLMTokens], known: Sequence[int | None] = ()) -> list[Generation]:
+        """Those that are done, to be scored together; `known` as in `generations`."""
         rows = self._rows_of(written)
         for row, own in zip(rows, written, strict=True):
             for token in own.tokens:
@@ -363,7 +363,7 @@ class WrittenAnswers(RecordedBatch):
                     row.take(token)
             if own.stopped:
                 row.end(len(own.tokens))
-        return self.generations(rows)
+        return self.generations(rows, known)
 
     def ended_of(
         self, written: Sequence[VLLMTokens], spans: Sequence[Sequence[Span]], known: Sequence[int]

@@ -105,8 +105,8 @@ def test_the_full_form_stays_an_option() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
-def test_sentences_of_answers_that_are_still_written(name: str) -> None:
-    """They have the scores that they have in the finished answer."""
+def test_sentences_of_answers_that_are_still_written(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have the scores that they have in the finished answer, and so have the last ones, scored together."""
     model = wrapped(name, dtype=torch.float64)
     batch = model.running_batch(Objective())
     options = Options(max_tokens=30, grammar='start: "Tea is old. It is hot! Go."')
@@ -119,9 +119,14 @@ def test_sentences_of_answers_that_are_still_written(name: str) -> None:
     ended = [one.found if one is not None else () for one in batch.ended(rows, [spans, spans], [0, 0])]
     scores = [one.gradients() for found in ended for one in found if one is not None]
     finished(batch)
+    together, score = list[int](), Scorer.score_sentences
+    monkeypatch.setattr(Scorer, "score_sentences", lambda *given: (together.append(len(given[1])), score(*given))[1])
+    lasts = [model.sentences(answer.evidence, known=2) or [] for answer in batch.generations(rows, [2, 2])]
+    scores += [parts[2][1].gradients() for parts in lasts if parts[2][1] is not None]
+    assert together == [2]
     whole = [model.sentences(answer.evidence) or [] for answer in batch.generations(rows)]
-    expected = [own.gradients() for parts in whole for _, own in parts[:2] if own is not None]
-    assert len(scores) == len(expected) == 4
+    expected = [own.gradients() for part in (slice(2), slice(2, 3)) for parts in whole for _, own in parts[part] if own]
+    assert len(scores) == len(expected) == 6
     for ours, theirs in zip(scores, expected, strict=True):
         assert ours is not None
         assert theirs is not None

@@ -24,7 +24,12 @@ from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions, Sample
 from semgrad_guard.engine.generation.running_answer import BatchRequest, RunningAnswer
 from semgrad_guard.engine.generation.sampling import sample_of
-from semgrad_guard.engine.generation.sentence_scoring import EndedSentences, ended_sentences, score_together
+from semgrad_guard.engine.generation.sentence_scoring import (
+    EndedSentences,
+    ended_sentences,
+    score_together,
+    sentences_of,
+)
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.replay.batch import (
@@ -248,9 +253,16 @@ class RunningBatch:
             row.end(tokens)
             self._leave()
 
-    def generations(self, rows: Sequence[RunningAnswer]) -> list[Generation]:
-        """Answers that are done, in their order; those that can be scored in one backward pass are one batch."""
+    def generations(self, rows: Sequence[RunningAnswer], known: Sequence[int | None] = ()) -> list[Generation]:
+        """Answers that are done, in their order; those that can be scored in one backward pass are one batch.
+
+        So are their sentences behind the first `known`, where that is not None.
+        """
         answers = self._read_off(rows)
+        if self._objective.gradients:
+            some = [(one.evidence, own) for one, own in zip(answers, known, strict=False) if own is not None]
+            found = [sentences_of(one, self._get_decoder(), known=own) for one, own in some if one.response_ids]
+            score_together([own for _, own in parts] for parts in found if parts)
         for row, answer in zip(rows, answers, strict=True):
             row.finish(answer)
         return answers
@@ -264,7 +276,7 @@ class RunningBatch:
             states = None if row.replayed or decoder.read(row.written).retokenized else self._left_so_far(row)
             (answer,) = decoder.generations([row.written], states)
             found.append(ended_sentences(answer.evidence, own, decoder, known=number))
-        score_together(one for one in found if one is not None)
+        score_together(one.found for one in found if one is not None)
         return found
 
     def _left_so_far(self, row: RunningAnswer) -> CapturedStates | None:

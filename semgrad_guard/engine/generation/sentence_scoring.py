@@ -11,13 +11,15 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import Any
+from weakref import ref
 
 from semgrad_guard.engine.generation.generation import BatchScoring, Evidence, TimedScores, Written
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.reasoning import Codec
 from semgrad_guard.engine.replay.batch import TokenBatch
 from semgrad_guard.engine.scoring.scorer import clean_slate
-from semgrad_guard.engine.sentences import Span
+from semgrad_guard.engine.sentences import Span, sentences
 
 
 def token_counts(ids: Sequence[int], text: str, spans: Sequence[Span], codec: Codec) -> tuple[int, ...] | None:
@@ -56,6 +58,20 @@ def sentence_evidence(
     return (*(None,) * known, *(next(found) if count else None for count, _ in new))
 
 
+def sentences_of(answer: Evidence, codec: Codec, *, known: int = 0) -> list[tuple[Span, Evidence | None]] | None:
+    """The sentences of an answer's text, each with its evidence (`LanguageModel.sentences`), made once."""
+
+    def work(_: Sequence[Evidence]) -> Sequence[list[tuple[Span, Evidence | None]] | None]:
+        spans = sentences(answer.text)
+        counts = token_counts(answer.response_ids, answer.text, spans, codec)
+        if counts is None:
+            return [None]
+        texts = [answer.text[begin:end] for begin, end in spans]
+        return [list(zip(spans, sentence_evidence(answer, counts, texts, known=known), strict=True))]
+
+    return answer.scoring.together((SentenceScoring, known), work, answer.row, alone=True)
+
+
 @dataclass(frozen=True)
 class EndedSentences:
     """The sentences that have ended in an answer that is still being written.
@@ -82,12 +98,12 @@ def ended_sentences(answer: Evidence, spans: Sequence[Span], codec: Codec, *, kn
     return EndedSentences(answer, spans, found, tokens)
 
 
-def score_together(ended: Iterable[EndedSentences]) -> None:
+def score_together(answers: Iterable[Iterable[Evidence | None]]) -> None:
     """Have sentences of several answers scored in one backward pass."""
-    firsts = [next((own.scoring for own in one.found if own is not None), None) for one in ended]
+    firsts = [next((own.scoring for own in found if own is not None), None) for found in answers]
     scorings = [one for one in firsts if isinstance(one, SentenceScoring)]
     for one in scorings:
-        one.beside = scorings
+        one.beside = [ref(other) for other in scorings]
 
 
 class SentenceScoring(BatchScoring):
@@ -108,9 +124,12 @@ class SentenceScoring(BatchScoring):
             reasoning=[answer.reasoning] * len(sentences),
             preceding=[(*before, *ids[:begin]) for begin in ends[:-1]],
         )
-        self.beside: Sequence[SentenceScoring] = ()
-        """Those that are scored together with it, itself among them."""
+        self.beside: Sequence[ref[SentenceScoring]] = ()
+        """Those that are scored together with it, itself among them, as long as their answers are needed."""
         self._whole = ((*before, *ids[:begin]), ids[begin : ends[-1]])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "beside": ()}
 
     def _laid_out(self, rows: Sequence[Written], objective: Objective | None = None) -> TokenBatch:
         """One row, of which every sentence is a part."""
@@ -129,7 +148,8 @@ class SentenceScoring(BatchScoring):
             )
 
     def _score(self, objective: Objective) -> tuple[TimedScores, ...]:
-        began, group = time.perf_counter(), [one for one in self.beside if objective not in one._done] or [self]
+        began, others = time.perf_counter(), [one for other in self.beside if (one := other())]
+        group = [one for one in others if objective not in one._done] or [self]
         rows = [(one._laid_out(one._responses, objective), one._captured) for one in group]
         scored = self._scorer.score_sentences(rows, objective)
         share = (time.perf_counter() - began) * 1000 / sum(map(len, scored))

@@ -339,7 +339,9 @@ class RunningRequests:
     def _deliver(self, done: Sequence[_Writing]) -> None:
         try:
             with self._model.turn:  # in which the model is looked at once
-                generations = iter(self._batch.generations([row for writing in done for row in writing.answers]))
+                rows = [row for writing in done for row in writing.answers]
+                known = [writing.open and writing.open.known for writing in done for _ in writing.answers]
+                generations = iter(self._batch.generations(rows, known))
                 for writing in done:
                     own, job = [next(generations) for _ in writing.answers], writing.job
                     for draw in writing.draws:

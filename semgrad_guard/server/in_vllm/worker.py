@@ -13,6 +13,7 @@ from semgrad_guard.engine.sentences import By
 from semgrad_guard.errors import UnsupportedModelError
 from semgrad_guard.guard.sentences import judged_by
 from semgrad_guard.loading import load_estimator
+from semgrad_guard.records import Verdict
 from semgrad_guard.server.assembly import options_of, policy_of
 from semgrad_guard.server.in_vllm.messages import (
     ELSEWHERE,
@@ -110,6 +111,9 @@ class Scoring:
             self._estimator.objective.span(model.n_layers)  # refused here, and not at each request
         by_sentence = judged_by(policy.calibration, opening.settings.by, opening.settings.on_doubt)
         self._writer, self._config = Writer(model, self._estimator, by_sentence=by_sentence), config
+        self._has_sentences = (
+            by_sentence is not None and self._estimator.objective.gradients
+        )  # with replays of their own
         self._recorder, self._thoughts = recorder, thoughts
         self._answers: dict[str, _Answer] = {}
         policy.check(self._writer.answerer(options_of(opening.settings)).binding())
@@ -165,7 +169,7 @@ class Scoring:
             ended = self._model.written(self._recorder).ended_of(
                 [own.tokens(one.tokens, again=again) for own, one in zip(answers, begun, strict=True)],
                 [one.spans for one in begun],
-                [0 if one.known is None else len(one.known.sentences) for one in begun],
+                [_count(one.known) for one in begun],
             )
             return [
                 found
@@ -192,7 +196,8 @@ class Scoring:
             for name, own in zip(one.names, one.answers, strict=True)
         ]
         with self._model.turn:  # in which the model is looked at once
-            generations = iter(self._model.written(self._recorder).generations_of(tokens))
+            known = [_count(one.known) for one in written for _ in one.names] if self._has_sentences else ()
+            generations = iter(self._model.written(self._recorder).generations_of(tokens, known))
             return [
                 [
                     ScoredDraft.of(draft)
@@ -206,6 +211,11 @@ class Scoring:
     def _segments(self, text_and_kind: tuple[ForeignText, By]) -> Segments:
         segments = self._writer.segments(*text_and_kind)
         return [(segment.text, segment.start, segment.end, value) for segment, value in segments]
+
+
+def _count(known: Verdict | None) -> int:
+    """How many sentences have been scored."""
+    return 0 if known is None else len(known.sentences)
 
 
 class _Work(Protocol[S_contra, R_co]):
