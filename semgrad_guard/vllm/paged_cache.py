@@ -49,19 +49,24 @@ class PagedCache:
         """The bytes of a position in all of the layers."""
         return len(self._attentions) * self._places[0].numel() * self._attentions[0].kv_cache.itemsize
 
-    def read(self, tables: Mapping[str, Any], wanted: Sequence[tuple[int, int]]) -> Sequence[torch.Tensor]:
-        """The first n positions of the rows of a pass, for each wanted (row, n): [layers, n, 2, H, d].
+    def holds_all(self, positions: int) -> bool:
+        """Whether so many positions are in the windows of all layers: vLLM gives the pages of others to other rows."""
+        windows: list[int] = [getattr(attention.impl, "sliding_window", None) or -1 for attention in self._attentions]
+        return all(window < 0 or positions <= window for window in windows)
+
+    def read(self, tables: Mapping[str, Any], wanted: Sequence[tuple[int, int, int]]) -> Sequence[torch.Tensor]:
+        """The n positions from `first` on of the rows of a pass, for each wanted (row, first, n): [layers, n, 2, H, d].
 
         `tables` is the attention metadata of the pass, by layer.
         """
-        rows = torch.cat([torch.full((count,), row) for row, count in wanted])
-        positions = torch.cat([torch.arange(count) for _, count in wanted])
+        rows = torch.cat([torch.full((count,), row) for row, _, count in wanted])
+        positions = torch.cat([torch.arange(first, first + count) for _, first, count in wanted])
         shape = self._places.shape[1:]
         found = self._attentions[0].kv_cache.new_empty(len(self._attentions), len(rows), shape.numel())
         for begin in range(0, len(rows), max(1, _AT_ONCE // shape.numel())):
             part = slice(begin, begin + max(1, _AT_ONCE // shape.numel()))
             self._read(tables, rows[part], positions[part], found[:, part])
-        counts = [count for _, count in wanted]
+        counts = [count for *_, count in wanted]
         # A copy of each: a view would keep the others' alive.
         return [values.clone().unflatten(2, shape) for values in found.split(counts, dim=1)]
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any, Self, cast
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -137,7 +138,9 @@ class Recorder:
         self._runner, self._memory, self._survey = runner, memory, survey
         self._scheduled: Any = None
         self._due: list[tuple[Record, int]] = []  # whose keys and values are there after this pass, and their rows
+        # Of the last pass: until the next, the pages of its rows are theirs.
         self._tables: Any = None
+        self._rows = WeakKeyDictionary[Record, int]()
         layers = runner.model.model.layers
         attentions = [block.self_attn.attn for block in layers[layer:]]
         tried = all(attention.attn_backend.get_name() == "CPU_ATTN" for attention in attentions)  # no other backend was
@@ -148,13 +151,16 @@ class Recorder:
         layers[layer - 1].register_forward_hook(self._see_layer)
 
     def _execute_model(self, scheduled: Any, *args: Any, **kwargs: Any) -> Any:
-        self._scheduled = scheduled
+        self._scheduled, self._rows = scheduled, WeakKeyDictionary()
         try:
             output = self._execute(scheduled, *args, **kwargs)
             self._read_due()
             return output
+        except BaseException:
+            self._rows.clear()
+            raise
         finally:
-            self._scheduled, self._due, self._tables = None, [], None
+            self._scheduled, self._due = None, []
             if self._outputs is not None:
                 self._outputs.end()
 
@@ -175,9 +181,9 @@ class Recorder:
                 self._due.append((record, row))
             record.states.append(piece)
             record.length += length
+            self._rows[record] = row
         self._keep_outputs(rows, [(record, length) for (record, *_), length in zip(wanted, lengths, strict=True)])
-        if self._due:
-            self._tables = library("vllm.forward_context").get_forward_context().attn_metadata
+        self._tables = library("vllm.forward_context").get_forward_context().attn_metadata
 
     def _keep_outputs(self, rows: torch.Tensor, wanted: Sequence[tuple[Record, int]]) -> None:
         """Keep the outputs of linear maps at the rows of answers that can be replayed."""
@@ -205,7 +211,7 @@ class Recorder:
                 break
             wanted.append((record, row))
         if wanted:
-            found = self._pages.read(self._tables, [(row, record.first) for record, row in wanted])
+            found = self._pages.read(self._tables, [(row, 0, record.first) for record, row in wanted])
             for (record, _), before in zip(wanted, found, strict=True):
                 record.before = before
 
@@ -263,16 +269,28 @@ class Recorder:
             yield _Part(named(self.records, request), start, first, count)
             start += count
 
-    def left_by(self, records: Sequence[Record], lengths: Sequence[int], epoch: object) -> CapturedStates | None:
+    def _keys_of(self, record: Record) -> torch.Tensor | None:
+        """The keys and values of all positions of an answer that is being written, or of those before its states."""
+        reached, row = record.first + record.length, self._rows.get(record)
+        if self._pages is None or record.before is None or row is None or not self._pages.holds_all(reached):
+            return record.before
+        (later,) = self._pages.read(self._tables, [(row, record.first, record.length)])
+        return torch.cat([record.before, later], dim=1)
+
+    def left_by(
+        self, records: Sequence[Record], lengths: Sequence[int], epoch: object, *, written: bool = False
+    ) -> CapturedStates | None:
         """The states that passes left of answers of these lengths, all of one `reach`; None where some are missing.
 
-        Enough to observe them, and to replay them where there is `before`.
+        Enough to observe them, and to replay them where there is `before`. With `written` keys and values are those of
+        all their tokens, where pages still hold them.
         """
         reach = records[0].reach(lengths[0])
         if reach == 0:
             return None
         states = [torch.cat(record.states)[record.behind - reach :] for record in records]
-        befores, longest = [record.before for record in records if record.before is not None], max(map(len, states))
+        known = [self._keys_of(record) if written else record.before for record in records]
+        befores, longest = [keys for keys in known if keys is not None], max(map(len, states))
         whole = self._pages is not None and len(befores) == len(records)
         logits = by_step([record.logits or () for record in records])
         for record in () if logits else records:
@@ -339,16 +357,16 @@ class RecordedBatch(RunningBatch):
         return super().generations(rows, known)
 
     def _left_so_far(self, row: RunningAnswer) -> CapturedStates | None:
-        return self.left_by([row])
+        return self.left_by([row], written=True)
 
-    def left_by(self, rows: Sequence[RunningAnswer]) -> CapturedStates | None:
+    def left_by(self, rows: Sequence[RunningAnswer], *, written: bool = False) -> CapturedStates | None:
         """The states that vLLM's passes left of these answers, to observe and to replay them from."""
         if (recorder := self._recorder) is None:
             return None
         records = [cast(RecordedAnswer, row).record for row in rows]
-        lengths = [len(row.ids) for row in rows]
+        lengths, epoch = [len(row.ids) for row in rows], rows[0].epoch
         with clean_slate():
-            return unless_memory_runs_out(lambda: recorder.left_by(records, lengths, rows[0].epoch))
+            return unless_memory_runs_out(lambda: recorder.left_by(records, lengths, epoch, written=written))
 
 
 class WrittenAnswers(RecordedBatch):

@@ -20,7 +20,7 @@ class Attention:
         self.layer_name, self.num_kv_heads, self.head_size, self.lossy = name, HEADS, WIDTH, lossy
         self.kv_cache = torch.full((PAGES, HEADS, SIZE, 2 * WIDTH), torch.nan, dtype=dtype)
         self.impl: Any = self
-        self.logits_soft_cap = cap
+        self.logits_soft_cap, self.sliding_window = cap, -1
 
     def do_kv_cache_update(
         self, layer: Any, key: torch.Tensor, value: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor
@@ -46,11 +46,13 @@ def test_what_was_written_is_read(dtype: torch.dtype) -> None:
         layer.do_kv_cache_update(layer, keys, values, layer.kv_cache, slots)
         layer.do_kv_cache_update(layer, keys[:3] + 1, values[:3] + 1, layer.kv_cache, other)
     metadata = {layer.layer_name: SimpleNamespace(block_table=tables) for layer in layers}
-    long, short, gone = pages.read(metadata, [(1, 10), (0, 3), (2, 6)])
+    long, short, gone = pages.read(metadata, [(1, 0, 10), (0, 0, 3), (2, 0, 6)])
     torch.testing.assert_close(long, written.transpose(1, 2), rtol=0, atol=0)
     torch.testing.assert_close(short, written.transpose(1, 2)[:, :3] + 1, rtol=0, atol=0)
     assert not gone[:, :4].any()
     torch.testing.assert_close(gone[:, 4:], long[:, 4:6], rtol=0, atol=0)  # the same page
+    (later,) = pages.read(metadata, [(1, 3, 6)])
+    torch.testing.assert_close(later, long[:, 3:9], rtol=0, atol=0)
     assert long.nbytes == 10 * pages.bytes_per_position
     cache = pages.joined([long, short])
     assert [layer.get_seq_length() for layer in cache.layers] == [10] * 8
@@ -59,6 +61,17 @@ def test_what_was_written_is_read(dtype: torch.dtype) -> None:
     torch.testing.assert_close(keys[0], written[1, 0].transpose(0, 1), rtol=0, atol=0)
     torch.testing.assert_close(values[1, :, 7:], (written[1, 1, :3] + 1).transpose(0, 1), rtol=0, atol=0)
     assert not keys[1, :, :7].any()
+
+
+def test_positions_beyond_a_window_are_not_all_there() -> None:
+    """vLLM gives the pages behind a layer's window to other requests."""
+    layers = [Attention(f"layer {number}", torch.float32) for number in range(2)]
+    pages = PagedCache.of(layers, 0)
+    assert pages is not None
+    assert pages.holds_all(99)
+    layers[1].sliding_window = 5
+    assert pages.holds_all(5)
+    assert not pages.holds_all(6)
 
 
 def test_what_cannot_be_read_back_is_not() -> None:
