@@ -31,12 +31,10 @@ def language_model(tokenizer: PreTrainedTokenizerFast) -> LanguageModel:
 def make_language_model(tokenizer: PreTrainedTokenizerFast) -> Callable[..., LanguageModel]:
     """Another random model: `make_language_model(seed=1, max_position_embeddings=64)`."""
 
-    def make(*, chat_template: str | None = CHATML, **changes: object) -> LanguageModel:
-        return LanguageModel.from_transformers(
-            random_llama(**changes),  # type: ignore[arg-type]
-            byte_tokenizer(chat_template=chat_template),
-            name="random-llama",
-        )
+    def make(*, chat_template: str | None = CHATML, words: str = "", **changes: object) -> LanguageModel:
+        tokenizer = byte_tokenizer(chat_template=chat_template, words=words)
+        model = random_llama(**{"vocab_size": len(tokenizer), **changes})  # type: ignore[arg-type]
+        return LanguageModel.from_transformers(model, tokenizer, name="random-llama")
 
     return make
 

@@ -76,8 +76,8 @@ def test_an_example_runs(warm_python: WarmPython, example: Path, tmp_path: Path)
     [
         ("01_guarded_rag.py", "bm25s", "demo"),
         ("04_agent_middleware.py", "langchain", "agents"),
-        ("04_agent_middleware.py", "bm25s", "demo"),
-        ("05_human_review.py", "langchain", "agents"),
+        pytest.param("04_agent_middleware.py", "bm25s", "demo", marks=pytest.mark.heavy),
+        pytest.param("05_human_review.py", "langchain", "agents", marks=pytest.mark.heavy),
         ("06_traces.py", "opentelemetry", "tracing"),
     ],
 )

@@ -45,8 +45,9 @@ def any_fails(found: list[str | BaseException]) -> bool:
     return any(isinstance(end, AssertionError | AnswerInterruptedError) for end in found)
 
 
-async def test_no_withheld_sentence_leaves(script: ModuleType, nonces: LanguageModel) -> None:
-    found = await ends(script, nonces, 2)
+@pytest.mark.parametrize("count", [1, pytest.param(4, marks=pytest.mark.heavy)])
+async def test_no_withheld_sentence_leaves(script: ModuleType, nonces: LanguageModel, count: int) -> None:
+    found = await ends(script, nonces, count)
     assert [end for end in found if not isinstance(end, str)] == []
     assert {str(end).partition(",")[0] for end in found} == set(script.FRONTS)
 
@@ -60,8 +61,8 @@ async def test_a_broken_rule_is_found(
         return settle(draft, Policy(threshold=1e30), *given, **named)
 
     monkeypatch.setattr(early_sentences, "settle", lets_all_through)
-    found = await ends(script, nonces, 3)
-    broken = {front for number, front in enumerate(script.FRONTS) if any_fails(found[3 * number : 3 * number + 3])}
+    found = await ends(script, nonces, 2)
+    broken = {front for number, front in enumerate(script.FRONTS) if any_fails(found[2 * number : 2 * number + 2])}
     assert len(broken) > 1, broken
 
 

@@ -9,9 +9,13 @@ import tarfile
 import tomllib
 import venv
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
+
+from .warm_python import WarmPython
 
 ROOT = Path(__file__).parent.parent
 PARTNERS = {
@@ -21,12 +25,24 @@ PARTNERS = {
 """The distributions in `integrations`, and an import that each of them promises."""
 
 
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """A folder that the first of the workers which need it has filled, for all of them."""
+    shared = factory.getbasetemp().parent if "PYTEST_XDIST_WORKER" in os.environ else factory.getbasetemp()
+    folder, done = shared / name, shared / f"{name}.done"
+    with FileLock(shared / f"{name}.lock"):
+        if not done.exists():
+            make(folder)
+            done.touch()
+    return folder
+
+
 @pytest.fixture(scope="module")
 def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
-    subprocess.run(command, check=True, capture_output=True)
-    return folder
+    def make(folder: Path) -> None:
+        command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+        subprocess.run(command, check=True, capture_output=True)
+
+    return made_once(tmp_path_factory, "distributions", make)
 
 
 @pytest.fixture(scope="module")
@@ -37,18 +53,8 @@ def wheel_names(distributions: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def unpacked(distributions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
     (wheel,) = distributions.glob("*.whl")
-    zipfile.ZipFile(wheel).extractall(folder)
-    return folder
-
-
-def run_outside(unpacked: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """Run with the wheel's files first on the path, away from the checkout."""
-    environment = {**os.environ, "PYTHONPATH": str(unpacked)}
-    return subprocess.run(
-        [sys.executable, *command], cwd=unpacked, env=environment, capture_output=True, text=True, check=False
-    )
+    return made_once(tmp_path_factory, "unpacked", zipfile.ZipFile(wheel).extractall)
 
 
 def test_the_wheel_holds_the_import_packages_and_nothing_else(wheel_names: list[str]) -> None:
@@ -77,7 +83,10 @@ def test_the_wheel_leaves_llama_index_a_namespace(wheel_names: list[str], unpack
         f"from {listed['import_path']} import {names};"
         "import llama_index_semgrad_guard; assert SemGradLLM is llama_index_semgrad_guard.SemGradLLM; print(NAME)"
     )
-    found = run_outside(unpacked, "-c", code)
+    environment = {**os.environ, "PYTHONPATH": str(unpacked)}
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=unpacked, env=environment, capture_output=True, text=True, check=False
+    )
     assert found.returncode == 0, found.stderr
     assert found.stdout.strip() == "another"
 
@@ -115,20 +124,21 @@ def test_the_sdist_holds_what_a_developer_needs(distributions: Path) -> None:
     assert {"mkdocs.yml", "SECURITY.md", "CITATION.cff", "docs/index.md", "scripts/build_docs.py"} <= names
 
 
-def test_the_wheel_answers_on_its_own(unpacked: Path) -> None:
+def test_the_wheel_answers_on_its_own(warm_python: WarmPython, unpacked: Path) -> None:
     code = (
         "import semgrad_guard, langchain_semgrad_guard, sys;"
         "assert semgrad_guard.__file__.startswith(sys.argv[1]);"
         "model = semgrad_guard.LanguageModel.from_pretrained('pocket');"
         "print(model.generate('What is the capital of France?').text)"
     )
-    found = run_outside(unpacked, "-c", code, str(unpacked))
+    found = warm_python.run(["-c", code, str(unpacked)], folder=unpacked)
     assert found.returncode == 0, found.stderr
     assert found.stdout.strip() == "Paris"
 
 
-def test_the_command_runs_from_the_wheel(unpacked: Path) -> None:
-    found = run_outside(unpacked, "-c", "from semgrad_guard.cli import app; app()", "--help")
+def test_the_command_runs_from_the_wheel(warm_python: WarmPython, unpacked: Path) -> None:
+    code = "import sys; from semgrad_guard import cli; assert cli.__file__.startswith(sys.argv.pop(1)); cli.app()"
+    found = warm_python.run(["-c", code, str(unpacked), "--help"], folder=unpacked)
     assert found.returncode == 0, found.stderr
     assert "calibrate" in found.stdout
 
@@ -136,11 +146,13 @@ def test_the_command_runs_from_the_wheel(unpacked: Path) -> None:
 @pytest.fixture(scope="module")
 def partners(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheels of the partner distributions."""
-    folder = tmp_path_factory.mktemp("partners")
-    for partner in PARTNERS:
+
+    def make(folder: Path) -> None:
         build = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(folder)]
-        subprocess.run([*build, str(ROOT / "integrations" / partner)], check=True, capture_output=True)
-    return folder
+        for partner in PARTNERS:
+            subprocess.run([*build, str(ROOT / "integrations" / partner)], check=True, capture_output=True)
+
+    return made_once(tmp_path_factory, "partners", make)
 
 
 @pytest.fixture(scope="module")

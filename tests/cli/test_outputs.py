@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from semgrad_guard import LanguageModel
 from semgrad_guard.cli import app
 from semgrad_guard.evaluation.files import sole_writer
+from tests.pairwise import in_turn
 from tests.warm_python import WarmPython
 
 from .helpers import ASKED, TOKENS, flat, jsonl
@@ -85,8 +86,7 @@ def test_a_link_stays_a_link(run: Run, job: Job, tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "far").iterdir()] == ["scores.jsonl"]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("mark", [b"", codecs.BOM_UTF8], ids=["plain", "BOM"])
+@in_turn(command=COMMANDS, mark=[b"", codecs.BOM_UTF8])
 def test_data_may_come_from_stdin(job: Job, tmp_path: Path, command: str, mark: bytes) -> None:
     runner = CliRunner()
     given = Path(job(command, tmp_path)[4]).read_bytes()

@@ -15,7 +15,7 @@ from semgrad_guard.engine.replay.batch import TokenBatch, cache_of
 from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
 from semgrad_guard.engine.scoring.gradients import GradientScores, Rows, States, Tier
 from semgrad_guard.engine.scoring.model_states import Branches, InputCheck
-from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
+from semgrad_guard.engine.scoring.scorer import clean_slate, scorer_of
 
 from .oracle import Reference, reference_scores
 from .tiny_models import shared, token_ids
@@ -76,17 +76,23 @@ def score_parts_in_tier(
     tier: Tier, model: Any, batch: TokenBatch, objective: Objective, captured: States = None
 ) -> Rows:
     """Score the parts of a batch's responses in one tier."""
-    scorer = Scorer(model)
-    assert tier in scorer.tiers(), f"the self-check turned the {tier} tier down"
-    scorer._exactness = replace(scorer.exactness(), tiers=(tier,) if tier == "full" else (tier, "full"))
+    scorer = scorer_of(model)
     with scorer.lock, clean_slate():  # one turn: a model with a patched function is verified anew in the next
-        scorer._current().inputs = InputCheck(Branches(), {"gradient": sys.maxsize})  # the oracle verifies it
-        if tier == "captured" and captured is None:
-            layer = objective.span(scorer.architecture.n_layers)[0]
-            record = scorer.current_replayer().record
-            by_row = tuple(record(row, layer) for row in batch.rows() if batch.context)
-            captured = by_row or record(batch, layer)
-        rows = scorer.score_parts(batch, objective, captured)
+        assert tier in scorer.tiers(), f"the self-check turned the {tier} tier down"
+        state = scorer._current()
+        found = state.exactness, state.inputs
+        assert found[0] is not None
+        state.exactness = replace(found[0], tiers=(tier,) if tier == "full" else (tier, "full"))
+        state.inputs = InputCheck(Branches(), {"gradient": sys.maxsize})  # the oracle verifies it
+        try:
+            if tier == "captured" and captured is None:
+                layer = objective.span(scorer.architecture.n_layers)[0]
+                record = scorer.current_replayer().record
+                by_row = tuple(record(row, layer) for row in batch.rows() if batch.context)
+                captured = by_row or record(batch, layer)
+            rows = scorer.score_parts(batch, objective, captured)
+        finally:
+            state.exactness, state.inputs = found
     assert {scores.tier for row in rows for scores in row} == {tier}
     return rows
 
@@ -108,14 +114,14 @@ def generate(
     capture = Capture(layer, width + min(offsets), logit_bytes=logit_bytes, output_bytes=output_bytes)
     config = GenerationConfig(pad_token_id=0, return_dict_in_generate=True, **options)
     with clean_slate():
-        output = Scorer(model).current_replayer().generate(ids, mask, capture, generation_config=config)
+        output = scorer_of(model).current_replayer().generate(ids, mask, capture, generation_config=config)
     return output.sequences[:, width:].tolist(), CapturedStates.of(cache_of(output), capture)
 
 
 def answered(name: str, *, lengths: Sequence[int] = (6, 1, 4), **options: int) -> tuple[list[Case], CapturedStates]:
     """The cases' prompts with real answers of a shared model, each cut to its length, and what is left behind."""
     model = shared(name)
-    layer = Objective().span(Scorer(model).architecture.n_layers)[0]
+    layer = Objective().span(scorer_of(model).architecture.n_layers)[0]
     prompts, offsets = [case.prompt for case in CASES], [case.semantic_token for case in CASES]
     responses, captured = generate(
         model, prompts, offsets, layer, max_new_tokens=6, do_sample=False, eos_token_id=None, **options

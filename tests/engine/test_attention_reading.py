@@ -14,6 +14,7 @@ from semgrad_guard.engine.replay.attention_weights import middle_layers
 from semgrad_guard.engine.replay.batch import TokenBatch
 from semgrad_guard.engine.scoring.observation import NOT_FINITE, UNREADABLE, AttentionReading
 from semgrad_guard.engine.scoring.scorer import scorer_of
+from tests.pairwise import in_turn
 
 from .tiny_models import ARCHITECTURES, build, shared, token_ids
 
@@ -48,8 +49,7 @@ def batch(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) ->
     return TokenBatch.of(prompts, answers, [-1] * len(prompts), "cpu")
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@in_turn(name=ARCHITECTURES, attention=["sdpa", "eager"])
 def test_it_is_what_eager_attention_returns(name: str, attention: str) -> None:
     if name in OWN_ATTENTION and attention == "sdpa":
         pytest.skip("eager is its own default")

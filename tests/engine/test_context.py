@@ -64,8 +64,7 @@ def test_rows_with_unequal_contexts_are_scored_together() -> None:
         assert max(map(worst_relative_error, found, expected)) < tolerance("gemma2"), tier
 
 
-@pytest.mark.parametrize("kept", [{}, {"logit_bytes": 0, "output_bytes": 0}])
-@pytest.mark.parametrize("name", ["llama", "mistral-sliding", "gpt2"])
+@in_turn(name=["llama", "mistral-sliding", "gpt2"], kept=[{}, {"logit_bytes": 0, "output_bytes": 0}])
 def test_a_generations_states_serve_every_sentence(name: str, kept: dict[str, int]) -> None:
     model, objective, scorer = shared(name), Objective(), Scorer(shared(name))
     (case, *_), captured = answered(name, lengths=(6, 1, 4), **kept)

@@ -21,6 +21,7 @@ from semgrad_guard import LanguageModel
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.models.gguf import read_header
 from semgrad_guard.errors import InputError, MissingExtraError, ModelError, ModelNotFoundError, UnsupportedModelError
+from tests.pairwise import in_turn
 
 from .gguf_files import END, TOKENS, Quantized, as_floats, gguf_name, quantized, tiny, write
 from .oracle import reference_scores, worst_relative_error
@@ -51,8 +52,7 @@ def exact(model: LanguageModel, expected: Any) -> float:
     return worst_relative_error(model.score("in a box?", "in Rome"), reference)
 
 
-@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0"])
-@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+@in_turn(architecture=["llama", "qwen2"], kind=["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0"])
 def test_scores_are_those_of_plain_autograd_on_the_dequantized_model(
     architecture: str, kind: str, tmp_path: Path
 ) -> None:
@@ -265,7 +265,7 @@ def test_counts_and_types_that_make_no_sense_are_refused(
 
 
 @given(where=st.floats(0, 1, exclude_max=True), other=st.none() | st.binary(min_size=1, max_size=9))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_damaged_file_is_refused_by_name_or_read(
     where: float, other: bytes | None, tmp_path_factory: pytest.TempPathFactory, file: Path
 ) -> None:

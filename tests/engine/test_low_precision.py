@@ -13,7 +13,7 @@ from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.scoring.gradient_scores import gradient_scores
 from semgrad_guard.engine.scoring.gradients import GradientScores
 from semgrad_guard.engine.scoring.scorer import scorer_of
-from tests.pairwise import pairwise
+from tests.pairwise import in_turn, pairwise
 
 from .oracle import worst_relative_error
 from .scoring_paths import CASES, batch_of
@@ -27,8 +27,7 @@ def scores_of(model: Any, count: int = 30) -> list[GradientScores]:
     return gradient_scores(model, PROMPTS[:count], RESPONSES[:count], semantic_token=-3)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3"])
+@in_turn(name=["llama", "gpt2", "gemma3"], dtype=[torch.bfloat16, torch.float16])
 def test_half_precision_ranks_like_double(name: str, dtype: torch.dtype) -> None:
     """The weights are the same numbers in both, so that only the arithmetic differs."""
     half = build(name, dtype=dtype)

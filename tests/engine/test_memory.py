@@ -15,6 +15,7 @@ from semgrad_guard.engine.replay.batch import FRUGAL, Memory
 from semgrad_guard.engine.replay.hooks import activation_bytes
 from semgrad_guard.engine.replay.replayer import Replayer
 from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
+from tests.pairwise import in_turn
 
 from .oracle import worst_relative_error
 from .scoring_paths import CASES, batch_of
@@ -42,8 +43,7 @@ def held_by_graph(scorer: Scorer, memory: Memory) -> int:
     return held
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "mixtral", "gpt2", "qwen3", "opt", "phi3"])
-@pytest.mark.parametrize("tier", ["captured", "prefix"])
+@in_turn(name=["llama", "gemma2", "mixtral", "gpt2", "qwen3", "opt", "phi3"], tier=["captured", "prefix"])
 def test_checkpointed_replays_are_exact(name: str, tier: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "_LARGE", 1)  # the second run of a layer must take the same order of products
     scorer, batch, objective = Scorer(shared(name)), batch_of(CASES), Objective()

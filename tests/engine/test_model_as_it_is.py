@@ -28,7 +28,7 @@ from .tiny_models import build
 
 BRIEF = GenerationOptions(max_tokens=6)
 SAMPLED = GenerationOptions(max_tokens=6, temperature=20.0, seed=0)  # tokens that differ
-LONGER = GenerationOptions(max_tokens=60, temperature=2.0, seed=5)
+LONGER = GenerationOptions(max_tokens=30, temperature=2.0, seed=5)
 PROMPT = "What is tea?"
 CASE = CASES[0]
 
@@ -77,13 +77,17 @@ def test_code_that_runs_the_users_modules_is_refused_and_its_end_is_scored(name:
 @pytest.mark.parametrize(
     ("name", "memory"),
     [
-        *((name, Memory(prompts=1 << 24)) for name in (*SWITCHES, *PREPARED)),
+        *(
+            pytest.param(name, Memory(prompts=1 << 24), marks=() if number % 3 == 0 else pytest.mark.heavy)
+            for number, name in enumerate((*SWITCHES, *PREPARED))
+        ),
         *((name, Memory()) for name in ("activation", "weights in place", "a hook", "a hook's closure")),
     ],
 )
 def test_a_switch_is_seen_by_the_next_answer_and_by_an_earlier_answers_score(
     name: str, memory: Memory, tokenizer: PreTrainedTokenizerFast
 ) -> None:
+    """Every third switch, and in `make check-heavy` the others; the test above takes every one."""
     model = build("llama", vocab_size=258, eos_token_id=None)
     switch = prepared(name, model)
     language_model = LanguageModel.from_transformers(model, tokenizer)

@@ -64,8 +64,7 @@ def test_rows_of_the_grid_are_semgrad_of_other_layers_and_tokens() -> None:
     assert default.semgrad == pytest.approx(math.fsum(row[0] for row in default.grid) / 2, rel=1e-12)
 
 
-@pytest.mark.parametrize("tier", TIERS)
-@pytest.mark.parametrize("name", SOME)
+@in_turn(name=SOME, tier=TIERS)
 def test_parts_of_a_response_equal_each_parts_own_objective(name: str, tier: Tier) -> None:
     model = shared(name)
     cases = [Case(token_ids(9, 1), token_ids(7, 2), -3), Case(token_ids(5, 3), token_ids(4, 4), -2)]

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.scoring.gradient_scores import gradient_scores
 from semgrad_guard.engine.scoring.gradients import Tier
+from tests.pairwise import in_turn
 
 from .oracle import reference_scores
 from .scoring_paths import Case, score_in_tier
@@ -44,8 +45,7 @@ def error_of(variant: str, scores: Any, expected: dict[str, Any]) -> float:
     return max(abs(getattr(scores, ours) / expected[theirs] - 1) for ours, theirs in names.items())
 
 
-@pytest.mark.parametrize("tier", ["captured", "prefix", "full"])
-@pytest.mark.parametrize("variant", ["paper", "official"])
+@in_turn(tier=["captured", "prefix", "full"], variant=["paper", "official"])
 def test_official_figures(parity: Any, variant: Any, tier: Tier, record: Callable[[str, str, float], None]) -> None:
     name, model, cases = parity
     for case, expected in cases:

@@ -14,6 +14,7 @@ from semgrad_guard.engine.replay.batch import FRUGAL, Memory
 from semgrad_guard.engine.replay.captured_states import Capture
 from semgrad_guard.engine.replay.kernels import Projections
 from semgrad_guard.engine.scoring.scorer import Scorer
+from tests.pairwise import in_turn
 
 from .oracle import worst_relative_error
 from .scoring_paths import answered, batch_of, score_in_tier
@@ -38,8 +39,7 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return taken
 
 
-@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
-@pytest.mark.parametrize("lengths", [(6, 1, 4), (3, 1, 2)], ids=["whole", "cut"])
+@in_turn(name=sorted(ARCHITECTURES), lengths=[(6, 1, 4), (3, 1, 2)])
 def test_scores_are_those_of_products_taken_again(name: str, lengths: tuple[int, ...]) -> None:
     """Answers cut by a stop string end before the outputs do."""
     cases, captured = answered(name, lengths=lengths)

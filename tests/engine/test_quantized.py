@@ -23,6 +23,7 @@ from semgrad_guard.engine.replay import kernels
 from semgrad_guard.engine.scoring.gradients import GradientScores, Tier
 from semgrad_guard.engine.scoring.scorer import Scorer, scorer_of
 from semgrad_guard.errors import UnsupportedModelError
+from tests.pairwise import in_turn
 
 from .oracle import worst_relative_error
 from .scoring_paths import CASES, score_in_tier
@@ -109,8 +110,7 @@ def quantized(quantize: Callable[[nn.Linear], None], *, head: bool = False) -> A
     return model
 
 
-@pytest.mark.parametrize("tier", ["captured", "prefix", "full"])
-@pytest.mark.parametrize("form", [another_tensor, another_layer(Int8Linear)], ids=["tensor", "layer"])
+@in_turn(form=[another_tensor, another_layer(Int8Linear)], tier=["captured", "prefix", "full"])
 def test_quantized_weights_are_scored_as_plain_autograd_scores_them(
     form: Callable[[nn.Linear], None], tier: Tier, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from semgrad_guard.engine.generation.running_answer import RunningAnswer
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.grammar import one_of, text_rule
 from semgrad_guard.errors import InputError
+from tests.pairwise import in_turn
 
 from .running_batches import (
     OBJECTIVES,
@@ -41,8 +42,7 @@ def test_every_architecture(name: str) -> None:
     require_all_alike(model, some(random, 6), random)
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
-@pytest.mark.parametrize("name", ["llama", "mistral-sliding", "gemma2"])
+@in_turn(name=["llama", "mistral-sliding", "gemma2"], objective=OBJECTIVES)
 def test_every_objective(name: str, objective: Objective) -> None:
     random = Random(2)
     require_all_alike(shared(name), some(random, 6), random, objective)
@@ -58,7 +58,7 @@ OPTIONS = st.builds(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     wanted=st.lists(st.tuples(st.text("xyz ", max_size=40).map("q".__add__), OPTIONS), min_size=1, max_size=6),
     name=st.sampled_from(["llama", "mistral-sliding", "gpt2"]),
@@ -159,8 +159,7 @@ def test_stop_strings_at_and_inside_tokens(pocket: LanguageModel) -> None:
     cut = pocket.generate(*wanted[1]).evidence.gradients()
     assert cut is not None
     assert cut.scores.tier != "captured", "its tokens were replaced"
-    for seed in range(2):
-        require_all_alike(pocket, wanted, Random(seed))
+    require_all_alike(pocket, wanted, Random(1))
 
 
 def test_what_the_text_does_not_hold_stops_nothing(pocket: LanguageModel) -> None:

@@ -18,6 +18,7 @@ from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.grammar import one_of, text_rule
 from semgrad_guard.engine.replay.batch import FRUGAL, Memory
 from semgrad_guard.errors import AnswerCancelledError, AnswerInterruptedError
+from tests.pairwise import in_turn
 from tests.random_llama import byte_tokenizer
 
 from .running_batches import (
@@ -208,8 +209,10 @@ def test_what_was_left_is_observed_without_another_pass() -> None:
     assert passes == []
 
 
-@pytest.mark.parametrize("memory", [FRUGAL, Memory(logits=5000, outputs=5000), Memory(logits=0)], ids=str)
-@pytest.mark.parametrize("objective", [Objective(), Objective(gradients=False)], ids=["replayed", "observed"])
+@in_turn(
+    memory=[FRUGAL, Memory(logits=5000, outputs=5000), Memory(logits=0)],
+    objective=[Objective(), Objective(gradients=False)],
+)
 def test_small_budgets_change_no_score(memory: Memory, objective: Objective) -> None:
     model, random = wrapped("qwen2"), Random(5)
     wanted = [(question, Options(max_tokens=5 + n)) for n, (question, _) in enumerate(some(random, 6))]

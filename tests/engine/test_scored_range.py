@@ -17,6 +17,7 @@ from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.batch import TokenBatch
 from semgrad_guard.engine.scoring.gradients import Tier
 from semgrad_guard.engine.scoring.scorer import Scorer
+from tests.pairwise import pairwise
 from tests.thinking import ANSWERS, UNTHOUGHT, thinking_model
 
 from .oracle import Reference, reference_scores, worst_relative_error
@@ -34,9 +35,11 @@ def reference(model: Any, prompt: Sequence[int], before: Sequence[int], answer: 
     return reference_scores(model, prompt, [*before, *answer], t, part=slice(len(before), None))
 
 
-@pytest.mark.parametrize("tier", ["captured", "prefix", "full"])
-@pytest.mark.parametrize("lengths", [(0,), (1,), (2000,), (1, 0, 1)], ids=str)
-@pytest.mark.parametrize("name", ["llama", "qwen2-tied"])
+@pairwise(
+    name=["llama", "qwen2-tied"],
+    lengths=[(0,), (1,), (2000,), (1, 0, 1)],
+    tier=["captured", "prefix", "full"],
+)
 def test_tokens_before_the_scored_ones_are_context(name: str, lengths: tuple[int, ...], tier: Tier) -> None:
     model, rows = long_model(name), CASES[: len(lengths)]
     thoughts = [token_ids(length, 70 + length) for length in lengths]

@@ -20,6 +20,7 @@ from semgrad_guard.engine.scoring.gradient_scores import gradient_scores
 from semgrad_guard.engine.scoring.gradients import Tier
 from semgrad_guard.engine.scoring.scorer import Scorer, scorer_of
 from semgrad_guard.engine.scoring.self_check import self_check
+from tests.pairwise import in_turn
 
 from .architectures import expectation
 from .generated_models import build as generated
@@ -155,8 +156,7 @@ def test_a_tier_that_raises_is_turned_down_too(
     assert max(errors) < 1e-7
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@in_turn(name=ARCHITECTURES, dtype=[torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_sound_models_pass_in_every_dtype(name: str, dtype: torch.dtype, caplog: pytest.LogCaptureFixture) -> None:
     """A self-check that cries wolf would cost speed: rounding alone must not turn a tier down."""
     model = shared(name) if dtype == torch.float64 else build(name, dtype=dtype)

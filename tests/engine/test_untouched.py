@@ -22,6 +22,7 @@ from semgrad_guard.engine.scoring.gradients import GradientScores, Tier
 from semgrad_guard.engine.scoring.scorer import scorer_of
 from semgrad_guard.errors import DeadlineExceededError, EmptyLayerSpanError, InputError, UnsupportedModelError
 from tests.leaks import smallest_growth, tensors_alive
+from tests.pairwise import in_turn
 
 from .oracle import worst_relative_error
 from .scoring_paths import CASES, batch_of, score_in_tier
@@ -259,8 +260,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
-@pytest.mark.parametrize("name", ["llama", "opt", "gemma3", "falcon-h1"])
-@pytest.mark.parametrize("caller", CALLERS)
+@in_turn(name=["llama", "opt", "gemma3", "falcon-h1"], caller=CALLERS)
 def test_the_callers_mode_is_kept_and_changes_no_score(name: str, caller: str) -> None:
     model = build(name)
     expected = CASE.reference(model, Objective())

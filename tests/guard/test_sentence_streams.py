@@ -17,6 +17,7 @@ from semgrad_guard.guard import Draft, SentencePiece, Terms, Work, run_stream, s
 from semgrad_guard.records import SentenceVerdict, Verdict
 from semgrad_guard.settings import CLOSING_LINE
 from tests.fixed_model import PIECES, TEXT, FixedModel
+from tests.pairwise import in_turn
 
 
 @pytest.fixture
@@ -53,8 +54,7 @@ def thresholds(model: FixedModel) -> list[float]:
     return [0.0, *(score * 1.001 for score in sorted(scores(guard(model, 1e9)("q"))))]
 
 
-@pytest.mark.parametrize("on_doubt", ["stop", "drop", "mark", "escalate"])
-@pytest.mark.parametrize("place", range(4))
+@in_turn(on_doubt=["stop", "drop", "mark", "escalate"], place=range(4))
 def test_the_stream_is_the_text_of_the_record_at_any_threshold(model: FixedModel, on_doubt: Any, place: int) -> None:
     made = guard(model, thresholds(model)[place], on_doubt=on_doubt, escalate_to=lambda _: "Ask a cook.")
     whole, stream = made("q"), made.stream("q")

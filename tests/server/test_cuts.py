@@ -284,10 +284,11 @@ async def test_a_call_is_delivered_whole_or_not_at_all(
     serve: Serve, make_language_model: Callable[..., LanguageModel]
 ) -> None:
     from tests.engine.chat_templates import template
+    from tests.random_llama import CALLS
 
     parameters = {"type": "object", "properties": {"colour": {"const": "red"}}, "required": ["colour"]}
     tool = {"type": "function", "function": {"name": "paint", "parameters": parameters}}
-    model = make_language_model(chat_template=template("qwen2.5"), max_position_embeddings=8192)
+    model = make_language_model(chat_template=template("qwen2.5"), words=CALLS, max_position_embeddings=8192)
     body = asking(tools=[tool], tool_choice="required")
     async with serve(ALL, model=model, options=GenerationOptions(max_tokens=150)) as client:
         whole = (await client.post(CHAT, json=body)).json()

@@ -24,6 +24,7 @@ from semgrad_guard.server.gate import Keys
 from semgrad_guard.server.hosting import allowed_hosts, is_loopback, listen
 from semgrad_guard.server.protocol import parse_json
 from semgrad_guard.server.scheduler import Scheduler
+from tests.pairwise import in_turn
 from tests.steps import LIMIT
 
 from .conftest import ALL, NONE, Serve, asking, held, watched
@@ -245,8 +246,7 @@ async def leaves(app: Any, body: dict[str, Any], *, once: Callable[[], bool]) ->
     await asyncio.wait_for(call, LIMIT)
 
 
-@pytest.mark.parametrize("mode", ["enforce", "annotate"])
-@pytest.mark.parametrize("stream", [False, True])
+@in_turn(mode=["enforce", "annotate"], stream=[False, True])
 async def test_a_client_that_goes_away_stops_the_model(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, mode: str, stream: bool
 ) -> None:

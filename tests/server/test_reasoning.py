@@ -12,6 +12,7 @@ import pytest
 from semgrad_guard import GenerationOptions, HybridGrad, Policy
 from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.upstream import RemoteServer, Upstream
+from tests.pairwise import in_turn
 from tests.thinking import ANSWERS, THOUGHTS, thinking_model, written
 
 from .conftest import ALL, Serve, asking, events
@@ -93,8 +94,7 @@ async def scorer() -> AsyncIterator[Scheduler]:
     made.close()
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-@pytest.mark.parametrize("form", FORMS)
+@in_turn(form=FORMS, stream=[False, True])
 async def test_an_answer_of_an_upstream_is_scored_given_its_reasoning(
     serve: Serve, scorer: Scheduler, form: str, stream: bool
 ) -> None:

@@ -21,6 +21,7 @@ from semgrad_guard.server.reported import ReportedQueue
 from semgrad_guard.server.service import Service
 from semgrad_guard.server.settings import ServerSettings
 from semgrad_guard.server.upstream import Upstream
+from tests.pairwise import in_turn
 
 from .conftest import ALL, NONE, OPTIONS, Serve, asking, events
 
@@ -35,8 +36,7 @@ def shown(found: list[dict[str, Any]]) -> str:
     return "".join(c.get("delta", c.get("message")).get("content") or "" for e in found for c in e["choices"])
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("estimator", ["max_probability", "gnll", "top_entropy"])
+@in_turn(estimator=["max_probability", "gnll", "top_entropy"], stream=[False, True])
 async def test_the_scores_are_those_of_the_upstreams_own_tokens(
     serve: Serve, make_served: Any, language_model: LanguageModel, estimator: str, stream: bool
 ) -> None:

@@ -11,6 +11,8 @@ import pytest
 
 from semgrad_guard import GenerationOptions, LanguageModel, Message, ToolCall
 from tests.engine.chat_templates import template
+from tests.pairwise import in_turn
+from tests.random_llama import CALLS
 
 from .conftest import ALL, NONE, Serve, asking, events
 
@@ -35,7 +37,7 @@ def tooled(make_language_model: Callable[..., LanguageModel]) -> Make:
 
     def make(name: str) -> LanguageModel:
         if name not in made:
-            made[name] = make_language_model(chat_template=template(name), max_position_embeddings=8192)
+            made[name] = make_language_model(chat_template=template(name), words=CALLS, max_position_embeddings=8192)
         return made[name]
 
     return make
@@ -149,8 +151,7 @@ async def test_a_call_that_was_cut_is_delivered_as_the_text_it_is(serve: Serve, 
     assert choice["finish_reason"] == "length"
 
 
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("mode", ["enforce", "raise"])
+@in_turn(mode=["enforce", "raise"], count=[1, 2])
 async def test_a_withheld_call_leaves_no_trace(serve: Serve, tooled: Make, mode: str, count: int) -> None:
     schema = {"type": "object", "properties": {"colour": {"const": "burgundy-4711"}}, "required": ["colour"]}
     tool = {"type": "function", "function": {"name": "paint", "parameters": schema}}

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from .conftest import ALL, NONE, Serve, asking
+from .conftest import ALL, NONE, OPTIONS, Serve, asking
 
 pytest.importorskip("opentelemetry.sdk", reason="the SDK of OpenTelemetry is not installed")
 
@@ -57,7 +57,7 @@ def exported() -> Iterator[Exported]:
 async def test_every_verdict_is_an_event(
     serve: Serve, exported: Exported, language_model: LanguageModel, policy: Any, mode: str, stream: bool
 ) -> None:
-    draft = language_model.generate("hello").text
+    draft = language_model.generate("hello", OPTIONS).text
     async with serve(policy, mode=mode, service=exported.service) as client:
         with exported.tracer_provider.get_tracer("mine").start_as_current_span("request"):
             response = await client.post(CHAT, json=asking(stream=stream))

@@ -13,6 +13,7 @@ from semgrad_guard import HybridGrad, LanguageModel
 from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.upstream import RemoteServer, RemoteTarget, Upstream
 from tests.engine.chat_templates import template
+from tests.random_llama import CALLS
 
 from .conftest import ALL, NONE, Serve, asking
 
@@ -44,7 +45,9 @@ class Sending(httpx.AsyncBaseTransport):
 @pytest.fixture
 async def scorer(make_language_model: Callable[..., LanguageModel]) -> AsyncIterator[Scheduler]:
     made = Scheduler(
-        make_language_model(chat_template=template("qwen2.5"), max_position_embeddings=8192), HybridGrad(), served=True
+        make_language_model(chat_template=template("qwen2.5"), words=CALLS, max_position_embeddings=8192),
+        HybridGrad(),
+        served=True,
     )
     yield made
     made.close()

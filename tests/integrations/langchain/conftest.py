@@ -11,6 +11,7 @@ from langchain_core.globals import set_llm_cache
 
 from langchain_semgrad_guard import ChatSemGrad
 from semgrad_guard import LanguageModel
+from tests.random_llama import CALLS
 
 from .router_kit import KINDS, PATHS, Kit
 from .served import Served
@@ -22,6 +23,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The folder of the tiny checkpoint."""
     torch.set_num_threads(1)
     return str(save_tiny(tmp_path_factory.mktemp("tiny")))
+
+
+@pytest.fixture(scope="session")
+def tiny_for_tools(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a tiny checkpoint with room for tools, and a token for every word of them."""
+    torch.set_num_threads(1)
+    return str(save_tiny(tmp_path_factory.mktemp("tiny-for-tools"), text=CALLS, window=8192))
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from semgrad_guard import Binding, Policy, calibrate
+from tests.random_llama import merges_of
 
 EVERYTHING, NOTHING = Policy(threshold=1e308), Policy(threshold=-1.0)
 """Policies that let through every answer, and none: uncertainties are never negative."""
@@ -41,12 +42,14 @@ CHATML = (
 SPECIAL = ["<pad>", "<|im_start|>", "<|im_end|>"]
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE without merges, over printable ASCII and the line feed."""
+def tokenizer(text: str = "") -> PreTrainedTokenizerFast:
+    """Byte-level BPE over printable ASCII and the line feed, without merges but for those of a text's words."""
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     letters = sorted(letter for letter in alphabet if " " < letter < "\x7f" or letter in "ĠĊ")
-    vocabulary = {token: number for number, token in enumerate([*SPECIAL, *letters])}
-    core = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    merges = merges_of(text)
+    known = [*SPECIAL, *letters, *dict.fromkeys("".join(pair) for pair in merges)]
+    vocabulary = {token: number for number, token in enumerate(known)}
+    core = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
     fast = PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<|im_end|>")
@@ -55,9 +58,12 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def save_tiny(folder: Path, *, seed: int = 0) -> Path:
-    """A checkpoint whose answers are gibberish of its own, different for each prompt, and repeatable."""
-    words = tokenizer()
+def save_tiny(folder: Path, *, seed: int = 0, text: str = "", window: int = 256) -> Path:
+    """A checkpoint whose answers are gibberish of its own, different for each prompt, and repeatable.
+
+    Every word of the text is a token.
+    """
+    words = tokenizer(text)
     config = LlamaConfig(
         vocab_size=len(words),
         hidden_size=32,
@@ -65,7 +71,7 @@ def save_tiny(folder: Path, *, seed: int = 0) -> Path:
         num_hidden_layers=5,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=256,
+        max_position_embeddings=window,
         eos_token_id=words.eos_token_id,
         pad_token_id=words.pad_token_id,
         bos_token_id=None,

@@ -16,11 +16,12 @@ from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, calibrate_cha
 from semgrad_guard import LanguageModel, Policy
 from semgrad_guard.errors import BindingMismatchError
 from semgrad_guard.records import Verdict
+from tests.pairwise import in_turn
 
 from .support import policy_for_another_model
 
-QUESTIONS = [f"Who is number {number} of {number % 7}?" for number in range(40)]
-RATES = {"alpha": 0.2, "delta": 0.1, "progress": False, "grid": [1e9]}
+QUESTIONS = [f"Who is number {number} of {number % 7}?" for number in range(20)]
+RATES = {"alpha": 0.2, "delta": 0.1, "progress": False, "grid": [1e9], "max_concurrency": 20}
 
 
 def right(text: str, answers: Sequence[str]) -> bool:
@@ -84,8 +85,7 @@ def sum_of(chunks: Iterator[Any]) -> Any:
     return whole
 
 
-@pytest.mark.parametrize("name", [None, "chat"])
-@pytest.mark.parametrize("way", WAYS)
+@in_turn(way=WAYS, name=[None, "chat"])
 def test_options_of_a_call_to_a_server(
     of_the_chat: Policy, of_the_server: Policy, language_model: LanguageModel, way: str, name: Any
 ) -> None:

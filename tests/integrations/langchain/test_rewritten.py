@@ -20,6 +20,7 @@ from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, calibrate_cha
 from langchain_semgrad_guard.runs import WITNESS
 from semgrad_guard import Policy
 from semgrad_guard.records import Verdict
+from tests.pairwise import in_turn
 
 QUESTIONS = [f"Who is number {number} of {number % 7}?" for number in range(40)]
 RATES: dict[str, Any] = {"alpha": 0.2, "delta": 0.1, "progress": False, "grid": [1e9]}
@@ -102,15 +103,10 @@ def policy(request: Any) -> Policy:
     )
 
 
-@pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream"])
-@pytest.mark.parametrize(
-    ("make", "rewritten"),
-    [(condensed, True), (queried, True), (by_code, True), (through_a_tool, True), (plain, False), (own_history, False)],
-)
-def test_what_came_before(
-    chat: ChatSemGrad, policy: Policy, make: Callable[[Any], Chain], rewritten: bool, way: str
-) -> None:
+@in_turn(make=[condensed, queried, by_code, through_a_tool, plain, own_history], way=["invoke", "ainvoke", "stream"])
+def test_what_came_before(chat: ChatSemGrad, policy: Policy, make: Callable[[Any], Chain], way: str) -> None:
     verdict = last_of(make(GuardedChatModel(chat, policy)), way)
+    rewritten = make not in (plain, own_history)
     assert any("may not be what the user asked" in reason for reason in verdict.unfamiliar) is rewritten
     if make is plain:
         assert verdict.promised

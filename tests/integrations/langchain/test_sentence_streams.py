@@ -18,6 +18,7 @@ from semgrad_guard.calibration import AnswerSentences, calibrate_sentences
 from semgrad_guard.errors import InputError
 from semgrad_guard.settings import CLOSING_LINE
 from tests.fixed_model import PIECES, TEXT, FixedModel
+from tests.pairwise import in_turn
 
 
 class Tokens(BaseCallbackHandler):
@@ -54,8 +55,7 @@ def guarded(fixed: LanguageModel, front: str, threshold: float, **given: Any) ->
     return (chat, [UncertaintyRouterCallback(policy)]) if front == "router" else (GuardedChatModel(chat, policy), [])
 
 
-@pytest.mark.parametrize("on_doubt", ["stop", "drop"])
-@pytest.mark.parametrize("front", ["router", "guard"])
+@in_turn(front=["router", "guard"], on_doubt=["stop", "drop"])
 async def test_every_stream_has_the_text_of_the_whole_answer(
     fixed: LanguageModel, between: float, front: str, on_doubt: Any
 ) -> None:

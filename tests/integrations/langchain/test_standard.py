@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +42,8 @@ UNKNOWING = {
     ),
 }
 """Tests of knowledge that neither the embedded nor a random model can have, and why."""
-BRIEF = {"max_tokens": 64}
-"""Long enough for a call, and for the start of JSON that these models would fill up to any limit."""
+BRIEF, SHORT = {"max_tokens": 64}, {"max_tokens": 16}
+"""Long enough for a call, and for the start of JSON, which these models would fill up to any limit."""
 TEMPLATES = Path(__file__).parents[2] / "fixtures" / "chat_templates"
 TOOLED: dict[str, Any] = {"template_options": {"chat_template": (TEMPLATES / "qwen2.5.jinja").read_text()}}
 """A template that knows tools."""
@@ -104,22 +102,12 @@ class TestGuardUnit(ChatModelUnitTests):
         super().test_init_streaming()
 
 
-@pytest.fixture(scope="module")
-def roomy(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The tiny checkpoint with a window for tools: it takes a token for each letter of their schemas."""
-    folder = tmp_path_factory.mktemp("roomy") / "tiny"
-    shutil.copytree(tiny, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 8192}))
-    return str(folder)
-
-
 class TestTiny(_Knowledge, ChatModelIntegrationTests):
     """Random weights behind a template that knows tools (Qwen2.5's): calls, and tests that need no sense."""
 
     @pytest.fixture(autouse=True)
-    def _folder(self, roomy: str) -> None:
-        self.folder = roomy
+    def _folder(self, tiny_for_tools: str) -> None:
+        self.folder = tiny_for_tools
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
@@ -139,7 +127,7 @@ class TestModel(_Knowledge, ChatModelIntegrationTests):
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {"model": REAL_MODEL} if REAL_MODEL else {"model": "pocket", **BRIEF}
+        return {"model": REAL_MODEL} if REAL_MODEL else {"model": "pocket", **SHORT}
 
     @property
     def has_tool_calling(self) -> bool:

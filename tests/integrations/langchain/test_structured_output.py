@@ -18,6 +18,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouterCallback, get_verdict
 from semgrad_guard import LanguageModel
 from semgrad_guard.errors import InputError, LowConfidenceError
+from tests.pairwise import in_turn
 
 from .support import CHATML, EVERYTHING, NOTHING, QUESTION, ROUTES
 
@@ -40,15 +41,14 @@ JSON_SCHEMA: dict[str, Any] = {"title": "Wall", "description": "A wall.", **Wall
 
 
 @pytest.fixture(scope="module")
-def chat(tiny: str) -> ChatSemGrad:
-    """The tiny model with room for schemas, and a template that knows tools."""
-    tokenizer: Any = AutoTokenizer.from_pretrained(tiny)
+def chat(tiny_for_tools: str) -> ChatSemGrad:
+    """A tiny model with room for schemas, and a template that knows tools."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(tiny_for_tools)
     tokenizer.chat_template = (
         '{% if tools %}<|im_start|>system\n{{ tools }} <tool_call>{"name": , "arguments": }<|im_end|>\n{% endif %}'
         + CHATML
     )
-    model: Any = LlamaForCausalLM.from_pretrained(tiny)
-    model.config.max_position_embeddings = 4096
+    model: Any = LlamaForCausalLM.from_pretrained(tiny_for_tools)
     return ChatSemGrad.from_model(LanguageModel.from_transformers(model, tokenizer, name="tiny"), max_tokens=120)
 
 
@@ -59,8 +59,7 @@ def _check(found: Any) -> None:
     assert set(values) == {"colour", "twice"}
 
 
-@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
-@pytest.mark.parametrize("schema", [Wall, WallDict, JSON_SCHEMA], ids=["pydantic", "typeddict", "json"])
+@in_turn(schema=[Wall, WallDict, JSON_SCHEMA], method=["json_schema", "function_calling"])
 def test_answers_are_objects(chat: ChatSemGrad, schema: Any, method: Any) -> None:
     structured = chat.with_structured_output(schema, method=method)
     found: Any = structured.invoke(QUESTION)
@@ -115,8 +114,7 @@ def test_an_answer_that_was_cut_is_an_error_not_half_an_object(chat: ChatSemGrad
     assert "max_tokens" in str(raw["parsing_error"])
 
 
-@pytest.mark.parametrize("name", ROUTES)
-@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+@in_turn(name=ROUTES, method=["json_schema", "function_calling"])
 def test_a_withheld_object_is_an_error(chat: ChatSemGrad, name: str, method: Any) -> None:
     structured = chat.with_structured_output(Wall, method=method)
     config: dict[str, Any] = {"callbacks": [UncertaintyRouterCallback(policy=NOTHING)]}

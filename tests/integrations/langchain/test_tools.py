@@ -21,6 +21,7 @@ from semgrad_guard import HybridGrad, LanguageModel, Message, ToolCall, Verdict
 from semgrad_guard.errors import InputError, UnsupportedToolsError
 from semgrad_guard.guard import Answerer
 from tests.engine.chat_templates import template as published_or_own
+from tests.pairwise import in_turn
 
 from .served import ServedModel
 from .support import EVERYTHING, NOTHING, QUESTION, ROUTES, Wire, collect, text_of
@@ -57,22 +58,21 @@ def plant(leaf: Leaf) -> str:
     return str(leaf)
 
 
-def _with_template(tiny: str, template: str) -> LanguageModel:
-    tokenizer: Any = AutoTokenizer.from_pretrained(tiny)
+def _with_template(folder: str, template: str) -> LanguageModel:
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = template
-    model: Any = LlamaForCausalLM.from_pretrained(tiny)
-    model.config.max_position_embeddings = 8192  # one token a letter: schemas take room
+    model: Any = LlamaForCausalLM.from_pretrained(folder)
     return LanguageModel.from_transformers(model, tokenizer, name="tiny-tools")
 
 
 @pytest.fixture(scope="module")
-def make_model(tiny: str) -> Callable[[str], LanguageModel]:
+def make_model(tiny_for_tools: str) -> Callable[[str], LanguageModel]:
     """The tiny model with another chat template."""
     made: dict[str, LanguageModel] = {}
 
     def make(template: str) -> LanguageModel:
         if template not in made:
-            made[template] = _with_template(tiny, published_or_own(template.removesuffix(".jinja")))
+            made[template] = _with_template(tiny_for_tools, published_or_own(template.removesuffix(".jinja")))
         return made[template]
 
     return make
@@ -84,8 +84,10 @@ def tooled(make_model: Callable[[str], LanguageModel]) -> ChatSemGrad:
     return ChatSemGrad.from_model(make_model("qwen2.5.jinja"), max_tokens=120)
 
 
-@pytest.mark.parametrize("template", ["qwen2.5.jinja", "qwen3.jinja", "mistral-nemo.jinja", "llama-3.1-tools.jinja"])
-@pytest.mark.parametrize("choice", ["any", "paint", {"type": "function", "function": {"name": "paint"}}])
+@in_turn(
+    template=["qwen2.5.jinja", "qwen3.jinja", "mistral-nemo.jinja", "llama-3.1-tools.jinja"],
+    choice=["any", "paint", {"type": "function", "function": {"name": "paint"}}],
+)
 def test_a_call_can_be_forced_in_every_form(
     make_model: Callable[[str], LanguageModel], template: str, choice: Any
 ) -> None:
@@ -113,14 +115,13 @@ def test_tools_with_nothing_to_fill_in_and_with_references(tooled: ChatSemGrad) 
     assert call["args"]["leaf"]["colour"] in ("red", "green")
 
 
-def test_a_mark_that_is_a_special_token(tiny: str) -> None:
+def test_a_mark_that_is_a_special_token(tiny_for_tools: str) -> None:
     """As in Mistral's own tokenizers: it is generated as that token, and missing from the text of a stream."""
-    tokenizer: Any = AutoTokenizer.from_pretrained(tiny)
+    tokenizer: Any = AutoTokenizer.from_pretrained(tiny_for_tools)
     tokenizer.chat_template = published_or_own("mistral-nemo")
     tokenizer.add_special_tokens({"additional_special_tokens": ["[TOOL_CALLS]"]})
-    model: Any = LlamaForCausalLM.from_pretrained(tiny)
+    model: Any = LlamaForCausalLM.from_pretrained(tiny_for_tools)
     model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    model.config.max_position_embeddings = 8192
     language_model = LanguageModel.from_transformers(model, tokenizer, name="tiny-mistral")
     tools = ChatSemGrad.from_model(language_model, max_tokens=150, logprobs=True).bind_tools([paint], tool_choice="any")
     message = tools.invoke(QUESTION)
@@ -131,7 +132,7 @@ def test_a_mark_that_is_a_special_token(tiny: str) -> None:
 
 
 def test_a_call_that_was_cut_is_invalid_on_every_path(tooled: ChatSemGrad) -> None:
-    brief = tooled.bind_tools([paint], tool_choice="any").bind(max_tokens=40)
+    brief = tooled.bind_tools([paint], tool_choice="any").bind(max_tokens=12)
     whole = brief.invoke(QUESTION)
     merged, *chunks = brief.stream(QUESTION)
     for chunk in chunks:

@@ -26,6 +26,7 @@ from langchain_semgrad_guard import (
 from semgrad_guard import Calibration, LanguageModel, Policy, Verdict
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.pocket import CALIBRATION_PATH
+from tests.pairwise import in_turn
 
 from .served import ServedModel
 from .support import EVERYTHING, NOTHING, QUESTION, Route, metadata_of, text_of
@@ -171,8 +172,7 @@ def test_an_abstention_where_a_structure_is_due_is_an_error(pocket: LanguageMode
         agent.invoke({"messages": [("user", QUESTION)]})
 
 
-@pytest.mark.parametrize("form", [Reading, ProviderStrategy(Reading)])
-@pytest.mark.parametrize("waits", [False, True])
+@in_turn(form=[Reading, ProviderStrategy(Reading)], waits=[False, True])
 def test_a_person_can_give_the_structure_that_is_due(pocket: LanguageModel, form: Any, waits: bool) -> None:
     agent = create_agent(
         ChatSemGrad.from_model(pocket, max_tokens=24),

@@ -26,6 +26,7 @@ from langchain_semgrad_guard import (
     get_verdict,
 )
 from semgrad_guard.errors import UnenforcedPolicyError
+from tests.pairwise import in_turn
 from tests.steps import LIMIT
 
 from .agents import ASKED, RUNS
@@ -89,8 +90,7 @@ def test_a_second_call_that_does_not_go_on_is_refused(chat: ChatSemGrad, path: s
             ROUTES[path](chain, {"question": QUESTION}, {"callbacks": [router()]})
 
 
-@pytest.mark.parametrize("label", ["tag", "name"])
-@pytest.mark.parametrize("path", ROUTES)
+@in_turn(path=ROUTES, label=["tag", "name"])
 def test_the_named_call_is_guarded_and_others_are_left_alone(chat: ChatSemGrad, path: str, label: str) -> None:
     named = chat.with_config(tags=["answer"]) if label == "tag" else chat.with_config(run_name="answer")
     requests: list[str] = []

@@ -15,6 +15,7 @@ from workflows.errors import WorkflowRuntimeError
 from llama_index_semgrad_guard import GuardedReActAgent, LowConfidenceError, get_verdict
 from semgrad_guard import LanguageModel, Policy
 from semgrad_guard.errors import DeadlineExceededError
+from tests.pairwise import in_turn
 
 from .scripted import Scripted
 from .test_agents import QUESTION
@@ -71,8 +72,7 @@ def scripted(model: LanguageModel, *lines: tuple[str, float]) -> Any:
     return llm, prompts
 
 
-@pytest.mark.parametrize("workflow", [False, True])
-@pytest.mark.parametrize("kind", UNFINISHED)
+@in_turn(kind=UNFINISHED, workflow=[False, True])
 async def test_what_is_not_certain_is_seen_nowhere(wide: LanguageModel, kind: str, workflow: bool) -> None:
     llm, prompts = scripted(wide, (UNFINISHED[kind], UNCERTAIN))
     agent: Any = GuardedReActAgent(name="a", description="d", llm=llm, policy=POLICY, tools=[search])

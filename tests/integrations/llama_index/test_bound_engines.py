@@ -16,7 +16,7 @@ from semgrad_guard.errors import BindingMismatchError, InputError
 from .conftest import PASSAGES, Passages
 from .test_authorship import Own
 
-RATES: dict[str, Any] = {"alpha": 0.3, "delta": 0.2, "progress": False, "grid": [1e9]}
+RATES: dict[str, Any] = {"alpha": 0.3, "delta": 0.2, "progress": False, "grid": [1e9], "max_concurrency": 8}
 EXAMPLES = [(f"Where is number {number}?", "nowhere") for number in range(8)]
 
 

@@ -64,16 +64,18 @@ class Towns(BaseRetriever):
         return [NodeWithScore(node=TextNode(text=self.known[query_bundle.query_str]), score=1.0)]
 
 
-def test_the_engine_keeps_its_promise_and_other_prompts_have_none() -> None:
+async def test_the_engine_keeps_its_promise_and_other_prompts_have_none() -> None:
     llm, towns, rng = SemGradLLM(model="pocket", max_tokens=16), Towns(), random.Random(1)
     inner = RetrieverQueryEngine.from_args(towns, llm=llm, text_qa_template=QUESTION_FIRST)
     examples = dict(towns.invented(rng) for _ in range(150))
-    calibration = calibrate_engine(inner, examples.items(), "token-f1", alpha=0.2, delta=0.1, progress=False)
+    calibration = calibrate_engine(
+        inner, examples.items(), "token-f1", alpha=0.2, delta=0.1, max_concurrency=16, progress=False
+    )
     assert calibration.threshold is not None
     policy = Policy.from_calibration(calibration)
     guarded, later = GuardedQueryEngine(inner, policy), [towns.invented(rng)[0] for _ in range(60)]
     assert guarded.promise is not None
-    records = [guarded.query(question).metadata["semgrad_guard"] for question in later]  # type: ignore[index]
+    records = [response.metadata["semgrad_guard"] for response in await asyncio.gather(*map(guarded.aquery, later))]
     answered = [record for record in records if record["action"] == "answer"]
     assert sum(record["promised"] for record in answered) >= 0.95 * len(answered) > 20
     own_prompt = RetrieverQueryEngine.from_args(towns, llm=llm)

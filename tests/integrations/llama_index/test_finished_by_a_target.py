@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,8 +24,9 @@ WITHHELD = [piece.strip() for piece in PIECES[1:]]
 
 
 @pytest.fixture(scope="module")
-def llm(wide: LanguageModel) -> SemGradLLM:
-    return SemGradLLM.from_model(FixedModel.like(wide), by="sentence", on_doubt="escalate")
+def llm(make_language_model: Callable[..., LanguageModel]) -> SemGradLLM:
+    model = make_language_model(max_position_embeddings=4096)
+    return SemGradLLM.from_model(FixedModel.like(model), by="sentence", on_doubt="escalate")
 
 
 def query_engine(llm: SemGradLLM, *, streaming: bool = False) -> RetrieverQueryEngine:

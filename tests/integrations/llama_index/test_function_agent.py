@@ -18,6 +18,7 @@ from llama_index_semgrad_guard import (
 from semgrad_guard import LanguageModel, Policy
 from semgrad_guard.errors import InputError
 from tests.engine.chat_templates import template
+from tests.random_llama import CALLS
 
 from .scripted import Scripted
 from .test_agents import run
@@ -28,7 +29,7 @@ SECRET = "ZANZIBAR"
 
 @pytest.fixture
 def tooled(make_language_model: Callable[..., LanguageModel]) -> LanguageModel:
-    return make_language_model(chat_template=template("qwen2.5"), max_position_embeddings=16384)
+    return make_language_model(chat_template=template("qwen2.5"), words=CALLS, max_position_embeddings=16384)
 
 
 def call(name: str, text: str = "") -> str:

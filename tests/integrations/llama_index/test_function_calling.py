@@ -19,6 +19,7 @@ from semgrad_guard import LanguageModel, Policy
 from semgrad_guard.errors import UnsupportedToolsError
 from tests.engine.chat_templates import template as published_or_own
 from tests.pairwise import in_turn
+from tests.random_llama import CALLS
 
 from .conftest import Passages
 
@@ -56,7 +57,7 @@ PAINT, PLANT = FunctionTool.from_defaults(paint), FunctionTool.from_defaults(pla
 def make_tooled(make_language_model: Callable[..., LanguageModel]) -> Callable[..., SemGradLLM]:
     def make(template: str = "qwen2.5", **fields: Any) -> SemGradLLM:
         source = FAMILIES.get(template) or published_or_own(template)
-        model = make_language_model(chat_template=source, max_position_embeddings=16384)
+        model = make_language_model(chat_template=source, words=CALLS, max_position_embeddings=16384)
         return SemGradLLM.from_model(model, **{"max_tokens": 120, **fields})
 
     return make
@@ -118,7 +119,7 @@ def test_parameters_that_refer_to_other_parts(make_tooled: Callable[..., SemGrad
 
 
 def test_a_call_that_was_cut_is_text_on_every_path(tooled: SemGradLLM) -> None:
-    for response in ways(tooled, PAINT, tool_required=True, max_tokens=40):
+    for response in ways(tooled, PAINT, tool_required=True, max_tokens=12):
         assert not tooled.get_tool_calls_from_response(response, error_on_no_tool_call=False)
         assert response.message.content.startswith('<tool_call>\n{"name": "paint"')
         verdict = get_verdict(response)

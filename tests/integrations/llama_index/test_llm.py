@@ -28,6 +28,7 @@ from llama_index_semgrad_guard.turn import Turn
 from semgrad_guard import LanguageModel
 from semgrad_guard.errors import EmptyResponseError, InputError, UnsupportedToolsError
 from tests.engine.chat_templates import template
+from tests.pairwise import in_turn
 from tests.steps import LIMIT, Steps, until, until_stopped
 
 from .test_stopping import require_stopped
@@ -233,8 +234,7 @@ CALLS: dict[str, ChatMessage] = {
 RESULT = ChatMessage(role="tool", content="found", additional_kwargs={"tool_call_id": "1"})
 
 
-@pytest.mark.parametrize("tools", [False, True])
-@pytest.mark.parametrize("kind", CALLS)
+@in_turn(kind=CALLS, tools=[False, True])
 async def test_what_other_models_of_a_conversation_did(
     kind: str, tools: bool, make_language_model: Callable[..., LanguageModel]
 ) -> None:

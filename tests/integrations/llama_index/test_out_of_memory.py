@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from llama_index.core.base.response.schema import StreamingResponse
 
 from llama_index_semgrad_guard import GuardedQueryEngine
 from semgrad_guard import LanguageModel, Policy
+from tests.pairwise import in_turn
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("on_unscored", ["answer", "abstain"])
+@in_turn(on_unscored=["answer", "abstain"], streaming=[False, True])
 def test_it_is_delivered_by_the_policy(
     on_unscored: Any, streaming: bool, make_engine: Callable[..., Any], wide: LanguageModel
 ) -> None:

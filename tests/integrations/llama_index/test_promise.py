@@ -121,7 +121,9 @@ def test_an_engine_that_was_calibrated_with_its_rewriting_promises(llm: SemGradL
     examples = [(f"What is {chr(97 + i // 26)}{chr(97 + i % 26)}?", ["any"]) for i in range(40)] + [(question, ["any"])]
     policies = dict[bool, Policy]()
     for rewrites, engine in engines.items():
-        made = calibrate_engine(engine, examples, lambda *_: True, alpha=0.2, delta=0.2, grid=[1e300], progress=False)
+        made = calibrate_engine(
+            engine, examples, lambda *_: True, alpha=0.2, delta=0.2, grid=[1e300], max_concurrency=16, progress=False
+        )
         assert made.shape is not None
         assert made.shape.rewritten is rewrites
         assert Calibration.model_validate_json(made.model_dump_json()).id == made.id
@@ -184,7 +186,9 @@ def test_nor_is_it_by_a_calibration_of_the_engine(pocket: LanguageModel, limits:
     countries = ("Japan", "France", "Italy", "Spain", "Norway", "Egypt", "Peru", "Cuba", "Chile", "Kenya", "India")
     examples = [(f"What is the capital of {country}?", ["any"]) for country in countries]
     engine = Direct(llm=SemGradLLM.from_model(pocket, max_tokens=32))
-    made = calibrate_engine(engine, examples, lambda *_: True, alpha=0.5, delta=0.5, grid=[1e300], progress=False)
+    made = calibrate_engine(
+        engine, examples, lambda *_: True, alpha=0.5, delta=0.5, grid=[1e300], max_concurrency=16, progress=False
+    )
     assert Calibration.model_validate_json(made.model_dump_json()) == made
     policy = Policy.from_calibration(made)
     assert promised(GuardedQueryEngine(engine, policy).query(KNOWN))

@@ -17,7 +17,7 @@ from llama_index_semgrad_guard import GuardedQueryEngine, SemGradLLM, get_verdic
 from llama_index_semgrad_guard.turn import Turn
 from semgrad_guard import Policy
 from semgrad_guard.errors import InputError, LowConfidenceError
-from tests.pairwise import pairwise
+from tests.pairwise import in_turn, pairwise
 
 from .scripted import BOTH, WAY
 
@@ -118,8 +118,7 @@ def test_another_llm_is_unscored_and_not_let_through(make_engine: Maker) -> None
     assert str(engine.query(QUERY)) == "I don't know."
 
 
-@pytest.mark.parametrize("way", ["sync", "async", "stream", "async stream"])
-@pytest.mark.parametrize("kind", ["callable", "coroutine", "llm", "engine", "guarded"])
+@in_turn(kind=["callable", "coroutine", "llm", "engine", "guarded"], way=["sync", "async", "stream", "async stream"])
 def test_escalation(kind: str, way: str, make_engine: Maker, llm: SemGradLLM) -> None:
     if kind == "coroutine" and "async" not in way:
         return

@@ -10,6 +10,7 @@ from llama_index.core.chat_engine import CondensePlusContextChatEngine, Condense
 
 from llama_index_semgrad_guard import GuardedChatEngine, GuardedQueryEngine, SemGradLLM
 from semgrad_guard import HybridGrad, LanguageModel, Policy
+from tests.pairwise import in_turn
 
 from .conftest import PASSAGES, Passages
 from .test_authorship import engine
@@ -42,8 +43,7 @@ CHATS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("way", ["sync", "async"])
-@pytest.mark.parametrize("kind", CHATS)
+@in_turn(kind=CHATS, way=["sync", "async"])
 async def test_a_chat_engine_scores_its_answer_alone(kind: str, way: str, counted: SemGradLLM) -> None:
     chat = GuardedChatEngine(CHATS[kind](counted), LOOSE)
     for message in ("Where is Paris?", "And Oslo?"):

@@ -17,6 +17,7 @@ from semgrad_guard import LanguageModel, Policy
 from semgrad_guard.errors import DeadlineExceededError
 from semgrad_guard.settings import CLOSING_LINE
 from tests.fixed_model import PIECES, TEXT, FixedModel
+from tests.pairwise import pairwise
 
 from .conftest import Passages
 from .test_stopping import held, require_stopped
@@ -89,9 +90,7 @@ async def replied(guard: GuardedChatEngine, asynchronous: bool, message: str) ->
     return list(stream.response_gen), stream
 
 
-@pytest.mark.parametrize("on_doubt", ["stop", "drop"])
-@pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pairwise(kind=KINDS, asynchronous=[False, True], on_doubt=["stop", "drop"])
 async def test_a_chat_streams_and_remembers_the_sentences(
     fixed: LanguageModel, kind: str, asynchronous: bool, on_doubt: Any
 ) -> None:
