@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import replace
-from itertools import chain
 from operator import itemgetter
 from typing import Any, Self, TypeVar, cast, overload
 
@@ -25,7 +25,7 @@ from semgrad_guard.engine.scoring.gradients import GradientScores
 from semgrad_guard.engine.scoring.segments import Segment, score_segments
 from semgrad_guard.engine.scoring.semantic_preservation import last_states
 from semgrad_guard.engine.sentences import By, Span
-from semgrad_guard.engine.worker import Request, TextStream, Ticket, Worker, worker_of
+from semgrad_guard.engine.worker import Request, TextStream, Ticket, Worker, outcomes, worker_of
 from semgrad_guard.engine.writing_model import WritingModel, name_of
 from semgrad_guard.errors import EmptyResponseError, InputError, PromptTooLongError, ReasoningError
 from semgrad_guard.named import POCKET, reading_prompt
@@ -35,7 +35,7 @@ R = TypeVar("R")
 
 
 class LanguageModel(WritingModel):
-    """A causal LM whose answers can be scored. Thread-safe by one lock per model: batches give throughput."""
+    """A causal LM whose answers can be scored. Thread-safe: concurrent callers share the model's steps."""
 
     @classmethod
     def from_pretrained(
@@ -144,22 +144,24 @@ class LanguageModel(WritingModel):
         objective: Objective | None = None,
         template_options: Mapping[str, Any] | None = None,
     ) -> list[Generation]:
-        """Answer several conversations in one batch; they are also scored in one backward pass.
+        """Answer several conversations, which are written together; those that end together are scored together.
 
-        With `max_batch` they are written in batches of so many.
+        With `max_batch` so many are written at once. Answers of other callers may be written beside them.
 
         Raises:
             EmptyPromptError, PromptTooLongError, InputError: named before anything runs.
         """
         prompts = [self.render(conversation, **(template_options or {})) for conversation in conversations]
-        if not prompts:
-            return []
-        with self._scorer.lock:  # one turn, in which the model is looked at once
-            fitted, objective = self.fitted(options, *prompts), objective or Objective()
-            self.require_known(prompts)
-            rows = self.max_batch or len(prompts)
-            batches = (prompts[start : start + rows] for start in range(0, len(prompts), rows))
-            return [*chain.from_iterable(self.write(batch, fitted, objective) for batch in batches)]
+        wanted = (options or GenerationOptions()).rows(len(prompts))
+        requests = [
+            Request(prompt=prompt, options=(own,), objective=objective or Objective(), finish=itemgetter(0))
+            for prompt, own in zip(prompts, wanted, strict=True)
+        ]
+        tickets = self.submit_all(requests)
+        try:
+            return outcomes(tickets)
+        finally:
+            wait(tickets)  # those that were cancelled too: the model is as it was found when the caller goes on
 
     def submit(self, request: Request[R]) -> Ticket[R]:
         """Have a request answered by the model's one thread, together with those of other callers; waits for nothing.

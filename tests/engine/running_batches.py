@@ -16,6 +16,7 @@ from semgrad_guard.engine.generation.running_answer import BatchRequest, Running
 from semgrad_guard.engine.generation.running_batch import RunningBatch
 from semgrad_guard.engine.objective import Objective
 from tests.random_llama import byte_tokenizer
+from tests.whole_runs import whole_run
 
 from .tiny_models import build
 
@@ -111,7 +112,7 @@ def require_alike(one: Generation, single: Generation, objective: Objective | No
 def require_all_alike(
     model: LanguageModel, wanted: Sequence[Wanted], random: Random, objective: Objective | None = None
 ) -> None:
-    singles = [model.generate(question, options, objective=objective) for question, options in wanted]
+    singles = [whole_run(model, question, options, objective=objective) for question, options in wanted]
     for one, single in zip(written(model, wanted, random, objective), singles, strict=True):
         require_alike(one, single, objective)
 

@@ -118,9 +118,9 @@ SCENARIOS: Sequence[Callable[[LanguageModel], object]] = (
 
 
 def checks_of(scenario: Callable[[LanguageModel], object], model: LanguageModel) -> int:
-    """How often a run asks whether to continue."""
+    """How often a run in this thread asks whether to continue."""
     count = Countdown()
-    with stopping(count):
+    with model.turn, stopping(count):
         scenario(model)
     return count.checks
 
@@ -137,7 +137,7 @@ def test_stopped_at_any_check_the_next_answer_is_a_fresh_models(
     for at in range(first, checks, 5):
         model._scorer.current_replayer().prompts.trim(0)
         untouched = unchanged(model._model), unchanged(copy_of(model))
-        with untouched[0], untouched[1], stopping(Countdown(at)), pytest.raises(AnswerCancelledError):
+        with model.turn, untouched[0], untouched[1], stopping(Countdown(at)), pytest.raises(AnswerCancelledError):
             scenario(model)
         model._scorer.current_replayer().prompts.trim(0)
         assert scenario(model) == expected, at
@@ -185,7 +185,7 @@ def test_other_architectures_stop_too(name: str, tokenizer: Any) -> None:
     model = LanguageModel.from_transformers(build(name, vocab_size=258, bos_token_id=1, eos_token_id=257), tokenizer)
     expected = generated(model)
     for at in range(0, checks_of(generated, model), 3):
-        with stopping(Countdown(at)), pytest.raises(AnswerCancelledError):
+        with model.turn, stopping(Countdown(at)), pytest.raises(AnswerCancelledError):
             generated(model)
     assert generated(model) == expected
 

@@ -55,7 +55,12 @@ loop.run_forever()
 
 DAEMON = """
 LONG, pause = GenerationOptions(max_tokens=100), 0.5
-threading.Thread(target=write, daemon=True).start()
+def write_here():
+    ends.append("nothing")
+    with model.turn:
+        model.generate("What is tea?", LONG)
+    ends[-1] = "more"
+threading.Thread(target=write_here, daemon=True).start()
 begun.wait()
 """
 

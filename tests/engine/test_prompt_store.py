@@ -139,7 +139,8 @@ def test_batches_and_streams(make_language_model: Make) -> None:
     model.memory = AMPLE
     model.generate("What is tea?", BRIEF)
     batch = model.generate_batch(["What is tea?", "And salt?"], BRIEF)
-    assert [row.reused_tokens for row in batch] == [0, 0]
+    assert [row.text for row in batch] == [plain.generate(text, BRIEF).text for text in ("What is tea?", "And salt?")]
+    assert batch[0].reused_tokens > batch[1].reused_tokens > 0  # all of its prompt, and the template's first tokens
     stream = model.stream("What is tea, then?", BRIEF)
     assert "".join(stream) == plain.generate("What is tea, then?", BRIEF).text
     assert stream.generation.reused_tokens > 0

@@ -16,6 +16,7 @@ from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.grammar import one_of, text_rule
 from semgrad_guard.errors import InputError
 from tests.pairwise import in_turn
+from tests.whole_runs import whole_run
 
 from .running_batches import (
     OBJECTIVES,
@@ -84,7 +85,7 @@ def test_any_schedule_of_joins_steps_and_drops(
     if kept:
         for number, one in zip(kept, batch.generations([rows[number] for number in kept]), strict=True):
             question, options = wanted[number]
-            require_alike(one, model.generate(question, options, objective=objective), objective)
+            require_alike(one, whole_run(model, question, options, objective=objective), objective)
 
 
 @pytest.mark.parametrize("longer", [0, 10, 26])
@@ -98,7 +99,7 @@ def test_a_short_prompt_that_was_read_beside_a_longer_one(longer: int) -> None:
     assert rows[0].behind == rows[1].behind or longer == 26
     for row, (question, options) in zip(rows, wanted, strict=True):
         [one] = batch.generations([row])
-        require_alike(one, model.generate(question, options, objective=WHOLE_PROMPT), WHOLE_PROMPT)
+        require_alike(one, whole_run(model, question, options, objective=WHOLE_PROMPT), WHOLE_PROMPT)
 
 
 LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [3.0] * 4, "rope_theta": 1e4}
@@ -149,14 +150,14 @@ def test_sampling_without_a_seed() -> None:
 
 def test_stop_strings_at_and_inside_tokens(pocket: LanguageModel) -> None:
     question, brief = "What is the capital of Mongolia?", Options(max_tokens=24)
-    whole = pocket.generate(question, brief)
+    whole = whole_run(pocket, question, brief)
     texts = [pocket.tokenizer.decode(list(whole.response_ids[:n])) for n in range(1, len(whole.response_ids) + 1)]
     between = whole.text[len(texts[0]) :]
     cut_at = next(len(a) + 1 for a, b in pairwise(texts) if len(b) > len(a) + 2)
     stops = [(between,), (whole.text[cut_at:],), (), ("→", "\x00"), (whole.text[cut_at:], between), (whole.text[:1],)]
     wanted = [(question, Options(max_tokens=24, stop=stop)) for stop in stops]
     wanted += [("Who wrote Hamlet?", options) for _, options in wanted[:3]]
-    cut = pocket.generate(*wanted[1]).evidence.gradients()
+    cut = whole_run(pocket, *wanted[1]).evidence.gradients()
     assert cut is not None
     assert cut.scores.tier != "captured", "its tokens were replaced"
     require_all_alike(pocket, wanted, Random(1))
@@ -165,7 +166,7 @@ def test_stop_strings_at_and_inside_tokens(pocket: LanguageModel) -> None:
 def test_what_the_text_does_not_hold_stops_nothing(pocket: LanguageModel) -> None:
     """The space before the first word is spelled, and never shown; a prompt's last letters are not the answer's."""
     question, brief = "Who wrote Hamlet?", Options(max_tokens=24)
-    whole = pocket.generate(question, brief)
+    whole = whole_run(pocket, question, brief)
     begins = pocket.tokenizer.convert_ids_to_tokens(list(whole.response_ids[:1]))[0]
     assert not whole.text.startswith(" ")
     assert pocket.tokenizer.convert_tokens_to_string(["x", begins]).startswith("x "), "its first token spells a space"
@@ -173,7 +174,7 @@ def test_what_the_text_does_not_hold_stops_nothing(pocket: LanguageModel) -> Non
     for stop in (f" {whole.text[:4]}", prompt_text[-1] + whole.text[:2], f"{prompt_text[-3:]} {whole.text[:3]}"):
         assert stop not in whole.text
         options = Options(max_tokens=24, stop=(stop,))
-        cut = pocket.generate(question, options)
+        cut = whole_run(pocket, question, options)
         assert (cut.text, cut.response_ids, cut.finish_reason) == (whole.text, whole.response_ids, whole.finish_reason)
         require_all_alike(pocket, [(question, options), ("What is the capital of Mongolia?", brief)], Random(0))
 
@@ -188,9 +189,9 @@ def test_answers_of_no_token_and_of_one() -> None:
         ("b", Options(max_tokens=1)),
         ("c", Options(max_tokens=1, grammar=NOTHING)),
         ("d", Options(max_tokens=5)),
-        ("e", Options(max_tokens=1, stop=(model.generate("e", Options(max_tokens=1)).text,))),
+        ("e", Options(max_tokens=1, stop=(whole_run(model, "e", Options(max_tokens=1)).text,))),
     ]
-    assert model.generate(*wanted[0]).response_ids == ()
+    assert whole_run(model, *wanted[0]).response_ids == ()
     for seed in range(3):
         require_all_alike(model, wanted, Random(seed))
     require_all_alike(model, wanted[:1], Random(0))
@@ -203,7 +204,7 @@ def test_grammars_beside_free_answers() -> None:
         (f"q{n}", Options(max_tokens=8, temperature=float(n % 2), seed=n, grammar=grammar))
         for n, grammar in enumerate(grammars)
     ]
-    assert model.generate(*wanted[1]).text in ("yes", "no")
+    assert whole_run(model, *wanted[1]).text in ("yes", "no")
     for seed in range(2):
         require_all_alike(model, wanted, Random(seed))
 
@@ -216,4 +217,4 @@ def test_a_form_that_cannot_be_followed_is_named_and_nobody_joins() -> None:
         joined(model, batch, [("b", Options(max_tokens=5)), ("c", Options(grammar="start: nowhere"))])
     assert list(batch.rows) == rows
     finished(batch)
-    require_alike(batch.generations(rows)[0], model.generate(*wanted))
+    require_alike(batch.generations(rows)[0], whole_run(model, *wanted))

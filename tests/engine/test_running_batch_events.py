@@ -20,6 +20,7 @@ from semgrad_guard.engine.replay.batch import FRUGAL, Memory
 from semgrad_guard.errors import AnswerCancelledError, AnswerInterruptedError
 from tests.pairwise import in_turn
 from tests.random_llama import byte_tokenizer
+from tests.whole_runs import whole_run
 
 from .running_batches import (
     Options,
@@ -54,7 +55,7 @@ def test_somebody_who_cannot_hear_harms_nobody(at: int) -> None:
     found = batch.generations(rows if at == 3 else rows[1:])[-1]
     assert str(rows[0].error) == "gone"
     assert rows[1].error is None
-    require_alike(found, model.generate(*other))
+    require_alike(found, whole_run(model, *other))
 
 
 def test_what_is_heard_makes_the_text() -> None:
@@ -88,7 +89,7 @@ def test_a_stop_ends_a_join_and_nothing_else() -> None:
     hook.remove()
     assert list(batch.rows) == rows, "the first of the two had been read"
     finished(batch)
-    require_alike(batch.generations(rows)[0], shared("llama").generate(*wanted))
+    require_alike(batch.generations(rows)[0], whole_run(shared("llama"), *wanted))
 
 
 def test_a_step_that_is_stopped_leaves_an_empty_batch_that_can_be_used() -> None:
@@ -103,7 +104,7 @@ def test_a_step_that_is_stopped_leaves_an_empty_batch_that_can_be_used() -> None
     assert batch.rows == ()
     rows = joined(model, batch, [wanted])
     finished(batch)
-    require_alike(batch.generations(rows)[0], model.generate(*wanted))
+    require_alike(batch.generations(rows)[0], whole_run(model, *wanted))
 
 
 def test_nothing_is_kept_of_answers_that_are_gone() -> None:
@@ -144,20 +145,20 @@ def test_a_model_that_was_changed_while_it_wrote_delivers_nothing(then: str) -> 
     batch.drop(rows)
     rows = joined(model, batch, [wanted])
     finished(batch)
-    require_alike(batch.generations(rows)[0], model.generate(*wanted))
+    require_alike(batch.generations(rows)[0], whole_run(model, *wanted))
 
 
 def test_answers_before_and_after_a_change_are_scored_apart() -> None:
     """Those from before are scored by the model as it is, as single requests are; from nothing that it left."""
     model, wanted = wrapped("llama"), ("Hi", Options(max_tokens=3))
     batch = model.running_batch()
-    rows, single = joined(model, batch, [wanted]), model.generate(*wanted)
+    rows, single = joined(model, batch, [wanted]), whole_run(model, *wanted)
     finished(batch)
     with torch.no_grad():
         model._model.get_submodule("model.layers.4.mlp.up_proj").weight.mul_(1.5)
     rows += joined(model, batch, [wanted])
     finished(batch)
-    for one, alone in zip(batch.generations(rows), (single, model.generate(*wanted)), strict=True):
+    for one, alone in zip(batch.generations(rows), (single, whole_run(model, *wanted)), strict=True):
         require_alike(one, alone)
 
 
@@ -169,7 +170,7 @@ def test_model_and_torch_are_left_as_they_were(mode: Callable[[], Any]) -> None:
     with unchanged(model._model), mode():
         found = written(model, wanted, Random(3))
         for one, (question, options) in zip(found, wanted, strict=True):
-            require_alike(one, model.generate(question, options))
+            require_alike(one, whole_run(model, question, options))
     with unchanged(model._model):
         batch = model.running_batch()
         joined(model, batch, wanted)
@@ -216,7 +217,7 @@ def test_what_was_left_is_observed_without_another_pass() -> None:
 def test_small_budgets_change_no_score(memory: Memory, objective: Objective) -> None:
     model, random = wrapped("qwen2"), Random(5)
     wanted = [(question, Options(max_tokens=5 + n)) for n, (question, _) in enumerate(some(random, 6))]
-    singles = [model.generate(*item, objective=objective) for item in wanted]
+    singles = [whole_run(model, *item, objective=objective) for item in wanted]
     for single in singles:
         numbers(single.evidence, objective)
     model.memory = memory
@@ -252,9 +253,9 @@ def test_prompts_that_are_known_are_read_from_where_they_differ() -> None:
     found = batch.generations(rows)
     assert [generation.reused_tokens > len(system) for generation in found] == [False, False, True, True, True, True]
     for number, one in enumerate(found):
-        single = whole.generate(questions[number // 2], options)
+        single = whole_run(whole, questions[number // 2], options)
         assert one.response_ids == single.response_ids
         assert numbers(one.evidence, Objective()) == pytest.approx(numbers(single.evidence, Objective()), rel=1e-4)
     # and what a batch has read serves a single request
-    assert model.generate(questions[0], options).reused_tokens > len(system)
+    assert whole_run(model, questions[0], options).reused_tokens > len(system)
     assert model._scorer.current_replayer().prompts.bytes > 0

@@ -28,6 +28,9 @@ from semgrad_guard.errors import (
 )
 from semgrad_guard.estimators import Sampling, SemanticEntropy
 from tests.steps import LIMIT, Steps, until
+from tests.whole_runs import whole_run
+
+from .snapshots import unchanged
 
 Make = Callable[..., LanguageModel]
 QUESTIONS = ("hello", "a longer question", "x", "What is tea?")
@@ -65,7 +68,7 @@ def test_callers_with_several_objectives_share_one_thread_and_its_steps(make_lan
     before, model = threads(), make_language_model(seed=2)
     objectives = [Objective(), Objective("official"), Objective(gradients=False), Objective()]
     options = GenerationOptions(max_tokens=8)
-    alone = [model.generate(text, options, objective=one) for text, one in zip(QUESTIONS, objectives, strict=True)]
+    alone = [whole_run(model, text, options, objective=one) for text, one in zip(QUESTIONS, objectives, strict=True)]
     free, log = busy(model), list[str]()
     tickets = [
         submitted(model, text, objective=objective, on_piece=lambda _, text=text: log.append(text))
@@ -81,10 +84,33 @@ def test_callers_with_several_objectives_share_one_thread_and_its_steps(make_lan
     assert len(set(log[: len(QUESTIONS)])) > 1, "they were written side by side"
 
 
+def test_single_callers_share_its_steps(make_language_model: Make) -> None:
+    model, options = make_language_model(seed=2), GenerationOptions(max_tokens=8)
+    alone = [whole_run(model, text, options) for text in QUESTIONS]
+    free, steps = busy(model), Steps(model)
+    with ThreadPoolExecutor(len(QUESTIONS)) as pool:
+        found = [pool.submit(model.generate, text, options) for text in QUESTIONS]
+        until(lambda: model.worker.depth == len(QUESTIONS))
+        free.set()
+        assert [one.result(LIMIT).text for one in found] == [one.text for one in alone]
+    assert steps.count <= 8 + 1
+
+
+def test_a_caller_that_is_stopped_finds_the_model_as_it_was(make_language_model: Make) -> None:
+    model = make_language_model(seed=2)
+    model.generate("hello", GenerationOptions(max_tokens=2)).evidence.gradients()
+    steps = Steps(model)
+    for at in (1, 2, 3):
+        stop = Stop()
+        steps.at(steps.count + at, stop.cancel)
+        with unchanged(model._model), stopping(stop), pytest.raises(AnswerCancelledError):
+            model.generate_batch(QUESTIONS, GenerationOptions(max_tokens=40))
+
+
 def test_one_row_at_most_gives_the_texts_of_single_runs(make_language_model: Make) -> None:
     model = make_language_model(seed=2)
     model.max_batch = 1
-    expected = [model.generate(text, GenerationOptions(max_tokens=8)).text for text in QUESTIONS]
+    expected = [whole_run(model, text, GenerationOptions(max_tokens=8)).text for text in QUESTIONS]
     assert [ticket.outcome().text for ticket in [submitted(model, text) for text in QUESTIONS]] == expected
     assert model.worker.batching(model) == "none"
 
@@ -116,7 +142,7 @@ def test_a_cancelled_or_late_caller_does_not_wait_for_its_turn(make_language_mod
     with pytest.raises(DeadlineExceededError):
         late.result(LIMIT)
     assert not any(ticket.done() for ticket in written), "it did not wait for them"
-    assert waits.result(LIMIT).text == model.generate("waits", GenerationOptions(max_tokens=8)).text
+    assert waits.result(LIMIT).text == whole_run(model, "waits", GenerationOptions(max_tokens=8)).text
 
 
 def test_cancelling_what_is_being_written_ends_it(make_language_model: Make) -> None:
@@ -150,7 +176,7 @@ async def test_a_cancelled_task_cancels_its_request(make_language_model: Make) -
 
 
 def test_a_caller_that_has_the_models_turn_is_answered_within_it(language_model: LanguageModel) -> None:
-    expected = language_model.generate("hello", GenerationOptions(max_tokens=8)).text
+    expected = whole_run(language_model, "hello", GenerationOptions(max_tokens=8)).text
     with language_model.turn:
         assert submitted(language_model, "hello").result(LIMIT).text == expected
     nested = language_model.worker.run(lambda: submitted(language_model, "hello").result(LIMIT).text)
@@ -282,7 +308,7 @@ class Passes:
 def test_a_long_prompt_is_read_between_the_steps_of_others(make_language_model: Make, objective: Objective) -> None:
     model = make_language_model(seed=2, max_position_embeddings=4096)
     text, options = "a long question, " * 60, GenerationOptions(max_tokens=6, temperature=1.0, seed=3)
-    alone = model.generate(text, options, objective=objective)
+    alone = whole_run(model, text, options, objective=objective)
     expected = scored(alone, objective) if objective.gradients else None
     submitted(model, "hello").outcome()
     passes, log = Passes(model), list[str]()
@@ -305,7 +331,7 @@ def test_samples_are_drawn_between_the_steps_of_others(make_language_model: Make
     model = make_language_model(seed=2)
     drawing = SemanticEntropy(plan=Sampling(count=10, max_tokens=40, seed=1))
     options = GenerationOptions(max_tokens=12)
-    alone = drawing(model.generate("What is tea?", options).evidence)
+    alone = drawing(whole_run(model, "What is tea?", options).evidence)
     assert alone.uncertainty
     model.max_batch = rows
     steps, passes = Steps(model), list[int]()
@@ -351,7 +377,7 @@ def test_rows_that_see_each_other_after_a_change_are_written_one_by_one(make_lan
     assert model.worker.batching(model) == "steps"
     layer: Any = model._model.get_submodule("model.layers.0")
     layer.register_forward_hook(lambda *call: call[2] + 0.3 * call[2].mean(0, keepdim=True))
-    expected = [model.generate(text, GenerationOptions(max_tokens=8)).text for text in QUESTIONS]
+    expected = [whole_run(model, text, GenerationOptions(max_tokens=8)).text for text in QUESTIONS]
     free = busy(model)
     tickets = [submitted(model, text) for text in QUESTIONS]
     free.set()
