@@ -305,6 +305,12 @@ class Verdict(BaseModel):
         return self.escalated is not None and any(sentence.end > sentence.start for sentence in self.sentences)
 
     @property
+    def is_part(self) -> bool:
+        """Whether some sentences of the answer were delivered, and others not."""
+        shown = self.action == "answer" or self.is_continued
+        return shown and self.draft is not None and any(one.action in ("deliver", "mark") for one in self.sentences)
+
+    @property
     def delivered(self) -> Verdict:
         """The verdict on the delivered answer: after an escalation the target's own, with this one as `escalated_from`.
 

@@ -22,8 +22,7 @@ from llama_index.core.schema import NodeWithScore
 from llama_index.core.workflow import Workflow
 from pydantic import BaseModel
 
-from llama_index_semgrad_guard.calls import FINDING, SYNTHESIZING, ModelCall, Step
-from llama_index_semgrad_guard.passages import Passage
+from llama_index_semgrad_guard.calls import FINDING, SYNTHESIZING, ModelCall, Passage, Step
 from llama_index_semgrad_guard.records import EMPTY, filtered, joined, repeats, structured
 from llama_index_semgrad_guard.turn import Turn
 from semgrad_guard import Policy, Verdict

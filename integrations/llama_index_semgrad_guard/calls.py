@@ -1,13 +1,20 @@
-"""The calls of models, and the steps (calls of components' methods) that made them."""
+"""The calls of models, the steps (calls of components' methods) that made them, and the streams and passages of steps.
+
+Lazy streams are read later and elsewhere: their calls belong to the turn and to the step that began them.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
 from inspect import isasyncgen, isgenerator
-from typing import Any
+from typing import Any, TypeVar, cast
+from weakref import WeakSet
 
 from llama_index.core.base.response.schema import (
     AsyncStreamingResponse,
@@ -18,15 +25,18 @@ from llama_index.core.base.response.schema import (
 from llama_index.core.chat_engine.types import AgentChatResponse
 from llama_index.core.llms.llm import LLM
 from llama_index.core.llms.structured_llm import StructuredLLM
+from llama_index.core.schema import BaseNode
 from llama_index_instrumentation import get_dispatcher
+from llama_index_instrumentation.span import active_span_id
 from pydantic import BaseModel
 
-from llama_index_semgrad_guard.lazy_streams import bound_to
-from llama_index_semgrad_guard.passages import Passage
 from llama_index_semgrad_guard.reported import ReportedAnswer
 from semgrad_guard import Generation, ToolCall, Verdict
+from semgrad_guard.guard import ReportedScorer, SentencePiece, Terms
 from semgrad_guard.records import PromptForm
 
+T = TypeVar("T")
+_Context = Callable[[], AbstractContextManager[None]]
 _dispatcher = get_dispatcher(__name__)
 GENERATING = frozenset(
     f"{prefix}{method}" for prefix in ("", "a", "stream_", "astream_") for method in ("chat", "complete")
@@ -51,6 +61,29 @@ _HOLDERS = (Response, PydanticResponse, AgentChatResponse)
 _STREAMS = (StreamingResponse, AsyncStreamingResponse)
 clock = itertools.count(1)
 """Orders the beginnings and the ends of steps and the ends of calls, in every thread."""
+
+
+_NOT_COMPARED = {"embedding", "obj"}
+"""Fields of a passage that its retriever may add, and the index that it refers to."""
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A retrieved passage at one time: its id, the hash of all its content, and its text."""
+
+    id: str
+    hash: str
+    text: str
+
+    @classmethod
+    def of(cls, node: Any) -> Passage:
+        """A node with a score, or without."""
+        inner = getattr(node, "node", node)
+        if not isinstance(inner, BaseNode):
+            return cls("", "", "")
+        content = repr(inner.model_dump(exclude=_NOT_COMPARED, warnings=False))  # relationships and templates as well
+        digest = hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
+        return cls(inner.node_id, digest, inner.get_content())
 
 
 class Step:
@@ -160,6 +193,34 @@ class ModelCall:
         return verdict.uncertainty
 
 
+class Leaving:
+    """The sentences of a turn that leave while its model is still writing, with the call that wrote them.
+
+    The terms reach the model within the engine's turn. The model hands the whole draft to the engine, and the sentences
+    that are let through to the turn. These leave as soon as the engine has passed the draft on so far, as the answer of
+    this one call (`GuardedPieces`).
+
+    `scorer` is that of a model whose server reports log-probabilities, by its name.
+    """
+
+    def __init__(self, terms: Terms, scorer: Callable[[str], ReportedScorer]) -> None:
+        self.terms, self.scorer = terms, scorer
+        self._let_through = list[tuple[ModelCall, tuple[SentencePiece, ...], ModelCall | None]]()
+        self._left = 0
+
+    def add(self, call: ModelCall, sentences: Sequence[SentencePiece], ended: ModelCall | None = None) -> None:
+        """Note the sentences of a call so far; `ended` is the call where a doubtful sentence ends it here."""
+        self._let_through.append((call, tuple(sentences), ended))
+
+    def next(self, is_the_answer: Callable[[ModelCall], bool]) -> tuple[Sequence[SentencePiece], ModelCall | None]:
+        """The new sentences of the call that is the answer so far, and this call where a doubtful sentence ends it."""
+        for call, sentences, ended in reversed(self._let_through):
+            if is_the_answer(call):
+                new, self._left = sentences[self._left :], max(self._left, len(sentences))
+                return new, ended
+        return (), None
+
+
 def is_ours(llm: LLM) -> bool:
     """Whether an LLM records its own calls, with scores."""
     return hasattr(type(llm), "language_model")
@@ -171,3 +232,69 @@ def runs_another(step: Step) -> bool:
     while type(llm) is StructuredLLM:
         llm = llm.llm
     return isinstance(llm, LLM) and step.method in GENERATING and not is_ours(llm)
+
+
+# Lazy streams.
+
+_bound = WeakSet[Any]()
+"""The streams that know their step."""
+
+
+def begun_here(pieces: Generator[T]) -> Generator[T]:
+    """The pieces of a lazy stream, whose call belongs to the current step, in whatever context they are read."""
+    return _read_in(pieces, partial(_within, active_span_id.get()))
+
+
+def abegun_here(pieces: AsyncGenerator[T]) -> AsyncGenerator[T]:
+    """As `begun_here`, for an async stream."""
+    return _aread_in(pieces, partial(_within, active_span_id.get()))
+
+
+def bound_to(pieces: Any, span: str) -> Any:
+    """A stream whose calls belong to the step that returned it: engines run their model when it is first read."""
+    if pieces in _bound:
+        return pieces
+    if isgenerator(pieces):
+        bound: Any = _read_in(cast("Generator[Any]", pieces), partial(_within, span))
+    elif isasyncgen(pieces):
+        bound = _aread_in(cast("AsyncGenerator[Any]", pieces), partial(_within, span))
+    else:
+        return pieces
+    _bound.add(bound)
+    return bound
+
+
+def _read_in(pieces: Generator[T], context: _Context) -> Generator[T]:
+    """The pieces, every one of which is read in a context of its own that has ended when it goes out."""
+    try:
+        while True:
+            with context():
+                try:
+                    piece = next(pieces)
+                except StopIteration:
+                    return
+            yield piece
+    finally:
+        pieces.close()
+
+
+async def _aread_in(pieces: AsyncGenerator[T], context: _Context) -> AsyncGenerator[T]:
+    try:
+        while True:
+            with context():
+                try:
+                    piece = await anext(pieces)
+                except StopAsyncIteration:
+                    return
+            yield piece
+    finally:
+        await pieces.aclose()
+
+
+@contextmanager
+def _within(span: str | None) -> Generator[None]:
+    token = active_span_id.set(span)
+    try:
+        yield
+    finally:
+        active_span_id.reset(token)

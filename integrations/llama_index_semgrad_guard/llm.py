@@ -21,9 +21,8 @@ from llama_index.core.llms import callbacks
 from llama_index.core.llms.llm import default_completion_to_prompt
 from pydantic import BeforeValidator, Field, SkipValidation
 
-from llama_index_semgrad_guard.calls import ModelCall
+from llama_index_semgrad_guard.calls import ModelCall, abegun_here, begun_here
 from llama_index_semgrad_guard.events import report
-from llama_index_semgrad_guard.lazy_streams import abegun_here, begun_here
 from llama_index_semgrad_guard.records import (
     REASONING,
     Chunk,

@@ -21,9 +21,8 @@ from llama_index.core.response_synthesizers import Refine
 from llama_index.core.tools import BaseTool
 
 from llama_index_semgrad_guard.authorship import Aggregate, Answering, Counting, Delivery
-from llama_index_semgrad_guard.calls import ModelCall, is_ours
+from llama_index_semgrad_guard.calls import Leaving, is_ours
 from llama_index_semgrad_guard.events import Source, report
-from llama_index_semgrad_guard.leaving import Leaving
 from llama_index_semgrad_guard.reported import reports
 from llama_index_semgrad_guard.turn import Turn, current_turn
 from semgrad_guard import METADATA_KEY, Policy, Promise, Verdict
@@ -141,7 +140,7 @@ class Routing:
         """The same settings, for the questions of the current kind also where a stream is read later."""
         return replace(self, terms=replace(self.terms, policy=self.terms.policy.of_current_kind()))
 
-    def leaving(self) -> Leaving[ModelCall] | None:
+    def leaving(self) -> Leaving | None:
         """The sentences that leave early in a turn that begins; None where only the end of the answer decides.
 
         An engine within another guarded one delivers whole answers, from which the outer one's are made.

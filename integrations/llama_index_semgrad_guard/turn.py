@@ -30,13 +30,13 @@ from llama_index_semgrad_guard.calls import (
     GENERATING,
     RETRIEVING,
     SYNTHESIZING,
+    Leaving,
     ModelCall,
+    Passage,
     Step,
     clock,
     runs_another,
 )
-from llama_index_semgrad_guard.leaving import Leaving
-from llama_index_semgrad_guard.passages import Passage
 from llama_index_semgrad_guard.records import repeats, shares, text_of, words_of
 from llama_index_semgrad_guard.reported import ReportedAnswer, reports
 from semgrad_guard.adapters.messages import as_asked
@@ -66,7 +66,7 @@ class Turn:
         self.neighbours: list[ModelCall] = []
         self._open: list[Callable[[], None]] = []
         self.is_stopped = False
-        self.leaving: Leaving[ModelCall] | None = None
+        self.leaving: Leaving | None = None
 
     @contextmanager
     def open(self) -> Generator[Turn]:

@@ -80,7 +80,7 @@ def ask(  # a command's options are its arguments
         policy.check(answerer.binding())
     elif embedded is not None:
         policy = _if_it_fits(embedded, answerer.binding())
-    from semgrad_guard.guard.kinds import questions_of_kind
+    from semgrad_guard.guard.familiarity import questions_of_kind
     from semgrad_guard.guard.policy import lets_every_score_through
 
     with questions_of_kind(kind):

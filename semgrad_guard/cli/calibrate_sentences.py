@@ -49,7 +49,7 @@ class PromisedSentences(SentenceForm):
         Raises:
             InputError: an option is about the other unit.
         """
-        from semgrad_guard.guard.sentences import judged_by
+        from semgrad_guard.guard.familiarity import judged_by
 
         on_doubt = judged_by(None, self.by, self.on_doubt)
         if on_doubt is None:
@@ -63,7 +63,7 @@ class PromisedSentences(SentenceForm):
 
 def require_known(estimators: Sequence[Estimator], sentences: Sentences | None) -> None:
     """Refuse an estimator that compares whole answers, by sentence."""
-    from semgrad_guard.guard.scored_sentences import require_by_sentence
+    from semgrad_guard.guard.calibrated_estimator import require_by_sentence
 
     if sentences is not None:
         for one in estimators:

@@ -40,7 +40,7 @@ from semgrad_guard.evaluation.runs.answers import EvaluatedAnswer
 from semgrad_guard.evaluation.runs.experiment import Experiment, SampledQuestions, semgrad_ablations
 from semgrad_guard.evaluation.runs.measuring import price_of_samples
 from semgrad_guard.evaluation.runs.run import AnswerBatch
-from semgrad_guard.guard.scored_sentences import require_by_sentence
+from semgrad_guard.guard.calibrated_estimator import require_by_sentence
 from semgrad_guard.loading import ModelSource
 
 

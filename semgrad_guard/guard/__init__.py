@@ -29,8 +29,11 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.early_sentences import DraftPiece as DraftPiece
     from semgrad_guard.guard.early_sentences import EarlySentences as EarlySentences
     from semgrad_guard.guard.early_sentences import LetThrough as LetThrough
+    from semgrad_guard.guard.early_sentences import ReportedSentences as ReportedSentences
     from semgrad_guard.guard.early_sentences import SentencePiece as SentencePiece
     from semgrad_guard.guard.early_sentences import with_draft as with_draft
+    from semgrad_guard.guard.familiarity import judged_by as judged_by
+    from semgrad_guard.guard.familiarity import questions_of_kind as questions_of_kind
     from semgrad_guard.guard.familiarity import unlike as unlike
     from semgrad_guard.guard.flow import UNWRITTEN as UNWRITTEN
     from semgrad_guard.guard.flow import Draft as Draft
@@ -53,7 +56,6 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.guard import Guard as Guard
     from semgrad_guard.guard.guard import GuardedStream as GuardedStream
     from semgrad_guard.guard.guard import Target as Target
-    from semgrad_guard.guard.kinds import questions_of_kind as questions_of_kind
     from semgrad_guard.guard.policy import AbstainMessage as AbstainMessage
     from semgrad_guard.guard.policy import Policy as Policy
     from semgrad_guard.guard.policy import Terms as Terms
@@ -69,8 +71,6 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.promise import split_delta as split_delta
     from semgrad_guard.guard.reported import ReportedScorer as ReportedScorer
     from semgrad_guard.guard.reported import prompt_of as prompt_of
-    from semgrad_guard.guard.reported_stream import ReportedSentences as ReportedSentences
-    from semgrad_guard.guard.sentences import judged_by as judged_by
     from semgrad_guard.guard.streams import Iterated as Iterated
     from semgrad_guard.guard.streams import Live as Live
     from semgrad_guard.guard.streams import LiveAnswer as LiveAnswer

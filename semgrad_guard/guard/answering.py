@@ -18,10 +18,10 @@ from semgrad_guard.engine.worker.request import outcomes
 from semgrad_guard.errors import InputError, UnsupportedToolsError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard.assessing import assess, scoring_settings, template_name
+from semgrad_guard.guard.calibrated_estimator import require_by_sentence
 from semgrad_guard.guard.early_sentences import Certain, EarlySentences
 from semgrad_guard.guard.flow import Draft
 from semgrad_guard.guard.policy import Terms
-from semgrad_guard.guard.scored_sentences import require_by_sentence
 from semgrad_guard.guard.streams import LiveAnswer
 from semgrad_guard.guard.timing import awaited_all
 from semgrad_guard.guard.verdicts import current_recorder, unscored

@@ -13,7 +13,7 @@ from semgrad_guard.engine.generation.sentence_scoring import EndedSentences
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.replay.batch import OUT_OF_MEMORY, give_back_memory, is_out_of_memory
 from semgrad_guard.estimators import Estimator
-from semgrad_guard.guard.scored_sentences import WITH_CALLS, scored_as_they_end, scored_sentences
+from semgrad_guard.guard.sentences import WITH_CALLS, scored_as_they_end, scored_sentences
 from semgrad_guard.guard.verdicts import RecordedScore, current_recorder
 from semgrad_guard.records import Score, SentenceVerdict, Status, ToolCall, Verdict, digest_of
 from semgrad_guard.settings import OnDoubt

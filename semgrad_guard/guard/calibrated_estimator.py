@@ -1,4 +1,4 @@
-"""From a calibration back to the estimator that its threshold belongs to."""
+"""The estimators of guards: that of a calibration, to which its threshold belongs, and those that score sentences."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.estimators import KIND_OF, Estimator, HybridGrad
 from semgrad_guard.estimators.base import ReplayEstimator
 from semgrad_guard.estimators.learned import LearnedEstimator
+from semgrad_guard.estimators.sampled import AskingEstimator
+from semgrad_guard.guard.familiarity import judged_by
 from semgrad_guard.guard.policy import Policy
-from semgrad_guard.guard.sentences import judged_by
 
 
 def estimator_of(calibration: Calibration | None) -> Estimator:
@@ -69,6 +70,19 @@ def with_unit(fields: Mapping[str, Any]) -> dict[str, Any]:
         return dict(fields)
     on_doubt = judged_by(calibration, fields.get("by"), fields.get("on_doubt"))
     return {**fields, **({} if on_doubt is None else {"by": "sentence", "on_doubt": on_doubt})}
+
+
+def require_by_sentence(estimator: Estimator) -> None:
+    """Refuse an estimator that compares whole answers.
+
+    Raises:
+        InputError: it draws further answers, or asks the model about this one.
+    """
+    if isinstance(estimator, AskingEstimator):
+        raise InputError(
+            f'{estimator.name} compares whole answers; by="sentence" needs an estimator of one replay, or of the '
+            "likelihoods, e.g. HybridGrad()"
+        )
 
 
 def _made(kind: Any, settings: Mapping[str, Any], calibration: Calibration) -> Estimator:

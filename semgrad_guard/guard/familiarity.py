@@ -1,10 +1,18 @@
-"""Familiarity: the comparison of a scored answer, its question and its prompt with those of a calibration."""
+"""Familiarity: the comparison of a scored answer, its question and its unit with those of a calibration."""
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from semgrad_guard.calibration.binding import Binding
 from semgrad_guard.calibration.calibration_record import Calibration
 from semgrad_guard.calibration.call_options import unlike_calls
+from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.records import OWN_CODE, PromptForm, Verdict, digest_of
+from semgrad_guard.settings import JudgedBy, OnDoubt
 
 _OWN_CODE = "the model runs code that cannot be compared with that of the calibration (a hook, a replaced method)"
 _OTHER_PROMPT = "the answer was given to another prompt (it comes from a cache, say)"
@@ -44,3 +52,83 @@ def _unlike_kind(calibration: Calibration, kind: str | None) -> tuple[str, ...]:
     if kind is None:
         return (f"the kind of the question was not given, and the promise is by kind: {known}",)
     return (f"the calibration does not know questions of the kind {kind!r:.60}; it knows {known}",)
+
+
+# Kinds of questions: a promise for each, by the calibration of that kind.
+
+_kind: ContextVar[str | None] = ContextVar("semgrad_guard_kind", default=None)
+
+
+@contextmanager
+def questions_of_kind(kind: str | None) -> Generator[None]:
+    """While this lasts, questions are of this kind, in every front: guards, models of frameworks, chains and agents.
+
+    None changes nothing.
+
+    Raises:
+        InputError: the kind is no text.
+    """
+    token = _kind.set(current_kind() if kind is None else require_kind(kind))
+    try:
+        yield
+    finally:
+        _kind.reset(token)
+
+
+def current_kind() -> str | None:
+    """The kind of the questions that are asked now; None where none was given."""
+    return _kind.get()
+
+
+def require_kind(kind: object) -> str:
+    """The kind itself.
+
+    Raises:
+        InputError: it is no text, or an empty one.
+    """
+    if not isinstance(kind, str) or not kind.strip():
+        raise InputError(f"kind is the name of a kind of questions, a text, not {kind!r:.60}")
+    return kind
+
+
+# The unit of scores and promises: a whole answer or a sentence.
+
+
+def require_same_unit(calibration: Calibration, binding: Binding) -> None:
+    """Refuse a threshold for whole answers about sentences, and the other way round: its promise is another.
+
+    Raises:
+        BindingMismatchError: the calibration is about another unit than the scores, or another `on_doubt`; one by kind,
+            all of its kinds are.
+    """
+    judged: Any = (binding.settings or {}).get("on_doubt")
+    units = [
+        None if one.sentences is None else one.sentences.on_doubt
+        for one in calibration.kinds.values() or (calibration,)
+    ]
+    if judged not in units:
+        calibrated = units[0]
+        raise BindingMismatchError(
+            f"The calibration {calibration.id} is about {_unit(calibrated)}, and the answers are judged as "
+            f"{_unit(judged)}. Calibrate again in that form, or give the guard the calibration's."
+        )
+
+
+def judged_by(calibration: Calibration | None, by: JudgedBy | None, on_doubt: OnDoubt | None) -> OnDoubt | None:
+    """The action at a doubtful sentence, by the settings or else the calibration; None: whole answers are judged.
+
+    Raises:
+        InputError: `on_doubt` is given for whole answers.
+    """
+    made = () if calibration is None else calibration.with_kinds
+    forms: list[OnDoubt] = [one.sentences.on_doubt for one in made if one.sentences is not None]
+    calibrated = forms[0] if forms else None
+    if (by or ("answer" if calibrated is None else "sentence")) == "sentence":
+        return on_doubt or calibrated or "stop"
+    if on_doubt is not None:
+        raise InputError(f'on_doubt="{on_doubt}" is about sentences: judge answers by="sentence", or leave it out')
+    return None
+
+
+def _unit(on_doubt: str | None) -> str:
+    return "whole answers" if on_doubt is None else f'sentences with on_doubt="{on_doubt}"'

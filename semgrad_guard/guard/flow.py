@@ -19,7 +19,7 @@ from semgrad_guard.decision_log.entries import Facts
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
 from semgrad_guard.errors import AnswerFailedError, DeadlineExceededError, InputError, LowConfidenceError, UpstreamError
 from semgrad_guard.guard.policy import Terms, decide, settle
-from semgrad_guard.guard.sentences import ended, is_part, watched_score
+from semgrad_guard.guard.sentences import ended, watched_score
 from semgrad_guard.guard.timing import Steps, Work, adrive, cancelling, drive
 from semgrad_guard.guard.verdicts import (
     Deliver,
@@ -245,7 +245,7 @@ def conclude(
 def _delivered(settled: Deliver, answer: A, terms: Terms) -> Outcome[A]:
     """The outcome for a draft that goes out, or a part of it."""
     verdict, left = settled.verdict, answer
-    if is_part(verdict):
+    if verdict.is_part:
         if terms.part is None:
             return _recorded(Outcome(verdict, None), terms)
         left = terms.part(verdict, answer, settled.ranges)

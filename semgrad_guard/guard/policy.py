@@ -19,9 +19,8 @@ from semgrad_guard.decision_log.entries import DecisionSink
 from semgrad_guard.declared import require_valid
 from semgrad_guard.engine.interruption import Stop
 from semgrad_guard.errors import InputError, UnfamiliarPromptError
-from semgrad_guard.guard.familiarity import unlike
-from semgrad_guard.guard.kinds import current_kind, require_kind
-from semgrad_guard.guard.sentences import decided_sentences, delivers, require_same_unit, with_delivered
+from semgrad_guard.guard.familiarity import current_kind, require_kind, require_same_unit, unlike
+from semgrad_guard.guard.sentences import decided_sentences, delivers, with_delivered
 from semgrad_guard.guard.verdicts import (
     UNSCORED,
     Abstain,
@@ -427,8 +426,10 @@ def decide(
     if draft.estimator != UNSCORED:  # else there is nothing to bind to, and `on_unscored` decides
         strange += policy.other_options(binding_of(draft))
     calibrated = policy.calibration is not None
-    differences = (*unlike(draft, policy.calibration, kind=policy.kind, prompt=prompt), *strange)
-    unfamiliar = tuple(dict.fromkeys(differences)) if calibrated else ()
+    unfamiliar: tuple[str, ...] = ()
+    if calibrated:
+        differences = unlike(draft, policy.calibration, kind=policy.kind, prompt=prompt)
+        unfamiliar = tuple(dict.fromkeys((*differences, *strange)))
     action = _action(draft, policy, can_escalate=can_escalate, unfamiliar=unfamiliar)
     let_through = action == "answer"
     judged = not unfamiliar or policy.delivers_unfamiliar
@@ -453,14 +454,15 @@ def decide(
         "familiar": not unfamiliar if calibrated else None,
         "unfamiliar": unfamiliar,
         "reason": draft.reason if let_through or draft.reason else _withheld(draft, policy),
-        "sentences": decided_sentences(
+    }
+    if draft.sentences:
+        changes["sentences"] = decided_sentences(
             draft.sentences,
             on_doubt=on_doubt,
             lets_through=passes,
             promises=lambda score: calibrated and not unfamiliar and policy.lets_through(score),
             confidence=policy.confidence,
-        ),
-    }
+        )
     return with_promise(draft.model_copy(update=changes))
 
 

@@ -23,7 +23,7 @@ from typing import Any, Self, cast
 from semgrad_guard.calibration import Binding, Calibration
 from semgrad_guard.engine.sentences import Span, leanings, sentences
 from semgrad_guard.errors import BindingMismatchError, InputError
-from semgrad_guard.guard.scored_sentences import WITHOUT_END, most_doubtful
+from semgrad_guard.guard.sentences import WITHOUT_END, most_doubtful
 from semgrad_guard.guard.verdicts import binding_of, unscored
 from semgrad_guard.records import Message, PromptForm, SentenceVerdict, Verdict, digest_of
 from semgrad_guard.settings import REPORTED, OnDoubt

@@ -1,4 +1,4 @@
-"""Answers judged by sentence: the decision about each sentence of a draft, and the part of it that is delivered.
+"""Answers judged by sentence: the scores of a draft's sentences, the decision about each, and the part that goes out.
 
 A sentence is let through where its score, and those of all that it depends on (`calibration/sentences.py`), are.
 """
@@ -6,54 +6,88 @@ A sentence is let through where its score, and those of all that it depends on (
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
-from semgrad_guard.calibration.binding import Binding
-from semgrad_guard.calibration.calibration_record import Calibration
 from semgrad_guard.calibration.sentences import compared_scores, depending_on
-from semgrad_guard.errors import BindingMismatchError, InputError
-from semgrad_guard.records import SentenceVerdict, Verdict
-from semgrad_guard.settings import JudgedBy, OnDoubt
+from semgrad_guard.engine.sentences import Span, leanings
+from semgrad_guard.records import Score, SentenceVerdict, Verdict
+from semgrad_guard.settings import OnDoubt
+
+if TYPE_CHECKING:
+    from semgrad_guard.engine.generation.generation import Evidence
+    from semgrad_guard.engine.generation.sentence_scoring import EndedSentences
+    from semgrad_guard.engine.language_model import LanguageModel
+
+WITHOUT_END = "no token of the answer ends in this sentence"
+OTHER_TOKENS = "the answer's tokens spell another text than it has, so that its sentences have no scores"
+WITH_CALLS = "an answer that calls tools is not judged by sentence"
+_PARTS = ("semgrad", "paragrad", "mean_entropy", "gnll", "max_probability")
+
+Found = tuple[tuple[SentenceVerdict, ...], Score]
+"""The undecided sentences of an answer, and the score of the whole: that of its most doubtful sentence."""
 
 
-def require_same_unit(calibration: Calibration, binding: Binding) -> None:
-    """Refuse a threshold for whole answers about sentences, and the other way round: its promise is another.
+def scored_sentences(
+    model: LanguageModel, score: Callable[[Evidence], Score], answer: Evidence, known: Verdict | None = None
+) -> Found:
+    """Those of an answer; `known` is the verdict on its beginning, which was scored while it was written."""
+    if not answer.response_ids:
+        return (), Score(None, answer.why_empty)
+    count = 0 if known is None else len(known.sentences)
+    found = model.sentences(answer, known=count)
+    if found is None:
+        return (), Score(None, OTHER_TOKENS)
+    spans, evidence = [span for span, _ in found], [own for _, own in found[count:]]
+    return _joined(answer, spans, known, [_scored(score, own) for own in evidence], evidence)
 
-    Raises:
-        BindingMismatchError: the calibration is about another unit than the scores, or another `on_doubt`; one by kind,
-            all of its kinds are.
-    """
-    judged: Any = (binding.settings or {}).get("on_doubt")
-    units = [
-        None if one.sentences is None else one.sentences.on_doubt
-        for one in calibration.kinds.values() or (calibration,)
-    ]
-    if judged not in units:
-        calibrated = units[0]
-        raise BindingMismatchError(
-            f"The calibration {calibration.id} is about {_unit(calibrated)}, and the answers are judged as "
-            f"{_unit(judged)}. Calibrate again in that form, or give the guard the calibration's."
+
+def scored_as_they_end(score: Callable[[Evidence], Score], ended: EndedSentences, known: Verdict | None) -> Found:
+    """As `scored_sentences`, of the sentences that have ended in an answer that is still being written."""
+    return _joined(ended.answer, ended.spans, known, [_scored(score, own) for own in ended.found], ended.found)
+
+
+def _scored(score: Callable[[Evidence], Score], own: Evidence | None) -> Score:
+    return Score(None, WITHOUT_END) if own is None else score(own)
+
+
+def _joined(
+    answer: Evidence,
+    spans: Sequence[Span],
+    known: Verdict | None,
+    scores: Sequence[Score],
+    evidence: Sequence[Evidence | None],
+) -> Found:
+    leans_on, earlier = leanings(answer.text, spans), () if known is None else known.sentences
+    new = [
+        SentenceVerdict(
+            start=0,
+            end=0,
+            tokens=0 if own is None else len(own.response_ids),
+            uncertainty=one.uncertainty,
+            scores={name: part for name in _PARTS if (part := (one.details or {}).get(name)) is not None},
+            reason=one.reason,
         )
+        for one, own in zip(scores, evidence, strict=True)
+    ]
+    sentences = tuple(
+        one.model_copy(update={"start": start, "end": end, "leans_on": before})
+        for (start, end), one, before in zip(spans, [*earlier, *new], leans_on, strict=True)
+    )
+    uncertainty, reason = most_doubtful(sentences)
+    milliseconds = sum((one.details or {}).get("scoring_ms", 0.0) for one in scores)
+    milliseconds += 0.0 if known is None else known.scoring_ms or 0.0
+    details = {"scored_tokens": len(answer.response_ids), "scoring_ms": round(milliseconds, 3)}
+    return sentences, Score(uncertainty, reason, details)
 
 
-def judged_by(calibration: Calibration | None, by: JudgedBy | None, on_doubt: OnDoubt | None) -> OnDoubt | None:
-    """The action at a doubtful sentence, by the settings or else the calibration; None: whole answers are judged.
-
-    Raises:
-        InputError: `on_doubt` is given for whole answers.
-    """
-    made = () if calibration is None else calibration.with_kinds
-    forms: list[OnDoubt] = [one.sentences.on_doubt for one in made if one.sentences is not None]
-    calibrated = forms[0] if forms else None
-    if (by or ("answer" if calibrated is None else "sentence")) == "sentence":
-        return on_doubt or calibrated or "stop"
-    if on_doubt is not None:
-        raise InputError(f'on_doubt="{on_doubt}" is about sentences: judge answers by="sentence", or leave it out')
-    return None
+def most_doubtful(sentences: Sequence[SentenceVerdict]) -> tuple[float | None, str | None]:
+    """The score of an answer by its sentences; where one of them has none, the reason."""
+    own = [one.uncertainty for one in sentences if one.uncertainty is not None]
+    reason = next((one.reason for one in sentences if one.uncertainty is None), None)
+    return (None if reason else max(own)), reason
 
 
-def _unit(on_doubt: str | None) -> str:
-    return "whole answers" if on_doubt is None else f'sentences with on_doubt="{on_doubt}"'
+# The decision.
 
 
 def decided_sentences(
@@ -141,12 +175,6 @@ def ended(part: Verdict, reason: str, *, closing_line: str) -> Verdict:
 
 def _closed(text: str, closing_line: str) -> str:
     return text + closing_line if not closing_line or text[-1:].isspace() else f"{text} {closing_line}"
-
-
-def is_part(verdict: Verdict) -> bool:
-    """Whether some sentences of an answer were delivered, and others not."""
-    shown = verdict.action == "answer" or verdict.is_continued
-    return shown and verdict.draft is not None and any(map(delivers, verdict.sentences))
 
 
 def undecided_sentences(sentences: Sequence[SentenceVerdict]) -> tuple[SentenceVerdict, ...]:

@@ -49,8 +49,9 @@ def undecided(verdict: Verdict) -> Verdict:
         "decision_id": None,
         "escalated_from": None,
         "reason": None if verdict.status == "scored" else verdict.reason,
-        "sentences": undecided_sentences(verdict.sentences),
     }
+    if verdict.sentences:
+        changes["sentences"] = undecided_sentences(verdict.sentences)
     return verdict.model_copy(update=changes)
 
 

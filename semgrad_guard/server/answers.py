@@ -34,7 +34,7 @@ from semgrad_guard.errors import (
     UnsupportedToolsError,
     UpstreamError,
 )
-from semgrad_guard.guard.sentences import delivers, is_part
+from semgrad_guard.guard.sentences import delivers
 from semgrad_guard.records import METADATA_KEY, ToolCall, Verdict
 
 ACTION_HEADER = "x-semgrad-guard-action"
@@ -117,7 +117,7 @@ def public_record(verdict: Verdict, *, scores: bool = True) -> dict[str, Any]:
         record = record if scores else {name: None if name in _SCORES else value for name, value in record.items()}
         return {**record, "sentences": _public_sentences(verdict, scores=scores)}
     public = {name: value if name in _OF_ANY_DRAFT else _WITHHELD_FIELDS.get(name) for name, value in record.items()}
-    if not is_part(verdict):
+    if not verdict.is_part:
         return public
     delivered = [*filter(delivers, verdict.sentences)]
     own = {"status": verdict.status, "reason": verdict.reason, "scored_tokens": sum(one.tokens for one in delivered)}
@@ -126,7 +126,7 @@ def public_record(verdict: Verdict, *, scores: bool = True) -> dict[str, Any]:
 
 def _public_sentences(verdict: Verdict, *, scores: bool) -> list[dict[str, Any]]:
     """Those of a delivered text; where it is a part of the answer, the withheld ones without their numbers."""
-    part = is_part(verdict)
+    part = verdict.is_part
     hidden: Mapping[str, Any] = {} if scores else _SCORES_OF_SENTENCES
     return [
         {**one.model_dump(mode="json"), **(_OF_WITHHELD_SENTENCES if part and not delivers(one) else hidden)}

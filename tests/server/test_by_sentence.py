@@ -14,8 +14,8 @@ from semgrad_guard.adapters.logprobs import openai_logprobs
 from semgrad_guard.calibration import AnswerSentences, calibrate_sentences
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.estimators import MaxProbability
+from semgrad_guard.guard.familiarity import judged_by
 from semgrad_guard.guard.reported import ReportedScorer
-from semgrad_guard.guard.sentences import judged_by
 from semgrad_guard.records import Verdict
 from semgrad_guard.server.assembly import assemble
 from semgrad_guard.server.gate import Keys

@@ -29,7 +29,7 @@ from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.evaluation.runs.answers import Answer, AnsweredSentence, AnswerScore
 from semgrad_guard.guard import Answerer, template_name
-from semgrad_guard.guard.scored_sentences import OTHER_TOKENS, WITHOUT_END
+from semgrad_guard.guard.sentences import OTHER_TOKENS, WITHOUT_END
 from semgrad_guard.records import Message, Score
 from semgrad_guard.settings import OnDoubt
 

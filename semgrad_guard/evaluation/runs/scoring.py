@@ -19,8 +19,8 @@ from semgrad_guard.evaluation.questions.data import Question, identity
 from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.evaluation.runs.run import Spread, complete, in_turn
 from semgrad_guard.guard import Policy, assess, settle, unscored
+from semgrad_guard.guard.calibrated_estimator import require_by_sentence
 from semgrad_guard.guard.policy import lets_every_score_through
-from semgrad_guard.guard.scored_sentences import require_by_sentence
 from semgrad_guard.records import PromptForm, Verdict
 from semgrad_guard.settings import OnDoubt
 

@@ -11,7 +11,7 @@ import torch
 from semgrad_guard.engine.generation.running_answer import BatchRequest
 from semgrad_guard.engine.sentences import By
 from semgrad_guard.errors import UnsupportedModelError
-from semgrad_guard.guard.sentences import judged_by
+from semgrad_guard.guard.familiarity import judged_by
 from semgrad_guard.loading import load_estimator
 from semgrad_guard.records import Verdict
 from semgrad_guard.server.assembly import options_of, policy_of
