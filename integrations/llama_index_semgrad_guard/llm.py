@@ -25,7 +25,9 @@ from llama_index_semgrad_guard.calls import ModelCall, abegun_here, begun_here
 from llama_index_semgrad_guard.events import report
 from llama_index_semgrad_guard.records import (
     REASONING,
+    CallOptions,
     Chunk,
+    ToolCallingLLM,
     calls_tools,
     chat_chunk,
     chat_response,
@@ -35,7 +37,6 @@ from llama_index_semgrad_guard.records import (
     to_conversation,
     without_calls,
 )
-from llama_index_semgrad_guard.tools import CallOptions, ToolCallingLLM
 from llama_index_semgrad_guard.turn import Turn, current_turn, stray
 from semgrad_guard import (
     METADATA_KEY,

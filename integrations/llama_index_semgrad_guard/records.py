@@ -1,4 +1,4 @@
-"""LlamaIndex's messages and responses as ours, with their records, and whether an answer is made of a model's texts.
+"""LlamaIndex's messages, tools and responses as ours, and whether an answer is made of a model's texts.
 
 Code that passes a text on may have cut it, or changed its case and its marks. A class or a method of LlamaIndex's name
 proves nothing either: subclasses, parsers, wrappers and validators may have put other words into what it returns. So
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, NamedTuple, cast
 
@@ -25,12 +25,16 @@ from llama_index.core.base.llms.types import (
     ToolCallBlock,
 )
 from llama_index.core.base.response.schema import AsyncStreamingResponse, Response
+from llama_index.core.llms.function_calling import FunctionCallingLLM
+from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.output_parsers.utils import extract_json_str
+from llama_index.core.tools import BaseTool
 from pydantic import BaseModel, RootModel, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic_core import to_jsonable_python
 
-from semgrad_guard import METADATA_KEY, Generation, Message, ToolCall, Verdict
+from semgrad_guard import METADATA_KEY, Generation, GenerationOptions, LanguageModel, Message, ToolCall, Verdict
+from semgrad_guard.adapters.answer_form import AnswerForm
 from semgrad_guard.adapters.messages import new_id, short_id, verdict_of_record
 from semgrad_guard.errors import InputError
 
@@ -330,3 +334,87 @@ def chat_chunk(chunk: Chunk) -> ChatResponse:
 def completion_chunk(chunk: Chunk) -> CompletionResponse:
     """A piece of a streamed text."""
     return completion(chunk.text, chunk.record, delta=chunk.delta)
+
+
+# Tools: shown to a model, and its calls of them in the messages of responses.
+
+
+@dataclass(frozen=True)
+class CallOptions:
+    """How one answer is written, and its form."""
+
+    writing: GenerationOptions
+    form: AnswerForm = field(default_factory=AnswerForm)
+
+    def writing_by(self, model: LanguageModel) -> GenerationOptions:
+        """The options of writing, for this model's form of calls.
+
+        Raises:
+            UnsupportedToolsError: there are tools, and the model's chat template has none.
+        """
+        return replace(self.writing, grammar=self.form.grammar(model))
+
+    def calls(self, model: LanguageModel, generation: Generation) -> tuple[ToolCall, ...]:
+        """The calls in an answer."""
+        return self.form.taken_apart(model, generation).calls
+
+    def readable(self, model: LanguageModel, generation: Generation) -> Generation:
+        """The answer without the calls in it as its text; a call that cannot be read stays as the model wrote it."""
+        found = self.form.taken_apart(model, generation)
+        if not found.calls and not found.broken:
+            return generation
+        return replace(generation, text="\n".join(filter(None, (found.text, *found.broken))))
+
+
+class ToolCallingLLM(FunctionCallingLLM):
+    """An LLM whose `chat` methods take tools as OpenAI describes them, and return calls as blocks of the message."""
+
+    def _prepare_chat_with_tools(  # noqa: PLR0917 - LlamaIndex's signature
+        self,
+        tools: Sequence[BaseTool],
+        user_msg: str | ChatMessage | None = None,
+        chat_history: list[ChatMessage] | None = None,
+        verbose: bool = False,
+        allow_parallel_tool_calls: bool = False,
+        tool_required: bool = False,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        choice = kwargs.pop("tool_choice", None) or ("required" if tool_required else "auto")
+        question = ChatMessage(content=user_msg) if isinstance(user_msg, str) else user_msg
+        messages = [*(chat_history or []), *([] if question is None else [question])]
+        described = [tool.metadata.to_openai_tool(skip_length_check=True) for tool in tools]
+        return {"messages": messages, **({"tools": described, "tool_choice": choice} if tools else {}), **kwargs}
+
+    def _validate_chat_with_tools_response(
+        self,
+        response: ChatResponse,
+        tools: Sequence[BaseTool],
+        allow_parallel_tool_calls: bool = False,
+        **kwargs: Any,
+    ) -> ChatResponse:
+        """The response, with its first call alone where no other was to be made."""
+        calls = [block for block in response.message.blocks if isinstance(block, ToolCallBlock)]
+        if len(calls) > 1 and not allow_parallel_tool_calls:
+            others = calls[1:]
+            response.message.blocks = [block for block in response.message.blocks if block not in others]
+        return response
+
+    def get_tool_calls_from_response(
+        self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
+    ) -> list[ToolSelection]:
+        """The calls in a response.
+
+        Raises:
+            InputError: there are none, and one is due.
+        """
+        calls = [block for block in response.message.blocks if isinstance(block, ToolCallBlock)]
+        if not calls and error_on_no_tool_call:
+            raise InputError("the model's answer calls no tool; use tool_required=True, or error_on_no_tool_call=False")
+        return [
+            ToolSelection(
+                tool_id=call.tool_call_id or "",
+                tool_name=call.tool_name,
+                tool_kwargs=call.tool_kwargs if isinstance(call.tool_kwargs, Mapping) else {},
+            )
+            for call in calls
+        ]

@@ -101,7 +101,7 @@ class ServerWriter:
             await server.close()
 
     async def _answer(self, server: RemoteServer, question: Question) -> Answer:
-        from semgrad_guard.server.sent import answers_in
+        from semgrad_guard.server.remote import answers_in
 
         turns = [{"role": turn.role, "content": turn.content} for turn in self.phrasing.conversation(question)]
         body = {"model": self.scorer.model, "messages": turns, **self.options, **self.scorer.request, "stream": False}

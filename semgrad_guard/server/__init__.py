@@ -10,9 +10,9 @@ forwarded     requests for another server, as far as they are read here
 service       models, policies and targets: drafts are made, the guard decides
 writing       one model's prompts and scored drafts
 scheduler     the queue of requests to one model
-remote, sent  another server, and the form of its answers
+remote        another server, and the form of its answers
 upstream      another server that writes drafts, or answers instead
-cuts          a client's cuts of a delivered answer
+answers       answers, verdicts and errors as they leave, and a client's cuts of them
 completions   answers in OpenAI's form, each with its verdict, whole or as server-sent events
 translation   other protocols of OpenAI's, as chat completions: text_completions, responses
 gateway       LiteLLM's generic guardrail API

@@ -1,4 +1,5 @@
-"""`ModelQueue`: the server's view of a model, and `Scheduler`, that of a model in this process."""
+"""`ModelQueue`: the server's view of a model. `Scheduler` is that of a model in this process, and `ReportedQueue` that
+of another server's model, whose answers are scored by the log-probabilities they carry."""
 
 from __future__ import annotations
 
@@ -6,9 +7,9 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from semgrad_guard.engine.generation.visible import Piece
@@ -17,9 +18,10 @@ from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.scoring.segments import Segment
 from semgrad_guard.engine.sentences import By
 from semgrad_guard.engine.worker import Batching, Pieces, Ticket
-from semgrad_guard.errors import AnswerCancelledError, QueueFullError
+from semgrad_guard.errors import AnswerCancelledError, InputError, QueueFullError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard import Draft, OnDoubt, Work, ain_time, cancelling, read_off_loop
+from semgrad_guard.guard.reported import ReportedScorer
 from semgrad_guard.server.answers import Answer
 from semgrad_guard.server.writing import AnswerRequest, ForeignText, Writer, token_pieces
 
@@ -29,6 +31,7 @@ _FIRST_GUESS = 5.0
 """Seconds from one finished request to the next, as long as none has been seen."""
 _WEIGHT = 0.2
 _ENDING = "the server is shutting down; try again later"
+_NO_MODEL = "this server has no model of its own: it scores the answers of its upstream alone; see --scorer"
 
 
 class ModelQueue(Protocol):
@@ -289,3 +292,48 @@ class LiveAnswers:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+
+@dataclass(frozen=True, eq=False)
+class ReportedQueue:
+    """A `ModelQueue` without a model: nothing waits here, and no other text can be scored."""
+
+    scorer: ReportedScorer
+    served: bool = True
+    batching: Batching | None = None
+    depth: int = 0
+    is_full: bool = False
+    is_alive: bool = True
+
+    @property
+    def name(self) -> str:
+        """The upstream's name for the model."""
+        return self.scorer.model
+
+    @property
+    def estimator_name(self) -> str:
+        """As `ModelQueue.estimator_name`."""
+        return self.scorer.estimator
+
+    async def answer(self, request: AnswerRequest) -> list[Draft[Answer]]:
+        """As `ModelQueue.answer`: there is no model to answer."""
+        raise InputError(_NO_MODEL)
+
+    async def judged(self, text: ForeignText) -> Draft[None]:
+        """As `ModelQueue.judged`: without a score."""
+        return Draft(self.scorer.unscored(text.text, text.reason or _NO_MODEL), None)
+
+    async def segments(self, text: ForeignText, by: By) -> list[tuple[Segment, float | None]]:
+        """As `ModelQueue.segments`: there are none."""
+        raise InputError(_NO_MODEL)
+
+    def close(self) -> None:
+        """Nothing is to be stopped."""
+
+
+def logprobs_for(body: Mapping[str, Any], found: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """The log-probabilities that a client's request is about, of those that the score took."""
+    if not body.get("logprobs") or found is None or any(entry.get("logprob") is None for entry in found):
+        return None
+    top = body.get("top_logprobs") or 0
+    return [{**entry, "top_logprobs": list(entry.get("top_logprobs") or ())[:top]} for entry in found]

@@ -33,10 +33,8 @@ from semgrad_guard.guard.reported import prompt_of
 from semgrad_guard.server.answers import KEY, Answer, Cuts, part_of, pieces_of
 from semgrad_guard.server.forwarded import Forwarded
 from semgrad_guard.server.protocol import CUTS
-from semgrad_guard.server.remote import RemoteServer
-from semgrad_guard.server.reported import ReportedQueue, logprobs_for
-from semgrad_guard.server.scheduler import Scheduler
-from semgrad_guard.server.sent import (
+from semgrad_guard.server.remote import (
+    RemoteServer,
     SentCall,
     SentChunk,
     SentFunction,
@@ -47,6 +45,7 @@ from semgrad_guard.server.sent import (
     call_of,
     read,
 )
+from semgrad_guard.server.scheduler import ReportedQueue, Scheduler, logprobs_for
 from semgrad_guard.server.writing import ForeignText
 
 _KEPT_BACK = frozenset({"semgrad_guard", "stream", "stream_options", "model", "n"})

@@ -19,8 +19,7 @@ from semgrad_guard.guard.reported import ReportedScorer
 from semgrad_guard.records import Verdict
 from semgrad_guard.server.assembly import assemble
 from semgrad_guard.server.gate import Keys
-from semgrad_guard.server.reported import ReportedQueue
-from semgrad_guard.server.scheduler import Scheduler
+from semgrad_guard.server.scheduler import ReportedQueue, Scheduler
 from semgrad_guard.server.settings import ServerSettings
 from semgrad_guard.server.upstream import RemoteServer, Upstream
 from semgrad_guard.settings import CLOSING_LINE

@@ -17,7 +17,7 @@ from semgrad_guard.server.app import make_app
 from semgrad_guard.server.assembly import assemble
 from semgrad_guard.server.gate import Keys
 from semgrad_guard.server.remote import RemoteServer
-from semgrad_guard.server.reported import ReportedQueue
+from semgrad_guard.server.scheduler import ReportedQueue
 from semgrad_guard.server.service import Service
 from semgrad_guard.server.settings import ServerSettings
 from semgrad_guard.server.upstream import Upstream

@@ -12,7 +12,7 @@ import pytest
 from semgrad_guard import Policy
 from semgrad_guard.guard.reported import ReportedScorer
 from semgrad_guard.server.remote import RemoteServer
-from semgrad_guard.server.reported import ReportedQueue
+from semgrad_guard.server.scheduler import ReportedQueue
 from semgrad_guard.server.upstream import Upstream
 from semgrad_guard.settings import CLOSING_LINE
 
