@@ -13,6 +13,7 @@ import torch
 
 from semgrad_guard import LanguageModel, Message
 from semgrad_guard.engine.generation.running_answer import BatchRequest, RunningAnswer
+from semgrad_guard.engine.generation.sentence_scoring import sentence_evidence
 from semgrad_guard.engine.interruption import Stop, stopping
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.grammar import one_of, text_rule
@@ -237,6 +238,28 @@ def test_all_answers_together_stay_within_the_budgets() -> None:
         held.append([sum(kind) for kind in zip((0, 0), *(capture.held for capture in captures), strict=True)])
     assert 10_000 < max(logits for logits, _ in held) <= 20_000
     assert 10_000 < max(outputs for _, outputs in held) <= 20_000
+
+
+def test_scored_sentences_free_the_budgets_and_change_no_other_score() -> None:
+    model, options, questions = shared("qwen2"), Options(max_tokens=14), ["tea", "What is tea?", "Why?"]
+    batch = model.running_batch()
+    rows = joined(model, batch, [(question, options) for question in questions])
+    for steps, scored in ((7, 5), (4, 9)):
+        for _ in range(steps):
+            batch.step()
+        batch.ended(rows, [[(0, 2)]] * 3, [0] * 3)
+        for at_once in (rows[:2], rows[2:]):
+            batch.let_go([(row, scored) for row in at_once])
+    held = {id(capture): capture.held[0] for row in rows for capture, _ in row.passes}
+    assert sorted(logits > 0 for logits in held.values()) == [False] * 3 + [True] * 2  # prompts, last steps
+    finished(batch)
+    for one, question in zip(batch.generations(rows, [1, 0, None]), questions, strict=True):
+        single = model.generate(question, options)
+        ours, theirs = (sentence_evidence(answer.evidence, (9, 5), ["", ""], known=1)[1] for answer in (one, single))
+        assert ours is not None
+        assert theirs is not None
+        assert numbers(ours, Objective()) == pytest.approx(numbers(theirs, Objective()), rel=1e-4)
+        require_alike(one, single)
 
 
 def test_prompts_that_are_known_are_read_from_where_they_differ() -> None:

@@ -45,3 +45,13 @@ def is_time(waited: Sequence[int], beside: int) -> bool:
     Together with others that soon will wait, as long as that is a matter of steps.
     """
     return bool(waited) and (len(waited) >= max(1, beside // 4) or max(waited) > _LINGER)
+
+
+def is_time_to_score(due: Sequence[OpenSentences], beside: int) -> bool:
+    """As `is_time`, for sentences that have ended: the first of an answer is wanted soon, later ones can wait longer.
+
+    A backward pass for many reads the weights once.
+    """
+    later = [one.waited for one in due if one.known]
+    first = [one.waited for one in due if not one.known]
+    return is_time(first, beside) or (bool(due) and (len(due) >= beside or max(later, default=0) > 2 * _LINGER))

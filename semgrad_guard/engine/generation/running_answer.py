@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, cast
 
 import torch
@@ -40,7 +41,8 @@ class RunningAnswer:
     """An answer that is being written. `error` is the error that ended it, where it cannot be written.
 
     `passes` are the captures that hold it, with its row; `behind` is how many columns of its prompt they include.
-    `before` is the cache of the columns before those, once it is done. `milliseconds` is its share of the steps.
+    `before` is the cache of the columns before those, once it is done, and `keys` that of all columns, where it is read
+    by sentence. `milliseconds` is its share of the steps.
     """
 
     def __init__(self, request: BatchRequest, decoder: Decoder) -> None:
@@ -51,6 +53,7 @@ class RunningAnswer:
         self.ended, self.done, self.reused = False, False, 0
         self.passes: list[tuple[Capture, int]] = []
         self.before: Cache = growing_cache()
+        self.keys: Cache | None = None
         self.behind, self.epoch = 0, object()
         self.error: BaseException | None = None
         self._certain = CertainText(decoder.decode, request.options, request.prompt.thinking)
@@ -92,6 +95,14 @@ class RunningAnswer:
         """The answer ends here, with so many of its tokens."""
         del self.ids[tokens:]
         self.ended = self.done = True
+
+    def let_go(self, scored: int) -> None:
+        """Hold no outputs of the passes that wrote only the first `scored` tokens, which need them no longer."""
+        first, *later = self.passes  # the first has read the prompt, and is always needed
+        written = accumulate((len(capture.finals()) for capture, _ in later), initial=1)
+        count = sum(tokens <= scored for tokens in list(written)[1:])
+        if count:
+            self.passes = [first, (Capture.of_scored(later[:count]), 0), *later[count:]]
 
     def finish(self, answer: Generation) -> None:
         """Send the rest of the whole text to the listener; where that fails, this answer alone has an error."""

@@ -253,6 +253,27 @@ class RunningBatch:
             row.end(tokens)
             self._leave()
 
+    def let_go(self, scored: Sequence[tuple[RunningAnswer, int]]) -> None:
+        """Free the budgets for what follows: keep no outputs for the first tokens of answers, so many of each.
+
+        Sentences are scored from those of the prompt, and their own.
+        """
+        if not scored or not self._objective.gradients or self._objective.earlier != "context":
+            return
+        for row, tokens in scored:
+            row.let_go(tokens)
+        self._capture = None
+        users = defaultdict[int, list[tuple[RunningAnswer, int]]](list)
+        for row in self._rows:
+            for number, (capture, _) in enumerate(row.passes):
+                users[id(capture)].append((row, number))
+        for some in users.values():
+            capture = some[0][0].passes[some[0][1]][0]
+            if not capture.lets_go and 2 * len(some) <= len(capture.states()):
+                small = capture.of_rows([row.passes[number][1] for row, number in some])
+                for place, (row, number) in enumerate(some):
+                    row.passes[number] = small, place
+
     def generations(self, rows: Sequence[RunningAnswer], known: Sequence[int | None] = ()) -> list[Generation]:
         """Answers that are done, in their order; those that can be scored in one backward pass are one batch.
 
@@ -283,9 +304,8 @@ class RunningBatch:
         """The states that an answer has left that is still being written, with the keys of all its tokens."""
         number = next(number for number, other in enumerate(self._rows) if other is row)
         with clean_slate():
-            row.before = self._cache_before(number)
-            states = self.left_by([row])
-            return states and replace(states, cache=kept(self._cache, [number], self._begin(number)))
+            self._keep_keys(number)
+            return self.left_by([row])
 
     def _read_off(self, rows: Sequence[RunningAnswer]) -> list[Generation]:
         """Answers as far as they are written."""
@@ -297,7 +317,8 @@ class RunningBatch:
             # Tokens that were replaced, at a stop string, are not those that the states belong to.
             other = row.replayed or decoder.read(row.written).retokenized
             ends = row.options.stop, row.options.max_thinking_tokens
-            groups[row.behind, *ends, id(row.epoch), other, id(row) if singly else 0].append(row)
+            alone = id(row) if singly or row.keys is not None else 0
+            groups[row.behind, *ends, id(row.epoch), other, alone].append(row)
         for (*_, other, _), group in groups.items():
             answers = decoder.generations([row.written for row in group], None if other else self.left_by(group))
             found.update(zip(map(id, group), answers, strict=True))
@@ -312,7 +333,10 @@ class RunningBatch:
         padding = max(0, rows[0].behind - max(len(row.prompt.ids) for row in rows))
         with clean_slate():
             passes = [RowPasses(row.before, row.passes) for row in rows]
-            return unless_memory_runs_out(lambda: CapturedStates.gathered(passes, rows[0].epoch, padding=padding))
+            states = unless_memory_runs_out(lambda: CapturedStates.gathered(passes, rows[0].epoch, padding=padding))
+            if states is None or rows[0].keys is None:
+                return states
+            return replace(states, cache=rows[0].keys)
 
     # Rows come and go.
 
@@ -321,7 +345,10 @@ class RunningBatch:
         budget = self._scorer.memory.prompts
         for number, row in enumerate(self._rows):
             if row.done and row.scored:
-                row.before = self._cache_before(number)
+                if row.keys is None:
+                    row.before = self._cache_before(number)
+                else:
+                    self._keep_keys(number)
                 if budget and self._scorer.can_resume(len(row.prompt.ids) + row.options.max_tokens):
                     cache = kept(self._cache, [number], self._begin(number))
                     self._scorer.current_replayer().prompts.keep([*row.prompt.ids, *row.ids], cache, budget)
@@ -332,6 +359,11 @@ class RunningBatch:
         """The cache of a row's columns before the states that its captures hold."""
         row, begin = self._rows[number], self._begin(number)
         return kept(self._cache, [number], begin, begin + max(0, len(row.prompt.ids) - row.behind))
+
+    def _keep_keys(self, number: int) -> None:
+        """Keep all keys and values of a row that is read by sentence."""
+        row = self._rows[number]
+        row.before, row.keys = self._cache_before(number), kept(self._cache, [number], self._begin(number))
 
     def _keep(self, numbers: Sequence[int]) -> None:
         """Let all rows go but these, and the columns before the first of them begins."""

@@ -77,13 +77,14 @@ class EndedSentences:
     """The sentences that have ended in an answer that is still being written.
 
     `found` is the evidence about the new ones. With the first `tokens` that were written, those of a thought included,
-    the answer would end behind the last of them.
+    the answer would end behind the last of them; the first `scored` belong to them.
     """
 
     answer: Evidence
     spans: Sequence[Span]
     found: Sequence[Evidence | None]
     tokens: int
+    scored: int
 
 
 def ended_sentences(answer: Evidence, spans: Sequence[Span], codec: Codec, *, known: int) -> EndedSentences | None:
@@ -94,8 +95,9 @@ def ended_sentences(answer: Evidence, spans: Sequence[Span], codec: Codec, *, kn
     texts = [answer.text[begin:end] for begin, end in spans]
     found = sentence_evidence(answer, counts[:-1], texts, known=known)[known:]
     end = codec.decode(answer.response_ids).find(answer.text) + len(answer.text[: spans[-1][1]].rstrip())
-    tokens = len(answer.preceding_ids) + _tokens_beyond(end, answer.response_ids, codec)
-    return EndedSentences(answer, spans, found, tokens)
+    before = len(answer.preceding_ids)
+    tokens = before + _tokens_beyond(end, answer.response_ids, codec)
+    return EndedSentences(answer, spans, found, tokens, before + sum(counts[:-1]))
 
 
 def score_together(answers: Iterable[Iterable[Evidence | None]]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -40,7 +42,7 @@ class Capture:
     def __init__(
         self, layer: int, start: int, *, logit_bytes: int = 0, output_bytes: int = 0, survey: Survey | None = None
     ) -> None:
-        self.layer, self.survey = layer, survey
+        self.layer, self.survey, self.lets_go = layer, survey, False
         self._logit_bytes, self._output_bytes = logit_bytes, output_bytes
         self.start = start
         self._seen, self._first, self._shape = 0, 0, torch.Size()
@@ -160,6 +162,37 @@ class Capture:
                 outputs[place] = pieces[0][0]
         return outputs
 
+    @classmethod
+    def of_scored(cls, passes: Sequence[tuple[Capture, int]]) -> Capture:
+        """The passes of one row whose tokens here have been scored: without outputs of the head and of the maps."""
+        found = cls(passes[0][0].layer, 0)
+        found.lets_go, found._joined = True, True
+        found._pieces = [torch.cat([capture.states()[own : own + 1] for capture, own in passes], dim=1)]
+        found._finals = [final[own : own + 1] for capture, own in passes for final in capture.finals()]
+        found._steps = [final[:, :0] for final in found._finals]
+        return found
+
+    def of_rows(self, rows: Sequence[int]) -> Capture:
+        """The same passes for some of the rows, without the memory of the others."""
+        index, other = torch.tensor(list(rows)), copy.copy(self)
+
+        def of(whole: torch.Tensor) -> torch.Tensor:
+            return whole[index.to(whole.device)]
+
+        other._pieces, other._finals = [of(self.states())], list(map(of, self._finals))
+        other._steps = None if self._steps is None else list(map(of, self._steps))
+        other._surveys = list(map(of, self._surveys))
+        small = {place: of(output) for place, output in self.outputs().items()}
+        other._outputs = {place: [(output, output._version)] for place, output in small.items()}
+        other._held = sum(output.nbytes for output in small.values())
+        return other
+
+
+def still_known(outputs: Outputs) -> Outputs:
+    """The outputs of linear maps at some columns; none where some of the columns have been let go."""
+    any_of_them = next(iter(outputs.values()), None)
+    return {} if any_of_them is None or bool(any_of_them[..., 0].isnan().any()) else outputs
+
 
 @dataclass(frozen=True)
 class RowPasses:
@@ -205,13 +238,23 @@ class _Layout:
             for capture in self.captures
         ]
 
-    def laid_out(self, sources: Sequence[torch.Tensor]) -> torch.Tensor:
-        """One tensor [rows, longest, d] from the captures' own [its rows, its positions, d]."""
-        laid = sources[0].new_zeros(self._shape[0] * self._shape[1], sources[0].shape[-1])
+    def laid_out(self, sources: Sequence[torch.Tensor | None]) -> torch.Tensor:
+        """One tensor [rows, longest, d] from the captures' own [its rows, its positions, d]; NaN for None."""
+        some = next(source for source in sources if source is not None)
+        laid = some.new_zeros(self._shape[0] * self._shape[1], some.shape[-1])
         for source, (own, to) in zip(sources, self._moves, strict=True):
-            flat = source.reshape(-1, source.shape[-1])
-            laid.index_copy_(0, to.to(flat.device), flat.index_select(0, own.to(flat.device)))
+            if source is None:
+                laid.index_fill_(0, to.to(some.device), math.nan)
+            else:
+                flat = source.reshape(-1, source.shape[-1])
+                laid.index_copy_(0, to.to(flat.device), flat.index_select(0, own.to(flat.device)))
         return laid.view(*self._shape, -1)
+
+    def outputs(self) -> Outputs:
+        """The outputs of the maps that all captures hold, laid out; NaN where they have been let go."""
+        held = [None if capture.lets_go else capture.outputs() for capture in self.captures]
+        places = set[Place].intersection(*(set(own) for own in held if own is not None))
+        return {place: self.laid_out([None if own is None else own[place] for own in held]) for place in places}
 
 
 @dataclass(frozen=True)
@@ -257,8 +300,6 @@ class CapturedStates:
         """
         cache, layout = stacked([row.before for row in rows]), _Layout(rows)
         captures = layout.captures
-        outputs = [capture.outputs() for capture in captures]
-        places = set[Place].intersection(*map(set, outputs))
         logits = by_step([row.steps(Capture.logits) for row in rows])
         surveys = () if logits else by_step([row.steps(Capture.surveys) for row in rows])
         return cls(
@@ -267,7 +308,7 @@ class CapturedStates:
             cache.get_seq_length(),
             layout.laid_out([capture.states() for capture in captures])[:, padding:],
             logits,
-            {place: layout.laid_out([output[place] for output in outputs])[:, padding:] for place in places},
+            {place: output[:, padding:] for place, output in layout.outputs().items()},
             epoch,
             by_step([row.steps(Capture.finals) for row in rows]),
             surveys,
@@ -315,11 +356,13 @@ class CapturedStates:
 
     def steps(self, begin: int, count: int) -> list[torch.Tensor]:
         """The head's output [V] at `count` steps of one row; empty where not all of them were kept."""
-        return [step[0] for step in self.logits[begin : begin + count]] if begin + count <= len(self.logits) else []
+        found = [step[0] for step in self.logits[begin : begin + count]]
+        return found if len(found) == count and all(map(len, found)) else []
 
     def raw_logits(self, batch: TokenBatch) -> list[torch.Tensor] | None:
         """The head's output [V] for each of the batch's response tokens, row after row; None if not all were kept."""
-        return _by_token(self.logits, batch)
+        found = _by_token(self.logits, batch)
+        return found if found and all(map(len, found)) else None
 
     def final_states(self, batch: TokenBatch) -> torch.Tensor | None:
         """The states that predict the batch's response tokens [n, d], before the head; None if not all were kept."""
@@ -334,7 +377,8 @@ class CapturedStates:
     def known_outputs(self, batch: TokenBatch) -> Outputs:
         """The outputs of the linear maps at the columns that are replayed [B, columns, out]."""
         columns = self._replayed(batch)
-        return {place: _ordinary(output[:, columns].contiguous()) for place, output in self.outputs.items()}
+        known = still_known({place: output[:, columns] for place, output in self.outputs.items()})
+        return {place: _ordinary(output.contiguous()) for place, output in known.items()}
 
     def states_of(self, batch: TokenBatch, *, whole: bool = False) -> torch.Tensor:
         """h^(layer) at the columns that are replayed [B, columns, d]; `whole`: up to the answers' last tokens."""

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from transformers.cache_utils import Cache, DynamicLayer
 
 from semgrad_guard.engine.replay.batch import PrefixLayer, TokenBatch
-from semgrad_guard.engine.replay.captured_states import CapturedStates
+from semgrad_guard.engine.replay.captured_states import CapturedStates, still_known
 from semgrad_guard.engine.replay.kernels import Outputs
 
 Held = Callable[[CapturedStates], torch.Tensor]
@@ -54,7 +54,7 @@ class ContextRows:
     def outputs(self, columns: Callable[[Held], torch.Tensor]) -> Outputs:
         """The outputs of linear maps that all sources hold, at the columns of one pass."""
         places = set(self._sources[0].outputs).intersection(*(source.outputs for source in self._sources))
-        return {place: columns(lambda source, place=place: source.outputs[place]) for place in places}
+        return still_known({place: columns(lambda source, place=place: source.outputs[place]) for place in places})
 
     def before_prompts(self) -> Cache:
         """The cache before the first pass."""

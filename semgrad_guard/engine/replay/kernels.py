@@ -255,7 +255,13 @@ class _Known(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (weight,), (gradient,) = ctx.saved_tensors, gradients
-        by_states = input_gradient(gradient.reshape(-1, gradient.shape[-1]), weight)
+        rows = gradient.reshape(-1, gradient.shape[-1])
+        live = rows.any(1)  # not the padding of a batch, through which nothing flows
+        if bool(live.all()):
+            by_states = input_gradient(rows, weight)
+        else:
+            by_states = rows.new_zeros(len(rows), weight.shape[1])
+            by_states[live] = input_gradient(rows[live], weight)
         return by_states.view(*gradient.shape[:-1], -1), None, None, None
 
 

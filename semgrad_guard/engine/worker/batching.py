@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from semgrad_guard.engine.generation.open_sentences import OpenSentences, is_time
+from semgrad_guard.engine.generation.open_sentences import OpenSentences, is_time, is_time_to_score
 from semgrad_guard.engine.generation.options import GenerationOptions, Sampling
 from semgrad_guard.engine.generation.running_answer import BatchRequest, RunningAnswer
 from semgrad_guard.engine.generation.sentence_scoring import EndedSentences
@@ -299,7 +299,7 @@ class RunningRequests:
         due = [(writing, found) for writing, found in due if not writing.answers[0].done]
         for _, found in due:
             found.waited += 1
-        if not is_time([found.waited for _, found in due], len(self._batch.rows)):
+        if not is_time_to_score([found for _, found in due], len(self._batch.rows)):
             return
         rows = [writing.answers[0] for writing, _ in due]
         try:
@@ -309,13 +309,19 @@ class RunningRequests:
         except BaseException as error:  # noqa: BLE001 - raised by the callers
             self._end([writing for writing, _ in due], error)
             return
+        scored = list[tuple[RunningAnswer, int]]()
         for (writing, found), sentences in zip(due, ended, strict=True):
             found.hand_over(found.known if sentences is None else len(found.spans))
             try:
-                if sentences is not None and not writing.job.run(partial(self._goes_on, writing, sentences)):
+                if sentences is None:
+                    continue
+                if writing.job.run(partial(self._goes_on, writing, sentences)):
+                    scored.append((writing.answers[0], sentences.scored))
+                else:
                     self._batch.end(writing.answers[0], sentences.tokens)
             except BaseException as error:  # noqa: BLE001 - raised by the caller
                 self._end([writing], error)
+        self._batch.let_go(scored)
 
     def _goes_on(self, writing: _Writing, sentences: EndedSentences) -> bool:
         listener = writing.job.submitted[1].on_sentences
