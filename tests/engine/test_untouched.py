@@ -22,7 +22,7 @@ from semgrad_guard.engine.scoring.gradients import GradientScores, Tier
 from semgrad_guard.engine.scoring.scorer import scorer_of
 from semgrad_guard.errors import DeadlineExceededError, EmptyLayerSpanError, InputError, UnsupportedModelError
 from tests.leaks import smallest_growth, tensors_alive
-from tests.pairwise import in_turn
+from tests.pairwise import in_turn, pairwise
 
 from .oracle import worst_relative_error
 from .scoring_paths import CASES, batch_of, score_in_tier
@@ -47,9 +47,7 @@ def in_training(model: Any) -> None:
         layer.register_full_backward_hook(lambda *_: None)
 
 
-@pytest.mark.parametrize("tier", TIERS)
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "mistral-sliding"])
-@pytest.mark.parametrize("prepare", [lambda model: None, in_training], ids=["fresh", "training"])
+@pairwise(name=["llama", "gpt2", "gemma2", "mistral-sliding"], tier=TIERS, prepare=[lambda model: None, in_training])
 def test_scoring_leaves_no_trace(name: str, tier: Tier, prepare: Callable[[Any], None]) -> None:
     model = build(name, dtype=torch.float32)
     prepare(model)
