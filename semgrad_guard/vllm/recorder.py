@@ -282,8 +282,8 @@ class Recorder:
     ) -> CapturedStates | None:
         """The states that passes left of answers of these lengths, all of one `reach`; None where some are missing.
 
-        Enough to observe them, and to replay them where there is `before`. With `written` keys and values are those of
-        all their tokens, where pages still hold them.
+        Enough to observe them, and to replay them where there is `before`. With `written` they are of one answer, with
+        the keys and values of all its tokens, where the pages still hold them.
         """
         reach = records[0].reach(lengths[0])
         if reach == 0:
