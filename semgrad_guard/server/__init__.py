@@ -14,7 +14,7 @@ remote        another server, and the form of its answers
 upstream      another server that writes drafts, or answers instead
 answers       answers, verdicts and errors as they leave, and a client's cuts of them
 completions   answers in OpenAI's form, each with its verdict, whole or as server-sent events
-translation   other protocols of OpenAI's, as chat completions: text_completions, responses
+responses, text_completions   other protocols of OpenAI's, as chat completions
 gateway       LiteLLM's generic guardrail API
 unguarded     routes of an upstream that the operator lets through
 in_vllm       the guard inside `vllm serve`

@@ -24,7 +24,16 @@ import semgrad_guard
 from semgrad_guard.guard import Outcome
 from semgrad_guard.server import decisions
 from semgrad_guard.server.answers import Answer, HttpError, http_error_of
-from semgrad_guard.server.completions import ClientGoneError, completion, headers, limit_headers, streamed, unless_gone
+from semgrad_guard.server.completions import (
+    ClientGoneError,
+    Translation,
+    Untranslated,
+    completion,
+    headers,
+    limit_headers,
+    streamed,
+    unless_gone,
+)
 from semgrad_guard.server.fields import error_about
 from semgrad_guard.server.gate import Gate, Keys
 from semgrad_guard.server.gateway import PATH as GUARDRAIL
@@ -43,7 +52,6 @@ from semgrad_guard.server.responses import ResponsesRequest, ResponsesTranslatio
 from semgrad_guard.server.service import Call, Service
 from semgrad_guard.server.settings import ServeOptions
 from semgrad_guard.server.text_completions import TextRequest, TextTranslation
-from semgrad_guard.server.translation import Translation, Untranslated
 from semgrad_guard.server.unguarded import Unguarded, refusal
 
 if TYPE_CHECKING:  # it needs the extra `log`

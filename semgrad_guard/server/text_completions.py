@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, Strict
 
 from semgrad_guard.errors import InputError
 from semgrad_guard.server.answers import KEY
-from semgrad_guard.server.translation import Json, Untranslated, require_none_of
+from semgrad_guard.server.completions import Json, Untranslated, require_none_of
 
 _NAMES: Mapping[str, str] = {
     "messages": "prompt",
