@@ -15,11 +15,11 @@ from semgrad_guard.estimators import Estimator
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.evaluation.runs.scoring import TextScorer
-from semgrad_guard.guard import Policy, estimator_of
+from semgrad_guard.guard import Policy, estimator_of, judged_by
 from semgrad_guard.loading import ModelSource
 from semgrad_guard.ray.cluster import library
 from semgrad_guard.records import METADATA_KEY, Verdict
-from semgrad_guard.settings import DtypeName, ModelOptions, Thinking
+from semgrad_guard.settings import DtypeName, JudgedBy, ModelOptions, OnDoubt, Thinking
 
 _TEXTS = ("status", "action", "estimator", "model", "fingerprint", "calibration_id", "prompt_template", "tier")
 _NUMBERS = ("uncertainty", "confidence", "threshold", "semgrad", "paragrad", "paragrad_error", "mean_entropy")
@@ -33,6 +33,13 @@ _FIELDS: Mapping[str, str] = {
     "digest": "string",
 }
 """The fields of a row's verdict, by Arrow's types: the same in every block, even where values are missing."""
+_SENTENCE: Mapping[str, str] = {
+    **dict.fromkeys(("start", "end", "tokens", "leans_on"), "int64"),
+    **dict.fromkeys(("action", "reason"), "string"),
+    **dict.fromkeys(("uncertainty", "compared", "confidence"), "float64"),
+    "promised": "bool_",
+}
+"""Those of a sentence of it."""
 _BATCHES_A_BLOCK = 8
 """Ray's own work is done once a block."""
 
@@ -43,6 +50,7 @@ def score(  # noqa: PLR0913 - every option of loading a model
     model: str = ModelOptions.model,
     estimator: Estimator | None = None,
     calibration: Calibration | Path | str | None = None,
+    by: JudgedBy | None = None,
     system: str | None = None,
     dtype: DtypeName | None = None,
     device: str | None = None,
@@ -64,6 +72,7 @@ def score(  # noqa: PLR0913 - every option of loading a model
         model: a name, a folder that every machine has, or a hub id.
         estimator: the calibration's, or HybridGrad.
         calibration: gives confidence, a threshold and its promise.
+        by: `sentence` scores every sentence of a text by itself, and decides about it; default: as the calibration.
         system: a system message before every question.
         dtype, device, quantization_config, template_options: as in `LanguageModel.from_pretrained`; on "cuda" each
             worker takes a GPU.
@@ -76,7 +85,8 @@ def score(  # noqa: PLR0913 - every option of loading a model
 
     Raises:
         MissingExtraError: Ray is not installed.
-        InputError: a number is out of its range, or the dataset lacks a column, or has one of that name.
+        InputError: a number is out of its range, `by` is not the calibration's unit, or the dataset lacks a column, or
+            has one of that name.
         CalibrationError: the calibration cannot be used.
     """
     ray = library()
@@ -94,7 +104,10 @@ def score(  # noqa: PLR0913 - every option of loading a model
         template_option=template_options,
         thinking=thinking,
     )
-    scoring = _Scoring(source, estimator or estimator_of(held), policy, system, threads)
+    by_sentence = judged_by(held, by, None)
+    if held is not None and by_sentence != judged_by(held, None, None):
+        raise InputError(f"by={by!r} is not the unit of the calibration {held.id}: leave by out, or calibrate again")
+    scoring = _Scoring(source, estimator or estimator_of(held), policy, system, threads, by_sentence)
     # Workers that took all CPUs would wait for rows forever: reading rows needs a CPU, too.
     spare = max(ray.cluster_resources().get("CPU", 1.0) - 1, 0.5)
     blocks = dataset.repartition(target_num_rows_per_block=batch_size * _BATCHES_A_BLOCK, strict=True)
@@ -130,6 +143,7 @@ class _Scoring:
     policy: Policy | None
     system: str | None
     threads: int
+    by_sentence: OnDoubt | None
 
 
 class _RowScorer:
@@ -139,14 +153,19 @@ class _RowScorer:
         import torch
 
         torch.set_num_threads(scoring.threads)
-        self._score = TextScorer(scoring.source.load(), scoring.estimator, scoring.policy, Phrasing(scoring.system))
+        model, phrasing = scoring.source.load(), Phrasing(scoring.system)
+        self._score = TextScorer(model, scoring.estimator, scoring.policy, phrasing, scoring.by_sentence)
 
     def __call__(self, table: Any) -> Any:
         """The table with a column more."""
         import pyarrow  # pyright: ignore[reportMissingImports]
 
         arrow: Any = pyarrow
-        kind = arrow.struct([(name, getattr(arrow, of)()) for name, of in _FIELDS.items()])
+
+        def struct(fields: Mapping[str, str], *more: Any) -> Any:
+            return arrow.struct([*((name, getattr(arrow, of)()) for name, of in fields.items()), *more])
+
+        kind = struct(_FIELDS, ("sentences", arrow.list_(struct(_SENTENCE))))
         questions = [_question(row) for row in table.to_pylist()]
         found = iter(self._score([question for question in questions if isinstance(question, Question)]))
         verdicts: list[Verdict] = []
@@ -157,7 +176,7 @@ class _RowScorer:
             text = next(found)
             verdicts.append(text.verdict or self._score.unscored(question.response or "", text.too_long or ""))
         records = [verdict.metadata() for verdict in verdicts]
-        shown = [{name: record.get(name) for name in _FIELDS} for record in records]
+        shown = [{name: record.get(name) for name in (*_FIELDS, "sentences")} for record in records]
         return table.append_column(METADATA_KEY, arrow.array(shown, type=kind))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Verdict
+from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Verdict, calibrate
 from semgrad_guard.errors import InputError
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.runs.experiment import Experiment
@@ -68,6 +68,26 @@ def test_rows_that_cannot_be_scored_stay_and_say_why(ray: Any, rows: list[dict[s
     assert outcomes[1][1] == "the row has no usable question"
     assert outcomes[2][1] == "the row has no response to score"
     assert "context window" in outcomes[3][1]
+
+
+def test_every_sentence_has_a_score_and_an_action(ray: Any, model: LanguageModel, rows: list[dict[str, Any]]) -> None:
+    from semgrad_guard.ray import score
+
+    row = rows[0] | {"response": f"{rows[0]['response']}. It is in the north. Many ships come there."}
+    given = ray.data.from_items([row, {**row, "question": " "}])
+    found, empty = score(given, by="sentence").take_all()
+    (expected,) = TextScorer(model, HybridGrad(), by_sentence="stop")([Question.model_validate(row)])
+    assert expected.verdict is not None
+    kept = [
+        {name: getattr(one, name) for name in written}
+        for one, written in zip(expected.verdict.sentences, found["semgrad_guard"]["sentences"], strict=True)
+    ]
+    assert found["semgrad_guard"]["sentences"] == kept
+    assert len(kept) == 3
+    assert empty["semgrad_guard"]["sentences"] == []
+    whole = calibrate([1.0] * 40, [True] * 40, alpha=0.2, delta=0.1)
+    with pytest.raises(InputError, match=r"not the unit of the calibration .*: leave by out"):
+        score(given, calibration=whole, by="sentence")
 
 
 def test_columns(ray: Any) -> None:
