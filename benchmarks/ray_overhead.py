@@ -25,8 +25,7 @@ from semgrad_guard.evaluation.questions.data import read_questions
 from semgrad_guard.evaluation.runs.answers import Answer
 from semgrad_guard.evaluation.runs.run import Answering, Batch, Spread, collect_answers
 from semgrad_guard.loading import ModelSource
-from semgrad_guard.ray.cluster import cluster
-from semgrad_guard.ray.pool import Job, spread
+from semgrad_guard.ray.cluster import Job, cluster, spread
 
 ESTIMATORS = {"hybridgrad": HybridGrad()}
 OPTIONS = GenerationOptions(max_tokens=16)

@@ -19,9 +19,8 @@ from llama_index_semgrad_guard import GuardedReActAgent, SemGradLLM
 from llama_index_semgrad_guard.routing import GuardOptions
 from semgrad_guard import Calibration, settings
 from semgrad_guard.cli import app
-from semgrad_guard.cli.deriving import derive
-from semgrad_guard.cli.estimators import LearnedEstimatorSpec
-from semgrad_guard.cli.options import Decoding
+from semgrad_guard.cli.command import derive
+from semgrad_guard.cli.options import Decoding, LearnedEstimatorSpec
 from semgrad_guard.declared import Bounds, Option, declared_option, declared_options
 from semgrad_guard.engine.generation.options import GenerationOptions, Sampling
 from semgrad_guard.engine.objective import Objective

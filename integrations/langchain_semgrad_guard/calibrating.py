@@ -15,9 +15,8 @@ from langchain_core.runnables.base import coerce_to_runnable
 from langchain_core.runnables.config import ensure_config, merge_configs
 
 from semgrad_guard.adapters.calibrating import Aggregate, LabelledDraft, Ran
-from semgrad_guard.adapters.chosen_estimator import ChosenEstimator
 from semgrad_guard.adapters.code_identity import chain_identity
-from semgrad_guard.adapters.examples import AnyGrader, RunOptions, calibrated
+from semgrad_guard.adapters.examples import AnyGrader, ChosenEstimator, RunOptions, calibrated
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.guard import Recorder, Steps, adrive, drive, recording

@@ -28,9 +28,8 @@ from llama_index_semgrad_guard.routing import Guarded
 from llama_index_semgrad_guard.streams import whole
 from semgrad_guard import Policy
 from semgrad_guard.adapters.calibrating import LabelledDraft, Ran
-from semgrad_guard.adapters.chosen_estimator import ChosenEstimator
 from semgrad_guard.adapters.code_identity import chain_identity
-from semgrad_guard.adapters.examples import AnyGrader, RunOptions, calibrated
+from semgrad_guard.adapters.examples import AnyGrader, ChosenEstimator, RunOptions, calibrated
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.guard import Recorder, Steps, Work, adrive, drive, recording

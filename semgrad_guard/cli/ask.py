@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from semgrad_guard.cli import loading, options, values
-from semgrad_guard.cli.estimators import EstimatorSpec
 from semgrad_guard.cli.help import ExitCode
+from semgrad_guard.cli.options import EstimatorSpec
 from semgrad_guard.cli.terminal import OUT, note, say, status
 from semgrad_guard.declared import Option
 from semgrad_guard.errors import BindingMismatchError, EmptyPromptError

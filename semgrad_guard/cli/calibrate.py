@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -10,10 +14,9 @@ import click
 import typer
 
 from semgrad_guard.cli import loading, options, values
-from semgrad_guard.cli.calibrate_sentences import PromisedSentences, drawn_questions, require_known
-from semgrad_guard.cli.estimators import LearnedEstimatorSpec, estimators_for, learns
 from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.loading import Cluster
+from semgrad_guard.cli.options import LearnedEstimatorSpec, PromisedSentences, Sentences, estimators_for, learns
 from semgrad_guard.cli.terminal import ERR, note, say
 from semgrad_guard.declared import Bounds, Option
 from semgrad_guard.errors import InputError
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from semgrad_guard.calibration import Calibration
     from semgrad_guard.calibration.calibration_set import Copies
     from semgrad_guard.cli.grading import ByHand
+    from semgrad_guard.estimators import Estimator
 
 
 def calibrate(  # noqa: PLR0913  # a command's options are its arguments
@@ -196,8 +200,8 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     given = [path for path in (probe, extra_prompts) if path is not None]
     files.check([data, Path(model.model), *sources, *runs, *given])
     questions = _read(data, columns, strict=strict, alpha=alpha, delta=delta, copies=copies)
+    from semgrad_guard.cli.calibrate_answers import require_at_server
     from semgrad_guard.cli.calibrate_run import Run  # torch loads here, once the files are known to be good
-    from semgrad_guard.cli.calibrate_server import require_at_server
 
     if copies is None and questions.duplicates:
         copies = _chosen(questions)
@@ -205,12 +209,12 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
         raise InputError("--copies keep takes greedy answers of one engine: no --also, and --temperature 0")
     languages = _languages(language, questions)
     few = labels is not None and not learns(estimator)
-    questions = drawn_questions(questions, by_hand) if promised and few else questions
+    questions = _drawn_questions(questions, by_hand) if promised and few else questions
     due = few and len(questions.rows) > by_hand
     hand = _hand(grading.ByHand(by_hand, prediction_powered) if due else None, prediction_powered, robust=robust)
     _require_kinds(questions if by_kind else None, alone=not runs and hand is None)
     if server is None:
-        require_known(estimators_for(estimator), promised)  # before any work, also settings that they do not take
+        _require_known(estimators_for(estimator), promised)  # before any work, also settings that they do not take
     graders = grading.load_graders([] if grader is None else [grader])
     grading.check_labels(labels, begun_at=labels)
     source = ModelSource(**vars(model), semantic_token=None if server is not None else loading.load_token(probe))
@@ -331,3 +335,29 @@ def _read(
             label="Warning",
         )
     return questions
+
+
+def _require_known(estimators: Sequence[Estimator], sentences: Sentences | None) -> None:
+    """Refuse an estimator that compares whole answers, by sentence."""
+    from semgrad_guard.guard.calibrated_estimator import require_by_sentence
+
+    if sentences is not None:
+        for one in estimators:
+            require_by_sentence(one)
+
+
+def _drawn_questions(questions: QuestionFile, count: int) -> QuestionFile:
+    """A random part of the questions, of traffic with their repetitions; a hash of the questions draws."""
+    times = questions.times or [1] * len(questions.rows)
+    draws = [(row, number) for row, most in enumerate(times) for number in range(most)]
+    if len(draws) <= count:
+        return questions
+    ranks = {draw: hashlib.sha256(f"{draw[1]} {questions.rows[draw[0]].key}".encode()).digest() for draw in draws}
+    drawn = Counter(row for row, _ in sorted(draws, key=ranks.__getitem__)[:count])
+    note(
+        f"{count} of {len(draws)} questions are put to the model, a random part: people grade every sentence of their "
+        "answers. --by-hand takes another number."
+    )
+    rows = sorted(drawn)
+    kept = [questions.rows[row] for row in rows]
+    return replace(questions, rows=kept, times=tuple(drawn[row] for row in rows) if questions.times else ())

@@ -12,13 +12,11 @@ from typing import Any
 from semgrad_guard.calibration import Binding, EngineAnswers
 from semgrad_guard.calibration.calibration_set import Copies, doubt_of_grader
 from semgrad_guard.cli import grading, loading
-from semgrad_guard.cli.calibrate_model import ModelWriter, OtherRun
+from semgrad_guard.cli.calibrate_answers import ModelWriter, OtherRun, ServerWriter
 from semgrad_guard.cli.calibrate_output import Files
-from semgrad_guard.cli.calibrate_sentences import Sentences
-from semgrad_guard.cli.calibrate_server import ServerWriter
-from semgrad_guard.cli.estimators import EstimatorSpec, LearnedEstimatorSpec, candidates_for, estimators_for
 from semgrad_guard.cli.grading import ByHand, Grades
 from semgrad_guard.cli.loading import Cluster
+from semgrad_guard.cli.options import EstimatorSpec, LearnedEstimatorSpec, Sentences, candidates_for, estimators_for
 from semgrad_guard.cli.terminal import say, say_unscored
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.evaluation.calibrating import (
@@ -32,8 +30,7 @@ from semgrad_guard.evaluation.calibrating import (
 from semgrad_guard.evaluation.graders import GRADERS, AnswerGrader, default_grader
 from semgrad_guard.evaluation.job_record import number_of_try
 from semgrad_guard.evaluation.learning_set import LearningSet
-from semgrad_guard.evaluation.questions.data import Question, QuestionFile
-from semgrad_guard.evaluation.questions.near import wordings
+from semgrad_guard.evaluation.questions.data import Question, QuestionFile, wordings
 from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.evaluation.runs.answers import Answer
 from semgrad_guard.guard.reported import ReportedScorer

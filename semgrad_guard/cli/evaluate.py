@@ -83,14 +83,13 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     repeated with other graders.
     """
     from semgrad_guard.calibration import Calibration
-    from semgrad_guard.cli import evaluation_output as writing
-    from semgrad_guard.cli import evaluation_steps as steps
+    from semgrad_guard.cli import evaluate_run as steps
     from semgrad_guard.cli import grading
     from semgrad_guard.evaluation.probing.probe_record import Probe
 
     values.one_from_stdin(data=data, prompt=wording.prompt, system=wording.system, labels=labels)
-    files = writing.Files(output)
-    others = writing.finished(beside or [], report=report)
+    files = steps.Files(output)
+    others = steps.finished(beside or [], report=report)
     held = None if calibration is None else Calibration.load(calibration)
     probed = None if probe is None else Probe.load(probe)
     models = [
@@ -115,10 +114,10 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
                     questions, files, answers, measured, phrasing=phrasing, source=source, cluster=cluster
                 )
             results = steps.grade_run(run, graders, labels, files, questions)
-            writing.write(results, files)
+            steps.write(results, files)
             if report:
-                writing.report(results, others, probed, files, alphas=alpha)
-        writing.show(results, files, held, as_json=as_json, reported=report)
+                steps.report(results, others, probed, files, alphas=alpha)
+        steps.show(results, files, held, as_json=as_json, reported=report)
         say_unscored(run.answers)
         broken = questions is not None and questions.problems
         unscored = all(answer.unscored is not None for answer in run.answers)

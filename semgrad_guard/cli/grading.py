@@ -11,7 +11,7 @@ from semgrad_guard.cli.loading import quietly
 from semgrad_guard.cli.terminal import kept_on_interrupt, note, say
 from semgrad_guard.errors import GradingError
 from semgrad_guard.evaluation.files import STDIN
-from semgrad_guard.evaluation.graders import GRADERS, AnswerGrader, AnswerToGrade, naming
+from semgrad_guard.evaluation.graders import GRADERS, AnswerGrader, AnswerToGrade, words
 from semgrad_guard.evaluation.graders.grading import GradedAnswer, doubt, grade_texts, some_of
 from semgrad_guard.evaluation.graders.labels import NAME, SheetAnswer, labels_for, open_sheet
 from semgrad_guard.evaluation.graders.words import no_verdict
@@ -23,9 +23,9 @@ from semgrad_guard.evaluation.runs.answers import Answer, EvaluatedAnswer
 def load_graders(specs: Sequence[str], *, nli: str | None = None) -> Sequence[AnswerGrader]:
     """The graders of these names, before hours of answering rather than after."""
     if set(specs) <= set(GRADERS):
-        return naming.load_graders(specs) if specs else ()
+        return words.load_graders(specs) if specs else ()
     with quietly("Loading graders …"):
-        return naming.load_graders(specs, nli=nli)
+        return words.load_graders(specs, nli=nli)
 
 
 def check_labels(path: Path | None, *, begun_at: Path | None = None) -> None:

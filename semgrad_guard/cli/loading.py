@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.evaluation.runs.run import Batch, Spread
     from semgrad_guard.guard import Policy
-    from semgrad_guard.ray.pool import Recipe
+    from semgrad_guard.ray.cluster import Recipe
 
 A = TypeVar("A", bound="Row")
 
@@ -225,8 +225,8 @@ def spreading(
         return
     if source.engine is not None:
         raise typer.BadParameter("--ray spreads answers of transformers; leave out --engine, or --ray")
+    from semgrad_guard.ray.cluster import Job, spread
     from semgrad_guard.ray.cluster import cluster as connected
-    from semgrad_guard.ray.pool import Job, spread
 
     job = Job(source.for_workers(model.identity), recipe)
     with ExitStack() as opened:

@@ -1,26 +1,39 @@
-"""The options that several commands share, and those of `evaluate`."""
+"""The options that several commands share, with `--estimator` and `--by sentence`, and those of `evaluate`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, get_args
+
+import typer
 
 from semgrad_guard.declared import Bounds, Option
+from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import NEEDS_LABELS
-from semgrad_guard.loading import ESTIMATOR_NAMES
+from semgrad_guard.loading import ESTIMATOR_NAMES, EstimatorChoice, load_estimator
 from semgrad_guard.settings import (
     ANSWERS,
     DECISION,
     MODEL,
+    REPORTED,
     UNCERTAINTY,
     AnswerLimit,
     AnswerOptions,
     JudgedBy,
+    OnDoubt,
+    ScoringOptions,
     Seed,
+    SentenceForm,
     Stop,
     require_name,
 )
+
+if TYPE_CHECKING:
+    from semgrad_guard.estimators import Estimator
+    from semgrad_guard.guard import Policy
+
 
 # The groups in which `--help` lists options.
 CLUSTER = "Cluster"
@@ -206,3 +219,133 @@ class Loud:
             "On stderr also what libraries say, times, and where an error began.", OUTPUT, spelled=("--verbose", "-v")
         ),
     ] = False
+
+
+E = TypeVar("E", bound="Estimator")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimatorSpec(EstimatorChoice, ScoringOptions):
+    """The options; None leaves a setting to the calibration, or to the estimator's own default."""
+
+    def make(self, policy: Policy | None = None) -> Estimator:
+        """The estimator of that name, or the policy's own without one, with the settings that were given.
+
+        Raises:
+            BadParameter: it takes no such setting.
+            InputError: a setting is out of its range.
+            CalibrationError: the policy's own estimator cannot be made again from its calibration.
+        """
+        return self.set_on(load_estimator(self.estimator, policy))
+
+    def set_on(self, estimator: E) -> E:
+        """The estimator with the settings that were given.
+
+        Raises:
+            BadParameter: it takes no such setting; the message names those that do.
+        """
+        for name in self._given:
+            if name not in _settings_of(estimator):
+                from semgrad_guard.estimators import KIND_OF
+
+                takers = ", ".join(taker for taker, kind in KIND_OF.items() if name in _settings_of(kind))
+                raise typer.BadParameter(f"{estimator.name} takes no --{name.replace('_', '-')}: it is for {takers}")
+        return self.set_where_taken(estimator)
+
+    def set_where_taken(self, estimator: E) -> E:
+        """The estimator with those of the given settings that it takes: for many at once."""
+        taken = {name: value for name, value in self._given.items() if name in _settings_of(estimator)}
+        return cast("E", replace(cast(Any, estimator), **taken))
+
+    @property
+    def _given(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if name != "estimator" and value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedEstimatorSpec(EstimatorSpec):
+    """The same, with estimators that are fitted on a part of the answers."""
+
+    estimator: Annotated[
+        str,
+        Option(
+            f"How uncertainty is measured: {', '.join(ESTIMATOR_NAMES)}; states or fused, which are fitted on a part "
+            "of the answers (states needs no gradients); or auto, the best of eight of these on that part.",
+            UNCERTAINTY,
+            names=tuple(dict.fromkeys((*METHOD_NAMES, "auto", *REPORTED))),
+        ),
+    ] = "hybridgrad"
+
+
+def _settings_of(estimator: Any) -> set[str]:
+    return {field.name for field in fields(estimator)}
+
+
+def estimators_for(spec: EstimatorSpec) -> Sequence[Estimator]:
+    """The estimators behind an `--estimator`: with it the scores that generating computes anyway, one of which takes
+    the place of a learned one where there are too few labels. They share one replay unless a setting that only some of
+    them take tells them apart."""
+    from semgrad_guard.evaluation.calibrating import FREE, LEARNED
+
+    own: list[Estimator] = candidates_for(spec) if spec.estimator == "auto" else []
+    if not own:
+        own = [spec.set_on(LEARNED[str(spec.estimator)]) if spec.estimator in LEARNED else spec.make()]
+    return [*own, *(free for free in FREE if free.name not in [one.name for one in own])]
+
+
+def candidates_for(spec: EstimatorSpec) -> list[Estimator]:
+    """The estimators that `auto` compares."""
+    from semgrad_guard.evaluation.calibrating import CANDIDATES
+
+    return [spec.set_where_taken(candidate) for candidate in CANDIDATES]
+
+
+def learns(spec: EstimatorSpec) -> bool:
+    """Whether the estimator is fitted, or chosen, on labels."""
+    from semgrad_guard.evaluation.calibrating import LEARNED
+
+    return spec.estimator == "auto" or spec.estimator in LEARNED
+
+
+Promise = Literal["sentence", "answer"]
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """The promise by sentence: the action at a doubtful one, and what is promised."""
+
+    on_doubt: OnDoubt
+    promise: Promise
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromisedSentences(SentenceForm):
+    """How answers are judged, and what is promised about their sentences."""
+
+    promise: Annotated[
+        Promise | None,
+        Option(
+            "By sentence: at most alpha of the cases in which one delivered sentence of an answer, drawn at random, is "
+            "wrong (sentence), or of the answers that deliver a wrong one (answer).",
+            DECISION,
+            "sentence|answer",
+            shown="sentence",
+        ),
+    ] = None
+
+    def form(self, others: Mapping[str, object]) -> Sentences | None:
+        """The promise; None: whole answers are judged. `others` are options that do not go with sentences.
+
+        Raises:
+            InputError: an option is about the other unit.
+        """
+        from semgrad_guard.guard.familiarity import judged_by
+
+        on_doubt = judged_by(None, self.by, self.on_doubt)
+        if on_doubt is None:
+            if self.promise is not None:
+                raise InputError("--promise is about sentences: give --by sentence, or leave it out")
+            return None
+        if given := [name for name, value in others.items() if value]:
+            raise InputError(f"{given[0]} is for whole answers: leave it out, or leave --by sentence out")
+        return Sentences(on_doubt, self.promise or "sentence")

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from semgrad_guard.cli import options
-from semgrad_guard.cli.calibrate_sentences import PromisedSentences
+from semgrad_guard.cli.options import PromisedSentences
 from semgrad_guard.declared import Bounds, Option
 from semgrad_guard.settings import Alpha, Delta
 

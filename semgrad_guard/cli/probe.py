@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from semgrad_guard.cli import loading, options, signals
+from semgrad_guard.cli import loading, options, terminal
 from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.terminal import OUT, note, progress, say
 from semgrad_guard.declared import Bounds, Option
@@ -97,8 +97,8 @@ def probe(  # noqa: PLR0913  # a command's options are its arguments
             found = _probe(questions, plan, language_model, states, kept if answers else None, grader=grader)
         except KeyboardInterrupt as error:
             message = f"Finished work is kept next to {output}. Run the same command again to continue."
-            say(message, label=signals.in_words(error))
-            raise typer.Exit(signals.exit_code(error)) from error
+            say(message, label=terminal.in_words(error))
+            raise typer.Exit(terminal.exit_code(error)) from error
         found.save(output)
         drawn = _draw(found, heat_map, scatter) if plots else []
     if as_json:

@@ -15,7 +15,7 @@ from semgrad_guard.calibration import Binding, Calibration, Drift
 from semgrad_guard.calibration.report import promise, report, shortfall
 from semgrad_guard.cli.terminal import printable
 from semgrad_guard.evaluation.graders.words import right_means
-from semgrad_guard.evaluation.highlight import Claim, shades
+from semgrad_guard.evaluation.report.drawing import Claim, shades
 from semgrad_guard.records import Verdict
 
 if TYPE_CHECKING:

@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from semgrad_guard.cli import loading, options, values
-from semgrad_guard.cli.estimators import EstimatorSpec
 from semgrad_guard.cli.help import ExitCode
-from semgrad_guard.cli.loading import Cluster
-from semgrad_guard.cli.terminal import say_problems
+from semgrad_guard.cli.loading import Cluster, spreading
+from semgrad_guard.cli.options import EstimatorSpec
+from semgrad_guard.cli.terminal import OUT, kept_on_interrupt, note, progress, say, say_problems
 from semgrad_guard.declared import Bounds, Option
-from semgrad_guard.errors import EmptyPromptError, EmptyResponseError, InputError
+from semgrad_guard.errors import EmptyPromptError, EmptyResponseError, InputError, PromptTooLongError, ReasoningError
 from semgrad_guard.evaluation.files import Output, require_outputs, sole_writer
 from semgrad_guard.evaluation.questions.data import Question
+from semgrad_guard.evaluation.questions.prompts import Phrasing
+from semgrad_guard.files import atomic_write
 from semgrad_guard.loading import ModelSource
+from semgrad_guard.records import Verdict
 from semgrad_guard.settings import ModelOptions
+
+if TYPE_CHECKING:
+    from semgrad_guard.calibration import Drift
+    from semgrad_guard.engine.language_model import LanguageModel
+    from semgrad_guard.engine.scoring.segments import Segment
+    from semgrad_guard.engine.sentences import By
+    from semgrad_guard.estimators.base import ReplayEstimator
+    from semgrad_guard.evaluation.report.drawing import Claim
+    from semgrad_guard.evaluation.runs.scoring import ScoredText, TextScorer
+    from semgrad_guard.guard import Policy
+
+    Scored = tuple[Question, list[Segment]]
 
 STDOUT = Path("-")
 
@@ -74,7 +90,6 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
     With --by, every sentence or clause has a number of its own; all of them come from one replay. With a calibration by
     sentence, every sentence has an action, and is promised or not.
     """
-    from semgrad_guard.cli import score_run as run
     from semgrad_guard.evaluation.runs.scoring import TextScorer, no_score, too_long
     from semgrad_guard.guard import judged_by
 
@@ -90,7 +105,7 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
         )
     phrasing, sources = loading.phrasing(wording)
     given = [path for path in (data, calibration, probe, Path(model.model)) if path is not None]
-    written = [] if output is None else [Output(output, "file of scores", run.are_scores)]
+    written = [] if output is None else [Output(output, "file of scores", are_scores)]
     require_outputs(written, inputs=[*given, *sources])
     values.one_from_stdin(data=data, prompt=wording.prompt, system=wording.system, question=question, response=response)
     rows, problems = _rows(data, question, response, columns=columns, strict=strict)
@@ -98,8 +113,8 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
     source = ModelSource(**vars(model), semantic_token=loading.load_token(probe))
     with nullcontext() if output is None else sole_writer(output):
         if parts is not None:
-            chosen = run.replay_estimator(estimator)
-            left_out, unscored = run.score_parts(
+            chosen = replay_estimator(estimator)
+            left_out, unscored = score_parts(
                 rows, loading.load(source), chosen, by=parts, phrasing=phrasing, output=output, as_json=as_json
             )
             raise typer.Exit(_code(left_out or problems, unscored))
@@ -108,16 +123,16 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
         on_doubt = None if policy is None else judged_by(policy.calibration, "sentence" if by else None, None)
         scorer = TextScorer(loading.load(source), estimate, policy, phrasing, on_doubt)
         kept = output.with_name(f"{output.name}.run") if cluster.ray and output is not None else None
-        texts = run.score_texts(rows, scorer, batch_size=batch_size, kept=kept, cluster=cluster, source=source)
+        texts = score_texts(rows, scorer, batch_size=batch_size, kept=kept, cluster=cluster, source=source)
         scored = [(row, text.verdict) for row, text in zip(rows, texts, strict=True) if text.verdict is not None]
         left_out = [too_long(row, text.too_long) for row, text in zip(rows, texts, strict=True) if text.too_long]
         say_problems(left_out)
         if not scored:
             raise InputError("none of the texts could be scored")
-        moved = run.drift_of(scored, policy) if data is not None else None
+        moved = drift_of(scored, policy) if data is not None else None
         if moved is not None:
             scored = [(row, verdict.model_copy(update={"drift": moved.moved})) for row, verdict in scored]
-        run.show_texts(scored, moved, output, as_json=as_json, decided=policy is not None, single=data is None)
+        show_texts(scored, moved, output, as_json=as_json, decided=policy is not None, single=data is None)
         if kept is not None:
             kept.unlink(missing_ok=True)
         unscored = [no_score(row, verdict) for row, verdict in scored if verdict.status != "scored"]
@@ -145,3 +160,175 @@ def _rows(
     if not response.strip():
         raise EmptyResponseError("The response is empty; there is nothing to score.")
     return [Question(question=question, response=response)], []
+
+
+_ASKED = {"id", "question", "response"}
+_CLAIMS = {*_ASKED, "estimator", "by", "segments"}
+"""The fields of a line with --by."""
+
+
+def are_scores(path: Path) -> bool:
+    """Whether a file holds only lines of `score`, and nothing that a user has added."""
+    whole = {*_ASKED, "schema", "digest", *Verdict.model_fields}
+    for line in path.read_bytes().splitlines():
+        try:
+            record: Any = json.loads(line)
+        except (ValueError, RecursionError):
+            return False
+        names = set(cast("dict[str, Any]", record)) if isinstance(record, dict) else set[str]()
+        if names != _CLAIMS and not {*_ASKED, "digest", "uncertainty", "action"} <= names <= whole:
+            return False
+    return True
+
+
+def deliver(records: Iterable[Mapping[str, object]], output: Path | None, *, as_json: bool) -> None:
+    """Write the lines to the file, if there is one, and to stdout on request."""
+    lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
+    text = "".join(lines)
+    if output is not None:
+        atomic_write(output, text)
+        note(f"{len(lines)} scores are in {output}.", label=None, style="green")
+    if as_json:
+        typer.echo(text, nl=False)
+
+
+def score_texts(
+    rows: Sequence[Question],
+    scorer: TextScorer,
+    *,
+    batch_size: int,
+    kept: Path | None,
+    cluster: Cluster,
+    source: ModelSource,
+) -> list[ScoredText]:
+    """The scored texts; with `kept`, the record of a resumable run, by a cluster's workers."""
+    from semgrad_guard.evaluation.runs.scoring import score_kept
+
+    if kept is not None:
+        with (
+            kept_on_interrupt("Scoring", f"scores are kept in {kept}") as tell,
+            spreading(cluster, scorer.model, source, scorer.recipe) as spread,
+        ):
+            return score_kept(rows, kept, scorer, spread=spread, batch_size=batch_size, on_progress=tell)
+    texts: list[ScoredText] = []
+    with progress("Scoring") as tell:
+        tell(0, len(rows))
+        for start in range(0, len(rows), batch_size):
+            texts += scorer(rows[start : start + batch_size])
+            tell(len(texts), len(rows))
+    return texts
+
+
+def drift_of(scored: Sequence[tuple[Question, Verdict]], policy: Policy | None) -> Drift | None:
+    """Whether the scores have moved since the calibration; None without one that has scores."""
+    from semgrad_guard.calibration import drift
+    from semgrad_guard.guard.sentences import watched_score
+
+    if policy is None or policy.calibration is None or not policy.calibration.scores:
+        return None
+    return drift([watched_score(verdict) for _, verdict in scored], policy.calibration.scores)
+
+
+def show_texts(
+    scored: Sequence[tuple[Question, Verdict]],
+    moved: Drift | None,
+    output: Path | None,
+    *,
+    as_json: bool,
+    decided: bool,
+    single: bool,
+) -> None:
+    """Write and show the scores."""
+    from semgrad_guard.cli.rendering import drift_line, scores_view, verdict_view
+    from semgrad_guard.evaluation.runs.scoring import score_record
+
+    deliver([score_record(row, verdict) for row, verdict in scored], output, as_json=as_json)
+    if not as_json:
+        rows = [(row.question, verdict) for row, verdict in scored]
+        OUT.print(verdict_view(scored[0][1]) if single else scores_view(rows, decided=decided))
+    if moved is not None and (as_json or moved.moved):
+        say(drift_line(moved))
+    elif moved is not None:
+        OUT.print(drift_line(moved))
+
+
+def replay_estimator(spec: EstimatorSpec) -> ReplayEstimator:
+    """The requested estimator, if it reads its number off a replay: only those know parts of an answer."""
+    from semgrad_guard.estimators.base import ReplayEstimator
+
+    estimator = spec.make()
+    if not isinstance(estimator, ReplayEstimator):
+        raise typer.BadParameter(
+            f"{estimator.name} compares whole answers; --by needs an estimator of one replay, e.g. hybridgrad"
+        )
+    return estimator
+
+
+def score_parts(
+    rows: Sequence[Question],
+    model: LanguageModel,
+    estimator: ReplayEstimator,
+    *,
+    by: By,
+    phrasing: Phrasing,
+    output: Path | None,
+    as_json: bool,
+) -> tuple[list[str], list[str]]:
+    """Score the sentences or clauses of every text, and show them.
+
+    The result are warnings about texts without numbers: those left out, and those without a score for any segment.
+    """
+    scored: list[Scored] = []
+    left_out: list[str] = []
+    with progress("Scoring") as tell:
+        tell(0, len(rows))
+        for number, row in enumerate(rows, start=1):
+            conversation = phrasing.conversation(row)
+            try:
+                found = model.score(conversation, row.response or "", by=by, objective=estimator.objective)
+            except (PromptTooLongError, ReasoningError) as error:
+                left_out.append(f"{row.id or row.question[:60]!r} is left out: {error}")
+            else:
+                scored.append((row, found))
+            tell(number, len(rows))
+    say_problems(left_out)
+    if not scored:
+        raise InputError("none of the texts could be scored")
+    deliver([_record(text, estimator, by) for text in scored], output, as_json=as_json)
+    if not as_json:
+        _show(scored, estimator)
+    unscored = [
+        f"{row.id or row.question[:60]!r} has no score: {_why(segments)}."
+        for row, segments in scored
+        if all(uncertainty is None for _, uncertainty in _claims(segments, estimator))
+    ]
+    say_problems(unscored)
+    return left_out, unscored
+
+
+def _why(segments: Sequence[Segment]) -> str:
+    reasons = (segment.scores.reason for segment in segments if segment.scores is not None)
+    return next((reason for reason in reasons if reason), "no reason is known")
+
+
+def _claims(segments: Sequence[Segment], estimator: ReplayEstimator) -> list[Claim]:
+    return [(segment.text, None if segment.scores is None else estimator.value(segment.scores)) for segment in segments]
+
+
+def _record(scored: Scored, estimator: ReplayEstimator, by: By) -> dict[str, Any]:
+    row, segments = scored
+    parts = [
+        {"text": text, "start": segment.start, "end": segment.end, "uncertainty": uncertainty}
+        for segment, (text, uncertainty) in zip(segments, _claims(segments, estimator), strict=True)
+    ]
+    text = {"id": row.id, "question": row.question, "response": row.response}
+    return {**text, "estimator": estimator.name, "by": by, "segments": parts}
+
+
+def _show(scored: Sequence[Scored], estimator: ReplayEstimator) -> None:
+    from semgrad_guard.cli.rendering import ROWS_SHOWN, claims_view
+
+    for row, segments in scored[:ROWS_SHOWN]:
+        OUT.print(claims_view(row.question, _claims(segments, estimator), estimator=estimator.name))
+    if len(scored) > ROWS_SHOWN:
+        OUT.print(f"… and {len(scored) - ROWS_SHOWN} more: --output FILE or --json gives them all.")

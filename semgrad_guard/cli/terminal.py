@@ -1,10 +1,14 @@
-"""The terminal for every command: messages, levels of verbosity, and progress."""
+"""The terminal for every command: messages, levels of verbosity, progress, and the signals that end a command: Ctrl-C,
+and those of service managers, which end it in the same orderly way.
+"""
 
 from __future__ import annotations
 
 import datetime
 import errno
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,9 +20,51 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from semgrad_guard.cli import signals
 from semgrad_guard.evaluation.job_record import unwatched
 from semgrad_guard.evaluation.runs.answers import Answer
+
+_NAMES = ("SIGTERM", "SIGHUP")
+
+
+class Ended(KeyboardInterrupt):
+    """A signal other than Ctrl-C's: code that tidies up after that one tidies up after this one, too."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+@contextmanager
+def orderly_end() -> Generator[None]:
+    """For as long as it lasts these signals raise `Ended`, so that locks and half-written files are removed.
+
+    A signal that is ignored (nohup) or handled already stays so.
+    """
+    taken: list[int] = []
+    if threading.current_thread() is threading.main_thread():
+        there = [int(getattr(signal, name)) for name in _NAMES if hasattr(signal, name)]
+        taken = [number for number in there if signal.getsignal(number) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, _end)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _end(number: int, _: object) -> None:
+    raise Ended(number)
+
+
+def exit_code(error: KeyboardInterrupt) -> int:
+    """128 and the signal's number, as shells have it: 130 for Ctrl-C."""
+    return 128 + (error.number if isinstance(error, Ended) else signal.SIGINT)
+
+
+def in_words(error: KeyboardInterrupt) -> str:
+    """The signal in words."""
+    return f"Ended by {signal.Signals(error.number).name}" if isinstance(error, Ended) else "Interrupted"
 
 
 class _Console(Console):
@@ -170,8 +216,8 @@ def kept_on_interrupt(what: str, kept: str) -> Generator[Teller]:
             yield Teller(watch, tell.step)
         except KeyboardInterrupt as error:
             message = f"{reached} of {of} {kept}. Run the same command again to continue."
-            say(message, label=signals.in_words(error))
-            raise typer.Exit(signals.exit_code(error)) from error
+            say(message, label=in_words(error))
+            raise typer.Exit(exit_code(error)) from error
 
 
 _EVERY = 10.0

@@ -11,8 +11,7 @@ from semgrad_guard.calibration import AnswerSentences
 from semgrad_guard.calibration.calibration_set import Copies
 from semgrad_guard.estimators import NEEDS_LABELS, Estimator
 from semgrad_guard.estimators.learned import Features, LearnedEstimator
-from semgrad_guard.evaluation.questions.data import Question
-from semgrad_guard.evaluation.questions.near import wordings
+from semgrad_guard.evaluation.questions.data import Question, wordings
 from semgrad_guard.evaluation.runs.answers import Answer, AnsweredSentence, AnswerScore
 from semgrad_guard.records import PromptForm
 

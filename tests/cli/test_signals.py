@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from semgrad_guard.cli import loading, signals
+from semgrad_guard.cli import loading, terminal
 from tests.steps import LIMIT
 from tests.warm_python import WarmPython
 
@@ -53,7 +53,7 @@ def test_a_signal_while_a_model_loads(
 def test_an_ignored_signal_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with signals.orderly_end():
+        with terminal.orderly_end():
             os.kill(os.getpid(), signal.SIGHUP)
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:

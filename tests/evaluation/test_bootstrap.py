@@ -10,8 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semgrad_guard.evaluation import metrics
-from semgrad_guard.evaluation.metrics.bootstrap import bootstrap, combined, estimate, mean, paired_difference, resamples
-from semgrad_guard.evaluation.metrics.ranking import Tally, tally
+from semgrad_guard.evaluation.metrics.ranking import (
+    Tally,
+    bootstrap,
+    combined,
+    estimate,
+    mean,
+    paired_difference,
+    resamples,
+    tally,
+)
 
 ANSWERS = st.lists(
     st.tuples(st.one_of(st.none(), st.integers(0, 4).map(float)), st.booleans()), min_size=1, max_size=12

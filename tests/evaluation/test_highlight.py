@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semgrad_guard.evaluation.highlight import highlighted_html, shades
+from semgrad_guard.evaluation.report.drawing import highlighted_html, shades
 
 
 def test_shades_are_even_in_the_logarithm() -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from semgrad_guard.evaluation.questions.data import Question
-from semgrad_guard.evaluation.questions.near import wordings
+from semgrad_guard.evaluation.questions.data import Question, wordings
 
 
 def test_wordings_of_one_fact_are_close_and_questions_of_a_template_are_not() -> None:

@@ -31,7 +31,7 @@ def model() -> LanguageModel:
 
 def collect(ray: Any, path: Path, model: LanguageModel, questions: list[Question], **changes: Any) -> list[Answer]:
     from semgrad_guard.loading import ModelSource
-    from semgrad_guard.ray.pool import Job, spread
+    from semgrad_guard.ray.cluster import Job, spread
 
     answering = Answering(model, ESTIMATORS, OPTIONS)
     job = Job(ModelSource.of("pocket", identity=model.identity), answering.recipe)
@@ -93,17 +93,17 @@ def dying(model: LanguageModel) -> Any:
 
 def test_a_batch_that_kills_is_named(ray: Any, questions: list[Question], monkeypatch: pytest.MonkeyPatch) -> None:
     from semgrad_guard.loading import ModelSource
-    from semgrad_guard.ray import pool
+    from semgrad_guard.ray import cluster
 
-    monkeypatch.setattr(pool, "_DEATHS", 3)
-    job = pool.Job(ModelSource.of("pocket"), dying)
+    monkeypatch.setattr(cluster, "_DEATHS", 3)
+    job = cluster.Job(ModelSource.of("pocket"), dying)
     with pytest.raises(ClusterError, match=r"3 workers died over the batch from row 1 on: .*--workers"):
-        list(pool.spread(ray, job, [Batch(0, questions[:2])], workers=2))
+        list(cluster.spread(ray, job, [Batch(0, questions[:2])], workers=2))
 
 
 def test_errors_come_as_they_are(ray: Any, model: LanguageModel, questions: list[Question], tmp_path: Path) -> None:
     from semgrad_guard.loading import ModelSource
-    from semgrad_guard.ray.pool import Job, spread
+    from semgrad_guard.ray.cluster import Job, spread
 
     recipe = Answering(model, ESTIMATORS, OPTIONS).recipe
     for source, error in (

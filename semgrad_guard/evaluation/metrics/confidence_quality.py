@@ -14,8 +14,16 @@ from numpy.typing import NDArray
 
 from semgrad_guard.calibration.confidence import ConfidenceMethod, fit
 from semgrad_guard.calibration.exact_tests import upper_bound
-from semgrad_guard.evaluation.metrics.bootstrap import RESAMPLES, Clusters, Estimate, estimate, resamples
-from semgrad_guard.evaluation.metrics.ranking import Floats, as_arrays, divide
+from semgrad_guard.evaluation.metrics.ranking import (
+    RESAMPLES,
+    Clusters,
+    Estimate,
+    Floats,
+    as_arrays,
+    divide,
+    estimate,
+    resamples,
+)
 
 FOLDS = 5
 BINS = 10

@@ -2,12 +2,19 @@
 
 Everywhere, higher uncertainty means less certain, None (or a value that is not finite) means that an answer has no
 score, and ties are treated as if broken at random, in expectation.
+
+**Intervals** by resampling questions, and paired differences on the same resamples, are seeded. Questions are drawn
+with replacement, right and wrong ones alike (not stratified: a new set of questions would have another number of right
+ones). Intervals are percentile intervals of the replicates. Resamples in which a metric is undefined (all right, or all
+wrong) are left out; if they are more than a tenth, the estimate has none. The sentences of one answer are not
+independent: with `clusters`, the numbers of their answers, whole answers are drawn.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -168,3 +175,125 @@ def divide(numerator: Floats, denominator: Floats, *, where_zero: float = math.n
     """The quotient, and `where_zero` where the denominator vanishes (a difference of two equal areas included)."""
     zero = np.abs(denominator) < 1e-12
     return np.where(zero, where_zero, numerator / np.where(zero, 1.0, denominator))
+
+
+RESAMPLES = 1000
+LEVEL = 0.95
+_BLOCK = 2_000_000
+"""Entries of a weight matrix that are handled at once: resamples x answers."""
+
+Metric = Callable[[Tally], Floats]
+Clusters = Sequence[int]
+"""For each row the number of the answer that it is a sentence of; none: rows are answers."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its interval: `value` None where it is undefined, `low` and `high` where the interval is.
+
+    `replicates` are the bootstrap's (nan where undefined), for means and differences of several estimates.
+    """
+
+    value: float | None
+    low: float | None
+    high: float | None
+    replicates: Floats
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether the interval lies on one side of zero: a difference that is more than chance."""
+        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+
+
+def resamples(
+    n: int, *, data: str = "", count: int = RESAMPLES, seed: int = 0, clusters: Clusters = ()
+) -> Iterator[Ints]:
+    """Blocks of weights [some resamples, n]: how often each of n questions is drawn; every row sums to n.
+
+    The draw depends on seed, n and the name of the `data` alone: all methods meet the same resamples, and so do
+    several models on the same questions, whose answers are not independent of each other.
+    """
+    if clusters:
+        names, places = np.unique(np.asarray(clusters), return_inverse=True)
+        for weights in resamples(len(names), data=data, count=count, seed=seed):
+            yield weights[:, places]
+        return
+    rng = np.random.default_rng([seed, n, zlib.crc32(data.encode(errors="backslashreplace"))])
+    rows = max(1, _BLOCK // n)
+    for start in range(0, count, rows):
+        size = min(rows, count - start)
+        drawn = rng.integers(n, size=(size, n)) + n * np.arange(size)[:, None]
+        yield np.bincount(drawn.ravel(), minlength=size * n).reshape(size, n)
+
+
+def bootstrap(
+    metrics: Mapping[str, Metric],
+    uncertainties: Sequence[float | None],
+    correct: Sequence[bool],
+    *,
+    data: str = "",
+    count: int = RESAMPLES,
+    seed: int = 0,
+    clusters: Clusters = (),
+) -> dict[str, Estimate]:
+    """Rank metrics (`Tally.auroc`, `Tally.aurc`, ...) of one method with their intervals, from one set of resamples."""
+    whole = tally(uncertainties, correct)
+    blocks: dict[str, list[Floats]] = {name: [] for name in metrics}
+    for weights in resamples(len(correct), data=data, count=count, seed=seed, clusters=clusters):
+        counted = tally(uncertainties, correct, weights)
+        for name, metric in metrics.items():
+            blocks[name].append(metric(counted))
+    return {name: estimate(float(m(whole)[0]), np.concatenate(blocks[name])) for name, m in metrics.items()}
+
+
+def paired_difference(
+    metrics: Mapping[str, Metric],
+    one: Sequence[float | None],
+    other: Sequence[float | None],
+    correct: Sequence[bool],
+    *,
+    data: str = "",
+    count: int = RESAMPLES,
+    seed: int = 0,
+    clusters: Clusters = (),
+) -> dict[str, Estimate]:
+    """metric(one) - metric(other) on the answers that both have scored, resampled together.
+
+    An answer without one of the two scores is left out of both, or the metrics would be of different questions.
+    """
+    both = [a is not None and b is not None for a, b in zip(one, other, strict=True)]
+    first = bootstrap(metrics, _where(one, both), correct, data=data, count=count, seed=seed, clusters=clusters)
+    second = bootstrap(metrics, _where(other, both), correct, data=data, count=count, seed=seed, clusters=clusters)
+    return {name: combined([first[name], second[name]], [1.0, -1.0]) for name in metrics}
+
+
+def combined(estimates: Sequence[Estimate], weights: Sequence[float]) -> Estimate:
+    """The weighted sum of estimates (a mean, a difference), replicate by replicate; undefined where one of them is."""
+    value = sum((w * (math.nan if e.value is None else e.value) for e, w in zip(estimates, weights, strict=True)), 0.0)
+    replicates = sum((w * e.replicates for e, w in zip(estimates, weights, strict=True)), np.zeros(1))
+    return estimate(value, replicates)
+
+
+def mean(estimates: Sequence[Estimate]) -> Estimate:
+    """The mean of estimates; undefined where one of them is."""
+    return combined(estimates, [1.0 / len(estimates)] * len(estimates))
+
+
+def known(value: float) -> Estimate:
+    """A figure without an interval: someone else's, or a count."""
+    return Estimate(value, None, None, np.full(1, math.nan))
+
+
+def estimate(value: float, replicates: Floats) -> Estimate:
+    """A value and the percentile interval of its replicates; nan counts as undefined."""
+    if not math.isfinite(value):
+        return Estimate(None, None, None, replicates)
+    defined = replicates[np.isfinite(replicates)]
+    if len(defined) < 0.9 * len(replicates):
+        return Estimate(value, None, None, replicates)
+    low, high = np.quantile(defined, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Estimate(value, float(low), float(high), replicates)
+
+
+def _where(values: Sequence[float | None], kept: Sequence[bool]) -> list[float | None]:
+    return [value if keep else None for value, keep in zip(values, kept, strict=True)]

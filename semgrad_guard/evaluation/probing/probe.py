@@ -38,8 +38,7 @@ from semgrad_guard.errors import PromptTooLongError
 from semgrad_guard.evaluation.graders import Grader
 from semgrad_guard.evaluation.job_record import Progress, unwatched
 from semgrad_guard.evaluation.metrics import auroc
-from semgrad_guard.evaluation.metrics.bootstrap import Estimate, paired_difference
-from semgrad_guard.evaluation.metrics.ranking import Tally
+from semgrad_guard.evaluation.metrics.ranking import Estimate, Tally, paired_difference
 from semgrad_guard.evaluation.probing.collecting import (
     GridAnswer,
     ProbePlan,

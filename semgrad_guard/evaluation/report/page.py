@@ -14,12 +14,11 @@ from markupsafe import Markup
 
 from semgrad_guard.evaluation.files import make_folder, require_writable
 from semgrad_guard.evaluation.graded import GradedRun, require_distinct
-from semgrad_guard.evaluation.highlight import Claim, highlighted_html
 from semgrad_guard.evaluation.job_record import flat
-from semgrad_guard.evaluation.metrics.bootstrap import LEVEL, RESAMPLES
 from semgrad_guard.evaluation.metrics.guarantee import ALPHAS, DELTA, SPLITS
+from semgrad_guard.evaluation.metrics.ranking import LEVEL, RESAMPLES
 from semgrad_guard.evaluation.report import figures, paper
-from semgrad_guard.evaluation.report.drawing import inline_svg, require_drawable
+from semgrad_guard.evaluation.report.drawing import Claim, highlighted_html, inline_svg, require_drawable
 from semgrad_guard.evaluation.report.figures import ProbeMaps
 from semgrad_guard.evaluation.report.summary import RunSummary, promises, standing, summarize
 from semgrad_guard.evaluation.report.tables import all_tables, guaranteed_tables

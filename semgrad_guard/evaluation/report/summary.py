@@ -10,15 +10,6 @@ from typing import Any
 import numpy as np
 
 from semgrad_guard.evaluation.graded import GradedRun
-from semgrad_guard.evaluation.metrics.bootstrap import (
-    Estimate,
-    Metric,
-    bootstrap,
-    combined,
-    estimate,
-    paired_difference,
-    resamples,
-)
 from semgrad_guard.evaluation.metrics.confidence_quality import brier, crossfitted, expected_calibration_error
 from semgrad_guard.evaluation.metrics.guarantee import (
     ALPHAS,
@@ -27,7 +18,17 @@ from semgrad_guard.evaluation.metrics.guarantee import (
     fewest_questions,
     guaranteed_coverage,
 )
-from semgrad_guard.evaluation.metrics.ranking import Floats, Tally
+from semgrad_guard.evaluation.metrics.ranking import (
+    Estimate,
+    Floats,
+    Metric,
+    Tally,
+    bootstrap,
+    combined,
+    estimate,
+    paired_difference,
+    resamples,
+)
 from semgrad_guard.evaluation.report import paper
 
 COVERAGES = (0.3, 0.5, 0.7, 0.9)
