@@ -1,4 +1,4 @@
-"""One method, one small file; `KINDS` is the table of all of them, by the names that commands and files use.
+"""One method, one class, in the file of its kind; `KINDS` is the table of all, by the names of commands and files.
 
 Names load at their first use: the table alone needs neither torch nor transformers.
 """
@@ -46,31 +46,31 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.generation.options import Sampling as Sampling
     from semgrad_guard.estimators.base import Estimator as Estimator
     from semgrad_guard.estimators.cascade import Cascade as Cascade
-    from semgrad_guard.estimators.degree import Degree as Degree
     from semgrad_guard.estimators.equivalence import ExactMatchEquivalence as ExactMatchEquivalence
     from semgrad_guard.estimators.equivalence import F1Equivalence as F1Equivalence
     from semgrad_guard.estimators.equivalence import NLIEquivalence as NLIEquivalence
-    from semgrad_guard.estimators.fusedgrad import FusedGrad as FusedGrad
-    from semgrad_guard.estimators.fusedstates import FusedStates as FusedStates
-    from semgrad_guard.estimators.hybridgrad import HybridGrad as HybridGrad
-    from semgrad_guard.estimators.inside import Inside as Inside
-    from semgrad_guard.estimators.likelihood import GreatestEntropy as GreatestEntropy
-    from semgrad_guard.estimators.likelihood import GreedyNLL as GreedyNLL
-    from semgrad_guard.estimators.likelihood import MaxProbability as MaxProbability
-    from semgrad_guard.estimators.likelihood import MeanEntropy as MeanEntropy
-    from semgrad_guard.estimators.llm_check import AttentionScore as AttentionScore
-    from semgrad_guard.estimators.llm_check import HiddenScore as HiddenScore
-    from semgrad_guard.estimators.ln_pe import LengthNormalisedEntropy as LengthNormalisedEntropy
+    from semgrad_guard.estimators.fused import FusedGrad as FusedGrad
+    from semgrad_guard.estimators.fused import FusedStates as FusedStates
+    from semgrad_guard.estimators.gradients import ExGrad as ExGrad
+    from semgrad_guard.estimators.gradients import HybridGrad as HybridGrad
+    from semgrad_guard.estimators.gradients import ParaGrad as ParaGrad
+    from semgrad_guard.estimators.gradients import SemGrad as SemGrad
     from semgrad_guard.estimators.mutual_information import MutualInformation as MutualInformation
+    from semgrad_guard.estimators.observed import RAUQ as RAUQ
+    from semgrad_guard.estimators.observed import AttentionScore as AttentionScore
+    from semgrad_guard.estimators.observed import GreatestEntropy as GreatestEntropy
+    from semgrad_guard.estimators.observed import GreedyNLL as GreedyNLL
+    from semgrad_guard.estimators.observed import HiddenScore as HiddenScore
+    from semgrad_guard.estimators.observed import MaxProbability as MaxProbability
+    from semgrad_guard.estimators.observed import MeanEntropy as MeanEntropy
     from semgrad_guard.estimators.p_true import PTrue as PTrue
-    from semgrad_guard.estimators.paragrad import ExGrad as ExGrad
-    from semgrad_guard.estimators.paragrad import ParaGrad as ParaGrad
-    from semgrad_guard.estimators.rauq import RAUQ as RAUQ
+    from semgrad_guard.estimators.samples import Degree as Degree
+    from semgrad_guard.estimators.samples import Inside as Inside
+    from semgrad_guard.estimators.samples import LengthNormalisedEntropy as LengthNormalisedEntropy
+    from semgrad_guard.estimators.samples import SelfConsistency as SelfConsistency
+    from semgrad_guard.estimators.samples import SemanticDensity as SemanticDensity
+    from semgrad_guard.estimators.samples import SemanticEntropy as SemanticEntropy
     from semgrad_guard.estimators.sar import SAR as SAR
-    from semgrad_guard.estimators.self_consistency import SelfConsistency as SelfConsistency
-    from semgrad_guard.estimators.semantic_density import SemanticDensity as SemanticDensity
-    from semgrad_guard.estimators.semantic_entropy import SemanticEntropy as SemanticEntropy
-    from semgrad_guard.estimators.semgrad import SemGrad as SemGrad
 
     ESTIMATORS: tuple[type[Any], ...]
     KIND_OF: Mapping[str, Any]

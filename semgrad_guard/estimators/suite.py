@@ -5,22 +5,28 @@ from __future__ import annotations
 from semgrad_guard.engine.generation.options import DiverseBeams, Sampling
 from semgrad_guard.estimators.base import Estimator
 from semgrad_guard.estimators.cascade import Cascade
-from semgrad_guard.estimators.degree import Degree
 from semgrad_guard.estimators.equivalence import Equivalence, F1Equivalence
-from semgrad_guard.estimators.hybridgrad import HybridGrad
-from semgrad_guard.estimators.inside import Inside
-from semgrad_guard.estimators.likelihood import GreatestEntropy, GreedyNLL, MaxProbability, MeanEntropy
-from semgrad_guard.estimators.llm_check import AttentionScore, HiddenScore
-from semgrad_guard.estimators.ln_pe import LengthNormalisedEntropy
+from semgrad_guard.estimators.gradients import ExGrad, HybridGrad, ParaGrad, SemGrad
 from semgrad_guard.estimators.mutual_information import MutualInformation
+from semgrad_guard.estimators.observed import (
+    RAUQ,
+    AttentionScore,
+    GreatestEntropy,
+    GreedyNLL,
+    HiddenScore,
+    MaxProbability,
+    MeanEntropy,
+)
 from semgrad_guard.estimators.p_true import PTrue
-from semgrad_guard.estimators.paragrad import ExGrad, ParaGrad
-from semgrad_guard.estimators.rauq import RAUQ
+from semgrad_guard.estimators.samples import (
+    Degree,
+    Inside,
+    LengthNormalisedEntropy,
+    SelfConsistency,
+    SemanticDensity,
+    SemanticEntropy,
+)
 from semgrad_guard.estimators.sar import SAR, Similarity, WordOverlap
-from semgrad_guard.estimators.self_consistency import SelfConsistency
-from semgrad_guard.estimators.semantic_density import SemanticDensity
-from semgrad_guard.estimators.semantic_entropy import SemanticEntropy
-from semgrad_guard.estimators.semgrad import SemGrad
 
 
 def paper_suite(

@@ -16,7 +16,7 @@ from typer.main import get_command
 
 from semgrad_guard.cli import app, options
 from semgrad_guard.estimators import FusedStates
-from semgrad_guard.estimators.fusedgrad import FusedGrad
+from semgrad_guard.estimators.fused import FusedGrad
 from semgrad_guard.estimators.suite import paper_suite
 
 from .helpers import ASKED, flat, jsonl

@@ -15,7 +15,7 @@ from semgrad_guard.engine.generation.options import Sampling
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import DetachedRecordError, ScoringError
 from semgrad_guard.estimators.p_true import PTrue
-from semgrad_guard.estimators.semantic_entropy import SemanticEntropy
+from semgrad_guard.estimators.samples import SemanticEntropy
 from tests.warm_python import WarmPython
 
 PLAN = Sampling(count=2, max_tokens=3)

@@ -9,14 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semgrad_guard.estimators.degree import degree_uncertainty
-from semgrad_guard.estimators.inside import eigen_score
-from semgrad_guard.estimators.ln_pe import predictive_entropy
 from semgrad_guard.estimators.p_true import p_false
+from semgrad_guard.estimators.samples import (
+    cluster_entropy,
+    degree_uncertainty,
+    density,
+    disagreement,
+    eigen_score,
+    predictive_entropy,
+)
 from semgrad_guard.estimators.sar import relevant_energy, sentence_sar
-from semgrad_guard.estimators.self_consistency import disagreement
-from semgrad_guard.estimators.semantic_density import density
-from semgrad_guard.estimators.semantic_entropy import cluster_entropy
 
 LOG_PROBS = st.floats(-30, 0)
 

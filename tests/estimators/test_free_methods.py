@@ -14,7 +14,7 @@ from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.scoring.observation import Observation, observed_layer
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import RAUQ, AttentionScore, GreatestEntropy, HiddenScore, MaxProbability
-from semgrad_guard.estimators.rauq import recurrent
+from semgrad_guard.estimators.observed import recurrent
 
 FREE = (GreatestEntropy(), HiddenScore(), AttentionScore(), RAUQ())
 LOG_PROBS = st.lists(st.floats(-20, 0), min_size=2, max_size=6)

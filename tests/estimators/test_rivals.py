@@ -23,7 +23,7 @@ from semgrad_guard.estimators import (
     SemanticEntropy,
 )
 from semgrad_guard.estimators.equivalence import ExactMatchEquivalence, NLIEquivalence
-from semgrad_guard.estimators.semantic_entropy import cluster_entropy
+from semgrad_guard.estimators.samples import cluster_entropy
 
 SHORT = Sampling(count=5, temperature=0.8, max_tokens=4)
 
