@@ -6,6 +6,7 @@ earlier turn, else those of a known family that its text names.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -93,14 +94,15 @@ _REGIONS = Marks(
 )
 
 
-def marks_of(tokenizer: Any, template: str) -> Marks | None:
-    """The marks of a model's thoughts; None where they are not known."""
-    return _declared(tokenizer) or _channels(template) or _shown(template) or _named(template)
+@lru_cache(maxsize=64)
+def marks_of(template: str, response: str) -> Marks | None:
+    """The marks of a model's thoughts; None where they are not known. `response` is its response template as JSON."""
+    return _declared(json.loads(response)) or _channels(template) or _shown(template) or _named(template)
 
 
-def _declared(tokenizer: Any) -> Marks | None:
+def _declared(response: Any) -> Marks | None:
     """The literals of the tokenizer's own response template."""
-    fields = (getattr(tokenizer, "response_template", None) or {}).get("fields", {})
+    fields = (response or {}).get("fields", {})
     thought = next((fields[name] for name in _FIELDS if name in fields), {})
     if not all(isinstance(thought.get(side), str) for side in ("open", "close")):
         return None
@@ -129,7 +131,6 @@ _THOUGHT, _ANSWER = "A thought that no template holds.", "An answer that no temp
 _MARK = re.compile(r"[<\[][^<>\[\]\s]+[>\]]")
 
 
-@lru_cache(maxsize=64)
 def _shown(template: str) -> Marks | None:
     """The marks that a template writes around the thought of an earlier turn; None where it writes none."""
     if not any(field in template for field in _FIELDS):

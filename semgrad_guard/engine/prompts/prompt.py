@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from transformers import PreTrainedTokenizerBase
 
-from semgrad_guard.engine.prompts.marks import TEMPLATE_FAILURES, marks_of
+from semgrad_guard.engine.prompts.marks import TEMPLATE_FAILURES, Marks, marks_of
 from semgrad_guard.engine.prompts.reasoning import Thinking, has_option, switch_of, thinking_of
 from semgrad_guard.engine.prompts.semantic_token import MARK, TokenizedText, find_semantic_token, header_text
 from semgrad_guard.engine.prompts.system_turns import drops_system, foldings
@@ -106,7 +106,7 @@ def render(
     require_bounded(text, window, name="prompt")
     prompt = tokenize(tokenizer, text, add_special_tokens=False)
     own = None if semantic_token is None else _override(semantic_token, len(prompt.ids))
-    marks = marks_of(tokenizer, template)
+    marks = _marks(tokenizer, template)
     if own is not None and marks is None:
         return Prompt(text, prompt.ids, own, **described)
     asking = _asked(turns)
@@ -264,8 +264,13 @@ def _told(tokenizer: _Untyped, given: Mapping[str, Any] | None) -> dict[str, Any
         thinking = "off"
     if thinking == "auto":
         return options
-    thinks = marks_of(tokenizer, template or "") is not None
+    thinks = _marks(tokenizer, template or "") is not None
     return {**options, **switch_of(template or "", probe, on=thinking == "on", thinks=thinks)}
+
+
+def _marks(tokenizer: _Untyped, template: str) -> Marks | None:
+    """The marks of a model's thoughts, looked up once for each template."""
+    return marks_of(template, json.dumps(getattr(tokenizer, "response_template", None), default=str))
 
 
 def _apply_template(
@@ -281,7 +286,7 @@ def _apply_template(
 
     try:
         text = applied(turns)
-        if not drops_system(turns, text, applied):
+        if all(turn["role"] != "system" for turn in turns) or not drops_system(turns, text, applied):
             return text
         failure = None
     except TEMPLATE_FAILURES as error:

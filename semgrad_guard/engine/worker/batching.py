@@ -10,10 +10,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from semgrad_guard.engine.generation.open_sentences import OpenSentences, is_time, is_time_to_score
 from semgrad_guard.engine.generation.options import GenerationOptions, Sampling
 from semgrad_guard.engine.generation.running_answer import BatchRequest, RunningAnswer
-from semgrad_guard.engine.generation.sentence_scoring import EndedSentences
+from semgrad_guard.engine.generation.sentence_scoring import (
+    EndedSentences,
+    OpenSentences,
+    is_time,
+    is_time_to_score,
+)
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.batch import is_out_of_memory
 from semgrad_guard.engine.worker.request import Job, Request

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 
-from semgrad_guard.engine.generation.open_sentences import OpenSentences, is_time_to_score
 from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.generation.sentence_scoring import OpenSentences, is_time_to_score
 from semgrad_guard.engine.generation.visible import CertainText, Piece
 from semgrad_guard.engine.prompts.reasoning import Codec
 from semgrad_guard.guard import LetThrough
