@@ -22,6 +22,7 @@ import numpy as np
 from country_answers import ESTIMATORS, FULL, is_right, table
 from machine import about
 from numpy.typing import NDArray
+from scipy.stats import spearmanr
 
 from semgrad_guard.calibration import AnswerSentences, calibrate_sentences
 from semgrad_guard.calibration.sentences import compared_scores
@@ -160,6 +161,15 @@ def tables(answers: Answers) -> Iterator[str]:
             f"{np.nanmean(drop[:, 1]):.1%} | {np.nanmean(drop[:, 2]):.1%} | {drop[:, 4].mean():.0%} | "
             f"{np.median(stop[:, 0]):.0%}, error {np.nanmean(stop[:, 1]):.1%} |"
         )
+    if answers.has(FULL):
+        plain, full = (np.array([s for scores in answers.column(name) for s in scores]) for name in ("hybridgrad", FULL))
+        yield ""
+        yield (
+            "`hybridgrad` and `semgrad` take what was written before a sentence as context; `hybridgrad_differentiated` "
+            f"lets the gradient pass through it. Both forms of HybridGrad have a rank correlation of "
+            f"{spearmanr(plain, full).statistic:.5f} on these sentences, and differ by "
+            f"{np.median(abs(plain / full - 1)):.1%} (median)."
+        )
 
 
 def corrections(answers: Answers) -> Iterator[str]:
@@ -206,7 +216,7 @@ def main() -> None:
     print("\n".join(lines))
     if given.page is not None:
         _, mark, by_hand = given.page.read_text(encoding="utf-8").partition("## The same with the commands")
-        given.page.write_text("\n".join(lines) + mark + by_hand, encoding="utf-8")
+        given.page.write_text("\n".join(lines) + "\n" + mark + by_hand, encoding="utf-8")
 
 
 if __name__ == "__main__":
