@@ -162,13 +162,13 @@ def tables(answers: Answers) -> Iterator[str]:
             f"{np.median(stop[:, 0]):.0%}, error {np.nanmean(stop[:, 1]):.1%} |"
         )
     if answers.has(FULL):
-        plain, full = (np.array([s for scores in answers.column(name) for s in scores]) for name in ("hybridgrad", FULL))
+        forms = [np.array([s for own in answers.column(name) for s in own]) for name in ("hybridgrad", FULL)]
         yield ""
         yield (
-            "`hybridgrad` and `semgrad` take what was written before a sentence as context; `hybridgrad_differentiated` "
-            f"lets the gradient pass through it. Both forms of HybridGrad have a rank correlation of "
-            f"{spearmanr(plain, full).statistic:.5f} on these sentences, and differ by "
-            f"{np.median(abs(plain / full - 1)):.1%} (median)."
+            "`hybridgrad` and `semgrad` take what was written before a sentence as context; "
+            "`hybridgrad_differentiated` lets the gradient pass through it. Both forms of HybridGrad have a rank "
+            f"correlation of {spearmanr(*forms).statistic:.5f} on these sentences, and differ by "
+            f"{np.median(abs(forms[0] / forms[1] - 1)):.1%} (median)."
         )
 
 
