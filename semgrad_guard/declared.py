@@ -13,7 +13,7 @@ from numbers import Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
 from semgrad_guard.errors import InputError
@@ -162,6 +162,13 @@ def require_valid(options: object, group: type[Any] | None = None) -> None:
 def values_of(holder: object, group: type[Any]) -> dict[str, Any]:
     """The values that an object has for the options of a class, by name."""
     return {name: getattr(holder, name) for name in declared_options(group)}
+
+
+def first_fault(error: ValidationError, *, place: bool = True) -> str:
+    """The first thing that is wrong with a value, in words; with its place in it."""
+    fault = error.errors(include_url=False, include_context=False)[0]
+    where = ".".join(map(str, fault["loc"])) if place else ""
+    return f"{where + ': ' if where else ''}{fault['msg'].removeprefix('Value error, ')}"
 
 
 def field_names(kind: type[Any]) -> list[str]:

@@ -21,7 +21,7 @@ from pydantic import (
     field_validator,
 )
 
-from semgrad_guard.declared import declared_options
+from semgrad_guard.declared import declared_options, first_fault
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.errors import InputError, require_known
@@ -125,7 +125,7 @@ class LocalModelFields(BaseModel, ModelName, AnswerOptions):  # pyright: ignore[
         try:
             return read(value)
         except ValidationError as error:
-            raise InputError(f"{info.field_name}: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
+            raise InputError(f"{info.field_name}: {first_fault(error, place=False)}") from error
 
     @property
     def language_model(self) -> LanguageModel:

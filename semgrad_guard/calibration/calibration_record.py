@@ -23,6 +23,7 @@ from semgrad_guard.calibration.gates import ASSUMPTIONS, Procedure
 from semgrad_guard.calibration.hand_grades import HandGrades
 from semgrad_guard.calibration.prompt_shape import PromptShape
 from semgrad_guard.calibration.sentences import SentencePromise
+from semgrad_guard.declared import first_fault
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.files import atomic_write
 from semgrad_guard.records import PromptForm
@@ -102,7 +103,7 @@ class Calibration(BaseModel):
         try:
             return cls(id=_content_id(cls.model_construct(id="", **content)), **content)
         except ValidationError as error:
-            raise CalibrationError(f"The calibration cannot be recorded: {_first_fault(error)}") from error
+            raise CalibrationError(f"The calibration cannot be recorded: {first_fault(error)}.") from error
 
     def with_content(self, **changes: Any) -> Self:
         """A calibration with some fields changed, and an id of its own."""
@@ -202,7 +203,7 @@ class Calibration(BaseModel):
         try:
             return cls.model_validate_json(_spelled_out(text), strict=True)
         except ValidationError as error:
-            raise CalibrationError(f"{source} is not an intact calibration: {_first_fault(error)} {_EDITED}") from error
+            raise CalibrationError(f"{source} is not an intact calibration: {first_fault(error)}. {_EDITED}") from error
         except (ValueError, RecursionError) as error:
             raise CalibrationError(f"{source} is not an intact calibration: {error}. {_EDITED}") from error
 
@@ -349,12 +350,6 @@ def _spelled_out(text: str) -> str:
     if content.get("schema_version") == 1:
         spelled = {_SINCE_2.get(name, name): value for name, value in spelled.items()}
     return text if spelled == content else json.dumps(spelled)
-
-
-def _first_fault(error: ValidationError) -> str:
-    fault = error.errors(include_url=False, include_context=False)[0]
-    where = ".".join(str(part) for part in fault["loc"])
-    return f"{where + ': ' if where else ''}{fault['msg'].removeprefix('Value error, ')}."
 
 
 # Where an estimator has learned many numbers, they are compressed in the file: `{"packed": TEXT}` are the weights, and

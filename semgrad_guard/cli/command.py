@@ -24,7 +24,7 @@ from typer.core import TyperCommand
 from semgrad_guard.cli import options, terminal, values
 from semgrad_guard.cli.help import ExitCode, flowing
 from semgrad_guard.cli.terminal import ERR, Loudness, is_verbose, say, speaking
-from semgrad_guard.declared import Declared, declared_option, declared_options
+from semgrad_guard.declared import Declared, declared_option, declared_options, first_fault
 from semgrad_guard.errors import InputError, SemGradGuardError
 
 Reader = Callable[[Any], Any]
@@ -130,8 +130,7 @@ def _made(group: type[Any], given: dict[str, Any]) -> Any:
     try:
         return group(**given)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise typer.BadParameter(first["msg"].removeprefix("Value error, ")) from error
+        raise typer.BadParameter(first_fault(error, place=False)) from error
 
 
 _LONGEST = 600

@@ -18,6 +18,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from semgrad_guard.calibration.calibration_set import Effect
+from semgrad_guard.declared import first_fault
 from semgrad_guard.errors import DataFileError, InputError
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.runs.answers import Answer
@@ -210,11 +211,8 @@ class Band(BaseModel):
                 f"Cannot read the band {path}: {error.strerror or error}. Record one: semgrad-guard gate --record."
             ) from error
         except ValidationError as error:
-            fault = error.errors(include_url=False, include_context=False)[0]
-            where = ".".join(map(str, fault["loc"]))
             raise DataFileError(
-                f"{path} is not a band: {where + ': ' if where else ''}{fault['msg']}. Record it again: semgrad-guard "
-                "gate --record."
+                f"{path} is not a band: {first_fault(error)}. Record it again: semgrad-guard gate --record."
             ) from error
 
 

@@ -15,6 +15,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
 from pydantic import ValidationError
 
+from semgrad_guard.declared import first_fault
 from semgrad_guard.errors import BindingMismatchError, DataFileError, InputError
 from semgrad_guard.evaluation.files import first_line, sole_writer
 from semgrad_guard.files import atomic_write, make_private, take_back
@@ -236,8 +237,8 @@ def _rows(path: Path, whole: bytes, row: type[R], kind: str) -> list[R]:
                 rows.append(row.model_validate_json(line))
         except ValidationError as error:
             raise DataFileError(
-                f"{path}, line {number} is not a line of {kind}: {error.errors()[0]['msg']}. Delete the line (it will "
-                "be made again), or start a new file."
+                f"{path}, line {number} is not a line of {kind}: {first_fault(error, place=False)}. Delete the "
+                "line (it will be made again), or start a new file."
             ) from error
     return rows
 
