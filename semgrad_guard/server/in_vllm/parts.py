@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 
 from semgrad_guard.engine.generation.options import GenerationOptions
-from semgrad_guard.engine.generation.sentence_scoring import OpenSentences, is_time_to_score
+from semgrad_guard.engine.generation.sentence_scoring import OpenSentences, is_time
 from semgrad_guard.engine.generation.visible import CertainText, Piece
 from semgrad_guard.engine.prompts.reasoning import Codec
 from semgrad_guard.guard import LetThrough
@@ -108,7 +108,7 @@ class Parts:
         """One step of an answer: have sentences scored together with those of others that soon will have ended."""
         part.open.waited += part.waits
         due = [one for one in self._writing if one is not None and one.waits]
-        if is_time_to_score([one.open for one in due], len(self._writing)):
+        if is_time([one.open.waited for one in due], len(self._writing)):
             for one in due:
                 one.begin()
 
