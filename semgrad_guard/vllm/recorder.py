@@ -356,6 +356,9 @@ class RecordedBatch(RunningBatch):
             row.behind = cast(RecordedAnswer, row).record.reach(len(row.ids))
         return super().generations(rows, known)
 
+    def let_go(self, scored: Sequence[tuple[RunningAnswer, int]]) -> None:
+        """Nothing: the outputs of a pass are kept for all of its answers, within a budget of their own."""
+
     def _left_so_far(self, row: RunningAnswer) -> CapturedStates | None:
         return self.left_by([row], written=True)
 
