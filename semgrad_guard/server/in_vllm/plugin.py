@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from semgrad_guard.declared import first_fault
 from semgrad_guard.errors import InputError
 
 if TYPE_CHECKING:
@@ -159,9 +160,7 @@ def settings_in(path: str | None) -> ServerSettings:
     except OSError as error:
         raise InputError(f"{SETTINGS} names {path}, which cannot be read ({error.strerror})") from error
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise InputError(f"{path}: {place or 'settings'}: {first['msg']}") from error
+        raise InputError(f"{path}: {first_fault(error)}") from error
     if foreign := sorted(settings.model_fields_set & set(_OF_VLLM)):
         raise InputError(f"{path}: leave {', '.join(foreign)} out; they are options of `vllm serve`")
     return settings
