@@ -256,8 +256,9 @@ class _Known(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         (weight,), (gradient,) = ctx.saved_tensors, gradients
         rows = gradient.reshape(-1, gradient.shape[-1])
-        live = rows.any(1)  # not the padding of a batch, through which nothing flows
-        if bool(live.all()):
+        # Nothing flows through the padding of a batch. To ask another device for it would be to wait for that device.
+        live = rows.any(1) if rows.device.type == "cpu" else None
+        if live is None or bool(live.all()):
             by_states = input_gradient(rows, weight)
         else:
             by_states = rows.new_zeros(len(rows), weight.shape[1])
