@@ -146,7 +146,7 @@ class LanguageModel(WritingModel):
     ) -> list[Generation]:
         """Answer several conversations, which are written together; those that end together are scored together.
 
-        With `max_batch` so many are written at once. Answers of other callers may be written beside them.
+        With `max_batch` so many are written at once. Other callers may share the steps.
 
         Raises:
             EmptyPromptError, PromptTooLongError, InputError: named before anything runs.
@@ -161,7 +161,7 @@ class LanguageModel(WritingModel):
         try:
             return outcomes(tickets)
         finally:
-            wait(tickets)  # those that were cancelled too: the model is as it was found when the caller goes on
+            wait(tickets)  # those that were cancelled, too: then the model is as it was found
 
     def submit(self, request: Request[R]) -> Ticket[R]:
         """Have a request answered by the model's one thread, together with those of other callers; waits for nothing.
