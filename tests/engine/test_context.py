@@ -116,7 +116,12 @@ def test_sentences_of_answers_that_are_still_written(name: str, monkeypatch: pyt
     while len(late[0].ids) < 25:
         batch.step()
     ended = [one.found if one is not None else () for one in batch.ended(rows, [spans, spans], [0, 0])]
+    sizes, score_parts = list[int](), Scorer.score_parts
+    monkeypatch.setattr(
+        Scorer, "score_parts", lambda *given: (sizes.append(len(given[1].lengths)), score_parts(*given))[1]
+    )
     scores = [one.gradients() for found in ended for one in found if one is not None]
+    assert sizes == [2, 2], "second sentences in one pass, and first ones, which have no context, in another"
     finished(batch)
     together, score = list[int](), Scorer.score_sentences
     monkeypatch.setattr(Scorer, "score_sentences", lambda *given: (together.append(len(given[1])), score(*given))[1])

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import Cache
 
 from semgrad_guard.engine.interruption import add_cost
@@ -314,6 +315,36 @@ class CapturedStates:
             surveys,
             sum(capture.survey_ms for row in rows for capture, _ in row.passes),
             tuple(length - padding for length in layout.lengths),
+        )
+
+    @classmethod
+    def below(cls, batches: Sequence[TokenBatch], rows: Sequence[CapturedStates]) -> CapturedStates | None:
+        """The states of batches of one row each as those of their `TokenBatch.stacked`, from its cut on.
+
+        None where some do not reach back so far.
+        """
+        cut = TokenBatch.stacked(batches).cut
+        last = max(batch.prompt_columns for batch in batches)
+        begins = [cut - last + batch.prompt_columns for batch in batches]
+        if not all(
+            own.begins <= begin and can_be_cut(own.cache, begin) for own, begin in zip(rows, begins, strict=True)
+        ):
+            return None
+
+        def of(held: Callable[[CapturedStates], torch.Tensor]) -> torch.Tensor:
+            return pad_sequence(
+                [held(row)[0, begin - row.begins :] for row, begin in zip(rows, begins, strict=True)], batch_first=True
+            )
+
+        shared = set(rows[0].outputs).intersection(*(row.outputs for row in rows))
+        return cls(
+            stacked([kept(row.cache, [0], 0, begin) for row, begin in zip(rows, begins, strict=True)]),
+            rows[0].layer,
+            cut,
+            of(lambda row: row.states),
+            by_step([[step[0] for step in row.logits] for row in rows]),
+            {place: of(lambda row, place=place: row.outputs[place]) for place in shared},
+            rows[0].epoch,
         )
 
     def part(self, rows: Sequence[int], *, skip: int) -> CapturedStates:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Protocol, TypeVar
@@ -153,16 +153,29 @@ class Scorer(ModelStates):
             found: list[list[GradientScores]] = [[] for _ in rows]
             # From the last on, which is verified for all of them.
             for number in reversed(range(max(map(len, parts)))):
-                due = [place for place, own in enumerate(parts) if number < len(own)]
-                joint = [place for place in due if self.pads and parts[place][number].context and states[place]]
-                singly = [[place] for place in due if place not in joint]
-                for group in [joint, *singly] if joint else singly:
+                due = {place: (own[number], states[place]) for place, own in enumerate(parts) if number < len(own)}
+                for group, known in self._groups(due, objective):
                     batch = TokenBatch.stacked([parts[place][number] for place in group])
-                    known = tuple(own for place in group if (own := states[place]) is not None)
-                    scores = self.score_parts(batch, objective, known if len(known) > 1 else next(iter(known), None))
-                    for place, own in zip(group, scores, strict=True):
+                    for place, own in zip(group, self.score_parts(batch, objective, known), strict=True):
                         found[place].insert(0, own[0])
             return [tuple(own) for own in found]
+
+    def _groups(
+        self, due: Mapping[int, tuple[TokenBatch, CapturedStates | None]], objective: Objective
+    ) -> Iterator[tuple[list[int], States]]:
+        """The places of the parts that share a pass, with their states: those in context, and those without any."""
+        known = {place: own for place, (_, own) in due.items() if own is not None and self.pads}
+        in_context = [place for place in known if due[place][0].context]
+        if in_context:
+            yield in_context, tuple(map(known.__getitem__, in_context)) if in_context[1:] else known[in_context[0]]
+        span = objective.span(self.architecture.n_layers)
+        first = [place for place in known if place not in in_context and self._fits(due[place][0], span, known[place])]
+        rows = [due[place][0] for place in first]
+        if first[1:] and (below := CapturedStates.below(rows, [known[place] for place in first])):
+            yield first, below
+        else:
+            first = []
+        yield from (([place], own) for place, (_, own) in due.items() if place not in (*in_context, *first))
 
     def _of_text(
         self, row: TokenBatch, captured: CapturedStates | None, objective: Objective, last: TokenBatch

@@ -313,19 +313,22 @@ class RunningRequests:
         except BaseException as error:  # noqa: BLE001 - raised by the callers
             self._end([writing for writing, _ in due], error)
             return
-        scored = list[tuple[RunningAnswer, int]]()
+        scored = list[tuple[_Writing, int]]()
         for (writing, found), sentences in zip(due, ended, strict=True):
             found.hand_over(found.known if sentences is None else len(found.spans))
             try:
                 if sentences is None:
                     continue
                 if writing.job.run(partial(self._goes_on, writing, sentences)):
-                    scored.append((writing.answers[0], sentences.scored))
+                    scored.append((writing, sentences.scored))
                 else:
                     self._batch.end(writing.answers[0], sentences.tokens)
             except BaseException as error:  # noqa: BLE001 - raised by the caller
                 self._end([writing], error)
-        self._batch.let_go(scored)
+        try:
+            self._batch.let_go([(writing.answers[0], tokens) for writing, tokens in scored])
+        except BaseException as error:  # noqa: BLE001 - raised by the callers
+            self._end([writing for writing, _ in scored], error)
 
     def _goes_on(self, writing: _Writing, sentences: EndedSentences) -> bool:
         listener = writing.job.submitted[1].on_sentences
