@@ -10,9 +10,9 @@ import pytest
 from tests.warm_python import WarmPython
 
 SETTING = """
-import asyncio, atexit, ctypes, os, threading, time
-ends, pause = [], 0
-atexit.register(lambda: (time.sleep(pause), print(*ends)))  # before ours, and so called after it
+import asyncio, atexit, ctypes, os, threading
+ends, pause, wrote = [], 0, threading.Event()
+atexit.register(lambda: (wrote.wait(pause), print(*ends)))  # before ours, and so called after it
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Message
 from semgrad_guard.guard import off_loop
@@ -35,6 +35,8 @@ def write():
     except BaseException as error:
         ends[-1] = type(error).__name__
         raise
+    finally:
+        wrote.set()
 """
 
 STREAM = """
@@ -43,6 +45,7 @@ next(stream)
 """
 
 OFF_LOOP = """
+pause = 30
 async def main():
     left(off_loop(write))
     while not begun.is_set():

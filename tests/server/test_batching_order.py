@@ -24,6 +24,7 @@ from tests.engine.tiny_models import build
 from tests.leaks import objects_alive, smallest_growth
 from tests.random_llama import CALLS, byte_tokenizer
 from tests.steps import LIMIT, until
+from tests.whole_runs import whole_run
 
 from .batches import (
     CHAT,
@@ -54,7 +55,7 @@ async def test_where_layers_keep_a_state_prompts_of_equal_length_run_together(st
     ]  # fmt: skip
     await scheduler.work(lambda: None)
     begun, _ = watched(scheduler)
-    model.generate("Hi", Options(max_tokens=1)).evidence.gradients()
+    whole_run(model, "Hi", Options(max_tokens=1)).evidence.gradients()
     layer: Any = model._scorer.current_replayer().layers[0]
     hook = layer.register_forward_pre_hook(lambda *call: rows.append(len(next(iter((*call[1], *call[2].values()))))),
                                            with_kwargs=True)  # fmt: skip
