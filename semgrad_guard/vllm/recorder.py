@@ -360,13 +360,13 @@ class RecordedBatch(RunningBatch):
         """Nothing: the outputs of a pass are kept for all of its answers, within a budget of their own."""
 
     def _left_so_far(self, row: RunningAnswer) -> CapturedStates | None:
-        return self._left([row], written=True)
+        return self._states_of([row], written=True)
 
     def left_by(self, rows: Sequence[RunningAnswer]) -> CapturedStates | None:
         """The states that vLLM's passes left of these answers, to observe and to replay them from."""
-        return self._left(rows)
+        return self._states_of(rows)
 
-    def _left(self, rows: Sequence[RunningAnswer], *, written: bool = False) -> CapturedStates | None:
+    def _states_of(self, rows: Sequence[RunningAnswer], *, written: bool = False) -> CapturedStates | None:
         if (recorder := self._recorder) is None:
             return None
         records = [cast(RecordedAnswer, row).record for row in rows]
