@@ -321,7 +321,7 @@ class CapturedStates:
     def below(cls, batches: Sequence[TokenBatch], rows: Sequence[CapturedStates]) -> CapturedStates | None:
         """The states of batches of one row each as those of their `TokenBatch.stacked`, from its cut on.
 
-        None where some do not reach back so far.
+        None where some do not reach back so far, or begin at another layer.
         """
         cut = TokenBatch.stacked(batches).cut
         last = max(batch.prompt_columns for batch in batches)
