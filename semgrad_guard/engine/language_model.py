@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import wait
 from dataclasses import replace
 from operator import itemgetter
 from typing import Any, Self, TypeVar, cast, overload
@@ -157,11 +156,7 @@ class LanguageModel(WritingModel):
             Request(prompt=prompt, options=(own,), objective=objective or Objective(), finish=itemgetter(0))
             for prompt, own in zip(prompts, wanted, strict=True)
         ]
-        tickets = self.submit_all(requests)
-        try:
-            return outcomes(tickets)
-        finally:
-            wait(tickets)  # those that were cancelled, too: then the model is as it was found
+        return outcomes(self.submit_all(requests))
 
     def submit(self, request: Request[R]) -> Ticket[R]:
         """Have a request answered by the model's one thread, together with those of other callers; waits for nothing.

@@ -159,7 +159,7 @@ def test_a_tier_that_raises_is_turned_down_too(
 @in_turn(name=ARCHITECTURES, dtype=[torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_sound_models_pass_in_every_dtype(name: str, dtype: torch.dtype, caplog: pytest.LogCaptureFixture) -> None:
     """A self-check that cries wolf would cost speed: rounding alone must not turn a tier down."""
-    model = shared(name) if dtype == torch.float64 else build(name, dtype=dtype)
+    model = build(name, dtype=dtype)
     assert Scorer(model).tiers() == ("captured", "prefix", "full")
     assert not caplog.records
 

@@ -96,15 +96,18 @@ def test_single_callers_share_its_steps(make_language_model: Make) -> None:
     assert steps.count <= 8 + 1
 
 
-def test_a_caller_that_is_stopped_finds_the_model_as_it_was(make_language_model: Make) -> None:
+def test_a_caller_that_is_stopped_leaves_the_model_as_it_was(make_language_model: Make) -> None:
+    """It leaves at once, and the model's thread at the next layer."""
     model = make_language_model(seed=2)
     model.generate("hello", GenerationOptions(max_tokens=2)).evidence.gradients()
     steps = Steps(model)
     for at in (1, 2, 3):
         stop = Stop()
         steps.at(steps.count + at, stop.cancel)
-        with unchanged(model._model), stopping(stop), pytest.raises(AnswerCancelledError):
-            model.generate_batch(QUESTIONS, GenerationOptions(max_tokens=40))
+        with unchanged(model._model):
+            with stopping(stop), pytest.raises(AnswerCancelledError):
+                model.generate_batch(QUESTIONS, GenerationOptions(max_tokens=40))
+            until(lambda: not model.worker._running)
 
 
 def test_one_row_at_most_gives_the_texts_of_single_runs(make_language_model: Make) -> None:

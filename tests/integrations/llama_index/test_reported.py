@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -142,6 +143,7 @@ class Watched(Reporting):
         def pieces() -> Iterator[ChatResponse]:
             try:
                 for response in self.responses():
+                    time.sleep(0.005)  # a provider takes its time; the engine's writing thread would take all at once
                     self.taken.append(response.delta or "")
                     yield response
             finally:
