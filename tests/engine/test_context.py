@@ -75,6 +75,18 @@ def test_a_generations_states_serve_every_sentence(name: str, kept: dict[str, in
     assert max(map(worst_relative_error, scores, expected)) < tolerance(name)
 
 
+@pytest.mark.parametrize("layers", [(2, 2), (1, 2), (2, 1)])
+def test_first_sentences_whose_states_begin_at_any_layer(layers: tuple[int, ...]) -> None:
+    model, objective, scorer = shared("llama"), Objective(layers=(2,)), Scorer(shared("llama"))
+    cases = CASES[0], Case(token_ids(20, 5), token_ids(6, 6), CASES[0].semantic_token)
+    rows = [batch_of([case], objective) for case in cases]
+    states = [scorer.current_replayer().record(row, layer) for row, layer in zip(rows, layers, strict=True)]
+    scores = [own[0] for own in scorer.score_sentences(list(zip(rows, states, strict=True)), objective)]
+    assert {one.tier for one in scores} == {"captured"}
+    expected = [case.reference(model, objective) for case in cases]
+    assert max(map(worst_relative_error, scores, expected)) < tolerance("llama")
+
+
 def test_memory_for_no_activations() -> None:
     scorer, objective = Scorer(shared("llama")), Objective()
     row = batch_of(CASES[2:], objective, [PARTS])

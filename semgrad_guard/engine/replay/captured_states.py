@@ -318,17 +318,17 @@ class CapturedStates:
         )
 
     @classmethod
-    def below(cls, batches: Sequence[TokenBatch], rows: Sequence[CapturedStates]) -> CapturedStates | None:
-        """The states of batches of one row each as those of their `TokenBatch.stacked`, from its cut on.
+    def below(
+        cls, batch: TokenBatch, parts: Sequence[TokenBatch], rows: Sequence[CapturedStates]
+    ) -> CapturedStates | None:
+        """The states of `parts`, of one row each and each of them fit for it, as those of the parts stacked to a batch.
 
-        None where some do not reach back so far, or begin at another layer.
+        None where some do not reach back to the batch's cut, or begin at another layer.
         """
-        cut = TokenBatch.stacked(batches).cut
-        last = max(batch.prompt_columns for batch in batches)
-        begins = [cut - last + batch.prompt_columns for batch in batches]
-        if not all(
-            own.begins <= begin and can_be_cut(own.cache, begin) for own, begin in zip(rows, begins, strict=True)
-        ):
+        cut = batch.cut
+        begins = [cut - batch.prompt_columns + part.prompt_columns for part in parts]
+        reach = zip(rows, begins, strict=True)
+        if not all(row.begins <= begin and row.layer == rows[0].layer for row, begin in reach):
             return None
 
         def of(held: Callable[[CapturedStates], torch.Tensor]) -> torch.Tensor:

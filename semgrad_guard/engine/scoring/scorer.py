@@ -154,28 +154,30 @@ class Scorer(ModelStates):
             # From the last on, which is verified for all of them.
             for number in reversed(range(max(map(len, parts)))):
                 due = {place: (own[number], states[place]) for place, own in enumerate(parts) if number < len(own)}
-                for group, known in self._groups(due, objective):
-                    batch = TokenBatch.stacked([parts[place][number] for place in group])
+                for group, batch, known in self._groups(due, objective):
                     for place, own in zip(group, self.score_parts(batch, objective, known), strict=True):
                         found[place].insert(0, own[0])
             return [tuple(own) for own in found]
 
     def _groups(
         self, due: Mapping[int, tuple[TokenBatch, CapturedStates | None]], objective: Objective
-    ) -> Iterator[tuple[list[int], States]]:
-        """The places of the parts that share a pass, with their states: those in context, and those without any."""
+    ) -> Iterator[tuple[list[int], TokenBatch, States]]:
+        """The parts that share a pass, those in context and those without any: places, batch, and states."""
         known = {place: own for place, (_, own) in due.items() if own is not None and self.pads}
         in_context = [place for place in known if due[place][0].context]
         if in_context:
-            yield in_context, tuple(map(known.__getitem__, in_context)) if in_context[1:] else known[in_context[0]]
+            states = tuple(map(known.__getitem__, in_context))
+            yield in_context, TokenBatch.stacked([due[place][0] for place in in_context]), states
         span = objective.span(self.architecture.n_layers)
         first = [place for place in known if place not in in_context and self._fits(due[place][0], span, known[place])]
-        rows = [due[place][0] for place in first]
-        if first[1:] and (below := CapturedStates.below(rows, [known[place] for place in first])):
-            yield first, below
-        else:
-            first = []
-        yield from (([place], own) for place, (_, own) in due.items() if place not in (*in_context, *first))
+        joined = None
+        if first[1:]:
+            parts = [due[place][0] for place in first]
+            batch = TokenBatch.stacked(parts)
+            if joined := CapturedStates.below(batch, parts, [known[place] for place in first]):
+                yield first, batch, joined
+        together = {*in_context, *(first if joined else ())}
+        yield from (([place], part, own) for place, (part, own) in due.items() if place not in together)
 
     def _of_text(
         self, row: TokenBatch, captured: CapturedStates | None, objective: Objective, last: TokenBatch
