@@ -148,7 +148,7 @@ class LanguageModel(WritingModel):
         With `max_batch` so many are written at once. Other callers may share the steps.
 
         Raises:
-            EmptyPromptError, PromptTooLongError, InputError: named before anything runs.
+            EmptyPromptError, PromptTooLongError, InputError: one of them cannot be answered; then none is.
         """
         prompts = [self.render(conversation, **(template_options or {})) for conversation in conversations]
         wanted = (options or GenerationOptions()).rows(len(prompts))
