@@ -198,6 +198,7 @@ def test_adapters() -> None:
 
 def test_what_was_left_is_observed_without_another_pass() -> None:
     model = shared("llama")
+    numbers(whole_run(model, "b" * 9, Options(max_tokens=9)).evidence, Objective(gradients=False))  # is verified
     rows = joined(model, batch := model.running_batch(), [("a", Options(max_tokens=3)), ("b" * 9, Options())])
     batch.step()
     batch.step()
