@@ -1,18 +1,21 @@
-"""The cost of scores by sentence, while an answer is written and behind it: CPU seconds over those of writing alone.
+"""The cost of scores by sentence, while an answer is written and behind it: seconds over those of writing alone.
 
     nice python benchmarks/sentence_streams.py [--model smollm2] [--tokens 50 120 200 450] [--clients 1 8] \
         [--ways free context differentiated] [--rounds 3] [--output results.json]
+    python benchmarks/sentence_streams.py --shape 8B --dtype bfloat16 --device cuda     (random weights and words)
 
-Guarded streams of free scores (entropy) and of HybridGrad in both forms of `earlier`; each round first writes the same
-answers unguarded. `first` is the time to the first sentence over that of writing as far, `behind` HybridGrad of all
-sentences of a finished answer over its writing.
+CPU seconds of this process; on a GPU, seconds by the clock. Guarded streams of free scores (entropy) and of HybridGrad
+in both forms of `earlier`; each round first writes the same answers unguarded. `first` is the time to the first
+sentence over that of writing as far, `behind` HybridGrad of all sentences of a finished answer over its writing.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from typing import Any
 import command
 import torch
 from machine import about, spread
+from shapes import SHAPES, wordy_model
 from tables import ranged
 
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
@@ -43,55 +47,76 @@ WAYS: dict[str, Estimator] = {
 }
 
 
-def stream(model: LanguageModel, way: str | None, tokens: int, start: float, question: str) -> list[tuple[float, int]]:
-    """The CPU seconds at which the pieces of an answer arrived, and the characters until then."""
-    options = GenerationOptions(max_tokens=tokens)
+@dataclass(frozen=True)
+class Writer:
+    """A model, how it writes, and the clock of its device."""
+
+    model: LanguageModel
+    temperature: float
+    seconds: Callable[[], float]
+
+    def options(self, tokens: int) -> GenerationOptions:
+        """So many tokens, the same ones every time."""
+        return GenerationOptions(max_tokens=tokens, temperature=self.temperature, seed=0)
+
+
+def writer(given: argparse.Namespace) -> Writer:
+    """A model that the options name. Random weights draw their words: greedy ones would repeat one."""
+    dtype, clock = getattr(torch, given.dtype), time.process_time if given.device == "cpu" else time.perf_counter
+    if given.shape:
+        return Writer(wordy_model(given.shape, dtype, given.device), 1.0, clock)
+    return Writer(LanguageModel.from_pretrained(given.model, dtype=dtype, device_map=given.device), 0.0, clock)
+
+
+def stream(writer: Writer, way: str | None, tokens: int, start: float, question: str) -> list[tuple[float, int]]:
+    """The seconds at which the pieces of an answer arrived, and the characters until then."""
+    options = writer.options(tokens)
     if way is None:
-        pieces: Any = model.stream(question, options)
+        pieces: Any = writer.model.stream(question, options)
     else:
-        guard = Guard(model, Policy(threshold=1e9), estimator=WAYS[way], by="sentence", options=options)
+        guard = Guard(writer.model, Policy(threshold=1e9), estimator=WAYS[way], by="sentence", options=options)
         pieces = guard.stream(question)
     length, found = 0, list[tuple[float, int]]()
     for piece in pieces:
         length += len(piece)
-        found.append((time.process_time() - start, length))
+        found.append((writer.seconds() - start, length))
     return found
 
 
-def together(model: LanguageModel, way: str | None, tokens: int, clients: int) -> tuple[float, list[Any]]:
-    """The CPU seconds of answers to so many clients at once, and the arrivals of each."""
-    start = time.process_time()
+def together(writer: Writer, way: str | None, tokens: int, clients: int) -> tuple[float, list[Any]]:
+    """The seconds of answers to so many clients at once, and the arrivals of each."""
+    start = writer.seconds()
     with ThreadPoolExecutor(clients) as pool:
-        arrivals = list(pool.map(partial(stream, model, way, tokens, start), QUESTIONS[:clients]))
-    return time.process_time() - start, arrivals
+        arrivals = list(pool.map(partial(stream, writer, way, tokens, start), QUESTIONS[:clients]))
+    return writer.seconds() - start, arrivals
 
 
-def behind(model: LanguageModel, tokens: int) -> dict[str, float]:
-    """The CPU seconds of HybridGrad of all sentences of finished answers, in both forms, over those of writing."""
+def behind(writer: Writer, tokens: int) -> dict[str, float]:
+    """The seconds of HybridGrad of all sentences of finished answers, in both forms, over those of writing."""
     shares = dict[str, float]()
     for way in ("context", "differentiated"):
-        start = time.process_time()
-        answer = model.generate(QUESTIONS[0], GenerationOptions(max_tokens=tokens))
-        between = time.process_time()
-        for _, own in model.sentences(answer.evidence) or []:
+        start = writer.seconds()
+        answer = writer.model.generate(QUESTIONS[0], writer.options(tokens))
+        between = writer.seconds()
+        for _, own in writer.model.sentences(answer.evidence) or []:
             if own is not None:
                 WAYS[way](own)
-        shares[way] = (time.process_time() - between) / (between - start)
+        shares[way] = (writer.seconds() - between) / (between - start)
     return shares
 
 
-def measured(model: LanguageModel, tokens: int, clients: int, ways: list[str], rounds: int) -> dict[str, Any]:
+def measured(writer: Writer, tokens: int, clients: int, ways: list[str], rounds: int) -> dict[str, Any]:
     """The ratios of one length of answers, round by round."""
     row: dict[str, Any] = {"tokens": tokens, "clients": clients, "writing_s": [], "behind": []}
     row |= {way: {"total": [], "first": []} for way in ways}
     for _ in range(rounds):
-        writing, plain = together(model, None, tokens, clients)
+        writing, plain = together(writer, None, tokens, clients)
         row["writing_s"].append(writing)
         if clients == 1:
-            row["behind"].append(behind(model, tokens))
+            row["behind"].append(behind(writer, tokens))
         for way in ways:
-            seconds, arrivals = together(model, way, tokens, clients)
-            row[way]["total"].append(seconds / writing)
+            scoring, arrivals = together(writer, way, tokens, clients)
+            row[way]["total"].append(scoring / writing)
             for own, others in zip(arrivals, plain, strict=True):
                 at, length = own[0]
                 row[way]["first"].append(at / next(then for then, reached in others if reached >= length))
@@ -101,6 +126,9 @@ def measured(model: LanguageModel, tokens: int, clients: int, ways: list[str], r
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--shape", choices=sorted(SHAPES), help="random weights of this shape instead")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--tokens", type=int, nargs="+", default=[50, 120, 200, 450])
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--ways", choices=WAYS, nargs="+", default=list(WAYS))
@@ -108,8 +136,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="where the figures go (JSON)")
     given = command.parsed(parser)
     torch.set_num_threads(1)
-    model = LanguageModel.from_pretrained(given.model, dtype=torch.float32)
-    behind(model, max(given.tokens))  # once, replays are verified up to this length
+    subject = writer(given)
+    behind(subject, max(given.tokens))  # once, replays are verified up to this length
     report: dict[str, Any] = {"machine": about(), "rows": []}
     print(
         "| clients | tokens | writing, s | " + " | ".join(f"{way}, first | total" for way in given.ways) + " | behind |"
@@ -117,7 +145,7 @@ def main() -> None:
     print("| --- " * (4 + 2 * len(given.ways)) + "|")
     for clients in given.clients:
         for tokens in given.tokens:
-            row = measured(model, tokens, clients, given.ways, given.rounds)
+            row = measured(subject, tokens, clients, given.ways, given.rounds)
             report["rows"].append(row)
             command.keep(report, given.output)
             ratios = [ranged(spread(row[way][part]), digits=2) for way in given.ways for part in ("first", "total")]

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig, Qwen2Config, Qwen2ForCausalLM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from semgrad_guard import LanguageModel
 
@@ -112,6 +121,27 @@ def speaking_model(layers: int, width: int) -> LanguageModel:
     )
     torch.manual_seed(0)
     return LanguageModel.from_transformers(LlamaForCausalLM(config).eval(), tokenizer)
+
+
+def wordy_model(shape: str, dtype: torch.dtype, device: str) -> LanguageModel:
+    """The shape with random weights, and a tokenizer in which every token that is drawn is a word.
+
+    Every sixteenth word ends a sentence: sampled answers have sentences of sixteen words or so.
+    """
+    config = SHAPES[shape]
+    own = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "<|im_start|>", "<|im_end|>"]
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    words = map("".join, itertools.product(letters.upper(), letters, letters, letters))
+    drawn = itertools.islice(words, config.vocab_size - len(own))
+    known = own + [f"Ġ{word}" if number % 16 else f"Ġ{word}." for number, word in enumerate(drawn)]
+    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(known)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(own[-2:])
+    pocket = LanguageModel.from_pretrained("pocket").tokenizer
+    marks = {"eos_token": own[-1], "pad_token": own[-1]}
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=pocket.chat_template, **marks)
+    return LanguageModel.from_transformers(build(shape, dtype, device), wrapped)
 
 
 def naive_bytes(config: Any, setting: Setting, element: int) -> int:
