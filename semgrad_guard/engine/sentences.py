@@ -150,7 +150,8 @@ class _Whole:
     """The stretches within which no sentence ends: code, quotations and brackets."""
 
     def __init__(self, text: str, begin: int, *, finished: bool) -> None:
-        found = (_WHOLE if finished else _WHOLE_OR_OPEN).finditer(text, begin)
+        line = len(text[:begin].rstrip(" \t"))  # the sentence before owns the indentation of a code block
+        found = (_WHOLE if finished else _WHOLE_OR_OPEN).finditer(text, line)
         self._spans = [(max(match.start(), match.start("fence")), match.end()) for match in found]
         self._open = None if finished else len(text)
 

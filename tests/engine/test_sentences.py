@@ -18,7 +18,18 @@ DIVIDED = [
     if not line.startswith("#")
 ]
 TEXTS = ["".join(pieces) for pieces in DIVIDED]
-PIECES = [*'aZ1 .!?…\n"“”„«»()`。！「」と他说-*|,:', "Dr", "U.S", "The", " z. B", "am 3", "\n```\n", "🎉", "x" * 45]
+PIECES = [
+    *'aZ1 .!?…\n"“”„«»()`。！「」と他说-*|,:',
+    "Dr",
+    "U.S",
+    "The",
+    " z. B",
+    "am 3",
+    "\n```\n",
+    "\n  ~~~\n",
+    "🎉",
+    "x" * 45,
+]
 
 
 def texts(text: str) -> list[str]:
@@ -45,7 +56,10 @@ def require_decided_once(text: str) -> None:
         begin = found[-1] if found else 0
 
 
-@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
+INDENTED = "1. Run this:\n   ```py\n   print(1)\n   # It ends. Really.\n   ```\n2. Look at it. It is there."
+
+
+@pytest.mark.parametrize("text", [*TEXTS, INDENTED], ids=range(len(TEXTS) + 1))
 def test_a_border_of_a_text_that_is_being_written_never_moves(text: str) -> None:
     require_decided_once(text)
 
