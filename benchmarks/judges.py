@@ -20,7 +20,7 @@ from transformers import (
     RobertaConfig,
 )
 
-from semgrad_guard.engine.texts.text_pairs import CrossEncoder, Entailment
+from semgrad_guard.engine.text_pairs import CrossEncoder, Entailment
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"

@@ -21,11 +21,11 @@ from semgrad_guard.cli.options import AnswerSettings, Columns, MethodSettings
 from semgrad_guard.cli.terminal import OUT, detail, kept_on_interrupt, note, say, status
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
-from semgrad_guard.engine.texts.text_pairs import CrossEncoder
+from semgrad_guard.engine.text_pairs import CrossEncoder
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.estimators.equivalence import NLIEquivalence
-from semgrad_guard.estimators.sampled import AskingEstimator
+from semgrad_guard.estimators.samples import AskingEstimator
 from semgrad_guard.estimators.suite import paper_suite
 from semgrad_guard.evaluation.calibrating import LEARNED
 from semgrad_guard.evaluation.files import Output, make_folder, read_by, require_outputs

@@ -27,8 +27,8 @@ from semgrad_guard.settings import ModelOptions
 
 if TYPE_CHECKING:
     from semgrad_guard.calibration import Drift
+    from semgrad_guard.engine.generation.sentence_scoring import Segment
     from semgrad_guard.engine.language_model import LanguageModel
-    from semgrad_guard.engine.scoring.segments import Segment
     from semgrad_guard.engine.sentences import By
     from semgrad_guard.estimators.base import ReplayEstimator
     from semgrad_guard.evaluation.report.drawing import Claim

@@ -4,28 +4,38 @@ A `Stop` is made where a call begins and set for the calls below with `stopping`
 that no function needs a parameter for it. Code that runs a model calls `current_stop().check()` between two pieces of
 work: at each decoder layer, between blocks of the vocabulary, while it waits for a lock. `check` raises; holders of
 resources release them in the usual way, and no result is changed. A new thread begins without the stops of its maker:
-see `model_threads.start`.
+see `start_thread`.
 
 Work whose results are remembered and shared: each caller's cost is that of all work it needed. A remembered result
 takes no time, and the first caller waits for the work of all. So each thread keeps a correction: work served from
 memory adds the time that it once took, and work done for others takes their share off.
+
+Where the process ends, the work of all threads that may run a model is stopped, and the process waits for them. A
+thread that comes back from torch into an interpreter that is gone aborts the whole process ("terminate called without
+an active exception"). Python waits for ordinary threads, and would wait for the end of a long answer; it does not wait
+for daemon threads. So these are daemon threads under a stop of their own: the process cancels all of them, and waits
+until each has reached its next check.
 """
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from semgrad_guard.errors import AnswerCancelledError, DeadlineExceededError, InputError
 
 SLICE = 0.02
 """Seconds between two checks of a thread that waits under a stop."""
+_PATIENCE = 5.0
+"""Seconds that the end of the process waits for threads that may have left the model for something else."""
 
 
 class Stop:
@@ -213,6 +223,80 @@ class InterruptibleLock:
         """
         if cls._last_thread not in (None, threading.current_thread()):
             threading.Event().wait()
+
+
+@dataclass(frozen=True)
+class _Running:
+    """A thread for the end of the process. Nothing here may hold the thread's work, nor a model."""
+
+    stop: Stop
+    only_runs_the_model: bool
+
+
+_running: WeakKeyDictionary[threading.Thread, _Running] = WeakKeyDictionary()
+_running_lock = threading.Lock()
+_ending = threading.Event()
+
+
+def start_thread(
+    work: Callable[[], object],
+    *,
+    name: str,
+    stop: Stop | None = None,
+    context: Context | None = None,
+    only_runs_the_model: bool = False,
+) -> threading.Thread:
+    """Begin work that may run a model, in a daemon thread.
+
+    Args:
+        work: heeds the current stop.
+        name: the thread's name.
+        stop: counts for the work, and is cancelled where the process ends; by default one of its own.
+        context: the context variables of the work; by default none are set.
+        only_runs_the_model: the work never waits for anything that its stop does not end. The process then waits for it
+            as long as it takes. Other work may wait for a server; the process waits as long as it runs a model, else
+            for some seconds.
+    """
+    stop = Stop() if stop is None else stop
+
+    def run() -> None:
+        with stopping(stop):
+            work()
+
+    thread = threading.Thread(target=(context or Context()).run, args=(run,), daemon=True, name=name)
+    with _running_lock:
+        _running[thread] = _Running(stop, only_runs_the_model)
+    if _ending.is_set():
+        stop.cancel()
+    thread.start()
+    return thread
+
+
+def _end() -> None:
+    """Stop the work of all threads, wait for them, and let no thread begin to run a model any more."""
+    _ending.set()
+    with _running_lock:
+        threads = dict(_running)
+    for known in threads.values():
+        known.stop.cancel()
+    until = time.monotonic() + _PATIENCE
+    for thread, known in threads.items():
+        if thread.ident is not None:
+            thread.join(None if known.only_runs_the_model else max(0.0, until - time.monotonic()))
+    InterruptibleLock.keep_all()
+
+
+def _forget() -> None:
+    """After a fork: the threads are the parent's, and so are the locks that they hold."""
+    global _running_lock
+    _running_lock = threading.Lock()
+    _running.clear()
+    InterruptibleLock.renew_all()
+
+
+atexit.register(_end)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
 
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from semgrad_guard.engine.generation.generation import BatchScoring, Evidence, Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
-from semgrad_guard.engine.generation.sentence_scoring import sentences_of
+from semgrad_guard.engine.generation.sentence_scoring import Segment, score_segments, sentences_of
 from semgrad_guard.engine.generation.visible import Visible, answered
 from semgrad_guard.engine.models.checkpoint import load
 from semgrad_guard.engine.objective import Objective
@@ -21,7 +21,6 @@ from semgrad_guard.engine.prompts.reasoning import Foreign
 from semgrad_guard.engine.prompts.semantic_token import TokenChoice
 from semgrad_guard.engine.prompts.tool_format import ToolAnswer
 from semgrad_guard.engine.scoring.gradients import GradientScores
-from semgrad_guard.engine.scoring.segments import Segment, score_segments
 from semgrad_guard.engine.scoring.semantic_preservation import last_states
 from semgrad_guard.engine.sentences import By, Span
 from semgrad_guard.engine.worker import Request, TextStream, Ticket, Worker, outcomes, worker_of

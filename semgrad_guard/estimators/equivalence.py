@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from semgrad_guard.engine.texts.text_pairs import Entailment, EntailmentScores, Pair
-from semgrad_guard.engine.texts.words import normalise, token_f1
+from semgrad_guard.engine.text_pairs import Entailment, EntailmentScores, Pair
+from semgrad_guard.engine.words import normalise, token_f1
 from semgrad_guard.errors import InputError
 
 _SAME, _DIFFERENT = EntailmentScores(1.0, 0.0, 0.0), EntailmentScores(0.0, 0.0, 1.0)

@@ -14,7 +14,7 @@ from semgrad_guard.engine.generation.generation import Evidence
 from semgrad_guard.engine.generation.options import Sampling
 from semgrad_guard.errors import InputError, ScoringError
 from semgrad_guard.estimators.equivalence import F1Equivalence, clusters
-from semgrad_guard.estimators.sampled import AskingEstimator, distinct, with_tokens
+from semgrad_guard.estimators.samples import AskingEstimator, distinct, with_tokens
 
 _PROMPT = """Consider the following question:
 Q: {question}

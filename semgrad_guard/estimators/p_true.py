@@ -11,7 +11,7 @@ import numpy as np
 
 from semgrad_guard.engine.generation.generation import Evidence
 from semgrad_guard.errors import ScoringError
-from semgrad_guard.estimators.sampled import AskingEstimator
+from semgrad_guard.estimators.samples import AskingEstimator
 from semgrad_guard.records import Message
 
 _QUESTION = """Question: {question}

@@ -11,10 +11,10 @@ import numpy as np
 
 from semgrad_guard.engine.generation.generation import Evidence
 from semgrad_guard.engine.generation.options import Sample, Sampling
-from semgrad_guard.engine.texts.text_pairs import Pair
-from semgrad_guard.engine.texts.words import token_f1
+from semgrad_guard.engine.text_pairs import Pair
+from semgrad_guard.engine.words import token_f1
 from semgrad_guard.errors import InputError
-from semgrad_guard.estimators.sampled import AskingEstimator, texts_of, with_tokens
+from semgrad_guard.estimators.samples import AskingEstimator, texts_of, with_tokens
 
 
 class Similarity(Protocol):

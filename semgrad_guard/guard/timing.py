@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
-from semgrad_guard.engine import model_threads
-from semgrad_guard.engine.interruption import Stop, current_stop, stopping
+from semgrad_guard.engine.interruption import Stop, current_stop, start_thread, stopping
 from semgrad_guard.errors import InputError
 
 T = TypeVar("T")
@@ -252,7 +251,7 @@ def _future_of(work: Callable[[], T]) -> Future[T]:
 
 def in_thread(work: Callable[[], object], *, stop: Stop | None = None) -> None:
     """Begin work that may run a model, in a thread that does not keep the process alive, until `stop` ends it."""
-    model_threads.start(work, name="semgrad-guard-work", stop=stop, context=copy_context())
+    start_thread(work, name="semgrad-guard-work", stop=stop, context=copy_context())
 
 
 def _settle(put: Callable[[], None]) -> None:

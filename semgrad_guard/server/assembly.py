@@ -17,8 +17,8 @@ from semgrad_guard.calibration import DriftMonitor
 from semgrad_guard.calibration.call_options import usual_options
 from semgrad_guard.decision_log.decision_log import open_log
 from semgrad_guard.declared import values_of
-from semgrad_guard.engine import model_threads
 from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.interruption import start_thread
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.replay.batch import Memory
 from semgrad_guard.errors import InputError
@@ -113,7 +113,7 @@ def _aside(work: Callable[[], T]) -> T:
         except BaseException as error:  # noqa: BLE001 - raised by the caller
             future.set_exception(error)
 
-    model_threads.start(run, name="semgrad-guard-loading")
+    start_thread(run, name="semgrad-guard-loading")
     return future.result()
 
 

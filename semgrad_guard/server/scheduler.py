@@ -12,10 +12,10 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
+from semgrad_guard.engine.generation.sentence_scoring import Segment
 from semgrad_guard.engine.generation.visible import Piece
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
 from semgrad_guard.engine.language_model import LanguageModel
-from semgrad_guard.engine.scoring.segments import Segment
 from semgrad_guard.engine.sentences import By
 from semgrad_guard.engine.worker import Batching, Pieces, Ticket
 from semgrad_guard.errors import AnswerCancelledError, InputError, QueueFullError

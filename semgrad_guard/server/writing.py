@@ -13,11 +13,10 @@ from semgrad_guard.adapters.logprobs import openai_logprobs, token_texts
 from semgrad_guard.adapters.messages import new_id
 from semgrad_guard.engine.generation.generation import Evidence, Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
-from semgrad_guard.engine.generation.sentence_scoring import EndedSentences
+from semgrad_guard.engine.generation.sentence_scoring import EndedSentences, Segment
 from semgrad_guard.engine.generation.visible import Piece
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.scoring.segments import Segment
 from semgrad_guard.engine.sentences import By
 from semgrad_guard.engine.worker import Request, Ticket
 from semgrad_guard.errors import InputError, PromptTooLongError

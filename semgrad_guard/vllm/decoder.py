@@ -11,10 +11,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
-from semgrad_guard.engine.generation.decoding import Decoder
+from semgrad_guard.engine.generation.decoding import BatchRequest, Decoder, RunningAnswer
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
-from semgrad_guard.engine.generation.running_answer import BatchRequest, RunningAnswer
 from semgrad_guard.engine.interruption import current_stop
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt

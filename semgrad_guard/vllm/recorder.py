@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from semgrad_guard.engine.generation.decoding import Decoder
+from semgrad_guard.engine.generation.decoding import BatchRequest, Decoder, RunningAnswer
 from semgrad_guard.engine.generation.generation import Generation
-from semgrad_guard.engine.generation.running_answer import BatchRequest, RunningAnswer
 from semgrad_guard.engine.generation.running_batch import RunningBatch
 from semgrad_guard.engine.generation.sentence_scoring import EndedSentences
 from semgrad_guard.engine.interruption import add_cost

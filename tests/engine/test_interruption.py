@@ -15,7 +15,7 @@ from semgrad_guard import GenerationOptions, LanguageModel, Memory
 from semgrad_guard.engine.generation.options import Sampling
 from semgrad_guard.engine.interruption import InterruptibleLock, Stop, current_stop, stopping
 from semgrad_guard.engine.replay.batch import FRUGAL
-from semgrad_guard.engine.texts.text_pairs import Entailment
+from semgrad_guard.engine.text_pairs import Entailment
 from semgrad_guard.engine.worker import TextStream
 from semgrad_guard.errors import AnswerCancelledError, DeadlineExceededError, InputError
 from tests.leaks import smallest_growth, tensors_alive

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from semgrad_guard.engine.texts.text_pairs import AnswerEquivalence, Entailment
+from semgrad_guard.engine.text_pairs import AnswerEquivalence, Entailment
 from semgrad_guard.errors import InputError, ModelNotFoundError, UnsupportedModelError
 from semgrad_guard.evaluation.graders import AnswerToGrade
 from semgrad_guard.evaluation.graders.models import Bem, EntailmentGrader

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from semgrad_guard import LanguageModel, Message
-from semgrad_guard.engine.generation.running_answer import BatchRequest, RunningAnswer
+from semgrad_guard.engine.generation.decoding import BatchRequest, RunningAnswer
 from semgrad_guard.engine.generation.sentence_scoring import sentence_evidence
 from semgrad_guard.engine.interruption import Stop, stopping
 from semgrad_guard.engine.objective import Objective

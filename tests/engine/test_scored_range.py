@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from semgrad_guard import LanguageModel
+from semgrad_guard.engine.generation.decoding import BatchRequest
 from semgrad_guard.engine.generation.generation import BatchScoring, Evidence, Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
-from semgrad_guard.engine.generation.running_answer import BatchRequest
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.batch import TokenBatch
 from semgrad_guard.engine.scoring.gradients import Tier

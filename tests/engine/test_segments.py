@@ -13,7 +13,6 @@ from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import tokenize
 from semgrad_guard.engine.prompts.semantic_token import TokenizedText
 from semgrad_guard.engine.replay.replayer import Replayer
-from semgrad_guard.engine.scoring.segments import token_counts
 from semgrad_guard.engine.sentences import split
 from semgrad_guard.errors import EmptyResponseError
 
@@ -26,7 +25,7 @@ ANSWER = "Tea is a drink. It grows, they say, in Assam! Does it?\nYes."
 @given(text=st.text(st.sampled_from("ab .,\n!é𝄞。"), min_size=1, max_size=30))
 def test_every_token_belongs_to_one_segment(tokenizer, text: str) -> None:
     encoded = tokenize(tokenizer, text, add_special_tokens=False)
-    counts = token_counts(encoded, split(text, "clause"))
+    counts = encoded.counts(split(text, "clause"))
     assert sum(counts) == len(encoded.ids)
     begin = 0
     for (start, end), count in zip(split(text, "clause"), counts, strict=True):
@@ -38,16 +37,16 @@ def test_a_token_belongs_where_its_last_character_stands() -> None:
     text = "Yes. It is"
     spans = ((0, 3), (3, 4), (4, 7), (7, 10))  # "Yes", ".", " It", " is"
     known = TokenizedText(text, (1, 2, 3, 4), spans, lambda _: ())
-    assert token_counts(known, split(text)) == [2, 2]
+    assert known.counts(split(text)) == [2, 2]
     prefixes = {"Yes. ": (1, 2, 9)}  # without spans: the ids that a prefix shares with the whole
     unknown = TokenizedText(text, (1, 2, 3, 4), None, prefixes.__getitem__)
-    assert token_counts(unknown, split(text)) == [2, 2]
+    assert unknown.counts(split(text)) == [2, 2]
 
 
 def test_a_segment_inside_a_token_has_none() -> None:
     text = "A! B! C"
     known = TokenizedText(text, (1, 2), ((0, 2), (2, 7)), lambda _: ())
-    assert token_counts(known, split(text)) == [1, 0, 1]
+    assert known.counts(split(text)) == [1, 0, 1]
 
 
 @pytest.mark.parametrize("objective", [None, Objective("official", norm="l2", layers=(0, 3), last_tokens=3)])

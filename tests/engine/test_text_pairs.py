@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from semgrad_guard.engine.texts.text_pairs import CrossEncoder, Entailment
+from semgrad_guard.engine.text_pairs import CrossEncoder, Entailment
 from semgrad_guard.errors import ModelNotFoundError, UnsupportedModelError
 
 from .tiny_pair_models import ARCHITECTURES, MNLI, save_pair_model

@@ -9,7 +9,7 @@ import pytest
 
 from semgrad_guard import Calibration, GenerationOptions, Guard, LanguageModel, Message, Policy, calibrate
 from semgrad_guard.engine.generation.options import DiverseBeams, Sampling
-from semgrad_guard.engine.texts.text_pairs import CrossEncoder, Entailment
+from semgrad_guard.engine.text_pairs import CrossEncoder, Entailment
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.estimators import (
     ESTIMATORS,
@@ -22,7 +22,7 @@ from semgrad_guard.estimators import (
     SemanticEntropy,
 )
 from semgrad_guard.estimators.equivalence import NLIEquivalence
-from semgrad_guard.estimators.sampled import AskingEstimator
+from semgrad_guard.estimators.samples import AskingEstimator
 from semgrad_guard.estimators.suite import paper_suite
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.questions.prompts import Phrasing, Wording

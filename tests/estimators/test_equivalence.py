@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semgrad_guard.engine.texts.text_pairs import Entailment
+from semgrad_guard.engine.text_pairs import Entailment
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators.equivalence import (
     ExactMatchEquivalence,

@@ -11,7 +11,7 @@ import torch
 
 from semgrad_guard import Binding, GenerationOptions, LanguageModel, Message
 from semgrad_guard.engine.generation.options import DiverseBeams, Sampling
-from semgrad_guard.engine.texts.text_pairs import CrossEncoder, Entailment
+from semgrad_guard.engine.text_pairs import CrossEncoder, Entailment
 from semgrad_guard.estimators import (
     SAR,
     Degree,

@@ -14,7 +14,7 @@ from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.generation.sampling import ModelSampler
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.estimators import SemanticDensity
-from semgrad_guard.estimators.sampled import AskingEstimator
+from semgrad_guard.estimators.samples import AskingEstimator
 from semgrad_guard.estimators.suite import paper_suite
 from semgrad_guard.evaluation.job_record import read_record
 from semgrad_guard.evaluation.questions.data import Question

@@ -19,10 +19,9 @@ import torch
 import torch.nn.functional as F
 from transformers.cache_utils import Cache
 
-from semgrad_guard.engine.generation.decoding import Decoder
+from semgrad_guard.engine.generation.decoding import BatchRequest, Decoder, RunningAnswer
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions, Sample
-from semgrad_guard.engine.generation.running_answer import BatchRequest, RunningAnswer
 from semgrad_guard.engine.generation.sampling import sample_of
 from semgrad_guard.engine.generation.sentence_scoring import (
     EndedSentences,

@@ -1,4 +1,4 @@
-"""The sentences of one answer as evidence, each given everything before it, and when they are scored.
+"""The sentences of one answer, each given everything before it: as evidence, when they are scored, and of any text.
 
 A token belongs to the sentence of its last character, in the ids that were written: most tokens begin with the space
 before their word, which belongs to the sentence before.
@@ -17,10 +17,13 @@ from weakref import ref
 from semgrad_guard.engine.generation.generation import BatchScoring, Evidence, TimedScores, Written
 from semgrad_guard.engine.generation.visible import Piece
 from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.prompts.reasoning import Codec
+from semgrad_guard.engine.prompts.semantic_token import TokenizedText
 from semgrad_guard.engine.replay.batch import TokenBatch
-from semgrad_guard.engine.scoring.scorer import clean_slate
-from semgrad_guard.engine.sentences import Span, decided, sentences
+from semgrad_guard.engine.scoring.gradients import GradientScores
+from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
+from semgrad_guard.engine.sentences import By, Span, decided, sentences, split
 
 _LINGER = 4
 """Steps that an answer, or its sentences, wait for others to be scored with."""
@@ -209,3 +212,51 @@ class SentenceScoring(BatchScoring):
             one._captured, one.beside = None, ()
             one._done[objective] = tuple(TimedScores(scores, share) for scores in parts)
         return self._done[objective]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A piece of a response: `text` is response[start:end], white space behind it included.
+
+    `scores` are those of its tokens, given everything before them; None where no token ends inside it.
+    """
+
+    text: str
+    start: int
+    end: int
+    scores: GradientScores | None
+
+
+def score_segments(
+    scorer: Scorer,
+    prompt: Prompt,
+    response: TokenizedText,
+    *,
+    by: By,
+    objective: Objective,
+    before: Sequence[int] = (),
+) -> list[Segment]:
+    """The segments of a response with their scores: one pass reads it for all of them.
+
+    The paper's appendix expects long answers to dilute the gradient and points to scoring claim by claim. A segment's
+    objective is the answer's own with the segment's tokens alone in the sum; the text before it is its context.
+
+    `before` are the tokens between the prompt and the response, its thought: its context like the prompt.
+    """
+    spans = split(response.text, by)
+    counts = response.counts(spans)
+    with clean_slate():
+        batch = TokenBatch.of(
+            [prompt.ids],
+            [(*before, *response.ids)],
+            [prompt.semantic_token.offset],
+            scorer.device,
+            objective=objective,
+            segments=[[count for count in counts if count]],
+            before=[len(before)],
+        )
+    scores = iter(scorer.score_sentences([(batch, None)], objective)[0])
+    return [
+        Segment(response.text[start:end], start, end, next(scores) if count else None)
+        for (start, end), count in zip(spans, counts, strict=True)
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -14,7 +14,6 @@ from transformers import PreTrainedTokenizerBase
 from semgrad_guard.engine.prompts.marks import TEMPLATE_FAILURES, Marks, marks_of
 from semgrad_guard.engine.prompts.reasoning import Thinking, has_option, switch_of, thinking_of
 from semgrad_guard.engine.prompts.semantic_token import MARK, TokenizedText, find_semantic_token, header_text
-from semgrad_guard.engine.prompts.system_turns import drops_system, foldings
 from semgrad_guard.errors import EmptyPromptError, InputError, PromptTooLongError, UnsupportedModelError
 from semgrad_guard.records import Conversation, Message, PromptForm, SemanticToken, ToolCall
 
@@ -26,6 +25,7 @@ _Untyped = Any
 _RESERVED_OPTIONS = frozenset({"conversation", "tokenize", "add_generation_prompt", "continue_final_message"})
 
 _CHARACTERS = 64
+_OTHER_TEXT = "semgrad-guard: another text"
 
 PLAIN = "plain"
 """The fingerprint where there is no chat template."""
@@ -286,17 +286,17 @@ def _apply_template(
 
     try:
         text = applied(turns)
-        if all(turn["role"] != "system" for turn in turns) or not drops_system(turns, text, applied):
+        if all(turn["role"] != "system" for turn in turns) or not _drops_system(turns, text, applied):
             return text
         failure = None
     except TEMPLATE_FAILURES as error:
         text, failure = "", error
-    for given in foldings(turns):
+    for given in _foldings(turns):
         try:
             found = applied(given)
         except TEMPLATE_FAILURES:
             continue
-        if not drops_system(given, found, applied):
+        if not _drops_system(given, found, applied):
             return found
     if failure is None:
         return text
@@ -304,6 +304,53 @@ def _apply_template(
     raise InputError(
         f"The chat template refused the conversation (roles: {roles}). It said: {str(failure).strip().rstrip('.')}."
     ).about("messages") from failure
+
+
+def _foldings(turns: Sequence[Turn]) -> Iterator[list[Turn]]:
+    """The turns without system turns but the first, then without any; none where there are none.
+
+    LlamaIndex's default prompts, agents' instructions and summaries are system turns, which the templates of Gemma 2
+    and of the first Mistral refuse. Other templates leave a late system turn out in silence.
+    """
+    system = [index for index, turn in enumerate(turns) if turn["role"] == "system"]
+    if any(system):
+        yield [*turns[:1], *_folded(turns[1:])]
+    if system:
+        yield _folded(turns)
+
+
+def _drops_system(turns: Sequence[Turn], text: str, applied: Callable[[Sequence[Turn]], str]) -> bool:
+    """Whether a prompt holds nothing of a system turn; `applied` is the template."""
+    for index, turn in enumerate(turns):
+        if turn["role"] == "system" and turn["content"].strip() and turn["content"].strip() not in text:
+            try:
+                if applied([*turns[:index], {**turn, "content": _OTHER_TEXT}, *turns[index + 1 :]]) == text:
+                    return True
+            except TEMPLATE_FAILURES:  # it reads the text, in a way of its own
+                continue
+    return False
+
+
+def _folded(turns: Sequence[Turn]) -> list[Turn]:
+    """System turns as the beginning of the next turn of the user; as the end of the last one where none follows."""
+    kept, waiting = list[Turn](), list[str]()
+    for turn in turns:
+        if turn["role"] == "system":
+            waiting.append(turn["content"])
+        elif turn["role"] == "user":
+            kept.append({**turn, "content": _as_one([*waiting, turn["content"]])})
+            waiting.clear()
+        else:
+            kept.append(turn)
+    last = max((index for index, turn in enumerate(kept) if turn["role"] == "user"), default=None)
+    if last is None:
+        return [*kept, {"role": "user", "content": _as_one(waiting)}] if waiting else kept
+    kept[last] = {**kept[last], "content": _as_one([kept[last]["content"], *waiting])}
+    return kept
+
+
+def _as_one(texts: Sequence[str]) -> str:
+    return "\n\n".join(text for text in texts if text.strip())
 
 
 def _described(conversation: Conversation, turns: Sequence[Turn], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""From a replay to numbers: the output head, gradients, segments, and the check that they are exact."""
+"""From a replay to numbers: the output head, gradients, and the check that they are exact."""

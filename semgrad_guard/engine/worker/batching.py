@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from semgrad_guard.engine.generation.decoding import BatchRequest, RunningAnswer
 from semgrad_guard.engine.generation.options import GenerationOptions, Sampling
-from semgrad_guard.engine.generation.running_answer import BatchRequest, RunningAnswer
 from semgrad_guard.engine.generation.sentence_scoring import (
     EndedSentences,
     OpenSentences,

@@ -18,8 +18,7 @@ from functools import partial
 from typing import Any, Literal, TypeVar, cast
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
-from semgrad_guard.engine import model_threads
-from semgrad_guard.engine.interruption import Stop
+from semgrad_guard.engine.interruption import Stop, start_thread
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.scoring.scorer import Scorer
 from semgrad_guard.engine.worker.batching import Batcher, RunningRequests, WholeRuns
@@ -76,7 +75,7 @@ class _Queue:
             self.waiting.extend(jobs)
             self.changed.notify()
             if self.thread is None:
-                self.thread = model_threads.start(
+                self.thread = start_thread(
                     partial(_serve, ref(worker), self),
                     name="semgrad-guard-worker",
                     stop=self._closing,

@@ -3,8 +3,8 @@
 The model graders are imported from their own modules; those here need neither torch nor anything else.
 """
 
-from semgrad_guard.engine.texts.words import normalise as normalise
-from semgrad_guard.engine.texts.words import token_f1 as token_f1
+from semgrad_guard.engine.words import normalise as normalise
+from semgrad_guard.engine.words import token_f1 as token_f1
 from semgrad_guard.evaluation.graders.base import AnswerGrader as AnswerGrader
 from semgrad_guard.evaluation.graders.base import AnswerToGrade as AnswerToGrade
 from semgrad_guard.evaluation.graders.base import Grader as Grader

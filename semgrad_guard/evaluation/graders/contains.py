@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any, Literal, cast
 
 from semgrad_guard.calibration.binding import GRADER_VERSIONS
-from semgrad_guard.engine.texts.words import normalise
+from semgrad_guard.engine.words import normalise
 from semgrad_guard.evaluation.graders.base import AnswerToGrade, WordGrader, abstains
 from semgrad_guard.evaluation.graders.reading import (
     ARTICLES,

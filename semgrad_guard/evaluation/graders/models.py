@@ -16,7 +16,7 @@ from semgrad_guard.files import first_line
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
 
-    from semgrad_guard.engine.texts.text_pairs import AnswerEquivalence, Entailment
+    from semgrad_guard.engine.text_pairs import AnswerEquivalence, Entailment
 
 
 @dataclass(frozen=True)

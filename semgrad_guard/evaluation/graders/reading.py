@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from semgrad_guard.engine.texts.words import with_points
+from semgrad_guard.engine.words import with_points
 
 
 def words_of(text: str) -> frozenset[str]:

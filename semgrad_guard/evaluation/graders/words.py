@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
-from semgrad_guard.engine.texts.words import normalise, token_f1
+from semgrad_guard.engine.words import normalise, token_f1
 from semgrad_guard.errors import InputError
 from semgrad_guard.evaluation.graders.base import (
     AnswerGrader,
@@ -22,7 +22,7 @@ from semgrad_guard.evaluation.graders.base import (
 from semgrad_guard.evaluation.graders.contains import Contains
 
 if TYPE_CHECKING:
-    from semgrad_guard.engine.texts.text_pairs import Entailment
+    from semgrad_guard.engine.text_pairs import Entailment
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ def _load(name: str, model: str) -> AnswerGrader:
         from semgrad_guard.evaluation.graders.models import Judge
 
         return Judge.from_name(model)
-    from semgrad_guard.engine.texts.text_pairs import AnswerEquivalence
+    from semgrad_guard.engine.text_pairs import AnswerEquivalence
     from semgrad_guard.evaluation.graders.models import Bem, EntailmentGrader
 
     if name == "bem":
@@ -218,6 +218,6 @@ def _load(name: str, model: str) -> AnswerGrader:
 @lru_cache(maxsize=1)
 def entailment_model(name: str) -> Entailment:
     """The NLI model of this name, loaded once where methods and a grader share it."""
-    from semgrad_guard.engine.texts.text_pairs import Entailment
+    from semgrad_guard.engine.text_pairs import Entailment
 
     return Entailment.from_pretrained(name)

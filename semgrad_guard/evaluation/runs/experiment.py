@@ -18,7 +18,7 @@ from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
-from semgrad_guard.estimators.sampled import AskingEstimator
+from semgrad_guard.estimators.samples import AskingEstimator
 from semgrad_guard.evaluation.job_record import JobRecord, Progress
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.questions.prompts import Phrasing

@@ -20,7 +20,7 @@ from semgrad_guard.engine.interruption import with_cost
 from semgrad_guard.errors import BindingMismatchError, DetachedRecordError, InputError, ScoringError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.estimators.mutual_information import MutualInformation
-from semgrad_guard.estimators.sampled import AskingEstimator
+from semgrad_guard.estimators.samples import AskingEstimator
 from semgrad_guard.evaluation.job_record import JobRecord
 from semgrad_guard.evaluation.runs.answers import AnswerScore, SampleSet
 from semgrad_guard.evaluation.runs.run import kept_score, observing_first

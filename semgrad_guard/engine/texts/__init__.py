@@ -1,1 +1,0 @@
-"""Models and measures that compare texts: entailment, similarity, shared words."""
