@@ -19,7 +19,7 @@ import torch
 
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.estimators import FusedStates, MaxProbability
-from semgrad_guard.estimators.base import OBSERVING
+from semgrad_guard.estimators.observed import OBSERVING
 
 QUESTION = "Tell me at length what happened to the old harbour, who built it, and why nobody sails from there any more."
 

@@ -120,6 +120,13 @@ class Score:
     details: Mapping[str, Any] | None = None
     features: Mapping[str, float] | None = None
 
+    @classmethod
+    def finite(cls, number: float | None, reason: str | None, details: Mapping[str, Any]) -> Score:
+        """The score of a number; where it is not finite, none for this reason."""
+        if number is None or not math.isfinite(number):
+            return cls(None, reason or "the score is not finite", details)
+        return cls(number, None, details)
+
 
 class FusedWeights(BaseModel):
     """A fitted logistic regression as plain numbers: the content of a calibration file about `FusedGrad`.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.generation.sentence_scoring import Segment
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.engine.sentences import By
-    from semgrad_guard.estimators.base import ReplayEstimator
+    from semgrad_guard.estimators.gradients import ReplayEstimator
     from semgrad_guard.evaluation.report.drawing import Claim
     from semgrad_guard.evaluation.runs.scoring import ScoredText, TextScorer
     from semgrad_guard.guard import Policy
@@ -254,7 +254,7 @@ def show_texts(
 
 def replay_estimator(spec: EstimatorSpec) -> ReplayEstimator:
     """The requested estimator, if it reads its number off a replay: only those know parts of an answer."""
-    from semgrad_guard.estimators.base import ReplayEstimator
+    from semgrad_guard.estimators.gradients import ReplayEstimator
 
     estimator = spec.make()
     if not isinstance(estimator, ReplayEstimator):

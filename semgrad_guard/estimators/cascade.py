@@ -11,9 +11,8 @@ from semgrad_guard.engine.generation.generation import Evidence
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.scoring.gradients import GradientScores
 from semgrad_guard.errors import InputError
-from semgrad_guard.estimators.base import OBSERVING, ReplayEstimator
-from semgrad_guard.estimators.gradients import ParaGrad
-from semgrad_guard.estimators.observed import MaxProbability
+from semgrad_guard.estimators.gradients import ParaGrad, ReplayEstimator
+from semgrad_guard.estimators.observed import OBSERVING, MaxProbability
 from semgrad_guard.records import Score
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 from semgrad_guard.engine.generation.generation import Evidence
 from semgrad_guard.engine.objective import Objective, Variant
-from semgrad_guard.estimators.base import OBSERVING, observed_details, read_off
+from semgrad_guard.estimators.gradients import read_off
 from semgrad_guard.estimators.learned import (
     PREDICTING_STATE,
     STATE,
@@ -18,6 +18,7 @@ from semgrad_guard.estimators.learned import (
     observed_features,
     replay_features,
 )
+from semgrad_guard.estimators.observed import OBSERVING, observed_details
 from semgrad_guard.records import FusedWeights, Score
 
 

@@ -2,14 +2,88 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar
+import math
+from collections.abc import Callable
+from dataclasses import KW_ONLY, asdict, dataclass, fields
+from functools import lru_cache
+from typing import Any, ClassVar, cast
 
 from semgrad_guard.declared import declared_options
+from semgrad_guard.engine.generation.generation import Evidence
 from semgrad_guard.engine.objective import Norm, Objective, Variant
 from semgrad_guard.engine.scoring.gradients import GradientScores
-from semgrad_guard.estimators.base import ReplayEstimator
+from semgrad_guard.estimators.base import Likelihoods
+from semgrad_guard.records import Score
 from semgrad_guard.settings import Earlier, ScoringOptions
+
+_LATER_SETTINGS: dict[str, Any] = {
+    "norm": "l1",
+    "weighted": True,
+    "token": None,
+    "sampled_rows": None,
+    "earlier": "context",
+}
+"""Settings of existing estimators that came later, and their defaults: absent then, as in calibrations made before."""
+
+
+_objective = lru_cache(maxsize=64)(Objective)
+"""One object for equal settings, which are checked once and not for every answer."""
+
+
+class ReplayEstimator:
+    """An estimator that reads its number off one replay. Subclasses define it in `value`."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+
+    @property
+    def objective(self) -> Objective:
+        """The paper's, but for the settings that a subclass shares with it."""
+        own: dict[str, Any] = {
+            one.name: getattr(self, one.name) for one in fields(Objective) if hasattr(self, one.name)
+        }
+        return _objective(**own)
+
+    def settings(self) -> dict[str, Any]:
+        """The dataclass fields, tuples as lists; those that came later only where they are not the default."""
+        every: dict[str, Any] = asdict(self)  # type: ignore[call-overload]  # every estimator is a dataclass
+        stated = {key: v for key, v in every.items() if key not in _LATER_SETTINGS or v != _LATER_SETTINGS[key]}
+        return {key: list(cast("tuple[Any, ...]", v)) if isinstance(v, tuple) else v for key, v in stated.items()}
+
+    def value(self, scores: Any) -> float | None:
+        """The estimator's number for finite scores: a replay's (`GradientScores`), or the part that it needs."""
+        raise NotImplementedError
+
+    def __call__(self, evidence: Evidence) -> Score:
+        return read_off(evidence, self.objective, self.value)
+
+
+def read_off(evidence: Evidence, objective: Objective, value: Callable[[GradientScores], float | None]) -> Score:
+    """Score an answer by one number of its replay, with the parts as details."""
+    timed = evidence.gradients(objective)
+    if timed is None:
+        return Score(None, evidence.why_empty)
+    scores = timed.scores
+    details = {
+        "semgrad": scores.semgrad,
+        "paragrad": scores.paragrad,
+        **likelihoods(scores),
+        "scored_tokens": len(evidence.response_ids),
+        "scoring_ms": round(timed.milliseconds, 3),
+        "tier": scores.tier,
+    }
+    if scores.deviation is not None:
+        details["deviation"] = scores.deviation
+    if scores.paragrad_error is not None:
+        details["paragrad_error"] = scores.paragrad_error
+    return Score.finite(value(scores), scores.reason, details)
+
+
+def likelihoods(scores: Likelihoods) -> dict[str, float | None]:
+    """The label-free scores that cost nothing: details of every other score."""
+    nll, count = scores.greedy_nll, len(scores.log_probs)
+    probability = None if nll is None or not count else -math.expm1(-nll / count)
+    return {"mean_entropy": scores.mean_entropy, "gnll": nll, "max_probability": probability}
 
 
 @dataclass(frozen=True)

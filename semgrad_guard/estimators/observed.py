@@ -11,9 +11,68 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from semgrad_guard.engine.generation.generation import Evidence
+from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.scoring.observation import Observation
 from semgrad_guard.errors import InputError
-from semgrad_guard.estimators.base import AttendingEstimator, Likelihoods, ObservedEstimator, likelihoods
+from semgrad_guard.estimators.base import Likelihoods
+from semgrad_guard.estimators.gradients import ReplayEstimator, likelihoods
+from semgrad_guard.records import Score
+
+OBSERVING = Objective(gradients=False)
+"""The objective of estimators that differentiate nothing."""
+
+
+class ObservedEstimator(ReplayEstimator):
+    """An estimator that reads its number off an answer's likelihoods, which a replay knows as well."""
+
+    @property
+    def objective(self) -> Objective:
+        """Nothing is differentiated."""
+        return OBSERVING
+
+    def __call__(self, evidence: Evidence) -> Score:
+        seen, milliseconds = evidence.timed(evidence.observed)
+        if seen is None:
+            return Score(None, evidence.why_empty)
+        return Score.finite(self.value(seen), seen.reason, observed_details(seen, milliseconds))
+
+
+def observed_details(seen: Observation, milliseconds: float) -> dict[str, Any]:
+    """The details of the score of an observed answer."""
+    return {**likelihoods(seen), "scored_tokens": len(seen.log_probs), "scoring_ms": round(milliseconds, 3)}
+
+
+class AttendingEstimator:
+    """An estimator of how an answer's tokens attend to each other: one pass over prompt and answer, without a gradient.
+
+    Subclasses combine the attention of the middle layers and the tokens' probabilities, in `number`.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+
+    @property
+    def objective(self) -> Objective:
+        """Nothing is differentiated."""
+        return OBSERVING
+
+    def settings(self) -> dict[str, Any]:
+        """Empty unless a subclass has settings."""
+        return {}
+
+    def number(self, log_probs: Sequence[float], previous: Sequence[Sequence[float]], own: Sequence[float]) -> float:
+        """From log-probabilities (nats) and an `AttentionReading`."""
+        raise NotImplementedError
+
+    def __call__(self, evidence: Evidence) -> Score:
+        (seen, read), milliseconds = evidence.timed(lambda: (evidence.observed(), evidence.attention()))
+        if seen is None or read is None:
+            return Score(None, evidence.why_empty)
+        details = observed_details(seen, milliseconds)
+        if reason := seen.reason or read.reason:
+            return Score(None, reason, details)
+        return Score.finite(self.number(seen.log_probs, read.previous, read.own), None, details)
 
 
 @dataclass(frozen=True)

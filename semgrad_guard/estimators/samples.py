@@ -17,7 +17,6 @@ from semgrad_guard.engine.generation.generation import Evidence
 from semgrad_guard.engine.generation.options import DiverseBeams, Sample, Sampling, SamplingPlan, plan_record
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import DetachedRecordError, InputError, ScoringError
-from semgrad_guard.estimators.base import finite_score
 from semgrad_guard.estimators.equivalence import SHARED_WORDS, Equivalence, clusters
 from semgrad_guard.records import Score
 
@@ -61,7 +60,7 @@ class AskingEstimator:
 
         (value, reason), milliseconds = evidence.timed(attempt)
         details = {"scored_tokens": len(evidence.response_ids), "scoring_ms": round(milliseconds, 3)}
-        return finite_score(value, reason, details)
+        return Score.finite(value, reason, details)
 
 
 def texts_of(samples: Iterable[Sample]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any, cast
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.estimators import KIND_OF, Estimator, HybridGrad
-from semgrad_guard.estimators.base import ReplayEstimator
+from semgrad_guard.estimators.gradients import ReplayEstimator
 from semgrad_guard.estimators.learned import LearnedEstimator
 from semgrad_guard.estimators.samples import AskingEstimator
 from semgrad_guard.guard.familiarity import judged_by

@@ -21,7 +21,7 @@ from semgrad_guard.engine.sentences import By
 from semgrad_guard.engine.worker import Request, Ticket
 from semgrad_guard.errors import InputError, PromptTooLongError
 from semgrad_guard.estimators import Estimator
-from semgrad_guard.estimators.base import ReplayEstimator
+from semgrad_guard.estimators.gradients import ReplayEstimator
 from semgrad_guard.guard import Answerer, Draft, EarlySentences, OnDoubt, Terms, without_calls
 from semgrad_guard.records import Message, Verdict
 from semgrad_guard.server.answers import Answer, Cuts, pieces_of

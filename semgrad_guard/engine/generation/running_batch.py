@@ -279,8 +279,8 @@ class RunningBatch:
         So are their sentences behind the first `known`, where that is not None.
         """
         answers = self._read_off(rows)
-        if self._objective.gradients:
-            some = [(one.evidence, own) for one, own in zip(answers, known, strict=False) if own is not None]
+        some = [(one.evidence, own) for one, own in zip(answers, known, strict=False) if own is not None]
+        if some and self._objective.gradients:
             found = [sentences_of(one, self._get_decoder(), known=own) for one, own in some if one.response_ids]
             score_together([own for _, own in parts] for parts in found if parts)
         for row, answer in zip(rows, answers, strict=True):

@@ -1,4 +1,4 @@
-"""The sentences of one answer, each given everything before it: as evidence, when they are scored, and of any text.
+"""The sentences of one answer, each given everything before it: as evidence, while it is written, and of any text.
 
 A token belongs to the sentence of its last character, in the ids that were written: most tokens begin with the space
 before their word, which belongs to the sentence before.
@@ -24,9 +24,6 @@ from semgrad_guard.engine.replay.batch import TokenBatch
 from semgrad_guard.engine.scoring.gradients import GradientScores
 from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
 from semgrad_guard.engine.sentences import By, Span, decided, sentences, split
-
-_LINGER = 4
-"""Steps that an answer, or its sentences, wait for others to be scored with."""
 
 
 class OpenSentences:
@@ -54,24 +51,6 @@ class OpenSentences:
     def hand_over(self, known: int) -> None:
         """So many have been scored, no more than before where the tokens did not spell the others yet."""
         self.known, self.waited = known, 0
-
-
-def is_time(waited: Sequence[int], beside: int) -> bool:
-    """Whether to score what has waited so many steps, next to so many answers that are being written.
-
-    Together with others that soon will wait, as long as that is a matter of steps.
-    """
-    return bool(waited) and (len(waited) >= max(1, beside // 4) or max(waited) > _LINGER)
-
-
-def is_time_to_score(due: Sequence[OpenSentences], beside: int) -> bool:
-    """As `is_time`, for sentences that have ended: the first of an answer is wanted soon, later ones can wait longer.
-
-    A backward pass for many reads the weights once.
-    """
-    later = [one.waited for one in due if one.known]
-    first = [one.waited for one in due if not one.known]
-    return is_time(first, beside) or (bool(due) and (len(due) >= beside or max(later, default=0) > 2 * _LINGER))
 
 
 def token_counts(ids: Sequence[int], text: str, spans: Sequence[Span], codec: Codec) -> tuple[int, ...] | None:

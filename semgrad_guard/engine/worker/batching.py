@@ -12,12 +12,7 @@ from typing import Any
 
 from semgrad_guard.engine.generation.decoding import BatchRequest, RunningAnswer
 from semgrad_guard.engine.generation.options import GenerationOptions, Sampling
-from semgrad_guard.engine.generation.sentence_scoring import (
-    EndedSentences,
-    OpenSentences,
-    is_time,
-    is_time_to_score,
-)
+from semgrad_guard.engine.generation.sentence_scoring import EndedSentences, OpenSentences
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.batch import is_out_of_memory
 from semgrad_guard.engine.worker.request import Job, Request
@@ -26,7 +21,26 @@ from semgrad_guard.engine.writing_model import WritingModel
 from semgrad_guard.errors import AnswerInterruptedError
 
 _READ = 256  # tokens of prompts that are read between two steps of the answers that are being written
+_LINGER = 4  # steps that an answer, or its sentences, wait for others to be scored with
 _LOOK = 16  # steps from one look at the model to the next: a look costs some twentieth of a step
+
+
+def is_time(waited: Sequence[int], beside: int) -> bool:
+    """Whether to score what has waited so many steps, next to so many answers that are being written.
+
+    Together with others that soon will wait, as long as that is a matter of steps.
+    """
+    return bool(waited) and (len(waited) >= max(1, beside // 4) or max(waited) > _LINGER)
+
+
+def is_time_to_score(due: Sequence[OpenSentences], beside: int) -> bool:
+    """As `is_time`, for sentences that have ended: the first of an answer is wanted soon, later ones can wait longer.
+
+    A backward pass for many reads the weights once.
+    """
+    later = [one.waited for one in due if one.known]
+    first = [one.waited for one in due if not one.known]
+    return is_time(first, beside) or (bool(due) and (len(due) >= beside or max(later, default=0) > 2 * _LINGER))
 
 
 @dataclass(eq=False)
