@@ -80,8 +80,8 @@ def ask(  # a command's options are its arguments
         policy.check(answerer.binding())
     elif embedded is not None:
         policy = _if_it_fits(embedded, answerer.binding())
-    from semgrad_guard.guard.familiarity import questions_of_kind
     from semgrad_guard.guard.policy import lets_every_score_through
+    from semgrad_guard.guard.verdicts import questions_of_kind
 
     with questions_of_kind(kind):
         guard = Guard(

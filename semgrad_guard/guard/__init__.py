@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.early_sentences import SentencePiece as SentencePiece
     from semgrad_guard.guard.early_sentences import with_draft as with_draft
     from semgrad_guard.guard.familiarity import judged_by as judged_by
-    from semgrad_guard.guard.familiarity import questions_of_kind as questions_of_kind
     from semgrad_guard.guard.familiarity import unlike as unlike
     from semgrad_guard.guard.flow import UNWRITTEN as UNWRITTEN
     from semgrad_guard.guard.flow import Draft as Draft
@@ -105,6 +104,7 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.verdicts import external as external
     from semgrad_guard.guard.verdicts import handed_on as handed_on
     from semgrad_guard.guard.verdicts import is_withheld as is_withheld
+    from semgrad_guard.guard.verdicts import questions_of_kind as questions_of_kind
     from semgrad_guard.guard.verdicts import record_draft as record_draft
     from semgrad_guard.guard.verdicts import recording as recording
     from semgrad_guard.guard.verdicts import undecided as undecided

@@ -17,12 +17,13 @@ from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard.answering import Answerer
 from semgrad_guard.guard.calibrated_estimator import estimator_of
 from semgrad_guard.guard.early_sentences import SentencePiece
-from semgrad_guard.guard.familiarity import judged_by, questions_of_kind
+from semgrad_guard.guard.familiarity import judged_by
 from semgrad_guard.guard.flow import Draft, Outcome, Reply, TargetReply, Waiting, answers, one
 from semgrad_guard.guard.policy import AbstainMessage, Policy, Terms, require_policy
 from semgrad_guard.guard.promise import Promise, promise_along, require_sequel
 from semgrad_guard.guard.streams import LiveAnswer, StreamSteps, arun_stream, run_stream, streamed
 from semgrad_guard.guard.timing import Steps, Work, adrive, drive, off_loop
+from semgrad_guard.guard.verdicts import questions_of_kind
 from semgrad_guard.records import Conversation, SentenceVerdict, Verdict
 from semgrad_guard.settings import JudgedBy, Mode, OnDoubt, OnError, Timeout
 

@@ -19,7 +19,7 @@ from semgrad_guard.decision_log.entries import DecisionSink
 from semgrad_guard.declared import require_valid
 from semgrad_guard.engine.interruption import Stop
 from semgrad_guard.errors import InputError, UnfamiliarPromptError
-from semgrad_guard.guard.familiarity import current_kind, require_kind, require_same_unit, unlike
+from semgrad_guard.guard.familiarity import require_same_unit, unlike
 from semgrad_guard.guard.sentences import decided_sentences, delivers, with_delivered
 from semgrad_guard.guard.verdicts import (
     UNSCORED,
@@ -30,7 +30,9 @@ from semgrad_guard.guard.verdicts import (
     Settlement,
     abstained,
     binding_of,
+    current_kind,
     is_withheld,
+    require_kind,
     says_nothing,
     with_promise,
     without_text,
@@ -87,9 +89,22 @@ class Policy(PolicyOptions):
                 f"on_unfamiliar={self.on_unfamiliar!r} needs a calibration that knows the shape of its prompts, or "
                 "nothing would ever be let through. Make one with `semgrad-guard calibrate`."
             )
+        given: Any = self.threshold
+        threshold = None if given is None else float(given)
         if self.calibration is not None:
             self.calibration.require_intact()
-        object.__setattr__(self, "threshold", _threshold(self.threshold, self.calibration))
+            if threshold is not None and threshold != self.calibration.threshold:
+                raise InputError(
+                    f"The threshold {given!r} is not the calibration's ({self.calibration.threshold!r}): the promise "
+                    "would not hold. Use Policy.from_calibration(calibration), or Policy(threshold=...) without a "
+                    "calibration."
+                )
+            threshold = self.calibration.threshold
+        elif threshold is None:
+            raise InputError(
+                "A policy needs a threshold: Policy(threshold=...) or Policy.from_calibration(calibration)."
+            )
+        object.__setattr__(self, "threshold", threshold)
 
     @classmethod
     def from_calibration(
@@ -109,7 +124,6 @@ class Policy(PolicyOptions):
         if not isinstance(given, Calibration):
             raise InputError(f"a policy is made from a Calibration (Calibration.load(path)), not {given!r:.60}")
         return cls(
-            threshold=calibration.threshold,
             on_unscored=on_unscored,
             on_unfamiliar=on_unfamiliar,
             on_other_options=on_other_options,
@@ -156,11 +170,6 @@ class Policy(PolicyOptions):
         return self.threshold if self.compares else None
 
     @property
-    def delivers_unscored(self) -> bool:
-        """Whether an answer without a score is delivered, outside any promise."""
-        return self.on_unscored == "answer"
-
-    @property
     def delivers_unfamiliar(self) -> bool:
         """Whether an answer to an unfamiliar prompt may be delivered, outside any promise."""
         return self.on_unfamiliar == "threshold"
@@ -180,39 +189,22 @@ class Policy(PolicyOptions):
         """P(correct) in [0, 1] from the calibration; None for a bare policy or without a finite score."""
         return None if self.calibration is None else self.calibration.confidence(uncertainty)
 
-    def check(self, binding: Binding) -> None:
+    def check(self, binding: Binding, *, options: bool = True) -> tuple[str, ...]:
         """Raise `BindingMismatchError` unless the calibration was made for `binding`, an answer's record.
 
+        Without `options` an answer may have others than those of the calibration: the differences, in words.
         A name for the prompts ("chat" in "chat@8924c11b89e2") binds only where the shape of the prompts is not known.
         """
-        mine, theirs = self._compared(binding)
-        if mine is not None:
-            mine.require(theirs)
-
-    def other_options(self, binding: Binding) -> tuple[str, ...]:
-        """The differences of an answer's options from those of the calibration, in words, where it may have others.
-
-        Raises:
-            BindingMismatchError: it may not, or something else differs.
-        """
-        mine, theirs = self._compared(binding)
-        if mine is None:
-            return ()
-        if self.on_other_options == "refuse":
-            mine.require(theirs)
-            return ()
-        mine.with_options_of(theirs).require(theirs)
-        return mine.in_words(theirs)
-
-    def _compared(self, binding: Binding) -> tuple[Binding | None, Binding]:
-        """The calibration's binding, if it has one, and the other; each without a name that does not bind."""
         if self.calibration is None:
-            return None, binding
+            return ()
         require_same_unit(self.calibration, binding)
         mine = self.calibration.binding
-        if mine is None or self.calibration.shape is None:
-            return mine, binding
-        return mine.without_prompt_name(), binding.without_prompt_name()
+        if mine is None:
+            return ()
+        if self.calibration.shape is not None:
+            mine, binding = mine.without_prompt_name(), binding.without_prompt_name()
+        (mine if options else mine.with_options_of(binding)).require(binding)
+        return () if options else mine.in_words(binding)
 
 
 def withholds(mode: Mode) -> bool:
@@ -249,8 +241,8 @@ class Terms(DeliveryOptions):
         policy: which scores to let through.
         mode: "enforce", "annotate", "observe" or "raise".
         can_escalate: whether there is a target.
-        continues: whether the target may finish an answer of which sentences are delivered; a person may not, who
-            decides about whole answers, nor another agent, who answers for itself.
+        continues: whether the target may finish an answer of which sentences are delivered, or else on_doubt="escalate"
+            is as "stop"; a person may not, who decides about whole answers, nor another agent, who answers for itself.
         abstain_message: delivered in the place of an answer that is neither let through nor escalated; a function gets
             the verdict, without the withheld text unless drafts are kept.
         keep_draft: whether metadata may hold withheld text.
@@ -366,16 +358,12 @@ def settle(
 
     Args:
         draft: the scored draft, undecided; its `text` is the answer.
-        policy: which scores to let through.
-        mode: how the decision is carried out.
-        can_escalate: whether there is a target.
+        policy, mode, can_escalate, continues, closing_line: as in `Terms`.
         prompt: the form of the prompt; without it nothing is promised.
         trusted: the draft's actions may go out whatever its score (an agent's calls of harmless tools): the decision
             about them is advice. Text next to them is let through only by its score.
         strange: why the question is unlike those of the calibration, in addition to the form of its prompt.
         whole: nothing may be delivered in the answer's place, and so no part of it.
-        continues: whether the target may finish an answer; else on_doubt="escalate" is as "stop".
-        closing_line: delivered behind an answer that ends before a doubtful sentence.
 
     Raises:
         BindingMismatchError: the policy was calibrated for another model, estimator, setting or template.
@@ -424,7 +412,7 @@ def decide(
     """
     policy = policy.of_current_kind()
     if draft.estimator != UNSCORED:  # else there is nothing to bind to, and `on_unscored` decides
-        strange += policy.other_options(binding_of(draft))
+        strange += policy.check(binding_of(draft), options=policy.on_other_options == "refuse")
     calibrated = policy.calibration is not None
     unfamiliar: tuple[str, ...] = ()
     if calibrated:
@@ -487,19 +475,3 @@ def _withheld(draft: Verdict, policy: Policy) -> str:
     if policy.threshold is None:
         return "the calibration found no threshold that keeps its promise, so nothing is let through"
     return f"uncertainty {draft.uncertainty:.4g} is above the threshold {policy.threshold:.4g}"
-
-
-def _threshold(value: Any, calibration: Calibration | None) -> float | None:
-    """The threshold as a float, checked; a calibration's own threshold cannot be overridden."""
-    if value is None:
-        if calibration is None:
-            raise InputError(
-                "A policy needs a threshold: Policy(threshold=...) or Policy.from_calibration(calibration)."
-            )
-        return calibration.threshold
-    if calibration is not None and float(value) != calibration.threshold:
-        raise InputError(
-            f"The threshold {value!r} is not the calibration's ({calibration.threshold!r}): the promise would "
-            "not hold. Use Policy.from_calibration(calibration), or Policy(threshold=...) without a calibration."
-        )
-    return float(value)

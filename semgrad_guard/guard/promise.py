@@ -71,7 +71,8 @@ def combined_promise(policies: Sequence[Policy], *, enforced: bool = True) -> Pr
         raise InputError("A chain has at least one stage: pass its policies in order.")
     calibrations = [policy.calibration for policy in policies]
     stages = [calibration for calibration in calibrations if calibration is not None]
-    if len(stages) < len(policies) or any(policy.delivers_unscored for policy in policies):
+    unscored = [policy.decide(None, can_escalate=False) for policy in policies]
+    if len(stages) < len(policies) or "answer" in unscored:
         return None
     for position, stage in enumerate(stages, start=1):
         made_after = None if stage.binding is None else stage.binding.upstream

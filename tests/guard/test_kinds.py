@@ -13,9 +13,9 @@ import pytest
 from semgrad_guard import Calibration, Guard, LanguageModel, Policy
 from semgrad_guard.calibration import Binding, calibrate
 from semgrad_guard.errors import BindingMismatchError, CalibrationError, InputError
-from semgrad_guard.guard.familiarity import questions_of_kind
 from semgrad_guard.guard.policy import decide
 from semgrad_guard.guard.promise import combined_promise
+from semgrad_guard.guard.verdicts import questions_of_kind
 from semgrad_guard.records import PromptForm, Verdict
 
 SHIFT = NormalDist().inv_cdf(0.8) * math.sqrt(2)
