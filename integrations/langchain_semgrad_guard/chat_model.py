@@ -18,7 +18,6 @@ from pydantic import (
     Field,
     SecretStr,
     SkipValidation,
-    model_validator,
 )
 
 from langchain_semgrad_guard import messages as convert
@@ -30,9 +29,7 @@ from langchain_semgrad_guard.runs import AsyncRun, SyncRun
 from langchain_semgrad_guard.streams import LocalWriting, StreamingChatModel
 from langchain_semgrad_guard.structured_output import Method, structured
 from semgrad_guard import METADATA_KEY, Estimator, Generation, GenerationOptions, HybridGrad, LanguageModel, Message
-from semgrad_guard.adapters.answer_form import FORM_OPTIONS, AnswerForm
-from semgrad_guard.adapters.logprobs import openai_logprobs
-from semgrad_guard.adapters.model_files import template_calls_tools
+from semgrad_guard.adapters.calls import FORM_OPTIONS, AnswerForm, openai_logprobs
 from semgrad_guard.adapters.settings import (
     DECODING,
     LocalModelFields,
@@ -40,21 +37,18 @@ from semgrad_guard.adapters.settings import (
     call_options,
     loaded_weights,
     require_loaded,
+    template_calls_tools,
 )
-from semgrad_guard.errors import InputError, require_known
+from semgrad_guard.errors import InputError
 from semgrad_guard.guard import (
     Answerer,
     Draft,
-    JudgedBy,
-    OnDoubt,
     Stop,
     Ticket,
     as_estimator,
     assess,
     awaited,
-    judged_by,
     stopping,
-    with_unit,
 )
 from semgrad_guard.records import PromptForm
 
@@ -91,12 +85,6 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
     max_batch_size: int = Field(default=16, ge=1)
     """How many runs of a `batch` are under way at once, where its config has no `max_concurrency`."""
 
-    by: JudgedBy | None = None
-    """"sentence": every sentence has a score of its own, and a router delivers those that it lets through. Default: as
-    the calibration that `estimator` names, or "answer"."""
-    on_doubt: OnDoubt | None = None
-    """By sentence: "stop" ends the answer before a doubtful one, "drop" leaves it out, "mark" only notes it; "escalate"
-    ends the answer before it, and the router's target answers behind a blank line."""
     logprobs: bool = False
     """Put the tokens' log-probabilities into the metadata, in OpenAI's shape; a call may set it too."""
     streaming: bool = False
@@ -106,17 +94,6 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
     """Accepted as a standard parameter; a local model has no request to retry."""
     api_key: SecretStr | None = Field(default=None, exclude=True, repr=False)
     """Accepted as a standard parameter; a local model needs no key."""
-
-    def __init__(self, **fields: Any) -> None:
-        known = type(self).model_fields
-        aliases = [field.alias for field in known.values() if field.alias is not None]
-        require_known(type(self).__name__, fields, [*known, *aliases])
-        super().__init__(**with_unit(fields))
-
-    @model_validator(mode="after")
-    def _check_options(self) -> Self:
-        self._options(None, {})
-        return self
 
     @classmethod
     def from_model(cls, language_model: LanguageModel, /, **fields: Any) -> Self:
@@ -183,12 +160,8 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
 
     def _answerer(self, request: Request) -> Answerer:
         return Answerer(
-            self.language_model, self.estimator, request.options, self.prompt_template, by_sentence=self._by_sentence
+            self.language_model, self.estimator, request.options, self.prompt_template, by_sentence=self.by_sentence
         )
-
-    @property
-    def _by_sentence(self) -> OnDoubt | None:
-        return judged_by(None, self.by, self.on_doubt)
 
     def message_of(self, draft: Draft[Generation], request: Request) -> AIMessage:
         """A scored answer as a message with its record."""
@@ -226,7 +199,7 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
     def _live(self, call: Call, *, is_async: bool) -> LocalWriting | None:
         rules, read = call.rules, None
         if rules is not None and rules.terms.withholds:
-            if self._by_sentence is None or rules.irreplaceable or not rules.terms.delivers_early:
+            if self.by_sentence is None or rules.irreplaceable or not rules.terms.delivers_early:
                 return None
             read = self._request(call.messages, call.stop, call.options)
             if not self._answerer(read).has_parts(read.form.template_options):
@@ -269,7 +242,7 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
             text=evidence.text,
             options=self._options(None, {}),
             prompt_template=self.prompt_template,
-            by_sentence=self._by_sentence,
+            by_sentence=self.by_sentence,
         )
         answer = convert.with_answer(answer, verdict)
         metadata = {**answer.response_metadata, METADATA_KEY: verdict.metadata()}
@@ -375,7 +348,7 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
             "default_stop": list(self.stop),
             "estimator": self.estimator.name,
             "estimator_settings": self.estimator.settings(),
-            "by": self._by_sentence or "answer",
+            "by": self.by_sentence or "answer",
             "prompt_template": f"{self.prompt_template}@{identity.template}",
         }
 

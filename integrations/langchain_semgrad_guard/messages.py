@@ -22,7 +22,7 @@ from langchain_core.utils.json_schema import dereference_refs
 from pydantic import BaseModel
 
 from semgrad_guard import METADATA_KEY, Generation, Message, ToolCall, Verdict
-from semgrad_guard.adapters.messages import BLOCKS, new_id, reasoning_of, short_id, verdict_of_record
+from semgrad_guard.adapters.calls import BLOCKS, new_id, reasoning_of, short_id, verdict_of_record
 from semgrad_guard.errors import InputError
 
 M = TypeVar("M", bound=AIMessage)

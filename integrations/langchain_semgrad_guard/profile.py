@@ -9,7 +9,7 @@ from typing import Any
 from langchain_core.language_models import ModelProfile
 
 from semgrad_guard import LanguageModel, Message
-from semgrad_guard.adapters.model_files import read_json, template_calls_tools
+from semgrad_guard.adapters.settings import read_json, template_calls_tools
 from semgrad_guard.errors import InputError
 
 _TEXT_ONLY: ModelProfile = {

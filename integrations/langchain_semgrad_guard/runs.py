@@ -47,7 +47,7 @@ from langchain_core.tracers.context import (
 )
 from langsmith import run_helpers
 
-from semgrad_guard.adapters.messages import as_asked
+from semgrad_guard.adapters.calls import as_asked
 from semgrad_guard.records import PromptForm
 
 _MOST = 10_000

@@ -17,8 +17,7 @@ from langchain_semgrad_guard.answers import Call
 from langchain_semgrad_guard.messages import openai_tools
 from langchain_semgrad_guard.runs import inside, tracers_only, unheard
 from semgrad_guard import LanguageModel
-from semgrad_guard.adapters.answer_form import AnswerForm
-from semgrad_guard.adapters.served_calls import UNREAD_CALLS, served_options
+from semgrad_guard.adapters.calls import UNREAD_CALLS, AnswerForm, served_options
 from semgrad_guard.errors import InputError, UnsupportedToolsError
 from semgrad_guard.guard import Answerer, Iterated, ReportedScorer, Steps, Work, prompt_of
 from semgrad_guard.records import PromptForm

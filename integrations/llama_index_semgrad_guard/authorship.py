@@ -65,6 +65,11 @@ class Delivery:
     pieces: tuple[str, ...] | None = None
     stream: Any = None
 
+    @classmethod
+    def streamed(cls, pieces: Sequence[str], source: Any) -> Delivery:
+        """The answer in these pieces, without empty ones, such as some models' last ones."""
+        return cls("".join(pieces), pieces=tuple(filter(None, pieces)), stream=source)
+
     @property
     def structure(self) -> BaseModel | None:
         """The answer itself, where it is a structure."""

@@ -22,10 +22,9 @@ from llama_index_semgrad_guard.agent_steps import GuardedAgent
 from llama_index_semgrad_guard.agents import GuardedFunctionAgent
 from llama_index_semgrad_guard.authorship import NOBODY, Aggregate, Answering
 from llama_index_semgrad_guard.chat_engine import GuardedChatEngine
-from llama_index_semgrad_guard.query_engine import GuardedQueryEngine
+from llama_index_semgrad_guard.query_engine import GuardedQueryEngine, whole
 from llama_index_semgrad_guard.records import text_of
 from llama_index_semgrad_guard.routing import Guarded
-from llama_index_semgrad_guard.streams import whole
 from semgrad_guard import Policy
 from semgrad_guard.adapters.calibrating import LabelledDraft, Ran
 from semgrad_guard.adapters.code_identity import chain_identity

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncGenerator, Awaitable, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, Unpack, cast
@@ -17,23 +17,26 @@ from llama_index.core.memory import BaseMemory
 
 from llama_index_semgrad_guard.authorship import Delivery, retrieved, with_passages
 from llama_index_semgrad_guard.memory import StagedMemory
+from llama_index_semgrad_guard.records import completed
 from llama_index_semgrad_guard.routing import (
     Guarded,
     GuardOptions,
     Routing,
     judges_by_sentence,
+    reply_of,
     require_guardable,
     require_target,
     sealed,
 )
 from llama_index_semgrad_guard.streams import GuardedPieces, live
-from llama_index_semgrad_guard.targets import ChatTarget, ask_chat
 from llama_index_semgrad_guard.turn import Turn
 from semgrad_guard import Policy, Verdict
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import (
     Draft,
     Outcome,
+    Refusal,
+    Reply,
     SentencePiece,
     Steps,
     StreamSteps,
@@ -50,6 +53,10 @@ from semgrad_guard.guard import (
     streamed,
     unscored,
 )
+
+ChatAnswer = str | Verdict | AgentChatResponse
+ChatTarget = BaseChatEngine | LLM | Callable[[Sequence[ChatMessage]], ChatAnswer | Awaitable[ChatAnswer]]
+"""Somewhere to escalate a conversation to: a chat engine (guarded or not), an LLM, or a function of the messages."""
 
 _BY_SENTENCE = (SimpleChatEngine, ContextChatEngine, CondensePlusContextChatEngine)
 """The engines whose stream is that of one call, and whose other results hold nothing of it."""
@@ -299,7 +306,7 @@ class _Exchange:
                 question = self._message
                 kept = Work(lambda: self._kept.get(input=question), lambda: self._kept.aget(input=question))
                 messages = yield kept
-            return (yield from ask_chat(self._target, messages))
+            return (yield from _ask_target(self._target, messages))
 
         return Work.of(steps)
 
@@ -321,6 +328,22 @@ class _Exchange:
         if response is self._response:
             return replace(response, metadata=metadata)
         return AgentChatResponse(verdict.text, source_nodes=response.source_nodes, metadata=metadata)
+
+
+def _ask_target(target: Any, messages: list[ChatMessage]) -> Steps[list[Reply[Any] | Refusal]]:
+    """A target's answer to a conversation, whose last message is the question.
+
+    Raises:
+        InputError: the target is async, or answers with something else.
+    """
+    if isinstance(target, BaseChatEngine):
+        question, history = messages[-1].content or "", messages[:-1]
+        answer = yield Work(lambda: target.chat(question, history), lambda: target.achat(question, history))
+    elif isinstance(target, LLM):
+        answer = completed((yield Work(lambda: target.chat(messages), lambda: target.achat(messages))))
+    else:
+        answer = yield Work.calling(target, messages, instead="achat")
+    return [reply_of(answer, (AgentChatResponse,))]
 
 
 def _ended_with(error: BaseException) -> Verdict:

@@ -47,16 +47,19 @@ from semgrad_guard import (
     Message,
     Verdict,
 )
-from semgrad_guard.adapters.answer_form import FORM_OPTIONS, AnswerForm
-from semgrad_guard.adapters.model_files import template_calls_tools
-from semgrad_guard.adapters.settings import LocalModelFields, call_options, loaded_weights, require_loaded
-from semgrad_guard.errors import AnswerCancelledError, InputError, require_known
+from semgrad_guard.adapters.calls import FORM_OPTIONS, AnswerForm
+from semgrad_guard.adapters.settings import (
+    LocalModelFields,
+    call_options,
+    loaded_weights,
+    require_loaded,
+    template_calls_tools,
+)
+from semgrad_guard.errors import AnswerCancelledError, InputError
 from semgrad_guard.guard import (
     Answerer,
     DraftPiece,
-    JudgedBy,
     LiveAnswer,
-    OnDoubt,
     Piece,
     SentencePiece,
     Stop,
@@ -66,12 +69,10 @@ from semgrad_guard.guard import (
     as_estimator,
     assess,
     awaited,
-    judged_by,
     read_off_loop,
     record_draft,
     run_stream,
     with_draft,
-    with_unit,
     written,
 )
 
@@ -131,17 +132,8 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
     )
     """An estimator; or a calibration or a policy, for the one that it was made with."""
 
-    by: JudgedBy | None = None
-    """"sentence": every sentence has a score of its own, and a guarded engine delivers those that it lets through.
-    Default: as the calibration that `estimator` names, or "answer"."""
-    on_doubt: OnDoubt | None = None
-    """By sentence: "stop" (the default) ends the answer before a doubtful one, "drop" leaves it out, "mark" only notes
-    it; "escalate" has the guarded engine's target finish the answer."""
-
     def __init__(self, **fields: Any) -> None:
-        require_known(type(self).__name__, fields, type(self).model_fields)
-        super().__init__(**with_unit(fields))
-        _ = self.by_sentence
+        super().__init__(**fields)
         self._options({})
 
     @classmethod
@@ -255,11 +247,6 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         model = self.language_model
         writing = options.writing_by(model)
         return Answerer(model, self.estimator, writing, self.prompt_template, by_sentence=self.by_sentence)
-
-    @property
-    def by_sentence(self) -> OnDoubt | None:
-        """The action at a doubtful sentence; None: whole answers have a score."""
-        return judged_by(None, self.by, self.on_doubt)
 
     def _answer(self, conversation: Shown, options: CallOptions) -> tuple[Generation, dict[str, Any]]:
         return self._recorded(*self._submit(conversation, options).outcome(), options)

@@ -5,9 +5,9 @@ Why: docs/adr/0054-guard-around-the-engine.md
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, Unpack, cast
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn, Unpack, cast, get_args
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.response.schema import (
@@ -15,42 +15,34 @@ from llama_index.core.base.response.schema import (
     AsyncStreamingResponse,
     PydanticResponse,
     Response,
+    StreamingResponse,
 )
 from llama_index.core.llms.llm import LLM
 from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
-from llama_index_semgrad_guard.authorship import about_passages, retrieved, with_passages
+from llama_index_semgrad_guard.authorship import Delivery, about_passages, retrieved, with_passages
+from llama_index_semgrad_guard.records import DUE, completed, require_text
 from llama_index_semgrad_guard.routing import (
     Guarded,
     GuardOptions,
     Routing,
     judges_by_sentence,
+    reply_of,
     require_guardable,
     require_target,
     sealed,
 )
-from llama_index_semgrad_guard.streams import (
-    AsyncTextStream,
-    GuardedPieces,
-    TextResponse,
-    TextStream,
-    Whole,
-    adeliver,
-    deliver,
-    is_live,
-    live,
-    require_response,
-    whole,
-)
-from llama_index_semgrad_guard.targets import Target, ask
+from llama_index_semgrad_guard.streams import GuardedPieces, live
 from llama_index_semgrad_guard.turn import Turn
-from semgrad_guard import METADATA_KEY, Policy
+from semgrad_guard import METADATA_KEY, Policy, Verdict
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import (
     UNWRITTEN,
     Draft,
     Outcome,
+    Refusal,
+    Reply,
     SentencePiece,
     Steps,
     Stop,
@@ -68,6 +60,37 @@ from semgrad_guard.guard import (
     stopping,
     streamed,
 )
+
+Whole = Response | PydanticResponse
+Answer = str | Verdict | Response | PydanticResponse
+Target = BaseQueryEngine | LLM | Callable[[str], Answer | Awaitable[Answer]]
+"""Somewhere to escalate to: a query engine (guarded or not), an LLM, or a function of the query string."""
+
+
+@dataclass
+class TextResponse(Response):
+    """A response whose text may be empty: the `str` of LlamaIndex's own would be "None"."""
+
+    def __str__(self) -> str:
+        return self.response or ""
+
+
+@dataclass
+class TextStream(StreamingResponse):
+    """The same, as a stream."""
+
+    def __str__(self) -> str:
+        super().__str__()
+        return self.response_txt or ""
+
+
+@dataclass
+class AsyncTextStream(AsyncStreamingResponse):
+    """The same, as an async stream."""
+
+    async def _async_str(self) -> str:
+        await super()._async_str()
+        return self.response_txt or ""
 
 
 class GuardedQueryEngine(Guarded, BaseQueryEngine):
@@ -138,12 +161,20 @@ class GuardedQueryEngine(Guarded, BaseQueryEngine):
     def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
         query = _Query(self, query_bundle)
         response = drive(query.answered())
-        return response if query.live else deliver(cast("Whole", response), streamed=query.streamed)
+        if query.live or not query.streamed or not isinstance(response, Response):
+            return response
+        return TextStream((text for text in [response.response or ""]), response.source_nodes, response.metadata)
 
     async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
         query = _Query(self, query_bundle)
         response = await adrive(query.answered())
-        return response if query.live else adeliver(cast("Whole", response), streamed=query.streamed)
+        if query.live or not query.streamed or not isinstance(response, Response):
+            return response
+
+        async def pieces() -> AsyncGenerator[str]:
+            yield response.response or ""
+
+        return AsyncTextStream(pieces(), response.source_nodes, response.metadata)
 
 
 def _require_undecided(response: RESPONSE_TYPE) -> None:
@@ -236,7 +267,7 @@ class _Query:
 
     def _ask(self, waiting: Sequence[Waiting[Whole]]) -> Work:
         structured = isinstance(self._response, PydanticResponse)
-        return Work.of(lambda: ask(self._target, self._query, structured=structured))
+        return Work.of(lambda: _ask_target(self._target, self._query, structured=structured))
 
     def _delivered(self, outcome: Outcome[Whole]) -> Whole:
         """The response for an outcome; a text in the draft's place comes with the draft's passages alone.
@@ -256,3 +287,76 @@ class _Query:
         if isinstance(response, Response) and not response.response:
             return TextResponse("", response.source_nodes, metadata)
         return replace(response, metadata=metadata)
+
+
+# Responses of engines, and of targets.
+
+
+def require_response(response: Any) -> RESPONSE_TYPE:
+    """An engine's result, if it is a response.
+
+    Raises:
+        InputError: it is something else; engines of the user's return any object.
+    """
+    if not isinstance(response, get_args(RESPONSE_TYPE)):
+        raise InputError(f"the engine returned a {type(response).__name__}; {DUE}")
+    return response
+
+
+def whole(response: RESPONSE_TYPE) -> Steps[tuple[Whole, Delivery]]:
+    """A response with its stream, if it has one, read to the end; and its delivery.
+
+    Raises:
+        InputError: it holds no text, or its stream is async and the reader is not.
+    """
+    if isinstance(response, (StreamingResponse, AsyncStreamingResponse)):
+        pieces: list[str] | None = None
+        stream: Any = response.response_gen
+        if is_live(response):
+            pieces = (
+                yield _async_pieces(stream)
+                if isinstance(response, AsyncStreamingResponse)
+                else Work(lambda: list(stream))
+            )
+        text = require_text(response.response_txt or "") if pieces is None else "".join(map(require_text, pieces))
+        read = Response(text, response.source_nodes, response.metadata)
+        return read, replace(Delivery.streamed(pieces or (), stream), text=text, holder=read)
+    if isinstance(response, PydanticResponse):
+        return response, Delivery(str(response), response)
+    return response, Delivery("" if response.response is None else require_text(response.response), response)
+
+
+def _async_pieces(stream: Any) -> Work:
+    """The pieces of an async stream."""
+
+    def refuse() -> NoReturn:
+        raise InputError("the engine answered a sync query with an async stream; use aquery")
+
+    async def read() -> list[str]:
+        return [piece async for piece in stream]
+
+    return Work(refuse, read)
+
+
+def is_live(response: RESPONSE_TYPE) -> bool:
+    """Whether a response is still to be written."""
+    return isinstance(response, (StreamingResponse, AsyncStreamingResponse)) and response.response_txt is None
+
+
+def _ask_target(target: Any, query: QueryBundle, *, structured: bool) -> Steps[list[Reply[Any] | Refusal]]:
+    """A target's answer to a query, where a structure is due if the draft was one; a stream is read to its end.
+
+    Raises:
+        InputError: the target is async, or answers with something else.
+    """
+    if isinstance(target, BaseQueryEngine):
+        response = yield Work(lambda: target.query(query), lambda: target.aquery(query))
+        answer, _ = yield from whole(require_response(response))
+    elif isinstance(target, LLM):
+        text = query.query_str
+        answer = completed((yield Work(lambda: target.complete(text), lambda: target.acomplete(text))))
+    else:
+        answer = yield Work.calling(target, query.query_str, instead="aquery")
+    if structured and not isinstance(answer, PydanticResponse):
+        return [Refusal(f"The target must answer with a structure, not with a {type(answer).__name__}.")]
+    return [reply_of(answer, (Response, PydanticResponse))]

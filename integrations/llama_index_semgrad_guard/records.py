@@ -34,12 +34,13 @@ from pydantic.errors import PydanticUserError
 from pydantic_core import to_jsonable_python
 
 from semgrad_guard import METADATA_KEY, Generation, GenerationOptions, LanguageModel, Message, ToolCall, Verdict
-from semgrad_guard.adapters.answer_form import AnswerForm
-from semgrad_guard.adapters.messages import new_id, short_id, verdict_of_record
+from semgrad_guard.adapters.calls import AnswerForm, new_id, short_id, verdict_of_record
 from semgrad_guard.errors import InputError
 
 REASONING = "reasoning_content"
 """Where `raw` holds the reasoning before an answer."""
+
+DUE = "a text or a Response is due (of an LLM's answer, its text: llm.complete(...).text)"
 
 _ROLES: Mapping[MessageRole, str] = {
     MessageRole.DEVELOPER: "system",
@@ -145,6 +146,17 @@ def text_of(response: Any) -> str:
     if isinstance(response, AsyncStreamingResponse):
         return response.response_txt or ""
     return (response.message.content or "") if isinstance(response, ChatResponse) else str(response)
+
+
+def require_text(value: Any) -> str:
+    """A text in an engine's response; engines of the user's return any object.
+
+    Raises:
+        InputError: it is something else.
+    """
+    if not isinstance(value, str):
+        raise InputError(f"the engine's response holds a {type(value).__name__} in the place of a text; {DUE}")
+    return value
 
 
 def _message(message: ChatMessage, number: int) -> Message:

@@ -21,9 +21,9 @@ from llama_index.core.response_synthesizers import Refine
 from llama_index.core.tools import BaseTool
 
 from llama_index_semgrad_guard.authorship import Aggregate, Answering, Counting, Delivery
-from llama_index_semgrad_guard.calls import Leaving, is_ours
+from llama_index_semgrad_guard.calls import Leaving, is_ours, reports
 from llama_index_semgrad_guard.events import Source, report
-from llama_index_semgrad_guard.reported import reports
+from llama_index_semgrad_guard.records import decided_of, text_of
 from llama_index_semgrad_guard.turn import Turn, current_turn
 from semgrad_guard import METADATA_KEY, Policy, Promise, Verdict
 from semgrad_guard.calibration import DriftMonitor
@@ -45,6 +45,7 @@ from semgrad_guard.guard import (
     Mode,
     OnDoubt,
     OnError,
+    Reply,
     ReportedScorer,
     Steps,
     Terms,
@@ -221,6 +222,19 @@ def require_target(target: Any, policy: Policy, *, kinds: tuple[type, ...], reme
         if target.routing.terms.observes:
             raise InputError("escalate_to only observes, so that it is unknown which answers its own policy rejects")
         require_sequel(require_policy(policy), target.policy)
+
+
+def reply_of(answer: Any, kinds: tuple[type[Any], ...]) -> Reply[Any]:
+    """A target's answer: a text, a verdict, or a response of one of these kinds.
+
+    Raises:
+        InputError: it is something else.
+    """
+    if isinstance(answer, kinds):
+        return Reply(decided_of(answer) or text_of(answer), answer)
+    if isinstance(answer, (str, Verdict)):
+        return Reply(answer)
+    raise InputError(f"the escalation target returned a {type(answer).__name__}; a string or a response is due")
 
 
 def require_guardable(engine: Any, terms: Terms) -> None:

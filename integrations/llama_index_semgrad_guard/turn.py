@@ -33,13 +33,14 @@ from llama_index_semgrad_guard.calls import (
     Leaving,
     ModelCall,
     Passage,
+    ReportedAnswer,
     Step,
     clock,
+    reports,
     runs_another,
 )
 from llama_index_semgrad_guard.records import repeats, shares, text_of, words_of
-from llama_index_semgrad_guard.reported import ReportedAnswer, reports
-from semgrad_guard.adapters.messages import as_asked
+from semgrad_guard.adapters.calls import as_asked
 from semgrad_guard.guard import ReportedScorer, SentencePiece
 from semgrad_guard.records import PromptForm
 

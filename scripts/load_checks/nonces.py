@@ -30,7 +30,7 @@ from load_checks.scripted import LETTERS, Scripted, draft, nonce
 from load_checks.servers import Server, serving
 from load_checks.small_model import small_model
 from semgrad_guard import GenerationOptions, LanguageModel, Message
-from semgrad_guard.adapters.answer_form import AnswerForm
+from semgrad_guard.adapters.calls import AnswerForm
 
 BLOCK, CLIENTS, TWINS = 1000, 16, 50
 """Requests in a block; clients at once; one request in so many has its score compared with a single process's."""

@@ -1,16 +1,19 @@
 """The common fields of the frameworks' model classes: for loading weights and for decoding an answer.
 
-Weights load at the first answer, once for equal fields.
+Weights load at the first answer, once for equal fields; before that, a model's files can be read.
 """
 
 from __future__ import annotations
 
+import json
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
+from huggingface_hub import try_to_load_from_cache
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -24,8 +27,10 @@ from pydantic import (
 from semgrad_guard.declared import declared_options, first_fault
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
-from semgrad_guard.errors import InputError, require_known
-from semgrad_guard.named import reading_prompt
+from semgrad_guard.engine.prompts.tool_format import known_format
+from semgrad_guard.errors import InputError, ModelNotFoundError, require_known
+from semgrad_guard.guard import JudgedBy, OnDoubt, judged_by, with_unit
+from semgrad_guard.named import folder_of, reading_prompt
 from semgrad_guard.settings import AnswerOptions, LoadingOptions, ModelName, Thinking, template_options_of
 from semgrad_guard.settings import Timeout as Timeout
 
@@ -110,8 +115,22 @@ class LocalModelFields(BaseModel, ModelName, AnswerOptions):  # pyright: ignore[
 
     prompt_template: str = "chat"
     """A name for the form of the prompts; a calibration for another form is refused."""
+    by: JudgedBy | None = None
+    """"sentence": every sentence has a score of its own, and a guard delivers those that it lets through. Default: as
+    the calibration that `estimator` names, or "answer"."""
+    on_doubt: OnDoubt | None = None
+    """By sentence: "stop" (the default) ends the answer before a doubtful one, "drop" leaves it out, "mark" only notes
+    it; "escalate" ends the answer before it, and the guard's target answers behind a blank line."""
 
     _weights: Weights | None = PrivateAttr(default=None)
+
+    def __init__(self, **fields: Any) -> None:
+        known = type(self).model_fields
+        aliases = [field.alias for field in known.values() if field.alias is not None]
+        require_known(type(self).__name__, fields, [*known, *aliases])
+        super().__init__(**with_unit(fields))
+        _ = self.by_sentence
+        call_options(self, {})
 
     @field_validator("max_tokens", "stop", mode="before")
     @classmethod
@@ -134,6 +153,11 @@ class LocalModelFields(BaseModel, ModelName, AnswerOptions):  # pyright: ignore[
         if self._weights is None or self._weights.key != _key_of(loading):
             self._weights = Weights.shared(**loading)
         return self._weights.get()
+
+    @property
+    def by_sentence(self) -> OnDoubt | None:
+        """The action at a doubtful sentence; None: whole answers have a score."""
+        return judged_by(None, self.by, self.on_doubt)
 
     @property
     def reading_prompt(self) -> str:
@@ -180,3 +204,35 @@ def _loading(fields: Any) -> dict[str, Any]:
 
 def _key_of(settings: dict[str, Any]) -> str:
     return repr(sorted(settings.items()))
+
+
+def read_json(name_or_path: str, file: str, revision: str | None) -> dict[str, Any] | None:
+    """A file of a model; None where it is not on this disk."""
+    text = _read(name_or_path, file, revision)
+    return None if text is None else json.loads(text)
+
+
+def template_calls_tools(name_or_path: str, revision: str | None, options: Mapping[str, Any] | None) -> bool | None:
+    """Whether a model's chat template writes calls of tools in a form that can be read; None where it is not here."""
+    if read_json(name_or_path, "config.json", revision) is None:
+        return None
+    tokenizer = read_json(name_or_path, "tokenizer_config.json", revision) or {}
+    apart = _read(name_or_path, "chat_template.jinja", revision)
+    template = (options or {}).get("chat_template") or apart or tokenizer.get("chat_template") or ""
+    if isinstance(template, list):  # several named ones
+        template = "\n".join(named["template"] for named in cast("list[dict[str, str]]", template))
+    return known_format(template) is not None or ("tools" in template and bool(tokenizer.get("response_template")))
+
+
+def _read(name_or_path: str, file: str, revision: str | None) -> str | None:
+    try:
+        folder = folder_of(name_or_path) or Path(name_or_path)
+    except ModelNotFoundError:
+        return None
+    if folder.is_dir():
+        path = folder / file
+        return path.read_text() if path.is_file() else None
+    if name_or_path.count("/") > 1 or name_or_path.startswith((".", "/", "~")):
+        return None
+    cached = try_to_load_from_cache(name_or_path, file, revision=revision)
+    return Path(cached).read_text() if isinstance(cached, str) else None

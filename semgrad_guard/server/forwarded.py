@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from semgrad_guard.adapters.answer_form import AnswerForm
+from semgrad_guard.adapters.calls import AnswerForm
 from semgrad_guard.errors import InputError
 from semgrad_guard.records import Message
 from semgrad_guard.server.protocol import CUTS, ChatRequest

@@ -15,8 +15,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictStr, ValidationError
 
-from semgrad_guard.adapters.answer_form import AnswerForm
-from semgrad_guard.adapters.messages import reasoning_of
+from semgrad_guard.adapters.calls import AnswerForm, reasoning_of
 from semgrad_guard.decision_log.entries import Facts
 from semgrad_guard.errors import InputError, LowConfidenceError
 from semgrad_guard.guard import Draft, Outcome, arun

@@ -14,8 +14,7 @@ from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
-from semgrad_guard.adapters.answer_form import AnswerForm
-from semgrad_guard.adapters.messages import BLOCKS, short_id
+from semgrad_guard.adapters.calls import BLOCKS, AnswerForm, short_id
 from semgrad_guard.calibration.call_options import HARMLESS, NEUTRAL
 from semgrad_guard.decision_log.entries import Sampling
 from semgrad_guard.engine.generation.options import GenerationOptions

@@ -19,7 +19,7 @@ from typing import Annotated, Any, TypeVar, cast
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
-from semgrad_guard.adapters.messages import reasoning_of, tells_reasoning
+from semgrad_guard.adapters.calls import reasoning_of, tells_reasoning
 from semgrad_guard.errors import InputError, UpstreamError
 from semgrad_guard.records import ToolCall
 from semgrad_guard.server.answers import Answer

@@ -8,9 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, InstanceOf
 
-from semgrad_guard.adapters.answer_form import AnswerForm
-from semgrad_guard.adapters.logprobs import openai_logprobs, token_texts
-from semgrad_guard.adapters.messages import new_id
+from semgrad_guard.adapters.calls import AnswerForm, new_id, openai_logprobs, token_texts
 from semgrad_guard.engine.generation.generation import Evidence, Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.generation.sentence_scoring import EndedSentences, Segment

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from semgrad_guard import Guard, HybridGrad, LanguageModel, Policy
-from semgrad_guard.adapters.messages import verdict_of_record
+from semgrad_guard.adapters.calls import verdict_of_record
 from semgrad_guard.calibration import AnswerSentences, calibrate_sentences
 from semgrad_guard.decision_log.decision_log import DecisionLog
 from semgrad_guard.errors import BindingMismatchError

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Message
-from semgrad_guard.adapters.answer_form import AnswerForm
+from semgrad_guard.adapters.calls import AnswerForm
 from semgrad_guard.guard import Answerer, Draft
 from semgrad_guard.server.answers import Answer
 from semgrad_guard.server.scheduler import Scheduler

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from semgrad_guard import LanguageModel
-from semgrad_guard.adapters.answer_form import AnswerForm
+from semgrad_guard.adapters.calls import AnswerForm
 from semgrad_guard.engine.interruption import Stop, stopping
 from semgrad_guard.errors import (
     DeadlineExceededError,

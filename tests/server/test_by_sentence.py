@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
-from semgrad_guard.adapters.logprobs import openai_logprobs
+from semgrad_guard.adapters.calls import openai_logprobs
 from semgrad_guard.calibration import AnswerSentences, calibrate_sentences
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.estimators import MaxProbability

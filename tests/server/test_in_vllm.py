@@ -22,7 +22,7 @@ from fastapi import FastAPI
 from starlette.responses import JSONResponse
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Message, Policy
-from semgrad_guard.adapters.answer_form import AnswerForm
+from semgrad_guard.adapters.calls import AnswerForm
 from semgrad_guard.engine.prompts.reasoning import Codec
 from semgrad_guard.errors import (
     AnswerCancelledError,

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from semgrad_guard import GenerationOptions, LanguageModel
-from semgrad_guard.adapters.answer_form import AnswerForm
+from semgrad_guard.adapters.calls import AnswerForm
 from tests.steps import LIMIT
 
 from .conftest import ALL, NONE, OPTIONS

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from semgrad_guard import GenerationOptions, LanguageModel, Message
-from semgrad_guard.adapters.answer_form import AnswerForm
+from semgrad_guard.adapters.calls import AnswerForm
 from tests.steps import LIMIT
 
 from .conftest import ENVIRONMENT, made

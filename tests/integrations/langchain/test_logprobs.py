@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM, pipeline
 from langchain_semgrad_guard import ChatSemGrad, get_verdict
 from langchain_semgrad_guard.profile import profile_of
 from semgrad_guard import LanguageModel
-from semgrad_guard.adapters.logprobs import token_texts
+from semgrad_guard.adapters.calls import token_texts
 from semgrad_guard.engine.scoring.scorer import Scorer
 from semgrad_guard.errors import EmptyResponseError, InputError
 

@@ -19,7 +19,7 @@ from langchain_core.messages import (
 from langchain_semgrad_guard import get_verdict
 from langchain_semgrad_guard.messages import as_chunk, as_message, to_conversation
 from semgrad_guard import Message
-from semgrad_guard.adapters.messages import short_id
+from semgrad_guard.adapters.calls import short_id
 from semgrad_guard.errors import InputError
 
 
