@@ -12,6 +12,8 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from html import escape
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
@@ -39,7 +41,6 @@ from semgrad_guard.server.gate import Gate, Keys
 from semgrad_guard.server.gateway import PATH as GUARDRAIL
 from semgrad_guard.server.gateway import GuardrailRequest, LiteLLMGuardrail
 from semgrad_guard.server.metrics import CONTENT_TYPE
-from semgrad_guard.server.pages import PATHS, Pages
 from semgrad_guard.server.protocol import (
     ChatRequest,
     DecisionsRequest,
@@ -52,7 +53,7 @@ from semgrad_guard.server.responses import ResponsesRequest, ResponsesTranslatio
 from semgrad_guard.server.service import Call, Service
 from semgrad_guard.server.settings import ServeOptions
 from semgrad_guard.server.text_completions import TextRequest, TextTranslation
-from semgrad_guard.server.unguarded import Unguarded, refusal
+from semgrad_guard.server.upstream import Unguarded, refusal
 
 if TYPE_CHECKING:  # it needs the extra `log`
     from semgrad_guard.decision_log.decision_log import DecisionLog
@@ -64,6 +65,30 @@ logger = logging.getLogger("semgrad_guard.server")
 _OF_REQUESTS = (ValidationError, HttpError, semgrad_guard.SemGradGuardError)
 """The errors of a request."""
 _NO_ROUTE = "unknown route; answers come from POST /v1/chat/completions (the base_url ends in /v1)"
+
+_HTML, _JS = "text/html; charset=utf-8", "text/javascript; charset=utf-8"
+_FILES: Mapping[str, tuple[str, str]] = {
+    "/": ("index.html", _HTML),
+    "/decisions": ("decisions.html", _HTML),
+    "/static/style.css": ("style.css", "text/css; charset=utf-8"),
+    "/static/api.js": ("api.js", _JS),
+    "/static/playground.js": ("playground.js", _JS),
+    "/static/decisions.js": ("decisions.js", _JS),
+    "/static/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+PATHS = frozenset(_FILES)
+"""The paths of the pages. They hold no data, so they need no key: they get their data from the routes."""
+_PAGE_HEADERS: Mapping[str, str] = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-cache",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +141,7 @@ def make_app(
         keys=keys or Keys(),
         connections=limits.connections,
         hosts=hosts,
+        open_paths=PATHS,
         report=partial(_reported, service),
     )
     _handle_errors(app, service, has_upstream=unguarded is not None)
@@ -292,6 +318,21 @@ class Routes:
 
     async def _read(self, request: Request, kind: type[B]) -> B:
         return _checked(parse_json(await _body(request, self._limits)), kind)
+
+
+class Pages:
+    """The pages for people: files of the wheel, read once, under a policy by which they reach nothing else."""
+
+    def __init__(self) -> None:
+        folder = files("semgrad_guard.server") / "static"
+        self._content = {path: (folder / name).read_bytes() for path, (name, _) in _FILES.items()}
+
+    def response(self, path: str, request: Request) -> Response:
+        """The file at one of `PATHS`; a page that is mounted below a path names its files there."""
+        content, kind = self._content[path], _FILES[path][1]
+        if kind == _HTML:
+            content = content.replace(b'="/', f'="{escape(request.scope.get("root_path", ""))}/'.encode())
+        return Response(content, media_type=kind, headers=dict(_PAGE_HEADERS))
 
 
 def _checked(fields: Mapping[str, Any], kind: type[B]) -> B:

@@ -33,8 +33,7 @@ from semgrad_guard.server.gate import Keys
 from semgrad_guard.server.scheduler import ModelQueue, ReportedQueue, Scheduler
 from semgrad_guard.server.service import ServedModel, Service
 from semgrad_guard.server.settings import ServerSettings
-from semgrad_guard.server.unguarded import Unguarded
-from semgrad_guard.server.upstream import RemoteServer, RemoteTarget, Upstream
+from semgrad_guard.server.upstream import RemoteServer, RemoteTarget, Unguarded, Upstream
 from semgrad_guard.settings import API_KEY, TARGET_KEY, UPSTREAM_KEY, LoadingOptions
 
 if TYPE_CHECKING:

@@ -18,12 +18,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from semgrad_guard.errors import InputError
 from semgrad_guard.server.answers import ENDING, HttpError
-from semgrad_guard.server.pages import PATHS
 
 _HEALTH = frozenset({"/healthz", "/readyz"})
 _PROBES = _HEALTH | {"/metrics"}
 """The routes that kubelet, HAProxy and Prometheus request by address, and HTTP/1.0 without a Host header."""
-_OPEN = _HEALTH | PATHS
 _SHORTEST_KEY = 16
 
 
@@ -80,7 +78,7 @@ def _hash(key: str) -> bytes:
 class Gate:
     """ASGI middleware: refuses a request that is one too many, comes under a foreign name, or has no key.
 
-    A request counts once it is whole, so that half-sent ones lock out no client.
+    A request counts once it is whole, so that half-sent ones lock out no client. `open_paths` need no key.
     """
 
     def __init__(
@@ -90,9 +88,11 @@ class Gate:
         keys: Keys,
         connections: int,
         hosts: frozenset[str] | None,
+        open_paths: frozenset[str],
         report: Callable[[Exception], HttpError],
     ) -> None:
         self._app, self._keys, self._connections, self._hosts = app, keys, connections, hosts
+        self._open_paths = _HEALTH | open_paths
         self._report = report
         self._inside = 0
 
@@ -116,7 +116,7 @@ class Gate:
         self._check_host(scope["method"], headers, path)
         key = headers.get("x-api-key")  # as LiteLLM's guardrails send it
         authorization = headers.get("authorization") or (None if key is None else f"Bearer {key}")
-        if path not in _OPEN and not self._keys.open_to(authorization):
+        if path not in self._open_paths and not self._keys.open_to(authorization):
             challenge = {"www-authenticate": "Bearer"}
             raise HttpError(401, "invalid_api_key", "send the header Authorization: Bearer KEY", headers=challenge)
         entry = _Entry(receive, partial(self.enter, limited=path not in _HEALTH))

@@ -192,17 +192,13 @@ async def _limited(response: httpx.Response) -> bytes:
 
 def _json(data: bytes, *, nan_as_null: bool = False) -> dict[str, Any]:
     try:
-        found = json.loads(data, parse_constant=_none if nan_as_null else None)
+        found = json.loads(data, parse_constant=(lambda _: None) if nan_as_null else None)
         json.dumps(found, allow_nan=False)  # only valid JSON can be passed on
     except (ValueError, RecursionError) as error:
         raise UpstreamError("the upstream sent invalid JSON") from error
     if not isinstance(found, dict):
         raise UpstreamError("the upstream sent JSON that is not an object")
     return cast("dict[str, Any]", found)
-
-
-def _none(_: str) -> None:
-    """A number that is none."""
 
 
 async def _refusal(url: str, response: httpx.Response, *, words: bool, sent: Mapping[str, Any]) -> UpstreamError:

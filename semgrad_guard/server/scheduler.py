@@ -276,14 +276,15 @@ class LiveAnswers:
 
     def _begun(self) -> asyncio.Task[list[Draft[Answer]]]:
         if self._task is None:
-            request = replace(self._request, on_piece=self._heard)
+
+            def on_piece(piece: Piece) -> None:
+                current_stop().check()
+                self._pieces.put(piece)
+
+            request = replace(self._request, on_piece=on_piece)
             self._task = asyncio.ensure_future(self._scheduler.answer(request))
             self._task.add_done_callback(lambda _: self._pieces.end())
         return self._task
-
-    def _heard(self, piece: Piece) -> None:
-        current_stop().check()
-        self._pieces.put(piece)
 
     async def _draft(self) -> Draft[Answer]:
         return (await self._begun())[0]

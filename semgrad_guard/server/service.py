@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from semgrad_guard.calibration import Calibration
@@ -35,7 +34,7 @@ from semgrad_guard.guard import (
 from semgrad_guard.named import reading_prompt
 from semgrad_guard.records import Verdict
 from semgrad_guard.server.answers import KEY, Answer, Cuts, HttpError, part_of, public_record
-from semgrad_guard.server.forwarded import Forwarded, forwarded
+from semgrad_guard.server.fields import Forwarded, forwarded
 from semgrad_guard.server.metrics import Metrics
 from semgrad_guard.server.protocol import (
     ChatRequest,
@@ -200,8 +199,16 @@ class Service:
 
     def terms(self, served: ServedModel, facts: Facts, *, response_id: str | None = None) -> Terms:
         """The operator's terms for one request, whose decisions are counted, emitted and logged."""
+
+        def notify(verdict: Verdict) -> None:
+            self.metrics.decided(served.name, verdict)
+            if self._evaluations is not None:
+                # The record of a withheld answer as clients get it, with score and reason: events go to the operator.
+                own = {name: getattr(verdict, name) for name in ("uncertainty", "reason", "status")}
+                self._evaluations.write({**public_record(verdict), **own}, response_id=response_id)
+
         log = None if self.log is None else _Described(self.log, facts)
-        return replace(served.terms, notify=partial(self._decided, served.name, response_id), log=log)
+        return replace(served.terms, notify=notify, log=log)
 
     def model(self, name: str | None) -> ServedModel:
         """The model of that name; the only one where the name is missing.
@@ -361,14 +368,6 @@ class Service:
             served.scheduler.close()
         if self.log is not None:
             self.log.close()
-
-    def _decided(self, name: str, response_id: str | None, verdict: Verdict) -> None:
-        self.metrics.decided(name, verdict)
-        if self._evaluations is not None:
-            # The record of a withheld answer as clients get it, with score and reason: events go to the operator.
-            own = {name: getattr(verdict, name) for name in ("uncertainty", "reason", "status")}
-            record = {**public_record(verdict), **own}
-            self._evaluations.write(record, response_id=response_id)
 
     async def _drafts(self, call: Call) -> Sequence[Draft[Answer]]:
         served = call.served

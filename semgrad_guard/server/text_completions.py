@@ -6,7 +6,7 @@ is in `choices[i].logprobs.semgrad_guard` and at the top level, as in chat compl
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, ClassVar, Literal, Self, cast
 
@@ -84,7 +84,8 @@ class TextTranslation(Untranslated):
         """As `Translation.events`."""
         async for chunk in chunks:
             choices = [_choice(choice, choice["delta"]) for choice in chunk["choices"]]
-            if chunk["choices"] and not any(map(_tells, choices)):
+            shown = [one["text"] or one["finish_reason"] or one.get("reasoning_content") for one in choices]
+            if choices and not any(shown):
                 continue  # of a chat it names the role
             yield {**chunk, **_head(chunk), "choices": choices}
 
@@ -110,10 +111,6 @@ def _choice(choice: Json, message: Json) -> Json:
     }
 
 
-def _tells(choice: Json) -> bool:
-    return bool(choice["text"] or choice["finish_reason"] or choice.get("reasoning_content"))
-
-
 def _logprobs(logprobs: Json) -> Json:
     """Log-probabilities in the older form, with the verdict on the answer or on a sentence."""
     record = {name: value for name, value in logprobs.items() if name not in ("content", "refusal")}
@@ -123,15 +120,12 @@ def _logprobs(logprobs: Json) -> Json:
     return {
         "tokens": tokens,
         "token_logprobs": [entry["logprob"] for entry in entries],
-        "top_logprobs": [dict(_alternatives(entry)) for entry in entries],
+        "top_logprobs": [
+            {other["token"]: other["logprob"] for other in entry.get("top_logprobs") or ()} for entry in entries
+        ],
         "text_offset": list(accumulate(map(len, tokens[:-1]), initial=0)) if tokens else [],
         **record,
     }
-
-
-def _alternatives(entry: Json) -> Iterator[tuple[str, float]]:
-    for other in entry.get("top_logprobs") or ():
-        yield other["token"], other["logprob"]
 
 
 def _listed(records: Any) -> list[Any]:

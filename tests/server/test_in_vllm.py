@@ -36,7 +36,7 @@ from semgrad_guard.errors import (
 from semgrad_guard.guard import Answerer, LetThrough, Terms, ThoughtPiece
 from semgrad_guard.records import Verdict
 from semgrad_guard.server.answers import Cuts
-from semgrad_guard.server.app import make_app
+from semgrad_guard.server.app import PATHS, make_app
 from semgrad_guard.server.assembly import Server
 from semgrad_guard.server.gateway import PATH as GUARDRAIL
 from semgrad_guard.server.in_vllm.messages import (
@@ -54,7 +54,6 @@ from semgrad_guard.server.in_vllm.messages import (
 from semgrad_guard.server.in_vllm.parts import BegunAnswer, Part, Parts
 from semgrad_guard.server.in_vllm.plugin import GuardPlugin, admission, settings_in
 from semgrad_guard.server.in_vllm.worker import Scoring
-from semgrad_guard.server.pages import PATHS
 from semgrad_guard.server.service import Service
 from semgrad_guard.server.settings import ServerSettings
 from semgrad_guard.server.writing import AnswerRequest, ForeignText

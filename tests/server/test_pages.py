@@ -22,8 +22,8 @@ from semgrad_guard import Calibration, LanguageModel, Policy, calibrate
 from semgrad_guard.calibration.report import risk_curve
 from semgrad_guard.decision_log.decision_log import DecisionLog
 from semgrad_guard.records import SentenceAction
+from semgrad_guard.server.app import PATHS
 from semgrad_guard.server.gate import Keys
-from semgrad_guard.server.pages import PATHS
 from tests.decision_log.test_feedback import written
 
 from .conftest import NONE, OPTIONS, Serve, asking

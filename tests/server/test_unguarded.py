@@ -16,8 +16,7 @@ from semgrad_guard.errors import InputError
 from semgrad_guard.server.app import make_app
 from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.service import Service
-from semgrad_guard.server.unguarded import Unguarded
-from semgrad_guard.server.upstream import RemoteServer, Upstream
+from semgrad_guard.server.upstream import RemoteServer, Unguarded, Upstream
 
 from .conftest import ALL, NONE, asking
 
