@@ -29,14 +29,13 @@ from langchain_semgrad_guard.agent_exit import (
     require_structure_of,
     without_record,
 )
-from langchain_semgrad_guard.answers import Rules, Target, TargetReply, TargetRequest
+from langchain_semgrad_guard.answers import Rules, Target, TargetReply, TargetRequest, inner_of
 from langchain_semgrad_guard.callback import deciding
 from langchain_semgrad_guard.chains import RunnableChatModel
 from langchain_semgrad_guard.enforcement import AloudChatModel, EnforcingChatModel
 from langchain_semgrad_guard.guarded_model import AroundChatModel
 from langchain_semgrad_guard.review import REVIEW_KEY, HumanReview, Review, ReviewDesk
 from langchain_semgrad_guard.runs import SyncRun, around, aside, handlers_of
-from langchain_semgrad_guard.served import inner_of
 from langchain_semgrad_guard.targets import RunnableTarget
 from semgrad_guard import METADATA_KEY, Estimator, LanguageModel, Verdict
 from semgrad_guard.errors import InputError, LowConfidenceError, UnenforcedPolicyError

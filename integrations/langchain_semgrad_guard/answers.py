@@ -1,4 +1,4 @@
-"""Between runs and the guard's flow: a call, the rules for it, its drafts, and the messages that are delivered."""
+"""Between runs and the guard's flow: a call, its model, the rules for it, its drafts, and the delivered messages."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from langchain_core.callbacks import CallbackManager
+from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.runnables import RunnableBinding
 
 from langchain_semgrad_guard import messages as convert
 from semgrad_guard import Verdict
+from semgrad_guard.errors import InputError
 from semgrad_guard.guard import (
     Draft,
     Live,
@@ -66,6 +69,41 @@ class Call:
     def hides(self) -> bool:
         """Whether no handler may hear the parts of its draft."""
         return self.rules is not None and self.rules.terms.withholds and not self.rules.terms.keep_draft
+
+
+class Inner(NamedTuple):
+    """The chat model inside, and the options and the config that are bound to it."""
+
+    model: BaseChatModel
+    options: Mapping[str, Any]
+    config: Mapping[str, Any]
+
+
+def inner_of(model: Any) -> Inner:
+    """A chat model, or one with bound arguments.
+
+    Raises:
+        InputError: it is something else.
+    """
+    options: dict[str, Any] = {}
+    config: dict[str, Any] = {}
+    found: Any = model
+    while isinstance(found, RunnableBinding):
+        binding = cast("RunnableBinding[Any, Any]", found)
+        if binding.config_factories:
+            raise InputError(
+                "listeners on the model inside a guard would hear drafts. Put them on the guard: "
+                "GuardedChatModel(model, policy).with_listeners(...)"
+            )
+        options, config, found = {**binding.kwargs, **options}, {**binding.config, **config}, binding.bound
+    if isinstance(found, BaseChatModel):
+        return Inner(found, options, config)
+    raise InputError(
+        f"a guard takes a chat model, not a {type(found).__name__}: guarded(chain, policy, scorer=...) is for anything "
+        "else. Or guard the model itself and build the rest around "
+        "the guard, which is a chat model too: GuardedChatModel(model, policy).with_retry(), .with_fallbacks([...]), "
+        ".configurable_fields(...). In an agent, put ModelRetryMiddleware or ModelFallbackMiddleware behind the guard"
+    )
 
 
 @dataclass(frozen=True)

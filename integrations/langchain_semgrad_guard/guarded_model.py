@@ -16,13 +16,12 @@ from langchain_core.runnables import Runnable
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PrivateAttr, SkipValidation, model_validator
 
 from langchain_semgrad_guard import served
-from langchain_semgrad_guard.answers import Call, Rules, Writing
+from langchain_semgrad_guard.answers import Call, Inner, Rules, Writing, inner_of
 from langchain_semgrad_guard.callback import deciding, rules_of
 from langchain_semgrad_guard.chat_model import ChatSemGrad
 from langchain_semgrad_guard.enforcement import EnforcingChatModel, Identified
 from langchain_semgrad_guard.messages import AnyTool, whole_chunk
 from langchain_semgrad_guard.runs import SyncRun, handlers_of, unheard
-from langchain_semgrad_guard.served import Inner, inner_of
 from langchain_semgrad_guard.streams import ReportedWriting, ServedWriting, StreamingChatModel
 from langchain_semgrad_guard.structured_output import Method, structured, structured_by
 from semgrad_guard import DriftMonitor, Estimator, HybridGrad, LanguageModel, Policy, estimator_of

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from langchain_core.globals import get_llm_cache
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, LLMResult
-from langchain_core.runnables import RunnableBinding
 
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.answers import Call
@@ -21,41 +20,6 @@ from semgrad_guard.adapters.calls import UNREAD_CALLS, AnswerForm, served_option
 from semgrad_guard.errors import InputError, UnsupportedToolsError
 from semgrad_guard.guard import Answerer, Iterated, ReportedScorer, Steps, Work, prompt_of
 from semgrad_guard.records import PromptForm
-
-
-class Inner(NamedTuple):
-    """The chat model inside, and the options and the config that are bound to it."""
-
-    model: BaseChatModel
-    options: Mapping[str, Any]
-    config: Mapping[str, Any]
-
-
-def inner_of(model: Any) -> Inner:
-    """A chat model, or one with bound arguments.
-
-    Raises:
-        InputError: it is something else.
-    """
-    options: dict[str, Any] = {}
-    config: dict[str, Any] = {}
-    found: Any = model
-    while isinstance(found, RunnableBinding):
-        binding = cast("RunnableBinding[Any, Any]", found)
-        if binding.config_factories:
-            raise InputError(
-                "listeners on the model inside a guard would hear drafts. Put them on the guard: "
-                "GuardedChatModel(model, policy).with_listeners(...)"
-            )
-        options, config, found = {**binding.kwargs, **options}, {**binding.config, **config}, binding.bound
-    if isinstance(found, BaseChatModel):
-        return Inner(found, options, config)
-    raise InputError(
-        f"a guard takes a chat model, not a {type(found).__name__}: guarded(chain, policy, scorer=...) is for anything "
-        "else. Or guard the model itself and build the rest around "
-        "the guard, which is a chat model too: GuardedChatModel(model, policy).with_retry(), .with_fallbacks([...]), "
-        ".configurable_fields(...). In an agent, put ModelRetryMiddleware or ModelFallbackMiddleware behind the guard"
-    )
 
 
 def answered(model: BaseChatModel, call: Call) -> Steps[ChatResult]:

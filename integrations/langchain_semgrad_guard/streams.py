@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any, Protocol, Self, cast
 
@@ -192,7 +192,7 @@ class _Texts:
             self._shown += len(piece)
             return [_chunk(piece)]
         self._thought += piece.text
-        return [_thought_chunk(piece.text)]
+        return [_chunk("", {convert.REASONING: piece.text})]
 
     def last(self, message: AIMessage) -> list[ChatGenerationChunk]:
         """The rest of the text, and the record."""
@@ -311,9 +311,5 @@ def _with_info(piece: ChatGenerationChunk) -> AIMessageChunk:
     return message.model_copy(update={"response_metadata": {**outside, **message.response_metadata}})
 
 
-def _chunk(text: str) -> ChatGenerationChunk:
-    return ChatGenerationChunk(message=AIMessageChunk(content=text))
-
-
-def _thought_chunk(text: str) -> ChatGenerationChunk:
-    return ChatGenerationChunk(message=AIMessageChunk(content="", additional_kwargs={convert.REASONING: text}))
+def _chunk(text: str, further: Mapping[str, Any] | None = None) -> ChatGenerationChunk:
+    return ChatGenerationChunk(message=AIMessageChunk(content=text, additional_kwargs=dict(further or {})))

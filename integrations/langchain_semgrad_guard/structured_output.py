@@ -138,17 +138,12 @@ def _checked(message: AIMessage, before: str) -> str:
             f"{text!r} is no object: give the router an escalate_to that answers in the same form, or use include_raw."
         )
         raise LowConfidenceError(verdict, draft=verdict.draft, advice=advice)
-    if message.response_metadata.get("finish_reason") == "length" and not _is_json(before + text):
-        raise OutputParserException(
-            f"the answer reached max_tokens before it was complete: {before + text!r}; raise max_tokens",
-            llm_output=before + text,
-        )
+    if message.response_metadata.get("finish_reason") == "length":
+        whole = before + text
+        try:
+            json.loads(whole)
+        except ValueError:
+            raise OutputParserException(
+                f"the answer reached max_tokens before it was complete: {whole!r}; raise max_tokens", llm_output=whole
+            ) from None
     return text
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True

@@ -63,19 +63,15 @@ class UncertaintyTracer(TracingHandler):
                 'Give UncertaintyTracer in a config: {"callbacks": [UncertaintyTracer()]}.',
                 run_id,
             )
-        self._evaluations.write(verdict.metadata(), span, response_id=_id_of(response))
+        delivered = next(chain.from_iterable(response.generations), None)
+        response_id = delivered.message.id if isinstance(delivered, ChatGeneration) else None
+        self._evaluations.write(verdict.metadata(), span, response_id=response_id)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """Write the verdict that a raising router's error holds; forget the span."""
         begun = self._spans.pop(run_id, None)
         if isinstance(error, LowConfidenceError):
             self._evaluations.write(error.verdict.metadata(), _open_span_of(run_id) or begun or get_current_span())
-
-
-def _id_of(response: LLMResult) -> str | None:
-    """The id of the message that is delivered."""
-    generation = next(chain.from_iterable(response.generations), None)
-    return generation.message.id if isinstance(generation, ChatGeneration) else None
 
 
 def _open_span_of(run_id: UUID) -> Span | None:
