@@ -4,18 +4,17 @@ settings      the settings of a server, however it is started
 assembly      from settings to a server: models, policies, log, application
 hosting       where it listens, and for how long a client may keep it waiting
 gate          keys, hosts and the number of requests
-app           routes and errors
+app           routes, pages and errors
 protocol      requests, checked, and translated into the records of the engine
-forwarded     requests for another server, as far as they are read here
+fields        requests for another server, as far as they are read here; fields in errors
 service       models, policies and targets: drafts are made, the guard decides
 writing       one model's prompts and scored drafts
 scheduler     the queue of requests to one model
 remote        another server, and the form of its answers
-upstream      another server that writes drafts, or answers instead
+upstream      another server that writes drafts, or answers instead; its routes that the operator lets through
 answers       answers, verdicts and errors as they leave, and a client's cuts of them
 completions   answers in OpenAI's form, each with its verdict, whole or as server-sent events
 responses, text_completions   other protocols of OpenAI's, as chat completions
 gateway       LiteLLM's generic guardrail API
-unguarded     routes of an upstream that the operator lets through
 in_vllm       the guard inside `vllm serve`
 """
