@@ -161,14 +161,14 @@ class GuardedQueryEngine(Guarded, BaseQueryEngine):
     def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
         query = _Query(self, query_bundle)
         response = drive(query.answered())
-        if query.live or not query.streamed or not isinstance(response, Response):
+        if not (query.streamed and isinstance(response, Response)):
             return response
         return TextStream((text for text in [response.response or ""]), response.source_nodes, response.metadata)
 
     async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
         query = _Query(self, query_bundle)
         response = await adrive(query.answered())
-        if query.live or not query.streamed or not isinstance(response, Response):
+        if not (query.streamed and isinstance(response, Response)):
             return response
 
         async def pieces() -> AsyncGenerator[str]:
@@ -183,7 +183,7 @@ def _require_undecided(response: RESPONSE_TYPE) -> None:
 
 
 class _Query:
-    """One query under way. `live`: its response is a live stream; `streamed`: the inner engine's was a stream."""
+    """One query under way. `streamed`: the inner engine's response was a stream, which was read to its end."""
 
     def __init__(self, guard: GuardedQueryEngine, query: QueryBundle) -> None:
         self._target, self._query, self._routing = guard.escalate_to, query, guard.routing.now()
@@ -191,7 +191,7 @@ class _Query:
         self._by_sentence = guard._by_sentence  # pyright: ignore[reportPrivateUsage]
         self._turn = Turn(query.query_str)
         self._response: Whole | None = None
-        self.live = self.streamed = False
+        self.streamed = False
 
     def answered(self) -> Steps[RESPONSE_TYPE]:
         """The response; a live stream where nothing is withheld."""
@@ -227,7 +227,7 @@ class _Query:
 
     def _live(self, response: RESPONSE_TYPE, stop: Stop) -> RESPONSE_TYPE:
         """The inner engine's stream, as far as it may leave; once it has ended, its metadata holds the record."""
-        self.live, metadata, nodes = True, dict(response.metadata or {}), response.source_nodes
+        metadata, nodes = dict(response.metadata or {}), response.source_nodes
         pieces = cast("Any", response).response_gen
         if self._routing.terms.withholds:
             _require_undecided(response)
