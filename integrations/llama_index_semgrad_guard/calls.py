@@ -45,7 +45,7 @@ from llama_index_instrumentation.base.event import BaseEvent
 from llama_index_instrumentation.span import active_span_id
 from pydantic import BaseModel
 
-from llama_index_semgrad_guard.records import text_of, to_conversation
+from llama_index_semgrad_guard.records import fields_of, text_of, to_conversation
 from semgrad_guard import Generation, Message, ToolCall, Verdict
 from semgrad_guard.adapters.calls import UNREAD_CALLS, served_options
 from semgrad_guard.errors import InputError
@@ -359,7 +359,7 @@ class ReportedAnswer:
         if not isinstance(event, LLMChatStartEvent | LLMCompletionStartEvent):
             return None
         prompt = event.messages if isinstance(event, LLMChatStartEvent) else event.prompt
-        return cls(llm, prompt, _fields(cast("Any", event).additional_kwargs))
+        return cls(llm, prompt, fields_of(cast("Any", event).additional_kwargs))
 
     def ended(self, event: BaseEvent) -> bool:
         """Read a piece, or the whole response (behind a stream its last one); whether this was the end."""
@@ -404,11 +404,11 @@ class ReportedAnswer:
             more = response.message.additional_kwargs.get("tool_calls")
             blocks = any(isinstance(block, ToolCallBlock) for block in response.message.blocks)
             self._calls_tools = self._calls_tools or blocks or bool(more)
-        choices: Any = _fields(response.raw).get("choices")
-        for choice in map(_fields, cast("Sequence[Any]", choices or ())[:1]):
+        choices: Any = fields_of(response.raw).get("choices")
+        for choice in map(fields_of, cast("Sequence[Any]", choices or ())[:1]):
             if "finish_reason" in choice:
                 self._cut = None if choice["finish_reason"] is None else choice["finish_reason"] == "length"
-            self._entries += map(_fields, _fields(choice.get("logprobs")).get("content") or ())
+            self._entries += map(fields_of, fields_of(choice.get("logprobs")).get("content") or ())
 
 
 def _form(prompt: str | Sequence[ChatMessage]) -> PromptForm:
@@ -422,11 +422,4 @@ def _form(prompt: str | Sequence[ChatMessage]) -> PromptForm:
 
 def _more(llm: Any) -> Mapping[str, Any]:
     """The fields that an LLM sends with every call."""
-    return _fields(getattr(llm, "additional_kwargs", None))
-
-
-def _fields(given: Any) -> Mapping[str, Any]:
-    """The fields of an object or a mapping."""
-    if isinstance(given, BaseModel):
-        return given.model_dump()
-    return cast("Mapping[str, Any]", given) if isinstance(given, Mapping) else {}
+    return fields_of(getattr(llm, "additional_kwargs", None))

@@ -181,16 +181,18 @@ def _calls(message: ChatMessage, number: int) -> tuple[ToolCall, ...]:
         return tuple(ToolCall(b.tool_name, _arguments(b.tool_kwargs), short_id(b.tool_call_id)) for b in blocks)
     calls: list[ToolCall] = []
     for given in message.additional_kwargs.get("tool_calls") or ():
-        fields = _fields(given)
-        function = _fields(fields.get("function"))
+        fields = fields_of(given)
+        function = fields_of(fields.get("function"))
         if not isinstance(function.get("name"), str):
             raise InputError(f"message {number} holds a tool call in an unknown form; use ToolCallBlock")
         calls.append(ToolCall(function["name"], _arguments(function.get("arguments")), short_id(fields.get("id"))))
     return tuple(calls)
 
 
-def _fields(given: Any) -> Mapping[str, Any]:
-    """The fields of an object or a mapping."""
+def fields_of(given: Any) -> Mapping[str, Any]:
+    """The fields of a mapping or an object; those of a pydantic model as plain data."""
+    if isinstance(given, BaseModel):
+        return given.model_dump()
     return cast("Mapping[str, Any]", given if isinstance(given, Mapping) else getattr(given, "__dict__", {}))
 
 
