@@ -273,7 +273,7 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         if turn is None or turn.synthesizes or request.on_sentences is not None:
             return self.language_model.submit(request.then(lambda draft: (draft.answer, draft.verdict)))
         undelivered: Any = request
-        return self.language_model.submit(replace(undelivered, finish=lambda written: (written[0], None)))
+        return self.language_model.submit(replace(undelivered, finish=_unscored))
 
     def _recorded(
         self, generation: Generation, verdict: Verdict | None, options: CallOptions
@@ -332,9 +332,7 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         record = raw_record(generation, self.model)
 
         def judged(made: Generation) -> Verdict:
-            answerer, template_options = self._answerer(options), options.form.template_options
-            found = verdict or answerer.draft(made, template_options=template_options).verdict
-            shown = made.text if text is None else text
+            found, shown = verdict or self._assess(made, options), made.text if text is None else text
             # A call that cannot be read is text here.
             return found if found.text == shown else found.model_copy(update={"text": shown, "sentences": ()})
 
@@ -349,6 +347,10 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         report(call.verdict, "llm")
         thought = {REASONING: call.verdict.reasoning} if call.verdict.reasoning else {}
         return {**record, **thought, METADATA_KEY: call.verdict.metadata()}
+
+    def _assess(self, generation: Generation, options: CallOptions) -> Verdict:
+        draft = self._answerer(options).draft(generation, template_options=options.form.template_options)
+        return draft.verdict
 
     def _options(self, kwargs: Mapping[str, Any], *, also: frozenset[str] = frozenset()) -> CallOptions:
         """The options of one call: the fields, replaced by the call's own.
@@ -426,3 +428,7 @@ def _noted(piece: str | DraftPiece, pieces: list[str], turn: Turn | None, let_th
     if isinstance(piece, DraftPiece) and turn is not None:
         turn.let_through(piece.answer, pieces, let_through)
     return new
+
+
+def _unscored(written: Sequence[Generation]) -> tuple[Generation, None]:
+    return written[0], None

@@ -243,7 +243,8 @@ def require_guardable(engine: Any, terms: Terms) -> None:
     Raises:
         InputError: there is a guarded engine in it, whose answer it does not write anew; or it streams structures.
     """
-    parts = list(_within(engine, _ANSWERING, _passes_answers_on, {}))
+    writes_anew = (Guarded, SubQuestionQueryEngine, MultiStepQueryEngine)
+    parts = list(_within(engine, _ANSWERING, lambda part: not isinstance(part, writes_anew), {}))
     if any(isinstance(part, Guarded) for part in parts):
         raise InputError(
             f"the {type(engine).__name__} is guarded already, by itself or by an engine in it whose answers it "
@@ -277,11 +278,6 @@ def judges_by_sentence(engine: Any, routing: Routing, given: GuardOptions) -> bo
 
 _ANSWERING = (BaseQueryEngine, BaseChatEngine, BaseTool)
 _PRINTING = (PromptMixin, BaseNodePostprocessor, BaseChatEngine, BaseTool)
-
-
-def _passes_answers_on(part: Any) -> bool:
-    """Whether the answers of the engines in a part may be its own."""
-    return not isinstance(part, (Guarded, SubQuestionQueryEngine, MultiStepQueryEngine))
 
 
 def _within(value: Any, kinds: tuple[type, ...], into: Callable[[Any], bool], seen: dict[int, Any]) -> Iterator[Any]:
