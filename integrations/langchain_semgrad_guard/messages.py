@@ -342,16 +342,13 @@ def _turn(message: BaseMessage, number: int) -> Message:
 def _text(content: str | list[str | dict[str, Any]], number: int) -> str:
     if isinstance(content, str):
         return content
-    return "".join(_block_text(block, number) for block in content)
-
-
-def _block_text(block: str | dict[str, Any], number: int) -> str:
-    if isinstance(block, str):
-        return block
-    text = block.get("text")
-    if block.get("type", "text") != "text" or not isinstance(text, str):
-        raise InputError(f"message {number} holds a {block.get('type')!r} block; this model reads text only")
-    return text
+    texts: list[str] = []
+    for block in content:
+        kind, text = ("text", block) if isinstance(block, str) else (block.get("type", "text"), block.get("text"))
+        if kind != "text" or not isinstance(text, str):
+            raise InputError(f"message {number} holds a {kind!r} block; this model reads text only")
+        texts.append(text)
+    return "".join(texts)
 
 
 # Tools.

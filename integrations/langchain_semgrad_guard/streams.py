@@ -8,7 +8,7 @@ from typing import Any, Protocol, Self, cast
 
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, message_chunk_to_message
-from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.outputs import ChatGenerationChunk
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import (
     ContextThreadPoolExecutor,
@@ -67,7 +67,10 @@ class StreamingChatModel(EnforcingChatModel):
     def _streamed(self, call: Call, *, is_async: bool) -> StreamSteps[ChatGenerationChunk, None]:
         writing = self._live(call, is_async=is_async)
         if writing is None:
-            yield _only_chunk((yield from self._answered(call)))
+            answers = (yield from self._answered(call)).generations
+            if len(answers) > 1:
+                raise InputError(convert.several_in_a_stream(len(answers)))
+            yield convert.whole_chunk(answers[0])
         elif call.rules is not None:
             yield from self._judging(call.rules, call).streamed(writing)
         else:
@@ -159,17 +162,6 @@ def _ended(ends: Any, *, raises: bool) -> list[AIMessage]:
         if raises and isinstance(end, Exception):
             raise end
     return ends
-
-
-def _only_chunk(result: ChatResult) -> ChatGenerationChunk:
-    """The one answer of a stream.
-
-    Raises:
-        InputError: there are several, whose pieces could not be told apart.
-    """
-    if len(result.generations) > 1:
-        raise InputError(convert.several_in_a_stream(len(result.generations)))
-    return convert.whole_chunk(result.generations[0])
 
 
 # Answers while they are written, here or by a served model.

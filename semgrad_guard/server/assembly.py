@@ -178,7 +178,8 @@ class _Maker:
     def _scheduler(self, name: str, policy: Policy, by_sentence: OnDoubt | None) -> Scheduler:
         settings, scores_only = self.settings, self.upstream is not None
         estimator = load_estimator(settings.estimator, policy)
-        model = self.load(self._source(settings.scorer or name))
+        engine, loading = None if scores_only else settings.engine, values_of(settings, LoadingOptions)
+        model = self.load(ModelSource(model=settings.scorer or name, engine=engine, **loading))
         answerer = Answerer(model, estimator, options_of(settings), served=scores_only, by_sentence=by_sentence)
         policy.check(answerer.binding())
         if model.memory == Memory():
@@ -198,10 +199,6 @@ class _Maker:
             closing_line=settings.closing_line,
             monitor=DriftMonitor(calibration) if calibration is not None and calibration.scores else None,
         )
-
-    def _source(self, name: str) -> ModelSource:
-        loading = values_of(self.settings, LoadingOptions)
-        return ModelSource(model=name, engine=self.settings.engine if self.upstream is None else None, **loading)
 
 
 def options_of(settings: ServerSettings) -> GenerationOptions:
