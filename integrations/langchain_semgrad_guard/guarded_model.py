@@ -166,15 +166,18 @@ class AroundChatModel(StreamingChatModel):
         ]
         return ChatResult(generations=scored, llm_output=result.llm_output)
 
-    def scored(self, call: Call, message: AIMessage) -> AIMessage:
-        """A message with its record, where there is a scorer, or its server reports log-probabilities."""
+    def scored(self, call: Call, message: AIMessage, *, is_part: bool = False) -> AIMessage:
+        """A message with its record, where there is a scorer, or its server reports log-probabilities.
+
+        `is_part`: it was ended behind a doubtful sentence.
+        """
         inner = self._inner_call(call)
         options = served.options_of(self._inner.model, inner)
         if self.scorer is None:
             reported = self._reported
             if reported is None:
                 return message
-            return served.scored_as_reported(reported, self._form(call), message, options)
+            return served.scored_as_reported(reported, self._form(call), message, options, is_part=is_part)
         return served.scored(
             self._answerer(self.scorer), call.messages, message, self._target_options(inner.options), options
         )

@@ -124,15 +124,20 @@ def reporting(model: BaseChatModel, scorer: ReportedScorer) -> BaseChatModel:
 
 
 def scored_as_reported(
-    scorer: ReportedScorer, form: PromptForm | None, message: AIMessage, options: Mapping[str, Any]
+    scorer: ReportedScorer,
+    form: PromptForm | None,
+    message: AIMessage,
+    options: Mapping[str, Any],
+    *,
+    is_part: bool,
 ) -> AIMessage:
-    """A message with its record, by the log-probabilities that its server reports."""
+    """A message with its record, by the log-probabilities that its server reports (see `ReportedScorer.verdict`)."""
     text = convert.message_text(message)
     if message.tool_calls or message.invalid_tool_calls:
         return convert.decided(message, scorer.unscored(text, UNREAD_CALLS, options=dict(options)))
     cut, reasoning = convert.was_cut(message), convert.reasoning(message)
-    entries = convert.logprobs_of(message)
-    verdict = scorer.verdict(text, entries, options=options, prompt=form, cut=cut, reasoning=reasoning)
+    facts: dict[str, Any] = {"options": options, "prompt": form, "cut": cut, "reasoning": reasoning}
+    verdict = scorer.verdict(text, convert.logprobs_of(message), is_part=is_part, **facts)
     return convert.decided(message, verdict)
 
 

@@ -210,7 +210,7 @@ class LocalWriting(_Texts, LiveAnswer):
 class Scoring(Protocol):
     """A model around a served one: it scores the served answers, and knows the rules for them."""
 
-    def scored(self, call: Call, message: AIMessage) -> AIMessage: ...
+    def scored(self, call: Call, message: AIMessage, *, is_part: bool = ...) -> AIMessage: ...
 
     def draft_of(self, message: AIMessage, call: Call) -> Draft[AIMessage]: ...
 
@@ -249,7 +249,7 @@ class ServedWriting:
         if text is not None:
             metadata = {**whole.response_metadata, "finish_reason": "stop"}
             whole = whole.model_copy(update={"content": text, "response_metadata": metadata})
-        scored = whole if self._is_scored else self._owner.scored(self._call, whole)
+        scored = whole if self._is_scored else self._owner.scored(self._call, whole, is_part=text is not None)
         return self._owner.draft_of(scored, self._call)
 
     def last(self, message: AIMessage) -> list[ChatGenerationChunk]:

@@ -338,6 +338,7 @@ class ReportedAnswer:
         self.scorer: Callable[[str], ReportedScorer] = ReportedScorer
         self._entries = list[Any]()
         self._cut: bool | None = False
+        self._is_part = False
         self._calls_tools = False
         self._structured = any(self.options.get(name) or call.get(name) for name in ("tools", "response_format"))
         self._early: ReportedSentences | None = None
@@ -390,6 +391,7 @@ class ReportedAnswer:
             return None
         part = copy.copy(self)
         part.text, part.pieces, part._entries, part._cut = self._early.text, [*self.pieces], [*self._entries], False
+        part._is_part = True
         return part
 
     def verdict(self) -> Verdict:
@@ -397,7 +399,8 @@ class ReportedAnswer:
         scorer = self.scorer(self.model)
         if self._calls_tools:
             return scorer.unscored(self.text, UNREAD_CALLS, options=self.options)
-        return scorer.verdict(self.text, self._entries, options=self.options, prompt=self.form, cut=self._cut)
+        facts: dict[str, Any] = {"options": self.options, "prompt": self.form}
+        return scorer.verdict(self.text, self._entries, cut=self._cut, is_part=self._is_part, **facts)
 
     def _read(self, response: ChatResponse | CompletionResponse) -> None:
         if isinstance(response, ChatResponse):

@@ -126,20 +126,21 @@ class ReportedScorer:
         cut: bool | None = False,
         reasoning: str | None = None,
         ended: Sequence[Span] | None = None,
+        is_part: bool = False,
     ) -> Verdict:
         """The undecided verdict on an answer; `entries` are its log-probabilities in OpenAI's form.
 
         `options` are those of its call (`call_options`), `cut` tells whether a limit stopped it (None: its server gives
         no reason, so that it may have been given up), and `reasoning` is the text that was written before it. By
         sentence, `ended` are the sentences that have ended in a text that is still being written, and the verdict is on
-        these.
+        these. `is_part`: the text was ended behind a sentence, and a token that reaches beyond is none of that one's.
         """
         facts: dict[str, Any] = {
             "options": dict(options),
             "reasoning": reasoning or None,
             "prompt": None if prompt is None else digest_of(prompt.text),
         }
-        tokens, reason = _tokens_of(text, entries)
+        tokens, reason = _tokens_of(text, entries, is_part=is_part)
         reason = _GIVEN_UP if cut is None else reason
         shown, scores, uncertainty = text, dict[str, float](), None
         if self.by_sentence is not None and text.strip():
@@ -224,11 +225,11 @@ def prompt_of(conversation: Sequence[Message], tools: Sequence[Any] = ()) -> Pro
     )
 
 
-def _tokens_of(text: str, entries: Any) -> tuple[list[Placed], str | None]:
+def _tokens_of(text: str, entries: Any, *, is_part: bool = False) -> tuple[list[Placed], str | None]:
     """The reported tokens as far as they spell the answer, and why they do not spell it to its end, if so.
 
     With each comes the place in the text's bytes where it ends. Those behind the answer are left out: the end token,
-    and what a stop string cut off.
+    what a stop string cut off, and where the text `is_part` of an answer a token that ends beyond it.
     """
     if not text.strip():
         return [], "the answer is empty"
@@ -245,7 +246,10 @@ def _tokens_of(text: str, entries: Any) -> tuple[list[Placed], str | None]:
     pairs = enumerate(zip(written[begin:], answer, strict=False))
     spelled = next((at for at, (own, due) in pairs if own != due), min(len(written) - begin, len(answer)))
     end, shift = begin + spelled, _bytes_until(text, len(text) - len(text.lstrip())) - begin
-    if spelled == len(answer):
+    if spelled == len(answer) and is_part:
+        reason, most = None, _bytes_until(text, len(text)) - shift
+        tokens = [(after, entry) for _, after, entry in found if after <= most]
+    elif spelled == len(answer):
         reason, tokens = None, [(min(after, end), entry) for place, after, entry in found if place < end]
     else:
         reason, tokens = reason or _OTHER_TEXT, [(after, entry) for _, after, entry in found if after <= end]

@@ -117,11 +117,14 @@ class Upstream:
             certain=None if request.cuts is None else partial(_certain, request.cuts),
         )
 
-    async def scored(self, request: UpstreamRequest, answer: Answer) -> Draft[Answer]:
-        """An answer with its score. The text of calls is not known, so that they cannot be scored."""
+    async def scored(self, request: UpstreamRequest, answer: Answer, *, is_part: bool = False) -> Draft[Answer]:
+        """An answer with its score; `is_part`: it was ended behind a doubtful sentence.
+
+        The text of calls is not known, so that they cannot be scored.
+        """
         calls = "a tool call from elsewhere cannot be scored" if answer.tool_calls else None
         if isinstance(self.scheduler, ReportedQueue):
-            return self._reported(self.scheduler, request, answer, calls)
+            return self._reported(self.scheduler, request, answer, calls, is_part=is_part)
         changed = [name for name in call_options(request.body) if name.rpartition(".")[2] in _OF_THE_PROMPT]
         reason = calls or request.read.unread
         if changed and reason is None:
@@ -145,7 +148,7 @@ class Upstream:
         return Draft(verdict, answer, scored.prompt)
 
     def _reported(
-        self, queue: ReportedQueue, request: UpstreamRequest, answer: Answer, unscored: str | None
+        self, queue: ReportedQueue, request: UpstreamRequest, answer: Answer, unscored: str | None, *, is_part: bool
     ) -> Draft[Answer]:
         """An answer with the score of its log-probabilities; a client gets those that it requested."""
         read, options = request.read, call_options(self.sent(request))
@@ -160,6 +163,7 @@ class Upstream:
                 prompt=prompt,
                 cut=answer.finish_reason == "length",
                 reasoning=answer.reasoning,
+                is_part=is_part,
             )
         if request.cuts:
             answer = replace(answer, pieces=_pieces(answer) or tuple(_WORDS.findall(answer.text)))
@@ -275,7 +279,8 @@ class RemoteAnswer(Iterated[Piece | SentencePiece]):
             completion_tokens=self._usage.completion_tokens,
             reasoning="" if self._reasoning is None and self._usage.reasoned else self._reasoning,
         )
-        return await self._upstream.scored(self._request, answer)
+        is_part = self._early is not None and self._early.is_over
+        return await self._upstream.scored(self._request, answer, is_part=is_part)
 
     def _taken(self, chunk: SentChunk) -> str:
         """The text of one chunk; its other fields are kept."""

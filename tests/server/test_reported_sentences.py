@@ -28,12 +28,12 @@ POLICY = Policy(threshold=0.5)
 class Writing(httpx.AsyncByteStream):
     """A token a chunk; `sent` are those that were taken, `apart`: log-probabilities come in the last chunk."""
 
-    def __init__(self, values: tuple[Any, ...], sent: list[str], *, apart: bool) -> None:
-        self._values, self._sent, self._apart = values, sent, apart
+    def __init__(self, words: tuple[str, ...], values: tuple[Any, ...], sent: list[str], *, apart: bool) -> None:
+        self._words, self._values, self._sent, self._apart = words, values, sent, apart
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        entries = [{"token": word, "logprob": value} for word, value in zip(WORDS, self._values, strict=True)]
-        for word, entry in zip(WORDS, entries, strict=True):
+        entries = [{"token": word, "logprob": value} for word, value in zip(self._words, self._values, strict=True)]
+        for word, entry in zip(self._words, entries, strict=True):
             self._sent.append(word)
             choice: dict[str, Any] = {"index": 0, "delta": {"content": word}}
             choice |= {} if self._apart else {"logprobs": {"content": [entry]}}
@@ -44,9 +44,16 @@ class Writing(httpx.AsyncByteStream):
         yield b"data: [DONE]\n\n"
 
 
-def upstream(scores: ReportedQueue, values: tuple[Any, ...], sent: list[str], *, apart: bool = False) -> Upstream:
+def upstream(
+    scores: ReportedQueue,
+    values: tuple[Any, ...],
+    sent: list[str],
+    *,
+    words: tuple[str, ...] = WORDS,
+    apart: bool = False,
+) -> Upstream:
     def answer(_: httpx.Request) -> httpx.Response:
-        return httpx.Response(200, stream=Writing(values, sent, apart=apart))
+        return httpx.Response(200, stream=Writing(words, values, sent, apart=apart))
 
     server = RemoteServer("http://other/v1", nan_as_null=True, transport=httpx.MockTransport(answer))
     return Upstream(server, scores)
@@ -78,6 +85,17 @@ async def test_sentences_leave_while_the_upstream_writes(
     assert len(actions) == (0 if apart else len(early))
     assert on_doubt == "mark" or "Rome" not in response.text
     assert len(sent) == (10 if on_doubt == "stop" and not apart else len(WORDS))
+
+
+async def test_a_token_across_a_border_counts_for_the_later_sentence(serve: Serve) -> None:
+    """It begins in a doubtful sentence, which it would make surer."""
+    words, values = ("Paris is old.", " Rome is new", ". Oslo", " is cold."), (-0.1, -0.8, -1e-4, -0.1)
+    scores = ReportedQueue(ReportedScorer("tiny", by_sentence="stop"))
+    other = upstream(scores, values, [], words=words)
+    async with serve(POLICY, upstream=other, scheduler=scores, by_sentence="stop") as client:
+        chunks = events((await client.post(CHAT, json=asking(stream=True))).text)
+    pieces = [text for chunk in chunks for one in chunk["choices"] if (text := one["delta"].get("content"))]
+    assert pieces == [SENTENCES[0], CLOSING_LINE]
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,14 @@ async def test_every_path_delivers_the_sentences_that_are_let_through(path: str,
     assert on_doubt == "mark" or "Rome" not in str(message.model_dump())
 
 
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_token_across_a_border_counts_for_the_later_sentence(path: str) -> None:
+    """It begins in a doubtful sentence, which it would make surer."""
+    inner = Reporting(words=("Paris is old.", " Rome is new", ". Oslo", " is cold."), values=(-0.1, -0.8, -1e-4, -0.1))
+    message = await answered(GuardedChatModel(inner, POLICY, by="sentence"), path)
+    assert message.text == f"{SENTENCES[0]}{CLOSING_LINE}"
+
+
 class Counting(Reporting):
     """Counts the pieces that are taken from it."""
 

@@ -132,6 +132,16 @@ def test_sentences_leave_while_they_are_written(on_doubt: Any, values: tuple[Any
     assert on_doubt == "mark" or "Rome" not in str(whole.metadata) + str(stream.metadata) + str(chat.chat_history)
 
 
+def test_a_token_across_a_border_counts_for_the_later_sentence() -> None:
+    """It begins in a doubtful sentence, which it would make surer."""
+    llm = Reporting(words=("Paris is old.", " Rome is new", ". Oslo", " is cold."), values=(-0.1, -0.8, -1e-4, -0.1))
+    unit: dict[str, Any] = {"by": "sentence", "on_doubt": "stop"}
+    whole: Any = GuardedQueryEngine(engine(llm), HALF, **unit).query("Where?")
+    stream: Any = GuardedQueryEngine(engine(llm, streaming=True), HALF, **unit).query("Where?")
+    assert "".join(stream.response_gen) == str(whole) == f"{SENTENCES[0]}{CLOSING_LINE}"
+    assert "Rome" not in str(stream.metadata)
+
+
 class Watched(Reporting):
     """Notes the pieces that are taken from it, and that its stream is closed."""
 
