@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
 from langchain_core.language_models import LanguageModelInput, ModelProfile
 from langchain_core.language_models.base import LangSmithParams
@@ -13,45 +14,55 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import Runnable
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     SecretStr,
-    SkipValidation,
 )
 
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.answers import Call
 from langchain_semgrad_guard.enforcement import Identified, identity_of
 from langchain_semgrad_guard.messages import AnyTool, call_fields, openai_tools
-from langchain_semgrad_guard.profile import count_tokens, profile_of, profile_on_disk
 from langchain_semgrad_guard.runs import AsyncRun, SyncRun
 from langchain_semgrad_guard.streams import LocalWriting, StreamingChatModel
 from langchain_semgrad_guard.structured_output import Method, structured
-from semgrad_guard import METADATA_KEY, Estimator, Generation, GenerationOptions, HybridGrad, LanguageModel, Message
+from semgrad_guard import METADATA_KEY, Generation, GenerationOptions, LanguageModel, Message
 from semgrad_guard.adapters.calls import FORM_OPTIONS, AnswerForm, openai_logprobs
 from semgrad_guard.adapters.settings import (
     DECODING,
     LocalModelFields,
     Timeout,
     call_options,
-    loaded_weights,
-    require_loaded,
+    read_json,
     template_calls_tools,
 )
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import (
-    Answerer,
     Draft,
     Stop,
     Ticket,
-    as_estimator,
-    assess,
     awaited,
     stopping,
 )
 from semgrad_guard.records import PromptForm
 
+_TEXT_ONLY: ModelProfile = {
+    "text_inputs": True,
+    "image_inputs": False,
+    "image_url_inputs": False,
+    "image_tool_message": False,
+    "pdf_inputs": False,
+    "pdf_tool_message": False,
+    "audio_inputs": False,
+    "video_inputs": False,
+    "text_outputs": True,
+    "image_outputs": False,
+    "audio_outputs": False,
+    "video_outputs": False,
+    "structured_output": True,
+    "temperature": True,
+    "open_weights": True,
+}
 _CALL_OPTIONS = FORM_OPTIONS | {"logprobs", "stream"}
 """Options of a call other than those for generating its answer."""
 
@@ -80,8 +91,6 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
 
-    estimator: Annotated[Estimator, SkipValidation, BeforeValidator(as_estimator)] = Field(default_factory=HybridGrad)
-    """An estimator; or a calibration or a policy, for the estimator that they were made with."""
     max_batch_size: int = Field(default=16, ge=1)
     """How many runs of a `batch` are under way at once, where its config has no `max_concurrency`."""
 
@@ -102,9 +111,7 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
         Raises:
             InputError: a field that only loading could honour.
         """
-        require_loaded(fields)
-        chat = cls(model=language_model.name, revision=language_model.revision, **fields)
-        chat._weights = loaded_weights(chat, language_model)
+        chat = super().from_model(language_model, **fields)
         if "profile" not in fields:
             chat.profile = profile_of(language_model)
         return chat
@@ -147,7 +154,7 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
             message = self.message_of(draft, request)
             return ChatResult(generations=[ChatGeneration(message=message, generation_info=convert.info_of(message))])
 
-        return self._answerer(request).submit(
+        return self._answerer(request.options).submit(
             request.conversation, template_options=request.form.template_options, then=result
         )
 
@@ -157,11 +164,6 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
         grammar = form.grammar(self.language_model)
         logprobs = bool(kwargs.get("logprobs", self.logprobs))
         return Request(form.instructed(conversation), replace(options, grammar=grammar), form, logprobs)
-
-    def _answerer(self, request: Request) -> Answerer:
-        return Answerer(
-            self.language_model, self.estimator, request.options, self.prompt_template, by_sentence=self.by_sentence
-        )
 
     def message_of(self, draft: Draft[Generation], request: Request) -> AIMessage:
         """A scored answer as a message with its record."""
@@ -202,12 +204,12 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
             if self.by_sentence is None or rules.irreplaceable or not rules.terms.delivers_early:
                 return None
             read = self._request(call.messages, call.stop, call.options)
-            if not self._answerer(read).has_parts(read.form.template_options):
+            if not self._answerer(read.options).has_parts(read.form.template_options):
                 return None
 
         def submit(on_piece: Callable[[Any], None]) -> Ticket[Draft[AIMessage]]:
             request = read or self._request(call.messages, call.stop, call.options)
-            return self._answerer(request).submit(
+            return self._answerer(request.options).submit(
                 request.conversation,
                 template_options=request.form.template_options,
                 on_piece=on_piece,
@@ -235,15 +237,7 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
         conversation = convert.to_conversation(self._convert_input(messages).to_messages())
         reasoning = convert.reasoning(answer)
         evidence = self.language_model.evidence(conversation, convert.message_text(answer), reasoning=reasoning)
-        verdict = assess(
-            self.language_model,
-            self.estimator,
-            evidence,
-            text=evidence.text,
-            options=self._options(None, {}),
-            prompt_template=self.prompt_template,
-            by_sentence=self.by_sentence,
-        )
+        verdict = self._assessed(evidence)
         answer = convert.with_answer(answer, verdict)
         metadata = {**answer.response_metadata, METADATA_KEY: verdict.metadata()}
         if self.logprobs:
@@ -359,3 +353,60 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
 
     def _resolve_model_profile(self) -> ModelProfile | None:
         return profile_on_disk(self.model, self.revision, self.template_options)
+
+
+# A model's profile, which LangChain and its agents read before they use it; and how many tokens messages take.
+
+
+def profile_of(model: LanguageModel) -> ModelProfile:
+    """The profile of a loaded model."""
+    return _profile(model.context_window, calls_tools=model.knows_tools)
+
+
+def profile_on_disk(name_or_path: str, revision: str | None, options: Mapping[str, Any] | None) -> ModelProfile | None:
+    """The profile of a model that is not loaded; None where its files are not on this disk yet. Loads no weights."""
+    config = read_json(name_or_path, "config.json", revision)
+    if config is None:
+        return None
+    window = (config.get("text_config") or config).get("max_position_embeddings")
+    return _profile(window, calls_tools=bool(template_calls_tools(name_or_path, revision, options)))
+
+
+def _profile(window: int | None, *, calls_tools: bool) -> ModelProfile:
+    found: ModelProfile = {**_TEXT_ONLY, "tool_calling": calls_tools, "tool_choice": calls_tools}
+    return found if window is None else {**found, "max_input_tokens": window}
+
+
+def count_tokens(model: LanguageModel, conversation: Sequence[Message], tools: Sequence[dict[str, Any]]) -> int:
+    """Tokens of the prompt for a conversation, the words of the chat template and the tools' descriptions included.
+
+    LangChain trims a chat by counting parts of it, the last message first. Many chat templates refuse such parts (two
+    turns of one role, an answer before any question) or leave their text out (a system prompt without a question).
+    Then each message is counted by itself, with a template's words around each: never too few.
+    """
+    options = {"tools": list(tools)} if tools else {}
+    whole = _rendered(model, conversation, options)
+    if whole is not None:
+        return whole
+    described = model.count_tokens([Message("user", json.dumps(list(tools)))]) if tools else 0
+    return described + sum(_alone(model, message) for message in conversation)
+
+
+def _alone(model: LanguageModel, message: Message) -> int:
+    """One message by itself; as a user's where the template does not show its role at the start of a conversation."""
+    found = _rendered(model, [message], {})
+    if found is not None:
+        return found
+    calls = [{"name": call.name, "arguments": dict(call.arguments)} for call in message.tool_calls]
+    text = "\n".join([message.content, *map(json.dumps, calls)])
+    return model.count_tokens([Message("user", text)])
+
+
+def _rendered(model: LanguageModel, conversation: Sequence[Message], options: dict[str, Any]) -> int | None:
+    """Tokens of the prompt; None where the template refuses the conversation or leaves a message out."""
+    try:
+        found = model.count_tokens(conversation, **options)
+    except InputError:
+        return None
+    texts: Any = [model.tokenizer(message.content, add_special_tokens=False) for message in conversation]
+    return found if found >= sum(len(text["input_ids"]) for text in texts) else None

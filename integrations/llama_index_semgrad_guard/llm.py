@@ -51,13 +51,10 @@ from semgrad_guard.adapters.calls import FORM_OPTIONS, AnswerForm
 from semgrad_guard.adapters.settings import (
     LocalModelFields,
     call_options,
-    loaded_weights,
-    require_loaded,
     template_calls_tools,
 )
 from semgrad_guard.errors import AnswerCancelledError, InputError
 from semgrad_guard.guard import (
-    Answerer,
     DraftPiece,
     LiveAnswer,
     Piece,
@@ -67,7 +64,6 @@ from semgrad_guard.guard import (
     Ticket,
     arun_stream,
     as_estimator,
-    assess,
     awaited,
     read_off_loop,
     record_draft,
@@ -137,18 +133,6 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         self._options({})
 
     @classmethod
-    def from_model(cls, language_model: LanguageModel, /, **fields: Any) -> Self:
-        """An LLM for weights that are loaded already; `fields` are the constructor's, except those for loading.
-
-        Raises:
-            InputError: a field for loading.
-        """
-        require_loaded(fields)
-        llm = cls(model=language_model.name, revision=language_model.revision, **fields)
-        llm._weights = loaded_weights(llm, language_model)
-        return llm
-
-    @classmethod
     def from_huggingface_llm(cls, huggingface_llm: Any, /, **fields: Any) -> Self:
         """An LLM on the model and tokenizer that LlamaIndex's `HuggingFaceLLM` has loaded; it stays as it is.
 
@@ -211,16 +195,7 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         if not isinstance(conversation, str) and calls_tools(conversation):
             _ = self.language_model.tool_format  # a template without tools would leave the calls out
         evidence = self.language_model.evidence(conversation, response)
-        answerer = self._answerer(self._options({}))
-        return assess(
-            answerer.model,
-            answerer.estimator,
-            evidence,
-            text=evidence.text,
-            options=answerer.options,
-            prompt_template=answerer.prompt_template,
-            by_sentence=answerer.by_sentence,
-        )
+        return self._assessed(evidence)
 
     def _shown(self, messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
         """A conversation as this model reads it.
@@ -237,16 +212,6 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         """As `_shown`: calls may be a reason to load the weights."""
         conversation = to_conversation(messages)
         return await read_off_loop(lambda: self._shown(messages)) if calls_tools(conversation) else conversation
-
-    def _answerer(self, options: CallOptions) -> Answerer:
-        """The answerer of one call; it loads the weights.
-
-        Raises:
-            UnsupportedToolsError: there are tools, and the model's chat template has none.
-        """
-        model = self.language_model
-        writing = options.writing_by(model)
-        return Answerer(model, self.estimator, writing, self.prompt_template, by_sentence=self.by_sentence)
 
     def _answer(self, conversation: Shown, options: CallOptions) -> tuple[Generation, dict[str, Any]]:
         return self._recorded(*self._submit(conversation, options).outcome(), options)
@@ -265,7 +230,7 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         form, turn = options.form, current_turn()
         instructed = conversation if isinstance(conversation, str) else form.instructed(conversation)
         terms = None if turn is None or turn.leaving is None else turn.leaving.terms
-        request = self._answerer(options).request(
+        request = self._answerer(options.writing_by(self.language_model)).request(
             instructed, on_piece=on_piece, template_options=form.template_options, terms=terms
         )
         if on_piece is not None:
@@ -349,8 +314,8 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         return {**record, **thought, METADATA_KEY: call.verdict.metadata()}
 
     def _assess(self, generation: Generation, options: CallOptions) -> Verdict:
-        draft = self._answerer(options).draft(generation, template_options=options.form.template_options)
-        return draft.verdict
+        answerer = self._answerer(options.writing_by(self.language_model))
+        return answerer.draft(generation, template_options=options.form.template_options).verdict
 
     def _options(self, kwargs: Mapping[str, Any], *, also: frozenset[str] = frozenset()) -> CallOptions:
         """The options of one call: the fields, replaced by the call's own.

@@ -8,16 +8,19 @@ from __future__ import annotations
 import json
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, Self, cast
 
 from huggingface_hub import try_to_load_from_cache
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
+    Field,
     PrivateAttr,
+    SkipValidation,
     ValidationError,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
@@ -25,12 +28,15 @@ from pydantic import (
 )
 
 from semgrad_guard.declared import declared_options, first_fault
+from semgrad_guard.engine.generation.generation import Evidence
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.prompts.tool_format import known_format
 from semgrad_guard.errors import InputError, ModelNotFoundError, require_known
-from semgrad_guard.guard import JudgedBy, OnDoubt, judged_by, with_unit
+from semgrad_guard.estimators import Estimator, HybridGrad
+from semgrad_guard.guard import Answerer, JudgedBy, OnDoubt, as_estimator, assess, judged_by, with_unit
 from semgrad_guard.named import folder_of, reading_prompt
+from semgrad_guard.records import Verdict
 from semgrad_guard.settings import AnswerOptions, LoadingOptions, ModelName, Thinking, template_options_of
 from semgrad_guard.settings import Timeout as Timeout
 
@@ -113,6 +119,8 @@ class LocalModelFields(BaseModel, ModelName, AnswerOptions):  # pyright: ignore[
     thinking: Thinking = LoadingOptions.thinking
     """Whether the model reasons before its answers, where its chat template has a switch for that."""
 
+    estimator: Annotated[Estimator, SkipValidation, BeforeValidator(as_estimator)] = Field(default_factory=HybridGrad)
+    """An estimator; or a calibration or a policy, for the estimator that they were made with."""
     prompt_template: str = "chat"
     """A name for the form of the prompts; a calibration for another form is refused."""
     by: JudgedBy | None = None
@@ -131,6 +139,19 @@ class LocalModelFields(BaseModel, ModelName, AnswerOptions):  # pyright: ignore[
         super().__init__(**with_unit(fields))
         _ = self.by_sentence
         call_options(self, {})
+
+    @classmethod
+    def from_model(cls, language_model: LanguageModel, /, **fields: Any) -> Self:
+        """A model for weights that are loaded already; `fields` are the constructor's, except those for loading.
+
+        Raises:
+            InputError: a field for loading.
+        """
+        if loading := sorted({"model", "thinking", *_LOADING} & set(fields)):
+            raise InputError(f"the model is loaded already: set {', '.join(loading)} on the LanguageModel instead")
+        made = cls(model=language_model.name, revision=language_model.revision, **fields)
+        made._weights = Weights.of(language_model, _key_of(_loading(made)))
+        return made
 
     @field_validator("max_tokens", "stop", mode="before")
     @classmethod
@@ -159,26 +180,27 @@ class LocalModelFields(BaseModel, ModelName, AnswerOptions):  # pyright: ignore[
         """The action at a doubtful sentence; None: whole answers have a score."""
         return judged_by(None, self.by, self.on_doubt)
 
+    def _answerer(self, options: GenerationOptions) -> Answerer:
+        return Answerer(
+            self.language_model, self.estimator, options, self.prompt_template, by_sentence=self.by_sentence
+        )
+
+    def _assessed(self, evidence: Evidence) -> Verdict:
+        """The undecided verdict on a text of any author, as an answer by these fields."""
+        return assess(
+            self.language_model,
+            self.estimator,
+            evidence,
+            text=evidence.text,
+            options=call_options(self, {}),
+            prompt_template=self.prompt_template,
+            by_sentence=self.by_sentence,
+        )
+
     @property
     def reading_prompt(self) -> str:
         """A prompt for answering from a passage that this model reads well, with {context} and {question} in it."""
         return reading_prompt(self.model)
-
-
-def loaded_weights(fields: Any, model: LanguageModel) -> Weights:
-    """A model that is loaded already, as the weights for these fields."""
-    return Weights.of(model, _key_of(_loading(fields)))
-
-
-def require_loaded(given: Iterable[str]) -> None:
-    """Refuse the names of fields for loading, where the model is loaded already.
-
-    Raises:
-        InputError: there are some.
-    """
-    loading = sorted({"model", "thinking", *_LOADING} & set(given))
-    if loading:
-        raise InputError(f"the model is loaded already: set {', '.join(loading)} on the LanguageModel instead")
 
 
 def call_options(fields: Any, call: Mapping[str, Any], *, also: frozenset[str] = frozenset()) -> GenerationOptions:

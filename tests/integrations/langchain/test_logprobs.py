@@ -12,7 +12,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from transformers import AutoTokenizer, LlamaForCausalLM, pipeline
 
 from langchain_semgrad_guard import ChatSemGrad, get_verdict
-from langchain_semgrad_guard.profile import profile_of
+from langchain_semgrad_guard.chat_model import profile_of
 from semgrad_guard import LanguageModel
 from semgrad_guard.adapters.calls import token_texts
 from semgrad_guard.engine.scoring.scorer import Scorer
