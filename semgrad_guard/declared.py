@@ -159,6 +159,17 @@ def require_valid(options: object, group: type[Any] | None = None) -> None:
             option.require(value)
 
 
+def require_known(owner: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse options that there are none of.
+
+    Raises:
+        InputError: some of the given names are not known; the message names those that are.
+    """
+    names = sorted(known)
+    if unknown := sorted(set(given) - set(names)):
+        raise InputError(f"{owner} takes no {', '.join(unknown)}; it takes {', '.join(names)}")
+
+
 def values_of(holder: object, group: type[Any]) -> dict[str, Any]:
     """The values that an object has for the options of a class, by name."""
     return {name: getattr(holder, name) for name in declared_options(group)}

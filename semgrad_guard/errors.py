@@ -38,7 +38,7 @@ They derive from plain `Exception`: frameworks swallow or misread subclasses of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, Self
 
@@ -280,14 +280,3 @@ def require_installed(*packages: str, extra: str) -> None:
     """
     if absent := [package for package in packages if find_spec(package.replace("-", "_")) is None]:
         raise MissingExtraError(*absent, extra=extra)
-
-
-def require_known(owner: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse options that there are none of.
-
-    Raises:
-        InputError: some of the given names are not known; the message names those that are.
-    """
-    names = sorted(known)
-    if unknown := sorted(set(given) - set(names)):
-        raise InputError(f"{owner} takes no {', '.join(unknown)}; it takes {', '.join(names)}")

@@ -26,6 +26,7 @@ from llama_index_semgrad_guard.events import Source, report
 from llama_index_semgrad_guard.records import decided_of, text_of
 from llama_index_semgrad_guard.turn import Turn, current_turn
 from semgrad_guard import METADATA_KEY, Policy, Promise, Verdict
+from semgrad_guard.adapters.settings import require_known
 from semgrad_guard.calibration import DriftMonitor
 from semgrad_guard.errors import (
     AnswerFailedError,
@@ -34,7 +35,6 @@ from semgrad_guard.errors import (
     LowConfidenceError,
     PromptTooLongError,
     SemGradGuardError,
-    require_known,
 )
 from semgrad_guard.guard import (
     AbstainMessage,

@@ -27,7 +27,8 @@ from semgrad_guard.calibration import Binding, Calibration
 from semgrad_guard.calibration.calibration_set import Copies, doubt_of_grader, read_languages, read_rate
 from semgrad_guard.calibration.confidence import ConfidenceMethod
 from semgrad_guard.calibration.prompt_parts import read_slots
-from semgrad_guard.errors import CalibrationError, InputError, require_known
+from semgrad_guard.declared import require_known
+from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.estimators import KIND_OF, NEEDS_LABELS, Estimator
 from semgrad_guard.estimators.learned import LearnedEstimator
 from semgrad_guard.evaluation.calibrating import (

@@ -25,9 +25,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from semgrad_guard.declared import declared_options, require_valid
+from semgrad_guard.declared import declared_options, require_known, require_valid
 from semgrad_guard.engine.prompts.reasoning import Codec, Thinking
-from semgrad_guard.errors import InputError, require_known
+from semgrad_guard.errors import InputError
 from semgrad_guard.settings import AnswerOptions
 
 T = TypeVar("T")
