@@ -123,25 +123,22 @@ class PairModel:
         return logits
 
     def _run(self, batch: Sequence[Pair]) -> list[tuple[float, ...]]:
-        first, second = [pair[0] for pair in batch], [pair[1] for pair in batch]
+        # RoBERTa's table of positions has two more entries than it can use.
+        positions: int | None = getattr(self.config, "max_position_embeddings", None)
+        stated = int(self._tokenizer.model_max_length)  # huge where the tokenizer states none
+        longest = min(stated, positions - 2) if positions else stated if stated < 1 << 20 else None
         encoded: Any = self._tokenizer(
-            first,
-            second,
+            [pair[0] for pair in batch],
+            [pair[1] for pair in batch],
             padding=True,
             truncation=True,
-            max_length=self._longest(),
+            max_length=longest,
             return_token_type_ids=self.segments,
             return_tensors="pt",
         )
         with clean_slate(), torch.no_grad(), stoppable(self._stages):
             output: Any = self._model(**encoded.to(self._model.device))
             return [tuple(row) for row in self.activate(output.logits.float()).tolist()]
-
-    def _longest(self) -> int | None:
-        """Tokens of a pair; RoBERTa's table of positions has two more entries than it can use."""
-        positions: int | None = getattr(self.config, "max_position_embeddings", None)
-        stated = int(self._tokenizer.model_max_length)  # huge where the tokenizer states none
-        return min(stated, positions - 2) if positions else stated if stated < 1 << 20 else None
 
 
 class Entailment(PairModel):

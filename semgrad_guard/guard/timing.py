@@ -34,7 +34,11 @@ class Work:
     @classmethod
     def awaited(cls, coroutine: Callable[[], Awaitable[Any]]) -> Work:
         """Work of `adrive` alone."""
-        return cls(_only_awaited, coroutine)
+
+        def call() -> NoReturn:
+            raise InputError("this work is a coroutine; call the asynchronous method")
+
+        return cls(call, coroutine)
 
     @classmethod
     def of(cls, make: Callable[[], Steps[Any]]) -> Work:
@@ -124,10 +128,6 @@ async def adrive(steps: Steps[T]) -> T:
         return end.value
     finally:
         del error
-
-
-def _only_awaited() -> NoReturn:
-    raise InputError("this work is a coroutine; call the asynchronous method")
 
 
 @contextmanager

@@ -166,7 +166,11 @@ def read(
     """
     thoughts = before or [[()] * len(own) for own in answers]
     written = [[*zip(*pair, strict=True)] for pair in zip(thoughts, answers, strict=True)]
-    units = list(_units(written, scorer.vocabulary))
+    # Answers to one prompt whose logits can be held at once.
+    units: list[tuple[int, Sequence[_Written]]] = []
+    for index, own in enumerate(written):
+        step = max(1, _LOGITS // (max([1, *map(_length, own)]) * scorer.vocabulary))
+        units += [(index, own[start : start + step]) for start in range(0, len(own), step)]
     owners = [prompts[index] for index, _ in units]
     parts = [part for _, part in units]
     by_prompt: list[list[Reading]] = [[] for _ in answers]
@@ -181,13 +185,6 @@ def read(
 def middle_layer(n_layers: int) -> int:
     """The layer whose last-token state represents an answer's meaning (Chen et al., 2024: half of L + 1 states)."""
     return (n_layers + 1) // 2
-
-
-def _units(answers: Sequence[Sequence[_Written]], vocabulary: int) -> Iterator[tuple[int, Sequence[_Written]]]:
-    """A prompt's number and answers to it whose logits can be held at once."""
-    for index, own in enumerate(answers):
-        step = max(1, _LOGITS // (max([1, *map(_length, own)]) * vocabulary))
-        yield from ((index, own[start : start + step]) for start in range(0, len(own), step))
 
 
 def _length(written: _Written) -> int:

@@ -212,20 +212,15 @@ class CertainText:
 
     def _begun(self, thinking: Thinking) -> tuple[str, AnswerTokens | None]:
         """The thought as far as it is certain, and the tokens with which the answer begins, once that is."""
-        whole = self._grown()
-        seen = thinking.seen(self._ids, whole, self._decode)
-        thought, start = thinking.begun(whole, seen, safe_length), thinking.begins(seen)
-        answer = None if start is None else answer_tokens(self._ids, whole, (start, len(whole)), self._decode)
-        return thought, answer
-
-    def _grown(self) -> str:
-        """The text of all tokens, special ones shown; only the last ones are decoded again."""
-        begin = max(0, self._at - _CONTEXT)
+        begin = max(0, self._at - _CONTEXT)  # only the last tokens are decoded again
         known = self._decode(self._ids[begin : self._at], special=True)
         whole = self._whole + self._decode(self._ids[begin:], special=True)[len(known) :]
         if not whole.endswith("\ufffd"):
             self._whole, self._at = whole, len(self._ids)
-        return whole
+        seen = thinking.seen(self._ids, whole, self._decode)
+        thought, start = thinking.begun(whole, seen, safe_length), thinking.begins(seen)
+        answer = None if start is None else answer_tokens(self._ids, whole, (start, len(whole)), self._decode)
+        return thought, answer
 
     def _pieces(self, thought: str, text: str, end: int) -> list[Piece]:
         pieces: list[Piece] = []

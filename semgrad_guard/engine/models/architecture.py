@@ -162,22 +162,15 @@ def _refuse_impossible(model: nn.Module) -> None:
             "as a decoder, set is_decoder to true in its config.json; else use a decoder-only language model."
         )
     _refuse_places(model, name)
-    _refuse_forgotten_prompts(model)
-    if any(parameter.is_inference() for parameter in model.parameters()):
-        raise UnsupportedModelError(f"this {name} was loaded under torch.inference_mode(); load it outside")
-
-
-def _refuse_forgotten_prompts(model: nn.Module) -> None:
-    """Refuse a tuned prompt that PEFT would not hand on: one of an older kind than the installed transformers needs.
-
-    Such a PEFT gives a call's cache the name that it had, so that a prompt takes part in scoring and not in writing.
-    """
+    # Such a PEFT gives a call's cache the name that it had, so that a prompt takes part in scoring and not in writing.
     if virtual_tokens(model) != {0} and Version(found := version("peft")) < Version(MIN_PEFT_VERSION):
         raise UnsupportedModelError(
-            f"this {type(model).__name__} has a tuned prompt, which PEFT {found} loses while transformers "
-            f"{version('transformers')} writes: that needs PEFT {MIN_PEFT_VERSION} or later. Install it; where there "
-            "is none yet, pip install 'transformers<5.24'."
+            f"this {name} has a tuned prompt, which PEFT {found} loses while transformers {version('transformers')} "
+            f"writes: that needs PEFT {MIN_PEFT_VERSION} or later. Install it; where there is none yet, pip install "
+            "'transformers<5.24'."
         )
+    if any(parameter.is_inference() for parameter in model.parameters()):
+        raise UnsupportedModelError(f"this {name} was loaded under torch.inference_mode(); load it outside")
 
 
 def reads_both_ways(model: nn.Module) -> bool:

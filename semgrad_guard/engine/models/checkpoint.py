@@ -63,7 +63,10 @@ def load(name_or_path: str, **options: Any) -> tuple[PreTrainedModel, PreTrained
         MissingExtraError: a GGUF file, or an adapter, without the packages of its extra.
         InputError: there is no such dtype, or no such quantization; a GGUF file is to be quantized once more.
     """
-    _require_dtype(options.get("dtype"))
+    dtype = options.get("dtype")
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if dtype not in (None, "auto") and not (isinstance(found, torch.dtype) and found.is_floating_point):
+        raise InputError(f"there is no model of dtype {dtype!r}; it is float32, bfloat16, float16 or float64")
     options["quantization_config"] = _quantization(options.get("quantization_config"))
     path = str(folder_of(name_or_path) or name_or_path)
     where = {key: options[key] for key in _WHERE if options.get(key) is not None}
@@ -175,13 +178,6 @@ _SAVE_TOKENIZER = (
 
 _WRITES = (AutoModelForCausalLM, AutoModelForImageTextToText)  # of a vision-language model only the text is used
 _NO_WRITER = "which is no causal LM: it does not write text from left to right. Use a decoder-only language model."
-
-
-def _require_dtype(dtype: Any) -> None:
-    found = getattr(torch, dtype, None) if isinstance(dtype, str) and dtype != "auto" else dtype
-    if dtype in (None, "auto") or (isinstance(found, torch.dtype) and found.is_floating_point):
-        return
-    raise InputError(f"there is no model of dtype {dtype!r}; it is float32, bfloat16, float16 or float64")
 
 
 def _quantization(given: Any) -> Any:

@@ -97,7 +97,14 @@ _REGIONS = Marks(
 @lru_cache(maxsize=64)
 def marks_of(template: str, response: str) -> Marks | None:
     """The marks of a model's thoughts; None where they are not known. `response` is its response template as JSON."""
-    return _declared(json.loads(response)) or _channels(template) or _shown(template) or _named(template)
+    if declared := _declared(json.loads(response)):
+        return declared
+    # Families whose marks also open calls and parts of other kinds; some put them together by macros.
+    if "<|channel|>" in template and "<|message|>" in template:
+        return CHANNELS
+    if "<|open|>" in template and "<|sep|>" in template:
+        return _REGIONS
+    return _shown(template) or _named(template)
 
 
 def _declared(response: Any) -> Marks | None:
@@ -109,13 +116,6 @@ def _declared(response: Any) -> Marks | None:
     content = fields.get("content", {})
     answer, end = (content.get(side) if isinstance(content.get(side), str) else None for side in ("open", "close"))
     return Marks(thought["open"], thought["close"], answer, wrap=(answer, end) if answer and end else None)
-
-
-def _channels(template: str) -> Marks | None:
-    """Families whose marks also open calls and parts of other kinds; some put them together by macros."""
-    if "<|channel|>" in template and "<|message|>" in template:
-        return CHANNELS
-    return _REGIONS if "<|open|>" in template and "<|sep|>" in template else None
 
 
 def _named(template: str) -> Marks | None:

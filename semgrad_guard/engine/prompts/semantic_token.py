@@ -93,7 +93,10 @@ def header_start(prompted: str, unprompted: str, *, special_tokens: Iterable[str
     """
     boundary = _shared(prompted, unprompted)
     if boundary < len(unprompted):
-        boundary = _before_special_token(unprompted, boundary, special_tokens)
+        pattern = "|".join(re.escape(token) for token in sorted(special_tokens, key=len, reverse=True) if token)
+        tokens = re.finditer(pattern, unprompted) if pattern else ()
+        cut = (token.start() for token in tokens if token.start() < boundary < token.end())
+        boundary = next(cut, boundary)
     header = prompted[boundary:].lstrip()
     return len(prompted) - len(header) if header else None
 
@@ -110,15 +113,6 @@ def header_text(prompted: str, unprompted: str, marked: str, *, special_tokens: 
 def user_text_end(prompted: str, marked: str) -> int | None:
     """Where the marked text ends in `prompted` (exclusive); None if the template left it out."""
     return None if prompted == marked else _shared(prompted, marked)
-
-
-def _before_special_token(text: str, position: int, special_tokens: Iterable[str]) -> int:
-    """`position`, or the start of the special token that it cuts."""
-    pattern = "|".join(re.escape(token) for token in sorted(special_tokens, key=len, reverse=True) if token)
-    for match in re.finditer(pattern, text) if pattern else ():
-        if match.start() < position < match.end():
-            return match.start()
-    return position
 
 
 def _shared(left: Sequence[object], right: Sequence[object]) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -198,20 +198,17 @@ def _parse_by_template(tokenizer: Any, text: str, prompt: str) -> ToolAnswer:
 
 def _calls_in(text: str) -> tuple[ToolCall, ...]:
     """The calls of which a text consists, one after the other or in a list; none if it holds anything else."""
+    text, decoder = text.strip(), json.JSONDecoder()
+    values, at = list[Any](), 0
     try:
-        values = list(_json_values(text.strip()))
+        while at < len(text):
+            value, at = decoder.raw_decode(text, at)
+            values.append(value)
+            while at < len(text) and (text[at].isspace() or text[at] == ";"):
+                at += 1
         return tuple(_as_call(call) for value in values for call in (value if isinstance(value, list) else [value]))
     except (ValueError, KeyError, TypeError):
         return ()
-
-
-def _json_values(text: str) -> Iterator[Any]:
-    decoder, at = json.JSONDecoder(), 0
-    while at < len(text):
-        value, at = decoder.raw_decode(text, at)
-        yield value
-        while at < len(text) and (text[at].isspace() or text[at] == ";"):
-            at += 1
 
 
 def _as_call(value: Any) -> ToolCall:

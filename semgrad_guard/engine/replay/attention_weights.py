@@ -57,13 +57,12 @@ class AttentionWeights:
             stack.enter_context(Reconfigured((module for _, module in modules), _NAME).attending())
             for index, module in modules:
                 if getattr(getattr(module, "config", None), "_attn_implementation", None) == _OWN:
-                    take = partial(self._take_own, index)
-                    stack.callback(module.register_forward_hook(lambda *call, take=take: take(call[2])).remove)
+                    stack.callback(module.register_forward_hook(partial(self._take_own, index)).remove)
             token = _WATCHED.set(self)
             stack.callback(_WATCHED.reset, token)
             yield
 
-    def _take_own(self, index: int, output: Any) -> None:
+    def _take_own(self, index: int, _module: nn.Module, _given: Any, output: Any) -> None:
         """Take in the weights that a module returns by itself."""
         weights = output[1] if isinstance(output, tuple) and len(output) > 1 else None  # pyright: ignore
         if not isinstance(weights, torch.Tensor) or weights.ndim != 4:

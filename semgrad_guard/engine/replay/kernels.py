@@ -123,13 +123,9 @@ def _capabilities() -> Mapping[str, Any]:
     return torch.cpu.get_capabilities()
 
 
-def _is_intel() -> bool:
-    return "Intel" in str(_capabilities().get("cpu_name"))
-
-
 def _weight_first(rows: int) -> bool:
     """Whether W x^T is the faster order for so many rows x."""
-    return rows in _FEW and _is_intel()
+    return rows in _FEW and "Intel" in str(_capabilities().get("cpu_name"))
 
 
 def linear_map(linear: nn.Linear, states: torch.Tensor) -> torch.Tensor:

@@ -95,8 +95,12 @@ class _Copier:
         if compiled is not None and not any(getattr(module, table) for table in FORWARD_HOOKS):
             self._modules.setdefault(id(compiled), twin)
         self._fill(twin, source)
-        if compiled is not None:
-            self._add_hooks(twin, module)
+        # The hooks on a compiled module's wrapper: pre-hooks before its own, the others behind.
+        for name in FORWARD_HOOKS if compiled is not None else ():
+            outer, inner = self._hooks(getattr(module, name)), getattr(twin, name)
+            first, then = (outer, inner) if "pre" in name else (inner, outer)
+            vars(twin)[name] = both = type(inner)(first)
+            both.update(then)
         return twin
 
     def _fill(self, twin: nn.Module, module: nn.Module) -> None:
@@ -119,17 +123,23 @@ class _Copier:
                 state[name] = self._parameter(value) if isinstance(value, nn.Parameter) else self._attribute(value)
         state.update({name: value for name, value in _WITHOUT_AUTOGRAD.items() if name in state})
         if state.get(_RESCALED) is False:
-            state[_RESCALED] = _needs_no_rescaling(module)
+            config: Any = module.config
+            if 0 < config.rescale_every < config.num_hidden_layers:  # and the copy's weights are the user's
+                raise UnsupportedModelError(
+                    f"this {type(module).__name__} divides its weights in its first pass in evaluation mode, which is "
+                    "its owner's to do. Run it once: model.eval(), then model(input_ids=...) under torch.no_grad()."
+                )
+            state[_RESCALED] = True  # they would be divided by one
 
     def _parameter(self, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        """Another object over the same storage.
+
+        A library that gives a parameter new data in passing gives it to the copy's.
+        """
         if parameter is None:
             return None
-        if id(parameter) not in self._parameters:
-            self._parameters[id(parameter)] = self._over_the_same_storage(parameter)
-        return self._parameters[id(parameter)]
-
-    def _over_the_same_storage(self, parameter: nn.Parameter) -> nn.Parameter:
-        """Another object: a library that gives a parameter new data in passing gives it to the copy's."""
+        if id(parameter) in self._parameters:
+            return self._parameters[id(parameter)]
         attributes = {name: self._attribute(value) for name, value in vars(parameter).items()}
         if getattr(attributes.get("quant_state"), "packing_format_for_cpu", False):
             raise UnsupportedModelError(
@@ -145,16 +155,8 @@ class _Copier:
             twin: Any = torch.Tensor._make_subclass(type(parameter), plain, False)
         for name, value in attributes.items():
             vars(twin).setdefault(name, value)
+        self._parameters[id(parameter)] = twin
         return twin
-
-    def _add_hooks(self, twin: nn.Module, wrapper: nn.Module) -> None:
-        """The hooks on a compiled module's wrapper: pre-hooks before its own, the others behind."""
-        for name in FORWARD_HOOKS:
-            outer, inner = self._hooks(getattr(wrapper, name)), getattr(twin, name)
-            first, then = (outer, inner) if "pre" in name else (inner, outer)
-            both = type(inner)(first)
-            both.update(then)
-            vars(twin)[name] = both
 
     def _hooks(self, table: Any) -> Any:
         """A table of the same kind. Hooks that hold a module hold the copy's; everything else in them is the user's."""
@@ -243,20 +245,6 @@ def _require_no_function(module: nn.Module, name: str, value: Any) -> None:
         )
 
 
-def _needs_no_rescaling(module: Any) -> bool:
-    """True where the weights would be divided by one.
-
-    Raises:
-        UnsupportedModelError: they would be divided by more, and the copy's weights are the user's.
-    """
-    if 0 < module.config.rescale_every < module.config.num_hidden_layers:
-        raise UnsupportedModelError(
-            f"this {type(module).__name__} divides its weights in its first pass in evaluation mode, which is its "
-            "owner's to do. Run it once: model.eval(), then model(input_ids=...) under torch.no_grad()."
-        )
-    return True
-
-
 def _empty_like(value: Any) -> Any:
     """An empty container of the same kind, with the same attributes, default and bound."""
     if isinstance(value, deque):
@@ -330,8 +318,8 @@ def _widen(module: nn.Module, wider: torch.dtype, done: dict[int, Any], generato
     for name, child in module._modules.items():
         if child is None:
             continue
-        if _is_quantized_map(child):
-            module._modules[name] = _plain_map(child, wider, generator)
+        if plain := _plain_map(child, wider, generator):
+            module._modules[name] = plain
         else:
             _widen(child, wider, done, generator)
 
@@ -340,13 +328,12 @@ def _is_narrower(tensor: torch.Tensor, wider: torch.dtype) -> bool:
     return tensor.dtype in WIDER and tensor.dtype.itemsize < wider.itemsize
 
 
-def _is_quantized_map(module: nn.Module) -> bool:
-    own = [tensor for tensor in (*module._parameters.values(), *module._buffers.values()) if tensor is not None]
-    plain = all(type(tensor.data) is torch.Tensor and tensor.is_floating_point() for tensor in own)
-    return hasattr(module, "in_features") and hasattr(module, "out_features") and not plain
-
-
-def _plain_map(quantized: nn.Module, wider: torch.dtype, generator: torch.Generator) -> nn.Linear:
+def _plain_map(quantized: nn.Module, wider: torch.dtype, generator: torch.Generator) -> nn.Linear | None:
+    """A linear map in the place of a quantized one; None where the module is not such a one."""
+    own = [tensor for tensor in (*quantized._parameters.values(), *quantized._buffers.values()) if tensor is not None]
+    is_plain = all(type(tensor.data) is torch.Tensor and tensor.is_floating_point() for tensor in own)
+    if is_plain or not (hasattr(quantized, "in_features") and hasattr(quantized, "out_features")):
+        return None
     inputs, outputs = int(cast(Any, quantized.in_features)), int(cast(Any, quantized.out_features))
     device = next(chain(quantized.parameters(), quantized.buffers())).device
     plain = nn.Linear(inputs, outputs, bias=False, device="meta")

@@ -370,9 +370,22 @@ class Replayer:
         inputs: dict[str, torch.Tensor],
         cache: Cache | None,
     ) -> torch.Tensor:
-        """The states before the head, with a graph from layer `first` on."""
-        graph = self._graph(first, inputs["input_ids"].numel(), replaying)
-        with graph, self._swaps.headless() as recorder, input_hooks(self.layers, table), replaying():
+        """The states before the head, with a graph from layer `first` on.
+
+        Where it would not fit, no more of it is kept than the layers' inputs.
+        """
+        layers = list(self.layers)[first:]
+        if first not in self._bytes_per_position:
+            self._bytes_per_position[first] = activation_bytes(layers, 1)
+        fits = self._bytes_per_position[first] * inputs["input_ids"].numel() <= self.memory.activations
+        graph = nullcontext() if fits else checkpointed(layers, replaying)
+        with (
+            torch.enable_grad(),
+            graph,
+            self._swaps.headless() as recorder,
+            input_hooks(self.layers, table),
+            replaying(),
+        ):
             self._call(inputs, cache=cache)
         return recorder.take()
 
@@ -390,17 +403,6 @@ class Replayer:
     def _replaying(self, known: Outputs | None, live: slice | None = None) -> Iterator[None]:
         """The faster ways of a replay, for the time of a block."""
         with self._projections.replaying(known), self._attentions.replaying(live):
-            yield
-
-    @contextmanager
-    def _graph(self, first: int, positions: int, again: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-        """Record a graph from layer `first` on; where it would not fit, no more of it than the layers' inputs."""
-        layers = list(self.layers)[first:]
-        if first not in self._bytes_per_position:
-            self._bytes_per_position[first] = activation_bytes(layers, 1)
-        with torch.enable_grad(), ExitStack() as stack:
-            if self._bytes_per_position[first] * positions > self.memory.activations:
-                stack.enter_context(checkpointed(layers, again))
             yield
 
     def _ordinary(self, row: TokenBatch, **options: Any) -> Any:

@@ -283,7 +283,17 @@ class Logits:
 
     def survey(self) -> tuple[Distribution, torch.Tensor]:
         """The tokens' distributions, and the logits of the targets [n]."""
-        return self._by_block() if self._kept is None else self._by_row(self._kept)[:2]
+        if self._kept is not None:
+            return self._by_row(self._kept)[:2]
+        parts: list[Distribution] = []
+        aims = torch.zeros_like(self._precise[:, 0])
+        for columns, pieces in self.blocks():
+            ((_, logits),) = pieces  # none are kept, so those of all tokens are computed together
+            local = (self._targets - columns.start)[:, None]
+            inside = local.clamp(0, logits.shape[1] - 1)
+            aims = torch.where(local == inside, logits.gather(1, inside), aims[:, None]).squeeze(1)
+            parts.append(Distribution.of(logits, greatest(logits, 1)))
+        return reduce(Distribution.joined, parts), aims
 
     def surveyed(self, surveys: torch.Tensor) -> tuple[Distribution, torch.Tensor]:
         """`survey` from `surveyed_step` of each token's step [n, 4]: of the head, targets alone are read."""
@@ -312,17 +322,6 @@ class Logits:
         """The head's output [n, block] from the states, in their dtype."""
         z = product(factor, self._head.weight[columns])
         return z if self._head.bias is None else z + self._head.bias[columns]
-
-    def _by_block(self) -> tuple[Distribution, torch.Tensor]:
-        parts: list[Distribution] = []
-        aims = torch.zeros_like(self._precise[:, 0])
-        for columns, pieces in self.blocks():
-            ((_, logits),) = pieces  # none are kept, so those of all tokens are computed together
-            local = (self._targets - columns.start)[:, None]
-            inside = local.clamp(0, logits.shape[1] - 1)
-            aims = torch.where(local == inside, logits.gather(1, inside), aims[:, None]).squeeze(1)
-            parts.append(Distribution.of(logits, greatest(logits, 1)))
-        return reduce(Distribution.joined, parts), aims
 
     def _by_row(self, rows: Rows) -> tuple[Distribution, torch.Tensor, torch.Tensor]:
         """Over the whole vocabulary, a few tokens at a time; and each token's mode [n]."""

@@ -97,16 +97,21 @@ def observe(
     if captured is not None and surveys is not None:
         add_cost(captured.survey_ms)
     distribution, aims = logits.survey() if surveys is None else logits.surveyed(surveys)
-    return tuple(
-        _observation(*part)
-        for part in zip(
-            distribution.log_probs(aims).double().split(batch.parts),
-            distribution.entropies.double().split(batch.parts),
-            averaged.double().split(batch.parts),
-            predicting.double().split(batch.parts),
-            strict=True,
-        )
+    parts = zip(
+        distribution.log_probs(aims).double().split(batch.parts),
+        distribution.entropies.double().split(batch.parts),
+        (states.mean(0) for states in averaged.double().split(batch.parts)),
+        predicting.double().split(batch.parts),
+        strict=True,
     )
+    found: list[Observation] = []
+    for log_probs, entropies, state, predicted_from in parts:
+        if all(bool(series.isfinite().all()) for series in (log_probs, entropies, state)):
+            numbers, uncertainties, means = (tuple(series.tolist()) for series in (log_probs, entropies, state))
+            found.append(Observation(numbers, uncertainties, means, spread=_spread(predicted_from)))
+        else:
+            found.append(Observation((), (), reason="the model's logits or hidden states are not finite"))
+    return tuple(found)
 
 
 @torch.no_grad()
@@ -152,16 +157,6 @@ def _seen(
         return by_token(captured.states_of(batch, whole=whole), 1), batch.cut, final, captured.raw_logits(batch)
     seen = replayer.observed(batch, layer, whole=whole)
     return seen.hidden, seen.start, batch.predicting(seen.final, seen.start), None
-
-
-def _observation(
-    log_probs: torch.Tensor, entropies: torch.Tensor, averaged: torch.Tensor, predicting: torch.Tensor
-) -> Observation:
-    state = averaged.mean(0)
-    if not all(bool(series.isfinite().all()) for series in (log_probs, entropies, state)):
-        return Observation((), (), reason="the model's logits or hidden states are not finite")
-    numbers, uncertainties, means = (tuple(series.tolist()) for series in (log_probs, entropies, state))
-    return Observation(numbers, uncertainties, means, spread=_spread(predicting))
 
 
 def _spread(states: torch.Tensor) -> float:

@@ -29,14 +29,22 @@ class WholeRuns:
     def has_room(self, jobs: Sequence[Job], *, beside: int) -> bool:
         """Whether these can be one run: of one model, objective and options, with no client that listens."""
         del beside
-        (model, first), *others = submitted = [job.submitted for job in jobs]
+        submitted = [job.submitted for job in jobs]
+        if len(submitted) == 1:
+            return True
+        model, first = submitted[0]
+        options = {own for _, one in submitted for own in one.options}
+        alike = len(options) == 1 and first.options[0].seed is None
+        alike = alike and all(
+            own is model and one.objective == first.objective and one.on_piece is None for own, one in submitted
+        )
         rows = sum(len(one.options) for _, one in submitted)
         most = self._most + sum(job.extra_rows for job in jobs)
         longest = max(len(one.prompt.ids) + one.options[0].max_tokens for _, one in submitted)
         limit = model.fixed_positions
         fit = rows <= most and rows * longest <= _CELLS * most and (limit is None or longest <= limit)
         level = self._pads or len({len(one.prompt.ids) for _, one in submitted}) == 1
-        return not others or (fit and level and all(own is model and _alike(first, other) for own, other in others))
+        return alike and fit and level
 
     def begin(self, jobs: Sequence[Job]) -> None:
         """Answer them, one alone under its stops; where several fail, each by itself."""
@@ -66,12 +74,6 @@ def _together(submitted: Sequence[tuple[WritingModel, Request[Any]]]) -> list[An
     with model.turn:  # in which the model is looked at once, for the answers and for their scores
         written = iter(_run(model, requests))
         return [request.finish([next(written) for _ in request.options]) for request in requests]
-
-
-def _alike(first: Request[Any], other: Request[Any]) -> bool:
-    options = {*first.options, *other.options}
-    same = first.objective == other.objective and len(options) == 1 and first.options[0].seed is None
-    return same and first.on_piece is None and other.on_piece is None
 
 
 def _run(model: WritingModel, requests: Sequence[Request[Any]]) -> list[Generation]:
