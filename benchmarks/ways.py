@@ -47,7 +47,7 @@ class Bench:
         layer = OBJECTIVE.span(self.scorer.architecture.n_layers)[0]
         memory = self.scorer.memory
         start = self.setting.prompt + SEMANTIC_TOKEN
-        capture = Capture.within(memory, layer=layer, start=start)
+        capture = Capture(layer, start, memory=memory)
         options = self._options(self.setting.answer)
         options.return_dict_in_generate = True
         mask = torch.ones_like(self.prompts)

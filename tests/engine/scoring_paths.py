@@ -11,7 +11,7 @@ import torch
 from transformers import GenerationConfig
 
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay.batch import TokenBatch, cache_of
+from semgrad_guard.engine.replay.batch import Memory, TokenBatch, cache_of
 from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
 from semgrad_guard.engine.scoring.gradients import GradientScores, Rows, States, Tier
 from semgrad_guard.engine.scoring.model_states import Branches, InputCheck
@@ -111,7 +111,7 @@ def generate(
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
-    capture = Capture(layer, width + min(offsets), logit_bytes=logit_bytes, output_bytes=output_bytes)
+    capture = Capture(layer, width + min(offsets), memory=Memory(logits=logit_bytes, outputs=output_bytes))
     config = GenerationConfig(pad_token_id=0, return_dict_in_generate=True, **options)
     with clean_slate():
         output = scorer_of(model).current_replayer().generate(ids, mask, capture, generation_config=config)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.replay.batch import Memory
 from semgrad_guard.engine.replay.captured_states import Capture
 from semgrad_guard.engine.scoring.head import score_head
 from semgrad_guard.engine.scoring.scorer import Scorer
@@ -46,7 +47,7 @@ def test_beyond_the_budget_none_are_kept() -> None:
 
 
 def test_a_prefill_keeps_its_last_position_alone() -> None:
-    capture, prefill = Capture(1, 0, logit_bytes=1 << 20), torch.randn(2, 5, 9)
+    capture, prefill = Capture(1, 0, memory=Memory(logits=1 << 20)), torch.randn(2, 5, 9)
     capture.see_head(prefill, prefill)
     (kept,) = capture.logits()
     assert torch.equal(kept, prefill[:, -1])

@@ -130,7 +130,7 @@ def test_models_that_do_it_in_their_own_way(name: str) -> None:
     scorer, n_layers = scorer_of(model), scorer_of(model).architecture.n_layers
     with clean_slate():
         replayer = scorer.current_replayer()
-        capture = Capture.within(scorer.memory, layer=observed_layer(n_layers), start=len(prompt) - 1)
+        capture = Capture(observed_layer(n_layers), len(prompt) - 1, memory=scorer.memory)
         ids = torch.tensor([prompt])
         options = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
         own = replayer.generate(

@@ -121,7 +121,7 @@ def test_the_budget_is_kept_to_the_byte() -> None:
 
 
 def test_outputs_that_a_model_changes_in_place_are_not_believed() -> None:
-    capture, linear = Capture(0, 0, output_bytes=1 << 20), nn.Linear(4, 6)
+    capture, linear = Capture(0, 0, memory=Memory(outputs=1 << 20)), nn.Linear(4, 6)
     maps, states = Projections([linear]), torch.randn(1, 3, 4)
     with torch.no_grad(), maps.listening(capture.see_output):
         capture(states)
@@ -132,7 +132,7 @@ def test_outputs_that_a_model_changes_in_place_are_not_believed() -> None:
 
 
 def test_a_map_that_is_called_twice_a_pass_is_not_believed() -> None:
-    capture, linear = Capture(0, 0, output_bytes=1 << 20), nn.Linear(4, 6)
+    capture, linear = Capture(0, 0, memory=Memory(outputs=1 << 20)), nn.Linear(4, 6)
     maps, states = Projections([linear]), torch.randn(1, 3, 4)
     with torch.no_grad(), maps.listening(capture.see_output):
         capture(states)

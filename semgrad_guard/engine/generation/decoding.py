@@ -171,9 +171,9 @@ class Decoder(TokenizerCodec):
             head, transform = self._scorer.current_replayer().head, exactness.transform
             # Beyond the budget for its outputs, the head is not read again.
             survey = partial(surveyed_step, head=head, transform=transform)
-            return Capture.within(replace(memory, outputs=0), layer=layer, start=width - 1, survey=survey)
+            return Capture(layer, width - 1, memory=replace(memory, outputs=0), survey=survey)
         firsts = [min(objective.positions(p.semantic_token.offset, len(p.ids))) for p in prompts]
-        return Capture.within(memory, layer=layer, start=width + min(firsts))
+        return Capture(layer, width + min(firsts), memory=memory)
 
     def draw(
         self,

@@ -388,7 +388,7 @@ class RunningBatch:
             first, left = scored[0].passes[0][0], self._left()
             if not self._objective.gradients:
                 left = replace(left, outputs=0)
-            self._capture = Capture.within(left, layer=first.layer, start=0, survey=first.survey)
+            self._capture = Capture(first.layer, 0, memory=left, survey=first.survey)
             for number, row in enumerate(self._rows):
                 if row.scored:
                     row.passes.append((self._capture, number))

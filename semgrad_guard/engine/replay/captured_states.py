@@ -14,6 +14,7 @@ from transformers.cache_utils import Cache
 
 from semgrad_guard.engine.interruption import add_cost
 from semgrad_guard.engine.replay.batch import (
+    FRUGAL,
     Memory,
     TokenBatch,
     can_be_cut,
@@ -35,17 +36,14 @@ class Capture:
     """Keeps h^(k) at positions >= `start` while a model generates (prefill in any number of pieces, then tokens).
 
     It also keeps the states before the head at every step; the head's output, which spares scoring a pass through the
-    head, as long as all of it stays within `logit_bytes`; and the outputs of the linear maps of the layers from k on,
-    which spares reading their weights once more: of as many maps as `output_bytes` hold. With a `survey`, a head's
+    head, as long as all of it stays within `memory.logits`; and the outputs of the linear maps of the layers from k on,
+    which spares reading their weights once more: of as many maps as `memory.outputs` hold. With a `survey`, a head's
     output that is not kept leaves its survey.
     """
 
-    def __init__(
-        self, layer: int, start: int, *, logit_bytes: int = 0, output_bytes: int = 0, survey: Survey | None = None
-    ) -> None:
-        self.layer, self.survey, self.lets_go = layer, survey, False
-        self._logit_bytes, self._output_bytes = logit_bytes, output_bytes
-        self.start = start
+    def __init__(self, layer: int, start: int, *, memory: Memory = FRUGAL, survey: Survey | None = None) -> None:
+        self.layer, self.start, self.survey, self.lets_go = layer, start, survey, False
+        self._memory = memory
         self._seen, self._first, self._shape = 0, 0, torch.Size()
         self._pieces: list[torch.Tensor] = []
         self._joined = False  # whether the one piece is a copy of all there were
@@ -56,11 +54,6 @@ class Capture:
         self._outputs: dict[Place, list[tuple[torch.Tensor, int]]] = {}
         self._left_out: set[Place] = set()
         self._held = 0  # bytes of outputs
-
-    @classmethod
-    def within(cls, memory: Memory, *, layer: int, start: int, survey: Survey | None = None) -> Capture:
-        """A capture that keeps as much as `memory` allows."""
-        return cls(layer, start, logit_bytes=memory.logits, output_bytes=memory.outputs, survey=survey)
 
     def skip(self, columns: int) -> None:
         """So many columns come from a cache; the first hidden states are those that follow."""
@@ -75,7 +68,7 @@ class Capture:
 
     def see_output(self, place: Place, output: torch.Tensor) -> None:
         """Take in the output of a linear map [batch, positions, out] in the pass whose h^(k) came last."""
-        if place[0] < self.layer or place in self._left_out or not self._output_bytes or output.is_inference():
+        if place[0] < self.layer or place in self._left_out or not self._memory.outputs or output.is_inference():
             return
         if output.shape[:2] != self._shape or output.ndim != 3:
             return
@@ -83,7 +76,7 @@ class Capture:
             piece = self._from_start(output)
             self._outputs.setdefault(place, []).append((piece, piece._version))
             self._held += piece.nbytes
-        while self._held > self._output_bytes:
+        while self._held > self._memory.outputs:
             place, pieces = self._outputs.popitem()
             self._left_out.add(place)
             self._held -= sum(piece.nbytes for piece, _ in pieces)
@@ -99,7 +92,7 @@ class Capture:
         """
         self._finals.append(final[:, -1].detach().clone())
         last = raw[:, -1].detach()
-        if self._steps is not None and (len(self._steps) + 1) * last.nbytes > self._logit_bytes:
+        if self._steps is not None and (len(self._steps) + 1) * last.nbytes > self._memory.logits:
             self.surveys()
             self._steps = None
         if self._steps is not None:
@@ -441,15 +434,6 @@ class Replayed:
     head_weight: torch.Tensor | None = None
     kept_logits: Sequence[torch.Tensor] | None = None
     token_axis: int = 1
-
-
-@dataclass(frozen=True)
-class Observed:
-    """A pass without a graph: the states before the head, and h^(l), [B, columns, d] each, from column `start` on."""
-
-    start: int
-    final: torch.Tensor
-    hidden: torch.Tensor
 
 
 def by_step(rows: Sequence[Sequence[torch.Tensor]]) -> Steps:

@@ -36,7 +36,7 @@ from semgrad_guard.engine.replay.batch import (
     growing_cache,
     kept,
 )
-from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates, Observed, Replayed
+from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates, Replayed
 from semgrad_guard.engine.replay.context import ContextRows, Held
 from semgrad_guard.engine.replay.hooks import (
     InputHook,
@@ -304,10 +304,11 @@ class Replayer:
             output = self._call(inputs, cache=cache, **options)
         return output.logits[:, -keep:], seen[0][:, -keep:] if seen else None
 
-    def observed(self, batch: TokenBatch, layer: int, *, whole: bool = False) -> Observed:
-        """One pass up to the batch's end, without a graph; a row by itself goes by the model's ordinary call.
+    def observed(self, batch: TokenBatch, layer: int, *, whole: bool = False) -> tuple[int, torch.Tensor, torch.Tensor]:
+        """The first of the columns, then h^(layer) and the states before the head, [B, columns, d] each.
 
-        That reads the last token as well; with `whole` every pass does.
+        By one pass up to the batch's end, without a graph; a row by itself goes by the model's ordinary call. That
+        reads the last token as well; with `whole` every pass does.
         """
         seen: list[torch.Tensor] = []
         with torch.no_grad(), self._swaps.headless() as recorder, input_hooks(self.layers, {layer: seen.append}):
@@ -316,7 +317,7 @@ class Replayer:
             else:
                 self._call(batch.inputs(0, batch.end + whole))
         final = recorder.take()
-        return Observed(batch.end + (alone or whole) - final.shape[1], final, by_token(seen[0], self.token_axis))
+        return batch.end + (alone or whole) - final.shape[1], by_token(seen[0], self.token_axis), final
 
     def attention(self, batch: TokenBatch, layers: Sequence[int]) -> Mapping[int, Neighbours]:
         """The attention of the answers' tokens to each other in some layers, by one pass over all columns.
@@ -335,7 +336,7 @@ class Replayer:
 
     def record(self, batch: TokenBatch, layer: int) -> CapturedStates:
         """The states that a generation of this batch would have left (for self-checks)."""
-        capture, cache = Capture.within(self.memory, layer=layer, start=batch.cut), growing_cache()
+        capture, cache = Capture(layer, batch.cut, memory=self.memory), growing_cache()
         with torch.no_grad(), self._swaps.headless() as recorder, input_hooks(self.layers, {layer: capture}):
             with self._projections.listening(capture.see_output):
                 self._call(batch.inputs(0, batch.end, as_generated=True), cache=cache)

@@ -155,8 +155,8 @@ def _seen(
     final = None if captured is None or captured.layer != layer else captured.final_states(batch)
     if captured is not None and final is not None:
         return by_token(captured.states_of(batch, whole=whole), 1), batch.cut, final, captured.raw_logits(batch)
-    seen = replayer.observed(batch, layer, whole=whole)
-    return seen.hidden, seen.start, batch.predicting(seen.final, seen.start), None
+    start, hidden, final = replayer.observed(batch, layer, whole=whole)
+    return hidden, start, batch.predicting(final, start), None
 
 
 def _spread(states: torch.Tensor) -> float:
