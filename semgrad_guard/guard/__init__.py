@@ -85,7 +85,6 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.timing import awaited as awaited
     from semgrad_guard.guard.timing import cancelling as cancelling
     from semgrad_guard.guard.timing import drive as drive
-    from semgrad_guard.guard.timing import in_thread as in_thread
     from semgrad_guard.guard.timing import in_time as in_time
     from semgrad_guard.guard.timing import off_loop as off_loop
     from semgrad_guard.guard.timing import read_off_loop as read_off_loop

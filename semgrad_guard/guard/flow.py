@@ -339,10 +339,9 @@ def run(
     ask: Ask[A] | None = None,
     *,
     count: int = 1,
-    stop: Stop | None = None,
 ) -> list[Outcome[A] | Exception]:
     """The outcomes of `answers`, by calls."""
-    return drive(answers(terms, Work(draft), asking(ask), count=count, stop=stop))
+    return drive(answers(terms, Work(draft), asking(ask), count=count))
 
 
 async def arun(

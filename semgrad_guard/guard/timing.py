@@ -245,13 +245,8 @@ def _future_of(work: Callable[[], T]) -> Future[T]:
         else:
             _settle(partial(future.set_result, result))
 
-    in_thread(run)
+    start_thread(run, name="semgrad-guard-work", context=copy_context())
     return future
-
-
-def in_thread(work: Callable[[], object], *, stop: Stop | None = None) -> None:
-    """Begin work that may run a model, in a thread that does not keep the process alive, until `stop` ends it."""
-    start_thread(work, name="semgrad-guard-work", stop=stop, context=copy_context())
 
 
 def _settle(put: Callable[[], None]) -> None:

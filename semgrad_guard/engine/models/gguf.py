@@ -61,7 +61,15 @@ def find_gguf(name: str, *, revision: str | None = None, local_files_only: bool 
     """
     path = Path(name)
     if path.is_dir():
-        return None if any(path.glob("*.safetensors")) else _only_one_in(path)
+        found = sorted(file for file in path.iterdir() if file.suffix.lower() == ".gguf")
+        if not found or any(path.glob("*.safetensors")):
+            return None
+        if len(found) > 1 and not all(map(is_part, found)):
+            raise ModelNotFoundError(
+                f"{str(path)!r} holds {len(found)} GGUF files ({', '.join(file.name for file in found)}). Name the one "
+                f"to load, for example {str(found[0])!r}."
+            )
+        return found[0]
     if path.suffix.lower() != ".gguf":
         return None
     if path.is_file():
@@ -126,16 +134,6 @@ def load_gguf(path: Path, name: str, **options: Any) -> tuple[PreTrainedModel, P
     if len(known) < len(added):
         tokenizer._tokenizer = Tokenizer.from_str(json.dumps({**described, "added_tokens": known}))
     return model.eval(), tokenizer
-
-
-def _only_one_in(folder: Path) -> Path | None:
-    found = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".gguf")
-    if len(found) > 1 and not all(map(is_part, found)):
-        raise ModelNotFoundError(
-            f"{str(folder)!r} holds {len(found)} GGUF files ({', '.join(path.name for path in found)}). Name the one "
-            f"to load, for example {str(found[0])!r}."
-        )
-    return found[0] if found else None
 
 
 def _fetched(repository: str, file: str, *, revision: str | None, local_files_only: bool) -> Path:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from functools import partial
 from itertools import chain
 from types import FunctionType, MethodType
@@ -274,20 +274,16 @@ def float_sample(
     twin = weight_sharing_copy(model)
     layers = cast(nn.ModuleList, twin.get_submodule(layers_path))
     if sum(p.numel() for p in twin.parameters()) * wider.itemsize > _ALL_BYTES:
-        kept = _representatives(layers, first)
+        # The first layer of each kind below `first`, the first and the last of each from there on.
+        kinds: dict[tuple[bool, Hashable], list[int]] = {}
+        for index, layer in enumerate(layers):
+            kinds.setdefault((index < first, _kind(layer)), []).append(index)
+        kept = {place for (below, _), places in kinds.items() for place in (places[0], places[0 if below else -1])}
         for index, layer in enumerate(layers):
             if index not in kept:
                 layers[index] = Bypass.of(layer, returns_tuple=returns_tuples)
     _widen(twin, wider, {}, torch.Generator().manual_seed(0))
     return twin
-
-
-def _representatives(layers: Sequence[nn.Module] | nn.ModuleList, first: int) -> set[int]:
-    """The first layer of each kind below `first`, the first and the last of each from there on."""
-    kinds: dict[Hashable, list[int]] = {}
-    for index, layer in enumerate(layers):
-        kinds.setdefault((index < first, _kind(layer)), []).append(index)
-    return {index for (below, _), found in kinds.items() for index in ((found[0],) if below else (found[0], found[-1]))}  # type: ignore[misc]
 
 
 def _kind(layer: nn.Module) -> Hashable:
