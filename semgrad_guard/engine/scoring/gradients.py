@@ -151,9 +151,12 @@ def _relative(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 # How far two exact computations may differ in each dtype: kernels of other shapes round differently, and scores of
 # nearly certain answers carry that noise (bfloat16: up to 15 % at a mean entropy of 0.3).
-TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
-LOOSEST = 0.25
-"""For any other dtype."""
+_TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.float16: 0.05}
+
+
+def tolerance_of(dtype: torch.dtype) -> float:
+    """By how much two exact computations may differ in a dtype, relatively; a quarter in bfloat16, or any other one."""
+    return _TOLERANCE.get(dtype, 0.25)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from semgrad_guard.engine.replay.hooks import activation_bytes
 from semgrad_guard.engine.replay.model_copies import weight_sharing_copy
 from semgrad_guard.engine.replay.model_state import Snapshot
 from semgrad_guard.engine.replay.replayer import Replayer
-from semgrad_guard.engine.scoring.gradients import LOOSEST, TOLERANCE, Exactness, GradientScores, deviation, score_by
+from semgrad_guard.engine.scoring.gradients import Exactness, GradientScores, deviation, score_by, tolerance_of
 from semgrad_guard.engine.scoring.observation import Observation, observe
 
 logger = logging.getLogger("semgrad_guard")
@@ -286,7 +286,7 @@ class OrdinaryCall:
         if replayer.head.weight.dtype.itemsize < torch.float32.itemsize and self.sample is not None:
             if self._observed(replayer, ours, row):
                 return True
-        elif not self._differentiated(replayer, ours, row, objective, _tolerance(replayer)):
+        elif not self._differentiated(replayer, ours, row, objective, tolerance_of(replayer.head.weight.dtype)):
             return False
         elif self.sample is None or self._differentiated(replayer, ours, row, objective, _ROUNDING):
             return True
@@ -297,7 +297,7 @@ class OrdinaryCall:
             (parts,) = score_by(
                 tier, self.way, replayer=twin, batch=row, objective=objective, span=span, captured=captured
             )
-            if self._differentiated(twin, parts, row, objective, TOLERANCE[torch.float32]):
+            if self._differentiated(twin, parts, row, objective, tolerance_of(torch.float32)):
                 return True
         return False
 
@@ -329,7 +329,7 @@ class OrdinaryCall:
         if not expected or len(log_probs) != len(expected):
             return bool(expected) != bool(log_probs)
         entropies, wanted = ([*chain.from_iterable(part.entropies for part in parts)] for parts in (ours, seen))
-        tolerance = _tolerance(replayer)
+        tolerance = tolerance_of(replayer.head.weight.dtype)
         return _far(log_probs, expected, tolerance) or _far(entropies, wanted, tolerance)
 
 
@@ -370,10 +370,6 @@ def _differ(ours: GradientScores, expected: GradientScores, tolerance: float) ->
         return True
     certain = (expected.greedy_nll or 0.0) < _CERTAIN
     return not certain and deviation(ours, expected) > tolerance
-
-
-def _tolerance(replayer: Replayer) -> float:
-    return TOLERANCE.get(replayer.head.weight.dtype, LOOSEST)
 
 
 def _far(ours: Sequence[float], theirs: Sequence[float], tolerance: float) -> bool:

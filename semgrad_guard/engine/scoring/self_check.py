@@ -28,9 +28,7 @@ from semgrad_guard.engine.objective import LogitTransform, Objective
 from semgrad_guard.engine.replay.batch import TokenBatch, is_out_of_memory, unless_memory_runs_out
 from semgrad_guard.engine.replay.replayer import Replayer
 from semgrad_guard.engine.scoring.gradients import (
-    LOOSEST,
     NO_GRADIENT,
-    TOLERANCE,
     Exactness,
     GradientScores,
     Tier,
@@ -38,6 +36,7 @@ from semgrad_guard.engine.scoring.gradients import (
     no_gradient,
     score_by,
     through_logits,
+    tolerance_of,
 )
 from semgrad_guard.engine.scoring.observation import observed_layer
 from semgrad_guard.errors import AnswerInterruptedError, SemGradGuardError, UnsupportedModelError
@@ -92,15 +91,11 @@ def tiers_in_context(
 
 def _by_sample(architecture: Architecture, sample: Callable[[], Replayer], check: _Check) -> Exactness:
     """The result of a float32 copy, as far as the model in its own dtype does not contradict it."""
-    try:
-        found = _Check(architecture, sample()).settled()
-    except AnswerInterruptedError:
-        raise
-    except Exception as error:
-        if is_out_of_memory(error):  # no matter of the model
-            raise
-        # Unknown model code may fail in any way; an unchecked way is not used.
-        logger.warning("semgrad-guard: this model cannot be checked in float32 (%r)", error)
+    found = _attempted(
+        lambda: _Check(architecture, sample()).settled(),
+        lambda error: logger.warning("semgrad-guard: this model cannot be checked in float32 (%r)", error),
+    )
+    if found is None:  # an unchecked way is not used
         return Exactness(transform=architecture.transform)
     check.replayer.plain = found.plain
     tiers = [tier for tier in found.tiers if tier == "full" or check.agrees(tier, found)]
@@ -115,7 +110,7 @@ class _Check:
         self.objective = Objective()
         # A layer with others to leave out below it and to replay above, and the last.
         self.span = tuple(sorted({observed_layer(architecture.n_layers), architecture.n_layers - 1}))
-        self.tolerance = TOLERANCE.get(replayer.head.weight.dtype, LOOSEST)
+        self.tolerance = tolerance_of(replayer.head.weight.dtype)
         self._expected: list[GradientScores] = []
         self._known: dict[tuple[int, tuple[int, ...]], tuple[GradientScores, _HeadOutput]] = {}
 
@@ -138,7 +133,7 @@ class _Check:
         long, outputs = self._full(_PROMPT)
         short, _ = self._full(_SHORT_PROMPT)
         if outputs[1] is not None:  # some models round them to float32
-            self.tolerance = max(self.tolerance, TOLERANCE.get(outputs[1].dtype, LOOSEST))
+            self.tolerance = max(self.tolerance, tolerance_of(outputs[1].dtype))
         self._expected = [long, short]
         basis = Exactness(transform=_measured(self.architecture.transform, *outputs))
         found: list[Exactness] = []
@@ -333,7 +328,7 @@ def equal_rows_stand_alone(replayer: Replayer) -> bool:
 
 def _rows_agree(replayer: Replayer) -> bool:
     weight = replayer.head.weight
-    tolerance = TOLERANCE.get(weight.dtype, LOOSEST)
+    tolerance = tolerance_of(weight.dtype)
     numbers = torch.arange(_ROWS * _PROMPT, device=weight.device)
     prompts = ((7919 * numbers + 104729) % weight.shape[0]).view(_ROWS, _PROMPT)
     config = GenerationConfig(
