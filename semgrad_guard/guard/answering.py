@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeVar, overload
 
 from semgrad_guard.calibration import Binding
-from semgrad_guard.engine.generation.generation import Generation
+from semgrad_guard.engine.generation.generation import Evidence, Generation
 from semgrad_guard.engine.generation.options import GenerationOptions, Sampling
 from semgrad_guard.engine.generation.sentence_scoring import EndedSentences
 from semgrad_guard.engine.generation.visible import Piece
@@ -121,18 +121,7 @@ class Answerer:
         if _has_tools(template_options):
             answer = self.model.tool_answer(generation)
             text, calls = answer.text, answer.calls
-        verdict = assess(
-            self.model,
-            self.estimator,
-            generation.evidence,
-            text=text,
-            options=self.options,
-            prompt_template=self.prompt_template,
-            template_options=template_options,
-            tool_calls=calls,
-            by_sentence=self.by_sentence,
-            known=known,
-        )
+        verdict = self._assessed(generation.evidence, text, template_options, tool_calls=calls, known=known)
         return Draft(verdict, generation, generation.prompt.form)
 
     @overload
@@ -230,18 +219,8 @@ class Answerer:
         form: PromptForm | None = None,
     ) -> Draft[None]:
         """The part of an answer that has ended, while the answer is being written; `known` is that before."""
-        verdict = assess(
-            self.model,
-            self.estimator,
-            ended.answer,
-            text=ended.answer.text[: ended.spans[-1][1]],
-            options=self.options,
-            prompt_template=self.prompt_template,
-            template_options=template_options,
-            by_sentence=self.by_sentence,
-            known=known,
-            ended=ended,
-        )
+        text = ended.answer.text[: ended.spans[-1][1]]
+        verdict = self._assessed(ended.answer, text, template_options, known=known, ended=ended)
         return Draft(verdict, None, form or ended.answer.prompt.form)
 
     @property
@@ -288,18 +267,24 @@ class Answerer:
             )
         except (InputError, UnsupportedToolsError) as error:
             return Draft(self.unscored(text, str(error), template_options), None)
-        verdict = assess(
+        verdict = self._assessed(evidence, evidence.text, template_options, served=self.served)
+        return Draft(verdict, None, evidence.prompt.form)
+
+    def _assessed(
+        self, evidence: Evidence, text: str, template_options: TemplateOptions | None, **given: Any
+    ) -> Verdict:
+        """The undecided verdict on an answer, with all that is this answerer's (`assess`)."""
+        return assess(
             self.model,
             self.estimator,
             evidence,
-            text=evidence.text,
+            text=text,
             options=self.options,
             prompt_template=self.prompt_template,
             template_options=template_options,
-            served=self.served,
             by_sentence=self.by_sentence,
+            **given,
         )
-        return Draft(verdict, None, evidence.prompt.form)
 
     def unscored(self, text: str, reason: str, template_options: TemplateOptions | None = None) -> Verdict:
         """The verdict on a text that cannot be scored, with the reason."""
