@@ -11,15 +11,12 @@ from semgrad_guard.cli.ask import ask
 from semgrad_guard.cli.calibrate import calibrate
 from semgrad_guard.cli.command import add
 from semgrad_guard.cli.decisions import decisions, feedback, recalibrate, sample
-from semgrad_guard.cli.demo import demo
 from semgrad_guard.cli.evaluate import evaluate
-from semgrad_guard.cli.fetch import fetch
 from semgrad_guard.cli.gate import gate
 from semgrad_guard.cli.help import EPILOGS, EXIT_CODES, PROGRAM
-from semgrad_guard.cli.plan import plan
 from semgrad_guard.cli.probe import probe
 from semgrad_guard.cli.score import score
-from semgrad_guard.cli.serve import serve
+from semgrad_guard.cli.short_commands import demo, fetch, plan, serve
 
 __all__ = ["app"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -16,11 +15,11 @@ import typer
 from semgrad_guard.cli import loading, options, values
 from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.loading import Cluster
-from semgrad_guard.cli.options import LearnedEstimatorSpec, PromisedSentences, Sentences, estimators_for, learns
+from semgrad_guard.cli.options import LearnedEstimatorSpec, PromisedSentences, estimators_for, learns
 from semgrad_guard.cli.terminal import ERR, note, say
 from semgrad_guard.declared import Bounds, Option
 from semgrad_guard.errors import InputError
-from semgrad_guard.evaluation.files import beside, sole_writer
+from semgrad_guard.evaluation.files import Output, read_by, sole_writer
 from semgrad_guard.evaluation.questions.data import QuestionFile
 from semgrad_guard.loading import ModelSource
 from semgrad_guard.settings import REPORTED, UPSTREAM_KEY, Alpha, Delta, EngineOptions
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from semgrad_guard.calibration import Calibration
     from semgrad_guard.calibration.calibration_set import Copies
     from semgrad_guard.cli.grading import ByHand
-    from semgrad_guard.estimators import Estimator
 
 
 def calibrate(  # noqa: PLR0913  # a command's options are its arguments
@@ -183,25 +181,28 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     quarter of the answers, and the threshold is chosen on the rest. With --by sentence, every sentence has a score and
     a grade of its own, and the promise is about sentences.
     """
+    from semgrad_guard.calibration import Calibration
     from semgrad_guard.calibration.prompt_parts import read_slots
     from semgrad_guard.cli import grading
-    from semgrad_guard.cli.calibrate_output import Files, draw, show
+    from semgrad_guard.cli.rendering import draw_calibration, show_calibration
 
     values.one_from_stdin(data=data, prompt=wording.prompt, system=wording.system, labels=labels)
     runs = tuple(also or ())
     alone = {"--also": runs, "--by-kind": by_kind, "--prediction-powered": prediction_powered}
     promised = sentences.form(alone)
-    files = Files(output, answers or beside(output, ".answers.jsonl"), plot, labels)
+    files = grading.Files(output, answers, plot, labels)
     if runs and learns(estimator):
         raise InputError(f"--also takes an estimator that learns nothing from labels, not {estimator.estimator}")
     if runs and labels is not None:
         raise InputError("--also takes a grader for the answers of every run; --labels are about those of one")
     phrasing, sources = loading.phrasing(wording)
     given = [path for path in (probe, extra_prompts) if path is not None]
-    files.check([data, Path(model.model), *sources, *runs, *given])
+    made = Output(output, "calibration", read_by(Calibration.load))
+    files.require(made, inputs=[data, Path(model.model), *sources, *runs, *given])
     questions = _read(data, columns, strict=strict, alpha=alpha, delta=delta, copies=copies)
     from semgrad_guard.cli.calibrate_answers import require_at_server
     from semgrad_guard.cli.calibrate_run import Run  # torch loads here, once the files are known to be good
+    from semgrad_guard.guard.calibrated_estimator import require_by_sentence
 
     if copies is None and questions.duplicates:
         copies = _chosen(questions)
@@ -213,8 +214,9 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     due = few and len(questions.rows) > by_hand
     hand = _hand(grading.ByHand(by_hand, prediction_powered) if due else None, prediction_powered, robust=robust)
     _require_kinds(questions if by_kind else None, alone=not runs and hand is None)
-    if server is None:
-        _require_known(estimators_for(estimator), promised)  # before any work, also settings that they do not take
+    known = estimators_for(estimator) if server is None else ()  # before any work, also settings that they do not take
+    for one in known if promised else ():
+        require_by_sentence(one)
     graders = grading.load_graders([] if grader is None else [grader])
     grading.check_labels(labels, begun_at=labels)
     source = ModelSource(**vars(model), semantic_token=None if server is not None else loading.load_token(probe))
@@ -251,10 +253,10 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
             tell(choice.reason, label=choice.estimator)
         outcome.calibration.save(output)
         if plot is not None:
-            draw(plot, outcome)
+            draw_calibration(plot, outcome)
     if (effect := outcome.effect) is not None and (doubt := effect.doubt(alpha)) is not None:
         say(doubt, label="Warning")
-    show(outcome, questions, files, as_json=as_json)
+    show_calibration(outcome, questions, files, as_json=as_json)
     raise typer.Exit(_code(outcome.calibration, questions))
 
 
@@ -335,15 +337,6 @@ def _read(
             label="Warning",
         )
     return questions
-
-
-def _require_known(estimators: Sequence[Estimator], sentences: Sentences | None) -> None:
-    """Refuse an estimator that compares whole answers, by sentence."""
-    from semgrad_guard.guard.calibrated_estimator import require_by_sentence
-
-    if sentences is not None:
-        for one in estimators:
-            require_by_sentence(one)
 
 
 def _drawn_questions(questions: QuestionFile, count: int) -> QuestionFile:

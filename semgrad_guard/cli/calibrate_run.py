@@ -13,8 +13,7 @@ from semgrad_guard.calibration import Binding, EngineAnswers
 from semgrad_guard.calibration.calibration_set import Copies, doubt_of_grader
 from semgrad_guard.cli import grading, loading
 from semgrad_guard.cli.calibrate_answers import ModelWriter, OtherRun, ServerWriter
-from semgrad_guard.cli.calibrate_output import Files
-from semgrad_guard.cli.grading import ByHand, Grades
+from semgrad_guard.cli.grading import ByHand, Files, Grades
 from semgrad_guard.cli.loading import Cluster
 from semgrad_guard.cli.options import EstimatorSpec, LearnedEstimatorSpec, Sentences, candidates_for, estimators_for
 from semgrad_guard.cli.terminal import say, say_unscored

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,8 +17,7 @@ from semgrad_guard.cli.loading import Cluster
 from semgrad_guard.cli.terminal import say, say_unscored
 from semgrad_guard.declared import Bounds, Option
 from semgrad_guard.errors import BindingMismatchError, InputError
-from semgrad_guard.evaluation.files import Output, beside, read_by, require_outputs, sole_writer
-from semgrad_guard.evaluation.job_record import is_record
+from semgrad_guard.evaluation.files import Output, read_by, sole_writer
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.loading import ModelSource
@@ -26,6 +25,7 @@ from semgrad_guard.settings import UPSTREAM_KEY, EngineOptions
 
 if TYPE_CHECKING:
     from semgrad_guard.cli.calibrate_answers import ModelWriter, ServerWriter
+    from semgrad_guard.cli.grading import Files
     from semgrad_guard.engine.generation.options import GenerationOptions
     from semgrad_guard.evaluation.band import Band, Departure, Measured
     from semgrad_guard.evaluation.graders import AnswerGrader
@@ -93,10 +93,11 @@ def gate(  # noqa: PLR0913  # a command's options are its arguments
     from semgrad_guard.guard import Policy
 
     values.one_from_stdin(data=data, prompt=wording.prompt, system=wording.system)
-    files = Files(band, answers)
+    files = grading.Files(band, answers)  # answers that nobody keeps are next to the band until the command ends
     phrasing, sources = loading.phrasing(wording)
     given = [path for path in (data, calibration, Path(model.model), probe) if path is not None]
-    files.check([*given, *sources], record=record)
+    made = [Output(band, "band", read_by(Band.load))] if record else []
+    files.require(*made, inputs=[*given, *sources, *([] if record else [band])])
     recorded = None if record else Band.load(band)
     rows = loading.read_data(data, columns, strict=True).rows
     phrasing.require(rows)
@@ -127,34 +128,6 @@ def gate(  # noqa: PLR0913  # a command's options are its arguments
             files.answers.unlink()
     show(measured, made, left, band if record else None, as_json=as_json)
     raise typer.Exit(ExitCode.GATE if left else ExitCode.OK)
-
-
-@dataclass(frozen=True)
-class Files:
-    """The files of the command. Answers that nobody keeps lie next to the band until the command ends."""
-
-    band: Path
-    kept: Path | None
-
-    @property
-    def answers(self) -> Path:
-        """The record of answers."""
-        return self.kept or beside(self.band, ".answers.jsonl")
-
-    @property
-    def grades(self) -> Path:
-        """The verdicts of models and judges."""
-        return beside(self.band, ".grades.jsonl")
-
-    def check(self, inputs: Sequence[Path], *, record: bool) -> None:
-        """Refuse, before any work, a file that cannot be written."""
-        from semgrad_guard.evaluation.band import Band
-        from semgrad_guard.evaluation.graders.grading import GRADES
-
-        written = [Output(self.answers, "record of answers", is_record())]
-        written += [Output(self.grades, "record of grades", is_record(GRADES))]
-        written += [Output(self.band, "band", read_by(Band.load))] if record else []
-        require_outputs(written, inputs=inputs if record else [*inputs, self.band])
 
 
 def writer_for(

@@ -1,4 +1,4 @@
-"""Grading for `calibrate` and `evaluate`: graders by name, files of labels, and a look at grades."""
+"""Grading for `calibrate`, `gate` and `evaluate`: graders by name, files of labels and of grades, a look at grades."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from semgrad_guard.calibration.hand_grades import rows_to_grade, share_to_grade
 from semgrad_guard.cli.loading import quietly
 from semgrad_guard.cli.terminal import kept_on_interrupt, note, say
 from semgrad_guard.errors import GradingError
-from semgrad_guard.evaluation.files import STDIN
+from semgrad_guard.evaluation.files import STDIN, Output, beside, require_outputs
 from semgrad_guard.evaluation.graders import GRADERS, AnswerGrader, AnswerToGrade, words
-from semgrad_guard.evaluation.graders.grading import GradedAnswer, doubt, grade_texts, some_of
+from semgrad_guard.evaluation.graders.grading import GRADES, GradedAnswer, doubt, grade_texts, some_of
 from semgrad_guard.evaluation.graders.labels import NAME, SheetAnswer, labels_for, open_sheet
 from semgrad_guard.evaluation.graders.words import no_verdict
-from semgrad_guard.evaluation.job_record import read_record
+from semgrad_guard.evaluation.job_record import is_record, read_record
 from semgrad_guard.evaluation.questions.data import Question
+from semgrad_guard.evaluation.report.drawing import is_drawn, require_drawable
 from semgrad_guard.evaluation.runs.answers import Answer, EvaluatedAnswer
 
 
@@ -41,6 +42,40 @@ def recorded_keys(answers: Path) -> list[str]:
     """The keys of all rows of a sheet about the answers in a record, also those to other questions."""
     rows = read_record(answers, EvaluatedAnswer)[1]
     return [key for answer in rows for key in ([answer.key] if answer.sentences is None else answer.sentence_keys)]
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files of `calibrate` and `gate`; where `kept` names no record of answers, it is next to the output."""
+
+    output: Path
+    kept: Path | None
+    plot: Path | None = None
+    labels: Path | None = None
+
+    @property
+    def answers(self) -> Path:
+        """The record of answers."""
+        return self.kept or beside(self.output, ".answers.jsonl")
+
+    @property
+    def grades(self) -> Path:
+        """The verdicts of models and judges."""
+        return beside(self.output, ".grades.jsonl")
+
+    def require(self, *outputs: Output, inputs: Sequence[Path]) -> None:
+        """Refuse, before any work, a file that cannot be written; `outputs` are those that the output itself is."""
+        written = [
+            *outputs,
+            Output(self.answers, "record of answers", is_record()),
+            Output(self.grades, "record of grades", is_record(GRADES)),
+        ]
+        if self.plot is not None:
+            require_drawable(self.plot)
+            written.append(Output(self.plot, "picture of a calibration", is_drawn))
+        if self.labels not in (None, STDIN):  # extended, never overwritten; `check_labels` recognises it
+            written.append(Output(self.labels, "sheet of labels", lambda _: True))
+        require_outputs(written, inputs=inputs)
 
 
 @dataclass(frozen=True)

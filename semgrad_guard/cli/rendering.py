@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import typer
 from rich import box
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -13,12 +17,15 @@ from rich.text import Text
 
 from semgrad_guard.calibration import Binding, Calibration, Drift
 from semgrad_guard.calibration.report import promise, report, shortfall
-from semgrad_guard.cli.terminal import printable
+from semgrad_guard.cli.terminal import OUT, printable
 from semgrad_guard.evaluation.graders.words import right_means
-from semgrad_guard.evaluation.report.drawing import Claim, shades
+from semgrad_guard.evaluation.questions.data import QuestionFile
+from semgrad_guard.evaluation.report.drawing import Claim, draw_risk_coverage, shades
+from semgrad_guard.named import title_of
 from semgrad_guard.records import Verdict
 
 if TYPE_CHECKING:
+    from semgrad_guard.cli.grading import Files
     from semgrad_guard.evaluation.calibrating import Outcome
     from semgrad_guard.evaluation.probing.probe_record import Probe
 
@@ -150,6 +157,47 @@ def calibration_view(outcome: Outcome) -> RenderableType:
             table.add_row(figure(score), percent(confidence), Text(shown, style=_COLOURS[action]))
         parts += [Text(), table]
     return Group(*parts)
+
+
+def draw_calibration(path: Path, outcome: Outcome) -> None:
+    """Risk against coverage, as a picture."""
+    made_for = outcome.calibration.binding
+    draw_risk_coverage(
+        path,
+        outcome.uncertainties,
+        outcome.correct,
+        calibration=outcome.calibration,
+        title=f"{title_of(made_for.model) if made_for else ''}: {len(outcome.correct)} questions",
+        label=made_for.estimator if made_for else "",
+    )
+
+
+def show_calibration(outcome: Outcome, questions: QuestionFile, files: Files, *, as_json: bool) -> None:
+    """The result, on the terminal or as JSON."""
+    if as_json:
+        long: dict[str, Any] = dict.fromkeys(("scores", "grid", "confidence_map"), True)
+        long["choice"] = True if outcome.calibration.choice is None else {"weights", "questions"}
+        rows = confidence_rows(outcome.calibration)
+        document = {
+            "calibration": outcome.calibration.model_dump(mode="json", exclude=long),
+            "effect": None if outcome.effect is None else asdict(outcome.effect),
+            "no_verdict": outcome.no_verdict,
+            "auroc": outcome.auroc,
+            "aurc": outcome.aurc,
+            "confidence": [{"uncertainty": score, "confidence": confidence} for score, confidence in rows],
+            "broken_lines": [str(problem) for problem in questions.problems],
+            "duplicates": list(questions.duplicates),
+            "output": str(files.output),
+            "answers": str(files.answers),
+            "plot": None if files.plot is None else str(files.plot),
+        }
+        typer.echo(json.dumps(document))
+        return
+    OUT.print(calibration_view(outcome))
+    OUT.print(f"The calibration {outcome.calibration.id} is in {files.output},", soft_wrap=True, markup=False)
+    OUT.print(f"the answers are in {files.answers}.", soft_wrap=True, markup=False)
+    if files.plot is not None:
+        OUT.print(f"The picture is {files.plot}.", soft_wrap=True, markup=False)
 
 
 def probe_view(found: Probe) -> RenderableType:

@@ -7,23 +7,21 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 from click.testing import Result
 
 import semgrad_guard
-from semgrad_guard.cli import loading, options
+from semgrad_guard.cli import loading, options, short_commands
 from semgrad_guard.estimators import ESTIMATORS
 from semgrad_guard.evaluation.graders import GRADERS
 
 from .helpers import flat
 
 Run = Callable[..., Result]
-demo: Any = import_module("semgrad_guard.cli.demo")  # the package has a function of this name
 
 
 def test_the_version(run: Run) -> None:
@@ -111,7 +109,7 @@ def test_without_its_packages_the_demo_names_the_extra(run: Run, monkeypatch: py
 
 def test_all_that_is_missing_is_named_at_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     absent = {"matplotlib", "bm25s", "sklearn"}
-    monkeypatch.setattr(demo, "find_spec", lambda name: None if name in absent else name)
+    monkeypatch.setattr(short_commands, "find_spec", lambda name: None if name in absent else name)
     result = run("demo")
     assert result.exit_code == 1
     assert (
@@ -125,7 +123,7 @@ def test_the_demo_asks_for_what_its_extra_brings() -> None:
     extras = project["optional-dependencies"]
     brought = [package for name in ("demo", "langchain", "grammar", "eval") for package in extras[name]]
     names = {re.split(r"[<>=\[]", package)[0] for package in brought} - {"semgrad-guard"}
-    assert set(demo._NEEDED.values()) == names
+    assert set(short_commands._NEEDED.values()) == names
 
 
 def test_a_bug_of_ours_is_no_missing_extra(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

