@@ -36,8 +36,7 @@ from semgrad_guard.calibration.exact_tests import share_of
 from semgrad_guard.calibration.hand_grades import HandGrades
 from semgrad_guard.calibration.prompt_parts import read_slots
 from semgrad_guard.calibration.prompt_shape import PromptForm, PromptShape
-from semgrad_guard.calibration.sentence_gates import Promise
-from semgrad_guard.calibration.sentences import AnswerSentences, SentenceSet
+from semgrad_guard.calibration.sentences import AnswerSentences, Promise, SentenceSet
 from semgrad_guard.calibration.thresholds import (
     Engine,
     EngineAnswers,
@@ -241,7 +240,7 @@ def calibrate_sentences(
 
     `promise` is `"sentence"` (take an answer of which something is delivered, and one of its delivered sentences at
     random: it is wrong with probability at most alpha) or `"answer"` (of the answers from which something is delivered,
-    at most alpha hold a wrong sentence); see `sentence_gates`. The calibration is bound to `on_doubt`. `how` are
+    at most alpha hold a wrong sentence); see `sentences.py`. The calibration is bound to `on_doubt`. `how` are
     options of `calibrate` (alpha, delta, copies, prompts ...); the answers name their questions.
 
     Raises:

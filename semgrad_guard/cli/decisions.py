@@ -16,8 +16,7 @@ from rich.table import Table
 from semgrad_guard.cli import options, values
 from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.terminal import OUT, note, say_problems
-from semgrad_guard.decision_log.entries import Decision
-from semgrad_guard.decision_log.summary import Row, Summary, by_day, parse_since
+from semgrad_guard.decision_log.entries import Decision, Row, Summary, by_day, parse_since
 from semgrad_guard.declared import Bounds, Option
 from semgrad_guard.errors import InputError
 from semgrad_guard.settings import LogAddress, require_name
@@ -45,7 +44,7 @@ def decisions(
     if as_csv and as_json:
         raise typer.BadParameter("give --csv or --json, not both")
     from semgrad_guard.decision_log.database import opened
-    from semgrad_guard.decision_log.watching import PromiseWatch
+    from semgrad_guard.decision_log.decision_log import PromiseWatch
 
     moment = parse_since(since)
     with opened(log) as database:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.calibration.promise_monitor import PromiseMonitor
-from semgrad_guard.decision_log.summary import Summary, by_day, parse_since
+from semgrad_guard.decision_log.entries import Summary, by_day, parse_since
 from semgrad_guard.errors import InputError
 from semgrad_guard.server.answers import HttpError
 from semgrad_guard.server.protocol import DecisionsRequest, FeedbackRequest, SummaryRequest
@@ -85,7 +85,7 @@ def promises(log: DecisionLog, *, current: Mapping[str, Calibration]) -> dict[st
     Raises:
         DecisionLogError: it cannot be read.
     """
-    from semgrad_guard.decision_log.watching import WatchedPromise
+    from semgrad_guard.decision_log.decision_log import WatchedPromise
 
     logged = {one.calibration_id: one for one in log.promises()}
     for name, calibration in current.items():

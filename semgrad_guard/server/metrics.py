@@ -17,7 +17,7 @@ from semgrad_guard.calibration.promise_monitor import State
 from semgrad_guard.records import Verdict
 
 if TYPE_CHECKING:  # it needs the extra `log`
-    from semgrad_guard.decision_log.watching import WatchedPromise
+    from semgrad_guard.decision_log.decision_log import WatchedPromise
 
 _SCORES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 _WAITS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)

@@ -25,8 +25,7 @@ pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
 
 from semgrad_guard.decision_log.database import Database
 from semgrad_guard.decision_log.decision_log import DecisionLog
-from semgrad_guard.decision_log.entries import Decision, Facts
-from semgrad_guard.decision_log.summary import Summary, by_day, parse_since
+from semgrad_guard.decision_log.entries import Decision, Facts, Summary, by_day, parse_since
 from tests.ports import free_port
 from tests.steps import LIMIT
 

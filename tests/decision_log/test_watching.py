@@ -9,8 +9,7 @@ import pytest
 
 pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
 
-from semgrad_guard.decision_log.decision_log import DecisionLog
-from semgrad_guard.decision_log.watching import WatchedPromise
+from semgrad_guard.decision_log.decision_log import DecisionLog, WatchedPromise
 from tests.steps import LIMIT
 
 from .test_decision_log import verdict
