@@ -18,7 +18,7 @@ import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from semgrad_guard.evaluation.metrics.ranking import Tally, bootstrap
+from semgrad_guard.evaluation.metrics import Tally, bootstrap
 from semgrad_guard.files import atomic_write
 
 RIGHT = "correct: contains"

@@ -85,7 +85,7 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     from semgrad_guard.calibration import Calibration
     from semgrad_guard.cli import evaluate_run as steps
     from semgrad_guard.cli import grading
-    from semgrad_guard.evaluation.probing.probe_record import Probe
+    from semgrad_guard.evaluation.probe_record import Probe
 
     values.one_from_stdin(data=data, prompt=wording.prompt, system=wording.system, labels=labels)
     files = steps.Files(output)

@@ -35,10 +35,10 @@ from semgrad_guard.evaluation.graders.base import WordGrader
 from semgrad_guard.evaluation.graders.grading import GRADES, GradedAnswer, grade, with_references
 from semgrad_guard.evaluation.graders.labels import NAME, extend_sheet, labels_for
 from semgrad_guard.evaluation.graders.words import BY_WORDS, entailment_model, no_verdict
+from semgrad_guard.evaluation.guarantee import ALPHAS
 from semgrad_guard.evaluation.job_record import is_record, read_record
 from semgrad_guard.evaluation.metrics import aurc, auroc
-from semgrad_guard.evaluation.metrics.guarantee import ALPHAS
-from semgrad_guard.evaluation.probing.probe_record import Probe
+from semgrad_guard.evaluation.probe_record import Probe
 from semgrad_guard.evaluation.questions.data import QuestionFile
 from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.evaluation.questions.sources import HUB

@@ -20,8 +20,8 @@ from semgrad_guard.settings import MaxTokens, ModelOptions
 
 if TYPE_CHECKING:
     from semgrad_guard.engine.language_model import LanguageModel
-    from semgrad_guard.evaluation.probing.probe import ProbePlan
-    from semgrad_guard.evaluation.probing.probe_record import Probe
+    from semgrad_guard.evaluation.probe import ProbePlan
+    from semgrad_guard.evaluation.probe_record import Probe
 
 
 _LOOKED_AT = "What is looked at"
@@ -66,8 +66,8 @@ def probe(  # noqa: PLR0913  # a command's options are its arguments
     LanguageModel takes it: semantic_token=TokenChoice.load(FILE).
     """
     from semgrad_guard.engine.scoring.semantic_preservation import SemanticPreservation
-    from semgrad_guard.evaluation.probing.probe import ProbePlan
-    from semgrad_guard.evaluation.probing.probe_record import Probe
+    from semgrad_guard.evaluation.probe import ProbePlan
+    from semgrad_guard.evaluation.probe_record import Probe
     from semgrad_guard.evaluation.report.drawing import is_drawn, require_drawable
 
     # Next to the record the state of an interrupted run, and pictures.
@@ -131,7 +131,7 @@ def _probe(
     grader: str | None,
 ) -> Probe:
     from semgrad_guard.evaluation.graders import GRADERS, default_grader
-    from semgrad_guard.evaluation.probing.probe import probe
+    from semgrad_guard.evaluation.probe import probe
     from semgrad_guard.guard import template_name
 
     return probe(

@@ -27,7 +27,7 @@ from semgrad_guard.records import Verdict
 if TYPE_CHECKING:
     from semgrad_guard.cli.grading import Files
     from semgrad_guard.evaluation.calibrating import Outcome
-    from semgrad_guard.evaluation.probing.probe_record import Probe
+    from semgrad_guard.evaluation.probe_record import Probe
 
 ROWS_SHOWN = 20
 _COLOURS = {"answer": "green", "escalate": "yellow", "abstain": "yellow"}

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semgrad_guard.evaluation import metrics
-from semgrad_guard.evaluation.metrics.ranking import (
+from semgrad_guard.evaluation.metrics import (
     Tally,
     bootstrap,
     combined,

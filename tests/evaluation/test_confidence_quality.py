@@ -10,7 +10,7 @@ from scipy.stats import binomtest
 from sklearn.metrics import brier_score_loss
 
 from semgrad_guard.calibration.confidence import fit
-from semgrad_guard.evaluation.metrics.confidence_quality import (
+from semgrad_guard.evaluation.metrics import (
     brier,
     crossfitted,
     expected_calibration_error,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from semgrad_guard.calibration.calibration_set import Effect
-from semgrad_guard.evaluation.metrics.guarantee import guaranteed_coverage
+from semgrad_guard.evaluation.guarantee import guaranteed_coverage
 
 GRADED = [(0.1, True), (0.2, True), (0.3, False), (0.4, True), (0.5, False), (None, False)]
 

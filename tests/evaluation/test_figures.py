@@ -15,7 +15,7 @@ import pytest
 from semgrad_guard.errors import InputError
 from semgrad_guard.evaluation import metrics
 from semgrad_guard.evaluation.graded import GradedRun
-from semgrad_guard.evaluation.metrics.confidence_quality import crossfitted
+from semgrad_guard.evaluation.metrics import crossfitted
 from semgrad_guard.evaluation.report import figures
 from semgrad_guard.evaluation.report.drawing import inline_svg, save
 from semgrad_guard.evaluation.report.figures import BETAS, TAUS, hybrid

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from semgrad_guard.calibration import calibrate
-from semgrad_guard.evaluation.metrics.guarantee import (
+from semgrad_guard.evaluation.guarantee import (
     GuaranteedCoverage,
     fewest_questions,
     guaranteed_coverage,

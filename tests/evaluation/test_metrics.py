@@ -14,8 +14,7 @@ from sklearn.metrics import roc_auc_score
 
 from semgrad_guard.calibration import calibrate
 from semgrad_guard.errors import InputError
-from semgrad_guard.evaluation.metrics import aurc, auroc, risk_coverage
-from semgrad_guard.evaluation.metrics.ranking import tally
+from semgrad_guard.evaluation.metrics import aurc, auroc, risk_coverage, tally
 
 ANSWERS = st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=6)
 

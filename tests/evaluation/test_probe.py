@@ -16,11 +16,11 @@ from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.semantic_token import TokenChoice
 from semgrad_guard.errors import BindingMismatchError, InputError
+from semgrad_guard.evaluation import probe as probing
 from semgrad_guard.evaluation.graders import ExactMatch
 from semgrad_guard.evaluation.metrics import auroc
-from semgrad_guard.evaluation.probing import collecting
-from semgrad_guard.evaluation.probing.probe import ProbePlan, correlations, probe, prompt_ends
-from semgrad_guard.evaluation.probing.probe_record import Probe
+from semgrad_guard.evaluation.probe import GridAnswer, ProbePlan, correlations, probe, prompt_ends
+from semgrad_guard.evaluation.probe_record import Probe
 from semgrad_guard.evaluation.questions.data import Question
 
 OPTIONS = GenerationOptions(max_tokens=4)
@@ -175,7 +175,7 @@ def test_a_killed_probe_continues(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Killed once while reading paraphrases and once while answering; nothing done is done again."""
-    monkeypatch.setattr(collecting, "_SAVE_EVERY", 0.0)
+    monkeypatch.setattr(probing, "_SAVE_EVERY", 0.0)
     forwards: list[int] = []
     last_states = language_model.last_states
     monkeypatch.setattr(language_model, "last_states", lambda p, n: (forwards.append(len(p)), last_states(p, n))[1])
@@ -223,7 +223,7 @@ def test_correlations_against_numpy() -> None:
 
 
 def test_a_grid_answer_reads_semgrad_off_its_grid() -> None:
-    answer = collecting.GridAnswer(
+    answer = GridAnswer(
         key="k", question="q", text="t", scores={}, semantic_token=-2, grid=((1.0, 2.0), (3.0, 4.0), (5.0, 6.0))
     )
     assert answer.semgrad([1, 2]) == 4.0

@@ -12,8 +12,8 @@ from sklearn.metrics import cohen_kappa_score
 
 from semgrad_guard.evaluation import metrics
 from semgrad_guard.evaluation.graded import GradedRun
-from semgrad_guard.evaluation.metrics.guarantee import guaranteed_coverage
-from semgrad_guard.evaluation.metrics.ranking import Estimate, estimate, tally
+from semgrad_guard.evaluation.guarantee import guaranteed_coverage
+from semgrad_guard.evaluation.metrics import Estimate, estimate, tally
 from semgrad_guard.evaluation.report import paper, tables
 from semgrad_guard.evaluation.report.summary import RunSummary, summarize
 from semgrad_guard.evaluation.report.table import Cell, Column, Row, Table, marked

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from semgrad_guard.evaluation.probing.probe import FEWEST, with_answers, without_answers
+from semgrad_guard.evaluation.probe_record import FEWEST, with_answers, without_answers
 
 OWN = -3
 

@@ -12,9 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from semgrad_guard.errors import InputError
 from semgrad_guard.evaluation.graded import GradedRun
-from semgrad_guard.evaluation.metrics import aurc, auroc, risk_coverage
-from semgrad_guard.evaluation.metrics.confidence_quality import reliability
-from semgrad_guard.evaluation.metrics.ranking import Floats
+from semgrad_guard.evaluation.metrics import Floats, aurc, auroc, reliability, risk_coverage
 from semgrad_guard.evaluation.report import paper
 from semgrad_guard.evaluation.report.drawing import (
     INK,

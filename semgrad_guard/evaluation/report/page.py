@@ -14,9 +14,9 @@ from markupsafe import Markup
 
 from semgrad_guard.evaluation.files import make_folder, require_writable
 from semgrad_guard.evaluation.graded import GradedRun, require_distinct
+from semgrad_guard.evaluation.guarantee import ALPHAS, DELTA, SPLITS
 from semgrad_guard.evaluation.job_record import flat
-from semgrad_guard.evaluation.metrics.guarantee import ALPHAS, DELTA, SPLITS
-from semgrad_guard.evaluation.metrics.ranking import LEVEL, RESAMPLES
+from semgrad_guard.evaluation.metrics import LEVEL, RESAMPLES
 from semgrad_guard.evaluation.report import figures, paper
 from semgrad_guard.evaluation.report.drawing import Claim, highlighted_html, inline_svg, require_drawable
 from semgrad_guard.evaluation.report.figures import ProbeMaps

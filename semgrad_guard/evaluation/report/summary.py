@@ -10,22 +10,24 @@ from typing import Any
 import numpy as np
 
 from semgrad_guard.evaluation.graded import GradedRun
-from semgrad_guard.evaluation.metrics.confidence_quality import brier, crossfitted, expected_calibration_error
-from semgrad_guard.evaluation.metrics.guarantee import (
+from semgrad_guard.evaluation.guarantee import (
     ALPHAS,
     SPLITS,
     GuaranteedCoverage,
     fewest_questions,
     guaranteed_coverage,
 )
-from semgrad_guard.evaluation.metrics.ranking import (
+from semgrad_guard.evaluation.metrics import (
     Estimate,
     Floats,
     Metric,
     Tally,
     bootstrap,
+    brier,
     combined,
+    crossfitted,
     estimate,
+    expected_calibration_error,
     paired_difference,
     resamples,
 )

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from semgrad_guard.evaluation.files import first_line
-from semgrad_guard.evaluation.metrics.ranking import Estimate, combined, estimate
+from semgrad_guard.evaluation.metrics import Estimate, combined, estimate
 
 Better = Literal["higher", "lower"] | None
 Mark = Literal["best", "tied", ""]

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from semgrad_guard.evaluation.metrics.guarantee import DELTA, GuaranteedCoverage
-from semgrad_guard.evaluation.metrics.ranking import Estimate, estimate, known, mean
+from semgrad_guard.evaluation.guarantee import DELTA, GuaranteedCoverage
+from semgrad_guard.evaluation.metrics import Estimate, estimate, known, mean
 from semgrad_guard.evaluation.report import paper
 from semgrad_guard.evaluation.report.summary import COVERAGES, MethodSummary, RunSummary
 from semgrad_guard.evaluation.report.table import NOTHING, Better, Cell, Column, Row, Table, marked

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semgrad_guard.calibration import exact_tests, gates
-from semgrad_guard.evaluation.metrics.ranking import Floats, as_arrays
+from semgrad_guard.evaluation.metrics import Floats, as_arrays
 
 ALPHAS = (0.05, 0.1, 0.2)
 DELTA = 0.1

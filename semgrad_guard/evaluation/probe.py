@@ -1,65 +1,218 @@
 """Probing a model: where it keeps the meaning of a prompt, where SemGrad works, and which t* follows from that.
 
-Which prompt token to differentiate by: the chat template's own, unless graded answers speak against it. Bare argmax of
-the Semantic Preservation Score is a trap: on a small model the prompt's last token has the highest score and the worst
-SemGrad (every layer has seen the whole prompt there, and is busy with the next token), and the paper's correlation of
-the two need not hold. But the paper's own choices are all of one kind, the first token after the user's text, or that
-text's last token, and a chat template gives that place away. So:
-
-1. The template's own place is the recommendation to beat.
-2. The Semantic Preservation Score alone never beats it. It is reported, also where it disagrees.
-3. Graded answers are split in two halves. The first proposes the token at which SemGrad tells right from wrong best;
-   the second compares that one token with the template's, on answers that had no part in choosing it. The proposal is
-   recommended only if the interval of the difference in AUROC lies above zero.
-
-Tokens in question are those that have read the whole question: the ones that all prompts end with, and the one before.
+Gradients at every layer and late prompt token, for every answer of a file of questions, come from a resumable run.
 """
 
 from __future__ import annotations
 
 import datetime
+import hashlib
+import json
 import math
+import statistics
+import time
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from scipy import stats
 
+from semgrad_guard.engine.generation.generation import Generation
+from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.prompts.semantic_token import TokenChoice
-from semgrad_guard.errors import PromptTooLongError
+from semgrad_guard.engine.scoring.semantic_preservation import SemanticPreservation
+from semgrad_guard.errors import BindingMismatchError, InputError, PromptTooLongError
 from semgrad_guard.evaluation.graders import Grader
-from semgrad_guard.evaluation.job_record import Progress, unwatched
+from semgrad_guard.evaluation.job_record import JobRecord, Progress, differing, unwatched
 from semgrad_guard.evaluation.metrics import auroc
-from semgrad_guard.evaluation.metrics.ranking import Estimate, Tally, paired_difference
-from semgrad_guard.evaluation.probing.collecting import (
-    GridAnswer,
-    ProbePlan,
-    collect_grids,
-    measure_preservation,
-    wordings,
+from semgrad_guard.evaluation.probe_record import (
+    GradedGrid,
+    Probe,
+    Recommendation,
+    Table,
+    with_answers,
+    without_answers,
 )
-from semgrad_guard.evaluation.probing.probe_record import GradedGrid, Probe, Table
 from semgrad_guard.evaluation.questions.data import Question, with_paraphrases
 from semgrad_guard.evaluation.questions.prompts import Phrasing
+from semgrad_guard.evaluation.runs.answers import Answer
+from semgrad_guard.evaluation.runs.run import complete, in_turn, run_settings, where_it_fits
+from semgrad_guard.files import atomic_write
 from semgrad_guard.guard import template_name
+from semgrad_guard.records import Message
 
+_SAVE_EVERY = 20.0
 Correlations = tuple[float | None, float | None]
 
 Phase = Callable[[str], AbstractContextManager[Progress]]
 """Names a part of the work for as long as it lasts, and yields a progress function."""
 
 
-@contextmanager
-def _unseen(_: str) -> Generator[Progress]:
-    yield unwatched
+class GridAnswer(Answer):
+    """An answer with its `grid` (`GradientScores.grid`: all layers x last prompt tokens) and its prompt's own t*.
+
+    The grid is None, with a reason, where there is none.
+    """
+
+    semantic_token: int | None = None
+    grid: tuple[tuple[float, ...], ...] | None = None
+    reason: str | None = None
+
+    def semgrad(self, layers: Sequence[int], offset: int | None = None) -> float | None:
+        """SemGrad over these layers at a token (default: the prompt's own t*); None where the grid does not hold it."""
+        at = self.semantic_token if offset is None else offset
+        if self.grid is None or at is None or -at > len(self.grid[0]):
+            return None
+        return statistics.fmean(self.grid[layer][at] for layer in layers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbePlan:
+    """How to probe: the prompts' last `tokens` (more, where t* lies further back), and how to answer."""
+
+    tokens: int = 10
+    system: str | None = None
+    batch_size: int = 8
+    options: GenerationOptions = GenerationOptions(max_tokens=64)  # noqa: RUF009  # frozen
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1 or self.batch_size < 1:
+            raise InputError(f"tokens and batch size must be at least 1, not {self.tokens} and {self.batch_size}")
+
+
+def collect_grids(
+    questions: Sequence[Question],
+    path: Path,
+    plan: ProbePlan,
+    *,
+    model: LanguageModel,
+    tokens: int,
+    on_progress: Progress,
+) -> list[GridAnswer]:
+    """Answer the questions greedily and differentiate by all layers at the last `tokens` prompt tokens.
+
+    Every answer is kept at `path` as it comes, and recorded answers are not redone (see `JobRecord`).
+    """
+    objective = Objective(layers=tuple(range(model.n_layers)), last_tokens=tokens)
+    phrasing = Phrasing(plan.system)
+    settings = {
+        **run_settings(model, {}, options=plan.options, template=phrasing.name(questions)),
+        "grid_tokens": tokens,
+    }
+
+    def answer(batch: Sequence[Question], _: int) -> list[GridAnswer]:
+        return where_it_fits(model, phrasing, batch, fitting, _unanswered)
+
+    def fitting(some: Sequence[Question], conversations: Sequence[list[Message]]) -> Iterator[GridAnswer]:
+        generations = model.generate_batch(conversations, plan.options, objective=objective)
+        return map(partial(_answered, objective=objective), some, generations)
+
+    with JobRecord(path, settings, GridAnswer) as record:
+        return complete(record, questions, in_turn(answer), batch_size=plan.batch_size, on_progress=on_progress)
+
+
+def _answered(question: Question, generation: Generation, *, objective: Objective) -> GridAnswer:
+    timed = generation.evidence.gradients(objective)
+    grid = timed.scores.grid if timed is not None else ()
+    reason = generation.evidence.why_empty if timed is None else timed.scores.reason or "a gradient is not finite"
+    return GridAnswer.to(
+        question,
+        text=generation.text,
+        finish_reason=generation.finish_reason,
+        scores={},
+        semantic_token=generation.prompt.semantic_token.offset,
+        grid=grid or None,
+        reason=None if grid else reason,
+    )
+
+
+def _unanswered(question: Question, reason: str) -> GridAnswer:
+    return GridAnswer.to(question, text=None, scores={}, reason=reason)
+
+
+def wordings(model: LanguageModel, question: Question, system: str | None) -> list[Prompt]:
+    """The prompts of a question and of its paraphrases."""
+    texts = dict.fromkeys((question.question, *question.paraphrases))
+    rows = [question.model_copy(update={"question": text}) for text in texts]
+    return [model.render(Phrasing(system).conversation(row)) for row in rows]
+
+
+def measure_preservation(
+    questions: Sequence[Question],
+    path: Path,
+    plan: ProbePlan,
+    *,
+    model: LanguageModel,
+    tokens: int,
+    on_progress: Progress,
+) -> SemanticPreservation:
+    """Sums over all questions, each with a paraphrase at least; kept at `path` now and then, and at the end.
+
+    Args:
+        questions: distinct ones.
+        path: the sums so far (safetensors); a run with other settings does not continue it.
+        plan: a forward pass takes twice its batch of prompts, roughly: a question's wordings stay together.
+        model: whose hidden states are measured.
+        tokens: how many of the prompts' last tokens.
+        on_progress: told (questions done, questions in all).
+
+    Raises:
+        BindingMismatchError: the sums at `path` are another run's.
+    """
+    settings = {
+        "model": model.identity.name,
+        "fingerprint": model.identity.fingerprint,
+        "dtype": model.identity.dtype,
+        "prompt_template": template_name(model, Phrasing(plan.system).name(questions)),
+        "tokens": tokens,
+        "questions": _digest(questions),
+    }
+    sums = _load(path, settings)
+    step = max(1, 2 * plan.batch_size // (1 + max(len(question.paraphrases) for question in questions)))
+    done, saved = 0 if sums is None else sums.queries, time.monotonic()
+    on_progress(done, len(questions))
+    while done < len(questions):
+        groups = [wordings(model, question, plan.system) for question in questions[done : done + step]]
+        states = model.last_states([prompt for group in groups for prompt in group], tokens)
+        sums = sums or SemanticPreservation.empty(states.shape[1], tokens, states.shape[-1])
+        begin = 0
+        for group in groups:
+            sums.add(states[begin : begin + len(group)])
+            begin += len(group)
+        done += len(groups)
+        if done == len(questions) or time.monotonic() - saved > _SAVE_EVERY:
+            atomic_write(path, partial(sums.write, settings=settings))
+            saved = time.monotonic()
+        on_progress(done, len(questions))
+    if sums is None:
+        raise InputError("there are no questions to measure")
+    return sums
+
+
+def _digest(questions: Sequence[Question]) -> str:
+    content = json.dumps([[question.key, *question.paraphrases] for question in questions])
+    return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def _load(path: Path, settings: dict[str, Any]) -> SemanticPreservation | None:
+    if not path.exists():
+        return None
+    sums, found = SemanticPreservation.read(path)
+    if changed := differing(found, settings):
+        raise BindingMismatchError(
+            f"The sums in {path} come from a probe with other settings: {'; '.join(changed.values())}. Continue with "
+            "the same ones, or choose another output."
+        )
+    return sums
 
 
 @dataclass(frozen=True)
@@ -120,7 +273,7 @@ def probe(
     states_path: Path,
     answers_path: Path | None,
     grader: Grader,
-    phase: Phase = _unseen,
+    phase: Phase = lambda _: nullcontext(unwatched),
 ) -> Probe:
     """Measure semantic preservation on the questions with paraphrases and, on request, SemGrad on all with answers.
 
@@ -238,102 +391,3 @@ def _graded(
 
 def _rows(values: torch.Tensor) -> Table:
     return tuple(tuple(float(number) for number in row) for row in values)
-
-
-FEWEST = 25
-"""Right answers, and wrong ones, that each half needs: intervals of a handful are not to be trusted."""
-
-Scores = Sequence[float | None]
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Recommendation:
-    """`offset` is None for the template's own place. `difference` in AUROC, proposal against template, is from the
-    half that did not choose; None where no other token was proposed."""
-
-    offset: int | None
-    reason: str
-    proposal: int | None = None
-    difference: Estimate | None = None
-
-
-def without_answers(own: int, preserved: Mapping[int, float]) -> Recommendation:
-    """The choice from Semantic Preservation Scores (by offset) alone: the template's own token, `own`."""
-    best = max(preserved, key=lambda offset: preserved[offset])
-    reason = f"the chat template's own place ({own}); no graded answers were given that could speak against it"
-    if best != own:
-        reason += (
-            f". The Semantic Preservation Score is highest at {best} ({preserved[best]:.3f}, against "
-            f"{preserved.get(own, float('nan')):.3f}); alone that proves nothing, since at the prompt's last tokens "
-            "it can be high where SemGrad is poor"
-        )
-    return Recommendation(None, reason)
-
-
-def with_answers(
-    own: int, own_scores: Scores, by_offset: Mapping[int, Scores], correct: Sequence[bool], *, seed: int = 0
-) -> Recommendation:
-    """The rule's step 3.
-
-    Args:
-        own: the template's offset (the commonest, where prompts differ).
-        own_scores: SemGrad at each prompt's own t*.
-        by_offset: SemGrad at every other token in question, by offset.
-        correct: whether each answer is right.
-        seed: of the split and the bootstrap.
-    """
-    choosing, testing = _halves(correct, seed)
-    right = [sum(_at(correct, half)) for half in (choosing, testing)]
-    wrong = [len(half) - count for half, count in zip((choosing, testing), right, strict=True)]
-    if min(*right, *wrong) < FEWEST:
-        return Recommendation(
-            None,
-            f"the chat template's own place ({own}); {sum(correct)} right and {len(correct) - sum(correct)} wrong "
-            f"answers are too few to speak against it (it takes {2 * FEWEST} of each)",
-        )
-    found = {offset: _auroc(scores, correct, choosing) for offset, scores in by_offset.items()}
-    found[own] = _auroc(own_scores, correct, choosing)
-    proposal = max(found, key=lambda offset: (found[offset], offset == own))
-    if proposal == own:
-        return Recommendation(None, f"the chat template's own place ({own}): SemGrad is best there as well")
-    difference = paired_difference(
-        {"auroc": Tally.auroc},
-        _at(by_offset[proposal], testing),
-        _at(own_scores, testing),
-        _at(correct, testing),
-        seed=seed,
-    )["auroc"]
-    return _verdict(own, proposal, difference)
-
-
-def _verdict(own: int, proposal: int, difference: Estimate) -> Recommendation:
-    if difference.value is None or difference.low is None or difference.high is None:
-        finding = "on the other half the difference is undefined"
-        return Recommendation(None, f"the chat template's own place ({own}): {finding}", proposal, difference)
-    measured = f"{difference.value:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}] in AUROC"
-    if difference.low > 0:
-        reason = f"SemGrad is better at {proposal} than at the chat template's own place ({own}): {measured}"
-        return Recommendation(proposal, f"{reason}, on answers that had no part in the choice", proposal, difference)
-    reason = f"the chat template's own place ({own}): one half of the answers proposed {proposal}, and the other did "
-    return Recommendation(None, f"{reason}not confirm it: {measured}", proposal, difference)
-
-
-def _halves(correct: Sequence[bool], seed: int) -> tuple[list[int], list[int]]:
-    """Two halves at random, right and wrong answers alike."""
-    rng = np.random.default_rng(seed)
-    halves: tuple[list[int], list[int]] = ([], [])
-    for kind in (True, False):
-        members = rng.permutation([i for i, right in enumerate(correct) if right is kind]).tolist()
-        for half in (0, 1):
-            halves[half].extend(int(i) for i in members[half::2])
-    return halves
-
-
-def _auroc(scores: Scores, correct: Sequence[bool], half: Sequence[int]) -> float:
-    found = auroc(_at(scores, half), _at(correct, half))
-    return -1.0 if found is None else found
-
-
-def _at(values: Sequence[T], places: Sequence[int]) -> list[T]:
-    return [values[i] for i in places]
