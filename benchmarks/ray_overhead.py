@@ -23,7 +23,7 @@ import torch
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel
 from semgrad_guard.evaluation.questions.data import read_questions
 from semgrad_guard.evaluation.runs.answers import Answer
-from semgrad_guard.evaluation.runs.run import Answering, Batch, Spread, collect_answers
+from semgrad_guard.evaluation.runs.run import Answering, Batch, Spread, collect_answers, recipe_of
 from semgrad_guard.loading import ModelSource
 from semgrad_guard.ray.cluster import Job, cluster, spread
 
@@ -76,7 +76,7 @@ def main() -> None:
         print(f"one process: {1000 * cpu / len(questions):.1f} CPU ms an answer, {wall:.1f} s", flush=True)
     if not options.workers:
         return
-    job = Job(ModelSource.of("pocket", identity=model.identity), answering.recipe)
+    job = Job(ModelSource.of("pocket", identity=model.identity), recipe_of(answering))
     with cluster(num_cpus=max(options.workers)) as ray:
         for workers in options.workers:
             rounds = options.rounds

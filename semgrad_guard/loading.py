@@ -68,6 +68,16 @@ class ModelSource(EngineOptions):
         """Whether it takes a GPU."""
         return self.device is not None and self.device.startswith("cuda")
 
+    @property
+    def clash(self) -> str | None:
+        """Why two of its options do not go together; None where all do."""
+        if self.engine is None or (self.device is None and self.quantization_config is None):
+            return None
+        return (
+            "--engine vllm takes neither --device nor --quantization-config: vLLM goes where it was built for, and "
+            "scoring takes whole weights"
+        )
+
     def load(self, *, verbose: bool = False) -> LanguageModel:
         """The model; the libraries that load it print nothing, unless `verbose`.
 
@@ -77,10 +87,7 @@ class ModelSource(EngineOptions):
             SemGradGuardError: it cannot be loaded; see `LanguageModel.from_pretrained`.
         """
         if not verbose:
-            from transformers.utils import logging
-
-            logging.set_verbosity_error()
-            logging.disable_progress_bar()
+            silence_libraries()
         model = self._by_transformers() if self.engine is None else self._by_vllm(self.engine, verbose=verbose)
         if self.identity is not None and model.identity != self.identity:
             raise BindingMismatchError(
@@ -102,11 +109,8 @@ class ModelSource(EngineOptions):
         )
 
     def _by_vllm(self, engine: Mapping[str, Any], *, verbose: bool) -> LanguageModel:
-        if self.device is not None or self.quantization_config is not None:
-            raise InputError(
-                "--engine vllm takes neither --device nor --quantization-config: vLLM goes where it was built for, and "
-                "scoring takes whole weights"
-            )
+        if self.clash is not None:
+            raise InputError(self.clash)
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if verbose else "ERROR")  # read when vLLM is imported
         os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
         from semgrad_guard.vllm import VLLMLanguageModel
@@ -115,6 +119,14 @@ class ModelSource(EngineOptions):
         return VLLMLanguageModel.from_pretrained(
             self.model, semantic_token=self.semantic_token, template_options=self.template_options, **given
         )
+
+
+def silence_libraries() -> None:
+    """Have the libraries that load a model print nothing."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
 
 
 def _place(device: str | None) -> str | None:

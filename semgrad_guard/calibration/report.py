@@ -21,7 +21,15 @@ def report(calibration: Calibration) -> dict[str, str]:
     if calibration.effect is not None and calibration.threshold is not None:
         sentences["effect"] = str(calibration.effect)
     if calibration.kinds:
-        sentences["kinds"] = "; ".join(f"{kind}: {_of_kind(one)}" for kind, one in calibration.kinds.items())
+        sentences["kinds"] = "; ".join(
+            f"{kind}: {one.n} answers, "
+            + (
+                f"no promise. {one.reason}"
+                if one.threshold is None
+                else f"{one.coverage:.0%} let through up to {one.threshold:.4g}"
+            )
+            for kind, one in calibration.kinds.items()
+        )
     if calibration.languages:
         grader = None if calibration.binding is None else calibration.binding.grader
         doubt = doubt_of_grader(calibration.languages, grader or "")
@@ -67,12 +75,6 @@ def promise(calibration: Calibration) -> str:
 def shortfall(calibration: Calibration) -> str:
     """Why no threshold keeps the promise."""
     return calibration.reason or "All questions together keep it, and no kind of question by itself."
-
-
-def _of_kind(calibration: Calibration) -> str:
-    if calibration.threshold is None:
-        return f"{calibration.n} answers, no promise. {calibration.reason}"
-    return f"{calibration.n} answers, {calibration.coverage:.0%} let through up to {calibration.threshold:.4g}"
 
 
 def _scores(calibration: Calibration) -> str:

@@ -24,7 +24,15 @@ from semgrad_guard.evaluation.job_record import JobRecord, differing, read_recor
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.evaluation.runs.answers import Answer, AnsweredSentence, AnswerScore
-from semgrad_guard.evaluation.runs.run import Answering, collect_answers, complete, in_turn, run_binding, run_settings
+from semgrad_guard.evaluation.runs.run import (
+    Answering,
+    collect_answers,
+    complete,
+    in_turn,
+    recipe_of,
+    run_binding,
+    run_settings,
+)
 from semgrad_guard.guard import template_name
 from semgrad_guard.guard.reported import ReportedScorer, prompt_of
 from semgrad_guard.loading import ModelSource
@@ -65,7 +73,7 @@ class ModelWriter:
         answering = Answering(self.model, self.estimators, self.decoding, self.phrasing, by_sentence)
         with (
             kept_on_interrupt("Answering", f"answers are kept in {path}") as tell,
-            spreading(self.cluster, self.model, self.source, answering.recipe) as spread,
+            spreading(self.cluster, self.model, self.source, recipe_of(answering)) as spread,
         ):
             return collect_answers(rows, path, answering, batch_size=self.batch_size, spread=spread, on_progress=tell)
 

@@ -37,11 +37,8 @@ A = TypeVar("A", bound="Row")
 
 def load(source: ModelSource) -> LanguageModel:
     """The model, while the terminal shows its name."""
-    if source.engine is not None and (source.device is not None or source.quantization_config is not None):
-        raise typer.BadParameter(
-            "--engine vllm takes neither --device nor --quantization-config: vLLM goes where it was built for, and "
-            "scoring takes whole weights"
-        )
+    if source.clash is not None:
+        raise typer.BadParameter(source.clash)
     began = time.monotonic()
     with status(f"Loading {source.model} …"):
         model = source.load(verbose=is_verbose())
@@ -67,10 +64,7 @@ def quietly(what: str) -> Generator[None]:
     """Show a status, and keep the libraries quiet that would show their own."""
     with status(what):
         if not is_verbose():
-            from transformers.utils import logging
-
-            logging.set_verbosity_error()
-            logging.disable_progress_bar()
+            loading.silence_libraries()
         yield
 
 

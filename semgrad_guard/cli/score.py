@@ -135,7 +135,7 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
         show_texts(scored, moved, output, as_json=as_json, decided=policy is not None, single=data is None)
         if kept is not None:
             kept.unlink(missing_ok=True)
-        unscored = [no_score(row, verdict) for row, verdict in scored if verdict.status != "scored"]
+        unscored = [no_score(row, verdict.reason) for row, verdict in scored if verdict.status != "scored"]
         say_problems(unscored)
         raise typer.Exit(_code(left_out or problems, unscored))
 
@@ -202,12 +202,13 @@ def score_texts(
     source: ModelSource,
 ) -> list[ScoredText]:
     """The scored texts; with `kept`, the record of a resumable run, by a cluster's workers."""
+    from semgrad_guard.evaluation.runs.run import recipe_of
     from semgrad_guard.evaluation.runs.scoring import score_kept
 
     if kept is not None:
         with (
             kept_on_interrupt("Scoring", f"scores are kept in {kept}") as tell,
-            spreading(cluster, scorer.model, source, scorer.recipe) as spread,
+            spreading(cluster, scorer.model, source, recipe_of(scorer)) as spread,
         ):
             return score_kept(rows, kept, scorer, spread=spread, batch_size=batch_size, on_progress=tell)
     texts: list[ScoredText] = []
@@ -278,6 +279,8 @@ def score_parts(
 
     The result are warnings about texts without numbers: those left out, and those without a score for any segment.
     """
+    from semgrad_guard.evaluation.runs.scoring import no_score, too_long
+
     scored: list[Scored] = []
     left_out: list[str] = []
     with progress("Scoring") as tell:
@@ -287,7 +290,7 @@ def score_parts(
             try:
                 found = model.score(conversation, row.response or "", by=by, objective=estimator.objective)
             except (PromptTooLongError, ReasoningError) as error:
-                left_out.append(f"{row.id or row.question[:60]!r} is left out: {error}")
+                left_out.append(too_long(row, str(error)))
             else:
                 scored.append((row, found))
             tell(number, len(rows))
@@ -298,17 +301,12 @@ def score_parts(
     if not as_json:
         _show(scored, estimator)
     unscored = [
-        f"{row.id or row.question[:60]!r} has no score: {_why(segments)}."
+        no_score(row, next((one.scores.reason for one in segments if one.scores and one.scores.reason), None))
         for row, segments in scored
         if all(uncertainty is None for _, uncertainty in _claims(segments, estimator))
     ]
     say_problems(unscored)
     return left_out, unscored
-
-
-def _why(segments: Sequence[Segment]) -> str:
-    reasons = (segment.scores.reason for segment in segments if segment.scores is not None)
-    return next((reason for reason in reasons if reason), "no reason is known")
 
 
 def _claims(segments: Sequence[Segment], estimator: ReplayEstimator) -> list[Claim]:

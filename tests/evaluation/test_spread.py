@@ -13,7 +13,7 @@ from semgrad_guard.estimators import GreedyNLL
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.runs.answers import Answer
 from semgrad_guard.evaluation.runs.experiment import Experiment
-from semgrad_guard.evaluation.runs.run import Answering, Batch, batches_of, collect_answers
+from semgrad_guard.evaluation.runs.run import Answering, Batch, batches_of, collect_answers, recipe_of
 from semgrad_guard.evaluation.runs.scoring import TextScorer, score_kept
 
 QUESTIONS = [Question(question=f"question {'x' * (i % 4)} {i}", response="so" * i or "no") for i in range(11)]
@@ -31,7 +31,7 @@ def test_batches_are_cut_by_order_and_size() -> None:
 
 
 def test_a_run_that_is_spread(tmp_path: Path, language_model: LanguageModel) -> None:
-    recipe = pickle.loads(pickle.dumps(Answering(language_model, ESTIMATORS, OPTIONS).recipe))  # noqa: S301 - just written
+    recipe = pickle.loads(pickle.dumps(recipe_of(Answering(language_model, ESTIMATORS, OPTIONS))))  # noqa: S301 - just written
 
     def backwards(batches: Iterable[Batch]) -> Iterator[list[Answer]]:
         answering = recipe(language_model)
@@ -48,7 +48,7 @@ def test_a_run_that_is_spread(tmp_path: Path, language_model: LanguageModel) -> 
 
     answering = Answering(language_model, ESTIMATORS, GenerationOptions(max_tokens=4, temperature=0.7, seed=3))
     alone = collect("alone.jsonl")
-    recipe = answering.recipe
+    recipe = recipe_of(answering)
     assert collect("spread.jsonl", spread=backwards) == alone
     kept = [path.read_text().splitlines() for path in (tmp_path / "alone.jsonl", tmp_path / "spread.jsonl")]
     assert sorted(kept[0]) == sorted(kept[1])
@@ -75,7 +75,7 @@ def test_scores_that_are_kept(tmp_path: Path, language_model: LanguageModel) -> 
     starts: list[int] = []
 
     def spread(batches: Iterable[Batch]) -> Iterator[list[object]]:
-        work = scorer.recipe(language_model)
+        work = recipe_of(scorer)(language_model)
         for batch in batches:
             starts.append(batch.start)
             yield work(batch.rows, batch.start)  # type: ignore[misc]

@@ -14,7 +14,7 @@ from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel
 from semgrad_guard.errors import BindingMismatchError, ClusterError, ModelNotFoundError
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.runs.answers import Answer
-from semgrad_guard.evaluation.runs.run import Answering, Batch, collect_answers
+from semgrad_guard.evaluation.runs.run import Answering, Batch, collect_answers, recipe_of
 
 from .processes import killer, own_workers
 
@@ -34,7 +34,7 @@ def collect(ray: Any, path: Path, model: LanguageModel, questions: list[Question
     from semgrad_guard.ray.cluster import Job, spread
 
     answering = Answering(model, ESTIMATORS, OPTIONS)
-    job = Job(ModelSource.of("pocket", identity=model.identity), answering.recipe)
+    job = Job(ModelSource.of("pocket", identity=model.identity), recipe_of(answering))
     return collect_answers(
         questions,
         path,
@@ -105,7 +105,7 @@ def test_errors_come_as_they_are(ray: Any, model: LanguageModel, questions: list
     from semgrad_guard.loading import ModelSource
     from semgrad_guard.ray.cluster import Job, spread
 
-    recipe = Answering(model, ESTIMATORS, OPTIONS).recipe
+    recipe = recipe_of(Answering(model, ESTIMATORS, OPTIONS))
     for source, error in (
         (ModelSource(model=str(tmp_path / "nowhere")), ModelNotFoundError),
         (ModelSource.of("pocket", dtype="bfloat16", identity=model.identity), BindingMismatchError),

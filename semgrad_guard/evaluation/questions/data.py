@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from semgrad_guard.declared import first_fault
 from semgrad_guard.errors import DataFileError, InputError
 from semgrad_guard.evaluation.files import called
 from semgrad_guard.evaluation.questions.columns import NO_PASSAGE, Columns, Fields, Record, fields_of, listed
@@ -258,9 +259,8 @@ def _fault(error: ValidationError, record: Record, columns: Mapping[str, str]) -
     name = ".".join([columns.get(target, target), *rest])
     if fault["type"] == "string_pattern_mismatch":
         return f'has an empty "{name}"'
-    if fault["type"] in _DUE:
-        return f'has a wrong "{name}": it must be {_DUE[fault["type"]]}'
-    return f'has a wrong "{name}": {fault["msg"][0].lower()}{fault["msg"][1:]}'
+    due = _DUE.get(fault["type"])
+    return f'has a wrong "{name}": {first_fault(error, place=False) if due is None else f"it must be {due}"}'
 
 
 def identity(row: Question, needs: Need) -> str:

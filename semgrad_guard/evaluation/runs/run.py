@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 from semgrad_guard.calibration import Binding
 from semgrad_guard.engine.generation.generation import Evidence, Generation
@@ -41,6 +41,7 @@ class Batch(NamedTuple):
     rows: Sequence[Question]
 
 
+D = TypeVar("D")
 Scores = dict[str, AnswerScore]
 AnswerBatch = Callable[[Sequence[Question], int], list[R]]
 """Answers a batch; the second argument is the index of its first question."""
@@ -72,12 +73,6 @@ class Answering:
 
         return where_it_fits(self.model, self.phrasing, batch, answer, self._unanswered)
 
-    @property
-    def recipe(self) -> Callable[[LanguageModel], Answering]:
-        """The same with another copy of the model; it pickles, and holds no model."""
-        plain = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "model"}
-        return partial(Answering, **plain)
-
     def _scored(self, question: Question, generation: Generation) -> Answer:
         evidence, score = generation.evidence, partial(scores_of, self.estimators)
         found = (
@@ -90,6 +85,12 @@ class Answering:
     def _unanswered(self, question: Question, reason: str) -> Answer:
         none = dict.fromkeys(self.estimators, AnswerScore(uncertainty=None, reason=reason))
         return Answer.to(question, text=None, scores=none)
+
+
+def recipe_of(whole: D) -> Callable[[LanguageModel], D]:
+    """A dataclass with a `model`, to be made with another copy of it; the recipe pickles, and holds no model."""
+    plain = {one.name: getattr(whole, one.name) for one in fields(cast(Any, whole)) if one.name != "model"}
+    return partial(type(whole), **plain)
 
 
 def collect_answers(

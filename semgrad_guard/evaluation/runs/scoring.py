@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +66,6 @@ class TextScorer:
         return [
             ScoredText(key=text_key(row), verdict=verdicts.get(i), too_long=unread.get(i)) for i, row in enumerate(rows)
         ]
-
-    @property
-    def recipe(self) -> Callable[[LanguageModel], TextScorer]:
-        """The same with another copy of the model; it pickles, and holds no model."""
-        plain = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "model"}
-        return partial(TextScorer, **plain)
 
     def unscored(self, text: str, reason: str) -> Verdict:
         """The verdict on a text that cannot be scored."""
@@ -144,9 +137,9 @@ def too_long(row: Question, why: str) -> str:
     return f"{_name(row)} is left out: {why}"
 
 
-def no_score(row: Question, verdict: Verdict) -> str:
+def no_score(row: Question, why: str | None) -> str:
     """The warning about a text without a score."""
-    return f"{_name(row)} has no score: {verdict.reason or 'no reason is known'}."
+    return f"{_name(row)} has no score: {why or 'no reason is known'}."
 
 
 def _name(row: Question) -> str:
