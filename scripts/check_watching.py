@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semgrad_guard.calibration.drift import RankBets, UnscoredBets
-from semgrad_guard.calibration.promise_monitor import Bets
+from semgrad_guard.calibration.promise import Bets
 
 NEVER = 10**9
 Floats = NDArray[np.float64]

@@ -43,8 +43,7 @@ from semgrad_guard.evaluation.calibrating import (
 )
 from semgrad_guard.evaluation.graders import AnswerGrader, AnswerToGrade, Grader
 from semgrad_guard.evaluation.graders.base import Verdicts, settling
-from semgrad_guard.evaluation.graders.grading import GradedAnswer, doubt, some_of
-from semgrad_guard.evaluation.graders.labels import NAME, SheetAnswer, labels_for
+from semgrad_guard.evaluation.graders.grading import HUMAN, GradedAnswer, SheetAnswer, doubt, labels_for, some_of
 from semgrad_guard.evaluation.graders.words import load_graders, no_verdict
 from semgrad_guard.evaluation.job_record import Progress, number_of_try
 from semgrad_guard.guard import Steps, Work, as_estimator
@@ -331,7 +330,7 @@ class ExampleCalibration:
         pairs = list(zip(self._labelled, answered, strict=True))
         if self._labels is not None:
             sheet = [SheetAnswer(one.key, one.question, one.answers, answer.text) for one, answer in pairs]
-            return labels_for(self._labels, sheet), NAME
+            return labels_for(self._labels, sheet), HUMAN
         items = [AnswerToGrade(example.question, answer.text, example.answers) for example, answer in pairs]
         verdicts = iter(self.grader.grade([item for item in items if item.text.strip()]))
         return [next(verdicts) if item.text.strip() else False for item in items], self.grader.name

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from semgrad_guard.calibration.calibration_record import Calibration, is_score
-from semgrad_guard.calibration.promise_monitor import MOST, Schedule
+from semgrad_guard.calibration.promise import MOST, Schedule
 from semgrad_guard.errors import CalibrationError, InputError
 
 _NATS_FOR_BETS = 3.0

@@ -114,7 +114,7 @@ def sample(
     their request or of their decision, which the program that asked has.
     """
     from semgrad_guard.decision_log.database import opened
-    from semgrad_guard.evaluation.graders.labels import SheetAnswer, extend_sheet
+    from semgrad_guard.evaluation.graders.grading import SheetAnswer, extend_sheet
 
     moment = parse_since(since)
     with opened(log) as database:
@@ -157,7 +157,7 @@ def feedback(
     """
     from semgrad_guard.decision_log.database import require_log
     from semgrad_guard.decision_log.decision_log import open_log
-    from semgrad_guard.evaluation.graders.labels import read_grades
+    from semgrad_guard.evaluation.graders.grading import read_grades
 
     require_log(log)
     grades, problems = read_grades(file)

@@ -32,8 +32,15 @@ from semgrad_guard.evaluation.files import Output, make_folder, read_by, require
 from semgrad_guard.evaluation.graded import GradedRun, read_graded, write_graded
 from semgrad_guard.evaluation.graders import GRADERS, AnswerGrader, default_grader
 from semgrad_guard.evaluation.graders.base import WordGrader
-from semgrad_guard.evaluation.graders.grading import GRADES, GradedAnswer, grade, with_references
-from semgrad_guard.evaluation.graders.labels import NAME, extend_sheet, labels_for
+from semgrad_guard.evaluation.graders.grading import (
+    GRADES,
+    HUMAN,
+    GradedAnswer,
+    extend_sheet,
+    grade,
+    labels_for,
+    with_references,
+)
 from semgrad_guard.evaluation.graders.words import BY_WORDS, entailment_model, no_verdict
 from semgrad_guard.evaluation.guarantee import ALPHAS
 from semgrad_guard.evaluation.job_record import is_record, read_record
@@ -168,7 +175,7 @@ def grade_run(
 ) -> Results:
     """Every grader's verdicts; people, where there are labels, decide."""
     answers = run.answers if questions is None else with_references(run.answers, questions.rows)
-    grades = {} if labels is None else {NAME: labels_for(labels, answers, others=recorded_keys(files.answers))}
+    grades = {} if labels is None else {HUMAN: labels_for(labels, answers, others=recorded_keys(files.answers))}
     graders = graders or [GRADERS[default_grader(run.settings["prompt_template"])]]
     for grader in graders:
         if isinstance(grader, WordGrader):

@@ -12,8 +12,17 @@ from semgrad_guard.cli.terminal import kept_on_interrupt, note, say
 from semgrad_guard.errors import GradingError
 from semgrad_guard.evaluation.files import STDIN, Output, beside, require_outputs
 from semgrad_guard.evaluation.graders import GRADERS, AnswerGrader, AnswerToGrade, words
-from semgrad_guard.evaluation.graders.grading import GRADES, GradedAnswer, doubt, grade_texts, some_of
-from semgrad_guard.evaluation.graders.labels import NAME, SheetAnswer, labels_for, open_sheet
+from semgrad_guard.evaluation.graders.grading import (
+    GRADES,
+    HUMAN,
+    GradedAnswer,
+    SheetAnswer,
+    doubt,
+    grade_texts,
+    labels_for,
+    open_sheet,
+    some_of,
+)
 from semgrad_guard.evaluation.graders.words import no_verdict
 from semgrad_guard.evaluation.job_record import is_record, read_record
 from semgrad_guard.evaluation.questions.data import Question
@@ -159,7 +168,7 @@ def grade(
     rows = {i: _sheet_rows(questions[i], answers[i], by_sentence=by_sentence) for i in places}
     items = [item for own in rows.values() for item in own]
     verdicts = _verdicts(items, grader, book=book, labels=labels, others=others) if items else []
-    name, unit = grader.name if labels is None else NAME, "sentences" if by_sentence else "answers"
+    name, unit = grader.name if labels is None else HUMAN, "sentences" if by_sentence else "answers"
     found, taken, without = dict[int, list[bool]](), iter(verdicts), 0
     for place, own in rows.items():
         given = [next(taken) for _ in own]

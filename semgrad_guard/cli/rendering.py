@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from semgrad_guard.calibration import Binding, Calibration, Drift
-from semgrad_guard.calibration.report import promise, report, shortfall
+from semgrad_guard.calibration.promise import promise, report, shortfall
 from semgrad_guard.cli.terminal import OUT, printable
 from semgrad_guard.evaluation.graders.words import right_means
 from semgrad_guard.evaluation.questions.data import QuestionFile

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from semgrad_guard.calibration.promise_monitor import PromiseMonitor, PromiseState
+from semgrad_guard.calibration.promise import PromiseMonitor, PromiseState
 from semgrad_guard.decision_log.database import Database, log_address
 from semgrad_guard.decision_log.entries import Decision, Entry, Facts, Feedback, Sampling
 from semgrad_guard.errors import DecisionLogError, InputError

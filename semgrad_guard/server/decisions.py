@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from semgrad_guard.calibration import Calibration
-from semgrad_guard.calibration.promise_monitor import PromiseMonitor
+from semgrad_guard.calibration.promise import PromiseMonitor
 from semgrad_guard.decision_log.entries import Summary, by_day, parse_since
 from semgrad_guard.errors import InputError
 from semgrad_guard.server.answers import HttpError

@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 import semgrad_guard
-from semgrad_guard.calibration.promise_monitor import State
+from semgrad_guard.calibration.promise import State
 from semgrad_guard.records import Verdict
 
 if TYPE_CHECKING:  # it needs the extra `log`

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from semgrad_guard.calibration import Calibration
-from semgrad_guard.calibration.report import report, risk_curve, shortfall
+from semgrad_guard.calibration.promise import report, risk_curve, shortfall
 from semgrad_guard.decision_log.entries import DecisionSink, Facts
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.interruption import Stop

@@ -10,7 +10,7 @@ import pytest
 
 from semgrad_guard.calibration import AnswerSentences, Binding, Calibration, calibrate, calibrate_sentences
 from semgrad_guard.calibration.calibrating import recalibrate
-from semgrad_guard.calibration.report import report
+from semgrad_guard.calibration.promise import report
 from semgrad_guard.errors import BindingMismatchError, CalibrationError
 from semgrad_guard.records import SentenceVerdict, Verdict
 

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from semgrad_guard.calibration import Calibration, calibrate, hand_grades, rows_to_grade
-from semgrad_guard.calibration.report import risk_curve
+from semgrad_guard.calibration.promise import risk_curve
 from semgrad_guard.errors import CalibrationError
 
 ALPHA = DELTA = 0.1

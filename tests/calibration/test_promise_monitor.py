@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import betabinom, binom
 
-from semgrad_guard.calibration.promise_monitor import Bets, PromiseMonitor
+from semgrad_guard.calibration.promise import Bets, PromiseMonitor
 from semgrad_guard.errors import CalibrationError
 
 NEVER = 10**9

@@ -7,7 +7,7 @@ import pytest
 
 from semgrad_guard.calibration import Calibration, calibrate
 from semgrad_guard.calibration.planning import plan
-from semgrad_guard.calibration.report import report, shortfall
+from semgrad_guard.calibration.promise import report, shortfall
 from semgrad_guard.pocket import CALIBRATION_PATH
 
 from .made_prompts import closed_book, drawn

@@ -15,7 +15,7 @@ from semgrad_guard.adapters.examples import ExampleCalibration
 from semgrad_guard.calibration import calibrate as calibrate_scores
 from semgrad_guard.calibration.calibrating import recalibrate
 from semgrad_guard.calibration.calibration_set import read_languages
-from semgrad_guard.calibration.report import report
+from semgrad_guard.calibration.promise import report
 from semgrad_guard.engine.sentences import sentences
 from semgrad_guard.errors import InputError
 from semgrad_guard.evaluation.questions.data import read_questions

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from semgrad_guard.errors import DataFileError, GradingError
-from semgrad_guard.evaluation.graders.labels import extend_sheet, labels_for, read_sheet, write_sheet
+from semgrad_guard.evaluation.graders.grading import extend_sheet, labels_for, read_sheet, write_sheet
 
 from .made_answers import made
 

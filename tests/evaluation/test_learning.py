@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from semgrad_guard.calibration import Binding, Calibration, calibrate
-from semgrad_guard.calibration.report import report
+from semgrad_guard.calibration.promise import report
 from semgrad_guard.errors import CalibrationError
 from semgrad_guard.estimators import Estimator, FusedGrad, HybridGrad, SemGrad
 from semgrad_guard.evaluation.calibrating import (

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from semgrad_guard.evaluation.graders.grading import GradedAnswer, doubt, some_of
-from semgrad_guard.evaluation.graders.labels import NAME
+from semgrad_guard.evaluation.graders.grading import HUMAN, GradedAnswer, doubt, some_of
 
 
 def graded(right: int, wrong: int) -> list[GradedAnswer]:
@@ -40,7 +39,7 @@ def test_a_share_that_can_hardly_be_is_doubted(right: int, n: int, warning: str 
 
 @pytest.mark.parametrize("right", [0, 100])
 def test_people_who_graded_are_not_told_to_grade(right: int) -> None:
-    found = doubt([True] * right + [False] * (100 - right), NAME)
+    found = doubt([True] * right + [False] * (100 - right), HUMAN)
     assert found is not None
     assert "column 'correct'" in found
     assert "grader" not in found

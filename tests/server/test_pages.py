@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from semgrad_guard import Calibration, LanguageModel, Policy, calibrate
-from semgrad_guard.calibration.report import risk_curve
+from semgrad_guard.calibration.promise import risk_curve
 from semgrad_guard.decision_log.decision_log import DecisionLog
 from semgrad_guard.records import SentenceAction
 from semgrad_guard.server.app import PATHS
