@@ -1,4 +1,5 @@
-"""Files: written whole or not at all, where only a regular file can be, readable for their owner; and a user's folders.
+"""Files: written whole or not at all, where only a regular file can be, readable for their owner; JSON without names
+that occur twice; and a user's folders.
 
 | | Linux and others | macOS | Windows |
 | --- | --- | --- | --- |
@@ -8,6 +9,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import stat
@@ -15,6 +17,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from semgrad_guard.errors import InputError
 
@@ -111,6 +114,27 @@ def cannot_write(path: Path, error: Exception) -> InputError:
     return InputError(
         f"Cannot write {path}: {reason(error)}. Choose a path in an existing folder that you may write to."
     )
+
+
+class TwiceError(ValueError):
+    """An object of JSON has a name twice: of its two values a reader sees only one. `name` is written as in JSON."""
+
+    def __init__(self, name: str) -> None:
+        self.name = json.dumps(name, ensure_ascii=False)
+        super().__init__(f"it has {self.name} twice")
+
+
+def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON whose names are all different (the `object_pairs_hook` of `json.loads`).
+
+    Raises:
+        TwiceError: two are alike.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise TwiceError(next(name for name in names if names.count(name) > 1))
+    return found
 
 
 def reason(error: Exception) -> str:

@@ -25,7 +25,7 @@ from semgrad_guard.calibration.prompt_shape import PromptShape
 from semgrad_guard.calibration.sentences import SentencePromise
 from semgrad_guard.declared import first_fault
 from semgrad_guard.errors import CalibrationError, InputError
-from semgrad_guard.files import atomic_write
+from semgrad_guard.files import atomic_write, distinct
 from semgrad_guard.records import PromptForm
 from semgrad_guard.settings import Alpha, Delta
 
@@ -322,15 +322,6 @@ def _content(calibration: Calibration) -> dict[str, Any]:
     return content
 
 
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON whose names are all different: of two that are alike, a reader sees only one."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"it says {next(name for name in names if names.count(name) > 1)!r} more than once")
-    return found
-
-
 def _spelled_out(text: str) -> str:
     """The text of a file, its packed weights spelled out and its fields by their present names; text that is not JSON
     as it is, as pydantic names the place.
@@ -342,7 +333,7 @@ def _spelled_out(text: str) -> str:
         json.loads(text)
     except (ValueError, RecursionError):
         return text
-    content = _object(json.loads(text, object_pairs_hook=_distinct))
+    content = _object(json.loads(text, object_pairs_hook=distinct))
     spelled, choice = dict(content), _object(content.get("choice"))
     weights = _object(choice.get("weights"))
     if set(weights) == {_PACKED}:

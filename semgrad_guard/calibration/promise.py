@@ -61,7 +61,10 @@ def report(calibration: Calibration) -> dict[str, str]:
         chance = plan(calibration.n_tested, error=error, auroc=calibration.auroc, alpha=calibration.alpha, delta=level)
         sentences["chance"] = f"with {error:.0%} wrong and an AUROC of {calibration.auroc:.2f}, {chance}"
     if calibration.aurocs:
-        sentences["scores"] = _scores(calibration)
+        figures = ", ".join(f"{name} {value:.3f}" for name, value in calibration.aurocs.items() if value is not None)
+        text = f"AUROC {figures}" if figures else "no AUROC: all answers are right, or all wrong"
+        taken = f"; of these, --estimator auto takes {calibration.auto}" if calibration.auto else ""
+        sentences["scores"] = text + taken
     return sentences
 
 
@@ -89,13 +92,6 @@ def promise(calibration: Calibration) -> str:
 def shortfall(calibration: Calibration) -> str:
     """Why no threshold keeps the promise."""
     return calibration.reason or "All questions together keep it, and no kind of question by itself."
-
-
-def _scores(calibration: Calibration) -> str:
-    """The AUROC of every score that was at hand, and the estimator that `auto` takes."""
-    figures = ", ".join(f"{name} {value:.3f}" for name, value in calibration.aurocs.items() if value is not None)
-    text = f"AUROC {figures}" if figures else "no AUROC: all answers are right, or all wrong"
-    return f"{text}; of these, --estimator auto takes {calibration.auto}" if calibration.auto else text
 
 
 @dataclass(frozen=True)

@@ -108,15 +108,14 @@ class TextRange(BaseModel):
 
     def differences(self, found: _Measured, part: str) -> list[str]:
         """The measures that lie outside, in words."""
-        return [
-            f"{part} has {value} {_NAMES[name]}; in calibration prompts it has {known}"
-            for name, value in found.items()
-            if value not in (known := self._known(name))
-        ]
-
-    def _known(self, name: str) -> Range:
-        known: Range = getattr(self, name)
-        return Range(low=0, high=known.high) if name.startswith("new") else known
+        lines: list[str] = []
+        for name, value in found.items():
+            known: Range = getattr(self, name)
+            if name.startswith("new"):
+                known = Range(low=0, high=known.high)
+            if value not in known:
+                lines.append(f"{part} has {value} {_NAMES[name]}; in calibration prompts it has {known}")
+        return lines
 
 
 _Measured = dict[str, int]

@@ -61,7 +61,10 @@ def ask(  # a command's options are its arguments
     text = loading.given_text(question)
     if not text.strip():
         raise EmptyPromptError("The question is empty; ask something.")
-    row, phrasing = _row(text, context), loading.phrasing(wording)[0]
+    passage = None if context is None else loading.text_or_file(context)[0]
+    if passage is not None and not passage.strip():
+        raise EmptyPromptError("The passage is empty; leave --context out to ask without one.")
+    row, phrasing = Question(question=text, context=passage), loading.phrasing(wording)[0]
     phrasing.require([row])
     from semgrad_guard.guard import Answerer, Guard, judged_by
 
@@ -98,13 +101,6 @@ def ask(  # a command's options are its arguments
             verdict = guard(phrasing.conversation(row))
     _show(verdict, text, as_json=as_json)
     raise typer.Exit(_code(verdict))
-
-
-def _row(question: str, context: str | None) -> Question:
-    passage = None if context is None else loading.text_or_file(context)[0]
-    if passage is not None and not passage.strip():
-        raise EmptyPromptError("The passage is empty; leave --context out to ask without one.")
-    return Question(question=question, context=passage)
 
 
 def _if_it_fits(policy: Policy, binding: Binding) -> Policy | None:

@@ -84,7 +84,9 @@ def probe(  # noqa: PLR0913  # a command's options are its arguments
         *(Output(path, "picture of a probe", is_drawn) for path in (heat_map, scatter) if plots),
     ]
     require_outputs(outputs, inputs=[data, Path(model.model), *sources])
-    questions = _read(data, columns, strict=strict)
+    questions = loading.read_data(data, columns, needs="question", strict=strict)
+    if left_out := len(questions.rows) - len(with_paraphrases(questions.rows)):
+        note(f"{left_out} of {len(questions.rows)} questions have no paraphrases; SPS leaves them out.")
     plan = ProbePlan(
         tokens=tokens,
         batch_size=batch_size,
@@ -111,14 +113,6 @@ def probe(  # noqa: PLR0913  # a command's options are its arguments
         if drawn:
             OUT.print(f"Pictures: {', '.join(map(str, drawn))}.", soft_wrap=True, markup=False)
     raise typer.Exit(ExitCode.BROKEN_LINES if questions.problems else ExitCode.OK)
-
-
-def _read(data: Path, columns: options.Columns, *, strict: bool) -> QuestionFile:
-    questions = loading.read_data(data, columns, needs="question", strict=strict)
-    left_out = len(questions.rows) - len(with_paraphrases(questions.rows))
-    if left_out:
-        note(f"{left_out} of {len(questions.rows)} questions have no paraphrases; SPS leaves them out.")
-    return questions
 
 
 def _probe(

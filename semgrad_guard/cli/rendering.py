@@ -15,7 +15,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from semgrad_guard.calibration import Binding, Calibration, Drift
+from semgrad_guard.calibration import Calibration, Drift
 from semgrad_guard.calibration.promise import promise, report, shortfall
 from semgrad_guard.cli.terminal import OUT, printable
 from semgrad_guard.evaluation.graders.words import right_means
@@ -130,7 +130,8 @@ def drift_line(found: Drift) -> str:
 def calibration_view(outcome: Outcome) -> RenderableType:
     """The promise, its effect on the answers, and P(correct) along the scores."""
     calibration, auroc, aurc, sentences = outcome.calibration, outcome.auroc, outcome.aurc, report(outcome.calibration)
-    part, own = calibration.by_hand, calibration.sentences
+    part, own, bound = calibration.by_hand, calibration.sentences, calibration.binding
+    meaning = None if bound is None or bound.grader is None else right_means(bound.grader)
     unit = "answer" if own is None else "sentence"
     wrong = f"{calibration.n_wrong} of {calibration.n if part is None else part.count} answers "
     wrong += "wrong" if own is None else f"hold a wrong sentence, or none; {own.wrong} of {own.n} sentences wrong"
@@ -139,7 +140,7 @@ def calibration_view(outcome: Outcome) -> RenderableType:
     undefined = f"undefined: all {unit}s are {'wrong' if calibration.n_wrong else 'right'}"
     facts = _pairs(
         ("questions", f"{wrong}{undecided}{unscored}"),
-        *_right(calibration.binding),
+        *([] if meaning is None else [("right", meaning)]),  # of a grader that does not look at the whole answer
         ("AUROC", undefined if auroc is None else f"{auroc:.3f} (1: every wrong {unit} is less certain)"),
         ("AURC", f"{figure(aurc)} (mean error rate over all coverages)"),
         *_outcome(calibration),
@@ -278,12 +279,6 @@ def _outcome(calibration: Calibration) -> list[tuple[str, str]]:
         ("wrong", seen if calibration.bound_if_fixed is None else seen + bound),
         *engines,
     ]
-
-
-def _right(binding: Binding | None) -> list[tuple[str, str]]:
-    """The meaning of "right", if its grader does not look at the whole answer."""
-    meaning = None if binding is None or binding.grader is None else right_means(binding.grader)
-    return [] if meaning is None else [("right", meaning)]
 
 
 def _pairs(*pairs: tuple[str, str | Text]) -> Table:

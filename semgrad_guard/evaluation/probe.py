@@ -110,11 +110,14 @@ def collect_grids(
     }
 
     def answer(batch: Sequence[Question], _: int) -> list[GridAnswer]:
-        return where_it_fits(model, phrasing, batch, fitting, _unanswered)
+        return where_it_fits(model, phrasing, batch, fitting, unanswered)
 
     def fitting(some: Sequence[Question], conversations: Sequence[list[Message]]) -> Iterator[GridAnswer]:
         generations = model.generate_batch(conversations, plan.options, objective=objective)
         return map(partial(_answered, objective=objective), some, generations)
+
+    def unanswered(question: Question, reason: str) -> GridAnswer:
+        return GridAnswer.to(question, text=None, scores={}, reason=reason)
 
     with JobRecord(path, settings, GridAnswer) as record:
         return complete(record, questions, in_turn(answer), batch_size=plan.batch_size, on_progress=on_progress)
@@ -133,10 +136,6 @@ def _answered(question: Question, generation: Generation, *, objective: Objectiv
         grid=grid or None,
         reason=None if grid else reason,
     )
-
-
-def _unanswered(question: Question, reason: str) -> GridAnswer:
-    return GridAnswer.to(question, text=None, scores={}, reason=reason)
 
 
 def wordings(model: LanguageModel, question: Question, system: str | None) -> list[Prompt]:
@@ -168,13 +167,14 @@ def measure_preservation(
     Raises:
         BindingMismatchError: the sums at `path` are another run's.
     """
+    content = json.dumps([[question.key, *question.paraphrases] for question in questions])
     settings = {
         "model": model.identity.name,
         "fingerprint": model.identity.fingerprint,
         "dtype": model.identity.dtype,
         "prompt_template": template_name(model, Phrasing(plan.system).name(questions)),
         "tokens": tokens,
-        "questions": _digest(questions),
+        "questions": hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:16],
     }
     sums = _load(path, settings)
     step = max(1, 2 * plan.batch_size // (1 + max(len(question.paraphrases) for question in questions)))
@@ -196,11 +196,6 @@ def measure_preservation(
     if sums is None:
         raise InputError("there are no questions to measure")
     return sums
-
-
-def _digest(questions: Sequence[Question]) -> str:
-    content = json.dumps([[question.key, *question.paraphrases] for question in questions])
-    return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def _load(path: Path, settings: dict[str, Any]) -> SemanticPreservation | None:

@@ -215,7 +215,7 @@ class _Pool(Generic[R]):
 
     def _hand_out(self) -> None:
         """A batch to each idle worker; new workers as long as there are batches and fewer workers than there may be."""
-        while (batch := self._next()) is not None:
+        while (batch := self.again.popleft() if self.again else next(self.batches, None)) is not None:
             if self.idle:
                 worker = self.idle.pop()
                 self.busy[worker.answer.remote(batch.rows, batch.start)] = _Turn(worker, batch)
@@ -225,9 +225,6 @@ class _Pool(Generic[R]):
                 return
             worker = self.start()
             self.busy[worker.load.remote()] = _Turn(worker, None)
-
-    def _next(self) -> Batch | None:
-        return self.again.popleft() if self.again else next(self.batches, None)
 
     def _take(self, done: Any) -> Iterator[R]:
         """The result of a turn, if it has one; the worker is idle again, or dead."""
@@ -239,7 +236,8 @@ class _Pool(Generic[R]):
             return
         except self.ray.exceptions.RayTaskError as error:
             self.ray.kill(turn.worker)
-            raise _own(error) from error
+            cause = getattr(error, "cause", None)  # our own error, or else Ray's, with the worker's traceback
+            raise (cause if isinstance(cause, SemGradGuardError) else error) from error
         self.idle.append(turn.worker)
         if turn.batch is None:
             self.deaths[None] = 0
@@ -259,9 +257,3 @@ class _Pool(Generic[R]):
                 f"{_DEATHS} workers died {what}: {first_line(error)}. If memory is short, take fewer --workers or a "
                 "smaller --batch-size. What is done is kept."
             ) from error
-
-
-def _own(error: Any) -> Exception:
-    """A worker's own error, if it is one of ours; else Ray's, with the worker's traceback."""
-    cause = getattr(error, "cause", None)
-    return cause if isinstance(cause, SemGradGuardError) else error

@@ -211,13 +211,12 @@ class _Reading:
             return []
         if isinstance(value, str):
             found = _literal(value)
-            return cast("list[Any]", found) if isinstance(found, list) else self._lines(value)
+            if isinstance(found, list):
+                return cast("list[Any]", found)
+            return [line.strip() for line in value.splitlines() if line.strip()] if self._cells else [value]
         if isinstance(value, int | float) and not isinstance(value, bool):
             return [value]
         return _unwrapped(value)
-
-    def _lines(self, text: str) -> list[str]:
-        return [line.strip() for line in text.splitlines() if line.strip()] if self._cells else [text]
 
     def _fault(self, fault: str) -> DataFileError:
         return DataFileError(f"{self._found.place} {fault}.")

@@ -64,7 +64,8 @@ class Phrasing:
         shown = [[example.question, example.context, _shown_answer(example)] for example in self.examples]
         examples = json.dumps(shown) if shown else None
         parts = (("system", self.system), ("prompt", self.prompt), ("examples", examples))
-        return "+".join([name, *(f"{kind}-{_short(text)}" for kind, text in parts if text is not None)])
+        digests = [(kind, hashlib.sha256(text.encode()).hexdigest()) for kind, text in parts if text is not None]
+        return "+".join([name, *(f"{kind}-{digest[:8]}" for kind, digest in digests)])
 
     def require(self, rows: Sequence[Question]) -> None:
         """Refuse a template or examples that do not go with the questions.
@@ -99,7 +100,10 @@ class Phrasing:
         return {"system": self.system, "wording": self.wording, "prompt": self.prompt, "examples": examples}
 
     def _worded(self, row: Question) -> str:
-        turn = in_context(row.question, row.context) if self.prompt is None else _filled(self.prompt, row)
+        turn = in_context(row.question, row.context)
+        if self.prompt is not None:  # its places are filled in one pass: inserted text is not searched for places
+            given = {"{question}": row.question, "{context}": row.context or "", "{{": "{", "}}": "}"}
+            turn = _PIECE.sub(lambda piece: given[piece.group()], self.prompt)
         return PAPER_PROMPT.replace("{query}", turn) if self.wording == "paper" else turn
 
 
@@ -163,13 +167,3 @@ def form_of(rows: Sequence[Question]) -> Form:
 
 def _shown_answer(example: Question) -> str:
     return example.answers[0] if example.answers else "I don't know."
-
-
-def _short(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
-def _filled(prompt: str, row: Question) -> str:
-    """The template with its places filled in one pass: inserted text is not searched for places."""
-    given = {"{question}": row.question, "{context}": row.context or "", "{{": "{", "}}": "}"}
-    return _PIECE.sub(lambda piece: given[piece.group()], prompt)

@@ -17,7 +17,7 @@ from typing import Any, cast
 from semgrad_guard.errors import DataFileError, MissingExtraError
 from semgrad_guard.evaluation.files import STDIN, called, read_data, read_table
 from semgrad_guard.evaluation.questions.columns import records_in, tells_even_if_empty
-from semgrad_guard.files import first_line
+from semgrad_guard.files import TwiceError, distinct, first_line
 from semgrad_guard.pocket import QUESTIONS_PATH
 
 POCKET = "pocket"
@@ -150,28 +150,16 @@ def _numbered(source: str, unit: str, records: Iterable[Any]) -> Iterator[Entry]
     return (Entry(source, unit, number, record) for number, record in enumerate(records, start=1))
 
 
-class _TwiceError(ValueError):
-    """A key that a JSON object has twice: one of its values would be lost."""
-
-
-def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    record = dict(pairs)
-    if len(record) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise _TwiceError(json.dumps(next(name for name in names if names.count(name) > 1), ensure_ascii=False))
-    return record
-
-
 def _parsed(text: bytes, place: str, *, span: str) -> Any:
     try:
-        return json.loads(text.decode("utf-8"), object_pairs_hook=_without_twins)
+        return json.loads(text.decode("utf-8"), object_pairs_hook=distinct)
     except UnicodeDecodeError as error:
         return DataFileError(f"{place} is not UTF-8 text (byte {error.start + 1} {span}).")
     except json.JSONDecodeError as error:
         where = f"column {error.colno}" if error.lineno == 1 else f"line {error.lineno}, column {error.colno}"
         return DataFileError(f"{place} is not valid JSON: {error.msg} at {where}.")
-    except _TwiceError as error:
-        return DataFileError(f"{place} has {error} twice; keep one.")
+    except TwiceError as error:
+        return DataFileError(f"{place} has {error.name} twice; keep one.")
     except RecursionError:
         return DataFileError(f"{place} is nested too deeply.")
     except ValueError:  # the rest: Python does not read integers of more than 4,300 digits

@@ -108,7 +108,10 @@ def write_report(
             "standing": standing(summary),
             "promised": table,
             "figures": _figures(summary, f"run{number}"),
-            "settings": [(name, _written(value)) for name, value in flat(summary.run.settings)],
+            "settings": [
+                (name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
+                for name, value in flat(summary.run.settings)
+            ],
             "deviations": paper.deviations(summary.run.settings),
         }
         for number, (summary, table) in enumerate(zip(summaries, promised, strict=True), start=1)
@@ -195,10 +198,6 @@ def _visible(value: Any) -> Any:
     return "".join(
         c.encode("unicode_escape").decode() if category(c) in _UNSEEN and c not in "\n\t" else c for c in value
     )
-
-
-def _written(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _write(path: Path, text: str) -> Path:

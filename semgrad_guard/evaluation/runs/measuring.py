@@ -202,12 +202,11 @@ def _samples(evidence: Evidence, plan: Any, temperature: float) -> SampleSet | N
         plan={"kind": type(plan).__name__, **plan_record(plan)},
         temperature=temperature,
         texts=tuple(sample.text for sample in drawn),
-        log_probs=tuple(tuple(_short(value) for value in sample.log_probs) for sample in drawn),
+        log_probs=tuple(
+            tuple(round(value, _DIGITS) if math.isfinite(value) else None for value in sample.log_probs)
+            for sample in drawn
+        ),
     )
-
-
-def _short(value: float) -> float | None:
-    return round(value, _DIGITS) if math.isfinite(value) else None
 
 
 def _groups(
