@@ -73,7 +73,7 @@ class Files:
         return beside(self.output, ".grades.jsonl")
 
     def require(self, *outputs: Output, inputs: Sequence[Path]) -> None:
-        """Refuse, before any work, a file that cannot be written; `outputs` are those that the output itself is."""
+        """Refuse, before any work, a file that cannot be written; `outputs` is the output itself, if it is written."""
         written = [
             *outputs,
             Output(self.answers, "record of answers", is_record()),
