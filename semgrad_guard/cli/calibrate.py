@@ -13,7 +13,7 @@ import click
 import typer
 
 from semgrad_guard.cli import loading, options, values
-from semgrad_guard.cli.help import ExitCode
+from semgrad_guard.cli.help import ExitCode, code_of_run
 from semgrad_guard.cli.loading import Cluster
 from semgrad_guard.cli.options import LearnedEstimatorSpec, PromisedSentences, estimators_for, learns
 from semgrad_guard.cli.terminal import ERR, note, say
@@ -25,7 +25,6 @@ from semgrad_guard.loading import ModelSource
 from semgrad_guard.settings import REPORTED, UPSTREAM_KEY, Alpha, Delta, EngineOptions
 
 if TYPE_CHECKING:
-    from semgrad_guard.calibration import Calibration
     from semgrad_guard.calibration.calibration_set import Copies
     from semgrad_guard.cli.grading import ByHand
 
@@ -197,8 +196,8 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
         raise InputError("--also takes a grader for the answers of every run; --labels are about those of one")
     phrasing, sources = loading.phrasing(wording)
     given = [path for path in (probe, extra_prompts) if path is not None]
-    made = Output(output, "calibration", read_by(Calibration.load))
-    files.require(made, inputs=[data, Path(model.model), *sources, *runs, *given])
+    written = Output(output, "calibration", read_by(Calibration.load))
+    files.require(written, inputs=[data, Path(model.model), *sources, *runs, *given])
     questions = _read(data, columns, strict=strict, alpha=alpha, delta=delta, copies=copies)
     from semgrad_guard.cli.calibrate_answers import require_at_server
     from semgrad_guard.cli.calibrate_run import Run  # torch loads here, once the files are known to be good
@@ -257,7 +256,9 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     if (effect := outcome.effect) is not None and (doubt := effect.doubt(alpha)) is not None:
         say(doubt, label="Warning")
     show_calibration(outcome, questions, files, as_json=as_json)
-    raise typer.Exit(_code(outcome.calibration, questions))
+    made = outcome.calibration
+    kept = ExitCode.OK if made.keeps_a_promise else ExitCode.NO_THRESHOLD
+    raise typer.Exit(code_of_run(unscored=made.n_unscored == made.n, broken=questions.problems, otherwise=kept))
 
 
 def _hand(hand: ByHand | None, prediction_powered: bool, *, robust: bool) -> ByHand | None:
@@ -292,15 +293,6 @@ def _languages(given: str | None, questions: QuestionFile) -> tuple[str, ...]:
             "column, or name the languages of all (--language de,fr)"
         )
     return read_languages(named if given is None else given)
-
-
-def _code(calibration: Calibration, questions: QuestionFile) -> ExitCode:
-    """The exit code: a fault of the model comes before one of the file, and that before a promise that fails."""
-    if calibration.n_unscored == calibration.n:
-        return ExitCode.UNSCORED
-    if questions.problems:
-        return ExitCode.BROKEN_LINES
-    return ExitCode.OK if calibration.keeps_a_promise else ExitCode.NO_THRESHOLD
 
 
 def _chosen(questions: QuestionFile) -> Copies:

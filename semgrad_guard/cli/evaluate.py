@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from semgrad_guard.cli import loading, options, values
-from semgrad_guard.cli.help import ExitCode
+from semgrad_guard.cli.help import code_of_run
 from semgrad_guard.cli.loading import Cluster
 from semgrad_guard.cli.terminal import say_unscored
 from semgrad_guard.declared import Bounds, Option
@@ -121,4 +121,4 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
         say_unscored(run.answers)
         broken = questions is not None and questions.problems
         unscored = all(answer.unscored is not None for answer in run.answers)
-    raise typer.Exit(ExitCode.UNSCORED if unscored else ExitCode.BROKEN_LINES if broken else ExitCode.OK)
+    raise typer.Exit(code_of_run(unscored=unscored, broken=broken))

@@ -18,7 +18,7 @@ from semgrad_guard.cli import loading
 from semgrad_guard.cli.grading import recorded_keys, show_grades
 from semgrad_guard.cli.loading import Cluster, spreading
 from semgrad_guard.cli.options import AnswerSettings, Columns, MethodSettings
-from semgrad_guard.cli.terminal import OUT, detail, kept_on_interrupt, note, say, status
+from semgrad_guard.cli.terminal import OUT, detail, kept_on_interrupt, note, say, show_line, status
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.text_pairs import CrossEncoder
@@ -328,13 +328,13 @@ def show(
     unit = "sentences" if graded.clusters else "answers"
     right = f"{100 * graded.accuracy:.1f}% of {graded.n} {unit} are right by {graded.settings['grader']}"
     undefined = "; AUROC is undefined: there is nothing to tell apart" if graded.accuracy in (0, 1) else ""
-    OUT.print(f"{right}{undefined}.", soft_wrap=True, markup=False)
+    show_line(f"{right}{undefined}.")
     if means := graded.settings.get("right means"):
-        OUT.print(f"Right means: {means}.", soft_wrap=True, markup=False)
+        show_line(f"Right means: {means}.")
     if shift is not None:
-        OUT.print(f"By the calibration {shift.in_words}", soft_wrap=True, markup=False)
+        show_line(f"By the calibration {shift.in_words}")
     places = f"{files.table.name}, {files.answers.name}" + (f" and {files.page.name}" if reported else "")
-    OUT.print(f"Everything is in {files.folder}: {places}.", soft_wrap=True, markup=False)
+    show_line(f"Everything is in {files.folder}: {places}.")
 
 
 def _mean(values: Sequence[float | None]) -> float:

@@ -19,6 +19,11 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
+def code_of_run(*, unscored: object = False, broken: object, otherwise: ExitCode = ExitCode.OK) -> ExitCode:
+    """How a run over a file ends: a fault of the model comes before one of the file, and that before any other."""
+    return ExitCode.UNSCORED if unscored else ExitCode.BROKEN_LINES if broken else otherwise
+
+
 def flowing(doc: str | None) -> str:
     """A docstring whose paragraphs are one line each: the terminal decides where they break."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in (doc or "").split("\n\n")).strip()

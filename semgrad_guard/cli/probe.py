@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from semgrad_guard.cli import loading, options, terminal
-from semgrad_guard.cli.help import ExitCode
-from semgrad_guard.cli.terminal import OUT, note, progress, say
+from semgrad_guard.cli.help import code_of_run
+from semgrad_guard.cli.terminal import OUT, note, progress, say, show_line
 from semgrad_guard.declared import Bounds, Option
 from semgrad_guard.evaluation.files import Output, beside, read_by, require_outputs, sole_writer
 from semgrad_guard.evaluation.job_record import is_record
@@ -109,10 +109,10 @@ def probe(  # noqa: PLR0913  # a command's options are its arguments
         from semgrad_guard.cli.rendering import probe_view
 
         OUT.print(probe_view(found))
-        OUT.print(f"The record is {output}.", soft_wrap=True, markup=False)
+        show_line(f"The record is {output}.")
         if drawn:
-            OUT.print(f"Pictures: {', '.join(map(str, drawn))}.", soft_wrap=True, markup=False)
-    raise typer.Exit(ExitCode.BROKEN_LINES if questions.problems else ExitCode.OK)
+            show_line(f"Pictures: {', '.join(map(str, drawn))}.")
+    raise typer.Exit(code_of_run(broken=questions.problems))
 
 
 def _probe(

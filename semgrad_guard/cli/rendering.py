@@ -17,7 +17,7 @@ from rich.text import Text
 
 from semgrad_guard.calibration import Calibration, Drift
 from semgrad_guard.calibration.promise import promise, report, shortfall
-from semgrad_guard.cli.terminal import OUT, printable
+from semgrad_guard.cli.terminal import OUT, printable, show_line
 from semgrad_guard.evaluation.graders.words import right_means
 from semgrad_guard.evaluation.questions.data import QuestionFile
 from semgrad_guard.evaluation.report.drawing import Claim, draw_risk_coverage, shades
@@ -195,10 +195,10 @@ def show_calibration(outcome: Outcome, questions: QuestionFile, files: Files, *,
         typer.echo(json.dumps(document))
         return
     OUT.print(calibration_view(outcome))
-    OUT.print(f"The calibration {outcome.calibration.id} is in {files.output},", soft_wrap=True, markup=False)
-    OUT.print(f"the answers are in {files.answers}.", soft_wrap=True, markup=False)
+    show_line(f"The calibration {outcome.calibration.id} is in {files.output},")
+    show_line(f"the answers are in {files.answers}.")
     if files.plot is not None:
-        OUT.print(f"The picture is {files.plot}.", soft_wrap=True, markup=False)
+        show_line(f"The picture is {files.plot}.")
 
 
 def probe_view(found: Probe) -> RenderableType:

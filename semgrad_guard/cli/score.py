@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from semgrad_guard.cli import loading, options, values
-from semgrad_guard.cli.help import ExitCode
+from semgrad_guard.cli.help import code_of_run
 from semgrad_guard.cli.loading import Cluster, spreading
 from semgrad_guard.cli.options import EstimatorSpec
 from semgrad_guard.cli.terminal import OUT, kept_on_interrupt, note, progress, say, say_problems
@@ -117,7 +117,7 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
             left_out, unscored = score_parts(
                 rows, loading.load(source), chosen, by=parts, phrasing=phrasing, output=output, as_json=as_json
             )
-            raise typer.Exit(_code(left_out or problems, unscored))
+            raise typer.Exit(code_of_run(unscored=unscored, broken=left_out or problems))
         policy = loading.load_policy(calibration)
         estimate = estimator.make(policy)
         on_doubt = None if policy is None else judged_by(policy.calibration, "sentence" if by else None, None)
@@ -137,12 +137,7 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
             kept.unlink(missing_ok=True)
         unscored = [no_score(row, verdict.reason) for row, verdict in scored if verdict.status != "scored"]
         say_problems(unscored)
-        raise typer.Exit(_code(left_out or problems, unscored))
-
-
-def _code(broken: Sequence[object], unscored: Sequence[object]) -> ExitCode:
-    """How the command ends: texts without a score go before lines that are broken."""
-    return ExitCode.UNSCORED if unscored else ExitCode.BROKEN_LINES if broken else ExitCode.OK
+        raise typer.Exit(code_of_run(unscored=unscored, broken=left_out or problems))
 
 
 def _rows(

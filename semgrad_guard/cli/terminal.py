@@ -129,6 +129,11 @@ def say(message: str, *, label: str | None = None, style: str = "yellow") -> Non
     ERR.print(head + Text(printable(message)), soft_wrap=not ERR.is_terminal)
 
 
+def show_line(text: str) -> None:
+    """A line of the result on stdout, neither wrapped nor read as markup."""
+    OUT.print(text, soft_wrap=True, markup=False)
+
+
 def say_problems(problems: Sequence[object], *, shown: int = PROBLEMS_SHOWN) -> None:
     """One line for each thing that was wrong with a file, and how many there are beyond these."""
     for line in _shortened(problems, shown):

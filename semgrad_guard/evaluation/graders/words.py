@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from semgrad_guard.engine.words import normalise, token_f1
 from semgrad_guard.errors import InputError
@@ -101,8 +101,6 @@ def longest_common_subsequence(one: Sequence[str], other: Sequence[str]) -> int:
     return row[-1]
 
 
-WordGraderName = Literal["contains", "exact-match", "token-f1", "rouge-l"]
-
 GRADERS: dict[str, WordGrader] = {
     "contains": Contains(),
     "exact-match": ExactMatch(),
@@ -136,7 +134,7 @@ def no_verdict(count: int, among: int, grader: str, *, unit: str = "answers") ->
     return f"{notice} The grader contains+judge=PROVIDER:MODEL or contains+nli=MODEL lets a model decide on them."
 
 
-def default_grader(prompt_template: str) -> WordGraderName:
+def default_grader(prompt_template: str) -> str:
     """The grader where none is named: a model with a chat template answers in sentences, one without continues a text.
 
     `prompt_template` is the full name of the prompts' form (`guard.template_name`), which ends in "@plain" where there
