@@ -3,8 +3,7 @@
 The report is for the terminal, for the server's page and for its models. `risk_curve` is a calibration's risk against
 coverage, threshold by threshold, for people who choose one by looking.
 
-Does a promise still hold? It is told by grades of delivered answers that were drawn at random, with a look after each
-of them.
+Does a promise still hold? Grades of delivered answers that were drawn at random, with a look after each of them.
 
 *broken*: a betting e-process against "the error rate is at most alpha". Each bet is the likelihood ratio of a higher
 rate to alpha: a supermartingale for every sequence of rates up to alpha, also one that changes with what was seen. So a
