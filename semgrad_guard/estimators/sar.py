@@ -10,7 +10,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from semgrad_guard.engine.generation.generation import Evidence
-from semgrad_guard.engine.generation.options import Sample, Sampling
+from semgrad_guard.engine.generation.options import Sampling
 from semgrad_guard.engine.text_pairs import Pair
 from semgrad_guard.engine.words import token_f1
 from semgrad_guard.errors import InputError
@@ -71,29 +71,22 @@ class SAR(AskingEstimator):
     def value(self, evidence: Evidence) -> float:
         """Over the samples that are not empty."""
         samples = with_tokens(evidence.samples(self.plan))
-        energies = [
-            relevant_energy(sample.log_probs, relevance)
-            for sample, relevance in zip(samples, self._token_relevance(evidence, samples), strict=True)
-        ]
-        return sentence_sar(energies, self._similarities(evidence, samples), t=self.t)
-
-    def _token_relevance(self, evidence: Evidence, samples: Sequence[Sample]) -> list[list[float]]:
-        """1 - g(with, without) for every token of every sample, all in one call."""
         question, decode = evidence.question, evidence.sampler.decode
+        # 1 - g(with, without) for every token of every sample, all in one call.
         pairs = [
             (f"{question} {s.text.strip()}", f"{question} {decode(s.ids[:i] + s.ids[i + 1 :]).strip()}")
             for s in samples
             for i in range(len(s.ids))
         ]
         values = iter(self.similarity.similarities(pairs))
-        return [[1 - next(values) for _ in sample.ids] for sample in samples]
-
-    def _similarities(self, evidence: Evidence, samples: Sequence[Sample]) -> list[list[float]]:
-        texts = [f"{evidence.question} {text}" for text in texts_of(samples)]
+        relevances = [[1 - next(values) for _ in sample.ids] for sample in samples]
+        energies = [relevant_energy(s.log_probs, own) for s, own in zip(samples, relevances, strict=True)]
+        # g of every pair of samples.
+        texts = [f"{question} {text}" for text in texts_of(samples)]
         pairs = [(first, second) for i, first in enumerate(texts) for second in texts[:i]]
         one_way = dict(zip(pairs, self.similarity.similarities(pairs), strict=True))
         both = one_way | {(second, first): value for (first, second), value in one_way.items()}
-        return [[both.get((first, second), 1.0) for second in texts] for first in texts]
+        return sentence_sar(energies, [[both.get((a, b), 1.0) for b in texts] for a in texts], t=self.t)
 
 
 def relevant_energy(log_probs: Sequence[float], relevance: Sequence[float]) -> float:

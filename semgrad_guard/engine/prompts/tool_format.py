@@ -64,7 +64,13 @@ class ToolFormat:
             end = text_rule(after, special_tokens)
             return "(" + " | ".join(f"{head} {body} {end}" for head, body in zip(heads, bodies, strict=True)) + ")"
         place = "#/items/anyOf" if self.listed else "#/anyOf"
-        calls = [self._schema(tool["function"], f"{place}/{number}") for number, tool in enumerate(tools)]
+        calls: list[dict[str, Any]] = []
+        for number, tool in enumerate(tools):
+            function = tool["function"]
+            parameters = function.get("parameters") or _NO_PARAMETERS
+            moved = _moved(parameters, f"{place}/{number}/properties/{self.arguments}")
+            properties = {"name": {"const": function["name"]}, self.arguments: moved}
+            calls.append({"type": "object", "properties": properties, "required": list(properties)})
         schema: dict[str, Any] = {"anyOf": calls}
         if self.listed:
             schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": 1}
@@ -84,13 +90,6 @@ class ToolFormat:
         if at < 0:
             at = len(text) - next((n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), 0)
         return len(text[:at].rstrip())
-
-    def _schema(self, function: Mapping[str, Any], place: str) -> dict[str, Any]:
-        """The schema of a call, which has this place in the whole: references in it are to its own parts."""
-        parameters = function.get("parameters") or _NO_PARAMETERS
-        moved = _moved(parameters, f"{place}/properties/{self.arguments}")
-        properties = {"name": {"const": function["name"]}, self.arguments: moved}
-        return {"type": "object", "properties": properties, "required": list(properties)}
 
 
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
