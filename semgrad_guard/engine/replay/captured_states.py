@@ -215,22 +215,15 @@ class _Layout:
         self.captures = list({id(capture): capture for row in rows for capture, _ in row.passes}.values())
         self.lengths = [sum(capture.positions for capture, _ in row.passes) for row in rows]
         self._shape = len(rows), max(self.lengths)
-        moves: dict[int, list[tuple[int, int]]] = {}  # of each capture: its row, and the place of that row's first
+        moves: dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}  # of each capture: from where to where
         for number, row in enumerate(rows):
-            to = number * self._shape[1]
+            begin = number * self._shape[1]
             for capture, own in row.passes:
-                moves.setdefault(id(capture), []).append((own, to))
-                to += capture.positions
-        self._moves = [
-            tuple(
-                torch.cat([torch.arange(first, first + capture.positions) for first in firsts])
-                for firsts in (
-                    [own * capture.positions for own, _ in moves[id(capture)]],
-                    [to for _, to in moves[id(capture)]],
-                )
-            )
-            for capture in self.captures
-        ]
+                columns, (places, to) = torch.arange(capture.positions), moves.setdefault(id(capture), ([], []))
+                places.append(own * capture.positions + columns)
+                to.append(begin + columns)
+                begin += capture.positions
+        self._moves = [tuple(map(torch.cat, moves[id(capture)])) for capture in self.captures]
 
     def laid_out(self, sources: Sequence[torch.Tensor | None]) -> torch.Tensor:
         """One tensor [rows, longest, d] from the captures' own [its rows, its positions, d]; NaN for None."""
