@@ -29,7 +29,7 @@ from semgrad_guard.engine.scoring.head import score_head
 from semgrad_guard.errors import UnsupportedModelError
 
 Tier = Literal["captured", "prefix", "full"]
-"""The three ways of a replay, cheapest first (`replay.py`)."""
+"""The three ways of a replay, cheapest first (`replayer.py`)."""
 
 NO_GRADIENT = (
     "no gradient reaches the prompt's hidden states: t* is out of the reach of every layer's attention, or a layer "
