@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from click.testing import Result
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.cli import app
 
-from .helpers import ASKED, TOKENS, jsonl, saved
+from .helpers import ASKED, TOKENS, jsonl, rows_of, saved
+
+PROGRAM = get_command(app)
 
 
 @pytest.fixture(autouse=True)
 def _eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
+
+
+@pytest.fixture(autouse=True)
+def _one_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runner builds the program anew for every call, which takes as long as most calls do."""
+    monkeypatch.setattr("typer.testing._get_command", lambda _: PROGRAM, raising=False)
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +62,7 @@ def run() -> Callable[..., Result]:
 @pytest.fixture
 def right(tmp_path: Path, texts: list[str]) -> Path:
     """Questions whose references are the tiny model's own answers."""
-    return jsonl(tmp_path / "right.jsonl", ({"question": q, "answers": [t]} for q, t in zip(ASKED, texts, strict=True)))
+    return jsonl(tmp_path / "right.jsonl", rows_of(texts))
 
 
 @pytest.fixture
@@ -59,13 +70,24 @@ def wrong(tmp_path: Path) -> Path:
     return jsonl(tmp_path / "wrong.jsonl", ({"question": q, "answers": ["seven"]} for q in ASKED))
 
 
-@pytest.fixture
-def calibration(tmp_path: Path, run: Callable[..., Result], model_folder: Path, right: Path) -> Path:
-    """A calibration of the tiny model that lets answers through."""
-    path = tmp_path / "calibration.json"
-    result = run(
-        "calibrate", "--model", model_folder, "--data", right, "--output", path, "--max-tokens", TOKENS,
-        "--batch-size", 60,
-    )  # fmt: skip
+@pytest.fixture(scope="session")
+def usual_calibration(
+    tmp_path_factory: pytest.TempPathFactory, run: Callable[..., Result], model_folder: Path, texts: list[str]
+) -> Path:
+    """A folder with a calibration of the tiny model that lets answers through, and with its record."""
+    folder = tmp_path_factory.mktemp("calibrated")
+    with TemporaryDirectory() as elsewhere:
+        data = jsonl(Path(elsewhere) / "right.jsonl", rows_of(texts))
+        result = run(
+            "calibrate", "--model", model_folder, "--data", data, "--output", folder / "calibration.json",
+            "--max-tokens", TOKENS, "--batch-size", 60,
+        )  # fmt: skip
     assert result.exit_code == 0, result.stderr
-    return path
+    return folder
+
+
+@pytest.fixture
+def calibration(tmp_path: Path, usual_calibration: Path, right: Path) -> Path:
+    """That calibration, next to the questions that it was made on."""
+    shutil.copytree(usual_calibration, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "calibration.json"

@@ -24,6 +24,11 @@ def saved(folder: Path, language_model: LanguageModel) -> Path:
     return folder
 
 
+def rows_of(texts: Sequence[str]) -> list[dict[str, Any]]:
+    """The usual questions with these texts as references."""
+    return [{"question": question, "answers": [text]} for question, text in zip(ASKED, texts, strict=True)]
+
+
 def jsonl(path: Path, rows: Iterable[dict[str, Any] | str]) -> Path:
     """A data file; rows that are text are written as they are."""
     lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]

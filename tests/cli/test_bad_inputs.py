@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
-from typer.main import get_command
 from typer.testing import CliRunner
 
 from semgrad_guard.cli import app, loading
@@ -22,7 +21,6 @@ from .bad_inputs import Bad
 from .helpers import flat
 
 OPTIONAL = ("dtype", "device", "quantization_config", "semantic_token", "template_option", "engine")
-PROGRAM = get_command(app)
 CASES = bad_inputs.all_of_them()
 Places = dict[str, Path]
 
@@ -82,8 +80,6 @@ def _one_model(monkeypatch: pytest.MonkeyPatch, model_folder: Path, one_load: Ca
         return one_load(source.model) if plain else real(source)
 
     monkeypatch.setattr(loading, "load", load)
-    # The runner builds the program anew for every call, which takes as long as most cases do.
-    monkeypatch.setattr("typer.testing._get_command", lambda _: PROGRAM, raising=False)
 
 
 @pytest.fixture(scope="module")

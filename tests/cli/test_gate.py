@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from shutil import copy
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from semgrad_guard.calibration import Calibration
 from semgrad_guard.errors import DataFileError, InputError
 from semgrad_guard.evaluation.band import Band, Decided, Measured
 
-from .helpers import ASKED, TOKENS, flat, jsonl, merged
+from .helpers import ASKED, TOKENS, flat, jsonl, merged, rows_of
 
 Run = Callable[..., Result]
 
@@ -27,6 +28,27 @@ def gate(run: Run, model_folder: Path, calibration: Path, right: Path, tmp_path:
         *("--max-tokens", TOKENS, "--batch-size", 30),
     )
     return lambda *arguments: run("gate", *merged(fixed, arguments))
+
+
+@pytest.fixture(scope="module")
+def recorded(
+    tmp_path_factory: pytest.TempPathFactory, run: Run, model_folder: Path, usual_calibration: Path, texts: list[str]
+) -> Path:
+    """A band of the usual calibration and questions."""
+    folder = tmp_path_factory.mktemp("recorded")
+    data, band = jsonl(folder / "right.jsonl", rows_of(texts)), folder / "band.json"
+    made = run(
+        *("gate", "--model", model_folder, "--calibration", usual_calibration / "calibration.json", "--data", data),
+        *("--band", band, "--record", "--max-tokens", TOKENS, "--batch-size", 30),
+    )
+    assert made.exit_code == 0, made.stderr
+    return band
+
+
+@pytest.fixture
+def band(recorded: Path, tmp_path: Path) -> Path:
+    """That band, where `gate` looks for it."""
+    return copy(recorded, tmp_path / "band.json")
 
 
 def test_a_recorded_band_passes_and_a_change_of_the_answers_grades_fails(gate: Run, tmp_path: Path) -> None:
@@ -78,16 +100,15 @@ def _of(answers: list[Decided]) -> Measured:
     return Measured("0123456789abcdef", "contains@2", "0" * 16, answers)
 
 
-def test_unpromised_answers_are_no_coverage(gate: Run, tmp_path: Path) -> None:
+def test_unpromised_answers_are_no_coverage(gate: Run, band: Path) -> None:
     """Another system message changes the form of the prompts, and so nothing is promised about the answers."""
-    assert gate("--record").exit_code == 0
     failed = gate("--system", "You are a pirate.")
     assert failed.exit_code == 7
     assert "nothing is promised about 60 of 60 answers: " in flat(failed.stderr)
     assert "coverage left its band: 0.0% is" in flat(failed.stdout)
     refused = gate("--system", "You are a pirate.", "--record")
     assert "Nothing is let through on these questions under the promise" in flat(refused.stderr)
-    assert (refused.exit_code, Band.load(tmp_path / "band.json").delivered > 0) == (1, True)
+    assert (refused.exit_code, Band.load(band).delivered > 0) == (1, True)
 
 
 def test_kinds_have_thresholds_of_their_own(gate: Run, run: Run, model_folder: Path, tmp_path: Path) -> None:
@@ -120,9 +141,8 @@ def test_kinds_have_thresholds_of_their_own(gate: Run, run: Run, model_folder: P
     ],
 )
 def test_what_does_not_fit_is_refused(
-    gate: Run, other_folder: Path, tmp_path: Path, arguments: tuple[Any, ...], message: str
+    gate: Run, band: Path, other_folder: Path, tmp_path: Path, arguments: tuple[Any, ...], message: str
 ) -> None:
-    assert gate("--record").exit_code == 0
     jsonl(tmp_path / "other.jsonl", [{"question": ASKED[0], "answers": ["x"]}])
     places = {"tmp": tmp_path, "other": other_folder}
     refused = gate(*(one.format(**places) if isinstance(one, str) else one for one in arguments))
