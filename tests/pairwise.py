@@ -48,6 +48,17 @@ def in_turn(*, indirect: Sequence[str] = (), **factors: Iterable[Any]) -> pytest
     return _parametrized(factors, values, matrix, {row for row in matrix if sum(row) % 2 == 0}, indirect)
 
 
+def every(nth: int, values: Iterable[Any]) -> list[Any]:
+    """The values of a test's one argument, of which every nth one is not marked `heavy`.
+
+    For rows that differ little: what a single one of them finds, most of the others find too.
+
+        @pytest.mark.parametrize("name", every(2, ARCHITECTURES))
+        def test_the_states_are_the_models(name): ...
+    """
+    return [pytest.param(value, marks=pytest.mark.heavy if number % nth else ()) for number, value in enumerate(values)]
+
+
 def _parametrized(
     names: Iterable[str], values: list[list[Any]], matrix: Sequence[Row], light: set[Row], indirect: Sequence[str]
 ) -> pytest.MarkDecorator:

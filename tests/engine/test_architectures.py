@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.pairwise import every
 from tests.scripts import load
 
 from .architectures import NOISE, check
@@ -25,9 +26,7 @@ SPREAD = (
 REFUSED = ("blt", "cpmant", "hrm_text", "musicgen", "prophetnet", "reformer")
 
 
-@pytest.mark.parametrize(
-    "model_type", [*SPREAD[::2], *(pytest.param(name, marks=pytest.mark.heavy) for name in SPREAD[1::2])]
-)
+@pytest.mark.parametrize("model_type", every(4, SPREAD))
 def test_an_architecture_is_scored_exactly(model_type: str) -> None:
     require_known(model_type)
     verdict = check(model_type)

@@ -126,15 +126,15 @@ def checks_of(scenario: Callable[[LanguageModel], object], model: LanguageModel)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
-@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.heavy) for first in range(1, 5))])
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.heavy) for first in range(1, 10))])
 def test_stopped_at_any_check_the_next_answer_is_a_fresh_models(
     make_language_model: Make, scenario: Callable[[LanguageModel], object], first: int
 ) -> None:
-    """At every fifth check from the first one, and in `make check-heavy` at the others."""
+    """At every tenth check from the first one, and in `make check-heavy` at the others."""
     model, expected = make_settled(make_language_model, scenario), scenario(make_language_model())
     checks = checks_of(scenario, model)
     assert checks > 5
-    for at in range(first, checks, 5):
+    for at in range(first, checks, 10):
         model._scorer.current_replayer().prompts.trim(0)
         untouched = unchanged(model._model), unchanged(copy_of(model))
         with model.turn, untouched[0], untouched[1], stopping(Countdown(at)), pytest.raises(AnswerCancelledError):

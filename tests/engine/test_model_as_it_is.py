@@ -46,9 +46,18 @@ def check(found: GradientScores, model: Any, case: Case = CASE) -> None:
     assert (found.semgrad, found.paragrad) == pytest.approx(expected, rel=1e-7)
 
 
-@pytest.mark.parametrize("name", [*SWITCHES, *PREPARED])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.heavy if number % 3 == 0 else ())
+        for number, name in enumerate((*SWITCHES, *PREPARED))
+    ],
+)
 def test_a_switch_is_seen_at_the_next_score(name: str) -> None:
-    """In training mode, with dropout: the user's own modules would answer at random."""
+    """In training mode, with dropout: the user's own modules would answer at random.
+
+    Every third switch in `make check-heavy`: the test of answers below takes it.
+    """
     model = build("llama", attention_dropout=0.5).train()
     switch = prepared(name, model)
     before = score(model)
@@ -87,7 +96,7 @@ def test_code_that_runs_the_users_modules_is_refused_and_its_end_is_scored(name:
 def test_a_switch_is_seen_by_the_next_answer_and_by_an_earlier_answers_score(
     name: str, memory: Memory, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    """Every third switch, and in `make check-heavy` the others; the test above takes every one."""
+    """Every third switch, and in `make check-heavy` the others, which the test above takes."""
     model = build("llama", vocab_size=258, eos_token_id=None)
     switch = prepared(name, model)
     language_model = LanguageModel.from_transformers(model, tokenizer)

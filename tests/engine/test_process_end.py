@@ -130,15 +130,16 @@ FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.parametrize(
     ("program", "code", "printed"),
     [
-        (STREAM, 0, ""),
+        pytest.param(STREAM, 0, "", marks=pytest.mark.heavy),
         (STREAM + RAISES, 3, ""),
         pytest.param(STREAM + FORKED, 4, "", marks=FORKS),
         (OFF_LOOP, 0, "AnswerCancelledError"),
-        (DAEMON, 0, "nothing"),  # its turn is waited for, and the thread goes no further
+        # its turn is waited for, and the thread goes no further
+        pytest.param(DAEMON, 0, "nothing", marks=pytest.mark.heavy),
         pytest.param(FORKED_WITH_A_DAEMON, 0, "nothing", marks=FORKS),
         (SCHEDULER, 0, ""),
         (SERVED, 0, ""),
-        (SUBMITTED, 0, ""),
+        pytest.param(SUBMITTED, 0, "", marks=pytest.mark.heavy),
         pytest.param(SUBMITTED + IN_A_CHILD, 5, "", marks=FORKS),
     ],
     ids=(

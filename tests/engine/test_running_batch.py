@@ -15,7 +15,7 @@ from semgrad_guard.engine.generation.decoding import RunningAnswer
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.grammar import one_of, text_rule
 from semgrad_guard.errors import InputError
-from tests.pairwise import in_turn
+from tests.pairwise import every, in_turn
 from tests.whole_runs import whole_run
 
 from .running_batches import (
@@ -36,7 +36,7 @@ from .running_batches import (
 from .tiny_models import ARCHITECTURES
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", every(2, ARCHITECTURES))
 def test_every_architecture(name: str) -> None:
     model, random = shared(name), Random(1)
     assert model.joins

@@ -25,14 +25,6 @@ from .made_answers import example_run
 RUN = example_run(n=120, methods=("HybridGrad", "SemGrad", "ParaGrad", "SAR", "Deg", "G-NLL", "M.I."))
 SPS = np.add.outer(np.arange(6), np.arange(4)) / 10.0
 
-DEGENERATE = [
-    replace(example_run(n=9, methods=("HybridGrad", "SemGrad", "ParaGrad")), correct=[True] * 9),
-    replace(example_run(n=9, methods=("HybridGrad", "SemGrad", "ParaGrad")), correct=[False] * 9),
-    example_run(n=1),
-    replace(example_run(n=5), scores={"HybridGrad": [None] * 5, "Deg": [0.5] * 5}, mean_entropy=[0.0] * 5),
-    replace(RUN, scores={"Deg": RUN.scores["Deg"]}, mean_entropy=[None] * 120),
-]
-
 
 def drawn(run: GradedRun) -> list[Any]:
     confidence = {method: crossfitted(scores, run.correct) for method, scores in run.scores.items()}
@@ -42,12 +34,6 @@ def drawn(run: GradedRun) -> list[Any]:
         figures.histogram_figure(run),
         figures.entropy_figure(run),
     ]
-
-
-@pytest.mark.parametrize("run", DEGENERATE, ids=["all right", "all wrong", "one question", "no scores", "one method"])
-def test_every_run_can_be_drawn(run: GradedRun) -> None:
-    for figure in drawn(run):
-        ElementTree.fromstring(inline_svg(figure, "f", description="d"))  # noqa: S314 - our own drawing
 
 
 def test_risk_coverage_puts_hybridgrad_in_front() -> None:

@@ -31,8 +31,9 @@ from semgrad_guard.evaluation.learning_set import GradedSentences
 from semgrad_guard.evaluation.metrics import auroc
 from semgrad_guard.evaluation.runs.answers import AnsweredSentence, AnswerScore
 from semgrad_guard.records import LOG, FusedWeights
+from tests.pairwise import in_turn
 
-ALPHA, DELTA, REPEATS = 0.3, 0.1, 24
+ALPHA, DELTA, REPEATS = 0.3, 0.1, 16
 NOISE = 60
 
 
@@ -135,8 +136,7 @@ def test_too_few_answers_leave_all_of_them_to_a_label_free_score() -> None:
     assert made.threshold == direct.threshold
 
 
-@pytest.mark.parametrize("failed", [None, {"semgrad": math.nan}])
-@pytest.mark.parametrize("row", range(0, LEARN_FROM, 20))
+@in_turn(row=range(0, LEARN_FROM, 20), failed=[None, {"semgrad": math.nan}])
 def test_a_single_failed_answer_is_no_reason_not_to_learn(row: int, failed: dict[str, float] | None) -> None:
     """One of the answers has no features: it is calibrated on, unscored, and another one is learned from."""
     drawn = population(np.random.default_rng(3), LEARN_FROM + 1)

@@ -22,6 +22,7 @@ from semgrad_guard.errors import (
 from tests.engine.chat_templates import template
 from tests.engine.tiny_models import build
 from tests.leaks import objects_alive, smallest_growth
+from tests.pairwise import every
 from tests.random_llama import CALLS, byte_tokenizer
 from tests.steps import LIMIT, until
 from tests.whole_runs import whole_run
@@ -44,7 +45,7 @@ from .conftest import ALL, Serve, asking, events, question_of, watched
 HYBRID = ("jamba", "falcon-h1", "lfm2", "qwen3-next", "mamba2", "recurrent-gemma", "llama4-chunked")
 
 
-@pytest.mark.parametrize("name", HYBRID)
+@pytest.mark.parametrize("name", every(3, HYBRID))
 async def test_where_layers_keep_a_state_prompts_of_equal_length_run_together(start: Start, name: str) -> None:
     """Those in between run by themselves, in the order in which they came; none waits for what came later."""
     model = of_kind(name)

@@ -108,7 +108,7 @@ def test_no_request_is_a_bug(serve: Serve, loop: asyncio.AbstractEventLoop, path
         assert response.status_code < 500, (body, response.text)
         assert "internal_error" not in response.text, body
 
-    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(bodies)
     def fuzz(body: Any) -> None:
         loop.run_until_complete(one(body))
