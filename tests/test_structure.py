@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import tomllib
 from collections.abc import Iterator, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
 from pathlib import Path
@@ -40,7 +41,9 @@ def imports(name: str) -> Iterator[str]:
                 yield inner if inner in MODULES else node.module
 
 
-GRAPH: Mapping[str, frozenset[str]] = {name: frozenset(imports(name)) - {name} for name in MODULES}
+@cache
+def graph_of_imports() -> Mapping[str, frozenset[str]]:
+    return {name: frozenset(imports(name)) - {name} for name in MODULES}
 
 
 def children(package: str) -> dict[str, set[str]]:
@@ -50,7 +53,7 @@ def children(package: str) -> dict[str, set[str]]:
     """
     graph: dict[str, set[str]] = {}
     depth = package.count(".") + 2
-    for name, targets in GRAPH.items():
+    for name, targets in graph_of_imports().items():
         if not name.startswith(f"{package}."):
             continue
         child = ".".join(name.split(".")[:depth])
