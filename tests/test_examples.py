@@ -10,6 +10,7 @@ import pytest
 from langchain_core.messages import AIMessage
 from rich.console import Console
 
+from langchain_semgrad_guard import demo
 from langchain_semgrad_guard.demo import report, run
 from langchain_semgrad_guard.demo.library import SHOWN, questions
 from semgrad_guard import METADATA_KEY, Verdict
@@ -90,9 +91,17 @@ def test_an_example_says_at_once_what_to_install(
     assert f"pip install 'semgrad-guard[{extra}]'" in found.stderr.splitlines()[-1]
 
 
+@pytest.mark.parametrize(("most", "alpha"), [(260, 0.4), pytest.param(10_000, 0.2, marks=pytest.mark.heavy)])
 def test_the_demo_answers_escalates_and_abstains(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, most: int, alpha: float
 ) -> None:
+    """On a part of its questions, with a larger alpha, and in `make check-heavy` as it is."""
+    pool = questions()
+    part = [*(row for row in pool if row.question in SHOWN), *[row for row in pool if row.question not in SHOWN][:most]]
+    monkeypatch.setattr(demo, "questions", lambda: part)
+    for name in ("N_FIRST", "N_SECOND"):
+        monkeypatch.setattr(demo, name, min(getattr(demo, name), most * 2 // 5))
+    monkeypatch.setattr(demo, "ALPHA_LIBRARY", alpha)
     monkeypatch.setenv("COLUMNS", "160")
     assert run(tmp_path / "new folder") == 0
     printed = capsys.readouterr().out

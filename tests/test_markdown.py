@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from semgrad_guard.pocket import QUESTIONS_PATH
+
 from .fetched import require_smollm2
 from .warm_python import WarmPython
 
@@ -56,13 +58,34 @@ def test_python_blocks_run_and_print_what_is_shown(page: Path, tmp_path: Path, m
             assert_alike(printed.getvalue(), shown)
 
 
+def commands(page: Path) -> list[str]:
+    """The lines of `console` blocks that begin with `$ semgrad-guard`."""
+    lines = [line for language, code, _ in blocks(page) if language == "console" for line in code.splitlines()]
+    return [line for line in lines if line.startswith("$ semgrad-guard")]
+
+
+@pytest.fixture(scope="session")
+def few_questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A part of the embedded model's questions: to calibrate on all of them takes long."""
+    path = tmp_path_factory.mktemp("questions") / "few.jsonl"
+    path.write_text(
+        "".join(QUESTIONS_PATH.read_text(encoding="utf-8").splitlines(keepends=True)[::5]), encoding="utf-8"
+    )
+    return path
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_run(warm_python: WarmPython, page: Path, tmp_path: Path) -> None:
-    """`console` blocks: lines that begin with `$ semgrad-guard` run, in an empty folder, as a user of pip has it."""
-    for language, code, _ in blocks(page):
-        for line in code.splitlines() if language == "console" else ():
-            if line.startswith("$ semgrad-guard"):
-                run_once(warm_python, line, tmp_path)
+def test_commands_run(warm_python: WarmPython, page: Path, tmp_path: Path, few_questions: Path) -> None:
+    """In an empty folder, as a user of pip has it; calibrations on a part of the questions."""
+    whole = "calibrate --model pocket --data pocket "
+    for line in commands(page):
+        run_once(warm_python, line.replace(whole, f"calibrate --model pocket --data {few_questions} "), tmp_path)
+
+
+@pytest.mark.heavy
+def test_commands_run_on_all_questions(warm_python: WarmPython, tmp_path: Path) -> None:
+    for line in commands(ROOT / "README.md"):
+        semgrad_guard(warm_python, line, tmp_path)
 
 
 RUNS: dict[tuple[str, tuple[tuple[str, bytes], ...]], dict[str, bytes]] = {}
