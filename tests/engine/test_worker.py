@@ -259,11 +259,12 @@ def test_a_batch_shares_its_steps_with_a_stranger(make_language_model: Make, how
         assert reached.wait(LIMIT)
         written = sum(len(running._batch.rows) for running in model.worker._running.values())
         assert written > worker.ROWS if rows is None else written <= rows  # some have ended already
-        stranger = submitted(model, "hello", max_tokens=3)
+        stranger, still_writing = submitted(model, "hello", max_tokens=3), list[bool]()
+        stranger.add_done_callback(lambda _: still_writing.append(not batch.done()))  # before the next step
         go_on.set()
         assert stranger.result(LIMIT).text
-        assert not batch.done()
         found = batch.result(LIMIT)
+        assert still_writing == [True]
     for one, single in zip(found, alone, strict=True):
         assert (one.text, one.action) == (single.text, single.action)
         assert one.uncertainty == pytest.approx(single.uncertainty, rel=2e-5)
