@@ -66,16 +66,16 @@ def rows(table: str) -> list[list[str]]:
     return cells[2:]
 
 
-def texts_of_code(path: Path, tree: ast.Module, source: str) -> Iterator[Text]:
+def texts_of_code(path: Path, nodes: list[ast.AST], source: str) -> Iterator[Text]:
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     docstrings = {
         node.value
-        for owner in ast.walk(tree)
+        for owner in nodes
         if isinstance(owner, documented)
         for node in owner.body
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
     }
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and (node in docstrings or " " in node.value):
             yield Text(path, node.lineno, node.value, node in docstrings)
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -92,8 +92,8 @@ def texts_of_page(path: Path, source: str) -> Iterator[Text]:
             yield Text(path, number, re.sub(r"`[^`]*`", "``", line), comment=False)
 
 
-def names_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(tree):
+def names_of(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
+    for node in nodes:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.lineno, node.id
         elif isinstance(node, ast.arg):
@@ -117,10 +117,10 @@ def main(arguments: list[str]) -> int:
     for path in files([Path(argument) for argument in arguments] or [ROOT / name for name in READ]):
         source = path.read_text(encoding="utf-8")
         if path.suffix == ".py":
-            tree = ast.parse(source)
-            texts = list(texts_of_code(path, tree, source))
+            nodes = list(ast.walk(ast.parse(source)))
+            texts = list(texts_of_code(path, nodes, source))
             lines = source.splitlines()
-            for line, name in names_of(tree):
+            for line, name in names_of(nodes):
                 if name in words.names and not lines[line - 1].endswith(OF_FILES):
                     breaches += 1
                     print(f"{path}:{line}: the name `{name}`: {words.names[name]}")
