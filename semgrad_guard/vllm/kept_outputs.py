@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from semgrad_guard.engine.replay.kernels import Outputs, Place
@@ -17,10 +18,10 @@ from semgrad_guard.vllm.shared_weights import parts_of
 
 @dataclass(eq=False)
 class PassOutputs:
-    """Outputs of maps in one pass, by their number, at the `rows` that are kept: [rows, out] each."""
+    """Outputs of the first maps in one pass, side by side, at the `rows` that are kept: [rows, out of all]."""
 
     rows: torch.Tensor
-    given: dict[int, torch.Tensor]
+    given: torch.Tensor
 
 
 Piece = tuple[PassOutputs, int, int]
@@ -62,7 +63,8 @@ class KeptOutputs:
         found.sort(key=lambda entry: -entry[0].read)
         self._maps = [linear_map for linear_map, _ in found]
         self._widths = [0, *accumulate(linear_map.given for linear_map in self._maps)]
-        self._itemsize = next((weight.element_size() for _, module in found for weight in module.parameters()), 0)
+        weights = (weight for _, module in found for weight in module.parameters())
+        self._nothing = next((weight.new_empty(0) for weight in weights), torch.empty(0))
         self._used = 0
         self._now: PassOutputs | None = None
         for number, (_, module) in enumerate(found):
@@ -70,14 +72,17 @@ class KeptOutputs:
 
     def begin(self, rows: torch.Tensor, held: Iterable[Sequence[Piece]], budget: int) -> PassOutputs:
         """Keep the maps' outputs at these rows of the pass that has begun, in addition to those `held`."""
-        passes = _passes(held)
-        positions = sum(len(seen_pass.rows) for seen_pass in passes)
+        passes = list({id(seen): seen for pieces in held for seen, *_ in pieces}.values())
+        positions = sum(len(seen.rows) for seen in passes)
         self._used = len(self._maps) if positions == 0 else self._used
-        while self._used and (positions + len(rows)) * self._widths[self._used] * self._itemsize > budget:
+        bytes_each = (positions + len(rows)) * self._nothing.element_size()
+        while self._used and bytes_each * self._widths[self._used] > budget:
             self._used -= 1
-            for seen_pass in passes:
-                seen_pass.given.pop(self._used, None)
-        self._now = PassOutputs(rows, {})
+        width = self._widths[self._used]
+        for seen in passes:
+            if seen.given.shape[1] > width:
+                seen.given = seen.given[:, :width].clone()
+        self._now = PassOutputs(rows, self._nothing.new_empty(len(rows), width))
         return self._now
 
     def end(self) -> None:
@@ -86,38 +91,22 @@ class KeptOutputs:
 
     def _see(self, number: int, _module: nn.Module, _args: Any, output: Any) -> None:
         if self._now is not None and number < self._used:
-            self._now.given[number] = output[0].index_select(0, self._now.rows)
+            columns = slice(self._widths[number], self._widths[number + 1])
+            self._now.given[:, columns] = output[0].index_select(0, self._now.rows)
 
     def joined(self, rows: Sequence[Sequence[Piece]], longest: int) -> Outputs:
         """The outputs of the twin's maps at the positions of several answers: [rows, longest, out].
 
         Without maps of which outputs are missing. Beyond an answer's end they are zero.
         """
-        passes = _passes(rows)
-        if not passes:
+        width = min((seen.given.shape[1] for pieces in rows for seen, *_ in pieces), default=0)
+        if not width:
             return {}
-        starts = dict(
-            zip(map(id, passes), accumulate([0, *(len(seen_pass.rows) for seen_pass in passes)]), strict=False)
-        )
-        nothing = sum(len(seen_pass.rows) for seen_pass in passes)
-        index = torch.full((len(rows), longest), nothing)
-        for row, pieces in zip(index, rows, strict=True):
-            own = torch.cat([torch.arange(count) + starts[id(seen_pass)] + begin for seen_pass, begin, count in pieces])
-            row[: len(own)] = own
-        outputs: dict[Place, torch.Tensor] = {}
-        for number, linear_map in enumerate(self._maps):
-            given = [seen.given[number] for seen in passes if number in seen.given]
-            if len(given) < len(passes):
-                continue
-            every = torch.cat([*given, given[0].new_zeros(1, given[0].shape[1])])
-            whole = every.index_select(0, index.flatten().to(every.device)).view(*index.shape, -1)
-            for (path, _), part in zip(
-                linear_map.parts, whole.split([width for _, width in linear_map.parts], 2), strict=True
-            ):
-                outputs[linear_map.layer, path] = part
+        own = [torch.cat([seen.given[begin:][:count, :width] for seen, begin, count in pieces]) for pieces in rows]
+        whole = torch.stack([F.pad(row, (0, 0, 0, longest - len(row))) for row in own])
+        outputs, begin = dict[Place, torch.Tensor](), 0
+        for linear_map in self._maps[: self._widths.index(width)]:
+            for path, out in linear_map.parts:
+                outputs[linear_map.layer, path] = whole[:, :, begin : begin + out]
+                begin += out
         return outputs
-
-
-def _passes(records: Iterable[Sequence[Piece]]) -> list[PassOutputs]:
-    """The passes that some records have positions in, each once."""
-    return list({id(seen_pass): seen_pass for pieces in records for seen_pass, *_ in pieces}.values())

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import Context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self, cast
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers.cache_utils import Cache
 
 from semgrad_guard.engine.generation.decoding import BatchRequest, Decoder, RunningAnswer
 from semgrad_guard.engine.generation.generation import Generation
@@ -45,6 +46,8 @@ class Record:
     behind: int = 1
     replayed: bool = False
     """Whether `before` is needed."""
+    by_sentence: bool = False
+    """Whether sentences of it were scored while it was being written."""
     states: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     outputs: list[Piece] = field(default_factory=list[Piece])
     before: torch.Tensor | None = None
@@ -276,6 +279,15 @@ class Recorder:
         (later,) = self._pages.read(self._tables, [(row, record.first, record.length)])
         return torch.cat([record.before, later], dim=1)
 
+    def keys_of(self, record: Record) -> Cache | None:
+        """The keys and values of all positions of an answer that has just ended, if it is read by sentence.
+
+        None where the pages do not hold them (any more).
+        """
+        with clean_slate():
+            keys = self._keys_of(record) if record.by_sentence else record.before
+            return None if self._pages is None or keys is None or keys is record.before else self._pages.joined([keys])
+
     def left_by(
         self, records: Sequence[Record], lengths: Sequence[int], epoch: object, *, written: bool = False
     ) -> CapturedStates | None:
@@ -359,11 +371,13 @@ class RecordedBatch(RunningBatch):
         """Nothing: the outputs of a pass are kept for all of its answers, within a budget of their own."""
 
     def _left_so_far(self, row: RunningAnswer) -> CapturedStates | None:
+        cast(RecordedAnswer, row).record.by_sentence = True
         return self._states_of([row], written=True)
 
     def left_by(self, rows: Sequence[RunningAnswer]) -> CapturedStates | None:
         """The states that vLLM's passes left of these answers, to observe and to replay them from."""
-        return self._states_of(rows)
+        states, keys = self._states_of(rows), rows[0].keys
+        return states if states is None or keys is None else replace(states, cache=keys)
 
     def _states_of(self, rows: Sequence[RunningAnswer], *, written: bool = False) -> CapturedStates | None:
         if (recorder := self._recorder) is None:
