@@ -86,8 +86,9 @@ class Engine:
             if output.finished and not answer.done:
                 answer.fail(AnswerInterruptedError(f"vLLM ended the answer early ({completion.finish_reason})"))
         done = [answer for answer in self._running.values() if answer.done]
-        for answer in done if self.recorder is not None else ():
-            answer.keys = self.recorder.keys_of(answer.record)
+        if self.recorder is not None:
+            for answer in done:
+                answer.keys = self.recorder.keys_of(answer.record)
         self.abort(done)
 
     def abort(self, answers: Iterable[VLLMAnswer]) -> None:

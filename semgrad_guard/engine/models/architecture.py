@@ -21,6 +21,7 @@ from semgrad_guard.errors import UnsupportedModelError
 
 # Attention whose keys can be cut at any position: a mask, not a state, decides which keys a query sees.
 _CUTTABLE = {"full_attention", "sliding_attention", "attention"}
+_WINDOWS = ("sliding_window", "sliding_window_size", "window_size", "attention_window")
 # Caches of such attention; a dummy replaces a layer that uses the keys of a lower one.
 _CUTTABLE_LAYERS = {"DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"}
 
@@ -39,8 +40,7 @@ class Architecture:
     `layers` is None where no list of decoder layers was recognised; `idle` are the places in that list of layers that
     look at pictures or sound, which text does not pass through, and `n_layers` counts the others. `attends` says that
     tokens meet in attention alone and in no recurrent state, `cuttable` whether the KV cache may be cut at t* as well;
-    `takes_positions` whether left-padded
-    rows can be told their positions.
+    `takes_positions` whether left-padded rows can be told their positions. No layer has a shorter `window`.
     Past `fixed_positions` tokens, rotary frequencies change with the length (dynamic and long rope), so that cached
     keys differ from those of one pass over the whole sequence.
     """
@@ -55,6 +55,7 @@ class Architecture:
     fixed_positions: int | None = None
     takes_logits_to_keep: bool = False
     idle: frozenset[int] = frozenset()
+    window: int | None = None
 
 
 def inspect_architecture(model: nn.Module) -> Architecture:
@@ -97,6 +98,7 @@ def inspect_architecture(model: nn.Module) -> Architecture:
         transform=LogitTransform(scale=scale, softcap=getattr(config, "final_logit_softcapping", None)),
         fixed_positions=_fixed_positions(config),
         idle=idle,
+        window=min((size for name in _WINDOWS if isinstance(size := getattr(config, name, None), int)), default=None),
     )
 
 

@@ -1,16 +1,19 @@
 """Rows of which the tokens between prompt and response are context: constants, by keys and values that are known.
 
 Two passes with one graph: the prompts from t* on; then the last token of the context, which predicts the response's
-first, and the response. The context before it is read from a cache, so that its length costs next to nothing.
+first, and the response. The context before it is read from a cache, so that its length costs next to nothing. Where a
+model takes masks as they are given, both are one pass, in which each product reads its weights once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import Cache, DynamicLayer
 
 from semgrad_guard.engine.replay.batch import PrefixLayer, TokenBatch
@@ -29,12 +32,18 @@ class ContextRows:
 
     def __init__(self, batch: TokenBatch, sources: Sequence[CapturedStates], *, bypassed: int) -> None:
         self._sources, self._bypassed, self._width = sources, bypassed, batch.prompt_columns - 1
+        self._ids = [row[own.bool()] for row, own in zip(batch.ids, batch.mask, strict=True)]
         self._padding: list[int] = (batch.prompts.mask == 0).sum(1).tolist()
         self._begins = [batch.prompts.cut - padding for padding in self._padding]
         skipped: list[int] = (batch.mask == 0).sum(1).tolist()
         self._ends = [end - padding for end, padding in zip(batch.prompt_ends, skipped, strict=True)]
         self._last = [end + own - 1 for end, own in zip(self._ends, batch.context, strict=True)]
         self._until = [last + length for last, length in zip(self._last, batch.lengths, strict=True)]
+
+    @property
+    def prompt_columns(self) -> int:
+        """The columns of the first pass."""
+        return max(end - begin for begin, end in zip(self._begins, self._ends, strict=True))
 
     @property
     def live(self) -> slice:
@@ -50,6 +59,48 @@ class ContextRows:
     def of_responses(self, held: Held) -> torch.Tensor:
         """The columns of the second pass [B, columns, d]."""
         return _below(self._cut(held, self._last, self._until), left=False)
+
+    def of_both(self, held: Held) -> torch.Tensor:
+        """The columns of both passes in one [B, columns, d]."""
+        return torch.cat([self.of_prompts(held), self.of_responses(held)], dim=1)
+
+    def inputs_of_both(self) -> dict[str, torch.Tensor]:
+        """The model's inputs for the columns of both passes in one, behind `before_both`.
+
+        Keys are not in their texts' order: the mask [B, 1, columns, keys] names those at no later position than a
+        query's own.
+        """
+        never = self._width + max(map(len, self._ids))  # the position of padding
+        pads = partial(pad_sequence, batch_first=True, padding_value=never)
+        rows = [*zip(self._begins, self._ends, self._last, self._until, strict=True)]
+        prompts = pads([torch.arange(begin, end) for begin, end, *_ in rows])
+        responses = pads([torch.arange(last, until) for *_, last, until in rows])
+        before = [torch.cat([torch.arange(begin), torch.arange(end, last)]) for begin, end, last, _ in rows]
+        columns = torch.cat([prompts, responses], dim=1)
+        keys = torch.cat([pads(before, padding_side="left"), columns], dim=1)[:, None, None]
+        states = self._sources[0].states
+        mask = torch.zeros(len(rows), 1, columns.shape[1], keys.shape[-1], dtype=states.dtype)
+        mask.masked_fill_((keys > columns[:, None, :, None]) | (keys == never), torch.finfo(states.dtype).min)
+        positions = columns.masked_fill(columns == never, 0).to(states.device)
+        ids = torch.stack([row[own] for row, own in zip(self._ids, positions, strict=True)])
+        return {"input_ids": ids, "attention_mask": mask.to(states.device), "position_ids": positions}
+
+    def before_both(self) -> Cache:
+        """The cache before them: of the prompts, and of the context without its last token."""
+        rows = [*zip(self._begins, self._ends, self._last, strict=True)]
+        constant = slice(self.prompt_columns, self.prompt_columns + 1)
+
+        def layer(number: int) -> PrefixLayer:
+            halves = [
+                [
+                    torch.cat([keys[..., :begin, :], keys[..., end:last, :]], dim=-2)
+                    for keys, (begin, end, last) in zip(half, rows, strict=True)
+                ]
+                for half in self._halves(number)
+            ]
+            return PrefixLayer(*(_below(half, left=True) for half in halves), constant=constant)
+
+        return self._cache(layer, max(begin + last - end for begin, end, last in rows))
 
     def outputs(self, columns: Callable[[Held], torch.Tensor]) -> Outputs:
         """The outputs of linear maps that all sources hold, at the columns of one pass."""

@@ -114,9 +114,12 @@ class Replayer:
         return replace(replayed, kept_logits=captured.raw_logits(batch))
 
     def in_context(
-        self, batch: TokenBatch, span: Sequence[int], sources: Sequence[CapturedStates], *, bypasses: bool
+        self, batch: TokenBatch, span: Sequence[int], sources: Sequence[CapturedStates], *, bypasses: bool, merges: bool
     ) -> Replayed:
-        """Rows whose context is constant, from what is known of each (`ContextRows`); `bypasses`: upper layers only."""
+        """Rows whose context is constant, from what is known of each (`ContextRows`); `bypasses`: upper layers only.
+
+        `merges`: both passes in one, where no layer has a window that is shorter than the rows.
+        """
         layer = sources[0].layer if bypasses else 0
         rows, prompts, first = ContextRows(batch, sources, bypassed=layer), batch.prompts, batch.prompt_columns - 1
         hidden, table = self._leaf_hooks(span)
@@ -130,10 +133,14 @@ class Replayer:
             return self._pass(table, span[0], partial(self._replaying, rows.outputs(columns), live), **called)
 
         with self._swaps.bypassing(layer):
-            cache, inputs = rows.before_prompts(), prompts.inputs(prompts.cut, prompts.prompt_columns)
-            run(rows.of_prompts, table, slice(0), inputs=inputs, cache=cache)
-            inputs, cache = batch.inputs(first, batch.end), rows.before_responses(cache)
-            final = run(rows.of_responses, {}, rows.live, inputs=inputs, cache=cache)
+            if merges and batch.longest <= (self._architecture.window or batch.longest):
+                both = run(rows.of_both, table, slice(0), inputs=rows.inputs_of_both(), cache=rows.before_both())
+                final = both[:, rows.prompt_columns :]
+            else:
+                cache, inputs = rows.before_prompts(), prompts.inputs(prompts.cut, prompts.prompt_columns)
+                run(rows.of_prompts, table, slice(0), inputs=inputs, cache=cache)
+                inputs, cache = batch.inputs(first, batch.end), rows.before_responses(cache)
+                final = run(rows.of_responses, {}, rows.live, inputs=inputs, cache=cache)
         states = tuple(hidden[layer] for layer in span)
         steps = [source.steps(*of) for source, *of in zip(sources, batch.context, batch.lengths, strict=True)]
         logits = [step for row in steps for step in row] if all(steps) else None

@@ -163,12 +163,13 @@ def tolerance_of(dtype: torch.dtype) -> float:
 class Exactness:
     """The result of a self-check.
 
-    `tiers` are exact, cheapest first, "full" always the last; `deviations` is how far each was off, relative to
-    plain autograd. `cuts`: states before t* can be kept apart as a cache. `pads`: rows of a batch may be padded on
-    the left. `plain`: replays are exact only where they keep closer to the model's own code. `in_context` are the
-    tiers that are exact for a response with context, None as long as that was not checked. `transform` follows the
-    head. `failure` is the reason why nothing could be compared (broken weights): then only "full" is left, the
-    model's own call. `token_bytes` is the size of a token's keys and values, where answers can join a running batch.
+    `tiers` are exact, cheapest first, "full" always the last; `deviations` is how far each was off, relative to plain
+    autograd. `cuts`: states before t* can be kept apart as a cache. `pads`: rows of a batch may be padded on the left.
+    `plain`: replays are exact only where they keep closer to the model's own code. `in_context` are the tiers that are
+    exact for a response with context, None as long as that was not checked, and `merges` whether they are so in one
+    pass. `transform` follows the head. `failure` is the reason why nothing could be compared (broken weights): then
+    only "full" is left, the model's own call. `token_bytes` is the size of a token's keys and values, where answers can
+    join a running batch.
     """
 
     tiers: tuple[Tier, ...] = ("full",)
@@ -177,6 +178,7 @@ class Exactness:
     pads: bool = False
     plain: bool = False
     in_context: tuple[Tier, ...] | None = None
+    merges: bool = False
     transform: LogitTransform = field(default_factory=LogitTransform)
     failure: str | None = None
     token_bytes: int = 0
@@ -213,7 +215,7 @@ def score_by(
         sources = captured if isinstance(captured, tuple) else () if captured is None else (captured,)
         known = sources or tuple(replayer.record(row, span[0]) for row in batch.rows())
         bypasses = "captured" in (way.in_context or ())
-        return from_states(batch, replayer.in_context(batch, span, known, bypasses=bypasses))
+        return from_states(batch, replayer.in_context(batch, span, known, bypasses=bypasses, merges=way.merges))
     if tier == "captured" and isinstance(captured, CapturedStates):
         return from_states(batch, replayer.captured(batch, span, captured))
     if tier == "prefix" and way.cuts:

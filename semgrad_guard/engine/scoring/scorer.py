@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Protocol, TypeVar
@@ -60,6 +60,9 @@ WITHOUT_CONTEXT = (
 )
 """Why no sentence of a model can be scored in context."""
 
+_TOGETHER = 16
+"""Parts in context that share a pass, whose activations are kept."""
+
 logger = logging.getLogger("semgrad_guard")
 
 
@@ -91,8 +94,7 @@ class Scorer(ModelStates):
         with self.lock, clean_slate():
             way, replayer = self.exactness(), self.current_replayer()
             if way.in_context is None:
-                found = tiers_in_context(self.architecture, replayer, self._sample(replayer), way)
-                way = self._exactness = replace(way, in_context=found)
+                way = self._exactness = tiers_in_context(self.architecture, replayer, self._sample(replayer), way)
             if not way.in_context:
                 raise UnsupportedModelError(WITHOUT_CONTEXT)
             return way.in_context or ()
@@ -150,34 +152,33 @@ class Scorer(ModelStates):
         with self.lock, clean_slate():
             parts = [list(row.parts_in_context()) for row, _ in rows]
             states = [self._of_text(*row, objective, own[-1]) for row, own in zip(rows, parts, strict=True)]
-            found: list[list[GradientScores]] = [[] for _ in rows]
-            # From the last on, which is verified for all of them.
-            for number in reversed(range(max(map(len, parts)))):
-                due = {place: (own[number], states[place]) for place, own in enumerate(parts) if number < len(own)}
-                for group, batch, known in self._groups(due, objective):
-                    for place, own in zip(group, self.score_parts(batch, objective, known), strict=True):
-                        found[place].insert(0, own[0])
-            return [tuple(own) for own in found]
+            # From the longest on, which is verified for all of them.
+            due = [(own[number], known) for own, known in zip(parts, states, strict=True) for number in range(len(own))]
+            due.sort(key=lambda one: one[0].longest, reverse=True)
+            found = dict[int, GradientScores]()
+            for group, batch, known in self._groups(due, objective):
+                for part, own in zip(group, self.score_parts(batch, objective, known), strict=True):
+                    found[id(part)] = own[0]
+            return [tuple(found[id(part)] for part in own) for own in parts]
 
     def _groups(
-        self, due: Mapping[int, tuple[TokenBatch, CapturedStates | None]], objective: Objective
-    ) -> Iterator[tuple[list[int], TokenBatch, States]]:
-        """The parts that share a pass, those in context and those without any: places, batch, and states."""
-        known = {place: own for place, (_, own) in due.items() if own is not None and self.pads}
-        in_context = [place for place in known if due[place][0].context]
-        if in_context:
-            states = tuple(map(known.__getitem__, in_context))
-            yield in_context, TokenBatch.stacked([due[place][0] for place in in_context]), states
-        span = objective.span(self.architecture.n_layers)
-        first = [place for place in known if place not in in_context and self._fits(due[place][0], span, known[place])]
-        joined = None
+        self, due: Sequence[tuple[TokenBatch, CapturedStates | None]], objective: Objective
+    ) -> Iterator[tuple[Sequence[TokenBatch], TokenBatch, States]]:
+        """The parts that share a pass, those in context and those without any: the parts, their batch, and states."""
+        known = [(part, own) for part, own in due if own is not None and self.pads]
+        in_context = [one for one in known if one[0].context]
+        for begin in range(0, len(in_context), _TOGETHER):
+            group, states = zip(*in_context[begin : begin + _TOGETHER], strict=True)
+            yield group, TokenBatch.stacked(group), states
+        span, joined = objective.span(self.architecture.n_layers), None
+        first = [one for one in known if not one[0].context and self._fits(one[0], span, one[1])]
         if first[1:]:
-            parts = [due[place][0] for place in first]
-            batch = TokenBatch.stacked(parts)
-            if joined := CapturedStates.below(batch, parts, [known[place] for place in first]):
-                yield first, batch, joined
-        together = {*in_context, *(first if joined else ())}
-        yield from (([place], part, own) for place, (part, own) in due.items() if place not in together)
+            group, states = zip(*first, strict=True)
+            batch = TokenBatch.stacked(group)
+            if joined := CapturedStates.below(batch, group, states):
+                yield group, batch, joined
+        together = {id(part) for part, _ in (*in_context, *(first if joined else ()))}
+        yield from (([part], part, own) for part, own in due if id(part) not in together)
 
     def _of_text(
         self, row: TokenBatch, captured: CapturedStates | None, objective: Objective, last: TokenBatch

@@ -77,12 +77,12 @@ def self_check(architecture: Architecture, replayer: Replayer, sample: Callable[
 
 def tiers_in_context(
     architecture: Architecture, replayer: Replayer, sample: Callable[[], Replayer] | None, found: Exactness
-) -> tuple[Tier, ...]:
-    """The tiers of `found` that are exact for a response with context; none where its keys cannot be constants."""
+) -> Exactness:
+    """`found` with the tiers that are exact for a response with context; none where its keys cannot be constants."""
     if not architecture.attends:
-        return ()
+        return replace(found, in_context=())
     if found.tiers == ("full",) and found.failure is not None:
-        return found.tiers
+        return replace(found, in_context=found.tiers)
     wide = replayer.head.weight.dtype.itemsize >= torch.float32.itemsize
     check = _Check(architecture, replayer if wide or sample is None else sample())
     check.replayer.plain = found.plain
@@ -156,8 +156,8 @@ class _Check:
         )
         return off is not None and off <= self.tolerance
 
-    def in_context(self, found: Exactness) -> tuple[Tier, ...]:
-        """The tiers of `found` that agree with plain autograd, where keys and values of a context are constants."""
+    def in_context(self, found: Exactness) -> Exactness:
+        """`found` with the tiers that agree with plain autograd, where keys and values of a context are constants."""
         self.expected()
         batch = self._batch(_PROMPT, *([_SHORT_PROMPT] if found.pads else []), context=_CONTEXT)
         expected = _attempted(lambda: self._score("full", found, batch), _log("a response with context"))
@@ -172,13 +172,18 @@ class _Check:
         if expected is None or not agree(
             expected, [replace(one, semgrad=own.semgrad, grid=own.grid) for one, own in both]
         ):
-            return ()
+            return replace(found, in_context=())
 
-        def is_exact(tier: Tier) -> bool:
-            way = replace(found, in_context=(tier,))
+        def is_exact(tier: Tier, merges: bool) -> bool:
+            way = replace(found, in_context=(tier,), merges=merges)
             return agree(_attempted(lambda: self._score(tier, way, batch), _log(f"the {tier} tier")), expected)
 
-        return tuple(tier for tier in found.tiers if tier == "full" or (found.cuts and is_exact(tier)))
+        def exact(merges: bool) -> Exactness:
+            tiers = tuple(tier for tier in found.tiers if tier == "full" or (found.cuts and is_exact(tier, merges)))
+            return replace(found, in_context=tiers, merges=merges)
+
+        merged = exact(merges=True) if self.architecture.takes_positions else found
+        return merged if merged.in_context == found.tiers else exact(merges=False)
 
     def _full(self, prompt: int) -> tuple[GradientScores, _HeadOutput]:
         if (known := self._known.get((prompt, self.span))) is not None:
