@@ -214,28 +214,20 @@ class _Layout:
     def __init__(self, rows: Sequence[RowPasses]) -> None:
         self.captures = list({id(capture): capture for row in rows for capture, _ in row.passes}.values())
         self.lengths = [sum(capture.positions for capture, _ in row.passes) for row in rows]
-        self._shape = len(rows), max(self.lengths)
-        moves: dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}  # of each capture: from where to where
-        for number, row in enumerate(rows):
-            begin = number * self._shape[1]
-            for capture, own in row.passes:
-                columns, (places, to) = torch.arange(capture.positions), moves.setdefault(id(capture), ([], []))
-                places.append(own * capture.positions + columns)
-                to.append(begin + columns)
-                begin += capture.positions
-        self._moves = [tuple(map(torch.cat, moves[id(capture)])) for capture in self.captures]
+        numbers = {id(capture): number for number, capture in enumerate(self.captures)}
+        self._rows = [[(numbers[id(capture)], own) for capture, own in row.passes] for row in rows]
 
     def laid_out(self, sources: Sequence[torch.Tensor | None]) -> torch.Tensor:
         """One tensor [rows, longest, d] from the captures' own [its rows, its positions, d]; NaN for None."""
         some = next(source for source in sources if source is not None)
-        laid = some.new_zeros(self._shape[0] * self._shape[1], some.shape[-1])
-        for source, (own, to) in zip(sources, self._moves, strict=True):
+
+        def piece(number: int, own: int) -> torch.Tensor:
+            source = sources[number]
             if source is None:
-                laid.index_fill_(0, to.to(some.device), math.nan)
-            else:
-                flat = source.reshape(-1, source.shape[-1])
-                laid.index_copy_(0, to.to(flat.device), flat.index_select(0, own.to(flat.device)))
-        return laid.view(*self._shape, -1)
+                return some.new_full((self.captures[number].positions, some.shape[-1]), math.nan)
+            return source[own]
+
+        return pad_sequence([torch.cat([piece(*place) for place in row]) for row in self._rows], batch_first=True)
 
     def outputs(self) -> Outputs:
         """The outputs of the maps that all captures hold, laid out; NaN where they have been let go."""

@@ -253,7 +253,8 @@ class _Known(torch.autograd.Function):
         (weight,), (gradient,) = ctx.saved_tensors, gradients
         rows = gradient.reshape(-1, gradient.shape[-1])
         # Nothing flows through the padding of a batch. To ask another device for it would be to wait for that device.
-        live = rows.any(1) if rows.device.type == "cpu" else None
+        # (`any` over rows takes some three times as long, and as long as the product of a few.)
+        live = rows.abs().amax(1) != 0 if rows.device.type == "cpu" else None
         if live is None or bool(live.all()):
             by_states = input_gradient(rows, weight)
         else:
