@@ -87,6 +87,20 @@ def test_first_sentences_whose_states_begin_at_any_layer(layers: tuple[int, ...]
     assert max(map(worst_relative_error, scores, expected)) < tolerance("llama")
 
 
+@pytest.mark.parametrize(("name", "passes"), [("llama", 2), ("mistral-sliding", 3)])
+def test_sentences_share_a_pass_with_the_ends_of_their_prompts(name: str, passes: int) -> None:
+    """Behind the first; prompts have a pass of their own where a window is shorter than a row."""
+    scorer, objective, seen = Scorer(shared(name)), Objective(layers=(2,)), list[int]()
+    row = batch_of(CASES[2:], objective, [PARTS])
+    states = scorer.current_replayer().record(row, 1)
+    expected = scorer.score_sentences([(row, states)], objective)  # verified the first time
+    layer = scorer.current_replayer().layers[-1]
+    hook = layer.register_forward_pre_hook(lambda _, states: seen.append(len(states[0])))
+    assert scorer.score_sentences([(row, states)], objective) == expected
+    hook.remove()
+    assert len(seen) == passes
+
+
 def test_memory_for_no_activations() -> None:
     scorer, objective = Scorer(shared("llama")), Objective()
     row = batch_of(CASES[2:], objective, [PARTS])

@@ -166,6 +166,11 @@ class TokenBatch:
         """One past the last column to run: the final response token predicts nothing that is scored."""
         return max(columns.stop for columns in self.scored) - 1
 
+    @property
+    def replayed_columns(self) -> int:
+        """The columns of a row that are read again: the prompt from the cut on, and what follows any context."""
+        return self.prompts.prompt_columns - self.prompts.cut + self.end + 1 - self.prompt_columns
+
     def rows(self) -> Iterator[TokenBatch]:
         """Each row as a batch of its own, without its padding."""
         for row, scored in enumerate(self.scored):

@@ -369,6 +369,12 @@ class Replayer:
         states = tuple(hidden[layer] for layer in span)
         return Replayed(batch.cut, final, states, batch.cut, token_axis=self.token_axis)
 
+    def most_positions(self, first: int) -> int:
+        """At how many positions the states of the layers from `first` on are kept for a backward pass."""
+        if first not in self._bytes_per_position:
+            self._bytes_per_position[first] = activation_bytes(list(self.layers)[first:], 1)
+        return self.memory.activations // self._bytes_per_position[first]
+
     def _pass(
         self,
         table: Mapping[int, InputHook],
@@ -383,9 +389,7 @@ class Replayer:
         Where it would not fit, no more of it is kept than the layers' inputs.
         """
         layers = list(self.layers)[first:]
-        if first not in self._bytes_per_position:
-            self._bytes_per_position[first] = activation_bytes(layers, 1)
-        fits = self._bytes_per_position[first] * inputs["input_ids"].numel() <= self.memory.activations
+        fits = inputs["input_ids"].numel() <= self.most_positions(first)
         graph = nullcontext() if fits else checkpointed(layers, replaying)
         with (
             torch.enable_grad(),

@@ -60,9 +60,6 @@ WITHOUT_CONTEXT = (
 )
 """Why no sentence of a model can be scored in context."""
 
-_TOGETHER = 16
-"""Parts in context that share a pass, whose activations are kept."""
-
 logger = logging.getLogger("semgrad_guard")
 
 
@@ -164,13 +161,24 @@ class Scorer(ModelStates):
     def _groups(
         self, due: Sequence[tuple[TokenBatch, CapturedStates | None]], objective: Objective
     ) -> Iterator[tuple[Sequence[TokenBatch], TokenBatch, States]]:
-        """The parts that share a pass, those in context and those without any: the parts, their batch, and states."""
+        """The parts that share a pass: those in context whose graph is kept whole, and those without any.
+
+        The parts, their batch, and states.
+        """
         known = [(part, own) for part, own in due if own is not None and self.pads]
         in_context = [one for one in known if one[0].context]
-        for begin in range(0, len(in_context), _TOGETHER):
-            group, states = zip(*in_context[begin : begin + _TOGETHER], strict=True)
+        span, joined, begin = objective.span(self.architecture.n_layers), None, 0
+        most = self.current_replayer().most_positions(span[0]) if in_context else 0
+        while begin < len(in_context):
+            columns, end = in_context[begin][0].replayed_columns, begin + 1
+            while end < len(in_context):
+                columns = max(columns, in_context[end][0].replayed_columns)
+                if columns * (end + 1 - begin) > most:
+                    break
+                end += 1
+            group, states = zip(*in_context[begin:end], strict=True)
             yield group, TokenBatch.stacked(group), states
-        span, joined = objective.span(self.architecture.n_layers), None
+            begin = end
         first = [one for one in known if not one[0].context and self._fits(one[0], span, one[1])]
         if first[1:]:
             group, states = zip(*first, strict=True)
