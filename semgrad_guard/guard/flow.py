@@ -10,6 +10,7 @@ Why: docs/adr/0084-one-flow.md
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, cast
@@ -43,6 +44,7 @@ A = TypeVar("A")
 """The frontend's object: a message, a response, or nothing but the text."""
 
 logger = logging.getLogger(METADATA_KEY)
+_SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which no record, stream or response can hold
 
 
 @dataclass(frozen=True)
@@ -255,12 +257,15 @@ def _delivered(settled: Deliver, answer: A, terms: Terms) -> Outcome[A]:
 
 
 def _is_rejected(content: Verdict | str, *, part: bool) -> str:
-    """Why a target's reply is not delivered: it is empty, or its own policy rejects it and its mode only notes that.
+    """Why a target's reply is not delivered: it is empty, cannot be sent, or its own policy rejects it and its mode
+    only notes that.
 
     Behind delivered sentences (`part`) no abstain message of the target's goes out either.
     """
     if says_nothing(content) if isinstance(content, Verdict) else not content.strip():
         return "the escalation target's answer is empty"
+    if _SURROGATE.search(content.text if isinstance(content, Verdict) else content):
+        return "the escalation target's answer holds a lone surrogate and is no valid Unicode text"
     if isinstance(content, Verdict) and (
         (content.action != "answer" and not content.enforced) or (part and is_withheld(content))
     ):

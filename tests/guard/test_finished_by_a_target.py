@@ -95,6 +95,7 @@ def withholding(model: FixedModel) -> Guard:
         (None, "sentences are not let through"),
         (failing, "failed"),
         (lambda _: "  ", "is empty"),
+        (lambda _: "\ud83d", "surrogate"),
         (withholding, "own guard"),
         (lambda model: guard(model, 0.0, mode="annotate"), "own guard"),
     ],

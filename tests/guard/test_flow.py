@@ -398,6 +398,16 @@ def test_an_empty_answer_of_a_target_is_not_delivered(reply: Any) -> None:
     assert outcome.verdict.reason == "the escalation target's answer is empty"
 
 
+@pytest.mark.parametrize("reply", ["Lima \ud83d", scored(0.0, "Lima \udc00.")])
+def test_an_answer_of_a_target_that_no_record_can_hold_is_not_delivered(reply: Any) -> None:
+    source = Source(2.0, reply=reply)
+    terms = Terms(policy=Policy(threshold=THRESHOLD), can_escalate=True, abstain_message="no")
+    outcome = one(run(terms, source.drafts, source.ask))
+    assert (outcome.verdict.text, outcome.verdict.action, outcome.answer) == ("no", "abstain", None)
+    assert "surrogate" in (outcome.verdict.reason or "")
+    assert outcome.verdict.model_dump_json()
+
+
 def test_a_recorder_ends_with_its_run() -> None:
     with recording() as recorder:
         left_behind = copy_context()
