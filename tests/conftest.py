@@ -128,9 +128,9 @@ def _what_stays() -> None:
 
 
 @pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Generator[Postgres]:
+def postgres() -> Generator[Postgres]:
     """A PostgreSQL server; skips where there is none to start."""
     require_postgresql()
-    made = Postgres(tmp_path_factory.mktemp("postgres") / "server")
+    made = Postgres()
     yield made
-    made.stop()
+    made.remove()

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +28,14 @@ def require_postgresql() -> None:
 class Postgres:
     """A server in a folder of its own, which listens at a free port of this machine."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, root = folder, hasattr(os, "geteuid") and os.geteuid() == 0
+    def __init__(self) -> None:
+        self._folder, root = Path(tempfile.mkdtemp(prefix="postgres-")), hasattr(os, "geteuid") and os.geteuid() == 0
         self._user: dict[str, Any] = {"user": "postgres"} if root else {}  # it refuses to run as root
-        if root:
-            folder.mkdir()
-            shutil.chown(folder, "postgres")
-            for parent in takewhile(lambda path: path != Path(tempfile.gettempdir()), folder.parents):
-                parent.chmod(parent.stat().st_mode | 0o055)  # pytest's folders are closed to others
+        if root:  # not in pytest's folders: each run of pytest closes them to others
+            shutil.chown(self._folder, "postgres")
         self.port = free_port()
         self.url = f"postgresql+psycopg://tester@127.0.0.1:{self.port}/postgres"
-        self._run("initdb", "-D", str(folder / "data"), "-U", "tester", "-A", "trust", "--no-sync")
+        self._run("initdb", "-D", str(self._folder / "data"), "-U", "tester", "-A", "trust", "--no-sync")
         self.start()
 
     def start(self) -> None:
@@ -52,6 +48,11 @@ class Postgres:
     def stop(self) -> None:
         """Go away."""
         self._run("pg_ctl", "-D", str(self._folder / "data"), "-m", "immediate", *WAITING, "stop")
+
+    def remove(self) -> None:
+        """Go away for good."""
+        self.stop()
+        shutil.rmtree(self._folder)
 
     def _run(self, program: str, *arguments: str) -> None:
         found = shutil.which(program, path=PLACES)

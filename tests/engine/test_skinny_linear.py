@@ -30,7 +30,8 @@ def everywhere(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     apply: Callable[..., torch.Tensor] = kernels._Product.apply
     monkeypatch.setattr(kernels, "_LARGE", 1)
     monkeypatch.setattr(kernels, "_FEW", range(1, 1000))
-    monkeypatch.setattr(kernels, "_is_intel", lambda: True)
+    intel = {**kernels._capabilities(), "cpu_name": "Intel"}
+    monkeypatch.setattr(kernels, "_capabilities", lambda: intel)
     monkeypatch.setattr(kernels._Product, "apply", lambda x, weight: taken.append(len(x)) or apply(x, weight))
     return taken
 
