@@ -19,6 +19,7 @@ from semgrad_guard.engine.text_pairs import Entailment
 from semgrad_guard.engine.worker import TextStream
 from semgrad_guard.errors import AnswerCancelledError, DeadlineExceededError, InputError
 from tests.leaks import smallest_growth, tensors_alive
+from tests.pairwise import every
 from tests.steps import LIMIT, until_stopped
 
 from .snapshots import unchanged
@@ -126,7 +127,7 @@ def checks_of(scenario: Callable[[LanguageModel], object], model: LanguageModel)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
-@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.heavy) for first in range(1, 10))])
+@pytest.mark.parametrize("first", every(10, range(10)))
 def test_stopped_at_any_check_the_next_answer_is_a_fresh_models(
     make_language_model: Make, scenario: Callable[[LanguageModel], object], first: int
 ) -> None:
