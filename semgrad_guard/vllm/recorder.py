@@ -284,9 +284,11 @@ class Recorder:
 
         None where the pages do not hold them (any more).
         """
+        if self._pages is None or not record.by_sentence:
+            return None
         with clean_slate():
-            keys = self._keys_of(record) if record.by_sentence else record.before
-            return None if self._pages is None or keys is None or keys is record.before else self._pages.joined([keys])
+            keys = self._keys_of(record)
+            return None if keys is None or keys is record.before else self._pages.joined([keys])
 
     def left_by(
         self, records: Sequence[Record], lengths: Sequence[int], epoch: object, *, written: bool = False
