@@ -100,8 +100,9 @@ class Phrasing:
         return {"system": self.system, "wording": self.wording, "prompt": self.prompt, "examples": examples}
 
     def _worded(self, row: Question) -> str:
-        turn = in_context(row.question, row.context)
-        if self.prompt is not None:  # its places are filled in one pass: inserted text is not searched for places
+        if self.prompt is None:
+            turn = in_context(row.question, row.context)
+        else:  # its places are filled in one pass: inserted text is not searched for places
             given = {"{question}": row.question, "{context}": row.context or "", "{{": "{", "}}": "}"}
             turn = _PIECE.sub(lambda piece: given[piece.group()], self.prompt)
         return PAPER_PROMPT.replace("{query}", turn) if self.wording == "paper" else turn
