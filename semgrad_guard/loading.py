@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
@@ -88,37 +87,29 @@ class ModelSource(EngineOptions):
         """
         if not verbose:
             silence_libraries()
-        model = self._by_transformers() if self.engine is None else self._by_vllm(self.engine, verbose=verbose)
+        shared: dict[str, Any] = {"semantic_token": self.semantic_token, "template_options": self.template_options}
+        if self.engine is None:
+            from semgrad_guard.engine.language_model import LanguageModel
+
+            place, config = _place(self.device), self.quantization_config
+            model = LanguageModel.from_pretrained(
+                self.model, dtype=self.dtype, device_map=place, quantization_config=config, **shared
+            )
+        else:
+            if self.clash is not None:
+                raise InputError(self.clash)
+            os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if verbose else "ERROR")  # read when vLLM is imported
+            os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+            from semgrad_guard.vllm import VLLMLanguageModel
+
+            given = {**self.engine, **({} if self.dtype is None else {"dtype": self.dtype})}
+            model = VLLMLanguageModel.from_pretrained(self.model, **shared, **given)
         if self.identity is not None and model.identity != self.identity:
             raise BindingMismatchError(
                 f"A worker's {self.model} is another model than the one here ({model.identity} and not "
                 f"{self.identity}). Bring the same files onto every machine."
             )
         return model
-
-    def _by_transformers(self) -> LanguageModel:
-        from semgrad_guard.engine.language_model import LanguageModel
-
-        return LanguageModel.from_pretrained(
-            self.model,
-            dtype=self.dtype,
-            device_map=_place(self.device),
-            quantization_config=self.quantization_config,
-            semantic_token=self.semantic_token,
-            template_options=self.template_options,
-        )
-
-    def _by_vllm(self, engine: Mapping[str, Any], *, verbose: bool) -> LanguageModel:
-        if self.clash is not None:
-            raise InputError(self.clash)
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if verbose else "ERROR")  # read when vLLM is imported
-        os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-        from semgrad_guard.vllm import VLLMLanguageModel
-
-        given: dict[str, Any] = {**engine, **({} if self.dtype is None else {"dtype": self.dtype})}
-        return VLLMLanguageModel.from_pretrained(
-            self.model, semantic_token=self.semantic_token, template_options=self.template_options, **given
-        )
 
 
 def silence_libraries() -> None:

@@ -235,9 +235,15 @@ class PromptShape(BaseModel):
         )
 
     def _of_turns(self, roles: Sequence[str]) -> list[str]:
-        found = [_step_name(step) for step in dict.fromkeys(_steps(roles)) if step not in self.steps]
-        new = [f"{name}, as in no calibration prompt" for name in found]
-        return new if new or len(roles) in self.turns else [_counted(len(roles), "turns", self.turns)]
+        found: list[str] = []
+        for before, after in [step for step in dict.fromkeys(_steps(roles)) if step not in self.steps]:
+            step = f"a turn of {after} follows one of {before}"
+            if before == _START:
+                step = f"it begins with a turn of the role {after}"
+            elif after == _END:
+                step = f"it ends with a turn of the role {before}"
+            found.append(f"{step}, as in no calibration prompt")
+        return found if found or len(roles) in self.turns else [_counted(len(roles), "turns", self.turns)]
 
     def _of_text(self, text: Words) -> list[str]:
         gaps = self.static.gaps(text)
@@ -269,15 +275,6 @@ def _kind(form: PromptForm) -> tuple[frozenset[tuple[str, str]], str | None]:
 
 def _steps(roles: Sequence[str]) -> list[tuple[str, str]]:
     return list(zip((_START, *roles), (*roles, _END), strict=True))
-
-
-def _step_name(step: tuple[str, str]) -> str:
-    before, after = step
-    if before == _START:
-        return f"it begins with a turn of the role {after}"
-    return (
-        f"it ends with a turn of the role {before}" if after == _END else f"a turn of {after} follows one of {before}"
-    )
 
 
 def _counted(value: int, what: str, known: Range) -> str:

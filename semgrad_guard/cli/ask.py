@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -18,10 +18,6 @@ from semgrad_guard.loading import ModelSource, pocket_policy
 from semgrad_guard.named import POCKET
 from semgrad_guard.records import Verdict
 from semgrad_guard.settings import EngineOptions, PolicyOptions, SentenceOptions
-
-if TYPE_CHECKING:
-    from semgrad_guard.calibration import Binding
-    from semgrad_guard.guard import Policy
 
 
 def ask(  # a command's options are its arguments
@@ -82,7 +78,11 @@ def ask(  # a command's options are its arguments
     if policy is not None:
         policy.check(answerer.binding())
     elif embedded is not None:
-        policy = _if_it_fits(embedded, answerer.binding())
+        try:
+            embedded.check(answerer.binding())
+            policy = embedded
+        except BindingMismatchError as error:
+            note(f"The embedded model's calibration does not fit and is left out. {error}")
     from semgrad_guard.guard.policy import lets_every_score_through
     from semgrad_guard.guard.verdicts import questions_of_kind
 
@@ -101,16 +101,6 @@ def ask(  # a command's options are its arguments
             verdict = guard(phrasing.conversation(row))
     _show(verdict, text, as_json=as_json)
     raise typer.Exit(_code(verdict))
-
-
-def _if_it_fits(policy: Policy, binding: Binding) -> Policy | None:
-    """The embedded model's own calibration, unless the options differ from its settings."""
-    try:
-        policy.check(binding)
-    except BindingMismatchError as error:
-        note(f"The embedded model's calibration does not fit and is left out. {error}")
-        return None
-    return policy
 
 
 def _code(verdict: Verdict) -> ExitCode:

@@ -210,9 +210,9 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     languages = _languages(language, questions)
     few = labels is not None and not learns(estimator)
     questions = _drawn_questions(questions, by_hand) if promised and few else questions
-    due = few and len(questions.rows) > by_hand
-    hand = _hand(grading.ByHand(by_hand, prediction_powered) if due else None, prediction_powered, robust=robust)
-    _require_kinds(questions if by_kind else None, alone=not runs and hand is None)
+    hand = grading.ByHand(by_hand, prediction_powered) if few and len(questions.rows) > by_hand else None
+    beside = {"--robust": robust, "--prediction-powered": prediction_powered, "--by-kind": by_kind, "--also": runs}
+    _require_together(questions, hand, {name for name, value in beside.items() if value})
     known = estimators_for(estimator) if server is None else ()  # before any work, also settings that they do not take
     for one in known if promised else ():
         require_by_sentence(one)
@@ -261,21 +261,16 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     raise typer.Exit(code_of_run(unscored=made.n_unscored == made.n, broken=questions.problems, otherwise=kept))
 
 
-def _hand(hand: ByHand | None, prediction_powered: bool, *, robust: bool) -> ByHand | None:
-    """The grades by hand of a part of the answers, refused with options that they do not go with."""
-    if (prediction_powered and hand is None) or (robust and hand is not None):
+def _require_together(questions: QuestionFile, hand: ByHand | None, given: set[str]) -> None:
+    """Refuse options that do not go with each other, with the number of questions, or with their kinds."""
+    if (hand is None and "--prediction-powered" in given) or (hand is not None and "--robust" in given):
         raise InputError(
             "--prediction-powered takes --labels, an estimator that learns nothing from labels, and more questions "
             "than --by-hand; --robust takes no more questions than --by-hand, so that people grade all answers"
         )
-    return hand
-
-
-def _require_kinds(questions: QuestionFile | None, *, alone: bool) -> None:
-    """Refuse a promise by kind where a question has no kind, or with options that it does not go with."""
-    if questions is None:
+    if "--by-kind" not in given:
         return
-    if not alone:
+    if hand is not None or "--also" in given:
         raise InputError("--by-kind takes no --also, and grades of all answers: no more questions than --by-hand")
     if without := [row.question for row in questions.rows if not (row.kind or "").strip()]:
         raise InputError(f"--by-kind needs the kind of each question; {without[0]!r:.100} has none in {questions.path}")

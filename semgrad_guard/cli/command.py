@@ -158,24 +158,20 @@ class Command(TyperCommand):
         pairs = itertools.pairwise([*args, "--"])
         given = ["--ray=local" if one == "--ray" and after.startswith("-") else one for one, after in pairs]
         try:
-            self._require_once(ctx, given)
+            if not ctx.resilient_parsing:  # else a shell completes a command line
+                parser: Any = self.make_parser(ctx)
+                order: list[Any] = parser.parse_args(args=list(given))[2]
+                single = [option for option in order if not getattr(option, "multiple", False) and not option.is_eager]
+                # Of an option that is given twice one would be lost, and only one was meant.
+                if twice := [option for option in single if single.count(option) > 1]:
+                    names = " or ".join([*twice[0].opts, *twice[0].secondary_opts])
+                    raise _UsageError(f"{names} is given {single.count(twice[0])} times; give it once.")
             return super().parse_args(ctx, given)
         except _UsageError as error:
             # typer's check of values is pydantic's, which puts these words before everything
             text = str(cast("Any", error).message).removeprefix("Value error, ")
             cast("Any", error).message = _short(text)
             raise
-
-    def _require_once(self, ctx: Any, args: list[str]) -> None:
-        """Refuse an option that is given twice: one of the two would be lost, and only one of them was meant."""
-        if ctx.resilient_parsing:  # a shell completes a command line
-            return
-        parser: Any = self.make_parser(ctx)
-        order: list[Any] = parser.parse_args(args=list(args))[2]
-        single = [option for option in order if not getattr(option, "multiple", False) and not option.is_eager]
-        if twice := [option for option in single if single.count(option) > 1]:
-            names = " or ".join([*twice[0].opts, *twice[0].secondary_opts])
-            raise _UsageError(f"{names} is given {single.count(twice[0])} times; give it once.")
 
 
 def add(app: typer.Typer, function: Callable[..., None], epilog: str, *, continues: bool) -> None:

@@ -103,20 +103,15 @@ def claims_view(question: str, claims: Sequence[Claim], *, estimator: str) -> Re
     table.add_column("uncertainty", justify="right", no_wrap=True)
     table.add_column("segment", ratio=1, no_wrap=True, overflow="ellipsis")
     for (text, uncertainty), shade in zip(claims, shades([u for _, u in claims]), strict=True):
-        style = _shade_style(shade)
+        style = "dim"
+        if shade is not None:  # the most doubtful third is highlighted, the middle one is underlined
+            style = "bold black on yellow" if shade > 2 / 3 else "underline" if shade > 1 / 3 else ""
         shown = printable(text)
         body.append(shown.rstrip(), style=style).append(shown[len(shown.rstrip()) :])
         table.add_row(figure(uncertainty), Text().append(_one_line(text), style=style))
     panel = Panel(body, title=Text(_one_line(question)), title_align="left", border_style="dim", box=box.ROUNDED)
     legend = Text(f"{estimator}, higher is less certain; the colours compare the segments of this text", style="dim")
     return Group(panel, table, legend)
-
-
-def _shade_style(shade: float | None) -> str:
-    """The most doubtful third is highlighted, the middle one is underlined."""
-    if shade is None:
-        return "dim"
-    return "bold black on yellow" if shade > 2 / 3 else "underline" if shade > 1 / 3 else ""
 
 
 def drift_line(found: Drift) -> str:

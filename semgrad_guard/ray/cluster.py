@@ -229,31 +229,27 @@ class _Pool(Generic[R]):
     def _take(self, done: Any) -> Iterator[R]:
         """The result of a turn, if it has one; the worker is idle again, or dead."""
         turn = self.busy.pop(done)
+        batch = turn.batch
         try:
             found = self.ray.get(done)
-        except self.ray.exceptions.RayActorError as error:
-            self._bury(turn, error)
+        except self.ray.exceptions.RayActorError as error:  # it died, and its batch is for another one
+            where, what = None, "while they loaded the model"
+            if batch is not None:
+                where, what = batch.start, f"over the batch from row {batch.start + 1} on"
+                self.again.append(batch)
+            self.deaths[where] += 1
+            if self.deaths[where] >= _DEATHS:
+                raise ClusterError(
+                    f"{_DEATHS} workers died {what}: {first_line(error)}. If memory is short, take fewer --workers or "
+                    "a smaller --batch-size. What is done is kept."
+                ) from error
             return
         except self.ray.exceptions.RayTaskError as error:
             self.ray.kill(turn.worker)
             cause = getattr(error, "cause", None)  # our own error, or else Ray's, with the worker's traceback
             raise (cause if isinstance(cause, SemGradGuardError) else error) from error
         self.idle.append(turn.worker)
-        if turn.batch is None:
+        if batch is None:
             self.deaths[None] = 0
         else:
             yield found
-
-    def _bury(self, turn: _Turn, error: Exception) -> None:
-        """The batch of a worker that died is for another one."""
-        batch = turn.batch
-        where, what = None, "while they loaded the model"
-        if batch is not None:
-            where, what = batch.start, f"over the batch from row {batch.start + 1} on"
-            self.again.append(batch)
-        self.deaths[where] += 1
-        if self.deaths[where] >= _DEATHS:
-            raise ClusterError(
-                f"{_DEATHS} workers died {what}: {first_line(error)}. If memory is short, take fewer --workers or a "
-                "smaller --batch-size. What is done is kept."
-            ) from error

@@ -93,7 +93,14 @@ def score(  # noqa: PLR0913 - every option of loading a model
     for name, number in (("batch_size", batch_size), ("workers", workers), ("threads", threads)):
         if number < 1:
             raise InputError(f"{name} must be at least 1, not {number}")
-    _require_columns(dataset.columns() or [])
+    columns = list(dataset.columns() or ())
+    if lacking := [name for name in ("question", "response") if name not in columns]:
+        raise InputError(
+            f'the dataset has no column "{lacking[0]}" (it has {", ".join(columns) or "none"}); rename one: '
+            "dataset.rename_columns({...})"
+        )
+    if METADATA_KEY in columns:
+        raise InputError(f'the dataset has a column "{METADATA_KEY}" already; drop it: dataset.drop_columns([...])')
     held = Calibration.load(calibration) if isinstance(calibration, str | Path) else calibration
     policy = None if held is None else Policy.from_calibration(held)
     source = ModelSource.of(
@@ -122,16 +129,6 @@ def score(  # noqa: PLR0913 - every option of loading a model
         num_gpus=1 if source.on_gpu else 0,
         udf_modifying_row_count=False,
     )
-
-
-def _require_columns(names: list[str]) -> None:
-    if lacking := [name for name in ("question", "response") if name not in names]:
-        raise InputError(
-            f'the dataset has no column "{lacking[0]}" (it has {", ".join(names) or "none"}); rename one: '
-            "dataset.rename_columns({...})"
-        )
-    if METADATA_KEY in names:
-        raise InputError(f'the dataset has a column "{METADATA_KEY}" already; drop it: dataset.drop_columns([...])')
 
 
 @dataclass(frozen=True)

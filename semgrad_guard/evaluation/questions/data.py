@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -131,6 +131,8 @@ def read_questions(
     problems: list[DataFileError] = []
     duplicates: list[str] = []
     owners: dict[str, Entry] = {}
+    ids: dict[str, Entry] = {}
+    shared_ids: list[str] = []
     for entry in entries(str(path)):
         try:
             row, left, columns = _read(entry, needs, given)
@@ -146,6 +148,8 @@ def read_questions(
         unread.update(dict.fromkeys(left))
         if first is not entry:
             duplicates.append(f"{entry.place} repeats {first.place_beside(entry)} and is left out.")
+        elif row.id is not None and (owner := ids.setdefault(row.id, entry)) is not entry:
+            shared_ids.append(f"{entry.place} has the id {row.id!r} of {owner.place_beside(entry)}; both are kept.")
     source = Path(path)
     if not rows and not problems:
         raise DataFileError(f"{called(source)} holds no question: it is empty.")
@@ -153,8 +157,7 @@ def read_questions(
         raise DataFileError(f"{called(source)} holds no usable line ({len(problems)} broken). The first: {problems[0]}")
     kept = tuple(row for _, row in rows.values())
     often = tuple(times[key] for key in rows) if duplicates else ()
-    shared = _shared_ids(rows.values())
-    return QuestionFile(source, kept, tuple(problems), tuple(duplicates), shared, tuple(unread), often)
+    return QuestionFile(source, kept, tuple(problems), tuple(duplicates), tuple(shared_ids), tuple(unread), often)
 
 
 def with_paraphrases(questions: Sequence[Question]) -> list[Question]:
@@ -170,15 +173,6 @@ def with_paraphrases(questions: Sequence[Question]) -> list[Question]:
             '"paraphrases": ["the same question in other words", ...] to the lines of the file.'
         )
     return found
-
-
-def _shared_ids(rows: Iterable[tuple[Entry, Question]]) -> tuple[str, ...]:
-    firsts: dict[str, Entry] = {}
-    notes: list[str] = []
-    for entry, row in rows:
-        if row.id is not None and (first := firsts.setdefault(row.id, entry)) is not entry:
-            notes.append(f"{entry.place} has the id {row.id!r} of {first.place_beside(entry)}; both are kept.")
-    return tuple(notes)
 
 
 def _require_one_meaning(columns: Mapping[str, str], entry: Entry, owners: dict[str, Entry]) -> None:

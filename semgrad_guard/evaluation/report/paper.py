@@ -6,7 +6,7 @@ Models", ICML 2026; Tables 1, 3 and 5.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from semgrad_guard.evaluation.job_record import flat
@@ -91,34 +91,24 @@ def deviations(settings: Settings) -> list[str]:
     `settings` has "grader", "prompt", "generation" and "estimators": {name: {"name": ..., **settings}}. Settings that
     are not stated is not compared.
     """
-    estimators = cast("Mapping[str, Settings]", settings.get("estimators") or {})
-    found = [*_conditions(settings)]
-    for key, stated in estimators.items():
-        leaves = dict(flat(stated))
-        called = str(stated.get("title", key))
-        found += _of_estimator(str(stated.get("name", key)), leaves, called)
-    return [*found, *STANDING]
-
-
-def _conditions(settings: Settings) -> Iterator[str]:
-    grader = settings.get("grader")
+    found: list[str] = []
+    grader, prompt = settings.get("grader"), settings.get("prompt")
     if grader is not None and "bem" not in str(grader).lower():
-        yield f"Answers are graded by {grader}; the paper uses BEM at a score of 0.7."
-    prompt = settings.get("prompt")
+        found.append(f"Answers are graded by {grader}; the paper uses BEM at a score of 0.7.")
     if prompt is not None and str(prompt) != "paper":
         called = "a template of its own" if "{" in str(prompt) else prompt
-        yield f"The prompt is {called}; the paper asks for a direct answer with one or few words."
+        found.append(f"The prompt is {called}; the paper asks for a direct answer with one or few words.")
     generation = cast("Settings", settings.get("generation") or {})
     if generation.get("temperature"):
-        yield f"Answers are sampled at temperature {generation['temperature']}; the paper decodes greedily."
-
-
-def _of_estimator(name: str, leaves: Settings, called: str) -> Iterator[str]:
-    for field, expected in SETTINGS.get(name, {}).items():
-        if field in leaves and leaves[field] != expected:
-            yield f"{called}: {field.removeprefix('plan.')} is {leaves[field]}, and {expected} in the paper."
-    for field, (part, theirs) in MODELS.items():
-        if field in leaves and part not in str(leaves[field]).lower():
-            yield f"{called}: {field} is judged by {leaves[field]}; {theirs}."
-    if name == "p_true" and leaves.get("examples") == []:
-        yield f"{called}: asked without examples; the paper's published code shows six."
+        found.append(f"Answers are sampled at temperature {generation['temperature']}; the paper decodes greedily.")
+    for key, stated in cast("Mapping[str, Settings]", settings.get("estimators") or {}).items():
+        leaves, name, title = dict(flat(stated)), str(stated.get("name", key)), str(stated.get("title", key))
+        for field, expected in SETTINGS.get(name, {}).items():
+            if field in leaves and leaves[field] != expected:
+                found.append(f"{title}: {field.removeprefix('plan.')} is {leaves[field]}, and {expected} in the paper.")
+        for field, (part, theirs) in MODELS.items():
+            if field in leaves and part not in str(leaves[field]).lower():
+                found.append(f"{title}: {field} is judged by {leaves[field]}; {theirs}.")
+        if name == "p_true" and leaves.get("examples") == []:
+            found.append(f"{title}: asked without examples; the paper's published code shows six.")
+    return [*found, *STANDING]
