@@ -24,7 +24,7 @@ from scipy import special, stats
 from simulations import WITHIN, arguments, when_and_where
 
 from semgrad_guard.calibration import confidence, gates, planning
-from semgrad_guard.calibration.exact_tests import share_of
+from semgrad_guard.calibration.gates import share_of
 
 DELTA = 0.1
 SIZES = (50, 100, 300, 1000)

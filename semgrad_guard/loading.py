@@ -102,7 +102,7 @@ class ModelSource(EngineOptions):
             os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
             from semgrad_guard.vllm import VLLMLanguageModel
 
-            given = {**self.engine, **({} if self.dtype is None else {"dtype": self.dtype})}
+            given: dict[str, Any] = {**self.engine, **({} if self.dtype is None else {"dtype": self.dtype})}
             model = VLLMLanguageModel.from_pretrained(self.model, **shared, **given)
         if self.identity is not None and model.identity != self.identity:
             raise BindingMismatchError(

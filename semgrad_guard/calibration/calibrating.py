@@ -32,7 +32,7 @@ from semgrad_guard.calibration.calibration_set import (
     read_rate,
 )
 from semgrad_guard.calibration.confidence import ConfidenceMethod, fit
-from semgrad_guard.calibration.exact_tests import share_of
+from semgrad_guard.calibration.gates import share_of
 from semgrad_guard.calibration.hand_grades import HandGrades
 from semgrad_guard.calibration.prompt_parts import read_slots
 from semgrad_guard.calibration.prompt_shape import PromptForm, PromptShape
@@ -84,14 +84,14 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
     score is None, NaN or infinite is never let through, and counted. All scored answers are tested at gates (see
     `gates`); `robust` takes the variant for scores with confident mistakes, and has to be chosen before labels are
     seen. `grid` holds thresholds fixed *without* these answers' labels, from unlabelled scores of other questions: they
-    are tested instead (see `exact_tests`).
+    are tested instead (see `gates`).
 
     `groups` names each answer's question. In a list of questions, copies of one are not independent draws: they make
     the set look larger than it is, so only the first answer of each group is used, and the others are counted
     (`copies="once"`, the default). In a sample of traffic a popular question repeats because it is asked often:
     `copies="keep"` uses every answer, and the promise is about the traffic.
 
-    `tries` numbers the calibrations on these labels, this one included: they share delta (see `exact_tests.py`). 0:
+    `tries` numbers the calibrations on these labels, this one included: they share delta (see `gates.py`). 0:
     this is the only one.
 
     `confidence` is the map to P(correct); None takes Platt's curve over ranks for fewer than 300 scored answers, and

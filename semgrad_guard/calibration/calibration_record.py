@@ -18,8 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from semgrad_guard.calibration.binding import Binding, EstimatorChoice
 from semgrad_guard.calibration.calibration_set import Copies, Effect, read_languages
 from semgrad_guard.calibration.confidence import ConfidenceMap
-from semgrad_guard.calibration.exact_tests import share_of
-from semgrad_guard.calibration.gates import ASSUMPTIONS, Procedure
+from semgrad_guard.calibration.gates import ASSUMPTIONS, Procedure, share_of
 from semgrad_guard.calibration.hand_grades import HandGrades
 from semgrad_guard.calibration.prompt_shape import PromptShape
 from semgrad_guard.calibration.sentences import SentencePromise
@@ -40,7 +39,7 @@ class Calibration(BaseModel):
     questions, `n_wrong` the errors among them, `n_unscored` those without a finite score, `n_duplicates` repeats that
     were left out, `n_tested` the scored ones that were tested. `copies` tells what became of repeated questions: the
     promise is about the traffic that they are drawn from ("keep"), or about distinct questions ("once", None). `tries`
-    counts the calibrations on these labels up to this one, where they are counted (see `exact_tests.py`). `procedure`
+    counts the calibrations on these labels up to this one, where they are counted (see `gates.py`). `procedure`
     names the tests (see `gates.Procedure`), at the thresholds `grid`; None: a grid that came from outside, or from a
     part of the answers (`split_seed`), as in older calibrations. `scores` are the calibration scores, rising, kept for
     `drift`. `choice` tells how the estimator was chosen or fitted, where that was learned from labels (not those of the

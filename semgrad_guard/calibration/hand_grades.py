@@ -38,7 +38,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from semgrad_guard.calibration import gates, planning
 from semgrad_guard.calibration.calibration_set import Copies, read_rate, read_set
-from semgrad_guard.calibration.exact_tests import last_in_a_row
 from semgrad_guard.errors import CalibrationError
 
 T = TypeVar("T")
@@ -158,7 +157,7 @@ def walk_with_machine(
     capital = bets(
         machine[order], wrong[order], hand, scores[order] <= thresholds[:, None], alpha=alpha, enough=1 / delta
     )
-    accepted = last_in_a_row(capital >= 1 / delta)
+    accepted = gates.last_in_a_row(capital >= 1 / delta)
     inside = scores[:by_hand] <= thresholds[accepted or 0]
     errors = int((wrong[:by_hand] & inside).sum())
     return gates.Walk("prediction-powered", tuple(thresholds.tolist()), accepted, int(inside.sum()), errors)

@@ -16,9 +16,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from semgrad_guard.calibration import exact_tests, gates
+from semgrad_guard.calibration import gates
 from semgrad_guard.calibration.calibration_set import read_rate
-from semgrad_guard.calibration.exact_tests import in_a_row
 from semgrad_guard.errors import CalibrationError
 
 SIZES = (50, 100, 150, 200, 300, 500, 700, 1000, 2000, 5000)
@@ -80,7 +79,7 @@ def plan(n: int, *, error: float, auroc: float, alpha: float, delta: float) -> P
     steps = np.diff(counts, prepend=0)
     rates = np.diff(wrong_up_to(counts / n, error, auroc), prepend=0.0) * n / steps
     errors = np.random.default_rng(n).binomial(steps, rates.clip(0, 1), size=(_SETS, len(counts))).cumsum(axis=1)
-    accepted = in_a_row(errors <= exact_tests.most_errors(counts, alpha=alpha, delta=delta))
+    accepted = gates.in_a_row(errors <= gates.most_errors(counts, alpha=alpha, delta=delta))
     delivered = np.append(0, counts)[accepted]
     return Plan(n, alpha, delta, error, auroc, float((accepted > 0).mean()), float(delivered.mean()) / n)
 
@@ -99,7 +98,7 @@ def advice(scores: NDArray[np.float64], correct: NDArray[np.bool_], *, alpha: fl
     """The labels that it takes, by the error rate and the AUROC of scored answers with which no threshold was found."""
     error, quality = float((~correct).mean()), auroc(scores, correct)
     if quality is None:
-        return of_one_kind(error, exact_tests.fewest_answers(alpha=alpha, delta=delta))
+        return of_one_kind(error, gates.fewest_answers(alpha=alpha, delta=delta))
     setting = {"error": error, "auroc": quality, "alpha": alpha, "delta": delta}
     return in_words(plan(len(scores), **setting), enough(**setting))
 

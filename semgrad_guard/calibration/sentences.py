@@ -56,7 +56,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from semgrad_guard.calibration import exact_tests, gates, planning
+from semgrad_guard.calibration import gates, planning
 from semgrad_guard.calibration.calibration_set import Effect, read_rate, read_set
 from semgrad_guard.calibration.planning import Plan
 from semgrad_guard.errors import CalibrationError
@@ -373,7 +373,7 @@ def sentence_advice(answers: SentenceSet, *, alpha: float, delta: float) -> str:
     """The labels that it takes, by answers with which no threshold was found."""
     error, quality = _quality(answers)
     if quality is None:
-        return planning.of_one_kind(error, exact_tests.fewest_answers(alpha=alpha, delta=delta))
+        return planning.of_one_kind(error, gates.fewest_answers(alpha=alpha, delta=delta))
     planned = partial(plan_sentences, answers=answers, alpha=alpha, delta=delta)
     return planning.in_words(planned(len(answers.lengths)), planning.enough_of(planned))
 

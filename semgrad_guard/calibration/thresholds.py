@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from semgrad_guard.calibration import exact_tests, gates, hand_grades, planning
+from semgrad_guard.calibration import gates, hand_grades, planning
 from semgrad_guard.calibration.binding import Binding
 from semgrad_guard.calibration.calibration_set import CalibrationSet, Copies, read_grades, read_set
 from semgrad_guard.calibration.sentences import SentenceSet, sentence_advice
@@ -135,7 +135,7 @@ def at_gates(
             walk = gates.walk(answers.scores, ~answers.correct, robust=robust, alpha=alpha, delta=delta)
         else:
             walk = sentences.part(answers.scored).walk(robust=robust, alpha=alpha, delta=delta)
-        outcome = _outcome(answers, walk, walk.threshold, sentences, alpha=alpha, delta=delta)
+        outcome = _outcome(answers, walk, sentences, alpha=alpha, delta=delta)
         outcomes.append({"procedure": walk.procedure, "grid": walk.thresholds, **outcome})
     return min(enumerate(outcomes), key=lambda numbered: _order(numbered[1]))
 
@@ -158,7 +158,7 @@ def of_part(
         names = part.rows(engine.names)
         columns = answers.scores[surest], ~answers.correct[surest], ~grades, names
         walk = hand_grades.walk_with_machine(*columns, by_hand=record.count, alpha=alpha, delta=delta)
-    outcome = _outcome(tested, walk, walk.threshold, alpha=alpha, delta=delta)
+    outcome = _outcome(tested, walk, alpha=alpha, delta=delta)
     if walk.threshold is not None:
         outcome["coverage"] = int((answers.scores <= walk.threshold).sum()) / answers.n
     else:
@@ -189,16 +189,13 @@ def on_grid(
     threshold whose risk exceeds alpha for some engine, that engine's own test must fail (an intersection-union test:
     Berger, Technometrics 24, 1982).
     """
-    firsts = [exact_tests.first_testable(e.answers.scores, grid, alpha=alpha, delta=delta) for e in engines]
+    firsts = [gates.first_testable(e.answers.scores, grid, alpha=alpha, delta=delta) for e in engines]
 
     def walked(until: NDArray[np.float64]) -> list[dict[str, Any]]:
         outcomes: list[dict[str, Any]] = []
         for answers in (engine.answers for engine in engines):
-            walk = exact_tests.walk(
-                answers.scores, ~answers.correct, until, first=max(firsts), alpha=alpha, delta=delta
-            )
-            at = None if walk.accepted is None else float(until[walk.accepted])
-            outcomes.append({"grid": tuple(grid.tolist()), **_outcome(answers, walk, at, alpha=alpha, delta=delta)})
+            walk = gates.walk_grid(answers.scores, ~answers.correct, until, first=max(firsts), alpha=alpha, delta=delta)
+            outcomes.append({"grid": tuple(grid.tolist()), **_outcome(answers, walk, alpha=alpha, delta=delta)})
         return outcomes
 
     alone = walked(grid)
@@ -210,16 +207,11 @@ def on_grid(
 
 
 def _outcome(
-    answers: CalibrationSet,
-    walk: gates.Walk | exact_tests.Walk,
-    threshold: float | None,
-    sentences: SentenceSet | None = None,
-    *,
-    alpha: float,
-    delta: float,
+    answers: CalibrationSet, walk: gates.Walk, sentences: SentenceSet | None = None, *, alpha: float, delta: float
 ) -> dict[str, Any]:
-    """The fields of a `Calibration` that depend on one engine's walk and the threshold that it ended at."""
-    fewest = exact_tests.fewest_answers(alpha=alpha, delta=delta)
+    """The fields of a `Calibration` that depend on one engine's walk."""
+    threshold = walk.threshold
+    fewest = gates.fewest_answers(alpha=alpha, delta=delta)
     if threshold is None:
         reason = _why_none(answers, walk, fewest, alpha=alpha, delta=delta)
         scored = len(answers.scores)
@@ -236,15 +228,13 @@ def _outcome(
         "threshold": threshold,
         "reason": None,
         "coverage": int((answers.scores <= threshold).sum()) / answers.n,
-        "bound_if_fixed": exact_tests.upper_bound(walk.wrong, walk.answered, delta=delta),
+        "bound_if_fixed": gates.upper_bound(walk.wrong, walk.answered, delta=delta),
         "n_answered": walk.answered,
         "n_answered_wrong": walk.wrong,
     }
 
 
-def _why_none(
-    answers: CalibrationSet, walk: gates.Walk | exact_tests.Walk, fewest: int, *, alpha: float, delta: float
-) -> str:
+def _why_none(answers: CalibrationSet, walk: gates.Walk, fewest: int, *, alpha: float, delta: float) -> str:
     """Why a set is too small, whatever its labels; or why even the most certain answers fail the promise."""
     if not len(answers.scores):
         return (
@@ -262,7 +252,7 @@ def _why_none(
             f"are the fewest that could show an error rate of at most {alpha:g} with probability {1 - delta:g}. Give "
             "a grid that reaches higher uncertainties, or none."
         )
-    allowed = int(exact_tests.most_errors(walk.answered, alpha=alpha, delta=delta))
+    allowed = int(gates.most_errors(walk.answered, alpha=alpha, delta=delta))
     return (
         f"Of the {walk.answered} most certain answers, {walk.wrong} were wrong; at most {allowed} may be, for an error "
         f"rate of at most {alpha:g} with probability {1 - delta:g}."

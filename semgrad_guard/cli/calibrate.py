@@ -312,11 +312,10 @@ def _read(
     copies: Copies | None,
 ) -> QuestionFile:
     """The questions, with a warning if they are too few for the promise whatever the answers."""
-    from semgrad_guard.calibration import exact_tests
-    from semgrad_guard.calibration.exact_tests import share_of
+    from semgrad_guard.calibration import gates
 
     questions = loading.read_data(data, columns, strict=strict, keeps=copies == "keep")
-    fewest = exact_tests.fewest_answers(alpha=alpha, delta=share_of(delta, 1))
+    fewest = gates.fewest_answers(alpha=alpha, delta=gates.share_of(delta, 1))
     if len(questions.rows) < fewest:
         say(
             f"{len(questions.rows)} questions cannot keep this promise, whatever the answers: it takes at least "

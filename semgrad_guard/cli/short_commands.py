@@ -68,7 +68,7 @@ def plan(
     many answers has a label.
     """
     from semgrad_guard.calibration import plan as planned
-    from semgrad_guard.calibration.exact_tests import share_of
+    from semgrad_guard.calibration.gates import share_of
     from semgrad_guard.calibration.sentences import plan_sentences, simulated
 
     level, given = share_of(delta, 1), {"error": error, "auroc": auroc}

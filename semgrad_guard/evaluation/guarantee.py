@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from semgrad_guard.calibration import exact_tests, gates
+from semgrad_guard.calibration import gates
 from semgrad_guard.evaluation.metrics import Floats, as_arrays
 
 ALPHAS = (0.05, 0.1, 0.2)
@@ -114,7 +114,7 @@ def threshold(scores: Floats, correct: NDArray[np.bool_], *, alpha: float, delta
 
 def fewest_questions(*, alpha: float) -> int:
     """How many scored questions it takes before half of them could show an error rate of at most alpha at all."""
-    return 2 * exact_tests.fewest_answers(alpha=alpha, delta=DELTA)
+    return 2 * gates.fewest_answers(alpha=alpha, delta=DELTA)
 
 
 def _share(part: float, whole: float) -> float:

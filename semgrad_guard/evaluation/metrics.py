@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from semgrad_guard.calibration import planning
 from semgrad_guard.calibration.confidence import ConfidenceMethod, fit
-from semgrad_guard.calibration.exact_tests import upper_bound
+from semgrad_guard.calibration.gates import upper_bound
 from semgrad_guard.errors import InputError
 
 

@@ -93,7 +93,7 @@ def score(  # noqa: PLR0913 - every option of loading a model
     for name, number in (("batch_size", batch_size), ("workers", workers), ("threads", threads)):
         if number < 1:
             raise InputError(f"{name} must be at least 1, not {number}")
-    columns = list(dataset.columns() or ())
+    columns: list[str] = dataset.columns() or []
     if lacking := [name for name in ("question", "response") if name not in columns]:
         raise InputError(
             f'the dataset has no column "{lacking[0]}" (it has {", ".join(columns) or "none"}); rename one: '

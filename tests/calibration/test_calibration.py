@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semgrad_guard.calibration import Binding, Calibration, calibrate, exact_tests
+from semgrad_guard.calibration import Binding, Calibration, calibrate, gates
 from semgrad_guard.calibration.calibration_set import Effect
-from semgrad_guard.calibration.exact_tests import share_of
+from semgrad_guard.calibration.gates import share_of
 from semgrad_guard.errors import CalibrationError
 
 PROMISE = {"alpha": 0.3, "delta": 0.2}
@@ -50,7 +50,7 @@ def test_what_is_recorded_agrees_with_the_answers(answers: list[tuple[float | No
         assert c.threshold in c.grid
         assert c.bound_if_fixed is not None
         assert c.bound_if_fixed <= c.alpha + 1e-9
-        assert c.bound_if_fixed == exact_tests.upper_bound(c.n_answered_wrong, c.n_answered, delta=c.delta)
+        assert c.bound_if_fixed == gates.upper_bound(c.n_answered_wrong, c.n_answered, delta=c.delta)
 
 
 @given(rows, grids, st.randoms())
@@ -100,7 +100,7 @@ def test_a_calibration_that_works() -> None:
     assert 0.3 < c.threshold < 0.9
     assert (c.procedure, c.split_seed, c.n_tested) == ("look-ahead", None, 500)
     assert 0 < c.n_answered_wrong < c.n_answered < 500
-    assert c.bound_if_fixed == exact_tests.upper_bound(c.n_answered_wrong, c.n_answered, delta=0.1)
+    assert c.bound_if_fixed == gates.upper_bound(c.n_answered_wrong, c.n_answered, delta=0.1)
     assert c.confidence(0.01) == pytest.approx(1.0, abs=0.05)
     assert c.confidence(0.99) == pytest.approx(0.4, abs=0.15)
     assert useful(confidence="platt").confidence(0.5) == pytest.approx(0.85, abs=0.08)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from mapie.risk_control import BinaryClassificationController
 from numpy.typing import NDArray
 
-from semgrad_guard.calibration import exact_tests
-from semgrad_guard.calibration.exact_tests import Walk
+from semgrad_guard.calibration import gates
+from semgrad_guard.calibration.gates import Walk
 
 ALPHA, DELTA = 0.25, 0.125  # exact in binary, so that MAPIE's 1 - (1 - delta) is delta itself
 
@@ -24,11 +24,11 @@ def plain_walk(scores: list[float], wrong: list[bool], grid: list[float], first:
         counts = (len(below), sum(below))
         if at is None:
             at = counts
-        if exact_tests.p_values(counts[1], counts[0], alpha=ALPHA) > DELTA:
+        if gates.p_values(counts[1], counts[0], alpha=ALPHA) > DELTA:
             break
         accepted, at = index, counts
     assert at is not None
-    return Walk(first, accepted, *at)
+    return Walk(None, tuple(grid), accepted, *at)
 
 
 @given(
@@ -41,7 +41,7 @@ def test_walk_equals_the_plain_loop(rows: list[tuple[int, int]], points: set[int
     wrong = [luck * 14 < score for score, luck in rows]
     grid = [float(point) for point in sorted(points)]
     first = data.draw(st.integers(0, len(grid) - 1))
-    found = exact_tests.walk(
+    found = gates.walk_grid(
         np.array(scores), np.array(wrong), np.array(grid), first=first, alpha=ALPHA, delta=DELTA
     )  # fmt: skip
     assert found == plain_walk(scores, wrong, grid, first)
@@ -50,9 +50,9 @@ def test_walk_equals_the_plain_loop(rows: list[tuple[int, int]], points: set[int
 def test_walk_stops_at_the_first_threshold_that_fails() -> None:
     scores = np.repeat([0.0, 1.0, 2.0], [40, 40, 400])
     wrong = np.repeat([False, True, False], [40, 40, 400])  # at 2.0 the risk is low again
-    walk = exact_tests.walk(scores, wrong, np.array([0.0, 1.0, 2.0]), first=0, alpha=0.2, delta=0.1)
-    assert walk == Walk(0, 0, 40, 0)
-    assert exact_tests.p_values(40, 480, alpha=0.2) <= 0.1
+    walk = gates.walk_grid(scores, wrong, np.array([0.0, 1.0, 2.0]), first=0, alpha=0.2, delta=0.1)
+    assert walk == Walk(None, (0.0, 1.0, 2.0), 0, 40, 0)
+    assert gates.p_values(40, 480, alpha=0.2) <= 0.1
 
 
 def mapie_accepts(
@@ -84,14 +84,14 @@ def test_walk_equals_mapie(seed: int) -> None:
     scores = rng.integers(0, 1024, n) / 1024  # so that 1 - u >= 1 - t exactly where u <= t
     wrong = rng.random(n) < rng.choice([0.4, 0.6, 0.9]) * scores
     grid = np.unique(rng.integers(0, 1024, 30)) / 1024
-    first = exact_tests.first_testable(scores, grid, alpha=ALPHA, delta=DELTA)
+    first = gates.first_testable(scores, grid, alpha=ALPHA, delta=DELTA)
     tail = grid[first:]
-    mine = exact_tests.walk(scores, wrong, grid, first=first, alpha=ALPHA, delta=DELTA)
+    mine = gates.walk_grid(scores, wrong, grid, first=first, alpha=ALPHA, delta=DELTA)
     theirs, their_p = mapie_accepts(scores, wrong, tail)
 
     answered = np.array([(scores <= t).sum() for t in tail])
     errors = np.array([wrong[scores <= t].sum() for t in tail])
-    my_p = exact_tests.p_values(errors, answered, alpha=ALPHA)
+    my_p = gates.p_values(errors, answered, alpha=ALPHA)
     # MAPIE rounds n * (1 - correct / n) up: a float error there counts one error more, and makes it more cautious
     rounded = np.array([ceil(m * (1 - (m - k) / m)) > k for m, k in zip(answered, errors, strict=True)])
     np.testing.assert_allclose(their_p[~rounded], my_p[~rounded], rtol=1e-9)
@@ -111,8 +111,8 @@ def test_the_comparison_with_mapie_means_something() -> None:
         scores = rng.integers(0, 1024, n) / 1024
         wrong = rng.random(n) < rng.choice([0.4, 0.6, 0.9]) * scores
         grid = np.unique(rng.integers(0, 1024, 30)) / 1024
-        first = exact_tests.first_testable(scores, grid, alpha=ALPHA, delta=DELTA)
-        walk = exact_tests.walk(scores, wrong, grid, first=first, alpha=ALPHA, delta=DELTA)
+        first = gates.first_testable(scores, grid, alpha=ALPHA, delta=DELTA)
+        walk = gates.walk_grid(scores, wrong, grid, first=first, alpha=ALPHA, delta=DELTA)
         theirs, _ = mapie_accepts(scores, wrong, grid[first:])
         accepted = set() if walk.accepted is None else set(grid[first : walk.accepted + 1].tolist())
         equal += theirs == accepted
@@ -122,13 +122,13 @@ def test_the_comparison_with_mapie_means_something() -> None:
 
 
 def test_start_allows_for_errors_where_there_is_room() -> None:
-    assert exact_tests.start_count(1000, alpha=0.1, delta=0.1) == 66
-    assert exact_tests.start_count(100, alpha=0.1, delta=0.1) == 50
-    assert exact_tests.start_count(30, alpha=0.1, delta=0.1) == 22
+    assert gates.start_count(1000, alpha=0.1, delta=0.1) == 66
+    assert gates.start_count(100, alpha=0.1, delta=0.1) == 50
+    assert gates.start_count(30, alpha=0.1, delta=0.1) == 22
 
 
 def test_first_testable_is_the_first_with_enough_answers_or_the_last() -> None:
     scores = np.arange(1000.0)
     grid = np.array([10.0, 64.0, 65.0, 900.0])
-    assert exact_tests.first_testable(scores, grid, alpha=0.1, delta=0.1) == 2
-    assert exact_tests.first_testable(scores, grid[:2], alpha=0.1, delta=0.1) == 1
+    assert gates.first_testable(scores, grid, alpha=0.1, delta=0.1) == 2
+    assert gates.first_testable(scores, grid[:2], alpha=0.1, delta=0.1) == 1

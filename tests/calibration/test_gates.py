@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from semgrad_guard.calibration import calibrate, exact_tests, gates
+from semgrad_guard.calibration import calibrate, gates
 
 ALPHA = DELTA = 0.1
 REPEATS = 500
@@ -23,7 +23,7 @@ def counts_by_hand(n: int, level: float, first: float) -> list[int]:
     """The smallest counts at which 0, 1, 2 ... errors pass."""
     counts: list[int] = []
     for count in range(1, n + 1):
-        if exact_tests.p_values(len(counts), count, alpha=ALPHA) <= level:
+        if gates.p_values(len(counts), count, alpha=ALPHA) <= level:
             counts.append(count)
     return sorted({count for count in counts if count >= min(first, counts[-1])} | {n}) if counts else []
 
@@ -51,7 +51,7 @@ def test_a_walk_of_few_answers_equals_the_plain_loop(rows: list[tuple[int, int]]
     for count in counts_by_hand(len(rows), DELTA, 0.3 * len(rows)):
         at = sorted(scores)[count - 1]
         below = [w for s, w in zip(scores, wrong, strict=True) if s <= at]
-        if exact_tests.p_values(sum(below), len(below), alpha=ALPHA) > DELTA:
+        if gates.p_values(sum(below), len(below), alpha=ALPHA) > DELTA:
             break
         threshold = at
     assert (walk.procedure, walk.threshold) == ("gates", threshold)
@@ -73,7 +73,7 @@ def test_forgiveness_keeps_to_delta_in_all_and_uses_it() -> None:
 
 def test_one_confident_mistake_too_many_is_forgiven_where_later_gates_pass() -> None:
     first = int(gates.gate_counts(300, alpha=ALPHA, level=gates.OWN * DELTA, first=132)[0])
-    errors = int(exact_tests.most_errors(first, alpha=ALPHA, delta=DELTA)) + 1
+    errors = int(gates.most_errors(first, alpha=ALPHA, delta=DELTA)) + 1
     ahead = gates.walk(np.arange(300.0), np.arange(300) < errors, alpha=ALPHA, delta=DELTA)
     assert (ahead.procedure, ahead.answered, ahead.wrong) == ("look-ahead", 300, errors)
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from semgrad_guard.calibration import Calibration, calibrate, exact_tests
+from semgrad_guard.calibration import Calibration, calibrate, gates
 
 REPEATS = 200
 DELTA = 0.1
@@ -91,8 +91,8 @@ def walk_rejects(
     scores: NDArray[np.float64], wrong: NDArray[np.bool_], grid: NDArray[np.float64], alpha: float
 ) -> bool:
     """Whether an outside grid, walked from where there is enough data, lets any threshold through."""
-    first = exact_tests.first_testable(scores, grid, alpha=alpha, delta=DELTA)
-    walk = exact_tests.walk(scores, wrong, grid, first=first, alpha=alpha, delta=DELTA)
+    first = gates.first_testable(scores, grid, alpha=alpha, delta=DELTA)
+    walk = gates.walk_grid(scores, wrong, grid, first=first, alpha=alpha, delta=DELTA)
     return walk.accepted is not None
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semgrad_guard.calibration import exact_tests, gates, sentences
+from semgrad_guard.calibration import gates, sentences
 from semgrad_guard.calibration.sentences import Promise, compared_scores, sentence_key
 from semgrad_guard.settings import OnDoubt
 
@@ -78,7 +78,7 @@ def test_a_walk_equals_the_plain_loop(promise: Promise, answers: list[list[tuple
             errors = sum(any(is_wrong for _, is_wrong, _ in kept) for kept in delivered)
         else:
             errors = sum(min(kept, key=lambda s: s[2])[1] for kept in delivered)
-        if exact_tests.p_values(errors, len(delivered), alpha=ALPHA) > DELTA:
+        if gates.p_values(errors, len(delivered), alpha=ALPHA) > DELTA:
             break
         threshold, counts = at, (len(delivered), errors)
     assert walk.threshold == threshold
