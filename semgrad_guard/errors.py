@@ -68,12 +68,8 @@ class SemGradGuardError(Exception):
         return self
 
     def __reduce__(self) -> tuple[Callable[..., SemGradGuardError], tuple[Any, ...], dict[str, Any]]:
-        return _made_again, (type(self), self.args), self.__dict__
-
-
-def _made_again(kind: type[SemGradGuardError], args: tuple[Any, ...]) -> SemGradGuardError:
-    """An error as it was, whatever its constructor takes: its message is finished already."""
-    return kind.__new__(kind, *args)
+        # As it was, whatever its constructor takes: its message is finished already.
+        return type(self).__new__, (type(self), *self.args), self.__dict__
 
 
 class InputError(SemGradGuardError):

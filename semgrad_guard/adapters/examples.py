@@ -43,8 +43,8 @@ from semgrad_guard.evaluation.calibrating import (
 )
 from semgrad_guard.evaluation.graders import AnswerGrader, AnswerToGrade, Grader
 from semgrad_guard.evaluation.graders.base import Verdicts, settling
+from semgrad_guard.evaluation.graders.by_name import load_graders, no_verdict
 from semgrad_guard.evaluation.graders.grading import HUMAN, GradedAnswer, SheetAnswer, doubt, labels_for, some_of
-from semgrad_guard.evaluation.graders.words import load_graders, no_verdict
 from semgrad_guard.evaluation.job_record import Progress, number_of_try
 from semgrad_guard.guard import Steps, Work, as_estimator
 from semgrad_guard.guard.verdicts import RecordedScore

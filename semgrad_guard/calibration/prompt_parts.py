@@ -140,7 +140,7 @@ class Skeleton(BaseModel):
         return cls(
             opening=StaticText.of(plain[0][:begin]),
             closing=StaticText.of(plain[0][len(plain[0]) - end :]),
-            lines=tuple(reduce(_common_subsequence, kept)),
+            lines=tuple(reduce(common_subsequence, kept)),
         )
 
     def gaps(self, text: Words) -> list[Words] | None:
@@ -218,7 +218,7 @@ def _shared(texts: Sequence[list[str]]) -> int:
     return next((i for i in range(shortest) if first[i] != last[i]), shortest)
 
 
-def _common_subsequence(left: list[str], right: list[str]) -> list[str]:
+def common_subsequence(left: Sequence[str], right: Sequence[str]) -> list[str]:
     """The longest common subsequence of two lists (Hunt and Szymanski's way: fast where little repeats)."""
     places: dict[str, list[int]] = {}
     for index, item in enumerate(right):

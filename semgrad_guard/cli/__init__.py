@@ -51,4 +51,4 @@ for _command in (
     *(ask, score, plan, calibrate, evaluate, gate, probe, serve),
     *(decisions, sample, feedback, recalibrate, fetch, demo),
 ):
-    add(app, _command, EPILOGS[_command.__name__].strip(), continues=_command in _RESUMED)
+    add(app, _command, EPILOGS[_command.__name__], continues=_command in _RESUMED)

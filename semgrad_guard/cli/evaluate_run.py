@@ -32,6 +32,7 @@ from semgrad_guard.evaluation.files import Output, make_folder, read_by, require
 from semgrad_guard.evaluation.graded import GradedRun, read_graded, write_graded
 from semgrad_guard.evaluation.graders import GRADERS, AnswerGrader, default_grader
 from semgrad_guard.evaluation.graders.base import WordGrader
+from semgrad_guard.evaluation.graders.by_name import BY_WORDS, entailment_model, no_verdict
 from semgrad_guard.evaluation.graders.grading import (
     GRADES,
     HUMAN,
@@ -41,7 +42,6 @@ from semgrad_guard.evaluation.graders.grading import (
     labels_for,
     with_references,
 )
-from semgrad_guard.evaluation.graders.words import BY_WORDS, entailment_model, no_verdict
 from semgrad_guard.evaluation.guarantee import ALPHAS
 from semgrad_guard.evaluation.job_record import is_record, read_record
 from semgrad_guard.evaluation.metrics import aurc, auroc
@@ -49,9 +49,8 @@ from semgrad_guard.evaluation.probe_record import Probe
 from semgrad_guard.evaluation.questions.data import QuestionFile
 from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.evaluation.questions.sources import HUB
-from semgrad_guard.evaluation.report import write_report
+from semgrad_guard.evaluation.report import is_report, write_report
 from semgrad_guard.evaluation.report.drawing import require_drawable
-from semgrad_guard.evaluation.report.page import is_report
 from semgrad_guard.evaluation.report.table import is_table
 from semgrad_guard.evaluation.results import Results, hold_against, is_graded_table
 from semgrad_guard.evaluation.runs.answers import EvaluatedAnswer

@@ -11,7 +11,8 @@ from semgrad_guard.cli.loading import quietly
 from semgrad_guard.cli.terminal import kept_on_interrupt, note, say
 from semgrad_guard.errors import GradingError
 from semgrad_guard.evaluation.files import STDIN, Output, beside, require_outputs
-from semgrad_guard.evaluation.graders import GRADERS, AnswerGrader, AnswerToGrade, words
+from semgrad_guard.evaluation.graders import GRADERS, AnswerGrader, AnswerToGrade, by_name
+from semgrad_guard.evaluation.graders.by_name import no_verdict
 from semgrad_guard.evaluation.graders.grading import (
     GRADES,
     HUMAN,
@@ -23,7 +24,6 @@ from semgrad_guard.evaluation.graders.grading import (
     open_sheet,
     some_of,
 )
-from semgrad_guard.evaluation.graders.words import no_verdict
 from semgrad_guard.evaluation.job_record import is_record, read_record
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.report.drawing import is_drawn, require_drawable
@@ -33,9 +33,9 @@ from semgrad_guard.evaluation.runs.answers import Answer, EvaluatedAnswer
 def load_graders(specs: Sequence[str], *, nli: str | None = None) -> Sequence[AnswerGrader]:
     """The graders of these names, before hours of answering rather than after."""
     if set(specs) <= set(GRADERS):
-        return words.load_graders(specs) if specs else ()
+        return by_name.load_graders(specs) if specs else ()
     with quietly("Loading graders …"):
-        return words.load_graders(specs, nli=nli)
+        return by_name.load_graders(specs, nli=nli)
 
 
 def check_labels(path: Path | None, *, begun_at: Path | None = None) -> None:

@@ -18,7 +18,7 @@ from rich.text import Text
 from semgrad_guard.calibration import Calibration, Drift
 from semgrad_guard.calibration.promise import promise, report, shortfall
 from semgrad_guard.cli.terminal import OUT, printable, show_line
-from semgrad_guard.evaluation.graders.words import right_means
+from semgrad_guard.evaluation.graders.by_name import right_means
 from semgrad_guard.evaluation.questions.data import QuestionFile
 from semgrad_guard.evaluation.report.drawing import Claim, draw_risk_coverage, shades
 from semgrad_guard.named import title_of

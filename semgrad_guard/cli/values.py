@@ -101,7 +101,7 @@ def passage_field(value: str) -> str:
 
 def grader(value: str) -> str:
     """The name of a grader, perhaps with a model."""
-    from semgrad_guard.evaluation.graders.words import require_kind
+    from semgrad_guard.evaluation.graders.by_name import require_kind
 
     return require_kind(text(value))
 

@@ -234,7 +234,20 @@ def prompt_ends(model: LanguageModel, questions: Sequence[Question], plan: Probe
     Raises:
         PromptTooLongError: a prompt exceeds the context window.
     """
-    prompts = [prompt for question in questions for prompt in _fitting(model, question, plan)]
+    prompts: list[Prompt] = []
+    for question in questions:
+        name, window = repr(question.id or question.question[:60]), model.context_window
+        try:
+            rendered = wordings(model, question, plan.system)
+        except PromptTooLongError as error:
+            raise PromptTooLongError(f"{name}, or a paraphrase of it: {error}, or leave the line out") from error
+        longest = max(len(prompt.ids) for prompt in rendered)
+        if window is not None and longest > window:
+            raise PromptTooLongError(
+                f"{name}, or a paraphrase of it, has {longest} tokens as a prompt, and "
+                f"the context window is {window}: shorten the line or leave it out"
+            )
+        prompts += rendered
     offsets = Counter(prompt.semantic_token.offset for prompt in prompts)
     shortest = min(len(prompt.ids) for prompt in prompts)
     count = min(max(plan.tokens, -min(offsets)), shortest)
@@ -242,21 +255,6 @@ def prompt_ends(model: LanguageModel, questions: Sequence[Question], plan: Probe
     tokenizer: Any = model.tokenizer
     names = tuple(str(tokenizer.decode(list(ids))) if len(ids) == 1 else None for ids in ends)
     return PromptEnds(count, names, offsets.most_common(1)[0][0])
-
-
-def _fitting(model: LanguageModel, question: Question, plan: ProbePlan) -> list[Prompt]:
-    name, window = repr(question.id or question.question[:60]), model.context_window
-    try:
-        prompts = wordings(model, question, plan.system)
-    except PromptTooLongError as error:
-        raise PromptTooLongError(f"{name}, or a paraphrase of it: {error}, or leave the line out") from error
-    longest = max(len(prompt.ids) for prompt in prompts)
-    if window is not None and longest > window:
-        raise PromptTooLongError(
-            f"{name}, or a paraphrase of it, has {longest} tokens as a prompt, and "
-            f"the context window is {window}: shorten the line or leave it out"
-        )
-    return prompts
 
 
 def probe(

@@ -17,7 +17,7 @@ from semgrad_guard.evaluation.calibrating import LEARNED, cross_fitted
 from semgrad_guard.evaluation.files import first_line, write_table
 from semgrad_guard.evaluation.graded import GradedRun
 from semgrad_guard.evaluation.graders.base import Verdicts
-from semgrad_guard.evaluation.graders.words import BY_WORDS, right_means
+from semgrad_guard.evaluation.graders.by_name import BY_WORDS, right_means
 from semgrad_guard.evaluation.runs.answers import EvaluatedAnswer
 from semgrad_guard.guard.calibrated_estimator import estimator_of
 from semgrad_guard.named import title_of

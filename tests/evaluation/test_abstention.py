@@ -7,7 +7,7 @@ from langchain_core.language_models import FakeListChatModel
 
 from semgrad_guard.evaluation.graders import GRADERS, AnswerGrader, AnswerToGrade
 from semgrad_guard.evaluation.graders.base import abstains, settled
-from semgrad_guard.evaluation.graders.models import Judge
+from semgrad_guard.evaluation.graders.by_name import Judge
 
 ABSTENTIONS = """I don't know.
 I do not know which airline flies to Narnia.

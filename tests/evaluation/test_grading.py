@@ -11,8 +11,8 @@ import pytest
 from semgrad_guard.errors import InputError
 from semgrad_guard.evaluation.graders import AnswerToGrade, Contains, ExactMatch
 from semgrad_guard.evaluation.graders.base import SecondOpinion, Verdicts
+from semgrad_guard.evaluation.graders.by_name import require_kind, right_means
 from semgrad_guard.evaluation.graders.grading import Grade, grade, grade_texts, with_references
-from semgrad_guard.evaluation.graders.words import require_kind, right_means
 from semgrad_guard.evaluation.job_record import JobRecord
 from semgrad_guard.evaluation.questions.data import Question
 

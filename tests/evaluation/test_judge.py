@@ -10,7 +10,7 @@ import pytest
 
 from semgrad_guard.errors import GradingError, MissingExtraError
 from semgrad_guard.evaluation.graders import AnswerToGrade
-from semgrad_guard.evaluation.graders.models import Judge, read_verdict
+from semgrad_guard.evaluation.graders.by_name import Judge, read_verdict
 
 fakes = pytest.importorskip("langchain_core.language_models.fake_chat_models")
 ANSWERS = [AnswerToGrade(f"question {i}", f"answer {i} {{x}}", ("one", "two")) for i in range(4)]

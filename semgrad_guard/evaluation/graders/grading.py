@@ -11,7 +11,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -200,19 +200,6 @@ _YES = {"1", "1.0", "true", "yes", "y", "x", "correct", "right", "wahr", "vrai",
 _NO = {"0", "0.0", "false", "no", "n", "incorrect", "wrong", "falsch", "faux", "falso"}
 
 
-class Labelled(Protocol):
-    """An answer that a person can grade; `text` is None where there is none."""
-
-    @property
-    def key(self) -> str: ...
-    @property
-    def question(self) -> str: ...
-    @property
-    def references(self) -> tuple[str, ...]: ...
-    @property
-    def text(self) -> str | None: ...
-
-
 @dataclass(frozen=True)
 class SheetAnswer:
     """An answer with the cells of its row; of a sentence of one, `passage` is that of the question, "" without one."""
@@ -222,6 +209,10 @@ class SheetAnswer:
     references: tuple[str, ...]
     text: str | None
     passage: str | None = None
+
+
+Labelled = EvaluatedAnswer | SheetAnswer
+"""An answer that a person can grade; `text` is None where there is none."""
 
 
 def write_sheet(path: Path, answers: Sequence[Labelled]) -> Path:

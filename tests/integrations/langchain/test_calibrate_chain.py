@@ -22,7 +22,7 @@ from langchain_core.runnables import Runnable, RunnableLambda, RunnableParallel,
 from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, acalibrate_chain, calibrate_chain, get_verdict
 from semgrad_guard import LanguageModel, Policy
 from semgrad_guard.errors import CalibrationError, InputError
-from semgrad_guard.evaluation.graders.words import TokenF1
+from semgrad_guard.evaluation.graders.by_name import TokenF1
 from semgrad_guard.guard import decide, recording
 from semgrad_guard.records import Verdict
 
