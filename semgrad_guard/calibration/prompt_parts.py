@@ -187,7 +187,8 @@ class _Chain:
 
 
 class _Lines:
-    """The lines of a stretch of words: where each starts, and the digests it can be known by, with their lengths."""
+    """The lines of a stretch of words: where each starts, and the digests it can be known by (of the whole line, and of
+    its label), with their numbers of words."""
 
     def __init__(self, text: Words, start: int, end: int) -> None:
         self.starts: list[int] = []
@@ -197,18 +198,14 @@ class _Lines:
             while stop < end and text.words[stop] != "\n":
                 stop += 1
             if any(word[0].isalnum() for word in text.words[start:stop]):
+                line = [_static(word) for word in text.words[start:stop]]
+                heads = {_digest(line): len(line)}
+                label = [*takewhile(lambda word: word != ":", line[: _LABEL_WORDS + 1])]
+                if len(label) <= _LABEL_WORDS and len(label) < len(line):
+                    heads[_digest([*label, ":"])] = len(label) + 1
                 self.starts.append(start)
-                self.heads.append(_heads([_static(word) for word in text.words[start:stop]]))
+                self.heads.append(heads)
             start = stop + 1
-
-
-def _heads(line: Sequence[str]) -> dict[str, int]:
-    """Digest -> words, of a line as a whole and of its label."""
-    heads = {_digest(line): len(line)}
-    label = [*takewhile(lambda word: word != ":", line[: _LABEL_WORDS + 1])]
-    if len(label) <= _LABEL_WORDS and len(label) < len(line):
-        heads[_digest([*label, ":"])] = len(label) + 1
-    return heads
 
 
 def _shared(texts: Sequence[list[str]]) -> int:

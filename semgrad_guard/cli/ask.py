@@ -100,18 +100,14 @@ def ask(  # a command's options are its arguments
         with status("Answering …"):
             verdict = guard(phrasing.conversation(row))
     _show(verdict, text, as_json=as_json)
-    raise typer.Exit(_code(verdict))
-
-
-def _code(verdict: Verdict) -> ExitCode:
-    """How the command ends; an answer without a score is an error unless an option allows it."""
     if verdict.action == "answer":
-        return ExitCode.OK
+        raise typer.Exit(ExitCode.OK)
     if verdict.status == "scored":
-        return ExitCode.ABSTAINED
+        raise typer.Exit(ExitCode.ABSTAINED)
+    # An answer without a score is an error unless an option allows it.
     doubt = " Is the model intact?" if verdict.status == "failed" else ""
     say(f"The answer cannot be scored: {verdict.reason or 'no reason is known'}.{doubt}", label="Warning")
-    return ExitCode.UNSCORED
+    raise typer.Exit(ExitCode.UNSCORED)
 
 
 def _show(verdict: Verdict, question: str, *, as_json: bool) -> None:

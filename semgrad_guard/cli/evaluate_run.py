@@ -206,11 +206,19 @@ def _name(questions: QuestionFile | None, files: Files) -> str:
     return source.removeprefix(HUB) if source.startswith(HUB) else questions.path.stem
 
 
-@dataclass(frozen=True)
 class Files:
-    """The files of an evaluation in its folder."""
+    """The files of an evaluation in its folder.
 
-    folder: Path
+    `answers` is the record of the run, `grades` has the verdicts of models and judges, `table` a row for every
+    question. `run` is the source of the report, for reports on several runs, `page` the report, and `sheet` the one for
+    human labels.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.answers, self.grades = folder / "answers.jsonl", folder / "grades.jsonl"
+        self.table, self.run = folder / "graded.csv", folder / "run.json"
+        self.page, self.sheet = folder / "report.html", folder / "labels.csv"
 
     @contextmanager
     def made(self) -> Generator[None]:
@@ -241,36 +249,6 @@ class Files:
                 Output(path, "table of a report", is_table) for path in sorted(self.folder.glob("tables/*.csv"))
             ]
         require_outputs(outputs, inputs=inputs)
-
-    @property
-    def answers(self) -> Path:
-        """The record of the run."""
-        return self.folder / "answers.jsonl"
-
-    @property
-    def grades(self) -> Path:
-        """The verdicts of models and judges."""
-        return self.folder / "grades.jsonl"
-
-    @property
-    def table(self) -> Path:
-        """A row for every question."""
-        return self.folder / "graded.csv"
-
-    @property
-    def run(self) -> Path:
-        """The source of the report, for reports on several runs."""
-        return self.folder / "run.json"
-
-    @property
-    def page(self) -> Path:
-        """The report."""
-        return self.folder / "report.html"
-
-    @property
-    def sheet(self) -> Path:
-        """The sheet for human labels."""
-        return self.folder / "labels.csv"
 
 
 def finished(folders: Sequence[Path], *, report: bool) -> Sequence[GradedRun]:

@@ -165,7 +165,15 @@ def grade(
     one is wrong.
     """
     places = range(len(questions)) if only is None else only
-    rows = {i: _sheet_rows(questions[i], answers[i], by_sentence=by_sentence) for i in places}
+    rows: dict[int, list[SheetAnswer]] = {}
+    for i in places:
+        question, answer = questions[i], answers[i]
+        units: list[tuple[str, str | None]] = [(question.key, answer.text)]
+        if by_sentence:
+            spans = ((answer.text or "")[part.start : part.end].strip() for part in answer.sentences or ())
+            units = [*zip(answer.sentence_keys, spans, strict=True)]
+        passage = question.context or "" if by_sentence else None
+        rows[i] = [SheetAnswer(key, question.question, question.answers, text, passage) for key, text in units]
     items = [item for own in rows.values() for item in own]
     verdicts = _verdicts(items, grader, book=book, labels=labels, others=others) if items else []
     name, unit = grader.name if labels is None else HUMAN, "sentences" if by_sentence else "answers"
@@ -194,16 +202,6 @@ def grade(
     ]
     show_grades(graded, name, unit=unit)
     return Grades(found, name, without if labels is None else 0)
-
-
-def _sheet_rows(question: Question, answer: Answer, *, by_sentence: bool) -> list[SheetAnswer]:
-    if not by_sentence:
-        return [SheetAnswer(question.key, question.question, question.answers, answer.text)]
-    texts = [(answer.text or "")[part.start : part.end].strip() for part in answer.sentences or ()]
-    return [
-        SheetAnswer(key, question.question, question.answers, text, question.context or "")
-        for key, text in zip(answer.sentence_keys, texts, strict=True)
-    ]
 
 
 def _verdicts(

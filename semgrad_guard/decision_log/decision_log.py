@@ -85,8 +85,16 @@ class PromiseWatch:
             before = {one.calibration_id: one.state.state for one in self.latest}
             self.latest = tuple(self._read())
             for one in self.latest:
-                if one.state.state != before.get(one.calibration_id, "unknown"):
-                    self._tell(one, is_news=one.calibration_id in before)
+                if one.state.state == before.get(one.calibration_id, "unknown"):
+                    continue
+                is_alarm = one.state.state == "broken" and one.calibration_id in before
+                level = logging.WARNING if is_alarm else logging.INFO
+                logger.log(level, "the promise of calibration %s: %s", one.calibration_id, one)
+                if self._notify is not None:
+                    try:
+                        self._notify(one)
+                    except Exception:
+                        logger.exception("the callback for changed promises failed")
             return self.latest
 
     def keep_up(self, *, at_once: bool) -> None:
@@ -113,15 +121,6 @@ class PromiseWatch:
                 monitor.add(not right)
             self._seen[calibration_id] = (monitor, mine)
             yield WatchedPromise(calibration_id=calibration_id, state=monitor.report(), ungraded=ungraded)
-
-    def _tell(self, changed: WatchedPromise, *, is_news: bool) -> None:
-        level = logging.WARNING if is_news and changed.state.state == "broken" else logging.INFO
-        logger.log(level, "the promise of calibration %s: %s", changed.calibration_id, changed)
-        if self._notify is not None:
-            try:
-                self._notify(changed)
-            except Exception:
-                logger.exception("the callback for changed promises failed")
 
 
 class DecisionLog:

@@ -191,7 +191,7 @@ def _require_one_meaning(columns: Mapping[str, str], entry: Entry, owners: dict[
         )
 
 
-def _read(entry: Entry, needs: Need, given: Columns) -> tuple[Question, Sequence[str], Mapping[str, str]]:
+def _read(entry: Entry, needs: Need, names: Columns) -> tuple[Question, Sequence[str], Mapping[str, str]]:
     """The question of an entry, its columns that mean nothing here, and the columns of its fields."""
     content: Any = entry.content
     if isinstance(content, DataFileError):
@@ -203,14 +203,23 @@ def _read(entry: Entry, needs: Need, given: Columns) -> tuple[Question, Sequence
         )
     record = cast("dict[str, Any]", content)
     try:
-        found = fields_of(record, given, entry.place, cells=entry.is_text)
+        found = fields_of(record, names, entry.place, cells=entry.is_text)
     except RecursionError as error:
         raise DataFileError(f"{entry.place} is nested too deeply.") from error
     try:
         row = Question.model_validate(found.values)
     except ValidationError as error:
         raise DataFileError(f"{entry.place} {_fault(error, record, found.columns)}.") from error
-    _require(row, needs, found, record)
+    given = "answers" in found.values and (not row.answers or any(answer.strip() for answer in row.answers))
+    if needs == "answers" and not given:
+        raise DataFileError(
+            f'{found.place} has no reference answer: add "answers": ["..."], or [] where abstaining is right'
+            f"{_or_name('answers', found, record)}."
+        )
+    if needs == "response" and not (row.response or "").strip():
+        raise DataFileError(
+            f'{found.place} has no response to score: add "response": "..."{_or_name("response", found, record)}.'
+        )
     scored = found.columns.get("response") if needs == "response" else None
     return row, [name for name in found.unread if name != scored], found.columns
 
@@ -224,19 +233,6 @@ def _require_agreement(row: Question, known: Question, entry: Entry, first: Entr
                 f"{entry.place} asks what {first.place_beside(entry)} asks, with other {field}: keep one of the two, "
                 f"with all its {field}."
             )
-
-
-def _require(row: Question, needs: Need, found: Fields, record: Record) -> None:
-    given = "answers" in found.values and (not row.answers or any(answer.strip() for answer in row.answers))
-    if needs == "answers" and not given:
-        raise DataFileError(
-            f'{found.place} has no reference answer: add "answers": ["..."], or [] where abstaining is right'
-            f"{_or_name('answers', found, record)}."
-        )
-    if needs == "response" and not (row.response or "").strip():
-        raise DataFileError(
-            f'{found.place} has no response to score: add "response": "..."{_or_name("response", found, record)}.'
-        )
 
 
 def _or_name(target: str, found: Fields, record: Record) -> str:

@@ -75,10 +75,16 @@ def risk_coverage_figure(run: GradedRun) -> Any:
     if paper.OURS in named:
         look = {"color": OURS_COLOUR, "linewidth": 3, "marker": "o", "zorder": 5}
         axes.plot(*curves[paper.OURS], markevery=0.12, label=paper.OURS, **look)
-    _baselines(axes, run)
+    wrong, note = 1.0 - run.accuracy, {"textcoords": "offset points", "fontsize": 8.5, "color": MUTED}
+    axes.plot([0, 1], [wrong, wrong], **RANDOM)
+    axes.annotate("random order", (0.99, wrong), (0, 3), ha="right", **note)
+    shares = np.linspace(0.005, 1, _POINTS)
+    axes.plot(shares, np.maximum(0.0, 1 - run.accuracy / shares), **ORACLE)
+    at = min(0.98, run.accuracy + 0.6 * wrong)
+    axes.annotate("oracle", (at, max(0.0, 1 - run.accuracy / at)), (4, -2), va="top", **note)
     # The first few answers, where one error is a high rate, do not stretch the axis.
     risks = [float(y[len(y) // 10 :].max(initial=0.0)) for _, y in curves.values()]
-    dress_risk(axes, top=min(1.02, max(0.05, 1.3 * max([1.0 - run.accuracy, *risks]))))
+    dress_risk(axes, top=min(1.02, max(0.05, 1.3 * max([wrong, *risks]))))
     rest = len(run.scores) - len(named)
     if named:  # none where no answer has a score
         axes.legend(frameon=False, fontsize=9, ncols=2, title=f"grey: {rest} other methods" if rest else None)
@@ -209,16 +215,6 @@ def _curve(run: GradedRun, method: str) -> tuple[Floats, Floats]:
         return np.empty(0), np.empty(0)
     kept = np.unique(np.linspace(0, len(curve.risk) - 1, _POINTS).round().astype(int))
     return curve.coverage[kept], curve.risk[kept]
-
-
-def _baselines(axes: Any, run: GradedRun) -> None:
-    base, look = 1.0 - run.accuracy, {"textcoords": "offset points", "fontsize": 8.5, "color": MUTED}
-    axes.plot([0, 1], [base, base], **RANDOM)
-    axes.annotate("random order", (0.99, base), (0, 3), ha="right", **look)
-    kept = np.linspace(0.005, 1, _POINTS)
-    axes.plot(kept, np.maximum(0.0, 1 - run.accuracy / kept), **ORACLE)
-    at = min(0.98, run.accuracy + 0.6 * base)
-    axes.annotate("oracle", (at, max(0.0, 1 - run.accuracy / at)), (4, -2), va="top", **look)
 
 
 def _score_histogram(axes: Any, right: Floats, wrong: Floats) -> None:
