@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from semgrad_guard.errors import ModelNotFoundError
 from semgrad_guard.files import cache_folder
@@ -109,19 +109,15 @@ _OWN_READING = {POCKET: "Question: {question}\nContext: {context}\nAnswer:"}
 """Of models that were trained on one form of prompt."""
 
 
-class FetchedFile(BaseModel):
+class FetchedFile(BaseModel, frozen=True, extra="forbid"):
     """A file of a fetched model: its size in bytes, and its SHA-256."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     size: int
     sha256: str
 
 
-class Fetched(BaseModel):
+class Fetched(BaseModel, frozen=True, extra="forbid"):
     """The source of a fetched model, and its files."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     origin: str

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 METADATA_KEY = "semgrad_guard"
 """The one metadata key used in every integration."""
@@ -128,7 +128,7 @@ class Score:
         return cls(number, None, details)
 
 
-class FusedWeights(BaseModel):
+class FusedWeights(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """A fitted logistic regression as plain numbers: the content of a calibration file about `FusedGrad`.
 
     One entry per column. A column "ln NAME" takes the logarithm of the feature NAME, a column "NAME" the feature as it
@@ -136,8 +136,6 @@ class FusedWeights(BaseModel):
     on: a vanished gradient is a small number and not minus infinity); the column then enters as
     (x - centre) / scale. `n` answers were fitted, `n_wrong` of them wrong.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     columns: tuple[str, ...] = Field(min_length=1)
     lows: tuple[float, ...]
@@ -181,7 +179,7 @@ class FusedWeights(BaseModel):
         return self.intercept + math.fsum(terms)
 
 
-class SentenceVerdict(BaseModel):
+class SentenceVerdict(BaseModel, frozen=True, allow_inf_nan=False, ser_json_inf_nan="null"):
     """What happened to one sentence: `Verdict.text[start:end]`, and its scores.
 
     The sentences of an answer are adjacent, and the white space behind one belongs to it. One that is not delivered
@@ -192,8 +190,6 @@ class SentenceVerdict(BaseModel):
     `compared` the score that the threshold was compared with: under "stop" and "escalate" the greatest up to here,
     under "drop" the greatest of those that it leans on. `promised` is whether a calibrated threshold let it through.
     """
-
-    model_config = ConfigDict(frozen=True, allow_inf_nan=False, ser_json_inf_nan="null")
 
     start: int
     end: int
@@ -208,7 +204,7 @@ class SentenceVerdict(BaseModel):
     reason: str | None = None
 
 
-class Verdict(BaseModel):
+class Verdict(BaseModel, frozen=True, allow_inf_nan=False, ser_json_inf_nan="null"):
     """What happened to one question: the text to deliver, the action that led to it, and the score behind it.
 
     Its schema is versioned (`schema_version`; `schema` in metadata). A release may add fields with a default without a
@@ -245,8 +241,6 @@ class Verdict(BaseModel):
     fields that it does not know, and records from before a field was added, which then has its default. A field that is
     renamed or removed, or that comes to mean something else, makes version 2.
     """
-
-    model_config = ConfigDict(frozen=True, allow_inf_nan=False, ser_json_inf_nan="null")
 
     schema_version: Literal[1] = 1
     status: Status

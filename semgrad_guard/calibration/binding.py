@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from semgrad_guard.errors import BindingMismatchError, CalibrationError
 from semgrad_guard.records import OWN_CODE, FusedWeights
@@ -30,16 +30,14 @@ _NOT_COMPARED = frozenset({"max_tokens", "stop", "also", "options"})
 engine that gave them, and `options` with those of each call (`call_options.unlike_calls`)."""
 
 
-class EngineIdentity(BaseModel):
+class EngineIdentity(BaseModel, frozen=True, extra="forbid"):
     """The differences of the same model in another engine, or in another number format."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     fingerprint: str
     dtype: str | None = None
 
 
-class Binding(BaseModel):
+class Binding(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=()):
     """The model, estimator and conditions that a calibration was made with. None means "not stated".
 
     `revision` names the model's version, `fingerprint` its weights and everything switched, patched or hooked in it;
@@ -50,8 +48,6 @@ class Binding(BaseModel):
     answers the calibration was made with as well. `options` are those of the calls to another server, where it wrote
     the answers (see `call_options`).
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
     model: str
     estimator: str
@@ -198,7 +194,7 @@ def _named(field: str, mine: Any, theirs: Any) -> str:
 EstimatorName = Literal["fused", "states", "auto"]
 
 
-class EstimatorChoice(BaseModel):
+class EstimatorChoice(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """The requested estimator, the chosen one, and why.
 
     `asked` is a learned estimator, or the best one ("auto"); `estimator` the name of the one that the threshold belongs
@@ -206,8 +202,6 @@ class EstimatorChoice(BaseModel):
     the answers that were learned from (a fitted one on those that it was not fitted on). `questions` names these
     answers' questions: the threshold must be chosen on others.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     asked: EstimatorName  # a field of files
     estimator: str

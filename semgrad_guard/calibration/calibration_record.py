@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self, TypeGuard, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from semgrad_guard.calibration.binding import Binding, EstimatorChoice
 from semgrad_guard.calibration.calibration_set import Copies, Effect, read_languages
@@ -29,7 +29,7 @@ from semgrad_guard.records import PromptForm
 from semgrad_guard.settings import Alpha, Delta
 
 
-class Calibration(BaseModel):
+class Calibration(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """A threshold, the promise it keeps, and everything needed to check it. Made by `calibrate`, or `load`ed.
 
     `threshold` lets through uncertainties at or below it; None, with a `reason`, lets nothing through. `coverage` is
@@ -56,8 +56,6 @@ class Calibration(BaseModel):
     nothing about questions whose kind is not known. `languages` are those of the questions, where the user declared
     them. `id` is a hash over all of it.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     schema_version: Literal[1, 2]
     id: str

@@ -14,24 +14,21 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 ConfidenceMethod = Literal["isotonic", "platt", "ranks"]
 FEWEST_FOR_ISOTONIC = 300
 """Scored answers below which the default is Platt's curve over the scores' ranks: an isotonic map of 50 claims .93
 where .82 are right, and a curve over the scores themselves depends on their scale, often many powers of ten."""
 _KNOTS = 32  # of a curve over ranks
-_FROZEN = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class IsotonicMap(BaseModel):
+class IsotonicMap(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """Straight lines between knots, flat beyond them: `uncertainties` rise, `confidences` never do. Fitted by isotonic
     regression, or a logistic curve over the normal quantiles of the scores' ranks ("ranks").
 
     Zadrozny & Elkan, "Transforming classifier scores into accurate multiclass probability estimates", KDD 2002.
     """
-
-    model_config = _FROZEN
 
     method: Literal["isotonic", "ranks"] = "isotonic"
     uncertainties: tuple[float, ...] = Field(min_length=1)
@@ -47,14 +44,12 @@ class IsotonicMap(BaseModel):
         return min(high, max(low, high + share * (low - high)))
 
 
-class PlattMap(BaseModel):
+class PlattMap(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """A logistic curve: expit(intercept - slope * (uncertainty - centre) / scale), clipped to [lowest, highest].
 
     Platt, "Probabilistic outputs for support vector machines", 1999, with his smoothed targets. `slope` is never
     negative: where the labels say that higher uncertainty is better, the curve is flat.
     """
-
-    model_config = _FROZEN
 
     method: Literal["platt"] = "platt"
     centre: float

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from semgrad_guard.calibration.calibration_record import Calibration, is_score
 from semgrad_guard.calibration.promise import MOST, Schedule
@@ -39,7 +39,7 @@ _NATS_FOR_BETS = 3.0
 """The price of betting on many changes at once."""
 
 
-class Drift(BaseModel):
+class Drift(BaseModel, frozen=True):
     """The outcome of a drift test.
 
     `p_value` in [0, 1] is how likely so large a `statistic` is without drift; `moved` tells whether it is at most
@@ -49,8 +49,6 @@ class Drift(BaseModel):
     `answers` and `unscored` count a monitor's answers, with and without a score. `unscored_moved` tells whether the
     share of the unscored has risen, and `unscored_p_value` is that test's, like `p_value`.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     p_value: float = Field(ge=0, le=1)
     moved: bool

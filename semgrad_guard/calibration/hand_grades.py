@@ -34,7 +34,7 @@ from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from semgrad_guard.calibration import gates, planning
 from semgrad_guard.calibration.calibration_set import Copies, read_rate, read_set
@@ -51,13 +51,11 @@ _SPREAD = 0.3
 """The first guess at the variance, as a part of the largest one at rate alpha."""
 
 
-class HandGrades(BaseModel):
+class HandGrades(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """The answers that people graded: `count` of the `drawn_from` surest, which are a `share` of the scored ones.
 
     `below` is the largest score among the surest. `machine`: a grader graded all of these as well.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     count: int = Field(ge=1)
     share: float = Field(gt=0, le=1)

@@ -20,7 +20,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from semgrad_guard.calibration.calibration_record import Calibration
 from semgrad_guard.calibration.calibration_set import doubt_of_grader, read_rate
@@ -166,14 +166,12 @@ _PRIOR = (0.5, 4.5)
 _HALVINGS = 60
 
 
-class PromiseState(BaseModel):
+class PromiseState(BaseModel, frozen=True):
     """Whether a promise holds, by the `labels` of answers drawn at random, of which `wrong` were wrong.
 
     The error rate lies between `low` and `high` with probability 1 - delta, at all looks together. `evidence` against
     the promise reaches 1 / delta where it is broken.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     state: State
     alpha: float

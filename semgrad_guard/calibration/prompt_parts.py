@@ -28,7 +28,7 @@ from functools import cached_property, lru_cache, reduce
 from itertools import takewhile
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, Field, field_validator
 
 from semgrad_guard.errors import InputError
 from semgrad_guard.records import PromptForm
@@ -103,10 +103,8 @@ class Words:
         return {"0" if word.isdigit() else word.lower() for word in self.words if word != "\n"}
 
 
-class StaticText(BaseModel):
+class StaticText(BaseModel, frozen=True, extra="forbid"):
     """So many words, and the digest of them."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     words: int = Field(ge=0)
     digest: str
@@ -117,10 +115,8 @@ class StaticText(BaseModel):
         return cls(words=len(words), digest=_digest(words))
 
 
-class Skeleton(BaseModel):
+class Skeleton(BaseModel, frozen=True, extra="forbid"):
     """The static text of a set of prompts: opening, lines in order, closing. `lines` are digests of lines or labels."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     opening: StaticText
     closing: StaticText
@@ -245,15 +241,13 @@ def _digest(words: Iterable[str]) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-class Vocabulary(BaseModel):
+class Vocabulary(BaseModel, frozen=True, extra="forbid"):
     """A set of words as a Bloom bitmap (Bloom, Communications of the ACM 13, 1970).
 
     It can be asked for a word, but its words cannot be read out of it. A word that is in it is always found; one that
     is not is taken for known with a small probability (below 1 % for up to 5,500 words, about 1 in 8 for 15,000), so
     that novelty may be overlooked but is never made up. `bitmap` is base64.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     bitmap: str
     hashes: int = Field(ge=1, le=_MOST_HASHES)

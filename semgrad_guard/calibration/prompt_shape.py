@@ -34,7 +34,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from semgrad_guard.calibration.prompt_parts import SLOT_TOKENS, Skeleton, Vocabulary, Words, read_slots, without_values
 from semgrad_guard.errors import InputError
@@ -54,10 +54,8 @@ _REWRITTEN = (
 _CONTROL = "a text in it holds the control token {!r}, as in no calibration prompt"
 
 
-class Range(BaseModel):
+class Range(BaseModel, frozen=True, extra="forbid"):
     """The smallest and the largest number that are familiar."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     low: int
     high: int
@@ -85,14 +83,12 @@ class Range(BaseModel):
         return f"{self.low} to {self.high}" if self.low < self.high else str(self.low)
 
 
-class TextRange(BaseModel):
+class TextRange(BaseModel, frozen=True, extra="forbid"):
     """How long a piece of text is in familiar prompts, and how much of it is new.
 
     `new_words` counts the different words (and punctuation marks) that occur in no other calibration prompt;
     `new_share` is their share of the different words, in per cent. Only too many of them are unfamiliar.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     words: Range
     lines: Range
@@ -128,7 +124,7 @@ _NAMES = {
 }
 
 
-class PromptShape(BaseModel):
+class PromptShape(BaseModel, frozen=True, extra="forbid"):
     """The common form of all prompts of a calibration; made by `PromptShape.of`, kept in the calibration's file.
 
     `n` prompts were seen. `steps` are the pairs of roles that follow each other ("" is the beginning and the
@@ -140,8 +136,6 @@ class PromptShape(BaseModel):
     and a bitmap: words can be tried on them, not read out. `slots` are the declared ones, as they were given, and
     `also` the shapes of unlabelled prompts of other roles.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     version: Literal[1] = 1
     n: int = Field(ge=1)

@@ -54,7 +54,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from semgrad_guard.calibration import gates, planning
 from semgrad_guard.calibration.calibration_set import Effect, read_rate, read_set
@@ -168,15 +168,13 @@ def totals(scores: NDArray[np.float64], changes: NDArray[Number], thresholds: ND
     return sums[np.searchsorted(scores.ravel()[order], thresholds, side="right")]
 
 
-class SentencePromise(BaseModel):
+class SentencePromise(BaseModel, frozen=True, extra="forbid"):
     """The kind of a promise about sentences, with the counts of the calibration's sentences.
 
     `promise` is one of the two above, about the text that `on_doubt` delivers. Of `n` sentences, `wrong`
     are wrong; the threshold delivers `delivered` of them, `delivered_wrong` of these wrong. Nothing is promised about
     the rate of these two: answers with many sentences have more weight in it.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     promise: Promise
     on_doubt: OnDoubt

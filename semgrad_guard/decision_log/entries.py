@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from statistics import median
 from typing import Literal, Protocol, runtime_checkable
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict
+from pydantic import AwareDatetime, BaseModel
 
 from semgrad_guard.errors import InputError
 from semgrad_guard.records import Action, SentenceVerdict, Status, Verdict, delivery_of
@@ -71,7 +71,7 @@ _OF_THE_VERDICT = (
 """The fields of a decision that are its verdict's own."""
 
 
-class Decision(BaseModel):
+class Decision(BaseModel, frozen=True, extra="ignore", allow_inf_nan=False):
     """One decision. `at` is UTC, `seconds` is the time from the call to the decision. Without `enforced`, `action` is
     advice, and `delivery` is what happened to the answer.
 
@@ -80,8 +80,6 @@ class Decision(BaseModel):
     of the calibration; `drawn` is when the decision was drawn at random to be graded. `sentences` are those of an
     answer that was judged by sentence, with their ranges in the delivered text.
     """
-
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     kind: Literal["decision"] = "decision"
     id: str
@@ -151,14 +149,12 @@ class Decision(BaseModel):
         )
 
 
-class Feedback(BaseModel):
+class Feedback(BaseModel, frozen=True, extra="ignore"):
     """Whether a delivered answer was right, and why it was graded. The latest feedback counts.
 
     `note` tells in words what the feedback does not count for, and how it differs from earlier feedback. The log does
     not keep it.
     """
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     kind: Literal["feedback"] = "feedback"
     id: str
@@ -195,23 +191,19 @@ _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 Row = tuple[Decision, Feedback | None]
 
 
-class Graded(BaseModel):
+class Graded(BaseModel, frozen=True):
     """The grades of delivered answers that were graded for one reason."""
-
-    model_config = ConfigDict(frozen=True)
 
     right: int = 0
     wrong: int = 0
 
 
-class Summary(BaseModel):
+class Summary(BaseModel, frozen=True):
     """Decisions of one time, by delivery. `coverage` is the share whose own answer was delivered.
 
     `flagged` are those among them that were delivered because nothing was enforced (`annotate`, `observe`): the advice
     was to withhold or to escalate them. `feedback` is by the reason of grading.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     label: str
     decisions: int

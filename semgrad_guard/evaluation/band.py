@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from semgrad_guard.calibration.calibration_set import Effect
 from semgrad_guard.declared import first_fault
@@ -83,10 +83,8 @@ def decided(
     return Decided(promised[0], right, near and promised[1], found.unfamiliar)
 
 
-class Range(BaseModel):
+class Range(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """A share from `low` to `high`, both allowed."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     low: Share
     high: Share
@@ -125,14 +123,12 @@ class Departure:
         return f"{self.name} left its band: {self.value:.1%} is {100 * abs(self.by):.1f} points {where} {self.range}"
 
 
-class Band(BaseModel):
+class Band(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """The recorded ranges, and what they were recorded on; a file that may be edited by hand.
 
     `coverage` is the share of the questions whose answers are let through under the promise, `error` the share of
     wrong ones among these. `questions` is a digest of the questions and their references.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     schema_version: Literal[1] = 1
     questions: str

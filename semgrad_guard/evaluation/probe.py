@@ -57,7 +57,7 @@ Phase = Callable[[str], AbstractContextManager[Progress]]
 """Names a part of the work for as long as it lasts, and yields a progress function."""
 
 
-class GridAnswer(Answer):
+class GridAnswer(Answer, frozen=True):
     """An answer with its `grid` (`GradientScores.grid`: all layers x last prompt tokens) and its prompt's own t*.
 
     The grid is None, with a reason, where there is none.

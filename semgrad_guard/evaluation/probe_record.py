@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Literal, Self, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from semgrad_guard.engine.prompts.semantic_token import TokenChoice
 from semgrad_guard.errors import InputError
@@ -39,15 +39,13 @@ Table = tuple[tuple[float, ...], ...]
 Gaps = tuple[tuple[float | None, ...], ...]
 
 
-class GradedGrid(BaseModel):
+class GradedGrid(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """How well SemGrad tells right answers from wrong ones at every layer and token, and how that goes with SPS.
 
     `auroc` is None where it is undefined; `by_token` is that of the paper's layers together. `pearson` and `spearman`
     correlate `auroc` with the Semantic Preservation Score over all layers and tokens. `proposal`, `difference`, `low`
     and `high` are the comparison of the rule, if it made one.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     answers: int
     right: int
@@ -63,15 +61,13 @@ class GradedGrid(BaseModel):
     high: float | None
 
 
-class Probe(BaseModel):
+class Probe(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=()):
     """A probe of one model on one file of questions.
 
     `tokens` names the last prompt tokens, None where prompts differ; `own_token` is the chat template's own t*.
     `preservation` = `within` - `across` is the Semantic Preservation Score. `questions` counts those with paraphrases,
     `without_paraphrases` those left out of it. `graded` is None without answers.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
     schema_version: Literal[1] = 1
     created: str

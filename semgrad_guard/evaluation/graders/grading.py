@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from semgrad_guard.errors import GradingError
 from semgrad_guard.evaluation.files import STDIN, Row, append_rows, read_table, write_table
@@ -28,13 +28,11 @@ GRADES = "grades"
 _AT_ONCE = 32
 
 
-class Grade(BaseModel):
+class Grade(BaseModel, frozen=True, extra="forbid", strict=True):
     """The verdict of a grader on an answer: a line of the record of grades.
 
     `answer` is the digest of the answer, its question and its references, so that a change of one is graded anew.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     grader: str
     answer: str

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from semgrad_guard.declared import first_fault
 from semgrad_guard.errors import DataFileError, InputError
@@ -47,7 +47,7 @@ _DUE = {
 }
 
 
-class Question(BaseModel):
+class Question(BaseModel, frozen=True, extra="forbid"):
     """One line of a data file.
 
     `answers` are the references, any of which counts as correct; without one, an abstention is. `context` is a passage
@@ -55,8 +55,6 @@ class Question(BaseModel):
     in other words. `kind` is the sort of the question, `language` its language. References, ids and kinds may be
     numbers, other fields are texts. `columns` has the names of these fields in files.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     question: str = Field(pattern=r"\S")
     answers: tuple[Text, ...] = ()

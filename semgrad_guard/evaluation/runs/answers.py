@@ -5,28 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from semgrad_guard.evaluation.questions.data import Question
 
 
-class AnswerScore(BaseModel):
+class AnswerScore(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """The number of one estimator for an answer; None, with a reason, if it has none.
 
     `features` are the input of a learned estimator, kept so that it can be fitted on graded answers.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     uncertainty: float | None
     reason: str | None = None
     features: dict[str, float] | None = None
 
 
-class AnsweredSentence(BaseModel):
+class AnsweredSentence(BaseModel, frozen=True, extra="forbid"):
     """A sentence of an answer, text[start:end], with its scores; `leans_on` is the number of an earlier one."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     start: int
     end: int
@@ -34,14 +30,12 @@ class AnsweredSentence(BaseModel):
     scores: dict[str, AnswerScore]
 
 
-class Answer(BaseModel):
+class Answer(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """One answered question. `key` is the question's; `text` is None where the question does not fit the window.
 
     By sentence, `sentences` are those of the text (none where they have no scores), and `scores` hold the most doubtful
     one's; None: the answer was scored as a whole.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     key: str
     id: str | None = None
@@ -74,13 +68,11 @@ class Answer(BaseModel):
         return next((score.reason for score in self.scores.values() if score.reason), None)
 
 
-class SampleSet(BaseModel):
+class SampleSet(BaseModel, frozen=True, extra="forbid"):
     """The samples that a plan drew: their texts, and the log-probability of each of their tokens (nats).
 
     The probabilities are those of logits divided by `temperature`, as the methods that share the plan read them.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     plan: dict[str, Any]
     temperature: float = 1.0
@@ -88,7 +80,7 @@ class SampleSet(BaseModel):
     log_probs: tuple[tuple[float | None, ...], ...]
 
 
-class EvaluatedAnswer(Answer):
+class EvaluatedAnswer(Answer, frozen=True):
     """An answer with its references, its tokens, and the score and cost of every method.
 
     `entropies` and `log_probs` (nats) have one entry per token of `token_ids`. `generation_ms` is the time of plain

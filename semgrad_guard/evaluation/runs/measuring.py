@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from semgrad_guard.engine.generation.generation import BatchScoring, Evidence
 from semgrad_guard.engine.generation.options import plan_record
@@ -31,19 +31,15 @@ Step = Callable[[str], None]
 """Told the title of the method that is measured now."""
 
 
-class Cell(BaseModel):
+class Cell(BaseModel, frozen=True, extra="forbid"):
     """One method's number for one answer, and its cost in milliseconds."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     score: AnswerScore
     milliseconds: float
 
 
-class Measured(BaseModel):
+class Measured(BaseModel, frozen=True, extra="forbid"):
     """Some answers of a batch, by row, measured by one method: their cells, and the samples that its plan drew."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     method: str
     cells: dict[int, Cell]

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from semgrad_guard.engine.generation.generation import BatchScoring, Evidence
 from semgrad_guard.engine.language_model import LanguageModel
@@ -24,10 +24,8 @@ from semgrad_guard.records import PromptForm, Verdict
 from semgrad_guard.settings import OnDoubt
 
 
-class ScoredText(BaseModel):
+class ScoredText(BaseModel, frozen=True, extra="forbid"):
     """A text in the record of a run: its verdict, or why it does not fit the context window."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     key: str
     verdict: Verdict | None = None
