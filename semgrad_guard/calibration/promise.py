@@ -106,8 +106,8 @@ class CurvePoint:
     risk: float
 
 
-def risk_curve(calibration: Calibration, *, points: int = 100) -> tuple[CurvePoint, ...]:
-    """Points of rising threshold, at quantiles of the calibration's scores; none where it has no scores.
+def risk_curve(calibration: Calibration) -> tuple[CurvePoint, ...]:
+    """Points of rising threshold, at a hundred quantiles of the calibration's scores; none where it has no scores.
 
     The calibration's own threshold is among them. A record holds no labels, so the risk is the mean of
     1 - P(correct): for an isotonic map this is the error rate, up to its rounding towards one half. By sentence there
@@ -119,7 +119,7 @@ def risk_curve(calibration: Calibration, *, points: int = 100) -> tuple[CurvePoi
     if not known:
         return ()
     scores, wrong = np.asarray(calibration.scores[: len(known)], dtype=np.float64), 1 - np.array(known)
-    levels = np.quantile(scores, np.linspace(0, 1, points), method="inverted_cdf")
+    levels = np.quantile(scores, np.linspace(0, 1, 100), method="inverted_cdf")
     own = [] if calibration.threshold is None else [calibration.threshold]
     thresholds = np.unique(np.append(levels, own))
     answered = np.searchsorted(scores, thresholds, side="right")

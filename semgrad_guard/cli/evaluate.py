@@ -16,7 +16,6 @@ from semgrad_guard.evaluation.files import sole_writer
 from semgrad_guard.loading import ModelSource
 from semgrad_guard.settings import ALPHA, EngineOptions, require_name
 
-_GRADING = options.GRADING
 _REPORT = "Report"
 
 
@@ -46,7 +45,7 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     ] = None,
     labels: options.Labels = None,
     regrade: Annotated[
-        bool, Option("Grade the answers there are; no model is loaded.", _GRADING, spelled="--regrade")
+        bool, Option("Grade the answers there are; no model is loaded.", options.GRADING, spelled="--regrade")
     ] = False,
     wording: options.Wording,
     columns: options.AnsweredColumns,

@@ -23,7 +23,7 @@ SPLITS = 100
 
 @dataclass(frozen=True)
 class GuaranteedCoverage:
-    """The coverage of a promise of at most `alpha` errors with probability 1 - `delta`. One entry per split.
+    """The coverage of a promise of at most `alpha` errors with probability 1 - `DELTA`. One entry per split.
 
     `coverage` is the share of the measuring half that is let through, in [0, 1], and 0 where no threshold keeps the
     promise; `risk` is the share of wrong answers among those, nan where nothing is let through; `error` is the share of
@@ -31,7 +31,6 @@ class GuaranteedCoverage:
     """
 
     alpha: float
-    delta: float
     coverage: Floats
     risk: Floats
     error: Floats
@@ -77,24 +76,18 @@ class GuaranteedCoverage:
 
 
 def guaranteed_coverage(
-    uncertainties: Sequence[float | None],
-    correct: Sequence[bool],
-    *,
-    alpha: float,
-    delta: float = DELTA,
-    splits: int = SPLITS,
-    seed: int = 0,
+    uncertainties: Sequence[float | None], correct: Sequence[bool], *, alpha: float, splits: int = SPLITS
 ) -> GuaranteedCoverage | None:
     """Calibrate on a random half and measure on the other, `splits` times; None with fewer than two questions."""
     scores, labels = as_arrays(uncertainties, correct)
     if len(scores) < 2:
         return None
     found = [
-        _measure(scores[rest], labels[rest], threshold(scores[half], labels[half], alpha=alpha, delta=delta))
-        for half, rest in halves(len(scores), splits=splits, seed=seed)
+        _measure(scores[rest], labels[rest], threshold(scores[half], labels[half], alpha=alpha, delta=DELTA))
+        for half, rest in halves(len(scores), splits=splits, seed=0)
     ]
     coverage, risk, error = np.array(found, dtype=np.float64).T
-    return GuaranteedCoverage(alpha, delta, coverage, risk, error)
+    return GuaranteedCoverage(alpha, coverage, risk, error)
 
 
 def halves(n: int, *, splits: int, seed: int) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp]]]:

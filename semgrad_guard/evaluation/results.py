@@ -11,7 +11,6 @@ from typing import Any
 from semgrad_guard.calibration import Binding, Calibration, Drift, drift
 from semgrad_guard.engine.writing_model import DEPARTURES
 from semgrad_guard.errors import GradingError, InputError
-from semgrad_guard.estimators import Estimator
 from semgrad_guard.estimators.learned import LearnedEstimator
 from semgrad_guard.evaluation.calibrating import LEARNED, cross_fitted
 from semgrad_guard.evaluation.files import first_line, write_table
@@ -204,7 +203,21 @@ def hold_against(calibration: Calibration, results: Results) -> Shift:
             f"{', '.join(results.titles)}."
         )
     estimator, run = estimator_of(calibration), results.graded_run
-    bound.require(_binding(estimator, results.settings))
+    settings = results.settings
+    stated: Mapping[str, Any] = settings["estimators"][estimator.name]
+    measured = {key: value for key, value in stated.items() if key not in ("name", "title")}
+    if isinstance(estimator, LearnedEstimator):  # the run kept the features that its weights read
+        measured["weights"] = estimator.settings()["weights"]
+    departures = {name: settings[name] for name in DEPARTURES if name in settings}
+    answered = Binding(  # of a guard's answers in this run: runs are greedy, so decoding does not belong to it
+        model=settings["model"],
+        revision=settings["revision"],
+        fingerprint=settings["fingerprint"],
+        estimator=estimator.name,
+        settings={**measured, "dtype": settings["dtype"], **departures},
+        prompt_template=settings["prompt_template"],
+    )
+    bound.require(answered)
     answers = [results.answers[i] for i in results.kept]
     if isinstance(estimator, LearnedEstimator):
         scores = [estimator.uncertainty(answer.scores[estimator.name].features)[0] for answer in answers]
@@ -213,20 +226,3 @@ def hold_against(calibration: Calibration, results: Results) -> Shift:
     through = [right for score, right in zip(scores, run.correct, strict=True) if calibration.lets_through(score)]
     moved = drift(scores, calibration.scores)
     return Shift(run.n, len(through), through.count(False), calibration.alpha, moved)
-
-
-def _binding(estimator: Estimator, settings: Mapping[str, Any]) -> Binding:
-    """The binding of a guard's answers in this run (runs are greedy, so decoding does not belong to it)."""
-    stated: Mapping[str, Any] = settings["estimators"][estimator.name]
-    measured = {key: value for key, value in stated.items() if key not in ("name", "title")}
-    if isinstance(estimator, LearnedEstimator):  # the run kept the features that its weights read
-        measured["weights"] = estimator.settings()["weights"]
-    departures = {name: settings[name] for name in DEPARTURES if name in settings}
-    return Binding(
-        model=settings["model"],
-        revision=settings["revision"],
-        fingerprint=settings["fingerprint"],
-        estimator=estimator.name,
-        settings={**measured, "dtype": settings["dtype"], **departures},
-        prompt_template=settings["prompt_template"],
-    )

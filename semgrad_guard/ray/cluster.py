@@ -68,8 +68,12 @@ def cluster(address: str = "local", *, verbose: bool = False, **options: Any) ->
         host, colon, port = address.removeprefix("ray://").rpartition(":")
         if colon and port.isdecimal():  # where nothing listens, Ray would try again for minutes
             socket.create_connection((host.strip("[]"), int(port)), timeout=_SECONDS).close()
-        with _own_signals():
+        before = signal.getsignal(signal.SIGTERM)
+        try:
             ray.init(address=address, log_to_driver=verbose, logging_level="ERROR", **local, **options)
+        finally:  # Ray takes SIGTERM for itself
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, before)
     except (OSError, ValueError, RuntimeError) as error:
         raise ClusterError(
             f"There is no Ray cluster at {address!r}: {first_line(error)}. Start one (ray start --head), set "
@@ -80,19 +84,6 @@ def cluster(address: str = "local", *, verbose: bool = False, **options: Any) ->
         yield ray
     finally:
         ray.shutdown()
-
-
-@contextmanager
-def _own_signals() -> Generator[None]:
-    """Ray takes SIGTERM for itself; afterwards the previous handler has it again."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def workers_for(ray: Any, wanted: int | None, *, on_gpu: bool) -> int:
@@ -202,7 +193,17 @@ class _Pool(Generic[R]):
     def results(self) -> Iterator[R]:
         """The results of the batches."""
         while True:
-            self._hand_out()
+            # A batch to each idle worker; new ones as long as there are batches and fewer workers than there may be.
+            while (batch := self.again.popleft() if self.again else next(self.batches, None)) is not None:
+                if self.idle:
+                    worker = self.idle.pop()
+                    self.busy[worker.answer.remote(batch.rows, batch.start)] = _Turn(worker, batch)
+                    continue
+                self.again.appendleft(batch)
+                if len(self.busy) == self.most:
+                    break
+                worker = self.start()
+                self.busy[worker.load.remote()] = _Turn(worker, None)
             if not self.busy:
                 return
             (done,), _ = self.ray.wait(list(self.busy), num_returns=1)
@@ -212,19 +213,6 @@ class _Pool(Generic[R]):
         """End all workers."""
         for worker in (*self.idle, *(turn.worker for turn in self.busy.values())):
             self.ray.kill(worker)
-
-    def _hand_out(self) -> None:
-        """A batch to each idle worker; new workers as long as there are batches and fewer workers than there may be."""
-        while (batch := self.again.popleft() if self.again else next(self.batches, None)) is not None:
-            if self.idle:
-                worker = self.idle.pop()
-                self.busy[worker.answer.remote(batch.rows, batch.start)] = _Turn(worker, batch)
-                continue
-            self.again.appendleft(batch)
-            if len(self.busy) == self.most:
-                return
-            worker = self.start()
-            self.busy[worker.load.remote()] = _Turn(worker, None)
 
     def _take(self, done: Any) -> Iterator[R]:
         """The result of a turn, if it has one; the worker is idle again, or dead."""

@@ -78,7 +78,7 @@ def test_nothing_is_let_through_where_no_promise_can_be_kept() -> None:
 
 def test_shares_are_of_all_halves() -> None:
     risk = np.array([0.12, 0.1, math.nan, math.nan])
-    found = GuaranteedCoverage(0.1, 0.1, np.array([0.5, 0.3, 0.0, 0.0]), risk, np.full(4, 0.2))
+    found = GuaranteedCoverage(0.1, np.array([0.5, 0.3, 0.0, 0.0]), risk, np.full(4, 0.2))
     assert (found.mean_coverage, found.violations, found.nothing) == (pytest.approx(0.2), 0.25, 0.5)
 
 
