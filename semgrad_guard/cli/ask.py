@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from semgrad_guard.cli import loading, options, values
-from semgrad_guard.cli.help import ExitCode
+from semgrad_guard.cli.command import ExitCode
 from semgrad_guard.cli.options import EstimatorSpec
 from semgrad_guard.cli.terminal import OUT, note, say, status
 from semgrad_guard.declared import Option

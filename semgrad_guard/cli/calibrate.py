@@ -13,7 +13,7 @@ import click
 import typer
 
 from semgrad_guard.cli import loading, options, values
-from semgrad_guard.cli.help import ExitCode, code_of_run
+from semgrad_guard.cli.command import ExitCode, code_of_run
 from semgrad_guard.cli.loading import Cluster
 from semgrad_guard.cli.options import LearnedEstimatorSpec, PromisedSentences, estimators_for, learns
 from semgrad_guard.cli.terminal import ERR, note, say

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass
+from enum import IntEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_origin
 
@@ -22,12 +23,35 @@ from rich.traceback import Traceback
 from typer.core import TyperCommand
 
 from semgrad_guard.cli import options, terminal, values
-from semgrad_guard.cli.help import ExitCode, flowing
 from semgrad_guard.cli.terminal import ERR, Loudness, is_verbose, say, speaking
 from semgrad_guard.declared import Declared, declared_option, declared_options, first_fault
 from semgrad_guard.errors import InputError, SemGradGuardError
 
 Reader = Callable[[Any], Any]
+
+
+class ExitCode(IntEnum):
+    """How a command ended."""
+
+    OK = 0
+    ERROR = 1
+    USAGE = 2
+    ABSTAINED = 3
+    NO_THRESHOLD = 4
+    BROKEN_LINES = 5
+    UNSCORED = 6
+    GATE = 7
+    INTERRUPTED = 130
+
+
+def code_of_run(*, unscored: object = False, broken: object, otherwise: ExitCode = ExitCode.OK) -> ExitCode:
+    """How a run over a file ends: a fault of the model comes before one of the file, and that before any other."""
+    return ExitCode.UNSCORED if unscored else ExitCode.BROKEN_LINES if broken else otherwise
+
+
+def flowing(doc: str | None) -> str:
+    """A docstring whose paragraphs are one line each: the terminal decides where they break."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in (doc or "").split("\n\n")).strip()
 
 
 @dataclass(frozen=True)

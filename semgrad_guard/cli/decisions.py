@@ -14,7 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from semgrad_guard.cli import options, values
-from semgrad_guard.cli.help import ExitCode
+from semgrad_guard.cli.command import ExitCode
 from semgrad_guard.cli.terminal import OUT, note, say_problems
 from semgrad_guard.decision_log.entries import Decision, Row, Summary, by_day, parse_since
 from semgrad_guard.declared import Bounds, Option

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from semgrad_guard.cli import loading, options, values
-from semgrad_guard.cli.help import code_of_run
+from semgrad_guard.cli.command import code_of_run
 from semgrad_guard.cli.loading import Cluster
 from semgrad_guard.cli.terminal import say_unscored
 from semgrad_guard.declared import Bounds, Option

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from semgrad_guard.cli import loading, options, values
-from semgrad_guard.cli.help import ExitCode
+from semgrad_guard.cli.command import ExitCode
 from semgrad_guard.cli.loading import Cluster
 from semgrad_guard.cli.terminal import say, say_unscored
 from semgrad_guard.declared import Bounds, Option

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from semgrad_guard.cli import loading, options, terminal
-from semgrad_guard.cli.help import code_of_run
+from semgrad_guard.cli.command import code_of_run
 from semgrad_guard.cli.terminal import OUT, note, progress, say, show_line
 from semgrad_guard.declared import Bounds, Option
 from semgrad_guard.evaluation.files import Output, beside, read_by, require_outputs, sole_writer

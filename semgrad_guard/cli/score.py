@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from semgrad_guard.cli import loading, options, values
-from semgrad_guard.cli.help import code_of_run
+from semgrad_guard.cli.command import code_of_run
 from semgrad_guard.cli.loading import Cluster, spreading
 from semgrad_guard.cli.options import EstimatorSpec
 from semgrad_guard.cli.terminal import OUT, kept_on_interrupt, note, progress, say, say_problems

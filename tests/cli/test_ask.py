@@ -13,7 +13,7 @@ from click.testing import Result
 from safetensors.torch import load_file, save_file
 
 from semgrad_guard import Calibration, LanguageModel, loading
-from semgrad_guard.cli.help import ExitCode
+from semgrad_guard.cli.command import ExitCode
 
 from .helpers import ASKED, TOKENS, flat, jsonl, saved
 
