@@ -168,12 +168,11 @@ def grade(
     rows: dict[int, list[SheetAnswer]] = {}
     for i in places:
         question, answer = questions[i], answers[i]
-        units: list[tuple[str, str | None]] = [(question.key, answer.text)]
+        rows[i] = [SheetAnswer(question.key, question.question, question.answers, answer.text)]
         if by_sentence:
-            spans = ((answer.text or "")[part.start : part.end].strip() for part in answer.sentences or ())
-            units = [*zip(answer.sentence_keys, spans, strict=True)]
-        passage = question.context or "" if by_sentence else None
-        rows[i] = [SheetAnswer(key, question.question, question.answers, text, passage) for key, text in units]
+            parts = zip(answer.sentence_keys, answer.sentence_texts, strict=True)
+            about = question.question, question.answers
+            rows[i] = [SheetAnswer(key, *about, text, question.context or "") for key, text in parts]
     items = [item for own in rows.values() for item in own]
     verdicts = _verdicts(items, grader, book=book, labels=labels, others=others) if items else []
     name, unit = grader.name if labels is None else HUMAN, "sentences" if by_sentence else "answers"

@@ -60,6 +60,11 @@ class Answer(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         return [f"{self.key}.{number}" for number in range(1, len(self.sentences or ()) + 1)]
 
     @property
+    def sentence_texts(self) -> list[str]:
+        """Its sentences, without white space around them."""
+        return [(self.text or "")[one.start : one.end].strip() for one in self.sentences or ()]
+
+    @property
     def unscored(self) -> str | None:
         """Why no estimator could score it; None if one has."""
         scored = (self.scores, *(sentence.scores for sentence in self.sentences or ()))
@@ -112,12 +117,12 @@ class EvaluatedAnswer(Answer, frozen=True):
                 update={
                     "key": key,
                     "part_of": self.key,
-                    "text": (self.text or "")[one.start : one.end].strip(),
+                    "text": text,
                     "scores": one.scores,
                     "sentences": None,
                 }
             )
-            for key, one in zip(self.sentence_keys, self.sentences, strict=True)
+            for key, text, one in zip(self.sentence_keys, self.sentence_texts, self.sentences, strict=True)
         ]
 
     @property
