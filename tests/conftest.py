@@ -84,7 +84,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Loads the libraries, but not where tests are only handed to workers."""
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        gc.disable()  # next to nothing of what is imported and collected is garbage
         config.pluginmanager.import_plugin("tests.model_fixtures")
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
