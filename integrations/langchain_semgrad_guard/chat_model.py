@@ -154,9 +154,9 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
             message = self.message_of(draft, request)
             return ChatResult(generations=[ChatGeneration(message=message, generation_info=convert.info_of(message))])
 
-        return self._answerer(request.options).submit(
-            request.conversation, template_options=request.form.template_options, then=result
-        )
+        answerer = self._answerer(request.options)
+        wanted = answerer.request(request.conversation, template_options=request.form.template_options)
+        return self.language_model.submit(wanted.then(result))
 
     def _request(self, messages: list[BaseMessage], stop: Sequence[str] | None, kwargs: Mapping[str, Any]) -> Request:
         options, form = self._options(stop, kwargs), AnswerForm.of(kwargs)
@@ -209,14 +209,15 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
 
         def submit(on_piece: Callable[[Any], None]) -> Ticket[Draft[AIMessage]]:
             request = read or self._request(call.messages, call.stop, call.options)
-            return self._answerer(request.options).submit(
+            wanted = self._answerer(request.options).request(
                 request.conversation,
                 template_options=request.form.template_options,
                 on_piece=on_piece,
                 terms=None if rules is None else rules.terms,
                 form=None if rules is None else self._form_for(rules, call),
-                then=lambda draft: self.draft_of(self.message_of(draft, request), call),
             )
+            made = wanted.then(lambda draft: self.draft_of(self.message_of(draft, request), call))
+            return self.language_model.submit(made)
 
         return LocalWriting(submit)
 

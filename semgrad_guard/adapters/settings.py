@@ -35,7 +35,7 @@ from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.prompts.tool_format import known_format
 from semgrad_guard.errors import InputError, ModelNotFoundError
 from semgrad_guard.estimators import Estimator, HybridGrad
-from semgrad_guard.guard import Answerer, JudgedBy, OnDoubt, as_estimator, assess, judged_by, with_unit
+from semgrad_guard.guard import Answerer, JudgedBy, OnDoubt, as_estimator, judged_by, with_unit
 from semgrad_guard.named import folder_of, reading_prompt
 from semgrad_guard.records import Verdict
 from semgrad_guard.settings import AnswerOptions, LoadingOptions, ModelName, Thinking, template_options_of
@@ -188,15 +188,7 @@ class LocalModelFields(BaseModel, ModelName, AnswerOptions):  # pyright: ignore[
 
     def _assessed(self, evidence: Evidence) -> Verdict:
         """The undecided verdict on a text of any author, as an answer by these fields."""
-        return assess(
-            self.language_model,
-            self.estimator,
-            evidence,
-            text=evidence.text,
-            options=call_options(self, {}),
-            prompt_template=self.prompt_template,
-            by_sentence=self.by_sentence,
-        )
+        return self._answerer(call_options(self, {})).assessed(evidence, evidence.text)
 
     @property
     def reading_prompt(self) -> str:

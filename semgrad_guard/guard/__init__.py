@@ -19,10 +19,8 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.prompts.reasoning import HeldText as HeldText
     from semgrad_guard.engine.worker import Ticket as Ticket
     from semgrad_guard.guard.answering import Answerer as Answerer
+    from semgrad_guard.guard.answering import template_name as template_name
     from semgrad_guard.guard.answering import without_calls as without_calls
-    from semgrad_guard.guard.assessing import assess as assess
-    from semgrad_guard.guard.assessing import scoring_settings as scoring_settings
-    from semgrad_guard.guard.assessing import template_name as template_name
     from semgrad_guard.guard.calibrated_estimator import as_estimator as as_estimator
     from semgrad_guard.guard.calibrated_estimator import estimator_of as estimator_of
     from semgrad_guard.guard.calibrated_estimator import with_unit as with_unit

@@ -1,11 +1,15 @@
-"""`Answerer`: a model and an estimator. Answers with their scores, before anything is decided about them."""
+"""`Answerer`: a model and an estimator. Answers with their scores, and everything that these are bound to.
+
+Nothing is decided about them here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar, overload
+from hashlib import sha256
+from typing import Any
 
 from semgrad_guard.calibration import Binding
 from semgrad_guard.engine.generation.generation import Evidence, Generation
@@ -13,22 +17,31 @@ from semgrad_guard.engine.generation.options import GenerationOptions, Sampling
 from semgrad_guard.engine.generation.sentence_scoring import EndedSentences
 from semgrad_guard.engine.generation.visible import Piece
 from semgrad_guard.engine.language_model import LanguageModel
+from semgrad_guard.engine.replay.batch import OUT_OF_MEMORY, give_back_memory, is_out_of_memory
 from semgrad_guard.engine.worker import Request, Ticket
 from semgrad_guard.engine.worker.request import outcomes
 from semgrad_guard.errors import InputError, UnsupportedToolsError
 from semgrad_guard.estimators import Estimator
-from semgrad_guard.guard.assessing import assess, scoring_settings, template_name
 from semgrad_guard.guard.calibrated_estimator import require_by_sentence
 from semgrad_guard.guard.early_sentences import Certain, EarlySentences
 from semgrad_guard.guard.flow import Draft
 from semgrad_guard.guard.policy import Terms
+from semgrad_guard.guard.sentences import WITH_CALLS, scored_as_they_end, scored_sentences
 from semgrad_guard.guard.streams import LiveAnswer
 from semgrad_guard.guard.timing import awaited_all
-from semgrad_guard.guard.verdicts import current_recorder, unscored
-from semgrad_guard.records import Conversation, PromptForm, ToolCall, Verdict
+from semgrad_guard.guard.verdicts import RecordedScore, current_recorder, unscored
+from semgrad_guard.records import (
+    Conversation,
+    PromptForm,
+    Score,
+    SentenceVerdict,
+    Status,
+    ToolCall,
+    Verdict,
+    digest_of,
+)
 from semgrad_guard.settings import OnDoubt
 
-T = TypeVar("T")
 TemplateOptions = Mapping[str, Any]
 Listener = Callable[[Piece], None] | None
 
@@ -68,9 +81,7 @@ class Answerer:
         """The binding for a calibration of these answers (pass it to `calibrate`, with a grader)."""
         with self.model.turn:
             identity = self.model.identity
-            settings = scoring_settings(
-                self.model, self.estimator, self.options, served=self.served, by_sentence=self.by_sentence
-            )
+            settings = self._settings_of(self.estimator)
             template = template_name(self.model, self.prompt_template, template_options)
         return Binding(
             model=identity.name,
@@ -121,42 +132,10 @@ class Answerer:
         if _has_tools(template_options):
             answer = self.model.tool_answer(generation)
             text, calls = answer.text, answer.calls
-        verdict = self._assessed(generation.evidence, text, template_options, tool_calls=calls, known=known)
+        verdict = self.assessed(
+            generation.evidence, text, template_options=template_options, tool_calls=calls, known=known
+        )
         return Draft(verdict, generation, generation.prompt.form)
-
-    @overload
-    def submit(
-        self,
-        conversation: Conversation,
-        *,
-        template_options: TemplateOptions | None = ...,
-        on_piece: Listener = ...,
-        terms: Terms | None = ...,
-        form: PromptForm | None = ...,
-    ) -> Ticket[Draft[Generation]]: ...
-
-    @overload
-    def submit(
-        self,
-        conversation: Conversation,
-        *,
-        template_options: TemplateOptions | None = ...,
-        on_piece: Listener = ...,
-        terms: Terms | None = ...,
-        form: PromptForm | None = ...,
-        then: Callable[[Draft[Generation]], T],
-    ) -> Ticket[T]: ...
-
-    def submit(self, conversation: Conversation, *, then: Any = None, **given: Any) -> Ticket[Any]:
-        """Have a conversation answered and scored (`request`); waits for nothing. Concurrent callers share steps.
-
-        `then` makes the result of the draft, in the model's thread.
-
-        Raises:
-            SemGradGuardError: it cannot be answered.
-        """
-        request = self.request(conversation, **given)
-        return self.model.submit(request if then is None else request.then(then))
 
     def request(
         self,
@@ -167,10 +146,13 @@ class Answerer:
         terms: Terms | None = None,
         form: PromptForm | None = None,
     ) -> Request[Draft[Generation]]:
-        """The request for an answer and its score.
+        """The request for an answer and its score, for `model.submit`: concurrent ones share the model's steps.
 
         `on_piece` is called with the pieces of the answer, in the model's thread, and must not wait. Where answers are
         judged by sentence, and `terms` withhold, the pieces are the sentences that these let through (`early`).
+
+        Raises:
+            SemGradGuardError: it cannot be answered.
         """
         early = self.early(terms, on_piece, template_options, form=form)
         return Request(
@@ -220,7 +202,7 @@ class Answerer:
     ) -> Draft[None]:
         """The part of an answer that has ended, while the answer is being written; `known` is that before."""
         text = ended.answer.text[: ended.spans[-1][1]]
-        verdict = self._assessed(ended.answer, text, template_options, known=known, ended=ended)
+        verdict = self.assessed(ended.answer, text, template_options=template_options, known=known, ended=ended)
         return Draft(verdict, None, form or ended.answer.prompt.form)
 
     @property
@@ -243,7 +225,7 @@ class Answerer:
         By sentence, those sentences are pieces that `terms` let through.
         """
         given: Any = {"terms": terms, "template_options": template_options}
-        return LiveAnswer(lambda on_piece: self.submit(conversation, on_piece=on_piece, **given))
+        return LiveAnswer(lambda on_piece: self.model.submit(self.request(conversation, on_piece=on_piece, **given)))
 
     def scored(
         self,
@@ -267,24 +249,108 @@ class Answerer:
             )
         except (InputError, UnsupportedToolsError) as error:
             return Draft(self.unscored(text, str(error), template_options), None)
-        verdict = self._assessed(evidence, evidence.text, template_options, served=self.served)
+        verdict = self.assessed(evidence, evidence.text, template_options=template_options)
         return Draft(verdict, None, evidence.prompt.form)
 
-    def _assessed(
-        self, evidence: Evidence, text: str, template_options: TemplateOptions | None, **given: Any
+    def assessed(
+        self,
+        evidence: Evidence,
+        text: str,
+        *,
+        template_options: TemplateOptions | None = None,
+        tool_calls: Sequence[ToolCall] = (),
+        known: Verdict | None = None,
+        ended: EndedSentences | None = None,
     ) -> Verdict:
-        """The undecided verdict on an answer, with all that is this answerer's (`assess`)."""
-        return assess(
-            self.model,
-            self.estimator,
-            evidence,
-            text=text,
-            options=self.options,
-            prompt_template=self.prompt_template,
-            template_options=template_options,
-            by_sentence=self.by_sentence,
-            **given,
+        """The score of an answer and everything that it is bound to: an undecided verdict, for `decide` to judge.
+
+        `template_options` (tools, for example) are those the answer was made with. By sentence every sentence has a
+        score of its own, and the answer that of its most doubtful one; `known` is the verdict on a beginning that was
+        scored while the answer was written, `ended` are the sentences that have ended in one that still is.
+        """
+        recorder = current_recorder()
+        with self.model.turn:  # the score and the identity with it are of one state of the model
+            # A score with gradients frees the states that the others and the thought are read off.
+            thought = {} if ended else _thought(evidence)
+            others = {
+                other.name: (self._scored(other, evidence, tool_calls)[1], self._settings_of(other))
+                for other in (() if recorder is None else recorder.estimators)
+            }
+            sentences, score = self._scored(self.estimator, evidence, tool_calls, known=known, ended=ended)
+            identity, settings = self.model.identity, self._settings_of(self.estimator)
+            template = template_name(self.model, self.prompt_template, template_options)
+        token = evidence.prompt.semantic_token
+        status: Status = (
+            "scored" if score.uncertainty is not None else "failed" if evidence.response_ids else "unscored"
         )
+        verdict = Verdict(
+            status=status,
+            action="answer",
+            text=text,
+            tool_calls=tuple(tool_calls),
+            estimator=self.estimator.name,
+            uncertainty=score.uncertainty,
+            model=identity.name,
+            revision=identity.revision,
+            fingerprint=identity.fingerprint,
+            settings=settings,
+            prompt_template=template,
+            prompt=digest_of(evidence.prompt.text),
+            semantic_token=token.offset,
+            semantic_token_source=token.source,
+            cut=evidence.cut,
+            reason=score.reason,
+            sentences=sentences,
+            **thought,
+            **(score.details or {}),
+        )
+        if recorder is not None:
+            scores = {
+                name: RecordedScore(
+                    uncertainty=one.uncertainty,
+                    settings=bound,
+                    features=None if one.features is None else dict(one.features),
+                )
+                for name, (one, bound) in others.items()
+            }
+            recorder.note(verdict, scores)
+        return verdict
+
+    def _scored(
+        self,
+        estimator: Estimator,
+        evidence: Evidence,
+        tool_calls: Sequence[ToolCall],
+        *,
+        known: Verdict | None = None,
+        ended: EndedSentences | None = None,
+    ) -> tuple[tuple[SentenceVerdict, ...], Score]:
+        """The sentences of an answer, none where the whole is judged, and its score."""
+        if self.by_sentence is None:
+            return (), _score(estimator, evidence)
+        if ended:
+            return scored_as_they_end(partial(_score, estimator), ended, known)
+        if tool_calls:
+            return (), Score(None, WITH_CALLS)
+        return scored_sentences(self.model, partial(_score, estimator), evidence, known)
+
+    def _settings_of(self, estimator: Estimator) -> dict[str, Any]:
+        """Everything but the weights that moves scores: the estimator's settings, dtype, an own t*, the decoding."""
+        options, settings = self.options, {**estimator.settings(), "dtype": self.model.identity.dtype}
+        settings |= self.model.departures
+        if options.temperature:
+            settings |= {"temperature": options.temperature, "top_p": options.top_p, "top_k": options.top_k}
+        if options.grammar is not None:
+            settings["grammar"] = sha256(options.grammar.encode()).hexdigest()[:12]
+        if options.max_thinking_tokens is not None:
+            settings["max_thinking_tokens"] = options.max_thinking_tokens
+        if self.served:
+            settings["served"] = True
+        if self.by_sentence is not None:
+            settings |= {"by": "sentence", "on_doubt": self.by_sentence}
+            if estimator.objective.gradients:
+                settings["earlier"] = estimator.objective.earlier
+        return settings
 
     def unscored(self, text: str, reason: str, template_options: TemplateOptions | None = None) -> Verdict:
         """The verdict on a text that cannot be scored, with the reason."""
@@ -299,6 +365,11 @@ class Answerer:
             settings=bound.settings,
             prompt_template=bound.prompt_template,
         )
+
+
+def template_name(model: LanguageModel, name: str, template_options: Mapping[str, Any] | None = None) -> str:
+    """A prompt form's full name: the caller's name for it, and the fingerprint of the chat template and its options."""
+    return f"{name}@{model.template_fingerprint(template_options) if template_options else model.identity.template}"
 
 
 def without_calls(model: LanguageModel, listener: Callable[[Piece], None]) -> Callable[[Piece], None]:
@@ -316,6 +387,36 @@ def without_calls(model: LanguageModel, listener: Callable[[Piece], None]) -> Ca
             listener(text[begin:end])
 
     return on_piece
+
+
+def _thought(evidence: Evidence) -> dict[str, Any]:
+    """A verdict's fields about the thought before its answer."""
+    if evidence.reasoning is None or not evidence.reasoning.text:
+        return {}
+    try:
+        seen = evidence.thought()
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        give_back_memory()
+        seen = None
+    begin, end = evidence.reasoning.span
+    fields: dict[str, Any] = {"reasoning": evidence.reasoning.text, "reasoning_tokens": end - begin or None}
+    if seen is not None and seen.entropies:
+        fields |= {"reasoning_entropy": seen.mean_entropy, "reasoning_peak": max(seen.entropies)}
+    return fields
+
+
+def _score(estimator: Estimator, evidence: Evidence) -> Score:
+    """The estimator's score; none, with the reason, where memory runs out even for this answer by itself."""
+    for tried in (lambda: evidence, evidence.alone):
+        try:
+            return estimator(tried())
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        give_back_memory()
+    return Score(None, OUT_OF_MEMORY)
 
 
 def _has_tools(template_options: TemplateOptions | None) -> bool:

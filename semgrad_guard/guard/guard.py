@@ -12,6 +12,7 @@ from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions, knows_its_options
 from semgrad_guard.engine.generation.visible import Piece
 from semgrad_guard.engine.language_model import LanguageModel
+from semgrad_guard.engine.worker import Ticket
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard.answering import Answerer
@@ -238,9 +239,15 @@ class Guard:
     def _answers(
         self, conversations: Sequence[Conversation], tools: Tools | None
     ) -> Steps[list[Outcome[Generation] | Exception]]:
+        async def adrafts() -> list[Draft[Generation]]:
+            seen = conversations
+            if self._prepare is not None:
+                seen = await off_loop(lambda: [self._seen(conversation) for conversation in conversations])
+            return await self._answerer.adrafts(seen, template_options=_template_options(tools))
+
         return answers(
             self.terms,
-            Work(lambda: self._drafts(conversations, tools), lambda: self._adrafts(conversations, tools)),
+            Work(lambda: self._drafts(conversations, tools), adrafts),
             lambda waiting: self._asking(waiting, conversations, tools),
             count=len(conversations),
         )
@@ -250,23 +257,19 @@ class Guard:
             with questions_of_kind(kind):
                 return (yield self._asking(waiting, [conversation], tools))
 
-        terms = self.terms.of_kind(kind)
-        live = LiveAnswer(
-            lambda on_piece: self._answerer.submit(
-                self._seen(conversation), template_options=_template_options(tools), on_piece=on_piece, terms=terms
+        def submit(on_piece: Callable[[Piece], None]) -> Ticket[Draft[Generation]]:
+            options = _template_options(tools)
+            request = self._answerer.request(
+                self._seen(conversation), template_options=options, on_piece=on_piece, terms=terms
             )
-        )
-        return streamed(terms, live, lambda waiting: Work.of(lambda: ask(waiting)))
+            return self.model.submit(request)
+
+        terms = self.terms.of_kind(kind)
+        return streamed(terms, LiveAnswer(submit), lambda waiting: Work.of(lambda: ask(waiting)))
 
     def _drafts(self, conversations: Sequence[Conversation], tools: Tools | None) -> list[Draft[Generation]]:
         seen = [self._seen(conversation) for conversation in conversations]
         return self._answerer.drafts(seen, template_options=_template_options(tools))
-
-    async def _adrafts(self, conversations: Sequence[Conversation], tools: Tools | None) -> list[Draft[Generation]]:
-        seen = conversations
-        if self._prepare is not None:
-            seen = await off_loop(lambda: [self._seen(conversation) for conversation in conversations])
-        return await self._answerer.adrafts(seen, template_options=_template_options(tools))
 
     def _seen(self, conversation: Conversation) -> Conversation:
         return self._prepare(conversation) if self._prepare else conversation
@@ -277,17 +280,17 @@ class Guard:
         """The work of the target on these drafts."""
         target, escalated = self.escalate_to, [conversations[draft.index] for draft in waiting]
         if isinstance(target, Guard):
-            return Work.of(lambda: target._replies(escalated, tools))
+
+            def replies() -> Steps[list[_Reply]]:
+                outcomes = yield from target._answers(escalated, tools)
+                return [outcome if isinstance(outcome, Exception) else Reply(outcome.verdict) for outcome in outcomes]
+
+            return Work.of(replies)
         work = [
             Work.calling(cast("Target", target), conversation, instead="acall, abatch or astream")
             for conversation in escalated
         ]
         return Work(lambda: [_tried(one.call) for one in work], lambda: _together(work))
-
-    def _replies(self, conversations: Sequence[Conversation], tools: Tools | None) -> Steps[list[_Reply]]:
-        """The outcomes of this guard as replies to the one that escalates to it."""
-        outcomes = yield from self._answers(conversations, tools)
-        return [outcome if isinstance(outcome, Exception) else Reply(outcome.verdict) for outcome in outcomes]
 
 
 class _Shown:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, SemGrad
+from semgrad_guard import HybridGrad, LanguageModel, SemGrad
 from semgrad_guard.engine.prompts.semantic_token import TokenChoice
 from semgrad_guard.errors import BindingMismatchError, InputError
-from semgrad_guard.guard import scoring_settings
+from semgrad_guard.guard import Answerer
 
 
 def choice(model: LanguageModel, offset: int | None) -> TokenChoice:
@@ -49,9 +49,8 @@ def test_another_template_is_refused(language_model: LanguageModel) -> None:
 
 
 def test_calibrations_are_bound_to_an_own_token(language_model: LanguageModel) -> None:
-    options = GenerationOptions()
-    plain = scoring_settings(language_model, HybridGrad(), options)
-    moved = scoring_settings(again(language_model, -4), HybridGrad(), options)
+    plain = Answerer(language_model, HybridGrad()).binding().settings or {}
+    moved = Answerer(again(language_model, -4), HybridGrad()).binding().settings
     assert "semantic_token" not in plain
     assert moved == {**plain, "semantic_token": -4}
 

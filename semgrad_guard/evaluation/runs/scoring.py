@@ -17,7 +17,7 @@ from semgrad_guard.evaluation.job_record import JobRecord, Progress
 from semgrad_guard.evaluation.questions.data import Question, identity
 from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.evaluation.runs.run import Spread, complete, in_turn
-from semgrad_guard.guard import Policy, assess, settle, unscored
+from semgrad_guard.guard import Answerer, Policy, settle, unscored
 from semgrad_guard.guard.calibrated_estimator import require_by_sentence
 from semgrad_guard.guard.policy import lets_every_score_through
 from semgrad_guard.records import PromptForm, Verdict
@@ -71,15 +71,8 @@ class TextScorer:
 
     def _verdict(self, row: Question, evidence: Evidence) -> Verdict:
         template = self.phrasing.name([row])
-        draft = assess(
-            self.model,
-            self.estimator,
-            evidence,
-            text=evidence.text,
-            prompt_template=template,
-            by_sentence=self.by_sentence,
-        )
-        return self._settled(draft, evidence.prompt.form)
+        answerer = Answerer(self.model, self.estimator, prompt_template=template, by_sentence=self.by_sentence)
+        return self._settled(answerer.assessed(evidence, evidence.text), evidence.prompt.form)
 
     def _settled(self, draft: Verdict, prompt: PromptForm | None) -> Verdict:
         policy = self.policy or lets_every_score_through("abstain")
