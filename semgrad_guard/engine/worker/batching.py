@@ -6,22 +6,24 @@ Requests join and leave a batch at every step, or where a model cannot, they are
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from semgrad_guard.engine.generation.decoding import BatchRequest, RunningAnswer
+from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions, Sampling
 from semgrad_guard.engine.generation.sentence_scoring import EndedSentences, OpenSentences
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.batch import is_out_of_memory
 from semgrad_guard.engine.worker.request import Job, Request
-from semgrad_guard.engine.worker.whole_runs import WholeRuns
 from semgrad_guard.engine.writing_model import WritingModel
 from semgrad_guard.errors import AnswerInterruptedError
 
 _READ = 256  # tokens of prompts that are read between two steps of the answers that are being written
 _LINGER = 4  # steps that an answer, or its sentences, wait for others to be scored with
+_CELLS = 1 << 11  # tokens of a whole run for each of its rows, padding counted: they bound its memory
 _LOOK = 16  # steps from one look at the model to the next: a look costs some twentieth of a step
 
 
@@ -153,15 +155,15 @@ class RunningRequests:
         submitted = [job.submitted for job in jobs]
         if any((model, one.objective) != self.key for model, one in submitted):
             return False
+        first = self.is_idle and not beside  # nobody else waits for the pass
+        if first and len(submitted) == 1:
+            return True
         new = [BatchRequest(one.prompt, options) for _, one in submitted for options in one.options]
         reading = [request for part, _ in self._reading for request in part.requests if request.scored]
-        if self.is_idle and not beside and len(submitted) == 1:
-            return True
         lengths = [len(one.prompt.ids) for _, one in submitted]
         read = sum(length for length in lengths if length <= _READ)  # longer prompts are read in pieces
         extra = sum(job.extra_rows for job in jobs)
         rows = beside + self.rows + len(new) - extra
-        first = self.is_idle and not beside  # nobody else waits for the pass
         reads = read <= _READ * (1 + first) or (first and extra == len(new))
         return rows <= self._most and reads and self._batch.has_room([*reading, *new])
 
@@ -170,26 +172,24 @@ class RunningRequests:
 
         A request that cannot join is written by itself, between two steps of the others.
         """
-        joining: list[_Writing] = []
+        joining, parts = list[_Writing](), list[_Part]()
         for job in jobs:
-            if not self._can_join(job.submitted[1]):
-                WholeRuns(self._most).begin([job])
+            if self._can_join(job.submitted[1]):
+                open = OpenSentences() if job.submitted[1].on_sentences else None
+                joining.append(_Writing(job, self._draws_of(job.submitted[1]), open))
             else:
-                request = job.submitted[1]
-                joining.append(
-                    _Writing(job, self._draws_of(request), OpenSentences() if request.on_sentences else None)
-                )
-        if joining:
-            try:
-                self._batch.require_the_same_model()
-            except AnswerInterruptedError as error:  # the model was changed: this ends old answers, and no new ones
-                self._end([writing for writing in self._writing if not writing.done], error)
-            beside = len(self._batch.rows) + sum(len(writing.job.submitted[1].options) for writing in joining)
-            parts: list[_Part] = []
-            for writing in joining:
-                parts.append(_Part(writing, self._samples_that_fit(writing, beside)))
-                beside += parts[-1].samples
-            self._begin(parts)
+                WholeRuns(self._most).begin([job])
+        if not joining:
+            return
+        try:
+            self._batch.require_the_same_model()
+        except AnswerInterruptedError as error:  # the model was changed: this ends old answers, and no new ones
+            self._end([writing for writing in self._writing if not writing.done], error)
+        beside = len(self._batch.rows) + sum(len(writing.job.submitted[1].options) for writing in joining)
+        for writing in joining:
+            parts.append(_Part(writing, self._samples_that_fit(writing, beside)))
+            beside += parts[-1].samples
+        self._begin(parts)
 
     def _draws_of(self, request: Request[Any]) -> list[_Draw]:
         """The samples that can be drawn in rows of the batch; an estimator draws the others itself."""
@@ -214,13 +214,6 @@ class RunningRequests:
         free = min(len(requests), 2 * self._most - beside)
         fit = (count for count in range(free, 0, -1) if self._batch.has_room(requests[:count], budgets=2))
         return next(fit, 0 if beside else min(1, len(requests)))
-
-    def _draw_on(self) -> None:
-        """Begin more of the samples that have waited longest, as far as there is room."""
-        reading = [part.writing for part, _ in self._reading]
-        waiting = next((one for one in self._writing if one.left and one not in reading), None)
-        if waiting is not None and (samples := self._samples_that_fit(waiting, len(self._batch.rows))):
-            self._begin([_Part(waiting, samples)])
 
     def _begin(self, parts: Sequence[_Part]) -> None:
         """Read prompts in one pass, or where that fails one by one; long ones in pieces.
@@ -269,7 +262,7 @@ class RunningRequests:
         part.writing.take(rows, part.samples)
 
     def _read_on(self) -> None:
-        """Read one more piece of the prompt that has waited longest."""
+        """Read one more piece of the prompt that has waited longest, and begin samples, as far as there is room."""
         for number, (part, pieces) in enumerate(list(self._reading)):
             job = part.writing.job
             try:
@@ -279,6 +272,10 @@ class RunningRequests:
                     self._begun(part, iter(rows))
             except BaseException as error:  # noqa: BLE001 - raised by the caller
                 self._failed(part, error)
+        reading = [part.writing for part, _ in self._reading]
+        waiting = next((one for one in self._writing if one.left and one not in reading), None)
+        if waiting is not None and (samples := self._samples_that_fit(waiting, len(self._batch.rows))):
+            self._begin([_Part(waiting, samples)])
 
     def step(self) -> None:
         """One more piece of a prompt, one more token of every answer, and the scores of those that are done.
@@ -286,7 +283,6 @@ class RunningRequests:
         The step of one request alone ends within a layer of its stops, that of several between two steps.
         """
         self._read_on()
-        self._draw_on()
         for writing in list(self._writing):
             try:
                 writing.job.stops.check()
@@ -313,8 +309,8 @@ class RunningRequests:
 
     def _hand_over_sentences(self) -> None:
         """Score the sentences that have ended, together with those of others that soon will have (as `_settle`)."""
-        due = [(one, one.open) for one in self._writing if one.open and one.open.is_due]
-        due = [(writing, found) for writing, found in due if not writing.answers[0].done]
+        open = ((one, one.open) for one in self._writing if one.open and one.open.is_due)
+        due = [(writing, found) for writing, found in open if not writing.answers[0].done]
         for _, found in due:
             found.waited += 1
         if not is_time_to_score([found for _, found in due], len(self._batch.rows)):
@@ -382,8 +378,7 @@ class RunningRequests:
                         job.settle(lambda job=job, own=own: job.submitted[1].finish(own))
         except BaseException as error:  # noqa: BLE001 - raised by the callers
             for writing in done:
-                if not writing.job.ticket.done():
-                    writing.job.fail(error)
+                writing.job.fail(error)
 
     def _end(self, ended: Sequence[_Writing], error: BaseException) -> None:
         self._writing = [writing for writing in self._writing if writing not in ended]
@@ -391,6 +386,74 @@ class RunningRequests:
         self._batch.drop(row for writing in ended for row in writing.rows)
         for writing in ended:
             writing.job.fail(error)
+
+
+class WholeRuns:
+    """Each run of the model answers one request, or several that are alike, from the first token to the last.
+
+    Up to so many `rows`; where it `pads`, their prompts may be of unequal length. `looks_behind`: a request may begin
+    together with the first of the queue, before others between them, which cannot.
+    """
+
+    looks_behind = True
+
+    def __init__(self, rows: int, *, pads: bool = True) -> None:
+        self._most, self._pads = rows, pads
+
+    def has_room(self, jobs: Sequence[Job], *, beside: int) -> bool:
+        """Whether these can be one run: of one model, objective and options, with no client that listens."""
+        del beside
+        submitted = [job.submitted for job in jobs]
+        if len(submitted) == 1:
+            return True
+        model, first = submitted[0]
+        options = {own for _, one in submitted for own in one.options}
+        alike = len(options) == 1 and first.options[0].seed is None
+        alike = alike and all(
+            own is model and one.objective == first.objective and one.on_piece is None for own, one in submitted
+        )
+        rows = sum(len(one.options) for _, one in submitted)
+        most = self._most + sum(job.extra_rows for job in jobs)
+        longest = max(len(one.prompt.ids) + one.options[0].max_tokens for _, one in submitted)
+        limit = model.fixed_positions
+        fit = rows <= most and rows * longest <= _CELLS * most and (limit is None or longest <= limit)
+        level = self._pads or len({len(one.prompt.ids) for _, one in submitted}) == 1
+        return alike and fit and level
+
+    def begin(self, jobs: Sequence[Job]) -> None:
+        """Answer them, one alone under its stops; where several fail, each by itself."""
+        results = None
+        if len(jobs) > 1:
+            with suppress(BaseException):  # raised again by the request that causes it
+                results = _together([job.submitted for job in jobs])
+        for index, job in enumerate(jobs):
+            if results is None:
+                job.settle(lambda job=job: self._alone(*job.submitted))
+            else:
+                job.settle(lambda own=results[index]: own)
+
+    def _alone(self, model: WritingModel, request: Request[Any]) -> Any:
+        """The result of one request, its answers together where they differ in their seeds alone, as rows of a run."""
+        rows = len(request.options)
+        if rows <= self._most and request.options == request.options[0].rows(rows):
+            return _together([(model, request)])[0]
+        with model.turn:
+            singly = [_run(model, [replace(request, options=(options,))])[0] for options in request.options]
+            return request.finish(singly)
+
+
+def _together(submitted: Sequence[tuple[WritingModel, Request[Any]]]) -> list[Any]:
+    """The results of requests to one model, written in one run."""
+    model, requests = submitted[0][0], [request for _, request in submitted]
+    with model.turn:  # in which the model is looked at once, for the answers and for their scores
+        written = iter(_run(model, requests))
+        return [request.finish([next(written) for _ in request.options]) for request in requests]
+
+
+def _run(model: WritingModel, requests: Sequence[Request[Any]]) -> list[Generation]:
+    first = requests[0]
+    prompts = [request.prompt for request in requests for _ in request.options]
+    return model.write(prompts, first.options[0], first.objective, on_piece=first.on_piece)
 
 
 Batcher = RunningRequests | WholeRuns

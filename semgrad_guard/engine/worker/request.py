@@ -183,9 +183,10 @@ class Job:
             self.ticket.set_result(result)
 
     def fail(self, error: BaseException) -> None:
-        """Give the caller this error."""
-        # The frames of our own errors hold the states of the model.
-        self.ticket.set_exception(error.with_traceback(None) if isinstance(error, SemGradGuardError) else error)
+        """Give the caller this error, unless the ticket has been settled."""
+        if not self.ticket.done():
+            # The frames of our own errors hold the states of the model.
+            self.ticket.set_exception(error.with_traceback(None) if isinstance(error, SemGradGuardError) else error)
 
 
 class Pieces(Generic[P]):

@@ -225,8 +225,7 @@ class Worker:
                 batcher.begin(jobs)
         except BaseException as error:  # noqa: BLE001 - raised by the callers
             for job in jobs:
-                if not job.ticket.done():
-                    job.fail(error)
+                job.fail(error)
 
     def _end_the_late(self) -> None:
         """Jobs whose callers have left, or whose time is over, do not wait for their turn to learn it."""
