@@ -168,34 +168,23 @@ class _Whole:
 
 def _is_end(text: str, match: re.Match[str], *, finished: bool) -> bool | None:
     """Whether a sentence ends at a candidate; None where more text has to be seen."""
-    end = match.end()
+    begin, end = match.span()
     opened = _OPENERS.match(text, end)
     first = end if opened is None else opened.end()
     if first == len(text):
         return False if finished else None
-    if match["wide"] is not None:
-        return _wide(text, match, finished=finished)
-    if "\n" in match[0]:
-        return not _is_wrapped(text, match)
+    if match["wide"] is not None:  # it ends with its quotation, unless its speaker follows ("「はい。」と言った。")
+        if match["wide"] == match[0].rstrip():
+            return True
+        if not finished and len(text) - end < _COMMENT:
+            return None
+        return _SAID.match(text, end) is None
+    if "\n" in match[0]:  # it ends with its line, unless a long line of prose continues in the next one
+        line = begin - (text.rfind("\n", 0, begin) + 1)
+        return not (line >= _WRAPPED and match[0].count("\n") == 1 and text[end].islower() and text[begin - 1] != ":")
     if text[first].islower() and "`" not in text[end:first]:
         return False
-    return match["stop"] != "." or _full_stop(text, match.start(), first, finished=finished)
-
-
-def _wide(text: str, match: re.Match[str], *, finished: bool) -> bool | None:
-    """A sentence ends with its quotation, unless its speaker follows ("「はい。」と言った。")."""
-    if match["wide"] == match[0].rstrip():
-        return True
-    if not finished and len(text) - match.end() < _COMMENT:
-        return None
-    return _SAID.match(text, match.end()) is None
-
-
-def _is_wrapped(text: str, match: re.Match[str]) -> bool:
-    """Whether a long line of prose continues in the next one."""
-    line = match.start() - (text.rfind("\n", 0, match.start()) + 1)
-    following = text[match.end()]
-    return line >= _WRAPPED and match[0].count("\n") == 1 and following.islower() and text[match.start() - 1] != ":"
+    return match["stop"] != "." or _full_stop(text, begin, first, finished=finished)
 
 
 def _full_stop(text: str, at: int, first: int, *, finished: bool) -> bool | None:

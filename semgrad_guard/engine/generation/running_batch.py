@@ -278,11 +278,24 @@ class RunningBatch:
 
         So are their sentences behind the first `known`, where that is not None.
         """
-        answers = self._read_off(rows)
+        written: dict[int, Generation] = {}
+        decoder, groups = self._get_decoder(), defaultdict[_Alike, list[RunningAnswer]](list)
+        # One's prompt and another's answer may be longer together than either answer with its own prompt.
+        singly = self._scorer.architecture.fixed_positions is not None
+        for row in rows:
+            # Tokens that were replaced, at a stop string, are not those that the states belong to.
+            other = row.replayed or decoder.read(row.written).retokenized
+            ends = row.options.stop, row.options.max_thinking_tokens
+            alone = id(row) if singly or row.keys is not None else 0
+            groups[row.behind, *ends, id(row.epoch), other, alone].append(row)
+        for (*_, other, _), group in groups.items():
+            found = decoder.generations([row.written for row in group], None if other else self.left_by(group))
+            written.update(zip(map(id, group), found, strict=True))
+        answers = [written[id(row)] for row in rows]
         some = [(one.evidence, own) for one, own in zip(answers, known, strict=False) if own is not None]
         if some and self._objective.gradients:
-            found = [sentences_of(one, self._get_decoder(), known=own) for one, own in some if one.response_ids]
-            score_together([own for _, own in parts] for parts in found if parts)
+            parts = [sentences_of(one, decoder, known=own) for one, own in some if one.response_ids]
+            score_together([own for _, own in found] for found in parts if found)
         for row, answer in zip(rows, answers, strict=True):
             row.finish(answer)
         return answers
@@ -305,23 +318,6 @@ class RunningBatch:
         with clean_slate():
             self._keep_keys(number)
             return self.left_by([row])
-
-    def _read_off(self, rows: Sequence[RunningAnswer]) -> list[Generation]:
-        """Answers as far as they are written."""
-        found: dict[int, Generation] = {}
-        decoder, groups = self._get_decoder(), defaultdict[_Alike, list[RunningAnswer]](list)
-        # One's prompt and another's answer may be longer together than either answer with its own prompt.
-        singly = self._scorer.architecture.fixed_positions is not None
-        for row in rows:
-            # Tokens that were replaced, at a stop string, are not those that the states belong to.
-            other = row.replayed or decoder.read(row.written).retokenized
-            ends = row.options.stop, row.options.max_thinking_tokens
-            alone = id(row) if singly or row.keys is not None else 0
-            groups[row.behind, *ends, id(row.epoch), other, alone].append(row)
-        for (*_, other, _), group in groups.items():
-            answers = decoder.generations([row.written for row in group], None if other else self.left_by(group))
-            found.update(zip(map(id, group), answers, strict=True))
-        return [found[id(row)] for row in rows]
 
     def samples(self, rows: Sequence[RunningAnswer]) -> tuple[Sample, ...]:
         """Answers that were drawn for the score of another one, not yet judged."""

@@ -58,8 +58,7 @@ def load(name_or_path: str, **options: Any) -> tuple[PreTrainedModel, PreTrained
         ModelNotFoundError: no such folder, file or repository, no safetensors in it, a damaged or incomplete
             checkpoint, a named model that is not fetched.
         UnsupportedModelError: the checkpoint is not a causal LM, or wants code of its own; transformers cannot read
-        this
-            GGUF file.
+            this GGUF file.
         MissingExtraError: a GGUF file, or an adapter, without the packages of its extra.
         InputError: there is no such dtype, or no such quantization; a GGUF file is to be quantized once more.
     """
@@ -227,7 +226,7 @@ def require_checkpoint(path: Path, name: str) -> None:
         if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
             raise ModelNotFoundError(f"there is no folder {name!r}. Is the path right?")
         return
-    if _is_unnamed_gguf(path):
+    if path.is_file() and _begins(path, _GGUF):  # other programs (Ollama) store them without the suffix
         raise ModelNotFoundError(
             f"{name!r} is a GGUF file, and its name does not say so. Rename it, or link to it, with .gguf at the end."
         )
@@ -244,11 +243,10 @@ def require_checkpoint(path: Path, name: str) -> None:
             "model.save_pretrained(folder)."
         )
     for weight_file in weights:
-        with weight_file.open("rb") as file:
-            if file.read(len(_POINTER)) == _POINTER:
-                raise ModelNotFoundError(
-                    f"{str(weight_file)!r} is a Git LFS pointer, not the weights. Fetch them: git lfs pull."
-                )
+        if _begins(weight_file, _POINTER):
+            raise ModelNotFoundError(
+                f"{str(weight_file)!r} is a Git LFS pointer, not the weights. Fetch them: git lfs pull."
+            )
     if not (path / "config.json").is_file():
         raise ModelNotFoundError(
             f"{name!r} holds weights, but no config.json, which says what they are. Copy it from where the weights "
@@ -256,13 +254,11 @@ def require_checkpoint(path: Path, name: str) -> None:
         )
 
 
-def _is_unnamed_gguf(path: Path) -> bool:
-    """A GGUF file by its first bytes: other programs (Ollama) store them without the suffix."""
-    if not path.is_file():
-        return False
+def _begins(path: Path, letters: bytes) -> bool:
+    """Whether a file begins with these; not one that cannot be read."""
     try:
         with path.open("rb") as file:
-            return file.read(len(_GGUF)) == _GGUF
+            return file.read(len(letters)) == letters
     except OSError:
         return False
 

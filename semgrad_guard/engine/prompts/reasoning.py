@@ -297,10 +297,13 @@ class Foreign:
         """
         if glued := _GLUED.match(text) if thinking is None or thinking.marks is CHANNELS else None:
             return cls._placed(thinking, glued[1].strip(), glued[2], cut=cut)
-        if thinking is None and (own := _written_out(text)):
-            (begin, end), *_ = (parts := own.parts(text)).thoughts
-            return cls._placed(None, text[begin:end].strip(), text[slice(*(parts.answer or (0, 0)))], cut=cut)
-        if thinking is not None:
+        if thinking is None:
+            begun = text.lstrip()
+            families = (marks for marks in FAMILIES if begun.startswith(marks.open) and marks.close in begun)
+            if marks := next(families, None):  # of a whole thought, whatever the scorer's own template names
+                (begin, end), *_ = (parts := Thinking(marks).parts(text)).thoughts
+                return cls._placed(None, text[begin:end].strip(), text[slice(*(parts.answer or (0, 0)))], cut=cut)
+        else:
             parts = thinking.parts(text, cut=cut)
             left_out = thinking.header == "open" and parts.answer is None and thinking.marks.open not in text
             reasoning = None if left_out else thinking.reasoning(text, text, parts, cut=cut)
@@ -319,13 +322,6 @@ class Foreign:
         written = thinking.written(thought, answer) if thinking is not None and thought else None
         reason = None if written else _UNPLACED if thought else UNKNOWN
         return cls(answer, Reasoning(thought, why_unscored=reason), written)
-
-
-def _written_out(text: str) -> Thinking | None:
-    """The marks of a whole thought with which a text begins, whatever the scorer's own template names."""
-    begun = text.lstrip()
-    found = (marks for marks in FAMILIES if begun.startswith(marks.open) and marks.close in begun)
-    return next((Thinking(marks) for marks in found), None)
 
 
 @dataclass(frozen=True)

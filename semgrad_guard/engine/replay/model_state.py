@@ -208,7 +208,7 @@ class _Slots:
 
     def __init__(self, holder: Any) -> None:
         self._holder = holder
-        self._names = [name for kind in type(holder).__mro__ for name in slots_of(kind)]
+        self._names = slots_of(type(holder))
 
     def __bool__(self) -> bool:
         return bool(self._names)

@@ -59,7 +59,7 @@ def is_holder(value: Any) -> bool:
         return True
     if isinstance(value, (*_CLOSED_KINDS, *CONTAINERS, PreTrainedTokenizerBase)):
         return False
-    if not hasattr(value, "__dict__") and not any(map(slots_of, type(value).__mro__)):
+    if not hasattr(value, "__dict__") and not slots_of(type(value)):
         return False
     package = package_of(type(value))
     if package == "semgrad_guard" or (package in sys.stdlib_module_names and package not in _FOLLOWED):
@@ -76,16 +76,16 @@ def innermost(function: Any) -> Any:
 
 def attributes_of(holder: Any) -> Mapping[str, Any]:
     """An object's attributes, slots included."""
-    slots = (name for kind in type(holder).__mro__ for name in slots_of(kind) if hasattr(holder, name))
-    return {**getattr(holder, "__dict__", {}), **{name: getattr(holder, name) for name in slots}}
+    slots = {name: getattr(holder, name) for name in slots_of(type(holder)) if hasattr(holder, name)}
+    return {**getattr(holder, "__dict__", {}), **slots}
 
 
 @lru_cache(maxsize=4096)
 def slots_of(kind: type) -> tuple[str, ...]:
-    """The attributes that a class itself keeps outside its objects' dictionaries."""
-    slots = vars(kind).get("__slots__", ())
-    names = (slots,) if isinstance(slots, str) else tuple(slots)
-    return tuple(name for name in names if name not in ("__dict__", "__weakref__") and not name.startswith("__"))
+    """The attributes that a class and its bases keep outside their objects' dictionaries."""
+    held = [vars(one).get("__slots__", ()) for one in kind.__mro__]
+    names = [name for slots in held for name in ((slots,) if isinstance(slots, str) else slots)]
+    return tuple(name for name in names if not name.startswith("__"))
 
 
 HOOKS = {
