@@ -188,14 +188,6 @@ class Pending(Generic[A]):
         except Exception as error:  # noqa: BLE001 - raised in this draft's place, after the others are settled
             return error
 
-    def _watched(self, settled: Settlement) -> Settlement:
-        """The settlement with the monitor's alarm. An answer unlike those of the calibration, which is not promised
-        whatever its score, tells nothing about the promise; one that a target has paused is counted once."""
-        if self._terms.monitor is None or settled.verdict.familiar is False or current_recorder() is not None:
-            return settled
-        drift = self._terms.monitor.add(watched_score(settled.verdict)).alarm
-        return replace(settled, verdict=settled.verdict.model_copy(update={"drift": drift}))
-
     def _outcome(
         self, draft: Draft[A] | Exception, settled: Settlement | Exception, reply: TargetReply[A] | None
     ) -> Outcome[A] | Exception:
@@ -204,8 +196,13 @@ class Pending(Generic[A]):
                 return not_written(settled, self._terms)
             if isinstance(settled, Exception) or isinstance(draft, Exception):
                 return cast("Exception", settled)
-            watched = self._watched(settled)
-            return conclude(watched, draft.answer, self._terms, reply=reply, irreplaceable=draft.irreplaceable)
+            # Not in `_settle`: an answer that a target has paused is counted once. One unlike those of the calibration,
+            # which is not promised whatever its score, tells nothing about the promise.
+            monitor, verdict = self._terms.monitor, settled.verdict
+            if monitor is not None and verdict.familiar is not False and current_recorder() is None:
+                drift = monitor.add(watched_score(verdict)).alarm
+                settled = replace(settled, verdict=verdict.model_copy(update={"drift": drift}))
+            return conclude(settled, draft.answer, self._terms, reply=reply, irreplaceable=draft.irreplaceable)
         except Exception as error:  # noqa: BLE001 - as above
             return error
 

@@ -7,7 +7,8 @@ them the pieces of the answer, which `run_stream` and `arun_stream` hand out.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar, cast
 
@@ -17,15 +18,7 @@ from semgrad_guard.engine.worker import PieceStream, Ticket
 from semgrad_guard.engine.worker.request import waited
 from semgrad_guard.errors import AnswerCancelledError, AnswerInterruptedError
 from semgrad_guard.guard.early_sentences import SentencePiece
-from semgrad_guard.guard.flow import (
-    UNWRITTEN,
-    AskWork,
-    Draft,
-    Pending,
-    asking,
-    not_written,
-    one,
-)
+from semgrad_guard.guard.flow import UNWRITTEN, AskWork, Draft, Pending, asking, not_written, one
 from semgrad_guard.guard.policy import Terms
 from semgrad_guard.guard.timing import Steps, Work, adrive, ain_time, cancelling, drive, off_loop
 
@@ -68,11 +61,11 @@ class LiveAnswer:
 
     def next(self) -> Work:
         """The next pieces; None behind the last."""
-        return Work(lambda: waited(self._begun().next(), current_stop()), self._anext)
+        return Work(lambda: waited(self._begun().next(), current_stop()), lambda: self._awaited(lambda s: s.next()))
 
     def draft(self) -> Work:
         """The whole answer with its score."""
-        return Work(lambda: self._begun().ticket.outcome(), self._adraft)
+        return Work(lambda: self._begun().ticket.outcome(), lambda: self._awaited(lambda s: s.ticket))
 
     def close(self) -> Work:
         """Stop the model; harmless at any time."""
@@ -91,13 +84,9 @@ class LiveAnswer:
             self._stream = PieceStream(self._submit)
         return self._stream
 
-    async def _anext(self) -> Sequence[Piece] | None:
+    async def _awaited(self, future_of: Callable[[PieceStream[Any]], Future[Any]]) -> Any:
         stream = self._stream or await off_loop(self._begun)
-        return await ain_time(asyncio.wrap_future(stream.next()))
-
-    async def _adraft(self) -> Any:
-        stream = self._stream or await off_loop(self._begun)
-        return await ain_time(asyncio.wrap_future(stream.ticket))
+        return await ain_time(asyncio.wrap_future(future_of(stream)))
 
 
 class Iterated(Generic[P]):
@@ -113,31 +102,33 @@ class Iterated(Generic[P]):
 
     def next(self) -> Work:
         """The next piece, as `Live.next`."""
-        return Work(self._next, self._anext)
+
+        def call() -> list[P] | None:
+            if self._pieces is None:
+                self._pieces = iter(cast("Any", self._make)())
+            try:
+                return [next(self._pieces)]
+            except StopIteration:
+                return None
+
+        async def coroutine() -> list[P] | None:
+            if self._pieces is None:
+                self._pieces = aiter(cast("Any", self._amake)())
+            try:
+                return [await anext(self._pieces)]
+            except StopAsyncIteration:
+                return None
+
+        return Work(call, coroutine)
 
     def close(self) -> Work:
         """End the generator; harmless at any time."""
-        return Work(lambda: self._end("close"), self._aclose)
 
-    def _next(self) -> list[P] | None:
-        if self._pieces is None:
-            self._pieces = iter(cast("Any", self._make)())
-        try:
-            return [next(self._pieces)]
-        except StopIteration:
-            return None
+        async def aclose() -> None:
+            if (closed := self._end("aclose")) is not None:
+                await closed
 
-    async def _anext(self) -> list[P] | None:
-        if self._pieces is None:
-            self._pieces = aiter(cast("Any", self._amake)())
-        try:
-            return [await anext(self._pieces)]
-        except StopAsyncIteration:
-            return None
-
-    async def _aclose(self) -> None:
-        if (closed := self._end("aclose")) is not None:
-            await closed
+        return Work(lambda: self._end("close"), aclose)
 
     def _end(self, name: str) -> Any:
         close = getattr(self._pieces, name, None)

@@ -128,8 +128,13 @@ def _conduct_of(model: nn.Module) -> _Conduct:
             extra.update(_switched(path, module, adapters))
         elif package_of(type(module)) != "peft":  # whose own modules count their adapters, and have weights
             ordinary[f"{path}: class"] = _name(type(module))
-            for name, value in _attributes(module):
-                ordinary[f"{path}.{name}"] = _digest(value, paths)
+            # Its attributes and buffers that its own passes do not change, methods aside.
+            rotates = any(kind in str(getattr(module, "rope_type", None)) for kind in _LENGTH_ROPE)
+            for name, value in (*vars(module).items(), *module._buffers.items()):
+                computed = rotates and name.endswith(_OF_LENGTH) and "original" not in name
+                ignored = name in _TRANSIENT or name in HOOKS or callable(getattr(type(module), name, None))
+                if not computed and not ignored:
+                    ordinary[f"{path}.{name}"] = _digest(value, paths)
     code = Code(model.modules())
     ordinary.update({place: _digest(value, paths) for place, value in code.settings()})
     if len(adapters) > 1:
@@ -138,16 +143,6 @@ def _conduct_of(model: nn.Module) -> _Conduct:
         name: (weakref.ref(weight), version_of(weight)) for name, weight in model.named_parameters()
     }
     return _Conduct(ordinary, extra, versions, code)
-
-
-def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """The attributes and buffers of a module that its own passes do not change, methods aside."""
-    rotates = any(kind in str(getattr(module, "rope_type", None)) for kind in _LENGTH_ROPE)
-    for name, value in (*vars(module).items(), *module._buffers.items()):
-        computed = rotates and name.endswith(_OF_LENGTH) and "original" not in name
-        ignored = name in _TRANSIENT or name in HOOKS or callable(getattr(type(module), name, None))
-        if not computed and not ignored:
-            yield name, value
 
 
 def _switched(path: str, layer: Any, adapters: Mapping[str, Any]) -> dict[str, str]:

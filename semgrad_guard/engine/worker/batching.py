@@ -175,8 +175,8 @@ class RunningRequests:
         joining, parts = list[_Writing](), list[_Part]()
         for job in jobs:
             if self._can_join(job.submitted[1]):
-                open = OpenSentences() if job.submitted[1].on_sentences else None
-                joining.append(_Writing(job, self._draws_of(job.submitted[1]), open))
+                sentences = OpenSentences() if job.submitted[1].on_sentences else None
+                joining.append(_Writing(job, self._draws_of(job.submitted[1]), sentences))
             else:
                 WholeRuns(self._most).begin([job])
         if not joining:
@@ -309,8 +309,8 @@ class RunningRequests:
 
     def _hand_over_sentences(self) -> None:
         """Score the sentences that have ended, together with those of others that soon will have (as `_settle`)."""
-        open = ((one, one.open) for one in self._writing if one.open and one.open.is_due)
-        due = [(writing, found) for writing, found in open if not writing.answers[0].done]
+        waiting = ((one, one.open) for one in self._writing if one.open and one.open.is_due)
+        due = [(writing, found) for writing, found in waiting if not writing.answers[0].done]
         for _, found in due:
             found.waited += 1
         if not is_time_to_score([found for _, found in due], len(self._batch.rows)):
