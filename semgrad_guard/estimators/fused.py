@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from semgrad_guard.engine.generation.generation import Evidence
 from semgrad_guard.engine.objective import Objective, Variant
@@ -12,7 +11,6 @@ from semgrad_guard.estimators.gradients import read_off
 from semgrad_guard.estimators.learned import (
     PREDICTING_STATE,
     STATE,
-    Features,
     LearnedEstimator,
     Shrinkage,
     observed_features,
@@ -29,10 +27,11 @@ class FusedGrad(LearnedEstimator):
     The score is the logit and not a probability: thresholds and the drift test need a continuous scale, and P(correct)
     comes from the calibration, as for every estimator.
 
-    Without `weights` it only collects features (every score is None, with the reason); `FusedGrad.fit` makes one that
-    scores. The default reads the ordinary replay, at no extra cost. With every layer in `layers` and `last_tokens=8`
-    it reads the whole grid of gradients, for which the replay begins earlier and lower. `variant`, `layers` and
-    `last_tokens` are those of `Objective`. The weights mean nothing for another model: calibrations bind both.
+    Without `weights` it only collects features (every score is None, with the reason); `FusedGrad().fitted(records,
+    correct)` makes one that scores. The default reads the ordinary replay, at no extra cost. With every layer in
+    `layers` and `last_tokens=8` it reads the whole grid of gradients, for which the replay begins earlier and lower.
+    `variant`, `layers` and `last_tokens` are those of `Objective`. The weights mean nothing for another model:
+    calibrations bind both.
     """
 
     variant: Variant = "paper"
@@ -42,28 +41,6 @@ class FusedGrad(LearnedEstimator):
     name: ClassVar[str] = "fused"
     title: ClassVar[str] = "FusedGrad"
     shrinkage: ClassVar[Shrinkage] = Shrinkage(c=0.3)  # docs/results/fused.md compares others
-
-    @classmethod
-    def fit(
-        cls,
-        records: Sequence[Features | None],
-        correct: Sequence[bool],
-        *,
-        variant: Variant = "paper",
-        layers: tuple[int, ...] | None = None,
-        last_tokens: int | None = None,
-    ) -> Self:
-        """One that is fitted on graded answers (see `fitted`).
-
-        Args:
-            records: each answer's `Score.features`.
-            correct: True or False (or 1 or 0) per answer.
-            variant, layers, last_tokens: the settings of the collected features.
-
-        Raises:
-            FitError, MissingExtraError: as `fitted`.
-        """
-        return cls(variant, layers, last_tokens).fitted(records, correct)
 
     @property
     def objective(self) -> Objective:

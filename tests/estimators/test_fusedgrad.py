@@ -76,7 +76,7 @@ def test_fitted_it_scores_by_its_features(evidence) -> None:
     rng = np.random.default_rng(0)
     own = FusedGrad()(evidence).features
     records = [{k: v * math.exp(rng.normal()) for k, v in own.items()} for _ in range(60)]
-    fitted = FusedGrad.fit(records, [i % 2 == 0 for i in range(60)])
+    fitted = FusedGrad().fitted(records, [i % 2 == 0 for i in range(60)])
     score = fitted(evidence)
     assert score.uncertainty == fitted.weights.logit(own)
     assert score.reason is None
@@ -91,7 +91,7 @@ def test_an_empty_answer_has_nothing_to_read(evidence) -> None:
 
 def test_the_fit_is_that_of_a_pipeline_written_out() -> None:
     records, right = graded()
-    fitted = FusedGrad.fit(records, right)
+    fitted = FusedGrad().fitted(records, right)
     logs = [*records[0]]
     as_is = ["mean_entropy", "gnll", "length"]
     x = np.array([[*(math.log(r[k]) for k in logs), *(r[k] for k in as_is)] for r in records])
@@ -148,7 +148,7 @@ def test_it_learns_what_single_scores_only_hint_at() -> None:
 
     records, right = graded(300)
     new, truth = graded(400, seed=1)
-    fitted = FusedGrad.fit(records, right)
+    fitted = FusedGrad().fitted(records, right)
     fused = auroc([fitted.uncertainty(r)[0] for r in new], truth)
     singles = [auroc([r[k] for r in new], truth) for k in ("semgrad", "paragrad", "gnll")]
     assert fused > max(singles) + 0.02
@@ -158,14 +158,14 @@ def test_zeros_are_small_numbers_and_not_minus_infinity() -> None:
     records, right = graded()
     smallest = min(r["semgrad"] for r in records[1:])
     records[0] = {**records[0], "semgrad": 0.0}
-    weights = FusedGrad.fit(records, right).weights
+    weights = FusedGrad().fitted(records, right).weights
     assert weights.lows[weights.columns.index("ln semgrad")] == smallest
     assert weights.logit(records[0]) == weights.logit({**records[0], "semgrad": smallest})
 
 
 def test_what_lies_beyond_the_fitted_range_is_held_to_it() -> None:
     records, right = graded()
-    weights = FusedGrad.fit(records, right).weights
+    weights = FusedGrad().fitted(records, right).weights
     far, top = dict.fromkeys(records[0], 1e30), {k: max(r[k] for r in records) for k in records[0]}
     assert weights.logit(far) == weights.logit(top)
 
@@ -174,14 +174,14 @@ def test_constant_vanished_and_partly_missing_features_are_left_out() -> None:
     records, right = graded()
     for number, record in enumerate(records):
         record |= {"constant": 4.0, "vanished": 0.0, **({"at_times": float(number)} if number else {})}
-    read = FusedGrad.fit(records, right).weights.features
+    read = FusedGrad().fitted(records, right).weights.features
     assert read == set(records[0]) - {"constant", "vanished"}
 
 
 def test_answers_without_finite_features_are_left_out() -> None:
     records, right = graded()
     spoiled = [None, {**records[1], "gnll": math.nan}, {**records[2], "gnll": math.inf}, *records[3:]]
-    assert FusedGrad.fit(spoiled, right) == FusedGrad.fit(records[3:], right[3:])
+    assert FusedGrad().fitted(spoiled, right) == FusedGrad().fitted(records[3:], right[3:])
 
 
 @pytest.mark.parametrize(
@@ -197,31 +197,31 @@ def test_answers_without_finite_features_are_left_out() -> None:
 def test_too_few_labels_are_counted(right: list[bool], words: str) -> None:
     records, _ = graded(60)
     with pytest.raises(FitError, match=words):
-        FusedGrad.fit(records[: len(right)], right)
+        FusedGrad().fitted(records[: len(right)], right)
 
 
 def test_other_bad_input_is_named() -> None:
     records, right = graded()
     with pytest.raises(FitError, match="120 records and 119 labels"):
-        FusedGrad.fit(records, right[1:])
+        FusedGrad().fitted(records, right[1:])
     with pytest.raises(FitError, match="True or False"):
-        FusedGrad.fit(records, [0.5, *right[1:]])
+        FusedGrad().fitted(records, [0.5, *right[1:]])
     with pytest.raises(FitError, match="nothing to learn"):
-        FusedGrad.fit([records[0]] * 120, right)
+        FusedGrad().fitted([records[0]] * 120, right)
 
 
 def test_scikit_learn_is_asked_for_only_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     records, right = graded()
-    weights = FusedGrad.fit(records, right).weights
+    weights = FusedGrad().fitted(records, right).weights
     monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
     with pytest.raises(MissingExtraError, match=r"semgrad-guard\[eval\]"):
-        FusedGrad.fit(records, right)
+        FusedGrad().fitted(records, right)
     assert FusedGrad(weights=weights).uncertainty(records[0]) == (weights.logit(records[0]), None)
 
 
 def test_a_missing_feature_is_a_reason_and_no_score() -> None:
     records, right = graded()
-    fitted = FusedGrad.fit(records, right)
+    fitted = FusedGrad().fitted(records, right)
     number, reason = fitted.uncertainty({k: v for k, v in records[0].items() if k != "grid/0/-1"})
     assert number is None
     assert "has no grid/0/-1" in str(reason)
@@ -234,7 +234,7 @@ def test_any_finite_features_have_a_finite_score(features: Record) -> None:
     assert math.isfinite(_FITTED.logit(features))
 
 
-_FITTED = FusedGrad.fit(*graded(60)).weights
+_FITTED = FusedGrad().fitted(*graded(60)).weights
 
 
 def test_weights_survive_json_and_are_named_by_their_content() -> None:

@@ -89,7 +89,7 @@ def test_fitting_and_calibrating_on_the_same_answers_breaks_it() -> None:
     violations = 0
     for _ in range(REPEATS):
         answers = population(rng, 200)
-        fitted = FusedGrad.fit(answers.features["fused"], answers.correct)
+        fitted = FusedGrad().fitted(answers.features["fused"], answers.correct)
         found = calibrate(answers.scores(fitted), answers.correct, alpha=ALPHA, delta=DELTA)
         let = logits(fitted.weights, new) <= (-math.inf if found.threshold is None else found.threshold)
         violations += bool(let.any()) and 1 - np.array(new.correct)[let].mean() > ALPHA
@@ -119,7 +119,7 @@ def test_what_was_learned_and_from_what_is_kept() -> None:
     assert made.binding is not None
     assert (made.binding.estimator, made.binding.settings) == ("fused", FusedGrad(weights=choice.weights).settings())
     learned = answers.part([int(name[1:]) for name in choice.questions])
-    assert FusedGrad.fit(learned.features["fused"], learned.correct).weights == choice.weights
+    assert FusedGrad().fitted(learned.features["fused"], learned.correct).weights == choice.weights
 
 
 def test_too_few_answers_leave_all_of_them_to_a_label_free_score() -> None:
@@ -232,7 +232,7 @@ def test_out_of_fold_scores_are_honest() -> None:
     drawn = population(rng, 400)
     answers = LearningSet(drawn.questions, (rng.random(400) < 0.5).tolist(), drawn.features, drawn.uncertainties)
     honest = auroc(out_of_fold(answers, FusedGrad(), seed=0), answers.correct)
-    fitted = auroc(answers.scores(FusedGrad.fit(answers.features["fused"], answers.correct)), answers.correct)
+    fitted = auroc(answers.scores(FusedGrad().fitted(answers.features["fused"], answers.correct)), answers.correct)
     assert honest is not None
     assert fitted is not None
     assert abs(honest - 0.5) < 0.08

@@ -33,7 +33,7 @@ def fitted(language_model: LanguageModel) -> FusedGrad:
     own = FusedGrad()(evidence).features
     assert own is not None
     records = [{k: v * float(np.exp(rng.normal())) for k, v in own.items()} for _ in range(60)]
-    return FusedGrad.fit(records, (rng.random(60) < 0.5).tolist())
+    return FusedGrad().fitted(records, (rng.random(60) < 0.5).tolist())
 
 
 def calibration_for(binding: Binding, **content: object) -> Calibration:
