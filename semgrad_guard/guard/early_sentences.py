@@ -171,7 +171,7 @@ class ReportedSentences:
         """None where only the end of the answer decides."""
         if scorer is None or scorer.by_sentence is None or terms is None or current_recorder() is not None:
             return None
-        if not (terms.withholds and terms.delivers_early):
+        if not terms.delivers_early:
             return None
         return cls(scorer, terms, options=options, prompt=prompt, certain=certain)
 
