@@ -51,6 +51,11 @@ def losing_a_shard(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
 
 
+def putting_weights_in_a_folder(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").mkdir()
+
+
 QUANTIZED = {"bits": 4, "group_size": 32}
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 123\n"
 OWN_CODE = {"AutoConfig": "configuration.C", "AutoModelForCausalLM": "modeling.M"}
@@ -79,6 +84,7 @@ BROKEN: dict[str, tuple[Break, type[ModelError], str]] = {
     ),
     "a lost shard": (losing_a_shard, ModelNotFoundError, "model-00002-of-00002"),
     "a pointer": (writing("model.safetensors", POINTER), ModelNotFoundError, "Git LFS pointer.*git lfs pull"),
+    "a folder of weights": (putting_weights_in_a_folder, ModelNotFoundError, "cannot load"),
     "empty weights": (writing("model.safetensors", ""), ModelNotFoundError, "cannot load"),
     "GPTQ": (
         setting("config.json", quantization_config={"quant_method": "gptq", **QUANTIZED}),
