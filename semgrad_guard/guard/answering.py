@@ -273,10 +273,10 @@ class Answerer:
             # A score with gradients frees the states that the others and the thought are read off.
             thought = {} if ended else _thought(evidence)
             others = {
-                other.name: (self._scored(other, evidence, tool_calls)[1], self._settings_of(other))
+                other.name: (self._score_of(other, evidence, tool_calls)[1], self._settings_of(other))
                 for other in (() if recorder is None else recorder.estimators)
             }
-            sentences, score = self._scored(self.estimator, evidence, tool_calls, known=known, ended=ended)
+            sentences, score = self._score_of(self.estimator, evidence, tool_calls, known=known, ended=ended)
             identity, settings = self.model.identity, self._settings_of(self.estimator)
             template = template_name(self.model, self.prompt_template, template_options)
         token = evidence.prompt.semantic_token
@@ -316,7 +316,7 @@ class Answerer:
             recorder.note(verdict, scores)
         return verdict
 
-    def _scored(
+    def _score_of(
         self,
         estimator: Estimator,
         evidence: Evidence,
