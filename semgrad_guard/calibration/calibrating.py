@@ -35,7 +35,7 @@ from semgrad_guard.calibration.confidence import ConfidenceMethod, fit
 from semgrad_guard.calibration.gates import share_of
 from semgrad_guard.calibration.hand_grades import HandGrades
 from semgrad_guard.calibration.prompt_parts import read_slots
-from semgrad_guard.calibration.prompt_shape import PromptForm, PromptShape
+from semgrad_guard.calibration.prompt_shape import PromptShape
 from semgrad_guard.calibration.sentences import AnswerSentences, Promise, SentenceSet
 from semgrad_guard.calibration.thresholds import (
     Engine,
@@ -47,6 +47,7 @@ from semgrad_guard.calibration.thresholds import (
     others_of,
 )
 from semgrad_guard.errors import CalibrationError
+from semgrad_guard.records import PromptForm
 from semgrad_guard.settings import OnDoubt
 
 

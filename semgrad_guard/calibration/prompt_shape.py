@@ -40,8 +40,6 @@ from semgrad_guard.calibration.prompt_parts import SLOT_TOKENS, Skeleton, Vocabu
 from semgrad_guard.errors import InputError
 from semgrad_guard.records import PromptForm
 
-__all__ = ["PromptForm", "PromptShape"]
-
 _SLACK_SIZE = 100
 _EXTRA_SLACK = 0.2
 """The least slack of unlabelled prompts of other roles, as a share: few of them are shown, often of a few lengths."""

@@ -51,7 +51,6 @@ from semgrad_guard.guard import template_name
 from semgrad_guard.records import Message
 
 _SAVE_EVERY = 20.0
-Correlations = tuple[float | None, float | None]
 
 Phase = Callable[[str], AbstractContextManager[Progress]]
 """Names a part of the work for as long as it lasts, and yields a progress function."""
@@ -339,7 +338,9 @@ def recommend(
     return with_answers(ends.own_token, [answer.semgrad(upper) for answer in answers], by_offset, correct)
 
 
-def correlations(preservation: Sequence[Sequence[float]], aurocs: Sequence[Sequence[float | None]]) -> Correlations:
+def correlations(
+    preservation: Sequence[Sequence[float]], aurocs: Sequence[Sequence[float | None]]
+) -> tuple[float | None, float | None]:
     """Pearson's and Spearman's correlation over all layers and tokens; None where one side does not vary."""
     pairs = [
         (sps, found)

@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, cast
 
-from semgrad_guard.calibration.prompt_shape import PromptForm
 from semgrad_guard.decision_log.entries import Facts
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
 from semgrad_guard.errors import AnswerFailedError, DeadlineExceededError, InputError, LowConfidenceError, UpstreamError
@@ -38,7 +37,7 @@ from semgrad_guard.guard.verdicts import (
     unscored,
     with_promise,
 )
-from semgrad_guard.records import METADATA_KEY, Verdict
+from semgrad_guard.records import METADATA_KEY, PromptForm, Verdict
 
 A = TypeVar("A")
 """The frontend's object: a message, a response, or nothing but the text."""

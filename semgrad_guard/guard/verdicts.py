@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict
 
 from semgrad_guard.calibration.binding import Binding
-from semgrad_guard.calibration.prompt_shape import PromptForm
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard.sentences import delivers, none_delivered, undecided_sentences
-from semgrad_guard.records import ToolCall, Verdict
+from semgrad_guard.records import PromptForm, ToolCall, Verdict
 
 if TYPE_CHECKING:
     from semgrad_guard.estimators import Estimator

@@ -11,8 +11,9 @@ import pytest
 from pydantic import ValidationError
 
 from semgrad_guard.calibration.prompt_parts import MOST_BITS, Skeleton, Vocabulary, Words
-from semgrad_guard.calibration.prompt_shape import PromptForm, PromptShape, Range, TextRange
+from semgrad_guard.calibration.prompt_shape import PromptShape, Range, TextRange
 from semgrad_guard.errors import InputError
+from semgrad_guard.records import PromptForm
 
 from . import made_prompts as made
 from .made_prompts import form, passage, question

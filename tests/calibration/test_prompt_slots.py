@@ -11,8 +11,9 @@ from random import Random
 import pytest
 
 from semgrad_guard.calibration import Calibration, calibrate
-from semgrad_guard.calibration.prompt_shape import PromptForm, PromptShape
+from semgrad_guard.calibration.prompt_shape import PromptShape
 from semgrad_guard.errors import CalibrationError, InputError
+from semgrad_guard.records import PromptForm
 
 from . import made_prompts as made
 from .made_prompts import form, question

@@ -43,7 +43,6 @@ QUALITY: Mapping[str, Metric] = {
 }
 
 Scores = Sequence[float | None]
-Report = Callable[[str], object]
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ def summarize(
     count: int = 1000,
     splits: int = SPLITS,
     alphas: Sequence[float] = ALPHAS,
-    tell: Report = lambda _: None,
+    tell: Callable[[str], object] = lambda _: None,
 ) -> RunSummary:
     """Measure a run.
 
