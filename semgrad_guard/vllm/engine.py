@@ -85,11 +85,7 @@ class Engine:
                     answer.take(token)
             if output.finished and not answer.done:
                 answer.fail(AnswerInterruptedError(f"vLLM ended the answer early ({completion.finish_reason})"))
-        done = [answer for answer in self._running.values() if answer.done]
-        if self.recorder is not None:
-            for answer in done:
-                answer.keys = self.recorder.keys_of(answer.record)
-        self.abort(done)
+        self.abort([answer for answer in self._running.values() if answer.done])
 
     def abort(self, answers: Iterable[VLLMAnswer]) -> None:
         """Stop writing these answers."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from semgrad_guard.engine.replay.kernels import Outputs, Place
+from semgrad_guard.engine.replay.kernels import Outputs
 from semgrad_guard.vllm.shared_weights import parts_of
 
 
@@ -24,8 +24,8 @@ class PassOutputs:
     given: torch.Tensor
 
 
-Piece = tuple[PassOutputs, int, int]
-"""A record's positions in a pass: the first of its rows, and how many."""
+Piece = tuple[PassOutputs | None, int, int]
+"""A record's positions in a pass: the first of its rows, and how many; None where nothing is kept of them any more."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class KeptOutputs:
 
     def begin(self, rows: torch.Tensor, held: Iterable[Sequence[Piece]], budget: int) -> PassOutputs:
         """Keep the maps' outputs at these rows of the pass that has begun, in addition to those `held`."""
-        passes = list({id(seen): seen for pieces in held for seen, *_ in pieces}.values())
+        passes = list({id(seen): seen for pieces in held for seen, *_ in pieces if seen}.values())
         positions = sum(len(seen.rows) for seen in passes)
         self._used = len(self._maps) if positions == 0 else self._used
         bytes_each = (positions + len(rows)) * self._nothing.element_size()
@@ -97,16 +97,27 @@ class KeptOutputs:
     def joined(self, rows: Sequence[Sequence[Piece]], longest: int) -> Outputs:
         """The outputs of the twin's maps at the positions of several answers: [rows, longest, out].
 
-        Without maps of which outputs are missing. Beyond an answer's end they are zero.
+        Without maps of which outputs are missing. Where they are not kept any more they begin with NaN, and beyond an
+        answer's end they are zero.
         """
-        width = min((seen.given.shape[1] for pieces in rows for seen, *_ in pieces), default=0)
+        width = min((seen.given.shape[1] for pieces in rows for seen, *_ in pieces if seen), default=0)
         if not width:
             return {}
-        own = [torch.cat([seen.given[begin:][:count, :width] for seen, begin, count in pieces]) for pieces in rows]
-        whole = torch.stack([F.pad(row, (0, 0, 0, longest - len(row))) for row in own])
-        outputs, begin = dict[Place, torch.Tensor](), 0
-        for linear_map in self._maps[: self._widths.index(width)]:
-            for path, out in linear_map.parts:
-                outputs[linear_map.layer, path] = whole[:, :, begin : begin + out]
-                begin += out
-        return outputs
+        maps = self._maps[: self._widths.index(width)]
+        parts = [(linear_map.layer, *part) for linear_map in maps for part in linear_map.parts]
+        ends = [*accumulate((out for *_, out in parts), initial=0)]
+        whole = self._nothing.new_empty(len(rows), longest, width)
+        for row, pieces in enumerate(rows):
+            reached = 0
+            for seen, begin, count in pieces:
+                place = slice(reached, reached + count)
+                if seen is None:
+                    whole[row, place, ends[:-1]] = math.nan
+                else:
+                    whole[row, place] = seen.given[begin : begin + count, :width]
+                reached += count
+            whole[row, reached:] = 0
+        return {
+            (layer, path): whole[:, :, begin:end]
+            for (layer, path, _), (begin, end) in zip(parts, pairwise(ends), strict=True)
+        }

@@ -46,8 +46,12 @@ class Record:
     behind: int = 1
     replayed: bool = False
     """Whether `before` is needed."""
+    in_context: bool = False
+    """Whether earlier sentences are constants to the score of a later one."""
     by_sentence: bool = False
-    """Whether sentences of it were scored while it was being written."""
+    """Whether its sentences are scored by themselves, for which the keys and values of those before them are kept."""
+    ended: torch.Tensor | None = None
+    """The keys and values of all positions, as `before`, once it has ended."""
     states: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     outputs: list[Piece] = field(default_factory=list[Piece])
     before: torch.Tensor | None = None
@@ -73,7 +77,7 @@ class Record:
         if not objective.gradients:
             return cls(len(prompt.ids))
         first = min(objective.positions(prompt.semantic_token.offset, len(prompt.ids)))
-        return cls(len(prompt.ids), -first, replayed=True)
+        return cls(len(prompt.ids), -first, replayed=True, in_context=objective.earlier == "context")
 
     def reach(self, length: int) -> int:
         """At how many of the prompt's last positions a score of an answer of `length` tokens may begin with this.
@@ -89,6 +93,24 @@ class Record:
         if first < self.prompt:
             self.states, self.outputs, self.length, self.before = [], [], 0, None
             self.behind, self.replayed = self.prompt - first, False
+
+    def let_go(self, scored: int) -> None:
+        """Keep no outputs for the first `scored` tokens: later sentences need those of the prompt, and their own."""
+        if not (self.replayed and self.in_context):
+            return
+        until = self.behind + scored - 1  # the last of these tokens predicts the next one
+        pieces, reached = list[Piece](), 0
+        for piece in self.outputs:
+            begin, reached = reached, reached + piece[2]
+            if begin < self.behind or reached > until:
+                pieces.append(piece)
+            elif pieces[-1][0] is None:
+                pieces[-1] = None, 0, pieces[-1][2] + piece[2]
+            else:
+                pieces.append((None, 0, piece[2]))
+        self.outputs = pieces
+        if self.logits is not None:
+            self.logits[:scored] = [step[:0] for step in self.logits[:scored]]
 
 
 @dataclass(frozen=True)
@@ -153,6 +175,9 @@ class Recorder:
         layers[layer - 1].register_forward_hook(self._see_layer)
 
     def _execute_model(self, scheduled: Any, *args: Any, **kwargs: Any) -> Any:
+        for record, row in self._rows.items():
+            if self._runner.input_batch.req_ids[row] not in scheduled.num_scheduled_tokens:
+                self._end(record)  # this pass may write into its pages
         self._scheduled, self._rows = scheduled, WeakKeyDictionary()
         try:
             output = self._execute(scheduled, *args, **kwargs)
@@ -183,6 +208,7 @@ class Recorder:
                 self._due.append((record, row))
             record.states.append(piece)
             record.length += length
+            record.ended = None  # vLLM had only put it aside
             self._rows[record] = row
         self._keep_outputs(rows, [(record, length) for (record, *_), length in zip(wanted, lengths, strict=True)])
         self._tables = library("vllm.forward_context").get_forward_context().attn_metadata
@@ -279,16 +305,16 @@ class Recorder:
         (later,) = self._pages.read(self._tables, [(row, record.first, record.length)])
         return torch.cat([record.before, later], dim=1)
 
-    def keys_of(self, record: Record) -> Cache | None:
-        """The keys and values of all positions of an answer that has just ended, if it is read by sentence.
+    def _end(self, record: Record) -> None:
+        """Keep the keys and values of an answer that vLLM writes no further, if it is read by sentence."""
+        if record.by_sentence and record.ended is None and (keys := self._keys_of(record)) is not record.before:
+            record.ended = keys
 
-        None where the pages do not hold them (any more).
-        """
-        if self._pages is None or not record.by_sentence:
-            return None
+    def keys_of(self, record: Record) -> Cache | None:
+        """The keys and values of all positions of an answer that has ended; None where they were not kept."""
         with clean_slate():
-            keys = self._keys_of(record)
-            return None if keys is None or keys is record.before else self._pages.joined([keys])
+            self._end(record)  # no pass may have followed its last one yet
+            return self._pages.joined([record.ended]) if self._pages and record.ended is not None else None
 
     def left_by(
         self, records: Sequence[Record], lengths: Sequence[int], epoch: object, *, written: bool = False
@@ -366,11 +392,15 @@ class RecordedBatch(RunningBatch):
     def generations(self, rows: Sequence[RunningAnswer], known: Sequence[int | None] = ()) -> list[Generation]:
         """As `RunningBatch.generations`."""
         for row in rows:
-            row.behind = cast(RecordedAnswer, row).record.reach(len(row.ids))
+            record = cast(RecordedAnswer, row).record
+            row.behind = record.reach(len(row.ids))
+            row.keys = self._recorder and self._recorder.keys_of(record)
         return super().generations(rows, known)
 
     def let_go(self, scored: Sequence[tuple[RunningAnswer, int]]) -> None:
-        """Nothing: the outputs of a pass are kept for all of its answers, within a budget of their own."""
+        """As `RunningBatch.let_go`: the outputs of a pass are free once all of its answers have let them go."""
+        for row, tokens in scored:
+            cast(RecordedAnswer, row).record.let_go(tokens)
 
     def _left_so_far(self, row: RunningAnswer) -> CapturedStates | None:
         cast(RecordedAnswer, row).record.by_sentence = True

@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from semgrad_guard.server.in_vllm.messages import OPEN
 from semgrad_guard.server.in_vllm.worker import ScoringWorker
 from semgrad_guard.vllm.shared_weights import shared
@@ -17,7 +19,10 @@ COUNTED = "TEST_COUNTED"
 
 
 class CountingWorker(ScoringWorker):
-    """Writes after each message how many passes the scoring model has made, and what of its weights is vLLM's."""
+    """Writes after each message how many passes the scoring model has made, and what of its weights is vLLM's.
+
+    `again` are those through the upper layers without a gradient, for keys and values that were not kept.
+    """
 
     def semgrad_guard(self, name: str, payload: str) -> str:
         """Answer a message, and count."""
@@ -26,9 +31,13 @@ class CountingWorker(ScoringWorker):
         if scoring is not None:
             model: Any = scoring._model
             if name == OPEN.name:
-                worker["counted"] = passes_of(model._scorer)
+                worker["counted"], worker["again"] = passes_of(model._scorer), list[bool]()
+                model._scorer.tiers_in_context()  # has passes of its own
+                last: Any = model._scorer._current().replayer.layers[-1]
+                last.register_forward_pre_hook(lambda *_: worker["again"].append(not torch.is_grad_enabled()))
             found = {
                 "passes": len(worker["counted"]),
+                "again": sum(worker["again"]),
                 "shared": shared(model._model, worker["model_runner"].model),
                 "weights": len(list(model._model.parameters())),
                 "records": len(scoring._recorder.records),

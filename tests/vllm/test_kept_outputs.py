@@ -65,6 +65,11 @@ def test_rows_of_several_passes_become_a_batch() -> None:
             torch.testing.assert_close(found[1, path][row, :2], expected)
             assert not found[1, path][row, 2:].any()
 
+    later = kept.joined([[(None, 0, 1), other[1]]], 2)
+    for path, expected in found.items():
+        assert later[path][0, 0, 0].isnan()  # every map says that a position has been let go
+        assert torch.equal(later[path][0, 1], expected[1, 1])
+
     seen = kept.begin(torch.tensor([0]), [one, other], 5 * bytes_each - 1)  # one position too many for both maps
     one.append((seen, 0, 1))
     passed(served, second)

@@ -306,7 +306,10 @@ def test_thoughts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("on_doubt", ["drop", "stop"])
 def test_by_sentence(tmp_path: Path, on_doubt: Any) -> None:
-    """Of a real model's answers the sentences that are let through leave as they end, also with several at once."""
+    """Of a real model's answers the sentences that are let through leave as they end, also with several at once.
+
+    Earlier sentences are not read again for them.
+    """
     folder, options = folder_of("smollm2"), GenerationOptions(max_tokens=60)
     assert folder is not None
     own = LanguageModel.from_pretrained(str(folder), dtype="float32")
@@ -316,7 +319,7 @@ def test_by_sentence(tmp_path: Path, on_doubt: Any) -> None:
     settings: Any = {"threshold": sum(values[-2:]) / 2, "by": "sentence", "on_doubt": on_doubt, "max_tokens": 60}
     decided = Guard(own, Policy(threshold=settings["threshold"]), by="sentence", on_doubt=on_doubt, options=options)
     log = tmp_path / "said.txt"
-    with serving(folder, log, **settings) as client:
+    with serving(folder, log, worker="tests.vllm.counting.CountingWorker", **settings) as client:
         reply = ask(client, PARAGRAPH)
         with ThreadPoolExecutor(4) as pool:
             streams = list(pool.map(lambda _: stream(client, PARAGRAPH), range(4)))
@@ -327,6 +330,7 @@ def test_by_sentence(tmp_path: Path, on_doubt: Any) -> None:
                     pass
         after, _ = stream(client, PARAGRAPH)
         until(lambda: none_runs(client))
+    assert json.loads((tmp_path / "counted.json").read_text())["again"] == 0  # vLLM's keys and values were kept
     verdict = decided(PARAGRAPH)
     actions = [one.action for one in verdict.sentences]
     assert "deliver" in actions

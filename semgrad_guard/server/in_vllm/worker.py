@@ -142,6 +142,7 @@ class Scoring:
             record = Record(len(assignment.prompt.ids))
             if self._recorder is not None:
                 record = Record.for_scoring(assignment.prompt, self._estimator.objective)
+                record.by_sentence = self._has_sentences
                 self._recorder.records[name] = record
             self._answers[name] = _Answer(assignment, BatchRequest(assignment.prompt, options), record)
             if limit := self._model.thought_limit(assignment.prompt, options):
@@ -171,6 +172,9 @@ class Scoring:
                 [one.spans for one in begun],
                 [_count(one.known) for one in begun],
             )
+            for own, found in zip(answers, ended, strict=True):
+                if found is not None:
+                    own.record.let_go(found.scored)
             return [
                 found
                 and ScoredPart(
