@@ -194,7 +194,7 @@ $(LOWEST)/.installed: pyproject.toml constraints.txt scripts/lowest_bounds.py
 	touch $@
 
 check-lowest: $(LOWEST)/.installed  ## the tests again, with the oldest versions that pyproject.toml allows
-	$(LOWEST)/bin/python -m pytest
+	$(LOWEST)/bin/python -m pytest -n auto --dist worksteal
 
 demo: $(STAMP)  ## a guarded RAG chain on the embedded model (MODEL=smollm2: on a real one, fetched before)
 	$(BIN)/semgrad-guard demo --model $(MODEL) --output output/demo
