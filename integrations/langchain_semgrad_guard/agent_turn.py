@@ -73,12 +73,19 @@ class Turn:
         # A guard before this one calls it aside; its own model has the context whose callbacks hear this turn.
         aloud = request.model.context if isinstance(request.model, AloudChatModel) else None
         self._context = aloud or copy_context()
-        _require_one_judge(request)
-        target = settings.rules.target
+        config, target = ensure_config(), settings.rules.target
+        if deciding([*around(config).handlers, *handlers_of(inner_of(request.model).model.callbacks)]):
+            raise UnenforcedPolicyError(
+                "a router and an UncertaintyMiddleware would both decide about this model's answers. Keep one: the "
+                "middleware for an agent, or the router for a model wherever it is used."
+            )
         if request.response_format is not None and isinstance(target, RunnableTarget) and target.chat_model is None:
             raise InputError("in an agent with a response_format, escalate_to must be a chat model or HumanReview()")
-        if settings.person is not None:
-            _require_checkpointer()
+        if settings.person is not None and config.get("configurable", {}).get("__pregel_checkpointer") is None:
+            raise InputError(
+                "HumanReview() needs a checkpointer, which keeps the question until a person answers it: "
+                "create_agent(..., checkpointer=InMemorySaver())"
+            )
         self._review = cast("Review | None", request.state.get(REVIEW_KEY))
         placeholder = (self._review or {}).get("placeholder")
         self._request = request.override(messages=[m for m in request.messages if m.id != placeholder or m.id is None])
@@ -305,22 +312,3 @@ def guarded(model: BaseChatModel, rules: Rules, **scoring: Any) -> EnforcingChat
     if isinstance(model, EnforcingChatModel) and model.rules is None and not given:
         return model.guarded_by(rules)
     return AroundChatModel.around(model, **given).guarded_by(rules)
-
-
-def _require_one_judge(request: Request) -> None:
-    model = inner_of(request.model).model
-    handlers = (*around(ensure_config()).handlers, *handlers_of(model.callbacks))
-    if deciding(handlers):
-        raise UnenforcedPolicyError(
-            "a router and an UncertaintyMiddleware would both decide about this model's answers. Keep one: the "
-            "middleware for an agent, or the router for a model wherever it is used."
-        )
-
-
-def _require_checkpointer() -> None:
-    """Raise an `InputError` where a person's answer could never come back: LangGraph keeps the question nowhere."""
-    if ensure_config().get("configurable", {}).get("__pregel_checkpointer") is None:
-        raise InputError(
-            "HumanReview() needs a checkpointer, which keeps the question until a person answers it: "
-            "create_agent(..., checkpointer=InMemorySaver())"
-        )

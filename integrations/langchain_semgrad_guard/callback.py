@@ -290,7 +290,12 @@ class UncertaintyRouterCallback(RunHandler):
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """Report the decision of an observer: about the recorded score, also where another answer was delivered."""
         if self.rules.terms.observes:
-            observe(self.rules, _draft_of(response, can_escalate=not is_escalating(self)))
+            made = response.generations[0][0]
+            message = made.message if isinstance(made, ChatGeneration) else AIMessage(made.text)
+            recorded, text = stage_verdict(message), str(message.text)
+            verdict = unscored(text, reason=NO_SCORE) if recorded is None else undecided(recorded)
+            answer = message if isinstance(message, AIMessage) else AIMessage(text)
+            observe(self.rules, Draft(verdict, answer, can_escalate=not is_escalating(self)))
         self._traces.model_ends(run_id, response)
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
@@ -350,16 +355,6 @@ def _why(verdict: Verdict) -> str:
     if verdict.reason is not None or verdict.uncertainty is None:
         return verdict.reason or "the answer has no score"
     return f"uncertainty {verdict.uncertainty:.4g} is within the threshold {verdict.threshold:.4g}"
-
-
-def _draft_of(response: LLMResult, *, can_escalate: bool) -> Draft[AIMessage]:
-    """A run's answer as an observer judges it: by the score of its draft, whatever a router made of it."""
-    generation = response.generations[0][0]
-    message = generation.message if isinstance(generation, ChatGeneration) else AIMessage(generation.text)
-    recorded = stage_verdict(message)
-    verdict = unscored(str(message.text), reason=NO_SCORE) if recorded is None else undecided(recorded)
-    answer = message if isinstance(message, AIMessage) else AIMessage(str(message.text))
-    return Draft(verdict, answer, can_escalate=can_escalate)
 
 
 class UncertaintyLangChainTracer(LangChainTracer):

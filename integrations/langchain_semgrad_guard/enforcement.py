@@ -352,19 +352,18 @@ class EnforcingChatModel(AloudChatModel):
 
         It is judged anew by the rules of the run that it is replayed to.
         """
-        return [self._from_cache(generation) for generation in super()._convert_cached_generations(cache_val)]
-
-    def _from_cache(self, generation: ChatGeneration) -> ChatGeneration:
-        message = generation.message
-        if not isinstance(message, AIMessage) or convert.stage_verdict(message) is None:
-            return generation
-        message = convert.decided(message, draft_verdict(message))
-        rules = self.rules
-        if rules is not None and not (rules.terms.withholds or rules.terms.observes):
-            made = Work(lambda: ChatResult(generations=[ChatGeneration(message=message)])).alone()
-            answers = Answers(rules, Call([], None, {}, rules), form=lambda: None)  # the prompt is not at hand
-            message = drive(answers.judged(made)).generations[0].message
-        return ChatGeneration(message=message, generation_info=generation.generation_info)
+        rules, drafts = self.rules, list[ChatGeneration]()
+        for cached in super()._convert_cached_generations(cache_val):
+            draft, message = cached, cached.message
+            if isinstance(message, AIMessage) and convert.stage_verdict(message) is not None:
+                message = convert.decided(message, draft_verdict(message))
+                if rules is not None and not (rules.terms.withholds or rules.terms.observes):
+                    made = Work(partial(ChatResult, generations=[ChatGeneration(message=message)])).alone()
+                    answers = Answers(rules, Call([], None, {}, rules), form=lambda: None)  # the prompt is not at hand
+                    message = drive(answers.judged(made)).generations[0].message
+                draft = ChatGeneration(message=message, generation_info=cached.generation_info)
+            drafts.append(draft)
+        return drafts
 
     def _should_stream(self, *, async_api: bool, run_manager: Any = None, **kwargs: Any) -> bool:
         """A draft is made whole: no handler hears it. (`stream` passes an argument of that name.)"""

@@ -356,8 +356,14 @@ def _text(content: str | list[str | dict[str, Any]], number: int) -> str:
 
 def openai_tools(tools: Sequence[AnyTool], *, strict: bool | None = None) -> list[dict[str, Any]]:
     """The tools' descriptions, their schemas without references."""
-    converted = [convert_to_openai_tool(tool, strict=strict) for tool in tools]
-    return [{**tool, "function": _self_contained(tool["function"])} for tool in converted]
+    described = list[dict[str, Any]]()
+    for tool in (convert_to_openai_tool(tool, strict=strict) for tool in tools):
+        function = dict(tool["function"])
+        if "$defs" in (function.get("parameters") or {}):  # they become a part of a larger schema
+            schema = dereference_refs(function["parameters"])
+            function["parameters"] = {key: value for key, value in schema.items() if key != "$defs"}
+        described.append({**tool, "function": function})
+    return described
 
 
 def call_fields(calls: Sequence[ToolCall], broken: Sequence[str]) -> dict[str, Any]:
@@ -375,11 +381,3 @@ def call_fields(calls: Sequence[ToolCall], broken: Sequence[str]) -> dict[str, A
 def calls_of(message: AIMessage) -> tuple[ToolCall, ...]:
     """A message's calls, for the chat template."""
     return tuple(ToolCall(call["name"], call["args"], short_id(call["id"])) for call in message.tool_calls)
-
-
-def _self_contained(function: Mapping[str, Any]) -> dict[str, Any]:
-    """A function whose parameters refer to nothing outside themselves: they become a part of a larger schema."""
-    if "$defs" not in (function.get("parameters") or {}):
-        return dict(function)
-    parameters = {key: value for key, value in dereference_refs(function["parameters"]).items() if key != "$defs"}
-    return {**function, "parameters": parameters}

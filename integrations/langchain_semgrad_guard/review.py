@@ -80,20 +80,17 @@ class HumanReview:
         Raises:
             InputError: the answer has another shape, or a decision that is not allowed.
         """
-        reply = _reply(draft, verdict, self._decisions(answer, len(_actions(draft))))
-        return rules.delivered(conclude(Escalate(verdict), draft, rules.terms, reply=reply), draft)
-
-    def _decisions(self, answer: Any, count: int) -> Sequence[_Decision]:
         try:
             decisions = _Answer.model_validate(answer).decisions
         except ValidationError as error:
             raise InputError(f"a review is answered by {_SHAPE}, not by {answer!r}: {error}") from error
-        if len(decisions) != count:
+        if len(decisions) != (count := len(_actions(draft))):
             raise InputError(f"{count} actions were to be reviewed and {len(decisions)} decisions came: send {_SHAPE}")
         for decision in decisions:
             if decision.type not in self.allowed_decisions:
                 raise InputError(f"{decision.type!r} is not allowed here, only {', '.join(self.allowed_decisions)}")
-        return decisions
+        reply = _reply(draft, verdict, decisions)
+        return rules.delivered(conclude(Escalate(verdict), draft, rules.terms, reply=reply), draft)
 
 
 class _Strict(BaseModel):

@@ -66,20 +66,15 @@ class ServedPieces(Iterated[ChatGenerationChunk]):
 
 
 def options_of(model: BaseChatModel, call: Call) -> dict[str, Any]:
-    """The options of a call to a model's server; a cache that may answer in its place is one, too."""
-    stop = {} if call.stop is None else {"stop": call.stop}
-    return served_options(model, {**call.options, **stop}) | _cache_of(model)
-
-
-def _cache_of(model: BaseChatModel) -> dict[str, Any]:
-    """The name of LangChain's cache before a model, unless it is known to look up the very prompt.
+    """The options of a call to a model's server; the name of a cache that may answer in its place is one, too.
 
     A semantic cache returns the answer to another prompt, and the answer does not show it.
     """
+    options = served_options(model, {**call.options, **({} if call.stop is None else {"stop": call.stop})})
     cache = get_llm_cache() if model.cache in (None, True) else model.cache
     kind = type(cache)
     is_exact = kind.__name__ in _EXACT_CACHES and kind.__module__.startswith("langchain")
-    return {} if cache is None or cache is False or is_exact else {"cache": kind.__qualname__}
+    return options if cache is None or cache is False or is_exact else {**options, "cache": kind.__qualname__}
 
 
 def scored(

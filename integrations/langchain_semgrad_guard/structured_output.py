@@ -42,14 +42,20 @@ def structured(
     if method not in get_args(Method):
         raise InputError(f"method={method!r} is not known; use one of {', '.join(get_args(Method))}")
     options: dict[str, Any] = {"ls_structured_output_format": {"kwargs": {"method": method}, "schema": schema}}
+    kind: Any = schema if isinstance(schema, type) and is_basemodel_subclass(schema) else None
+    parser: BaseOutputParser[Any]
     if method == "function_calling":
         model = chat.bind_tools([schema], tool_choice="any", **options)
-    elif method == "json_mode":
-        model = chat.bind(response_format={"type": "json_object"}, **options)
+        by_name = JsonOutputKeyToolsParser(key_name=_name(schema), first_tool_only=True)
+        parser = by_name if kind is None else PydanticToolsParser(tools=[kind], first_tool_only=True)
     else:
-        named = {"name": _name(schema), "schema": convert_to_json_schema(schema)}
-        model = chat.bind(response_format={"type": "json_schema", "json_schema": named}, **options)
-    parse = RunnableGenerator(_delivered, _adelivered) | _parser(schema, method)
+        form: dict[str, Any] = {"type": "json_object"}
+        if method == "json_schema":
+            named = {"name": _name(schema), "schema": convert_to_json_schema(schema)}
+            form = {"type": "json_schema", "json_schema": named}
+        model = chat.bind(response_format=form, **options)
+        parser = JsonOutputParser() if kind is None else PydanticOutputParser(pydantic_object=kind)
+    parse = RunnableGenerator(_delivered, _adelivered) | parser
     if not include_raw:
         return model | parse
     parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parse, parsing_error=lambda _: None)
@@ -99,15 +105,6 @@ def _swapped(made: Any, model: BaseChatModel, guard: BaseChatModel, checked: Run
 
 def _name(schema: dict[str, Any] | type) -> str:
     return convert_to_openai_tool(schema)["function"]["name"]
-
-
-def _parser(schema: dict[str, Any] | type, method: Method) -> BaseOutputParser[Any]:
-    model = schema if isinstance(schema, type) and is_basemodel_subclass(schema) else None
-    if method == "function_calling":
-        if model is not None:
-            return PydanticToolsParser(tools=[model], first_tool_only=True)
-        return JsonOutputKeyToolsParser(key_name=_name(schema), first_tool_only=True)
-    return JsonOutputParser() if model is None else PydanticOutputParser(pydantic_object=cast("Any", model))
 
 
 def _delivered(messages: Iterator[AIMessage]) -> Iterator[AIMessage]:
