@@ -32,7 +32,6 @@ from semgrad_guard.adapters.settings import (
     DECODING,
     LocalModelFields,
     Timeout,
-    call_options,
     read_json,
     template_calls_tools,
 )
@@ -159,7 +158,8 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
         return self.language_model.submit(wanted.then(result))
 
     def _request(self, messages: list[BaseMessage], stop: Sequence[str] | None, kwargs: Mapping[str, Any]) -> Request:
-        options, form = self._options(stop, kwargs), AnswerForm.of(kwargs)
+        options = self._writing(kwargs if stop is None else {**kwargs, "stop": stop}, also=_CALL_OPTIONS)
+        form = AnswerForm.of(kwargs)
         conversation = convert.to_conversation(messages)
         grammar = form.grammar(self.language_model)
         logprobs = bool(kwargs.get("logprobs", self.logprobs))
@@ -175,10 +175,6 @@ class ChatSemGrad(LocalModelFields, StreamingChatModel):
         record: dict[str, Any] = {"usage_metadata": convert.usage(generation), "response_metadata": metadata}
         thought = convert.reasoning_fields(verdict)
         return AIMessage(content=answer.text, **thought, **call_fields(answer.calls, answer.broken), **record)
-
-    def _options(self, stop: Sequence[str] | None, kwargs: Mapping[str, Any]) -> GenerationOptions:
-        """The options of one call: the fields, and the call's own."""
-        return call_options(self, kwargs if stop is None else {**kwargs, "stop": stop}, also=_CALL_OPTIONS)
 
     # For runs, streams and batches.
 

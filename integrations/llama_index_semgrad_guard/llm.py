@@ -42,6 +42,7 @@ from semgrad_guard import (
     METADATA_KEY,
     Estimator,
     Generation,
+    GenerationOptions,
     HybridGrad,
     LanguageModel,
     Message,
@@ -50,7 +51,6 @@ from semgrad_guard import (
 from semgrad_guard.adapters.calls import FORM_OPTIONS, AnswerForm
 from semgrad_guard.adapters.settings import (
     LocalModelFields,
-    call_options,
     template_calls_tools,
 )
 from semgrad_guard.errors import AnswerCancelledError, InputError
@@ -128,10 +128,6 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
     )
     """An estimator; or a calibration or a policy, for the one that it was made with."""
 
-    def __init__(self, **fields: Any) -> None:
-        super().__init__(**fields)
-        self._options({})
-
     @classmethod
     def from_huggingface_llm(cls, huggingface_llm: Any, /, **fields: Any) -> Self:
         """An LLM on the model and tokenizer that LlamaIndex's `HuggingFaceLLM` has loaded; it stays as it is.
@@ -161,23 +157,18 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
     def metadata(self) -> LLMMetadata:
         """The limits for which LlamaIndex plans prompts; loads the weights unless `context_window` is set."""
         window = self.context_window or max(_SMALLEST_WINDOW, self.language_model.context_window or 2**20)
+        knows_tools = None
+        if self._weights is None:
+            knows_tools = template_calls_tools(self.model, self.revision, self.template_options)
+            if knows_tools is None and self.context_window is not None:
+                knows_tools = False  # the weights know, and nothing else needs them yet
         return LLMMetadata(
             context_window=window,
             num_output=self.max_tokens,
             is_chat_model=True,
-            is_function_calling_model=self._knows_tools,
+            is_function_calling_model=self.language_model.knows_tools if knows_tools is None else knows_tools,
             model_name=self.model,
         )
-
-    @property
-    def _knows_tools(self) -> bool:
-        """Whether calls of tools can be read in its answers; False where only weights tell that need not be loaded."""
-        declared = None
-        if self._weights is None:
-            declared = template_calls_tools(self.model, self.revision, self.template_options)
-            if declared is None and self.context_window is not None:
-                return False
-        return self.language_model.knows_tools if declared is None else declared
 
     def to_payload(self) -> dict[str, Any]:
         """This LLM in traces. LlamaIndex's own reads `metadata`, which would load weights on the event loop."""
@@ -317,19 +308,18 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         answerer = self._answerer(options.writing_by(self.language_model))
         return answerer.draft(generation, template_options=options.form.template_options).verdict
 
-    def _options(self, kwargs: Mapping[str, Any], *, also: frozenset[str] = frozenset()) -> CallOptions:
-        """The options of one call: the fields, replaced by the call's own.
-
-        Raises:
-            InputError: an unknown option, or a prompt function, which would be ignored in silence.
-        """
+    def _writing(self, call: Mapping[str, Any], *, also: frozenset[str] = frozenset()) -> GenerationOptions:
+        """As for any local model; a prompt function, which would be left out in silence, is an `InputError`."""
         for name, default in _PROMPT_FUNCTIONS.items():
             if getattr(self, name) is not default:
                 raise InputError(
                     f"{type(self).__name__} makes its prompts by the model's chat template and leaves {name} out; give "
                     'a template of your own as template_options={"chat_template": ...}'
                 )
-        return CallOptions(call_options(self, kwargs, also=also | {"formatted"}), AnswerForm.of(kwargs))
+        return super()._writing(call, also=also)
+
+    def _options(self, kwargs: Mapping[str, Any], *, also: frozenset[str] = frozenset()) -> CallOptions:
+        return CallOptions(self._writing(kwargs, also=also | {"formatted"}), AnswerForm.of(kwargs))
 
     # LlamaIndex's eight methods. None calls another, so that each makes one pair of events.
 

@@ -139,7 +139,7 @@ class LocalModelFields(BaseModel, ModelName, AnswerOptions):  # pyright: ignore[
         require_known(type(self).__name__, fields, [*known, *aliases])
         super().__init__(**with_unit(fields))
         _ = self.by_sentence
-        call_options(self, {})
+        self._writing({})
 
     @classmethod
     def from_model(cls, language_model: LanguageModel, /, **fields: Any) -> Self:
@@ -181,6 +181,20 @@ class LocalModelFields(BaseModel, ModelName, AnswerOptions):  # pyright: ignore[
         """The action at a doubtful sentence; None: whole answers have a score."""
         return judged_by(None, self.by, self.on_doubt)
 
+    def _writing(self, call: Mapping[str, Any], *, also: frozenset[str] = frozenset()) -> GenerationOptions:
+        """How to write one answer: the fields, replaced by the call's own options; `also` are further names of these.
+
+        A `max_tokens` of None means `GenerationOptions`' own limit.
+
+        Raises:
+            InputError: the call has an unknown option, or a value is out of range.
+        """
+        require_known(f"a call of {type(self).__name__}", call, DECODING | also)
+        chosen = {name: call.get(name, getattr(self, name)) for name in DECODING}
+        longest, stop = chosen.pop("max_tokens"), chosen.pop("stop")
+        limits: dict[str, Any] = {} if longest is None else {"max_tokens": longest}
+        return GenerationOptions(**limits, **chosen, stop=tuple(stop or ()))
+
     def _answerer(self, options: GenerationOptions) -> Answerer:
         return Answerer(
             self.language_model, self.estimator, options, self.prompt_template, by_sentence=self.by_sentence
@@ -188,27 +202,12 @@ class LocalModelFields(BaseModel, ModelName, AnswerOptions):  # pyright: ignore[
 
     def _assessed(self, evidence: Evidence) -> Verdict:
         """The undecided verdict on a text of any author, as an answer by these fields."""
-        return self._answerer(call_options(self, {})).assessed(evidence, evidence.text)
+        return self._answerer(self._writing({})).assessed(evidence, evidence.text)
 
     @property
     def reading_prompt(self) -> str:
         """A prompt for answering from a passage that this model reads well, with {context} and {question} in it."""
         return reading_prompt(self.model)
-
-
-def call_options(fields: Any, call: Mapping[str, Any], *, also: frozenset[str] = frozenset()) -> GenerationOptions:
-    """How to generate one answer: the fields, replaced by the call's own options; `also` are further names it may have.
-
-    A `max_tokens` of None means `GenerationOptions`' own limit.
-
-    Raises:
-        InputError: the call has an unknown option, or a value is out of range.
-    """
-    require_known(f"a call of {type(fields).__name__}", call, DECODING | also)
-    chosen = {name: call.get(name, getattr(fields, name)) for name in DECODING}
-    longest, stop = chosen.pop("max_tokens"), chosen.pop("stop")
-    limits: dict[str, Any] = {} if longest is None else {"max_tokens": longest}
-    return GenerationOptions(**limits, **chosen, stop=tuple(stop or ()))
 
 
 def _loading(fields: Any) -> dict[str, Any]:
