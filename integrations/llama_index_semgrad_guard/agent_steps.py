@@ -257,39 +257,28 @@ class GuardedAgent(BaseWorkflowAgent):
     async def finalize(self, ctx: Context, output: AgentOutput, memory: BaseMemory) -> AgentOutput:
         """The answer of a reviewer, where one is due; this step runs again once a person has answered."""
         await self._require_guarded(ctx)
-        if output.tool_calls and output.tool_calls[-1].tool_name != _HANDOFF:
-            output = self._returned_directly(output)
+        terms = self.routing.terms
+        if output.tool_calls and output.tool_calls[-1].tool_name != _HANDOFF:  # the result of a tool ends the run
+            if terms.withholds:
+                raise InputError(_UNREAD)
+            drafted = _unscored(output, "a tool has returned this answer directly")
+            output = self._output(output, one(run(terms, lambda: [drafted])).verdict, output.response)
         pending = await ctx.store.get(_PENDING, default=None)
         if pending is not None:
-            decided = Verdict.model_validate(pending)
-            reply = await self._reviewed(ctx, decided)
+            decided, reviewer = Verdict.model_validate(pending), cast("Reviewer", self.escalate_to)
+            question: str = await ctx.store.get("user_msg_str", default="")
+            reply: Reply[AgentOutput] | Exception
+            try:
+                reply = Reply(await reviewer(ctx, question, decided))
+            except WaitingForEvent:
+                raise
+            except Exception as error:  # noqa: BLE001 - the reviewer's; `on_error` decides
+                reply = error
             await ctx.store.set(_PENDING, None)
-            outcome = conclude(Escalate(decided), output, self.routing.terms, reply=reply)
+            outcome = conclude(Escalate(decided), output, terms, reply=reply)
             await self._note(ctx, outcome.verdict)
             output = self._output(output, outcome.verdict, _message(outcome.verdict.text))
         return await super().finalize(ctx, output, memory)
-
-    def _returned_directly(self, output: AgentOutput) -> AgentOutput:
-        """A tool's result that ends the run, with a record of an unscored answer.
-
-        Raises:
-            InputError: answers may be withheld.
-        """
-        terms = self.routing.terms
-        if terms.withholds:
-            raise InputError(_UNREAD)
-        drafted = _unscored(output, "a tool has returned this answer directly")
-        outcome = one(run(terms, lambda: [drafted]))
-        return self._output(output, outcome.verdict, output.response)
-
-    async def _reviewed(self, ctx: Context, decided: Verdict) -> Reply[AgentOutput] | Exception:
-        question: str = await ctx.store.get("user_msg_str", default="")
-        try:
-            return Reply(await cast("Reviewer", self.escalate_to)(ctx, question, decided))
-        except WaitingForEvent:
-            raise
-        except Exception as error:  # noqa: BLE001 - the reviewer's; `on_error` decides
-            return error
 
     async def _require_guarded(self, ctx: AgentContext | Context, tools: Sequence[AsyncBaseTool] = ()) -> None:
         """Refuse a run, of the agent or of its workflow, that would make the model answer past the guard."""
@@ -319,7 +308,7 @@ class GuardedAgent(BaseWorkflowAgent):
                 f"names, {to_agent!r} among them, and name it in can_handoff_to if that is set"
             )
         arguments = {"to_agent": to_agent, "reason": verdict.reason or "low confidence"}
-        call = ToolSelection(tool_id=str(uuid.uuid4()), tool_name="handoff", tool_kwargs=arguments)
+        call = ToolSelection(tool_id=str(uuid.uuid4()), tool_name=_HANDOFF, tool_kwargs=arguments)
         await ctx.store.set(_HANDED_ON, verdict.calibration_id or "")
         await self._keep(ctx, self._handed_over(call))
         report(verdict, "agent", keep_draft=self.keep_draft)

@@ -210,20 +210,16 @@ def authors_of(turn: Turn, delivery: Delivery, *, inside: Step | None = None) ->
     sources = writers_of_passages(turn, writers.calls)
     parts, several = {id(call): call for call in (*writers.calls, *sources)}, writers.several or bool(sources)
     for step in answers_before(turn, writers.calls, inside):
-        sub = _authors_of_step(turn, step)
+        if step.result is not None and not isinstance(step.component, Workflow):
+            text = step.content if isinstance(step.content, str) else str(step.result)
+            sub = authors_of(turn, Delivery(text, step.result), inside=step)
+        else:  # the calls in a stream or a workflow cannot be told apart
+            others = any(step in other.path for other in turn.others)
+            sub = Authors.of([] if others else [call for call in turn.calls if call.within(step)], _ANOTHER)
         if not sub.calls:
             return Authors([], f"it is made of answers, one of which cannot be scored: {sub.reason}")
         parts, several = parts | {id(call): call for call in sub.calls}, True
     return Authors(list(parts.values()), several=several)
-
-
-def _authors_of_step(turn: Turn, step: Step) -> Authors:
-    """The calls that wrote a step's answer; all calls in a stream or a workflow, where they cannot be told apart."""
-    if step.result is not None and not isinstance(step.component, Workflow):
-        text = step.content if isinstance(step.content, str) else str(step.result)
-        return authors_of(turn, Delivery(text, step.result), inside=step)
-    others = any(step in other.path for other in turn.others)
-    return Authors.of([] if others else [call for call in turn.calls if call.within(step)], _ANOTHER)
 
 
 def _writers(turn: Turn, delivery: Delivery) -> Authors:

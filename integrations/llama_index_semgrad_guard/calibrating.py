@@ -6,7 +6,6 @@ import asyncio
 import copy
 import hashlib
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Unpack, cast
@@ -26,12 +25,12 @@ from llama_index_semgrad_guard.query_engine import GuardedQueryEngine, whole
 from llama_index_semgrad_guard.records import text_of
 from llama_index_semgrad_guard.routing import Guarded
 from semgrad_guard import Policy
-from semgrad_guard.adapters.calibrating import LabelledDraft, Ran
+from semgrad_guard.adapters.calibrating import LabelledDraft, Ran, least_certain
 from semgrad_guard.adapters.code_identity import chain_identity
 from semgrad_guard.adapters.examples import AnyGrader, ChosenEstimator, RunOptions, calibrated
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.errors import CalibrationError, InputError
-from semgrad_guard.guard import Recorder, Steps, Work, adrive, drive, recording
+from semgrad_guard.guard import Steps, Work, adrive, drive, recording
 
 Engine = BaseQueryEngine | BaseChatEngine | GuardedAgent
 
@@ -158,7 +157,9 @@ class _Runs:
         try:
             with recording(self._estimator.recorded) as recorder:
                 response = yield from self._response(given)
-            drafts = _counting(recorder, self._guarded)
+            drafts = recorder.drafts[-1:]  # of guards within guards the outermost decides last
+            if drafts and isinstance(self._guarded, GuardedFunctionAgent):
+                drafts = [least_certain(recorder.drafts)]
             verdict = drafts[0].verdict if drafts else None
             unwritten = verdict is not None and verdict.reason == NOBODY and verdict.model == "none"
             if verdict is not None and verdict.status == "unscored" and not unwritten:
@@ -182,7 +183,9 @@ class _Runs:
             response = yield Work(lambda: guarded.query(given), lambda: guarded.aquery(given))
             return (yield from whole(response))[0]
         history, question = _conversation(given)
-        fresh = _afresh(guarded, history)
+        fresh, inner = copy.copy(guarded), copy.copy(self._inner)
+        inner._memory = ChatMemoryBuffer.from_defaults(chat_history=history, token_limit=2**20)  # pyright: ignore[reportUnknownMemberType]
+        fresh._engine, fresh._memory = inner, inner._memory  # pyright: ignore[reportPrivateUsage] - the guard's other half
         return (yield Work(lambda: fresh.chat(question), lambda: fresh.achat(question)))
 
 
@@ -198,25 +201,6 @@ def _guarded(
         raise InputError("an agent is calibrated with its guard: GuardedFunctionAgent(..., policy=Policy(threshold=0))")
     kind = GuardedChatEngine if isinstance(engine, BaseChatEngine) else GuardedQueryEngine
     return kind(cast("Any", engine), Policy(threshold=0.0), aggregate=aggregate, answering=answering)
-
-
-def _counting(recorder: Recorder, engine: object) -> Sequence[Any]:
-    """The draft that counts: of guards within guards the outermost decides last; of messages, the least certain."""
-    drafts = list(recorder.drafts)
-    if not isinstance(engine, GuardedFunctionAgent):
-        return drafts[-1:]
-    scores = [draft.verdict.uncertainty for draft in drafts]
-    ranks = [math.inf if score is None else score for score in scores]
-    return [drafts[ranks.index(max(ranks))]] if drafts else []
-
-
-def _afresh(guarded: GuardedChatEngine, history: list[ChatMessage]) -> GuardedChatEngine:
-    """The chat engine with this history, and a memory of its own."""
-    inner: Any = copy.copy(guarded._engine)  # pyright: ignore[reportPrivateUsage] - the guard's other half
-    inner._memory = ChatMemoryBuffer.from_defaults(chat_history=history, token_limit=2**20)  # pyright: ignore[reportUnknownMemberType]
-    fresh = copy.copy(guarded)
-    fresh._engine, fresh._memory = inner, inner._memory  # pyright: ignore[reportPrivateUsage]
-    return fresh
 
 
 def _conversation(given: Any) -> tuple[list[ChatMessage], str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
 import sys
 import time
@@ -162,9 +163,7 @@ class Collecting:
                 f"the call that writes the answer (answering=...; labels: {labels}), or let the least certain count "
                 "(aggregate='max')."
             )
-        uncertainties = [labelled.draft.verdict.uncertainty for labelled in distinct]
-        ranks = [float("inf") if uncertainty is None else uncertainty for uncertainty in uncertainties]
-        return distinct[ranks.index(max(ranks))].draft
+        return least_certain([labelled.draft for labelled in distinct])
 
     def bound(self, binding: Binding) -> Binding:
         """The binding for a draft's: the worst of several scores is another number than the score of one."""
@@ -197,6 +196,11 @@ class Collecting:
                     "examples."
                 )
             yield record
+
+
+def least_certain(drafts: Sequence[RecordedDraft]) -> RecordedDraft:
+    """The draft of the highest uncertainty; one without a score is less certain than any other."""
+    return max(drafts, key=lambda made: math.inf if made.verdict.uncertainty is None else made.verdict.uncertainty)
 
 
 def read_examples(examples: Iterable[Any]) -> list[Example]:
