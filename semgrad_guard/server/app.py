@@ -37,7 +37,7 @@ from semgrad_guard.server.completions import (
     unless_gone,
 )
 from semgrad_guard.server.fields import error_about
-from semgrad_guard.server.gate import Gate, Keys
+from semgrad_guard.server.gate import Gate, Keys, response_to
 from semgrad_guard.server.gateway import PATH as GUARDRAIL
 from semgrad_guard.server.gateway import GuardrailRequest, LiteLLMGuardrail
 from semgrad_guard.server.metrics import CONTENT_TYPE
@@ -391,8 +391,7 @@ def _handle_errors(app: FastAPI, service: Service, *, has_upstream: bool) -> Non
             code, text = texts.get(error.status_code, ("invalid_request", "the request cannot be read"))
             unguarded = refusal(request.url.path) if has_upstream and error.status_code == 404 else None
             error = unguarded or HttpError(error.status_code, code, text, headers=error.headers)
-        problem = _reported(service, error)
-        return JSONResponse(problem.body, status_code=problem.status, headers=problem.headers)
+        return response_to(_reported(service, error))
 
     for kind in (HTTPException, HttpError, ClientGoneError, semgrad_guard.SemGradGuardError):
         app.add_exception_handler(kind, answer)

@@ -104,7 +104,7 @@ class Gate:
         try:
             entry = self._checked(scope, receive)
         except HttpError as problem:
-            await _response(problem)(scope, receive, send)
+            await response_to(problem)(scope, receive, send)
             return
         try:
             await self._answered(scope, entry, send)
@@ -153,7 +153,7 @@ class Gate:
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - see above
             problem = self._report(ENDING if isinstance(error, asyncio.CancelledError) else error)
             if not begun:
-                await _response(problem)(scope, receive, send)
+                await response_to(problem)(scope, receive, send)
 
     def _check_host(self, method: str, headers: Headers, path: str) -> None:
         """Refuse foreign names.
@@ -194,7 +194,8 @@ class _Entry:
             self.counted = 1
 
 
-def _response(problem: HttpError) -> JSONResponse:
+def response_to(problem: HttpError) -> JSONResponse:
+    """An error as it leaves."""
     return JSONResponse(problem.body, status_code=problem.status, headers=problem.headers)
 
 

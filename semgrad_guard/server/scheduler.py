@@ -107,7 +107,6 @@ class Scheduler:
         model: the model.
         estimator: scores its answers.
         limit: how many requests may wait; one more is refused.
-        prompt_template: the name for the form of the prompts.
         served: the model scores the texts of another server, and writes none itself.
         by_sentence: the action at a doubtful sentence; None: whole answers are judged.
 
@@ -123,7 +122,6 @@ class Scheduler:
         estimator: Estimator,
         *,
         limit: int = 64,
-        prompt_template: str = "chat",
         served: bool = False,
         by_sentence: OnDoubt | None = None,
     ) -> None:
@@ -131,7 +129,7 @@ class Scheduler:
             estimator.objective.span(model.n_layers)  # refused here, and not at each request
         self.model, self.estimator, self.limit = model, estimator, limit
         self.served = served
-        self._writer = Writer(model, estimator, prompt_template=prompt_template, served=served, by_sentence=by_sentence)
+        self._writer = Writer(model, estimator, served=served, by_sentence=by_sentence)
         self._open: dict[Stop, Ticket[Any] | None] = {}
         self._reader = ThreadPoolExecutor(1, "semgrad-guard-reader")
         self._closed = False

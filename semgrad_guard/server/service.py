@@ -36,10 +36,7 @@ from semgrad_guard.records import Verdict
 from semgrad_guard.server.answers import KEY, Answer, Cuts, HttpError, part_of, public_record
 from semgrad_guard.server.fields import Forwarded, forwarded
 from semgrad_guard.server.metrics import Metrics
-from semgrad_guard.server.protocol import (
-    ChatRequest,
-    ScoreRequest,
-)
+from semgrad_guard.server.protocol import ChatRequest, ScoreRequest
 from semgrad_guard.server.scheduler import LiveAnswers, ModelQueue
 from semgrad_guard.server.upstream import RemoteTarget, Upstream, UpstreamRequest
 from semgrad_guard.server.writing import AnswerRequest, ForeignText
@@ -163,7 +160,6 @@ class Service:
 
     Args:
         models: at least one; the names differ.
-        metrics: count every verdict.
         log: keeps every decision.
         evaluations: emits every verdict to OpenTelemetry.
 
@@ -175,14 +171,13 @@ class Service:
         self,
         models: Sequence[ServedModel],
         *,
-        metrics: Metrics | None = None,
         log: DecisionLog | None = None,
         evaluations: EvaluationLog | None = None,
     ) -> None:
         self.models = {served.name: served for served in models}
         if not models or len(self.models) != len(models):
             raise InputError("a server needs models with different names; give --model once for each")
-        self.metrics, self.log, self._evaluations = metrics or Metrics(), log, evaluations
+        self.metrics, self.log, self._evaluations = Metrics(), log, evaluations
         if log is not None:
             self.metrics.watch_log(lambda: log.failures, lambda: log.pending)
             self.metrics.watch_promises(lambda: log.watched)

@@ -110,8 +110,8 @@ class Assignment:
 class Writer:
     """Reads requests to one model, and makes scored drafts of its texts.
 
-    `prompt_template` is the name for the form of the prompts; with `served` the model scores another server's texts.
-    `by_sentence` is the action at a doubtful sentence, where sentences are judged.
+    With `served` the model scores another server's texts. `by_sentence` is the action at a doubtful sentence, where
+    sentences are judged.
     """
 
     def __init__(
@@ -119,13 +119,12 @@ class Writer:
         model: LanguageModel,
         estimator: Estimator,
         *,
-        prompt_template: str = "chat",
         served: bool = False,
         by_sentence: OnDoubt | None = None,
     ) -> None:
         self.model, self.estimator = model, estimator
         self._by_sentence: OnDoubt | None = by_sentence
-        self._prompt_template, self._served = prompt_template, served
+        self._served = served
 
     def answerer(self, options: GenerationOptions | None = None) -> Answerer:
         """The model and its estimator, with these options."""
@@ -133,7 +132,6 @@ class Writer:
             self.model,
             self.estimator,
             options=options or GenerationOptions(),
-            prompt_template=self._prompt_template,
             served=self._served,
             by_sentence=self._by_sentence,
         )
