@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Unpack, cast
@@ -15,7 +14,7 @@ from langchain_core.runnables.base import coerce_to_runnable
 from langchain_core.runnables.config import ensure_config, merge_configs
 
 from semgrad_guard.adapters.calibrating import Aggregate, LabelledDraft, Ran
-from semgrad_guard.adapters.code_identity import chain_identity
+from semgrad_guard.adapters.code_identity import chain_identity, sixteen_digits
 from semgrad_guard.adapters.examples import AnyGrader, ChosenEstimator, RunOptions, calibrated
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.errors import CalibrationError, InputError
@@ -129,7 +128,7 @@ class _Runs:
         prompts = [repr(prompt) for prompt in self._chain.get_prompts()]
         settings = sorted((name, repr(value)) for name, value in (self._config or {}).get("configurable", {}).items())
         made_of = chain_identity([self._chain, self._output], models=(BaseLanguageModel,))
-        return hashlib.sha256(json.dumps([graph, prompts, settings, made_of], default=str).encode()).hexdigest()[:16]
+        return sixteen_digits(json.dumps([graph, prompts, settings, made_of], default=str))
 
     def run(self, inputs: Sequence[Any]) -> list[Ran | Exception]:
         """Run the inputs together."""

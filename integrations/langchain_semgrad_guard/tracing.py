@@ -15,7 +15,7 @@ from opentelemetry.trace import Span, get_current_span
 
 from langchain_semgrad_guard.messages import verdict_of
 from langchain_semgrad_guard.runs import TracingHandler
-from semgrad_guard.adapters.telemetry import EvaluationLog
+from semgrad_guard.adapters.traces import EvaluationLog
 from semgrad_guard.errors import LowConfidenceError
 
 _OPENINFERENCE = "openinference.instrumentation.langchain"

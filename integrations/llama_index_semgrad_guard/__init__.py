@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from llama_index_semgrad_guard.events import UncertaintyEvent as UncertaintyEvent
     from llama_index_semgrad_guard.events import UncertaintyEventHandler as UncertaintyEventHandler
     from llama_index_semgrad_guard.events import UncertaintyRouterCallback as UncertaintyRouterCallback
+    from llama_index_semgrad_guard.events import UncertaintyTracer as UncertaintyTracer
     from llama_index_semgrad_guard.llm import SemGradLLM as SemGradLLM
     from llama_index_semgrad_guard.query_engine import GuardedQueryEngine as GuardedQueryEngine
     from llama_index_semgrad_guard.records import get_verdict as get_verdict
-    from llama_index_semgrad_guard.tracing import UncertaintyTracer as UncertaintyTracer
     from semgrad_guard.adapters.code_identity import Versioned as Versioned
     from semgrad_guard.errors import LowConfidenceError as LowConfidenceError
 else:
-    __getattr__, __dir__, __all__ = lazy_names(__name__, extras={"opentelemetry": "tracing"})
+    __getattr__, __dir__, __all__ = lazy_names(__name__)

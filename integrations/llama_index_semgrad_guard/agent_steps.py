@@ -187,7 +187,13 @@ class GuardedAgent(BaseWorkflowAgent):
 
     async def _unfinished(self, staged: StagedContext, output: AgentOutput, turn: Turn) -> AgentOutput:
         """A step that is not judged: its calls go out, and the model's text next to them only by its score."""
-        if not self.routing.terms.withholds or await self._is_certain(staged, output, turn):
+        is_certain = not self.routing.terms.withholds
+        if not is_certain:
+            draft, strange = await self._drafted(output, turn), await self._strange(cast("AgentContext", staged))
+            facts: dict[str, Any] = {"prompt": draft.prompt, "trusted": True, "strange": strange}
+            settled = settle(draft.verdict, self.policy, self.mode, can_escalate=False, **facts)
+            is_certain = settled.verdict.action == "answer"
+        if is_certain:
             await staged.keep()
             return output
         await staged.keep(self._textless)
@@ -239,20 +245,6 @@ class GuardedAgent(BaseWorkflowAgent):
         routing, delivery = self.routing, Delivery(text, output)
         work = Work(lambda: routing.draft(turn, delivery))
         return await adrive(sealed(work.alone(), turn, routing.terms))
-
-    async def _is_certain(self, staged: StagedContext, output: AgentOutput, turn: Turn) -> bool:
-        draft = await self._drafted(output, turn)
-        strange = await self._strange(cast("AgentContext", staged))
-        settled = settle(
-            draft.verdict,
-            self.policy,
-            self.mode,
-            can_escalate=False,
-            prompt=draft.prompt,
-            trusted=True,
-            strange=strange,
-        )
-        return settled.verdict.action == "answer"
 
     async def finalize(self, ctx: Context, output: AgentOutput, memory: BaseMemory) -> AgentOutput:
         """The answer of a reviewer, where one is due; this step runs again once a person has answered."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +25,7 @@ from llama_index_semgrad_guard.records import text_of
 from llama_index_semgrad_guard.routing import Guarded
 from semgrad_guard import Policy
 from semgrad_guard.adapters.calibrating import LabelledDraft, Ran, least_certain
-from semgrad_guard.adapters.code_identity import chain_identity
+from semgrad_guard.adapters.code_identity import chain_identity, sixteen_digits
 from semgrad_guard.adapters.examples import AnyGrader, ChosenEstimator, RunOptions, calibrated
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.errors import CalibrationError, InputError
@@ -140,7 +139,7 @@ class _Runs:
         counting = self._guarded.routing.counting
         made_of = chain_identity([inner, self._output], models=(LLM,))
         facts = [type(inner).__qualname__, sorted(texts.items()), counting.aggregate, counting.answering_name, made_of]
-        return hashlib.sha256(json.dumps(facts, default=repr).encode()).hexdigest()[:16]
+        return sixteen_digits(json.dumps(facts, default=repr))
 
     def run(self, inputs: Sequence[Any]) -> list[Ran | Exception]:
         """Answer the inputs, in a thread for each where there are several."""

@@ -1,21 +1,26 @@
-"""Verdicts in LlamaIndex's instrumentation: an event for each, a handler that logs them, and a callback that judges."""
+"""Verdicts in LlamaIndex's instrumentation: an event for each, its log and its trace, and a callback that judges."""
 
 from __future__ import annotations
 
 import logging
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from llama_index.core.callbacks.base_handler import BaseCallbackHandler
 from llama_index.core.callbacks.schema import CBEventType, EventPayload
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events import BaseEvent
 from llama_index_instrumentation import get_dispatcher
+from pydantic import PrivateAttr
 
 from llama_index_semgrad_guard.records import completed
 from llama_index_semgrad_guard.turn import current_turn
 from semgrad_guard import Policy, Verdict
+from semgrad_guard.adapters.traces import EvaluationLog
 from semgrad_guard.errors import InputError, LowConfidenceError
 from semgrad_guard.guard import observes, require_policy, settle, unscored
+
+if TYPE_CHECKING:  # it needs the extra `tracing`
+    from opentelemetry._logs import LoggerProvider
 
 CallbackMode = Literal["raise", "observe"]
 Source = Literal["llm", "query_engine", "chat_engine", "agent", "callback"]
@@ -61,6 +66,39 @@ class UncertaintyEventHandler(BaseEventHandler):
         advice = "" if record["enforced"] else " (not enforced)"
         message = f"{event.source}: {record['action']}{advice}; {numbers}; {record['reason'] or record['status']}"
         _log.log(level, message, extra={"semgrad_guard": record})
+
+
+class UncertaintyTracer(BaseEventHandler):
+    """Writes every verdict into the span of the guard that decided (engine, chat engine, agent's step), or of the LLM.
+
+        get_dispatcher().add_event_handler(UncertaintyTracer())
+
+    The span is the current one: OpenInference's, if its LlamaIndex instrumentor (4.6.1 or later) is on, or the one
+    around the call. Its attributes are the verdict's fields (`semgrad_guard.uncertainty`, `semgrad_guard.action`, ...);
+    a log event `gen_ai.evaluation.result` is tied to it. No text is written. Needs the extra `tracing`.
+
+    Args:
+        logger_provider: where events go; default: OpenTelemetry's global one.
+
+    Raises:
+        MissingExtraError: OpenTelemetry is not installed.
+    """
+
+    _evaluations: EvaluationLog = PrivateAttr()
+
+    def __init__(self, *, logger_provider: LoggerProvider | None = None) -> None:
+        super().__init__()
+        self._evaluations = EvaluationLog("llama_index_semgrad_guard", logger_provider=logger_provider)
+
+    @classmethod
+    def class_name(cls) -> str:
+        """LlamaIndex's name for this handler."""
+        return "UncertaintyTracer"
+
+    def handle(self, event: BaseEvent, **kwargs: Any) -> None:
+        """Write the event if it is a verdict."""
+        if isinstance(event, UncertaintyEvent):
+            self._evaluations.write(event.record)
 
 
 def report(verdict: Verdict, source: Source, *, keep_draft: bool = False) -> None:

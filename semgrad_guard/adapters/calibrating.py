@@ -6,7 +6,6 @@ calibrating come after it (`semgrad_guard.adapters.examples`).
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import random
@@ -21,6 +20,7 @@ from typing import Any, Literal, Protocol, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from semgrad_guard.adapters.code_identity import sixteen_digits
 from semgrad_guard.calibration import Binding
 from semgrad_guard.errors import BindingMismatchError, CalibrationError, InputError
 from semgrad_guard.evaluation.job_record import JobRecord, Progress
@@ -381,5 +381,4 @@ def _example(given: Any, number: int) -> Example:
             f"example {number} needs a right answer as text, or several; None or [] where no answer is right but an "
             "abstention"
         )
-    digest = hashlib.sha256(json.dumps(question, sort_keys=True, default=repr).encode("utf-8", "surrogatepass"))
-    return Example(question, answers, digest.hexdigest()[:16])
+    return Example(question, answers, sixteen_digits(json.dumps(question, sort_keys=True, default=repr)))

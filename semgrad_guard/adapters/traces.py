@@ -1,22 +1,70 @@
-"""Verdicts as scores in Phoenix, MLflow and Langfuse: the arguments of their own clients, none of which is imported.
+"""Verdicts in traces: OpenTelemetry's spans and events, and scores in Phoenix, MLflow and Langfuse.
 
     phoenix.spans.add_span_annotation(span_id=span_id, **phoenix_annotation(record))
     mlflow.log_feedback(trace_id=trace_id, **mlflow_feedback(record))
     langfuse.create_score(trace_id=trace_id, **langfuse_score(record))
 
 A record is `Verdict.metadata()`, an `UncertaintyEvent`'s `record`, or the field `semgrad_guard` of a server's response.
-The name of the score is `uncertainty`; the action is its label, and everything else is metadata. No text is sent.
+The functions make the arguments of those packages' own clients, none of which is imported: the name of the score is
+`uncertainty`; the action is its label, and everything else is metadata. No text is sent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from semgrad_guard.errors import ScoringError
+from semgrad_guard.errors import ScoringError, require_installed
 from semgrad_guard.records import trace_fields
 
+if TYPE_CHECKING:  # it needs the extra `tracing`
+    from opentelemetry._logs import LoggerProvider
+    from opentelemetry.trace import Span
+
 NAME = "uncertainty"
+EVENT = "gen_ai.evaluation.result"
+"""The event's name in OpenTelemetry's semantic conventions for generative AI."""
+
+
+class EvaluationLog:
+    """Writes records of verdicts to OpenTelemetry: to spans, and to a logger. Needs the extra `tracing`.
+
+    Args:
+        name: of the instrumentation, in exported events.
+        logger_provider: where events go; default: OpenTelemetry's global one.
+
+    Raises:
+        MissingExtraError: OpenTelemetry is not installed.
+    """
+
+    def __init__(self, name: str, *, logger_provider: LoggerProvider | None = None) -> None:
+        require_installed("opentelemetry", extra="tracing")
+        from opentelemetry._logs import get_logger
+
+        self._logger = get_logger(name, logger_provider=logger_provider)
+
+    def write(self, record: Mapping[str, Any], span: Span | None = None, *, response_id: str | None = None) -> None:
+        """Write one verdict to a span, by default the current one; `response_id` names the response that it is about.
+
+        A span that has ended takes no attributes; the event is tied to it all the same. An answer without a score is an
+        evaluation that failed: its `error.type` is the verdict's status.
+        """
+        from opentelemetry._logs import LogRecord
+        from opentelemetry.trace import get_current_span, set_span_in_context
+
+        span = span or get_current_span()
+        if span.is_recording():
+            span.set_attributes(trace_fields(record))
+        fields = {  # the estimator is the metric, the action is the label
+            "gen_ai.evaluation.name": record["estimator"],
+            "gen_ai.evaluation.score.value": record["uncertainty"],
+            "gen_ai.evaluation.score.label": record["action"],
+            "gen_ai.evaluation.explanation": record["reason"],
+            "gen_ai.response.id": response_id,
+            "error.type": None if record["status"] == "scored" else record["status"],
+        }
+        attributes = {name: value for name, value in fields.items() if value is not None}
+        self._logger.emit(LogRecord(context=set_span_in_context(span), event_name=EVENT, attributes=attributes))
 
 
 def phoenix_annotation(record: Mapping[str, Any]) -> dict[str, Any]:

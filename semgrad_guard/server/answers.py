@@ -314,8 +314,12 @@ def http_error_of(error: BaseException) -> HttpError:
     """The response to an error. One that is not ours is a bug, and its text stays here."""
     if isinstance(error, HttpError):
         return error
-    if isinstance(error, LowConfidenceError):
-        return _low_confidence(error)
+    if isinstance(error, LowConfidenceError):  # no text may replace the answer: only its verdict is sent
+        verdict = error.verdict
+        decision = {} if verdict.decision_id is None else {ID_HEADER: verdict.decision_id}
+        headers = {ACTION_HEADER: verdict.action, **_NO_RETRY, **decision}
+        text = f"{WITHHELD} (decision: {verdict.action})"
+        return HttpError(422, "low_confidence", text, headers=headers, more={"semgrad_guard": public_record(verdict)})
     if isinstance(error, QueueFullError):
         return HttpError(429, "queue_full", str(error), headers={"retry-after": str(error.retry_after)})
     if isinstance(error, UpstreamError):
@@ -345,16 +349,6 @@ _CODES: tuple[tuple[type[SemGradGuardError], int, str], ...] = (
     (DecisionLogError, 503, "decision_log_unavailable"),
     (SemGradGuardError, 500, "model_error"),
 )
-
-
-def _low_confidence(error: LowConfidenceError) -> HttpError:
-    """An answer that is not let through, and that no text may replace. Only its verdict is sent."""
-    verdict = error.verdict
-    headers = {ACTION_HEADER: verdict.action, **_NO_RETRY}
-    if verdict.decision_id is not None:
-        headers[ID_HEADER] = verdict.decision_id
-    text = f"{WITHHELD} (decision: {verdict.action})"
-    return HttpError(422, "low_confidence", text, headers=headers, more={"semgrad_guard": public_record(verdict)})
 
 
 def _upstream(error: UpstreamError) -> HttpError:

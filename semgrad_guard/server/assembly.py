@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from fastapi import FastAPI
 
+from semgrad_guard.adapters.traces import EvaluationLog
 from semgrad_guard.calibration import DriftMonitor
 from semgrad_guard.calibration.call_options import usual_options
 from semgrad_guard.decision_log.decision_log import open_log
@@ -35,9 +36,6 @@ from semgrad_guard.server.service import ServedModel, Service
 from semgrad_guard.server.settings import ServerSettings
 from semgrad_guard.server.upstream import RemoteServer, RemoteTarget, Unguarded, Upstream
 from semgrad_guard.settings import API_KEY, TARGET_KEY, UPSTREAM_KEY, LoadingOptions
-
-if TYPE_CHECKING:
-    from semgrad_guard.adapters.telemetry import EvaluationLog
 
 ROWS = 32
 """Answers that are written at once, unless `--max-batch` is another number."""
@@ -92,7 +90,9 @@ def assemble(
     if not settings.no_log:
         keep = None if settings.keep_log is None else timedelta(days=settings.keep_log)
         log = open_log(settings.log, journal=settings.journal, text=settings.log_text, keep=keep)
-    service = Service(models, log=log, evaluations=_evaluations())
+    # Where OpenTelemetry is installed, events go to it; its settings decide whether they leave the process.
+    traced = find_spec("opentelemetry") is not None and find_spec("opentelemetry._logs") is not None
+    service = Service(models, log=log, evaluations=EvaluationLog("semgrad_guard.server") if traced else None)
     limits = Limits(body_bytes=settings.max_body, connections=settings.connections)
     return Server(make_app(service, keys=keys, limits=limits, hosts=hosts, unguarded=unguarded), service)
 
@@ -226,12 +226,3 @@ def policy_of(settings: ServerSettings, name: str) -> Policy:
         f"no setting decides which answers of {name} are let through: give --calibration or --threshold, or --mode "
         "annotate to deliver every answer with its uncertainty"
     )
-
-
-def _evaluations() -> EvaluationLog | None:
-    """Where OpenTelemetry is installed, events go to it; its settings decide whether they leave the process."""
-    if find_spec("opentelemetry") is None or find_spec("opentelemetry._logs") is None:
-        return None
-    from semgrad_guard.adapters.telemetry import EvaluationLog
-
-    return EvaluationLog("semgrad_guard.server")

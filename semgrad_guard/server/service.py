@@ -7,6 +7,7 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from semgrad_guard.adapters.traces import EvaluationLog
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.calibration.promise import report, risk_curve, shortfall
 from semgrad_guard.decision_log.entries import DecisionSink, Facts
@@ -41,8 +42,7 @@ from semgrad_guard.server.scheduler import LiveAnswers, ModelQueue
 from semgrad_guard.server.upstream import RemoteTarget, Upstream, UpstreamRequest
 from semgrad_guard.server.writing import AnswerRequest, ForeignText
 
-if TYPE_CHECKING:  # they need their own extras
-    from semgrad_guard.adapters.telemetry import EvaluationLog
+if TYPE_CHECKING:  # it needs the extra `log`
     from semgrad_guard.decision_log.decision_log import DecisionLog
 
 

@@ -175,11 +175,30 @@ class Writer:
         self, assignment: Assignment, generations: Sequence[Generation], *, known: Verdict | None = None
     ) -> list[Draft[Answer]]:
         """The texts that were written for a request, scored; `known` as in `Answerer.draft`."""
-        options = assignment.request.form.template_options
-        drafts = [
-            assignment.answerer.draft(generation, template_options=options, known=known) for generation in generations
-        ]
-        return [self._as_answer(draft, assignment.request) for draft in drafts]
+        request, made = assignment.request, list[Draft[Answer]]()
+        options = request.form.template_options
+        for generation in generations:
+            draft = assignment.answerer.draft(generation, template_options=options, known=known)
+            verdict = draft.verdict
+            if broken := request.form.taken_apart(self.model, generation).broken:
+                # OpenAI's form has no place for a call that cannot be read: it is delivered as text.
+                verdict = verdict.model_copy(update={"text": "\n".join((verdict.text, *broken)).lstrip("\n")})
+            logprobs = None
+            if request.logprobs:
+                found = openai_logprobs(self.model, self.estimator, generation.evidence, top=request.top_logprobs)
+                logprobs = [] if found is None else found["content"]
+            answer = Answer(
+                text=verdict.text,
+                # Clients join a tool's answer to its call by its id, and templates may write none.
+                tool_calls=tuple(call if call.id else replace(call, id=new_id()) for call in verdict.tool_calls),
+                finish_reason="tool_calls" if verdict.tool_calls else generation.finish_reason,
+                logprobs=logprobs,
+                prompt_tokens=len(generation.prompt.ids),
+                completion_tokens=generation.completion_tokens,
+                pieces=token_pieces(self.model, verdict.text, generation.response_ids) if request.cuts else None,
+            )
+            made.append(Draft(verdict, answer, draft.prompt))
+        return made
 
     def judged(self, text: ForeignText) -> Draft[None]:
         """A text from elsewhere with its score, or without one; the record has the same form."""
@@ -203,28 +222,6 @@ class Writer:
             ).about("by")
         segments = self.model.score(text.conversation, text.text, by=by, objective=estimator.objective)
         return [(one, None if one.scores is None else estimator.value(one.scores)) for one in segments]
-
-    def _as_answer(self, draft: Draft[Generation], request: AnswerRequest) -> Draft[Answer]:
-        generation, verdict = draft.answer, draft.verdict
-        if broken := request.form.taken_apart(self.model, generation).broken:
-            # OpenAI's form has no place for a call that cannot be read: it is delivered as text.
-            verdict = verdict.model_copy(update={"text": "\n".join((verdict.text, *broken)).lstrip("\n")})
-        logprobs = self._logprobs(generation, request) if request.logprobs else None
-        answer = Answer(
-            text=verdict.text,
-            # Clients join a tool's answer to its call by its id, and templates may write none.
-            tool_calls=tuple(call if call.id else replace(call, id=new_id()) for call in verdict.tool_calls),
-            finish_reason="tool_calls" if verdict.tool_calls else generation.finish_reason,
-            logprobs=logprobs,
-            prompt_tokens=len(generation.prompt.ids),
-            completion_tokens=generation.completion_tokens,
-            pieces=token_pieces(self.model, verdict.text, generation.response_ids) if request.cuts else None,
-        )
-        return Draft(verdict, answer, draft.prompt)
-
-    def _logprobs(self, generation: Generation, request: AnswerRequest) -> list[dict[str, Any]]:
-        logprobs = openai_logprobs(self.model, self.estimator, generation.evidence, top=request.top_logprobs)
-        return [] if logprobs is None else logprobs["content"]
 
 
 def token_pieces(model: LanguageModel, text: str, ids: Sequence[int] = ()) -> tuple[str, ...]:

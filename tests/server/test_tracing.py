@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from semgrad_guard import LanguageModel
-from semgrad_guard.adapters.telemetry import EvaluationLog
+from semgrad_guard.adapters.traces import EvaluationLog
 from semgrad_guard.decision_log.decision_log import DecisionLog
 from semgrad_guard.guard import unscored
 from semgrad_guard.guard.verdicts import UNSCORED
