@@ -30,6 +30,7 @@ from semgrad_guard.guard import (
     AbstainMessage,
     Answerer,
     DecisionSink,
+    Draft,
     Iterated,
     JudgedBy,
     KeepDraft,
@@ -130,13 +131,18 @@ class AroundChatModel(StreamingChatModel):
         if isinstance(model, EnforcingChatModel) and model.rules is None:
             return model._live(inner, is_async=is_async)
         streams = not isinstance(model, EnforcingChatModel) and model._should_stream(async_api=is_async, stream=True)
+
+        def judge(message: AIMessage, is_part: bool) -> Draft[AIMessage]:
+            return self.draft_of(self.scored(call, message, is_part=is_part), call)
+
         if call.withholds:
             early = self._early(call) if streams else None
-            return None if early is None else ReportedWriting(self, call, served.ServedPieces(model, inner), early)
+            return None if early is None else ReportedWriting(served.ServedPieces(model, inner), judge, early)
         if streams:
-            return ServedWriting(self, call, served.ServedPieces(model, inner))
-        steps = self._whole(call)
-        return ServedWriting(self, call, Iterated(lambda: run_stream(steps), lambda: arun_stream(steps)), scored=True)
+            return ServedWriting(served.ServedPieces(model, inner), judge)
+        steps = self._whole(call)  # of an answer that has its score
+        whole = Iterated(lambda: run_stream(steps), lambda: arun_stream(steps))
+        return ServedWriting(whole, lambda message, _: self.draft_of(message, call))
 
     def _whole(self, call: Call) -> StreamSteps[ChatGenerationChunk, None]:
         made = yield from self._drafted(call)
@@ -268,9 +274,7 @@ class AroundChatModel(StreamingChatModel):
     @property
     def model_name(self) -> str:
         """The name of the model inside, for agents."""
-        model: Any = self._inner.model
-        name = getattr(model, "model_name", None) or getattr(model, "model", None)
-        return name if isinstance(name, str) and name else model.get_name()
+        return served.name_of(self._inner.model)
 
     @property
     def _llm_type(self) -> str:
@@ -447,10 +451,8 @@ class GuardedChatModel(AroundChatModel):
             InputError: the estimator needs the model itself.
             BindingMismatchError: the calibration is about the scores of a local model.
         """
-        model: Any = inner.model
-        name = getattr(model, "model_name", None) or getattr(model, "model", None) or model.get_name()
         chosen = None if self.estimator is None else self.estimator.name
-        return ReportedScorer.of(str(name), self.policy.calibration, chosen, self._by_sentence)
+        return ReportedScorer.of(served.name_of(inner.model), self.policy.calibration, chosen, self._by_sentence)
 
     @property
     def _by_sentence(self) -> OnDoubt | None:

@@ -65,6 +65,12 @@ class ServedPieces(Iterated[ChatGenerationChunk]):
             return (yield super().next())
 
 
+def name_of(model: BaseChatModel) -> str:
+    """The name of the model that a chat model calls, or its own."""
+    name: Any = getattr(model, "model_name", None) or getattr(model, "model", None)
+    return name if isinstance(name, str) and name else model.get_name()
+
+
 def options_of(model: BaseChatModel, call: Call) -> dict[str, Any]:
     """The options of a call to a model's server; the name of a cache that may answer in its place is one, too.
 

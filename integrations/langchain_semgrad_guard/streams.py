@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing
-from typing import Any, Protocol, Self, cast
+from typing import Any, Self, cast
 
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, message_chunk_to_message
@@ -35,7 +35,6 @@ from semgrad_guard.guard import (
     Steps,
     Stop,
     StreamSteps,
-    Ticket,
     Work,
     arun_stream,
     run_stream,
@@ -203,28 +202,16 @@ class _Texts:
 class LocalWriting(_Texts, LiveAnswer):
     """An answer of a local model, read and begun with its first piece; the draft of its message at the end."""
 
-    def __init__(self, submit: Callable[[Callable[[Piece], None]], Ticket[Draft[AIMessage]]]) -> None:
-        super().__init__(submit)
 
-
-class Scoring(Protocol):
-    """A model around a served one: it scores the served answers, and knows the rules for them."""
-
-    def scored(self, call: Call, message: AIMessage, *, is_part: bool = ...) -> AIMessage: ...
-
-    def draft_of(self, message: AIMessage, call: Call) -> Draft[AIMessage]: ...
+Judge = Callable[[AIMessage, bool], Draft[AIMessage]]
+"""The scored draft of a whole message; True: it was ended behind a doubtful sentence."""
 
 
 class ServedWriting:
-    """An answer of a served model. Its `pieces` are passed on as they are; the last one, with the score, is ours.
+    """An answer of a served model. Its `pieces` are passed on as they are; the last one, with the score, is ours."""
 
-    `scored` pieces are a whole answer that has its score already.
-    """
-
-    def __init__(
-        self, owner: Scoring, call: Call, pieces: Iterated[ChatGenerationChunk], *, scored: bool = False
-    ) -> None:
-        self._owner, self._call, self._pieces, self._is_scored = owner, call, pieces, scored
+    def __init__(self, pieces: Iterated[ChatGenerationChunk], judge: Judge) -> None:
+        self._judge = judge
         self.next, self.close = pieces.next, pieces.close
         self._whole: ChatGenerationChunk | None = None
         self._held = HeldText()
@@ -249,8 +236,7 @@ class ServedWriting:
         if text is not None:
             metadata = {**whole.response_metadata, "finish_reason": "stop"}
             whole = whole.model_copy(update={"content": text, "response_metadata": metadata})
-        scored = whole if self._is_scored else self._owner.scored(self._call, whole, is_part=text is not None)
-        return self._owner.draft_of(scored, self._call)
+        return self._judge(whole, text is not None)
 
     def last(self, message: AIMessage) -> list[ChatGenerationChunk]:
         """The record, and text that was held back."""
@@ -270,11 +256,9 @@ class ReportedWriting(_Texts):
     Behind a sentence that ends the answer the model is left: closing the pieces hangs up.
     """
 
-    def __init__(
-        self, owner: Scoring, call: Call, pieces: Iterated[ChatGenerationChunk], early: ReportedSentences
-    ) -> None:
+    def __init__(self, pieces: Iterated[ChatGenerationChunk], judge: Judge, early: ReportedSentences) -> None:
         super().__init__()
-        self._live, self._pieces, self._early = ServedWriting(owner, call, pieces), pieces, early
+        self._live, self._pieces, self._early = ServedWriting(pieces, judge), pieces, early
         self.close = pieces.close
 
     def next(self) -> Work:

@@ -29,10 +29,8 @@ from llama_index_semgrad_guard.records import (
     Chunk,
     ToolCallingLLM,
     calls_tools,
-    chat_chunk,
     chat_response,
     completion,
-    completion_chunk,
     raw_record,
     to_conversation,
     without_calls,
@@ -288,7 +286,10 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         record = raw_record(generation, self.model)
 
         def judged(made: Generation) -> Verdict:
-            found, shown = verdict or self._assess(made, options), made.text if text is None else text
+            found, shown = verdict, made.text if text is None else text
+            if found is None:
+                answerer = self._answerer(options.writing_by(self.language_model))
+                found = answerer.draft(made, template_options=options.form.template_options).verdict
             # A call that cannot be read is text here.
             return found if found.text == shown else found.model_copy(update={"text": shown, "sentences": ()})
 
@@ -303,10 +304,6 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         report(call.verdict, "llm")
         thought = {REASONING: call.verdict.reasoning} if call.verdict.reasoning else {}
         return {**record, **thought, METADATA_KEY: call.verdict.metadata()}
-
-    def _assess(self, generation: Generation, options: CallOptions) -> Verdict:
-        answerer = self._answerer(options.writing_by(self.language_model))
-        return answerer.draft(generation, template_options=options.form.template_options).verdict
 
     def _writing(self, call: Mapping[str, Any], *, also: frozenset[str] = frozenset()) -> GenerationOptions:
         """As for any local model; a prompt function, which would be left out in silence, is an `InputError`."""
@@ -328,52 +325,54 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         """Answer a conversation."""
         options = self._options(kwargs, also=FORM_OPTIONS)
         generation, record = self._answer(self._shown(messages), options)
-        return chat_response(generation.text, record, calls=options.calls(self.language_model, generation))
+        calls = options.calls(self.language_model, generation)
+        return chat_response(Chunk(generation.text, record=record, calls=calls))
 
     @_traced_completion
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Answer a text, shown to the model as one user turn."""
         generation, record = self._answer(prompt, self._options(kwargs))
-        return completion(generation.text, record)
+        return completion(Chunk(generation.text, record=record))
 
     @_traced_chat
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Answer a conversation piece by piece; the last piece is empty and carries the record."""
         options = self._options(kwargs, also=FORM_OPTIONS)
         chunks = begun_here(run_stream(self._streamed(self._shown(messages), options)))
-        return (chat_chunk(chunk) for chunk in chunks)
+        return (chat_response(chunk) for chunk in chunks)
 
     @_traced_completion
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
         """Answer a text piece by piece; the last piece is empty and carries the record."""
         chunks = begun_here(run_stream(self._streamed(prompt, self._options(kwargs))))
-        return (completion_chunk(chunk) for chunk in chunks if chunk.thought_delta is None)
+        return (completion(chunk) for chunk in chunks if chunk.thought_delta is None)
 
     @_traced_chat
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """As `chat`, on the event loop."""
         options = self._options(kwargs, also=FORM_OPTIONS)
         generation, record = await self._aanswer(await self._ashown(messages), options)
-        return chat_response(generation.text, record, calls=options.calls(self.language_model, generation))
+        calls = options.calls(self.language_model, generation)
+        return chat_response(Chunk(generation.text, record=record, calls=calls))
 
     @_traced_completion
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """As `complete`, on the event loop."""
         generation, record = await self._aanswer(prompt, self._options(kwargs))
-        return completion(generation.text, record)
+        return completion(Chunk(generation.text, record=record))
 
     @_traced_chat
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         """As `stream_chat`, on the event loop."""
         options = self._options(kwargs, also=FORM_OPTIONS)
         steps = self._streamed(await self._ashown(messages), options)
-        return (chat_chunk(chunk) async for chunk in abegun_here(arun_stream(steps)))
+        return (chat_response(chunk) async for chunk in abegun_here(arun_stream(steps)))
 
     @_traced_completion
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
         """As `stream_complete`, on the event loop."""
         chunks = abegun_here(arun_stream(self._streamed(prompt, self._options(kwargs))))
-        return (completion_chunk(chunk) async for chunk in chunks if chunk.thought_delta is None)
+        return (completion(chunk) async for chunk in chunks if chunk.thought_delta is None)
 
 
 def _noted(piece: str | DraftPiece, pieces: list[str], turn: Turn | None, let_through: Sequence[SentencePiece]) -> str:

@@ -105,33 +105,36 @@ def decided_of(response: Any) -> Verdict | None:
     return None
 
 
-def chat_response(
-    text: str,
-    record: dict[str, Any] | None,
-    *,
-    delta: str | None = None,
-    thought: str = "",
-    thought_delta: str | None = None,
-    calls: Sequence[ToolCall] = (),
-) -> ChatResponse:
-    """An answer as LlamaIndex's chat methods return it; the record is next to the message, never in it.
+class Chunk(NamedTuple):
+    """A whole answer, or one so far: its text and its thought, in a stream the newest piece of either, and at the end
+    the record and the calls."""
 
-    `thought` and its newest piece are those of an answer that is being written.
-    """
-    thought = thought or (record or {}).get(REASONING, "")
-    made = [
+    text: str
+    delta: str | None = None
+    thought: str = ""
+    thought_delta: str | None = None
+    record: dict[str, Any] | None = None
+    calls: Sequence[ToolCall] = ()
+
+
+def chat_response(chunk: Chunk) -> ChatResponse:
+    """An answer as LlamaIndex's chat methods return it; the record is next to the message, never in it."""
+    thought = chunk.thought or (chunk.record or {}).get(REASONING, "")
+    calls = [
         ToolCallBlock(tool_call_id=call.id or new_id(), tool_name=call.name, tool_kwargs=dict(call.arguments))
-        for call in calls
+        for call in chunk.calls
     ]
-    blocks = [*([ThinkingBlock(content=thought)] if thought else []), TextBlock(text=text), *made]
+    blocks = [*([ThinkingBlock(content=thought)] if thought else []), TextBlock(text=chunk.text), *calls]
     message = ChatMessage(role=MessageRole.ASSISTANT, blocks=blocks)
-    more = _verdict_record(record) if thought_delta is None else {"thinking_delta": thought_delta}
-    return ChatResponse(message=message, raw=record, delta=delta, additional_kwargs=more)
+    thinking = chunk.thought_delta
+    more = _verdict_record(chunk.record) if thinking is None else {"thinking_delta": thinking}
+    return ChatResponse(message=message, raw=chunk.record, delta=chunk.delta, additional_kwargs=more)
 
 
-def completion(text: str, record: dict[str, Any] | None, *, delta: str | None = None) -> CompletionResponse:
+def completion(chunk: Chunk) -> CompletionResponse:
     """An answer as LlamaIndex's completion methods return it."""
-    return CompletionResponse(text=text, raw=record, delta=delta, additional_kwargs=_verdict_record(record))
+    more = _verdict_record(chunk.record)
+    return CompletionResponse(text=chunk.text, raw=chunk.record, delta=chunk.delta, additional_kwargs=more)
 
 
 def completed(response: ChatResponse | CompletionResponse) -> str | Verdict:
@@ -320,34 +323,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(inner) for inner in cast("Sequence[Any]", value)]
     return value
-
-
-class Chunk(NamedTuple):
-    """An answer and its thought so far, the newest piece of either, and in the last chunk the record and the calls."""
-
-    text: str
-    delta: str
-    thought: str
-    thought_delta: str | None = None
-    record: dict[str, Any] | None = None
-    calls: Sequence[ToolCall] = ()
-
-
-def chat_chunk(chunk: Chunk) -> ChatResponse:
-    """A piece of a streamed reply."""
-    return chat_response(
-        chunk.text,
-        chunk.record,
-        delta=chunk.delta,
-        thought=chunk.thought,
-        thought_delta=chunk.thought_delta,
-        calls=chunk.calls,
-    )
-
-
-def completion_chunk(chunk: Chunk) -> CompletionResponse:
-    """A piece of a streamed text."""
-    return completion(chunk.text, chunk.record, delta=chunk.delta)
 
 
 # Tools: shown to a model, and its calls of them in the messages of responses.

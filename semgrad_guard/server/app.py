@@ -29,7 +29,6 @@ from semgrad_guard.server.answers import Answer, HttpError, http_error_of
 from semgrad_guard.server.completions import (
     ClientGoneError,
     Translation,
-    Untranslated,
     completion,
     headers,
     limit_headers,
@@ -233,7 +232,7 @@ class Routes:
 
     async def chat(self, request: Request) -> Response:
         """A guarded chat completion, whole or streamed."""
-        return await self._answered(request, Untranslated.of)
+        return await self._answered(request, Translation.of)
 
     async def completions(self, request: Request) -> Response:
         """Guarded texts after prompts, whole or streamed."""

@@ -24,7 +24,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -51,42 +51,13 @@ from semgrad_guard.server.service import Call, Service
 Json = dict[str, Any]
 
 
-class Translation(Protocol):
-    """A request, translated; `prefix` begins the id of its response."""
-
-    prefix: ClassVar[str]
-
-    @property
-    def bodies(self) -> Sequence[Mapping[str, Any]]:
-        """The bodies of the chat completions; one where the response is streamed."""
-        ...
-
-    @property
-    def names(self) -> Mapping[str, str]:
-        """The client's names of fields that chat completions name otherwise."""
-        ...
-
-    @property
-    def end(self) -> str:
-        """The last event of a stream."""
-        ...
-
-    def whole(self, completions: Sequence[Json]) -> Json:
-        """The response, of one completion for each body."""
-        ...
-
-    def events(self, chunks: AsyncIterator[Json]) -> AsyncIterator[Json]:
-        """The events of a stream, of its chunks. One with a `type` is also named by it."""
-        ...
-
-    def failed(self, problem: HttpError) -> Json:
-        """The event of an error after the beginning of a stream."""
-        ...
-
-
 @dataclass(frozen=True)
-class Untranslated:
-    """A request for a chat completion itself."""
+class Translation:
+    """A request for a chat completion; subclasses are requests of other protocols, which are translated.
+
+    `bodies` are those of chat completions, one where the response is streamed. `names` are the client's names of fields
+    that chat completions name otherwise. `end` is the last event of a stream; `prefix` begins the id of a response.
+    """
 
     bodies: Sequence[Mapping[str, Any]]
     names: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -99,15 +70,15 @@ class Untranslated:
         return cls((body,))
 
     def whole(self, completions: Sequence[Json]) -> Json:
-        """As `Translation.whole`."""
+        """The response, of one completion for each body."""
         return completions[0]
 
     def events(self, chunks: AsyncIterator[Json]) -> AsyncIterator[Json]:
-        """As `Translation.events`."""
+        """The events of a stream, of its chunks. One with a `type` is also named by it."""
         return chunks
 
     def failed(self, problem: HttpError) -> Json:
-        """As `Translation.failed`."""
+        """The event of an error after the beginning of a stream."""
         return problem.body
 
 
@@ -226,7 +197,7 @@ def _written(answer: Answer, verdict: Verdict) -> int:
 
 def _head(call: Call, request_id: str, kind: str) -> Json:
     return {
-        "id": f"{Untranslated.prefix}{request_id}",
+        "id": f"{Translation.prefix}{request_id}",
         "object": kind,
         "created": int(time.time()),
         "model": call.served.name,

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, Strict
 
 from semgrad_guard.errors import InputError
 from semgrad_guard.server.answers import KEY, SENTENCE_KEY, HttpError
-from semgrad_guard.server.completions import Json, Untranslated, require_none_of
+from semgrad_guard.server.completions import Json, Translation, require_none_of
 
 _NAMES: Mapping[str, str] = {
     "messages": "input",
@@ -216,8 +216,8 @@ def _response_format(form: TextFormat) -> Json:
 
 
 @dataclass(frozen=True)
-class ResponsesTranslation(Untranslated):
-    """A request for a response (`Translation`)."""
+class ResponsesTranslation(Translation):
+    """A request for a response."""
 
     prefix: ClassVar[str] = "resp_"
     end: str = ""
@@ -333,7 +333,7 @@ class _Output:
 
     def name(self, kind: str) -> str:
         """An id."""
-        return self.head["id"].replace(Untranslated.prefix, f"{kind}_")
+        return self.head["id"].replace(Translation.prefix, f"{kind}_")
 
     def add(self, delta: Json) -> Iterator[Json]:
         """Take in a part of a chat's message."""

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, Strict
 
 from semgrad_guard.errors import InputError
 from semgrad_guard.server.answers import KEY
-from semgrad_guard.server.completions import Json, Untranslated, require_none_of
+from semgrad_guard.server.completions import Json, Translation, require_none_of
 
 _NAMES: Mapping[str, str] = {
     "messages": "prompt",
@@ -44,8 +44,8 @@ class TextRequest(BaseModel):
     suffix: Literal[""] | None = None
 
 
-class TextTranslation(Untranslated):
-    """A request for texts after prompts (`Translation`)."""
+class TextTranslation(Translation):
+    """A request for texts after prompts."""
 
     prefix: ClassVar[str] = "cmpl-"
 
@@ -92,7 +92,7 @@ class TextTranslation(Untranslated):
 
 def _head(chunk: Json) -> Json:
     return {
-        "id": chunk["id"].replace(Untranslated.prefix, TextTranslation.prefix),
+        "id": chunk["id"].replace(Translation.prefix, TextTranslation.prefix),
         "object": "text_completion",
         "created": chunk["created"],
         "model": chunk["model"],
