@@ -163,12 +163,5 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         """Like `after_model`."""
         return self.after_model(state, runtime)
 
-    @hook_config(can_jump_to=["model"])
-    def after_agent(self, state: UncertaintyState, runtime: Runtime[Any]) -> dict[str, Any] | None:
-        """Like `after_model`, which is skipped where a hook before it in the graph jumps to the end."""
-        return self.after_model(state, runtime)
-
-    @hook_config(can_jump_to=["model"])
-    async def aafter_agent(self, state: UncertaintyState, runtime: Runtime[Any]) -> dict[str, Any] | None:
-        """Like `after_agent`."""
-        return self.after_model(state, runtime)
+    # A hook before these may jump to the end, past them; the agent's own come then, too.
+    after_agent, aafter_agent = after_model, aafter_model

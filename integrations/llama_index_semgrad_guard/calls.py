@@ -181,11 +181,6 @@ class ModelCall:
         """The text, and the arguments of the calls of tools."""
         return (self.text, *(call.arguments for call in self.tool_calls))
 
-    @property
-    def asked_by(self) -> tuple[str, ...]:
-        """The names of these steps: "RetrieverQueryEngine.query", "Refine.get_response", "SemGradLLM.predict"."""
-        return tuple(step.name for step in self.path)
-
     def within(self, step: Step) -> bool:
         """Whether a step made this call, by itself or by the steps within it."""
         return step in self.path

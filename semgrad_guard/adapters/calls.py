@@ -52,11 +52,22 @@ class AnswerForm:
             InputError: a `tool_choice` that names no tool at hand, or a `response_format` of an unknown type.
         """
         tools = tuple(cast("Sequence[Tool]", options.get("tools") or ()))
-        choice = options.get("tool_choice")
+        choice, forced = options.get("tool_choice"), tuple[Tool, ...]()
         if choice in ("none", False):
             tools = ()
+        elif choice not in (None, "auto"):
+            if isinstance(choice, Mapping):
+                choice = cast("Mapping[str, Any]", choice).get("function", {}).get("name")
+            any_of_them = choice in ("any", "required", True)
+            forced = tuple(tool for tool in tools if any_of_them or tool["function"]["name"] == choice)
+            if not forced:
+                names = ", ".join(tool["function"]["name"] for tool in tools) or "there are no tools"
+                raise InputError(
+                    f"tool_choice={choice!r} is neither 'auto', 'required' ('any') or 'none' nor the name of a tool "
+                    f"({names})"
+                ).about("tool_choice")
         schema, instruction = _response_schema(options.get("response_format"))
-        return cls(tools, _forced(choice, tools), schema, instruction)
+        return cls(tools, forced, schema, instruction)
 
     @property
     def template_options(self) -> dict[str, Any]:
@@ -91,22 +102,6 @@ class AnswerForm:
         if self.schema is not None and not self.forced:
             rules.append(json_rule(self.schema))
         return one_of(rules)
-
-
-def _forced(choice: Any, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
-    if choice in (None, "auto", "none", False):
-        return ()
-    if isinstance(choice, Mapping):
-        choice = cast("Mapping[str, Any]", choice).get("function", {}).get("name")
-    chosen = (
-        tools if choice in ("any", "required", True) else tuple(t for t in tools if t["function"]["name"] == choice)
-    )
-    if not chosen:
-        names = ", ".join(tool["function"]["name"] for tool in tools) or "there are no tools"
-        raise InputError(
-            f"tool_choice={choice!r} is neither 'auto', 'required' ('any') or 'none' nor the name of a tool ({names})"
-        ).about("tool_choice")
-    return chosen
 
 
 def _response_schema(response_format: Any) -> tuple[Mapping[str, Any] | None, str]:

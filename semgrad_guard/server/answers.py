@@ -209,7 +209,6 @@ class Cuts:
             text, tokens, finish = self._cut(answer.text, pieces, tokens or 0)
         if finish is None:
             return verdict, answer
-        logprobs = answer.logprobs
         left = replace(
             answer,
             text=text,
@@ -217,7 +216,7 @@ class Cuts:
             finish_reason=finish,
             completion_tokens=tokens,
             together=None,
-            logprobs=_left_of(logprobs, pieces[:tokens], len(text)) if _aligned(logprobs, pieces) else None,
+            logprobs=_left_of(answer.logprobs, pieces, tokens, len(text)),
         )
         return _unpromised(verdict, text) if (text, ()) != (answer.text, answer.tool_calls) else verdict, left
 
@@ -251,16 +250,19 @@ def _unpromised(verdict: Verdict, text: str) -> Verdict:
     return verdict.model_copy(update=changes)
 
 
-def _aligned(entries: Sequence[dict[str, Any]] | None, pieces: Sequence[str]) -> bool:
-    """Whether the log-probabilities are those of these tokens; a special token adds nothing to the text."""
+def _left_of(
+    entries: Sequence[dict[str, Any]] | None, pieces: Sequence[str], tokens: int | None, length: int
+) -> list[dict[str, Any]] | None:
+    """The log-probabilities of the tokens that are left; None where they are not those of these pieces.
+
+    A special token adds nothing to the text. The entry of a token in which a stop string begins names its text before
+    that.
+    """
     if entries is None or len(entries) != len(pieces):
-        return False
-    return all(piece in ("", entry.get("token")) for entry, piece in zip(entries, pieces, strict=True))
-
-
-def _left_of(entries: Sequence[dict[str, Any]] | None, pieces: Sequence[str], length: int) -> list[dict[str, Any]]:
-    """The entries of the tokens that are left. One in which a stop string begins names its text before that."""
-    left = list(entries or ())[: len(pieces)]
+        return None
+    if not all(piece in ("", entry.get("token")) for entry, piece in zip(entries, pieces, strict=True)):
+        return None
+    left, pieces = list(entries[:tokens]), pieces[:tokens]
     if (beyond := sum(map(len, pieces)) - length) > 0:
         token = pieces[-1][:-beyond]
         left[-1] = {**left[-1], "token": token, "bytes": list(token.encode())}

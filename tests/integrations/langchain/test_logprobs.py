@@ -29,7 +29,7 @@ def test_logprobs_in_openais_shape_on_every_path(language_model: LanguageModel, 
     assert len(found) == 1
     assert json.loads(json.dumps(found)) == found
     tokens = found[0]["content"]
-    generation = language_model.generate(QUESTION, chat._options(None, {}))
+    generation = language_model.generate(QUESTION, chat._writing({}))
     assert "".join(token["token"] for token in tokens) == generation.text
     assert b"".join(bytes(token["bytes"]) for token in tokens) == generation.text.encode()
     assert all(token["top_logprobs"] == [] for token in tokens)
