@@ -183,7 +183,7 @@ class Writer:
             if broken := request.form.taken_apart(self.model, generation).broken:
                 # OpenAI's form has no place for a call that cannot be read: it is delivered as text.
                 verdict = verdict.model_copy(update={"text": "\n".join((verdict.text, *broken)).lstrip("\n")})
-            logprobs = None
+            logprobs: list[dict[str, Any]] | None = None
             if request.logprobs:
                 found = openai_logprobs(self.model, self.estimator, generation.evidence, top=request.top_logprobs)
                 logprobs = [] if found is None else found["content"]
