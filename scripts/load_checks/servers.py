@@ -80,11 +80,11 @@ def serving(folder: Path, *options: object, log: Path | None = None) -> Generato
             [*command, *map(str, options)], stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
         ) as process,
     ):
-        output = process.stdout
-        line = output.readline() if output is not None else ""
-        if output is None or " at http" not in line:
+        lines = process.stdout
+        line = lines.readline() if lines is not None else ""
+        if lines is None or " at http" not in line:
             raise SystemExit(f"the server did not start: {line!r} {output.read_text()[-2000:]}")
-        threading.Thread(target=lambda: errors.writelines(output), daemon=True).start()
+        threading.Thread(target=lambda: errors.writelines(lines), daemon=True).start()
         try:
             yield Server(line.rpartition(" ")[2].strip(), process, output)
         finally:
