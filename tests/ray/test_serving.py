@@ -164,7 +164,7 @@ def kept(postgres: Postgres, ids: Sequence[str]) -> list[str]:
 
     database = Database(postgres.url)
     deadline = time.monotonic() + LIMIT
-    while (found := [decision for decision in ids if database.has(decision)]) != list(
+    while (found := [decision for decision in ids if database.find(decision)]) != list(
         ids
     ) and time.monotonic() < deadline:
         time.sleep(1)
