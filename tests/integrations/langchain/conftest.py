@@ -41,7 +41,7 @@ def language_model(tiny: str) -> LanguageModel:
 @pytest.fixture(scope="session")
 def larger(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
     """Other weights: an escalation target that answers something else."""
-    return LanguageModel.from_pretrained(str(save_tiny(tmp_path_factory.mktemp("larger"), seed=1)))
+    return LanguageModel.from_pretrained(str(save_tiny(tmp_path_factory.mktemp("larger"), seed=5)))
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from tests.fixed_model import PIECES, TEXT, FixedModel
 
 from .support import Ledger
 
-QUESTION, REPLY = "hello", "Ask a cook."
+QUESTION, REPLY = "Hello", "Ask a cook."
 FINISHED = f"{PIECES[0]}\n\n{REPLY}"
 WITHHELD = [piece.strip() for piece in PIECES[1:]]
 

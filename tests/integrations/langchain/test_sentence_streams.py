@@ -123,12 +123,12 @@ def test_log_probabilities_come_with_the_end_of_a_whole_answer(
 
 
 def test_the_closing_line_is_the_last_chunk(fixed: LanguageModel) -> None:
-    verdict = get_verdict(ChatSemGrad.from_model(fixed, by="sentence").invoke("hello"))
+    verdict = get_verdict(ChatSemGrad.from_model(fixed, by="sentence").invoke("Hello"))
     assert verdict is not None
     first, second, _ = (s.uncertainty or 0.0 for s in verdict.sentences)
     assert first < second
     model, router = guarded(fixed, "router", (first + second) / 2)
-    shown = [chunk.content for chunk in model.stream("hello", config={"callbacks": router}) if chunk.content]
+    shown = [chunk.content for chunk in model.stream("Hello", config={"callbacks": router}) if chunk.content]
     assert shown == [PIECES[0], CLOSING_LINE]
 
 
