@@ -286,10 +286,7 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         record = raw_record(generation, self.model)
 
         def judged(made: Generation) -> Verdict:
-            found, shown = verdict, made.text if text is None else text
-            if found is None:
-                answerer = self._answerer(options.writing_by(self.language_model))
-                found = answerer.draft(made, template_options=options.form.template_options).verdict
+            found, shown = verdict or self._assess(made, options), made.text if text is None else text
             # A call that cannot be read is text here.
             return found if found.text == shown else found.model_copy(update={"text": shown, "sentences": ()})
 
@@ -304,6 +301,10 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         report(call.verdict, "llm")
         thought = {REASONING: call.verdict.reasoning} if call.verdict.reasoning else {}
         return {**record, **thought, METADATA_KEY: call.verdict.metadata()}
+
+    def _assess(self, generation: Generation, options: CallOptions) -> Verdict:
+        answerer = self._answerer(options.writing_by(self.language_model))
+        return answerer.draft(generation, template_options=options.form.template_options).verdict
 
     def _writing(self, call: Mapping[str, Any], *, also: frozenset[str] = frozenset()) -> GenerationOptions:
         """As for any local model; a prompt function, which would be left out in silence, is an `InputError`."""
