@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -182,12 +182,6 @@ class Capture:
         return other
 
 
-def still_known(outputs: Outputs) -> Outputs:
-    """The outputs of linear maps at some columns; none where some of the columns have been let go."""
-    any_of_them = next(iter(outputs.values()), None)
-    return {} if any_of_them is None or bool(any_of_them[..., 0].isnan().any()) else outputs
-
-
 @dataclass(frozen=True)
 class RowPasses:
     """The states of the passes that wrote one row of a changing batch.
@@ -217,23 +211,27 @@ class _Layout:
         numbers = {id(capture): number for number, capture in enumerate(self.captures)}
         self._rows = [[(numbers[id(capture)], own) for capture, own in row.passes] for row in rows]
 
-    def laid_out(self, sources: Sequence[torch.Tensor | None]) -> torch.Tensor:
-        """One tensor [rows, longest, d] from the captures' own [its rows, its positions, d]; NaN for None."""
-        some = next(source for source in sources if source is not None)
+    def laid_out(self, sources: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        """One tensor [rows, longest, d] from the captures' own [its rows, its positions, d], by their numbers."""
+        rows = [torch.cat([sources[n][own] for n, own in row if n in sources]) for row in self._rows]
+        return pad_sequence(rows, batch_first=True) if rows[1:] else rows[0][None]
 
-        def piece(number: int, own: int) -> torch.Tensor:
-            source = sources[number]
-            if source is None:
-                return some.new_full((self.captures[number].positions, some.shape[-1]), math.nan)
-            return source[own]
-
-        return pad_sequence([torch.cat([piece(*place) for place in row]) for row in self._rows], batch_first=True)
+    def states(self) -> torch.Tensor:
+        """h^(k), laid out."""
+        return self.laid_out({number: capture.states() for number, capture in enumerate(self.captures)})
 
     def outputs(self) -> Outputs:
-        """The outputs of the maps that all captures hold, laid out; NaN where they have been let go."""
-        held = [None if capture.lets_go else capture.outputs() for capture in self.captures]
-        places = set[Place].intersection(*(set(own) for own in held if own is not None))
-        return {place: self.laid_out([None if own is None else own[place] for own in held]) for place in places}
+        """The outputs of the maps that all captures hold, laid out without the columns of the `gap`."""
+        held = {number: capture.outputs() for number, capture in enumerate(self.captures) if not capture.lets_go}
+        if self._rows[1:] and len(held) < len(self.captures):
+            return {}
+        places = set[Place].intersection(*map(set, held.values()))
+        return {place: self.laid_out({number: own[place] for number, own in held.items()}) for place in places}
+
+    def gap(self) -> tuple[int, int]:
+        """The columns of one row at which outputs have been let go: those of one capture, if any."""
+        ends = pairwise(accumulate((capture.positions for capture in self.captures), initial=0))
+        return next((own for own, capture in zip(ends, self.captures, strict=True) if capture.lets_go), (0, 0))
 
 
 @dataclass(frozen=True)
@@ -244,6 +242,7 @@ class CapturedStates:
     (the earliest t*) on, and the states before the head and its output at each step and row (maps and head as far as
     they were kept). Of the cache, only the columns before the first state are needed.
     Rows end after so many columns of `states` (`row_columns`; empty: all of them do so together).
+    Where a row is read by sentence, `outputs` leave out the columns of `gap`, counted from the first of `states`.
     `surveys` are there where the head's output is not, and a survey was wanted; they took `survey_ms` of the
     generation's time. `epoch` is the model's own at that time (`Scorer.epoch`; None: any): the states of another one
     is of no use.
@@ -260,6 +259,7 @@ class CapturedStates:
     surveys: Steps = ()
     survey_ms: float = 0.0
     row_columns: tuple[int, ...] = ()
+    gap: tuple[int, int] = (0, 0)
 
     @classmethod
     def of(cls, cache: Cache, capture: Capture, epoch: object = None) -> CapturedStates:
@@ -285,7 +285,7 @@ class CapturedStates:
             cache,
             captures[0].layer,
             cache.get_seq_length(),
-            layout.laid_out([capture.states() for capture in captures])[:, padding:],
+            layout.states()[:, padding:],
             logits,
             {place: output[:, padding:] for place, output in layout.outputs().items()},
             epoch,
@@ -293,6 +293,7 @@ class CapturedStates:
             surveys,
             sum(capture.survey_ms for row in rows for capture, _ in row.passes),
             tuple(length - padding for length in layout.lengths),
+            (layout.gap()[0] - padding, layout.gap()[1] - padding),
         )
 
     @classmethod
@@ -314,7 +315,9 @@ class CapturedStates:
                 [held(row)[0, begin - row.begins :] for row, begin in zip(rows, begins, strict=True)], batch_first=True
             )
 
-        shared = set(rows[0].outputs).intersection(*(row.outputs for row in rows))
+        ends = [row.begins + row.states.shape[1] for row in rows]
+        whole = not any(row.lacks(*own) for row, *own in zip(rows, begins, ends, strict=True))
+        shared = set(rows[0].outputs).intersection(*(row.outputs for row in rows)) if whole else set[Place]()
         return cls(
             stacked([kept(row.cache, [0], 0, begin) for row, begin in zip(rows, begins, strict=True)]),
             rows[0].layer,
@@ -331,6 +334,7 @@ class CapturedStates:
         Without a cache to replay them from, where it cannot be taken apart.
         """
         index, gone = torch.tensor(list(rows)), max(0, skip - self.begins)
+        begin, end = self.gap
 
         def of(whole: torch.Tensor) -> torch.Tensor:
             return whole[index.to(whole.device), gone:]
@@ -346,6 +350,7 @@ class CapturedStates:
             surveys=[[step[row] for row in rows] for step in self.surveys],
             survey_ms=self.survey_ms * len(rows) / len(self.states),
             row_columns=tuple(self.row_columns[row] - gone for row in rows) if self.row_columns else (),
+            gap=(begin - gone, end - gone),
         )
 
     def holds(self, batch: TokenBatch) -> bool:
@@ -385,14 +390,29 @@ class CapturedStates:
 
     def known_outputs(self, batch: TokenBatch) -> Outputs:
         """The outputs of the linear maps at the columns that are replayed [B, columns, out]."""
-        columns = self._replayed(batch)
-        known = still_known({place: output[:, columns] for place, output in self.outputs.items()})
-        return {place: _ordinary(output.contiguous()) for place, output in known.items()}
+        if self.lacks(batch.cut, batch.end):
+            return {}
+        return {place: _ordinary(self.output(place, batch.cut, batch.end).contiguous()) for place in self.outputs}
+
+    def lacks(self, begin: int, end: int) -> bool:
+        """Whether outputs have been let go at some of the columns [begin, end)."""
+        first, past = self.gap
+        return begin - self.begins < past and end - self.begins > first
+
+    def output(self, place: Place, begin: int, end: int) -> torch.Tensor:
+        """The output of a linear map at columns [begin, end) that it has not been let go of [B, columns, out]."""
+        first, past = self.gap
+        gone = self.begins + (past - first if begin - self.begins >= past else 0)
+        return self.outputs[place][:, begin - gone : end - gone]
 
     def states_of(self, batch: TokenBatch, *, whole: bool = False) -> torch.Tensor:
         """h^(layer) at the columns that are replayed [B, columns, d]; `whole`: up to the answers' last tokens."""
         columns = self._replayed(batch)
         return _ordinary(self.states[:, columns.start : columns.stop + whole])
+
+    def states_between(self, begin: int, end: int) -> torch.Tensor:
+        """h^(layer) at columns [begin, end)."""
+        return self.states[:, begin - self.begins : end - self.begins]
 
     def _replayed(self, batch: TokenBatch) -> slice:
         """The batch's columns [cut, end), counted from the first that was kept."""

@@ -17,11 +17,11 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import Cache, DynamicLayer
 
 from semgrad_guard.engine.replay.batch import PrefixLayer, TokenBatch
-from semgrad_guard.engine.replay.captured_states import CapturedStates, still_known
+from semgrad_guard.engine.replay.captured_states import CapturedStates
 from semgrad_guard.engine.replay.kernels import Outputs
 
-Held = Callable[[CapturedStates], torch.Tensor]
-"""A tensor [1, columns, d] of the states of one row."""
+Held = Callable[[CapturedStates, int, int], torch.Tensor]
+"""A tensor [1, columns, d] of the states of one row, at the columns from one to before another."""
 
 
 class ContextRows:
@@ -104,8 +104,11 @@ class ContextRows:
 
     def outputs(self, columns: Callable[[Held], torch.Tensor]) -> Outputs:
         """The outputs of linear maps that all sources hold, at the columns of one pass."""
+        stretches = [*zip(self._begins, self._ends, strict=True)], [*zip(self._last, self._until, strict=True)]
+        if any(source.lacks(*own) for some in stretches for source, own in zip(self._sources, some, strict=True)):
+            return {}
         places = set(self._sources[0].outputs).intersection(*(source.outputs for source in self._sources))
-        return still_known({place: columns(lambda source, place=place: source.outputs[place]) for place in places})
+        return {place: columns(lambda source, *own, place=place: source.output(place, *own)) for place in places}
 
     def before_prompts(self) -> Cache:
         """The cache before the first pass."""
@@ -148,8 +151,7 @@ class ContextRows:
         return Cache(layers=layers)
 
     def _cut(self, held: Held, begins: Sequence[int], ends: Sequence[int]) -> list[torch.Tensor]:
-        rows = zip(self._sources, begins, ends, strict=True)
-        return [held(row)[:, begin - row.begins : end - row.begins] for row, begin, end in rows]
+        return [held(*row) for row in zip(self._sources, begins, ends, strict=True)]
 
     def _halves(self, number: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """The rows' keys, and their values, of one layer."""

@@ -129,7 +129,7 @@ class Replayer:
         ) -> torch.Tensor:
             if bypasses:
                 above: InputHook = table.get(layer, lambda given: given)
-                table[layer] = lambda _: above(columns(lambda source: source.states))
+                table[layer] = lambda _: above(columns(CapturedStates.states_between))
             return self._pass(table, span[0], partial(self._replaying, rows.outputs(columns), live), **called)
 
         with self._swaps.bypassing(layer):
