@@ -9,10 +9,11 @@ so that ParaGrad = sum |A^T H| / (V d) and the seed of the backward pass are rea
 V x d nor, above a small budget, n x V is ever held. (Without entropy weights, w_t = 1; with the l2 norm, ParaGrad is
 the root mean square of A^T H.) The products A^T H can be sampled (`stratified_rows.py`); everything else stays exact.
 
-Row v of A^T H has at most the l1 norm q_v = sum_t |A_tv| ||H_t||_1. Where products are rounded to half precision, rows
-are not multiplied whose q_v is less than that rounding's part of the mean one (2^-8 in bfloat16). So all of them
-together are less than that part of sum q_v, too. They count as q_v times the share of the others in theirs. (Answers of
-SmolLM2: a quarter of the rows is multiplied. The others are 3e-4 of the sum, and are estimated to a fifth of that.)
+Row v of A^T H has at most the l1 norm q_v = sum_t |A_tv| ||H_t||_1. Rows are not multiplied whose q_v is less than a
+part of the mean one that rounding would hide: 2^-8 in bfloat16, 2^-14 in float32. So all of them together are less than
+that part of sum q_v, too. They count as q_v times the share of the others in theirs. (Answers of SmolLM2: a fifth of
+the rows is multiplied in bfloat16, and the others are 3e-4 of the sum; in float32 three fifths, and 6e-6. They are
+estimated to a twentieth of that: float32's own rounding of A is as great.)
 
 Logits in half precision are rounded: at 16 to 32, a bfloat16 to an eighth, a probability by several per cent. So the
 greatest of each token, and its target's, are computed once more in float32; over the many that are left the roundings
@@ -136,6 +137,8 @@ def _sample(
 _PRODUCTS = 1 << 18  # entries of A^T H at a time: few enough to stay in a core's cache,
 _HALF_PRODUCTS = 1 << 20  # or more where every product in half precision has a cost of its own,
 _PRODUCTS_ELSEWHERE = 1 << 24  # or as a GPU wants them
+_HIDDEN = {torch.bfloat16: 2**-8, torch.float32: 2**-14}
+"""The part of the mean bound of a row of A^T H below which rounding would hide the row, where products are taken so."""
 
 
 class Products:
@@ -161,10 +164,10 @@ class Products:
         self._states = states.split(self._lengths)
         self._magnitudes = [self._total(h.to(torch.float64, copy=True)) for h in self._states]
         self._least: list[float] | None = None
-        if means is not None and states.dtype.itemsize < 4 and norm == "l1":
+        if means is not None and norm == "l1" and (part := _HIDDEN.get(states.dtype)):
             self._heights = [h.abs().sum(1, keepdim=True, dtype=torch.float32).to(h.dtype).t() for h in self._states]
             mean = [float((h[0] * m).sum()) for h, m in zip(self._heights, means.split(self._lengths), strict=True)]
-            self._least = [torch.finfo(states.dtype).eps / 2 * value for value in mean]
+            self._least = [part * value for value in mean]
         self._bounds = self._sums.new_zeros(len(lengths), 2)  # sums of q_v: of the rows that are multiplied, and of all
         if states.device.type != "cpu":
             elements = _PRODUCTS_ELSEWHERE
