@@ -143,11 +143,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--no-scores", action="store_true", help="answers and grades only")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
-    chosen = all_cases(options.natural)
-    kinds = options.kinds or dict.fromkeys(case.kind for case in chosen)
+    known = all_cases(options.natural)
+    kinds = options.kinds or dict.fromkeys(case.kind for case in known)
     chosen: list[Case] = []
     for kind in kinds:
-        own = [case for case in chosen if case.kind == kind]
+        own = [case for case in known if case.kind == kind]
         keep = min(len(own), options.limit or len(own))
         chosen += [own[i * len(own) // keep] for i in range(keep)]
     rows: list[dict[str, Any]] = []
