@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -97,7 +96,7 @@ class KeptOutputs:
     def joined(self, rows: Sequence[Sequence[Piece]], longest: int) -> Outputs:
         """The outputs of the twin's maps at the positions of several answers: [rows, longest, out].
 
-        Without maps of which outputs are missing. Where they are not kept any more they begin with NaN, and beyond an
+        Without maps of which outputs are missing, and without positions at which they are not kept any more. Beyond an
         answer's end they are zero.
         """
         width = min((seen.given.shape[1] for pieces in rows for seen, *_ in pieces if seen), default=0)
@@ -110,12 +109,9 @@ class KeptOutputs:
         for row, pieces in enumerate(rows):
             reached = 0
             for seen, begin, count in pieces:
-                place = slice(reached, reached + count)
-                if seen is None:
-                    whole[row, place, ends[:-1]] = math.nan
-                else:
-                    whole[row, place] = seen.given[begin : begin + count, :width]
-                reached += count
+                if seen is not None:
+                    whole[row, reached : reached + count] = seen.given[begin : begin + count, :width]
+                    reached += count
             whole[row, reached:] = 0
         return {
             (layer, path): whole[:, :, begin:end]

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from typing import Any, Self, cast
 from weakref import WeakKeyDictionary
 
@@ -93,6 +94,12 @@ class Record:
         if first < self.prompt:
             self.states, self.outputs, self.length, self.before = [], [], 0, None
             self.behind, self.replayed = self.prompt - first, False
+
+    @property
+    def gap(self) -> tuple[int, int]:
+        """The positions, counted from the first with a state, whose outputs are not kept any more: one stretch."""
+        ends = pairwise(accumulate((count for *_, count in self.outputs), initial=0))
+        return next((own for own, (seen, *_) in zip(ends, self.outputs, strict=True) if seen is None), (0, 0))
 
     def let_go(self, scored: int) -> None:
         """Keep no outputs for the first `scored` tokens: later sentences need those of the prompt, and their own."""
@@ -330,6 +337,8 @@ class Recorder:
         states = [torch.cat(record.states)[record.behind - reach :] for record in records]
         known = [self._keys_of(record) if written else record.before for record in records]
         befores, longest = [keys for keys in known if keys is not None], max(map(len, states))
+        begin, end = records[0].gap if len(records) == 1 else (0, 0)
+        some = all(record.gap == (begin, end) for record in records)  # else rows have their columns in other places
         whole = self._pages is not None and len(befores) == len(records)
         logits = by_step([record.logits or () for record in records])
         for record in () if logits else records:
@@ -340,12 +349,15 @@ class Recorder:
             max(record.prompt for record in records) - reach,
             torch.stack([F.pad(state, (0, 0, 0, longest - len(state))) for state in states]),
             logits,
-            self._outputs.joined([record.outputs for record in records], longest) if self._outputs and whole else {},
+            self._outputs.joined([record.outputs for record in records], longest - (end - begin))
+            if self._outputs and whole and some
+            else {},
             epoch,
             by_step([record.finals for record in records]),
             by_step([record.surveys for record in records]),
             sum(record.survey_ms for record in records),
             tuple(map(len, states)),
+            (begin, end),
         )
 
 
