@@ -18,6 +18,7 @@ from semgrad_guard.engine.interruption import Stop, stopping
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.grammar import one_of, text_rule
 from semgrad_guard.engine.replay.batch import FRUGAL, Memory
+from semgrad_guard.engine.replay.captured_states import CapturedStates
 from semgrad_guard.errors import AnswerCancelledError, AnswerInterruptedError
 from tests.pairwise import in_turn
 from tests.random_llama import byte_tokenizer
@@ -261,6 +262,35 @@ def test_scored_sentences_free_the_budgets_and_change_no_other_score() -> None:
         assert theirs is not None
         assert numbers(ours, Objective()) == pytest.approx(numbers(theirs, Objective()), rel=1e-4)
         require_alike(one, single)
+
+
+def test_outputs_are_let_go_of_at_scored_tokens_alone() -> None:
+    model, options = shared("qwen2"), Options(max_tokens=14)
+    left: list[CapturedStates] = []
+    for lets_go in (False, True):
+        batch = model.running_batch()
+        (row,) = joined(model, batch, [("What is tea?", options)])
+        for steps, scored in ((7, 5), (4, 9)):
+            for _ in range(steps):
+                batch.step()
+            batch.ended([row], [[(0, 2)]], [0])
+            if lets_go:
+                batch.let_go([(row, scored)])
+        batch.ended([row], [[(0, 2)]], [0])
+        states = batch.left_by([row])
+        assert states is not None
+        left.append(states)
+    whole, rest = left
+    (first, past), end = rest.gap, rest.begins + rest.states.shape[1]
+    assert whole.gap == (0, 0)
+    assert 0 < first < past < rest.states.shape[1]
+    for begin, until in ((rest.begins, rest.begins + first), (rest.begins + past, end)):
+        assert not rest.lacks(begin, until)
+        assert rest.outputs.keys() == whole.outputs.keys()
+        for place in rest.outputs:
+            torch.testing.assert_close(rest.output(place, begin, until), whole.output(place, begin, until))
+    assert rest.lacks(rest.begins, end)
+    assert rest.lacks(rest.begins + past - 1, end)
 
 
 def test_prompts_that_are_known_are_read_from_where_they_differ() -> None:
