@@ -12,8 +12,8 @@ from langchain_core.runnables import RunnableLambda
 
 from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouterCallback, get_verdict
 from semgrad_guard import HybridGrad, LanguageModel, SemGrad
+from semgrad_guard.engine.worker import Request, Ticket
 from semgrad_guard.errors import BindingMismatchError
-from semgrad_guard.guard import Answerer
 
 from .support import EVERYTHING, NOTHING, QUESTION, ROUTES, metadata_of, policy_for_another_model, save_tiny, text_of
 
@@ -24,13 +24,13 @@ CACHED = ("invoke", "ainvoke", "batch", "abatch")
 def counted(chat: ChatSemGrad, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Counts the answers that the model really generates."""
     generated: list[int] = []
-    original = Answerer.submit
+    original = LanguageModel.submit
 
-    def submit(self: Answerer, conversation: Any, **kwargs: Any) -> Any:
+    def submit(self: LanguageModel, request: Request[Any]) -> Ticket[Any]:
         generated.append(1)
-        return original(self, conversation, **kwargs)
+        return original(self, request)
 
-    monkeypatch.setattr(Answerer, "submit", submit)
+    monkeypatch.setattr(LanguageModel, "submit", submit)
     return generated
 
 
