@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
 from typing import Any, Self, cast
 from weakref import WeakKeyDictionary
 
@@ -23,7 +22,7 @@ from semgrad_guard.engine.interruption import add_cost
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.replay.batch import Memory, growing_cache, unless_memory_runs_out
-from semgrad_guard.engine.replay.captured_states import CapturedStates, Survey, by_step
+from semgrad_guard.engine.replay.captured_states import CapturedStates, Survey, by_step, gap_of
 from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
 from semgrad_guard.engine.sentences import Span
 from semgrad_guard.vllm.kept_outputs import KeptOutputs, Piece
@@ -98,8 +97,7 @@ class Record:
     @property
     def gap(self) -> tuple[int, int]:
         """The positions, counted from the first with a state, whose outputs are not kept any more: one stretch."""
-        ends = pairwise(accumulate((count for *_, count in self.outputs), initial=0))
-        return next((own for own, (seen, *_) in zip(ends, self.outputs, strict=True) if seen is None), (0, 0))
+        return gap_of([(count, seen is None) for seen, _, count in self.outputs])
 
     def let_go(self, scored: int) -> None:
         """Keep no outputs for the first `scored` tokens: later sentences need those of the prompt, and their own."""
@@ -337,9 +335,9 @@ class Recorder:
         states = [torch.cat(record.states)[record.behind - reach :] for record in records]
         known = [self._keys_of(record) if written else record.before for record in records]
         befores, longest = [keys for keys in known if keys is not None], max(map(len, states))
-        begin, end = records[0].gap if len(records) == 1 else (0, 0)
-        some = all(record.gap == (begin, end) for record in records)  # else rows have their columns in other places
         whole = self._pages is not None and len(befores) == len(records)
+        begin, end = gap = records[0].gap
+        has_outputs = whole and (len(records) == 1 or not any(record.gap[1] for record in records))
         logits = by_step([record.logits or () for record in records])
         for record in () if logits else records:
             self._let_logits_go(record)
@@ -350,14 +348,14 @@ class Recorder:
             torch.stack([F.pad(state, (0, 0, 0, longest - len(state))) for state in states]),
             logits,
             self._outputs.joined([record.outputs for record in records], longest - (end - begin))
-            if self._outputs and whole and some
+            if self._outputs and has_outputs
             else {},
             epoch,
             by_step([record.finals for record in records]),
             by_step([record.surveys for record in records]),
             sum(record.survey_ms for record in records),
             tuple(map(len, states)),
-            (begin, end),
+            gap,
         )
 
 

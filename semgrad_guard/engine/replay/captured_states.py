@@ -228,10 +228,14 @@ class _Layout:
         places = set[Place].intersection(*map(set, held.values()))
         return {place: self.laid_out({number: own[place] for number, own in held.items()}) for place in places}
 
-    def gap(self) -> tuple[int, int]:
-        """The columns of one row at which outputs have been let go: those of one capture, if any."""
-        ends = pairwise(accumulate((capture.positions for capture in self.captures), initial=0))
-        return next((own for own, capture in zip(ends, self.captures, strict=True) if capture.lets_go), (0, 0))
+
+def gap_of(stretches: Sequence[tuple[int, bool]]) -> tuple[int, int]:
+    """The columns of one row at which outputs have been let go, from its stretches: so many columns, and whether.
+
+    They are those of one stretch. (0, 0) for none.
+    """
+    ends = pairwise(accumulate((columns for columns, _ in stretches), initial=0))
+    return next((own for own, (_, lets_go) in zip(ends, stretches, strict=True) if lets_go), (0, 0))
 
 
 @dataclass(frozen=True)
@@ -279,6 +283,7 @@ class CapturedStates:
         """
         cache, layout = stacked([row.before for row in rows]), _Layout(rows)
         captures = layout.captures
+        begin, end = gap_of([(capture.positions, capture.lets_go) for capture in captures])
         logits = by_step([row.steps(Capture.logits) for row in rows])
         surveys = () if logits else by_step([row.steps(Capture.surveys) for row in rows])
         return cls(
@@ -293,7 +298,7 @@ class CapturedStates:
             surveys,
             sum(capture.survey_ms for row in rows for capture, _ in row.passes),
             tuple(length - padding for length in layout.lengths),
-            (layout.gap()[0] - padding, layout.gap()[1] - padding),
+            (begin - padding, end - padding),
         )
 
     @classmethod
@@ -407,16 +412,11 @@ class CapturedStates:
 
     def states_of(self, batch: TokenBatch, *, whole: bool = False) -> torch.Tensor:
         """h^(layer) at the columns that are replayed [B, columns, d]; `whole`: up to the answers' last tokens."""
-        columns = self._replayed(batch)
-        return _ordinary(self.states[:, columns.start : columns.stop + whole])
+        return _ordinary(self.states_between(batch.cut, batch.end + whole))
 
     def states_between(self, begin: int, end: int) -> torch.Tensor:
         """h^(layer) at columns [begin, end)."""
         return self.states[:, begin - self.begins : end - self.begins]
-
-    def _replayed(self, batch: TokenBatch) -> slice:
-        """The batch's columns [cut, end), counted from the first that was kept."""
-        return slice(batch.cut - self.begins, batch.end - self.begins)
 
 
 @dataclass(frozen=True)
