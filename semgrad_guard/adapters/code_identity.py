@@ -138,6 +138,7 @@ def _name_in_library(value: Any) -> str:
         return ""
     package = home.partition(".")[0]
     known = package in _LIBRARIES or (isinstance(value, type) and package == "llama_index")
+    known &= not (home == "builtins" and name in _OUTSIDE)
     return f"{home}.{name}" if known else ""
 
 
@@ -194,8 +195,6 @@ def sixteen_digits(*parts: str) -> str:
     return hashlib.sha256("\x1f".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-_MOST = 20_000
-"""Objects that are looked at."""
 _OPAQUE = frozenset({"torch", "transformers", "tokenizers", "numpy", "pandas", "threading", "asyncio", "httpx"})
 """Packages whose objects hold weights, data or connections, and no code of the user's."""
 _SCALARS = (bool, int, float, complex, str, bytes, type(None))
@@ -219,7 +218,7 @@ def chain_identity(parts: Iterable[Any], *, models: tuple[type, ...]) -> str:
 def parts_within(parts: Iterable[Any], *, models: tuple[type, ...], facts: set[str] | None = None) -> list[Any]:
     """The objects within `parts`, themselves included; their own facts are added to `facts`."""
     facts, seen, waiting = set[str]() if facts is None else facts, dict[int, Any](), list(parts)
-    while waiting and len(seen) < _MOST:
+    while waiting:
         value = waiting.pop()
         if isinstance(value, _SCALARS) or id(value) in seen:
             continue
@@ -241,7 +240,7 @@ def _inner(value: Any, facts: set[str], models: tuple[type, ...]) -> list[Any]:
     if isinstance(value, Mapping):
         return [*cast("Mapping[Any, Any]", value).values()]
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [*cast("Iterable[Any]", value)]
+        return [item for item in cast("Iterable[Any]", value) if not isinstance(item, _SCALARS)]  # vectors are long
     kind = cast("type[Any]", type(value))
     if isinstance(value, ModuleType) or kind.__module__.partition(".")[0] in _OPAQUE:
         return []

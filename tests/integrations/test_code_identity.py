@@ -156,6 +156,7 @@ REFUSED: dict[str, Any] = {
     "file": lambda call: call == Path("wanted").read_text(),
     "globals": lambda call: call == globals()["LIMIT"],
     "opens": lambda call: call == open("wanted").read(),  # noqa: SIM115
+    "evaluates by another name": closing(eval),
 }
 
 
@@ -245,6 +246,12 @@ def test_a_chain_knows_the_values_that_its_code_reads_in_modules(monkeypatch: py
             monkeypatch.setattr(CONFIG, "VALUE", value, raising=False)
             found.append(chain_identity([parts(code)], models=()))
         assert found[0] == found[2] != found[1]
+
+
+def test_a_chain_knows_code_behind_any_number_of_documents() -> None:
+    documents = [{"vector": [0.5] * 8, "of": [number]} for number in range(30_000)]
+    one, same, other = (chain_identity([documents, closing(value), documents], models=()) for value in "AAB")
+    assert one == same != other
 
 
 def test_a_chain_is_the_same_where_a_run_changed_what_it_closes_over() -> None:
