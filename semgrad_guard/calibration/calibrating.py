@@ -174,7 +174,6 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
         n_unscored=answers.n_unscored,
         n_duplicates=answers.n_duplicates,
         n_tested=len(tested.scores),
-        split_seed=None,
         scores=tuple(np.sort(answers.scores).tolist()),
         confidence_map=fit(*graded, confidence) if len(graded[0]) else None,
         binding=joint_binding(engines, at),

@@ -40,8 +40,8 @@ class Calibration(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     were left out, `n_tested` the scored ones that were tested. `copies` tells what became of repeated questions: the
     promise is about the traffic that they are drawn from ("keep"), or about distinct questions ("once", None). `tries`
     counts the calibrations on these labels up to this one, where they are counted (see `gates.py`). `procedure`
-    names the tests (see `gates.Procedure`), at the thresholds `grid`; None: a grid that came from outside, or from a
-    part of the answers (`split_seed`), as in older calibrations. `scores` are the calibration scores, rising, kept for
+    names the tests (see `gates.Procedure`), at the thresholds `grid`; None: the grid came from outside, or from a part
+    of the answers. `scores` are the calibration scores, rising, kept for
     `drift`. `choice` tells how the estimator was chosen or fitted, where that was learned from labels (not those of the
     threshold). `shape` is that of the prompts; a calibration without one gives a threshold and promises nothing. Where
     the answers of several engines were tested (`binding.also`), the promise holds for each of them, and all of this is
@@ -57,7 +57,7 @@ class Calibration(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     them. `id` is a hash over all of it.
     """
 
-    schema_version: Literal[1, 2]
+    schema_version: Literal[2]
     id: str
     created: str
     alpha: Alpha
@@ -73,7 +73,6 @@ class Calibration(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     n_tested: int = Field(ge=0)
     n_answered: int = Field(ge=0)
     n_answered_wrong: int = Field(ge=0)
-    split_seed: int | None
     grid: tuple[float, ...]
     scores: tuple[float, ...]
     confidence_map: ConfidenceMap | None
@@ -284,44 +283,14 @@ def _content_id(calibration: Calibration) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
-_SINCE_2 = {"risk_bound": "bound_if_fixed"}
-"""Names of version 1, and those of version 2: the old one is not true after a selection. An old file keeps its id."""
-
-_OPTIONAL = frozenset({"max_tokens", "stop", "also", "options", "rewritten", "control", "slots"})
-"""Fields of bindings and shapes that a file holds only where they state something."""
-
-
-_SINCE = (
-    *("choice", "shape", "n_recorded", "procedure", "copies", "tries", "aurocs", "auto", "by_hand", "sentences"),
-    *("kind", "kinds", "languages"),
-)
-"""Fields that came later: a file holds them only where they state something, so that older files keep their ids."""
-
-
 def _content(calibration: Calibration) -> dict[str, Any]:
-    """The fields as plain JSON, without the optional ones that state nothing."""
-    absent = {name for name in _SINCE if not getattr(calibration, name)}
-    absent |= {"auroc"} if calibration.auroc is None else set()
-    content = calibration.model_dump(mode="json", exclude=absent | {"kinds"}, warnings=False)
-    if calibration.kinds:
-        content["kinds"] = {kind: _content(one) for kind, one in calibration.kinds.items()}
-    if calibration.schema_version == 1:
-        content.update({old: content.pop(new) for old, new in _SINCE_2.items()})
-    for place in ("binding", "shape"):
-        if isinstance(content.get(place), dict):
-            fields = cast("dict[str, Any]", content[place])
-            content[place] = {
-                # A limit of 0 states something.
-                name: value
-                for name, value in fields.items()
-                if name not in _OPTIONAL or not (value is None or value is False or value == [])
-            }
-    return content
+    """The fields as plain JSON, without those at their defaults: a later release may add some, and files keep their
+    ids."""
+    return calibration.model_dump(mode="json", exclude_defaults=True, warnings=False)
 
 
 def _spelled_out(text: str) -> str:
-    """The text of a file, its packed weights spelled out and its fields by their present names; text that is not JSON
-    as it is, as pydantic names the place.
+    """The text of a file, its packed weights spelled out; text that is not JSON as it is, as pydantic names the place.
 
     Raises:
         ValueError: an object has a name twice, or its weights cannot be read.
@@ -331,13 +300,11 @@ def _spelled_out(text: str) -> str:
     except (ValueError, RecursionError):
         return text
     content = _object(json.loads(text, object_pairs_hook=distinct))
-    spelled, choice = dict(content), _object(content.get("choice"))
+    choice = _object(content.get("choice"))
     weights = _object(choice.get("weights"))
-    if set(weights) == {_PACKED}:
-        spelled["choice"] = {**choice, "weights": _weights(weights[_PACKED])}
-    if content.get("schema_version") == 1:
-        spelled = {_SINCE_2.get(name, name): value for name, value in spelled.items()}
-    return text if spelled == content else json.dumps(spelled)
+    if set(weights) != {_PACKED}:
+        return text
+    return json.dumps({**content, "choice": {**choice, "weights": _weights(weights[_PACKED])}})
 
 
 # Where an estimator has learned many numbers, they are compressed in the file: `{"packed": TEXT}` are the weights, and

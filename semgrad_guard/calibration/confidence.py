@@ -30,7 +30,7 @@ class IsotonicMap(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     Zadrozny & Elkan, "Transforming classifier scores into accurate multiclass probability estimates", KDD 2002.
     """
 
-    method: Literal["isotonic", "ranks"] = "isotonic"
+    method: Literal["isotonic", "ranks"]
     uncertainties: tuple[float, ...] = Field(min_length=1)
     confidences: tuple[float, ...] = Field(min_length=1)
 
@@ -51,7 +51,7 @@ class PlattMap(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     negative: where the labels say that higher uncertainty is better, the curve is flat.
     """
 
-    method: Literal["platt"] = "platt"
+    method: Literal["platt"]
     centre: float
     scale: float = Field(gt=0)
     slope: float = Field(ge=0)
@@ -91,7 +91,9 @@ def fit_isotonic(scores: NDArray[np.float64], correct: NDArray[np.bool_]) -> Iso
     fitted = _supported(fitted, weights)
     kept = np.ones(len(fitted), dtype=np.bool_)  # all knots but those that are equal to both neighbours
     kept[1:-1] = (fitted[1:-1] != fitted[:-2]) | (fitted[1:-1] != fitted[2:])
-    return IsotonicMap(uncertainties=tuple(knots[kept].tolist()), confidences=tuple(fitted[kept].tolist()))
+    return IsotonicMap(
+        method="isotonic", uncertainties=tuple(knots[kept].tolist()), confidences=tuple(fitted[kept].tolist())
+    )
 
 
 def fit_platt(scores: NDArray[np.float64], correct: NDArray[np.bool_]) -> PlattMap:
@@ -104,7 +106,13 @@ def fit_platt(scores: NDArray[np.float64], correct: NDArray[np.bool_]) -> PlattM
     slope, intercept = _logistic((unit - centre) / spread, _targets(correct))
     lowest, highest = _limits(len(scores))
     return PlattMap(
-        centre=centre * size, scale=spread * size, slope=slope, intercept=intercept, lowest=lowest, highest=highest
+        method="platt",
+        centre=centre * size,
+        scale=spread * size,
+        slope=slope,
+        intercept=intercept,
+        lowest=lowest,
+        highest=highest,
     )
 
 

@@ -135,7 +135,7 @@ class PromptShape(BaseModel, frozen=True, extra="forbid"):
     `also` the shapes of unlabelled prompts of other roles.
     """
 
-    version: Literal[1] = 1
+    version: Literal[1]
     n: int = Field(ge=1)
     steps: tuple[tuple[str, str], ...]
     turns: Range
@@ -178,6 +178,7 @@ class PromptShape(BaseModel, frozen=True, extra="forbid"):
         static = Skeleton.of(texts)
         gaps = zip(*(static.gaps(text) or () for text in texts), strict=True)
         return cls(
+            version=1,
             n=len(seen),
             steps=tuple(sorted({step for form in seen for step in _steps(form.roles)})),
             turns=Range.of([len(form.roles) for form in seen]),

@@ -9,8 +9,6 @@ from semgrad_guard.engine.generation.generation import Evidence
 from semgrad_guard.engine.objective import Objective, Variant
 from semgrad_guard.estimators.gradients import read_off
 from semgrad_guard.estimators.learned import (
-    PREDICTING_STATE,
-    STATE,
     LearnedEstimator,
     Shrinkage,
     observed_features,
@@ -92,21 +90,16 @@ class FusedStates(LearnedEstimator):
         return OBSERVING
 
     def settings(self) -> dict[str, Any]:
-        """The id of the fitted numbers, and whose states they are; earlier calibrations know the id alone."""
-        weights = {"weights": None if self.weights is None else self.weights.id}
-        return {**weights, "states": "own"} if self._own else weights
-
-    @property
-    def _own(self) -> bool:
-        return self.weights is None or any(name.startswith(STATE) for name in self.weights.columns)
+        """The id of the fitted numbers."""
+        return {"weights": None if self.weights is None else self.weights.id}
 
     def __call__(self, evidence: Evidence) -> Score:
-        seen, milliseconds = evidence.timed(lambda: evidence.observed(own=self._own))
+        seen, milliseconds = evidence.timed(lambda: evidence.observed(own=True))
         if seen is None:
             return Score(None, evidence.why_empty)
         details = observed_details(seen, milliseconds)
         if not seen.state:
             return Score(None, seen.reason or "this architecture's layers are not known, so there is no state", details)
-        features = observed_features(seen, state=STATE if self._own else PREDICTING_STATE)
+        features = observed_features(seen)
         number, reason = self.uncertainty(features)
         return Score(number, reason, details, features)

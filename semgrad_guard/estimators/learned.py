@@ -32,9 +32,6 @@ MIN_EACH = 8
 STATE = "own_state/"
 """Begins the names of a hidden state's numbers: `own_state/0`, `own_state/1`, ..."""
 
-PREDICTING_STATE = "state/"
-"""The same over the positions that predict the answer's tokens: read by weights of earlier calibrations."""
-
 ANCHOR = frozenset({"mean_nll", "mean_entropy", "greatest_entropy"})
 """Features whose logarithms, each in standard deviations, add up to the label-free score that learned ones lean on."""
 
@@ -309,11 +306,11 @@ def replay_features(scores: GradientScores) -> Mapping[str, float] | None:
     )
 
 
-def observed_features(seen: Observation, *, state: str = STATE) -> Mapping[str, float] | None:
+def observed_features(seen: Observation) -> Mapping[str, float] | None:
     """The features of an answer that was observed; None where there is nothing finite.
 
     Besides those of `replay_features` that need no gradient: `greatest_entropy` and `greatest_nll` over the answer's
-    tokens, and the mean hidden state to five digits, whose names begin with `state`.
+    tokens, and the mean hidden state to five digits, whose names begin with `STATE`.
     """
     if seen.greedy_nll is None or seen.mean_entropy is None or not seen.state:
         return None
@@ -322,7 +319,7 @@ def observed_features(seen: Observation, *, state: str = STATE) -> Mapping[str, 
         "greatest_entropy": max(seen.entropies),
         "greatest_nll": -min(seen.log_probs),
     }
-    states = {f"{state}{number}": float(f"{value:.5g}") for number, value in enumerate(seen.state)}
+    states = {f"{STATE}{number}": float(f"{value:.5g}") for number, value in enumerate(seen.state)}
     return {name: max(0.0, value) for name, value in likelihoods.items()} | states
 
 

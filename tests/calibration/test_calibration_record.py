@@ -250,13 +250,20 @@ def test_a_failed_rename_keeps_the_old_file_and_leaves_no_other(
     assert path.read_text() == "old"
 
 
-def test_a_file_of_the_first_version_keeps_its_id_and_its_names(tmp_path: Path) -> None:
-    old = Calibration.load(CALIBRATION_PATH)
-    assert (old.schema_version, old.bound_if_fixed, old.effect) == (1, pytest.approx(0.0902, abs=1e-4), None)
-    again = old.save(tmp_path / "c.json")
-    assert json.loads(again.read_text())["risk_bound"] == old.bound_if_fixed
-    assert Calibration.load(again) == old.require_intact()
-    assert (old.copies, old.tries, old.level) == (None, 0, old.delta)
+def test_fields_at_their_defaults_are_in_no_file_and_so_in_no_id(tmp_path: Path) -> None:
+    """A later release adds fields with defaults, and the files of this one keep their ids."""
+    shipped = Calibration.load(CALIBRATION_PATH)
+    again = shipped.save(tmp_path / "c.json")
+    assert again.read_text() == CALIBRATION_PATH.read_text()
+    assert Calibration.load(again) == shipped.require_intact()
+    content = json.loads(again.read_text())
+    assert not {"copies", "tries", "kinds", "languages"} & content.keys()
+    assert "stop" not in content["binding"]
+
+    class Later(Calibration, frozen=True):
+        added: str | None = None
+
+    assert Later.load(again).id == shipped.id
 
 
 def test_a_calibration_is_frozen_and_cannot_be_forged() -> None:

@@ -106,10 +106,10 @@ def test_platt_is_flat_where_the_score_points_the_wrong_way() -> None:
 
 
 def test_between_knots_is_a_straight_line_even_where_distances_overflow() -> None:
-    steep = IsotonicMap(uncertainties=(-1.5e308, 1.5e308), confidences=(0.9, 0.1))
+    steep = IsotonicMap(method="isotonic", uncertainties=(-1.5e308, 1.5e308), confidences=(0.9, 0.1))
     assert steep(0.0) == pytest.approx(0.5)
-    assert IsotonicMap(uncertainties=(1.0, 3.0), confidences=(0.8, 0.4))(1.5) == pytest.approx(0.7)
-    flat = PlattMap(centre=-1e308, scale=1e-300, slope=0.0, intercept=0.0, lowest=0.1, highest=0.9)
+    assert IsotonicMap(method="isotonic", uncertainties=(1.0, 3.0), confidences=(0.8, 0.4))(1.5) == pytest.approx(0.7)
+    flat = PlattMap(method="platt", centre=-1e308, scale=1e-300, slope=0.0, intercept=0.0, lowest=0.1, highest=0.9)
     assert flat(1e308) == 0.5
 
 

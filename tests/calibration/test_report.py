@@ -43,12 +43,12 @@ def test_the_report_tells_what_the_record_knows() -> None:
         calibrate([0.1] * 40, [True] * 40, alpha=0.1, delta=0.1),
         calibrate(range(40), [False] * 40, alpha=0.1, delta=0.1),
     ],
-    ids=["first version", "one label", "two labels", "no score", "all right", "all wrong"],
+    ids=["a part tested", "one label", "two labels", "no score", "all right", "all wrong"],
 )
 def test_odd_records_have_a_report_too(made: Calibration) -> None:
     sentences = report(made)
     assert {"promise", "assumption"} <= sentences.keys()
-    assert ("effect" in sentences) == (made.threshold is not None and made.schema_version == 2)
+    assert ("effect" in sentences) == (made.threshold is not None and made.n_tested == made.n)
     assert ("chance" in sentences) == (made.auroc is not None)
     assert made.threshold is not None or made.reason
 

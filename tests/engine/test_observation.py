@@ -181,19 +181,17 @@ def test_without_weights_it_collects(language_model: LanguageModel) -> None:
     assert sum(name.startswith("own_state/") for name in score.features) == 32
 
 
-def test_weights_of_earlier_calibrations_read_the_states_that_predict(language_model: LanguageModel) -> None:
+def test_weights_read_the_states_of_the_answers_own_tokens(language_model: LanguageModel) -> None:
     evidence = language_model.generate("A", LONG).evidence
     features = FusedStates()(evidence).features
     assert features is not None
     column = {"lows": (-9.0,), "highs": (9.0,), "centres": (0.0,), "scales": (1.0,), "weights": (1.0,)}
     facts = {"intercept": 0.0, "n": 50, "n_wrong": 20}
-    earlier = FusedStates(weights=FusedWeights(columns=("state/3",), **column, **facts))
-    now = FusedStates(weights=FusedWeights(columns=("own_state/3",), **column, **facts))
-    expected = oracle(language_model._model, evidence.prompt.ids, evidence.response_ids)[2][3]
-    assert earlier.settings() == {"weights": earlier.weights.id if earlier.weights else None}
-    assert earlier(evidence).uncertainty == pytest.approx(float(expected), rel=1e-4)
-    assert now(evidence).uncertainty == features["own_state/3"] != pytest.approx(float(expected), rel=1e-4)
-    assert now.settings()["states"] == "own"
+    weights = FusedWeights(columns=("own_state/3",), **column, **facts)
+    fitted = FusedStates(weights=weights)
+    predicting = oracle(language_model._model, evidence.prompt.ids, evidence.response_ids)[2][3]
+    assert fitted(evidence).uncertainty == features["own_state/3"] != pytest.approx(float(predicting), rel=1e-4)
+    assert fitted.settings() == {"weights": weights.id}
 
 
 @pytest.mark.parametrize("kept", [0, 1, 3])
