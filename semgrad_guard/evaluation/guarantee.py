@@ -83,26 +83,26 @@ def guaranteed_coverage(
     if len(scores) < 2:
         return None
     found = [
-        _measure(scores[rest], labels[rest], threshold(scores[half], labels[half], alpha=alpha, delta=DELTA))
-        for half, rest in halves(len(scores), splits=splits, seed=0)
+        _measure(scores[rest], labels[rest], threshold(scores[half], labels[half], alpha=alpha))
+        for half, rest in halves(len(scores), splits=splits)
     ]
     coverage, risk, error = np.array(found, dtype=np.float64).T
     return GuaranteedCoverage(alpha, coverage, risk, error)
 
 
-def halves(n: int, *, splits: int, seed: int) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp]]]:
+def halves(n: int, *, splits: int) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp]]]:
     """(calibrating rows, measuring rows) of n; the same for every method."""
-    rng = np.random.default_rng([seed, n])
+    rng = np.random.default_rng([0, n])
     for _ in range(splits):
         order = rng.permutation(n)
         yield np.sort(order[: n // 2]), np.sort(order[n // 2 :])
 
 
-def threshold(scores: Floats, correct: NDArray[np.bool_], *, alpha: float, delta: float) -> float | None:
-    """The threshold that `decision.calibrate` would choose from these answers, without the rest of its record."""
+def threshold(scores: Floats, correct: NDArray[np.bool_], *, alpha: float) -> float | None:
+    """The threshold that `calibrate` would choose from these answers, without the rest of its record."""
     finite = np.isfinite(scores)
     scores, wrong = scores[finite], ~correct[finite]
-    return gates.walk(scores, wrong, alpha=alpha, delta=delta).threshold if len(scores) else None
+    return gates.walk(scores, wrong, alpha=alpha, delta=DELTA).threshold if len(scores) else None
 
 
 def fewest_questions(*, alpha: float) -> int:

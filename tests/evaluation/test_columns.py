@@ -226,7 +226,7 @@ def test_a_models_answer_is_no_reference_where_the_reference_is_missing(tmp_path
         ({"inputs": {}, "outputs": {"answer": "m"}, "run_type": "llm"}, "has no reference answer"),
         ({"inputs": {}, "outputs": {"answer": "a", "output": "b"}}, 'has a wrong "reference_outputs"'),
         ({"answer": {"value": "<unk>", "aliases": []}}, 'has "<unk>" in "answer"'),
-        ({"answer": "a", "context": "nan"}, "has 'nan' in \"context\", where a passage is due"),
+        ({"answer": "a", "context": "nan"}, "has 'nan' in \"context\", where a passage is expected"),
         ({"answer": "a", "context": 7}, 'has a wrong "context": it must be text'),
         ({"annotations": [{"short_answers": [{}]}], "document_text": "x"}, "laid out like"),
         ({"answer": "['a' 'b']"}, 'has a list in "answer" that cannot be read'),  # numpy's: Python would join its texts

@@ -29,7 +29,7 @@ def answers(n: int, *, knows: float, right: float = 0.7) -> tuple[list[float | N
 def test_the_threshold_is_that_of_a_calibration(n: int, alpha: float) -> None:
     scores, correct = answers(n, knows=2.0)
     scores[0] = None
-    found = threshold(np.array([math.nan, *scores[1:]]), np.array(correct), alpha=alpha, delta=0.1)
+    found = threshold(np.array([math.nan, *scores[1:]]), np.array(correct), alpha=alpha)
     assert found == calibrate(scores, correct, alpha=alpha, delta=0.1).threshold
 
 
@@ -58,9 +58,9 @@ def test_coverage_and_risk_belong_to_the_measuring_half() -> None:
     found = guaranteed_coverage(scores, correct, alpha=0.2, splits=10)
     assert found is not None
     assert (found.risk == 0.0).all()
-    measured = [np.mean([scores[i] is not None for i in rest]) for _, rest in halves(400, splits=10, seed=0)]
+    measured = [np.mean([scores[i] is not None for i in rest]) for _, rest in halves(400, splits=10)]
     assert found.coverage.tolist() == pytest.approx(measured)
-    for half, rest in halves(7, splits=3, seed=1):
+    for half, rest in halves(7, splits=3):
         assert sorted([*half, *rest]) == list(range(7))
 
 
@@ -87,5 +87,5 @@ def test_the_fewest_questions_could_just_keep_the_promise(alpha: float) -> None:
     n = fewest_questions(alpha=alpha)
     for questions, kept in ((n, True), (n - 2, False)):
         half = questions // 2
-        found = threshold(np.zeros(half), np.ones(half, dtype=np.bool_), alpha=alpha, delta=0.1)
+        found = threshold(np.zeros(half), np.ones(half, dtype=np.bool_), alpha=alpha)
         assert (found is not None) == kept

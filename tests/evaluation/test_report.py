@@ -167,16 +167,6 @@ def test_what_cannot_be_reported_is_refused_before_any_work(tmp_path: Path, monk
         write(tmp_path / "b")
 
 
-def test_claims_of_longer_answers_are_marked(tmp_path: Path) -> None:
-    claims = {"Why <so>?": [("It is <b>blue</b>. ", 0.01), ("It flies.\x00\n", 5.0), ("Yes.", None)]}
-    text = valid(write(tmp_path, example_run(n=8, methods=("HybridGrad",)), claims=claims))
-    section = text.split('<section id="claims"')[1].split("</section>")[0]
-    assert "<h3>Why &lt;so&gt;?</h3>" in section
-    assert "It is &lt;b&gt;blue&lt;/b&gt;." in section
-    assert section.count("<mark ") == 2
-    assert 'title="uncertainty 5"' in section
-
-
 def test_too_few_questions_for_a_promise_are_said(tmp_path: Path) -> None:
     cards = re.findall(r'class="rest">(.*?)</div>', write(tmp_path, example_run(n=80)).read_text(), re.DOTALL)
     assert [re.findall(r"takes (\d+) questions", card) for card in cards] == [["90"], [], []]

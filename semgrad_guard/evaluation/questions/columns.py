@@ -201,7 +201,7 @@ class _Reading:
             raise self._fault(f'has no text in "{name}": it must hold one, or a list of some; {listed(self._record)}')
         if isinstance(value, str) and value.strip().lower() in _PLACEHOLDERS:
             raise self._fault(
-                f'has {value.strip()!r} in "{name}", where a passage is due; leave it empty if there is none'
+                f'has {value.strip()!r} in "{name}", where a passage is expected; leave it empty if there is none'
             )
         self._take("context", name, found or value)
 

@@ -18,7 +18,7 @@ from semgrad_guard.evaluation.guarantee import ALPHAS, DELTA, SPLITS
 from semgrad_guard.evaluation.job_record import flat
 from semgrad_guard.evaluation.metrics import LEVEL, RESAMPLES
 from semgrad_guard.evaluation.report import figures, paper
-from semgrad_guard.evaluation.report.drawing import Claim, highlighted_html, inline_svg, require_drawable
+from semgrad_guard.evaluation.report.drawing import inline_svg, require_drawable
 from semgrad_guard.evaluation.report.figures import ProbeMaps
 from semgrad_guard.evaluation.report.summary import RunSummary, promises, standing, summarize
 from semgrad_guard.evaluation.report.tables import all_tables, guaranteed_tables
@@ -47,7 +47,6 @@ def write_report(
     folder: str | Path,
     *,
     probe: ProbeMaps | Sequence[ProbeMaps] | None = None,
-    claims: Mapping[str, Sequence[Claim]] | None = None,
     title: str = "How well the guard knows",
     count: int = RESAMPLES,
     splits: int = SPLITS,
@@ -60,7 +59,6 @@ def write_report(
         runs: one graded run, or several with titles of their own (models x data sets).
         folder: where to.
         probe: maps of SPS, and of SemGrad's AUROC, by layer and token.
-        claims: question -> the segments of a longer answer with an uncertainty each, shown as marked text.
         title: the page's heading.
         count: bootstrap resamples behind every interval.
         splits: random halves behind the coverage at a guaranteed error rate.
@@ -87,10 +85,6 @@ def write_report(
         tell(f"{table.key}.csv")
         _write(target.parent / TABLES / f"{table.key}.csv", table.csv())
     tell(FILE)
-    shown = {
-        question: Markup(highlighted_html([(_visible(t), u) for t, u in parts]))  # noqa: S704
-        for question, parts in (claims or {}).items()
-    }
     environment = Environment(
         loader=PackageLoader("semgrad_guard", "evaluation/report"),
         autoescape=True,
@@ -123,7 +117,6 @@ def write_report(
         main=tables[0],
         tables=tables[1:],
         probes=[_probe(probe_maps, f"probe{number}") for number, probe_maps in enumerate(maps, start=1)],
-        claims=shown,
         width=_WIDTH,
         narrow=_NARROW,
         ours=paper.OURS,

@@ -18,6 +18,7 @@ from semgrad_guard.evaluation.guarantee import (
     guaranteed_coverage,
 )
 from semgrad_guard.evaluation.metrics import (
+    RESAMPLES,
     Estimate,
     Floats,
     Metric,
@@ -87,7 +88,7 @@ class RunSummary:
 def summarize(
     run: GradedRun,
     *,
-    count: int = 1000,
+    count: int = RESAMPLES,
     splits: int = SPLITS,
     alphas: Sequence[float] = ALPHAS,
     tell: Callable[[str], object] = lambda _: None,

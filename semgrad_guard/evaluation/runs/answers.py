@@ -90,8 +90,8 @@ class EvaluatedAnswer(Answer, frozen=True):
 
     `entropies` and `log_probs` (nats) have one entry per token of `token_ids`. `generation_ms` is the time of plain
     generation (that of the batch, divided by its `rows`), `milliseconds` is the additional cost of each method: all
-    that it needs, even if another method had computed it already (see `engine.cost_accounting`). `ablations` are
-    variants of SemGrad, by name. A row that is a sentence of an answer has that one's key in `part_of`.
+    that it needs, even if another method had computed it already. `ablations` are variants of SemGrad,
+    by name. A row that is a sentence of an answer has that one's key in `part_of`.
     """
 
     references: tuple[str, ...] = ()
