@@ -207,21 +207,16 @@ class SentenceVerdict(BaseModel, frozen=True, allow_inf_nan=False, ser_json_inf_
 class Verdict(BaseModel, frozen=True, allow_inf_nan=False, ser_json_inf_nan="null"):
     """What happened to one question: the text to deliver, the action that led to it, and the score behind it.
 
-    Its schema is versioned (`schema_version`; `schema` in metadata). A release may add fields with a default without a
-    new version: readers take missing fields as their defaults. Removing a field, renaming it, or changing its
-    meaning takes a new version; records of another version are refused.
-
     `uncertainty` is higher for less certain answers; `confidence` is P(correct) in [0, 1] and exists only after
     calibration. `status` is `scored`, `unscored` (there was nothing to score) or `failed` (the score was not finite);
     `reason` has details. With `action="escalate"` the scores describe this stage's draft, `text` is the target's
     answer (behind a part of this stage's own, where it `is_continued`) and `escalated` the target's own verdict.
-    Where `enforced` is False the action is advice: the text is the
-    model's own answer, delivered whatever the decision, or without one (no threshold was given). `promised` tells
-    whether a calibrated threshold let the delivered text through, to a prompt like those of the calibration; bare
-    thresholds and unscored targets promise nothing. `kind` is the kind of question, where
-    it was given. `upstream` is the calibration that `calibration_id` was made
-    after: an answer of such a stage is promised only as that of a target of the stage before, and there none is
-    promised that was calibrated otherwise. `familiar` is whether the prompt is such a one (None: there is no
+    Where `enforced` is False the action is advice: the text is the model's own answer, delivered whatever the decision,
+    or without one (no threshold was given). `promised` tells whether a calibrated threshold let the delivered text
+    through, to a prompt like those of the calibration; bare thresholds and unscored targets promise nothing. `kind` is
+    the kind of question, where it was given. `upstream` is the calibration that `calibration_id` was made after: such a
+    stage promises an answer only as the target of the stage before, and that stage promises only answers of targets
+    that were calibrated behind it. `familiar` is whether the prompt is such a one (None: there is no
     calibration), and `unfamiliar` how it differs, or why that is not known. `model` to `prompt_template` are compared
     with a calibration's binding. `paragrad_error` is the standard error of a sampled ParaGrad. `mean_entropy`, `gnll`
     and `max_probability` are the numbers of these estimators, which cost nothing in addition to any other.
@@ -237,9 +232,10 @@ class Verdict(BaseModel, frozen=True, allow_inf_nan=False, ser_json_inf_nan="nul
     doubtful sentence, so that its `sentences`, `draft` and `uncertainty` end there; a call writes and lists the later
     ones as well. The delivered text and the action are the same.
 
-    `schema_version` is 1 as long as every field keeps its name, type and meaning: a reader of version 1 must accept
-    fields that it does not know, and records from before a field was added, which then has its default. A field that is
-    renamed or removed, or that comes to mean something else, makes version 2.
+    `schema_version` (`schema` in metadata) is 1 as long as every field keeps its name, type and meaning: a reader of
+    version 1 must accept fields that it does not know, and records from before a field was added, which then has its
+    default. A field that is renamed or removed, or that comes to mean something else, makes version 2. Records of
+    another version are refused.
     """
 
     schema_version: Literal[1] = 1

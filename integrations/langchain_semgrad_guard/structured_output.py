@@ -71,8 +71,7 @@ def structured_by(
     Raises:
         InputError: the model has no place in these steps that LangChain's own ways of building give it.
     """
-    checked = guard if include_raw else guard | RunnableGenerator(_delivered, _adelivered)
-    swapped = _swapped(made, model, guard, checked)
+    swapped = _swapped(made, model, guard, None if include_raw else RunnableGenerator(_delivered, _adelivered))
     if swapped is made:
         raise InputError(
             f"{model.get_name()} builds its structured output in a way that cannot be guarded; bind a tool or a "
@@ -81,24 +80,24 @@ def structured_by(
     return swapped
 
 
-def _swapped(made: Any, model: BaseChatModel, guard: BaseChatModel, checked: Runnable[Any, Any]) -> Any:
+def _swapped(made: Any, model: BaseChatModel, guard: BaseChatModel, check: Runnable[Any, Any] | None) -> Any:
     """The same steps around the guard in the model's place."""
     if made is model:
-        return checked
+        return guard if check is None else guard | check
     if isinstance(made, RunnableBinding):
         binding = cast("RunnableBinding[Any, Any]", made)
         if binding.bound is not model:
             return binding
         bound = binding.model_copy(update={"bound": guard})
-        return bound if checked is guard else bound | RunnableGenerator(_delivered, _adelivered)
+        return bound if check is None else bound | check
     if isinstance(made, RunnableSequence):
         known: list[Any] = cast("Any", made).steps
-        steps = [_swapped(step, model, guard, checked) for step in known]
+        steps = [_swapped(step, model, guard, check) for step in known]
         changed = any(old is not new for old, new in zip(known, steps, strict=True))
         return cast("Any", RunnableSequence(*steps) if changed else made)
     if isinstance(made, RunnableParallel):
         named: dict[str, Any] = cast("Any", made).steps__
-        parts = {name: _swapped(step, model, guard, checked) for name, step in named.items()}
+        parts = {name: _swapped(step, model, guard, check) for name, step in named.items()}
         return cast("Any", made if all(parts[name] is named[name] for name in named) else RunnableParallel(parts))
     return made
 

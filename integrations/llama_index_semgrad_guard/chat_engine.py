@@ -108,7 +108,7 @@ class GuardedChatEngine(Guarded, BaseChatEngine):
     ) -> None:
         if not isinstance(engine, BaseChatEngine):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may have no type checker
             raise InputError(f"a {type(engine).__name__} is no chat engine; GuardedQueryEngine guards query engines")
-        remedy = "a chat engine, an LLM or a function of the messages is due"
+        remedy = "expected a chat engine, an LLM or a function of the messages"
         require_target(escalate_to, policy, kinds=(BaseChatEngine, LLM), remedy=remedy)
         memory: BaseMemory | None = getattr(engine, "_memory", None)
         if memory is None:
@@ -361,7 +361,7 @@ def _reply(response: Any) -> AgentChatResponse:
     """An engine's reply, if it is one with a text: engines of the user's return any object."""
     if not isinstance(response, AgentChatResponse) or not isinstance(cast("Any", response.response), str):
         kind = type(getattr(response, "response", response)).__name__
-        raise InputError(f"the engine replied with a {kind}; an AgentChatResponse with a text is due")
+        raise InputError(f"the engine replied with a {kind}; expected an AgentChatResponse with a text")
     return response
 
 

@@ -22,7 +22,7 @@ from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from llama_index_semgrad_guard.authorship import Delivery, about_passages, retrieved, with_passages
-from llama_index_semgrad_guard.records import DUE, completed, require_text
+from llama_index_semgrad_guard.records import EXPECTED, completed, require_text
 from llama_index_semgrad_guard.routing import (
     Guarded,
     GuardOptions,
@@ -137,7 +137,7 @@ class GuardedQueryEngine(Guarded, BaseQueryEngine):
     ) -> None:
         if not isinstance(engine, BaseQueryEngine):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may have no type checker
             raise InputError(f"a {type(engine).__name__} is no query engine; GuardedChatEngine guards chat engines")
-        remedy = "a query engine, an LLM or a function of the query is due"
+        remedy = "expected a query engine, an LLM or a function of the query"
         require_target(escalate_to, policy, kinds=(BaseQueryEngine, LLM), remedy=remedy)
         super().__init__(engine.callback_manager)
         self._engine, self.escalate_to = engine, escalate_to
@@ -299,7 +299,7 @@ def require_response(response: Any) -> RESPONSE_TYPE:
         InputError: it is something else; engines of the user's return any object.
     """
     if not isinstance(response, get_args(RESPONSE_TYPE)):
-        raise InputError(f"the engine returned a {type(response).__name__}; {DUE}")
+        raise InputError(f"the engine returned a {type(response).__name__}; {EXPECTED}")
     return response
 
 

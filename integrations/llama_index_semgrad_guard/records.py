@@ -40,7 +40,7 @@ from semgrad_guard.errors import InputError
 REASONING = "reasoning_content"
 """Where `raw` holds the reasoning before an answer."""
 
-DUE = "a text or a Response is due (of an LLM's answer, its text: llm.complete(...).text)"
+EXPECTED = "expected a text or a Response (of an LLM's answer, its text: llm.complete(...).text)"
 
 _ROLES: Mapping[MessageRole, str] = {
     MessageRole.DEVELOPER: "system",
@@ -158,7 +158,7 @@ def require_text(value: Any) -> str:
         InputError: it is something else.
     """
     if not isinstance(value, str):
-        raise InputError(f"the engine's response holds a {type(value).__name__} in the place of a text; {DUE}")
+        raise InputError(f"the engine's response holds a {type(value).__name__} in the place of a text; {EXPECTED}")
     return value
 
 
@@ -227,18 +227,22 @@ def words_of(text: str) -> list[str]:
     return _WORD.findall(text.casefold())
 
 
-def repeats(text: str, written: str, *, words: int = 4) -> bool:
+FEW = 4
+"""Fewer words than these may be the same by chance."""
+
+
+def repeats(text: str, written: str, *, words: int = FEW) -> bool:
     """Whether one of two texts is the other, or is a part of it and has so many words; case and marks aside."""
     return shares(words_of(text), words_of(written), words=words)
 
 
-def shares(ours: Sequence[str], theirs: Sequence[str], *, words: int = 4) -> bool:
-    """As `repeats`, of the words of texts. Of four words and more, the first and the last may have been cut."""
+def shares(ours: Sequence[str], theirs: Sequence[str], *, words: int = FEW) -> bool:
+    """As `repeats`, of the words of texts. Of `FEW` words and more, the first and the last may have been cut."""
     few, many = sorted((ours, theirs), key=len)
     short, long = " ".join(few), " ".join(many)
     if len(few) < max(words, 1):
         return bool(few) and short == long
-    return short in long if len(few) > 3 else f" {short} " in f" {long} "
+    return short in long if len(few) >= FEW else f" {short} " in f" {long} "
 
 
 def joined(text: str, parts: Sequence[str]) -> bool:

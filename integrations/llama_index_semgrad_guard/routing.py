@@ -234,7 +234,7 @@ def reply_of(answer: Any, kinds: tuple[type[Any], ...]) -> Reply[Any]:
         return Reply(decided_of(answer) or text_of(answer), answer)
     if isinstance(answer, (str, Verdict)):
         return Reply(answer)
-    raise InputError(f"the escalation target returned a {type(answer).__name__}; a string or a response is due")
+    raise InputError(f"the escalation target returned a {type(answer).__name__}; expected a string or a response")
 
 
 def require_guardable(engine: Any, terms: Terms) -> None:

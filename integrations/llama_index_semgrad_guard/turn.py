@@ -39,7 +39,7 @@ from llama_index_semgrad_guard.calls import (
     reports,
     runs_another,
 )
-from llama_index_semgrad_guard.records import repeats, shares, text_of, words_of
+from llama_index_semgrad_guard.records import FEW, repeats, shares, text_of, words_of
 from semgrad_guard.adapters.calls import as_asked
 from semgrad_guard.guard import ReportedScorer, SentencePiece
 from semgrad_guard.records import PromptForm
@@ -208,7 +208,7 @@ class Turn:
         retrieving = self._retrieving()
 
         def fewest(stray: Stray) -> int:
-            return 1 if any(begin < stray.at < end for begin, end in retrieving) else 4
+            return 1 if any(begin < stray.at < end for begin, end in retrieving) else FEW
 
         return [stray for stray in self.strays if repeats(passage.text, stray.text, words=fewest(stray))]
 

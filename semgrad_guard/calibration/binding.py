@@ -99,16 +99,13 @@ class Binding(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False, prote
             for name in Binding.model_fields
             if name not in _NOT_COMPARED
         }
-        fingerprints = [
-            fingerprint.partition(OWN_CODE)[:2] for fingerprint in pairs["fingerprint"] if fingerprint is not None
-        ]
-        if fingerprints[1:] == fingerprints[:1]:
+        ours, theirs = pairs["fingerprint"]
+        if ours and theirs and ours.partition(OWN_CODE)[:2] == theirs.partition(OWN_CODE)[:2]:
             del pairs["fingerprint"]
         return {name: (a, b) for name, (a, b) in pairs.items() if a is not None and b is not None and a != b}
 
     def cut_elsewhere(self, cut: int | str | None, *, tokens: int = 0, text: str = "") -> str | None:
-        """In words, that an answer was cut off where those of the calibration were not, or was not where they would
-        have been; None where it was not so.
+        """In words, how the answer's cut-off differs from the calibration's; None where it does not.
 
         An answer of one token is another one than that of two hundred, and an answer that ended by itself is the same
         with any limit that it keeps. `tokens` and `text` are the answer's, where known.
@@ -122,10 +119,8 @@ class Binding(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False, prote
         if cut is None or cut == self.max_tokens or cut in self.stop:
             return None
         where = f"after {cut} tokens" if isinstance(cut, int) else f"at {cut!r}"
-        known = (
-            f"those of the calibration after {self.max_tokens} tokens" if self.max_tokens else "at calibration not so"
-        )
-        return f"the answer was cut off {where}, and {known}"
+        known = f"after {self.max_tokens} tokens" if self.max_tokens else "not"
+        return f"the answer was cut off {where}, and those of the calibration {known}"
 
     def without_prompt_name(self) -> Self:
         """The binding whose `prompt_template` is the chat template's fingerprint alone, without the prompts' name."""

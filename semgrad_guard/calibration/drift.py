@@ -69,7 +69,7 @@ class Drift(BaseModel, frozen=True):
 def drift(recent: Iterable[float | None], calibration_scores: Iterable[float], *, level: float = 0.01) -> Drift:
     """Compare recent uncertainties with the calibration's; those without a finite score are left out.
 
-    One look: repeated tests of overlapping scores raises the false-alarm rate, which `DriftMonitor` does not.
+    One look: repeated tests of overlapping scores raise the false-alarm rate, which `DriftMonitor` does not.
     """
     _check_level(level)
     new, old = _finite(recent), _finite(calibration_scores)

@@ -153,7 +153,7 @@ def test_settings_keep_their_types_through_json() -> None:
 
 def test_a_calibration_of_answers_that_all_ended_by_themselves_says_so(tmp_path: Path) -> None:
     bound = Binding(model="m", estimator="e", max_tokens=0, stop=("k",))
-    assert bound.cut_elsewhere(5) == "the answer was cut off after 5 tokens, and at calibration not so"
+    assert bound.cut_elsewhere(5) == "the answer was cut off after 5 tokens, and those of the calibration not"
     assert bound.cut_elsewhere("k") is bound.cut_elsewhere(None) is None
     made = calibrate(range(100), [True] * 100, alpha=0.2, delta=0.2, binding=bound.model_copy(update={"stop": ()}))
     kept = Calibration.load(made.save(tmp_path / "made.json")).binding

@@ -354,7 +354,7 @@ def test_one_failing_draft_leaves_the_others_alone() -> None:
 
 
 def test_awaitables_are_typed() -> None:
-    """A coroutine function works wherever an awaitable is due."""
+    """A coroutine function works wherever an awaitable is expected."""
     source = Source(0.5)
     ask: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]] = source.aask
     assert one(asyncio.run(arun(Terms(policy=Policy(threshold=1.0)), source.adrafts, ask))).verdict.text == TEXT

@@ -134,9 +134,9 @@ def _sample(
     return StratifiedRows(states, limits, draws=draws, seed=own) if len(states) > 1 else None
 
 
-_PRODUCTS = 1 << 18  # entries of A^T H at a time: few enough to stay in a core's cache,
-_HALF_PRODUCTS = 1 << 20  # or more where every product in half precision has a cost of its own,
-_PRODUCTS_ELSEWHERE = 1 << 24  # or as a GPU wants them
+_PRODUCTS = 1 << 18  # entries of A^T H at a time: few enough to stay in a core's cache
+_HALF_PRODUCTS = 1 << 20  # more in half precision, where every product has a cost of its own
+_PRODUCTS_ELSEWHERE = 1 << 24  # on a GPU
 _HIDDEN = {torch.bfloat16: 2**-8, torch.float32: 2**-14}
 """The part of the mean bound of a row of A^T H below which rounding would hide the row, where products are taken so."""
 
@@ -263,9 +263,9 @@ class Logits:
         else:
             self._size = max(1, _ELEMENTS_ELSEWHERE // n)
         self._at_once = max(1, (_ROWS if on_cpu else _ELEMENTS_ELSEWHERE) // self._vocabulary)
-        """Tokens over the whole vocabulary,"""
+        """Tokens whose logits over the whole vocabulary are computed together."""
         self._together = max(1, _PIECE // self._size) if on_cpu else n
-        """and over a block."""
+        """Tokens whose logits over one block are computed together."""
         self._refined: tuple[torch.Tensor, torch.Tensor] | None = None
         """Entries [n, k] of the vocabulary, and their logits in float32."""
         self._kept: Rows | None = raw

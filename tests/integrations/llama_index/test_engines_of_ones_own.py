@@ -72,10 +72,10 @@ async def test_what_is_no_response_is_named(llm: SemGradLLM, kind: str, mode: An
 async def test_what_is_no_reply_is_named(llm: SemGradLLM, kind: str) -> None:
     made = OwnChat.from_defaults(llm=llm)
     made.answer = WRONG[kind](llm)  # type: ignore[attr-defined]
-    with pytest.raises(InputError, match="an AgentChatResponse with a text is due"):
+    with pytest.raises(InputError, match="expected an AgentChatResponse with a text"):
         GuardedChatEngine(made, PASS).chat(QUERY)
     made.answer = lambda query: AgentChatResponse(WRONG[kind](llm)(query))  # type: ignore[attr-defined]
-    with pytest.raises(InputError, match="an AgentChatResponse with a text is due"):
+    with pytest.raises(InputError, match="expected an AgentChatResponse with a text"):
         await GuardedChatEngine(made, PASS).achat(QUERY)
 
 
