@@ -8,9 +8,10 @@ changes coverage by .02 at most. Real sets differ more, by their scores' distrib
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Literal
 
 import numpy as np
@@ -85,13 +86,15 @@ def plan(n: int, *, error: float, auroc: float, alpha: float, delta: float) -> P
 
 
 def enough(*, error: float, auroc: float, alpha: float, delta: float) -> Plan | None:
-    """The fewest labels, of `SIZES`, with which nine of ten sets find a threshold; None where no number does."""
+    """The fewest labels, of `SIZES`, from which on nine of ten sets find a threshold; None where no number does."""
     return enough_of(partial(plan, error=error, auroc=auroc, alpha=alpha, delta=delta))
 
 
 def enough_of(planned: Callable[[int], Plan]) -> Plan | None:
-    """The same by plans of any kind."""
-    return next((one for one in map(planned, SIZES) if one.found >= _OFTEN), None)
+    """The same by plans of any kind. More labels find a threshold more often, so a few of the plans are made."""
+    planned = cache(planned)
+    index = bisect_left(SIZES, _OFTEN, key=lambda n: planned(n).found)
+    return planned(SIZES[index]) if index < len(SIZES) else None
 
 
 def advice(scores: NDArray[np.float64], correct: NDArray[np.bool_], *, alpha: float, delta: float) -> str:
