@@ -279,6 +279,56 @@ def test_a_batch_of_which_one_cannot_be_answered_writes_none(make_language_model
     assert steps.in_all() == 0
 
 
+def test_an_error_while_requests_are_put_together_is_one_callers(
+    make_language_model: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_language_model(seed=2)
+    has_room = batching.RunningRequests.has_room
+
+    def with_room_for_one(self: batching.RunningRequests, jobs: Any, *, beside: int) -> bool:
+        if len(jobs) == 2:
+            raise RuntimeError("the model cannot be looked at")
+        return has_room(self, jobs, beside=beside)
+
+    monkeypatch.setattr(batching.RunningRequests, "has_room", with_room_for_one)
+    free = busy(model)
+    tickets = [submitted(model, text) for text in ("one", "two")]
+    free.set()
+    assert tickets[0].result(LIMIT).text
+    with pytest.raises(RuntimeError, match="cannot be looked at"):
+        tickets[1].result(LIMIT)
+    assert submitted(model, "three").result(LIMIT).text
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_request_that_follows_the_end_of_the_thread_is_answered_by_another(
+    make_language_model: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread ends by an error, whose first caller submits the request again from a thread of its own."""
+    model, again = make_language_model(seed=2), list[Ticket[Generation]]()
+
+    def submit_again(_: Any) -> None:
+        thread = threading.Thread(target=lambda: again.append(submitted(model, "again")))
+        thread.start()
+        thread.join(LIMIT)
+
+    free, errors, following = busy(model), iter([ZeroDivisionError("once")]), model.worker._next
+
+    def fails_once() -> Any:
+        for error in errors:
+            raise error
+        return following()
+
+    monkeypatch.setattr(model.worker, "_next", fails_once)
+    ticket = submitted(model, "first")
+    ticket.add_done_callback(submit_again)
+    free.set()
+    with pytest.raises(ZeroDivisionError):
+        ticket.result(LIMIT)
+    until(lambda: bool(again))
+    assert again[0].result(LIMIT).text
+
+
 def test_a_change_of_the_model_between_two_looks_is_seen_before_delivery(make_language_model: Make) -> None:
     model, pieces = make_language_model(seed=2), list[str]()
     head: Any = model._model.get_output_embeddings()

@@ -96,9 +96,9 @@ class _Queue:
             return list(self.waiting)
 
     def end(self, error: BaseException) -> None:
-        """Give every caller that waits this error."""
+        """Give every caller that waits this error. The thread does no more jobs: the next one begins another thread."""
         with self.changed:
-            left, self.waiting = self.waiting, deque()
+            left, self.waiting, self.thread = self.waiting, deque(), None
         for job in left:
             if job.begin():
                 job.fail(error)
@@ -114,12 +114,6 @@ class _Queue:
             self.end(AnswerCancelledError(_ENDING))
         return False
 
-    def leave(self) -> None:
-        """This thread does no more jobs."""
-        with self.changed:
-            if self.thread is threading.current_thread():
-                self.thread = None
-
 
 def _serve(reference: ReferenceType[Worker], queue: _Queue) -> None:
     try:
@@ -127,8 +121,9 @@ def _serve(reference: ReferenceType[Worker], queue: _Queue) -> None:
             if (worker := reference()) is not None:
                 worker.work()
             del worker
-    finally:
-        queue.leave()
+    except BaseException as error:
+        queue.end(error)
+        raise
 
 
 class Worker:
@@ -207,7 +202,6 @@ class Worker:
             for running in self._running.values():
                 running.end(error)
             self._running.clear()
-            self._queue.end(error)
             raise
 
     def _do(self, batcher: Batcher | None, jobs: Sequence[Job]) -> None:
@@ -246,10 +240,15 @@ class Worker:
         for job in self._queue.listed():
             if job.work is not None and not batch:
                 return None, [job] if self._takes(job) else []
-            if (batcher := first or self._batcher(job)) is None:
+            try:
+                batcher = first or self._batcher(job)
+                others = sum(running.rows for running in self._running.values() if running is not batcher)
+                fits = job.work is None and batcher.has_room([*batch, job], beside=others)
+            except BaseException as error:  # noqa: BLE001 - raised by the caller
+                if self._takes(job):
+                    job.fail(error)
                 continue
-            others = sum(running.rows for running in self._running.values() if running is not batcher)
-            if job.work is None and batcher.has_room([*batch, job], beside=others):
+            if fits:
                 if self._takes(job):
                     first = batcher
                     batch.append(job)
@@ -257,15 +256,10 @@ class Worker:
                 break
         return first, batch
 
-    def _batcher(self, job: Job) -> Batcher | None:
-        """Where a request would be written; None where the model cannot be looked at: its caller gets the error."""
+    def _batcher(self, job: Job) -> Batcher:
+        """Where a request would be written."""
         model, request = job.submitted
-        try:
-            batching, rows = job.run(lambda: self.look(model)), rows_of(model)
-        except BaseException as error:  # noqa: BLE001 - raised by the caller
-            if self._takes(job):
-                job.fail(error)
-            return None
+        batching, rows = job.run(lambda: self.look(model)), rows_of(model)
         if batching == "steps":
             found = self._running.get((model, request.objective))
             return found or RunningRequests(model, request.objective, rows)
