@@ -9,6 +9,8 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
+from operator import not_
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ import torch
 
 from semgrad_guard import GenerationOptions, Guard, LanguageModel, Policy, Verdict
 from semgrad_guard.engine.generation.generation import Generation
+from semgrad_guard.engine.generation.running_batch import RunningBatch
 from semgrad_guard.engine.interruption import Stop, stopping
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.worker import Request, Ticket, batching, worker
@@ -27,6 +30,7 @@ from semgrad_guard.errors import (
     PromptTooLongError,
 )
 from semgrad_guard.estimators import Sampling, SemanticEntropy
+from tests.fixed_model import TEXT
 from tests.steps import LIMIT, Steps, until
 from tests.whole_runs import whole_run
 
@@ -37,13 +41,14 @@ QUESTIONS = ("hello", "a longer question", "x", "What is tea?")
 
 
 def submitted(
-    model: LanguageModel, text: str, *, objective: Objective | None = None, on_piece: Any = None, **options: Any
+    model: LanguageModel, text: str, *, objective: Objective | None = None, **given: Any
 ) -> Ticket[Generation]:
-    prompt = model.render(text)
+    named = {field.name for field in fields(Request)}
+    options = {name: value for name, value in given.items() if name not in named}
+    requested = {"prompt": model.render(text), **{name: value for name, value in given.items() if name in named}}
     wanted = (GenerationOptions(**{"max_tokens": 8, **options}),)
-    objective = objective or Objective()
     return model.submit(
-        Request(prompt=prompt, options=wanted, objective=objective, on_piece=on_piece, finish=lambda found: found[0])
+        Request(options=wanted, objective=objective or Objective(), finish=lambda found: found[0], **requested)
     )
 
 
@@ -298,6 +303,37 @@ def test_an_error_while_requests_are_put_together_is_one_callers(
     with pytest.raises(RuntimeError, match="cannot be looked at"):
         tickets[1].result(LIMIT)
     assert submitted(model, "three").result(LIMIT).text
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("name", [name for name in vars(RunningBatch) if not name.startswith("_")])
+def test_an_error_anywhere_in_a_batch_leaves_no_caller_waiting(
+    make_language_model: Make, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """From its n-th call on, a method raises an error: every caller gets an answer or an error, and later ones too."""
+    model, method = make_language_model(seed=2), vars(RunningBatch)[name]
+    wanted: list[dict[str, Any]] = [
+        {"prompt": model.render("x" * 150)},  # is read in pieces
+        {"draws": (Sampling(count=2, max_tokens=4),), "on_piece": lambda _: None},
+        *({"on_sentences": listener, "grammar": f'start: "{TEXT}"', "max_tokens": 64} for listener in (bool, not_)),
+    ]
+    monkeypatch.setattr(batching, "_READ", 100)
+    for first in (1, 3):
+        calls = itertools.count(1)
+
+        def failing(*args: Any, first: int = first, calls: Any = calls, **options: Any) -> Any:
+            if next(calls) >= first:
+                raise RuntimeError("no such luck")
+            return (method.fget if isinstance(method, property) else method)(*args, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(RunningBatch, name, property(failing) if isinstance(method, property) else failing)
+            free = busy(model)
+            tickets = [submitted(model, text, **one) for text, one in zip(QUESTIONS, wanted, strict=True)]
+            free.set()
+            for ticket in tickets:
+                assert ticket.exception(LIMIT) is None or "no such luck" in str(ticket.exception())
+        until(lambda: submitted(model, "later").exception(LIMIT) is None)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

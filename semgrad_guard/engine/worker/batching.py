@@ -303,9 +303,9 @@ class RunningRequests:
         self._settle()
 
     def end(self, error: BaseException) -> None:
-        """Give every caller this error."""
-        reading = [part.writing for part, _ in self._reading if not part.writing.answers]
-        self._end([*self._writing, *reading], error)
+        """Give every caller this error; the batch is given up with it."""
+        for writing in (*self._writing, *(part.writing for part, _ in self._reading)):
+            writing.job.fail(error)
 
     def _hand_over_sentences(self) -> None:
         """Score the sentences that have ended, together with those of others that soon will have (as `_settle`)."""
@@ -383,9 +383,11 @@ class RunningRequests:
     def _end(self, ended: Sequence[_Writing], error: BaseException) -> None:
         self._writing = [writing for writing in self._writing if writing not in ended]
         self._reading = [(part, pieces) for part, pieces in self._reading if part.writing not in ended]
-        self._batch.drop(row for writing in ended for row in writing.rows)
-        for writing in ended:
-            writing.job.fail(error)
+        try:
+            self._batch.drop(row for writing in ended for row in writing.rows)
+        finally:
+            for writing in ended:
+                writing.job.fail(error)
 
 
 class WholeRuns:
