@@ -123,9 +123,10 @@ class WorkerQueue:
 
     async def _answered(self, request: AnswerRequest) -> list[Draft[Answer]]:
         names = tuple(f"semgrad-guard-{token_hex(8)}" for _ in range(request.count))
+        abandoned, self._abandoned = tuple(self._abandoned), []
         try:
-            abandoned, self._abandoned = tuple(self._abandoned), []
             read = await self._call(READ, ToRead(request=request, names=names, abandoned=abandoned))
+            abandoned = ()  # the worker knows them
             part = _part(request, read)
             # Text that may turn out to be a call is not shown before it is known to be none.
             shown = None if request.form.tools or request.count > 1 else request.on_piece
@@ -141,7 +142,7 @@ class WorkerQueue:
             written = Written(names=names, answers=ids, stopped=tokens is not None, known=known)
             scored = await self._finished.result(written)
         except BaseException as error:
-            self._abandoned += names  # the worker learns it with the next request
+            self._abandoned += [*abandoned, *names]  # the worker learns it with the next request
             together: tuple[BaseException, ...] = getattr(error, "exceptions", ())  # of tasks that failed together
             if together:
                 raise together[0] from None

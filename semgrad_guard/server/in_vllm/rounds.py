@@ -45,9 +45,12 @@ class Round(Generic[A, R]):
                 await asyncio.sleep(0)  # those that are done in the same step of the engine
                 taken, self._waiting = self._waiting, []
                 taken = [one for one in taken if not one[1].done()]  # a caller may have left
-                results: Sequence[R | Failed] = []
+                if not taken:
+                    continue
                 try:
-                    results = await self._score([sent for sent, _ in taken]) if taken else []
+                    results = list(await self._score([sent for sent, _ in taken]))
+                    if len(results) != len(taken):
+                        raise ValueError(f"{len(results)} results for {len(taken)} answers")
                 except Exception as error:  # noqa: BLE001 - raised by the callers
                     results = [Failed.of(error)] * len(taken)
                 for (_, future), result in zip(taken, results, strict=True):
