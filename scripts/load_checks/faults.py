@@ -117,7 +117,7 @@ async def _killed(folder: Path, options: list[object], *, kills: int) -> Check:
         acknowledged |= load.ids
     with serving(folder, *options) as server:  # imports the last one's entries
         problems = [f"a server ended with {status} after SIGTERM"] if (status := server.end()) else []
-    lost = acknowledged - logged(folder / "log.db")
+    lost = acknowledged - logged(folder / "log.db").keys()
     problems += [f"{len(lost)} acknowledged decisions are lost"] if lost else []
     return Check("killed under load", {"kills": kills, "acknowledged": len(acknowledged), "lost": len(lost)}, problems)
 
@@ -138,7 +138,7 @@ async def _drained(folder: Path, options: list[object]) -> Check:
     left = [reply for reply in load.replies if reply not in refused and not _good(reply)]
     problems = loud + ([f"the server ended with {status}"] if status else [])
     problems += [f"not answered: {reply.status} {reply.broken} {reply.text[-200:]}" for reply in left]
-    if load.ids - logged(folder / "log.db"):
+    if load.ids - logged(folder / "log.db").keys():
         problems.append("acknowledged decisions are lost")
     figures = {"asked": ROWS + waiting, "waiting": waiting, "answered": len(load.ids), "told": len(refused)}
     return Check("SIGTERM drains", figures, problems)
@@ -159,7 +159,7 @@ async def _full(folder: Path, options: list[object]) -> Check:
             disk.free(server)
             await load.answers(60)
         ended, loud = server.end(), server.loud()
-        lost = load.ids - logged(disk.folder / "log.db")
+        lost = load.ids - logged(disk.folder / "log.db").keys()
     problems = loud + [
         f"not answered: {reply.status} {reply.text[-200:]}" for reply in load.replies if not _good(reply)
     ]
@@ -186,7 +186,7 @@ async def _away(folder: Path, options: list[object]) -> Check:
             holder.close()
             await load.answers(30)
         await load.until(lambda: server.metrics()["semgrad_guard_log_pending"] == 0, "an empty journal")
-        lost = load.ids - logged(path)
+        lost = load.ids - logged(path).keys()
         ended, loud = server.end(), server.loud()
     problems = loud + [
         f"not answered: {reply.status} {reply.text[-200:]}" for reply in load.replies if not _good(reply)

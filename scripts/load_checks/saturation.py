@@ -49,18 +49,21 @@ class Twin:
         return abs((self.uncertainty or 0.0) - self.exact) / self.exact if known else 0.0
 
     def differs(self, reply: Reply) -> str | None:
-        """The difference of a server's answer, None where there is none.
-
-        Its uncertainty is as near to the single process's as `TOLERANCE`; or it is as near to what float64 gives as
-        single processes are: where float32 rounds coarsely, they are further off than `TOLERANCE` themselves.
-        """
+        """The difference of a server's answer, None where there is none. Of a withheld one nobody gets the score."""
         ((text, record),) = reply.choices
-        near = (record["uncertainty"] is None) == (self.uncertainty is None) and (
-            self.is_near(record["uncertainty"]) or self.is_as_exact(record["uncertainty"])
-        )
-        if text == self.text and record["action"] == self.action and near:
+        found, delivered = record["uncertainty"], self.action == "answer"
+        alike = text == self.text and record["action"] == self.action
+        if alike and (self.has_score(found) if delivered else found is None):
             return None
-        return f"{self.question!r}: {text!r}, {record['action']}, {record['uncertainty']}, and not {self}"
+        return f"{self.question!r}: {text!r}, {record['action']}, {found}, and not {self}"
+
+    def has_score(self, found: float | None) -> bool:
+        """Whether an uncertainty is this answer's.
+
+        It is as near to the single process's as `TOLERANCE`; or it is as near to what float64 gives as single
+        processes are: where float32 rounds coarsely, they are further off than `TOLERANCE` themselves.
+        """
+        return (found is None) == (self.uncertainty is None) and (self.is_near(found) or self.is_as_exact(found))
 
     def is_near(self, found: float | None) -> bool:
         """Whether an uncertainty is the single process's to within `TOLERANCE`; without one, it always is."""
@@ -101,6 +104,7 @@ class Crowd:
     replies: Counter[str] = field(default_factory=Counter[str])
     wrong: list[str] = field(default_factory=list[str])
     ids: list[str] = field(default_factory=list[str])
+    twin_of: dict[str, Twin] = field(default_factory=dict[str, Twin])
     nearer: int = 0
     resident: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
     deepest: int = 0
@@ -130,6 +134,7 @@ class Crowd:
         if len(reply.ids) != 1:
             self.wrong.append(f"one answer with the decisions {sorted(reply.ids)}")
         self.ids += reply.ids
+        self.twin_of |= dict.fromkeys(reply.ids, twin)
 
     async def rude(self, number: int) -> None:
         """Mean it ill, in every way in turn."""
@@ -177,8 +182,14 @@ def _answers(crowd: Crowd, folder: Path, minutes: float, status: int, loud: list
     problems = crowd.wrong + loud + ([f"the server ended with {status}"] if status else [])
     if len(set(crowd.ids)) != len(crowd.ids):
         problems.append("given twice: two answers carry the same decision")
-    if lost := set(crowd.ids) - logged(folder / "log.db"):
+    scores = logged(folder / "log.db")
+    if lost := set(crowd.ids) - scores.keys():
         problems.append(f"{len(lost)} acknowledged decisions are not in the log")
+    problems += [
+        f"mixed up in the log: {scores[id]}, and not {twin}"
+        for id, twin in crowd.twin_of.items()
+        if id in scores and not twin.has_score(scores[id])
+    ]
     figures = {"minutes": minutes, "answers": len(crowd.ids), "as near to float64 as single processes": crowd.nearer}
     figures["single processes against float64"] = f"{crowd.twins[0].rounding:.1e}"
     figures |= sorted(crowd.replies.items())
@@ -201,10 +212,10 @@ def _queue(crowd: Crowd) -> Check:
     return Check("the queue is bounded", {"deepest": crowd.deepest, "limit": QUEUE, "refused": refused}, problems)
 
 
-def logged(path: Path) -> set[str]:
-    """The decisions in a log, by their ids."""
+def logged(path: Path) -> dict[str, float | None]:
+    """The uncertainties of the decisions in a log, by their ids."""
     database = Database(path)
     try:
-        return {decision.id for decision, _ in database.decisions()}
+        return {decision.id: decision.uncertainty for decision, _ in database.decisions()}
     finally:
         database.close()

@@ -40,6 +40,9 @@ def test_an_answer_that_is_somebody_elses_is_seen() -> None:
     assert twin.differs(reply("text")) is None
     for other in (reply("texts"), reply("text", action="abstain"), reply("text", uncertainty=0.51)):
         assert "question" in str(twin.differs(other))
+    withheld = saturation.Twin("question", "text", "abstain", 0.5)
+    assert withheld.differs(reply("text", action="abstain", uncertainty=None)) is None
+    assert "question" in str(withheld.differs(reply("text", action="abstain")))
 
 
 def test_a_score_that_is_nearer_to_float64_than_a_single_processs_is_no_mixture() -> None:

@@ -31,8 +31,8 @@ class CountingWorker(ScoringWorker):
         if scoring is not None:
             model: Any = scoring._model
             if name == OPEN.name:
-                worker["counted"], worker["again"] = passes_of(model._scorer), list[bool]()
                 model._scorer.tiers_in_context()  # has passes of its own
+                worker["counted"], worker["again"] = passes_of(model._scorer), list[bool]()
                 last: Any = model._scorer._current().replayer.layers[-1]
                 last.register_forward_pre_hook(lambda *_: worker["again"].append(not torch.is_grad_enabled()))
             found = {
