@@ -9,8 +9,6 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields
-from operator import not_
 from typing import Any
 
 import pytest
@@ -18,10 +16,9 @@ import torch
 
 from semgrad_guard import GenerationOptions, Guard, LanguageModel, Policy, Verdict
 from semgrad_guard.engine.generation.generation import Generation
-from semgrad_guard.engine.generation.running_batch import RunningBatch
 from semgrad_guard.engine.interruption import Stop, stopping
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.worker import Request, Ticket, batching, worker
+from semgrad_guard.engine.worker import Ticket, batching, worker
 from semgrad_guard.errors import (
     AnswerCancelledError,
     AnswerInterruptedError,
@@ -30,26 +27,14 @@ from semgrad_guard.errors import (
     PromptTooLongError,
 )
 from semgrad_guard.estimators import Sampling, SemanticEntropy
-from tests.fixed_model import TEXT
 from tests.steps import LIMIT, Steps, until
 from tests.whole_runs import whole_run
 
 from .snapshots import unchanged
+from .worker_calls import busy, submitted
 
 Make = Callable[..., LanguageModel]
 QUESTIONS = ("hello", "a longer question", "x", "What is tea?")
-
-
-def submitted(
-    model: LanguageModel, text: str, *, objective: Objective | None = None, **given: Any
-) -> Ticket[Generation]:
-    named = {field.name for field in fields(Request)}
-    options = {name: value for name, value in given.items() if name not in named}
-    requested = {"prompt": model.render(text), **{name: value for name, value in given.items() if name in named}}
-    wanted = (GenerationOptions(**{"max_tokens": 8, **options}),)
-    return model.submit(
-        Request(options=wanted, objective=objective or Objective(), finish=lambda found: found[0], **requested)
-    )
 
 
 def scored(generation: Generation, objective: Objective | None = None) -> float | None:
@@ -59,14 +44,6 @@ def scored(generation: Generation, objective: Objective | None = None) -> float 
 
 def threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "semgrad-guard-worker"]
-
-
-def busy(model: LanguageModel) -> threading.Event:
-    """The model's thread waits until this is set."""
-    free, begun = threading.Event(), threading.Event()
-    model.worker.run(lambda: (begun.set(), free.wait(LIMIT)))
-    assert begun.wait(LIMIT)
-    return free
 
 
 def test_callers_with_several_objectives_share_one_thread_and_its_steps(make_language_model: Make) -> None:
@@ -282,87 +259,6 @@ def test_a_batch_of_which_one_cannot_be_answered_writes_none(make_language_model
     with pytest.raises(PromptTooLongError):
         guard.batch(["hello", "c" * 400])
     assert steps.in_all() == 0
-
-
-def test_an_error_while_requests_are_put_together_is_one_callers(
-    make_language_model: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = make_language_model(seed=2)
-    has_room = batching.RunningRequests.has_room
-
-    def with_room_for_one(self: batching.RunningRequests, jobs: Any, *, beside: int) -> bool:
-        if len(jobs) == 2:
-            raise RuntimeError("the model cannot be looked at")
-        return has_room(self, jobs, beside=beside)
-
-    monkeypatch.setattr(batching.RunningRequests, "has_room", with_room_for_one)
-    free = busy(model)
-    tickets = [submitted(model, text) for text in ("one", "two")]
-    free.set()
-    assert tickets[0].result(LIMIT).text
-    with pytest.raises(RuntimeError, match="cannot be looked at"):
-        tickets[1].result(LIMIT)
-    assert submitted(model, "three").result(LIMIT).text
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("name", [name for name in vars(RunningBatch) if not name.startswith("_")])
-def test_an_error_anywhere_in_a_batch_leaves_no_caller_waiting(
-    make_language_model: Make, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    """From its n-th call on, a method raises an error: every caller gets an answer or an error, and later ones too."""
-    model, method = make_language_model(seed=2), vars(RunningBatch)[name]
-    wanted: list[dict[str, Any]] = [
-        {"prompt": model.render("x" * 150)},  # is read in pieces
-        {"draws": (Sampling(count=2, max_tokens=4),), "on_piece": lambda _: None},
-        *({"on_sentences": listener, "grammar": f'start: "{TEXT}"', "max_tokens": 64} for listener in (bool, not_)),
-    ]
-    monkeypatch.setattr(batching, "_READ", 100)
-    for first in (1, 3):
-        calls = itertools.count(1)
-
-        def failing(*args: Any, first: int = first, calls: Any = calls, **options: Any) -> Any:
-            if next(calls) >= first:
-                raise RuntimeError("no such luck")
-            return (method.fget if isinstance(method, property) else method)(*args, **options)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(RunningBatch, name, property(failing) if isinstance(method, property) else failing)
-            free = busy(model)
-            tickets = [submitted(model, text, **one) for text, one in zip(QUESTIONS, wanted, strict=True)]
-            free.set()
-            for ticket in tickets:
-                assert ticket.exception(LIMIT) is None or "no such luck" in str(ticket.exception())
-        until(lambda: submitted(model, "later").exception(LIMIT) is None)
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_request_that_follows_the_end_of_the_thread_is_answered_by_another(
-    make_language_model: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The thread ends by an error, whose first caller submits the request again from a thread of its own."""
-    model, again = make_language_model(seed=2), list[Ticket[Generation]]()
-
-    def submit_again(_: Any) -> None:
-        thread = threading.Thread(target=lambda: again.append(submitted(model, "again")))
-        thread.start()
-        thread.join(LIMIT)
-
-    free, errors, following = busy(model), iter([ZeroDivisionError("once")]), model.worker._next
-
-    def fails_once() -> Any:
-        for error in errors:
-            raise error
-        return following()
-
-    monkeypatch.setattr(model.worker, "_next", fails_once)
-    ticket = submitted(model, "first")
-    ticket.add_done_callback(submit_again)
-    free.set()
-    with pytest.raises(ZeroDivisionError):
-        ticket.result(LIMIT)
-    until(lambda: bool(again))
-    assert again[0].result(LIMIT).text
 
 
 def test_a_change_of_the_model_between_two_looks_is_seen_before_delivery(make_language_model: Make) -> None:
