@@ -215,6 +215,8 @@ def _verdict_record(record: dict[str, Any] | None) -> dict[str, Any]:
     return {METADATA_KEY: record[METADATA_KEY]} if record and METADATA_KEY in record else {}
 
 
+FEW = 4
+"""Texts of fewer words may be the same by chance."""
 EMPTY = "Empty Response"
 """The text of LlamaIndex's synthesizers where no model has answered."""
 _BETWEEN = "\n---------------------\n"
@@ -225,10 +227,6 @@ _WORD = re.compile(r"[^\W_]+")
 def words_of(text: str) -> list[str]:
     """A text's words, for comparing."""
     return _WORD.findall(text.casefold())
-
-
-FEW = 4
-"""Fewer words than these may be the same by chance."""
 
 
 def repeats(text: str, written: str, *, words: int = FEW) -> bool:

@@ -137,8 +137,9 @@ def _name_in_library(value: Any) -> str:
     else:
         return ""
     package = home.partition(".")[0]
+    if home == "builtins" and name in _OUTSIDE:
+        return ""
     known = package in _LIBRARIES or (isinstance(value, type) and package == "llama_index")
-    known &= not (home == "builtins" and name in _OUTSIDE)
     return f"{home}.{name}" if known else ""
 
 
