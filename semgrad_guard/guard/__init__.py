@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.flow import TargetReply as TargetReply
     from semgrad_guard.guard.flow import Waiting as Waiting
     from semgrad_guard.guard.flow import aasking as aasking
+    from semgrad_guard.guard.flow import answered as answered
     from semgrad_guard.guard.flow import answers as answers
     from semgrad_guard.guard.flow import arun as arun
     from semgrad_guard.guard.flow import conclude as conclude
@@ -66,6 +67,10 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.promise import promise_along as promise_along
     from semgrad_guard.guard.promise import require_sequel as require_sequel
     from semgrad_guard.guard.promise import split_delta as split_delta
+    from semgrad_guard.guard.question import Question as Question
+    from semgrad_guard.guard.question import Router as Router
+    from semgrad_guard.guard.question import RouterOptions as RouterOptions
+    from semgrad_guard.guard.question import question_of as question_of
     from semgrad_guard.guard.reported import ReportedScorer as ReportedScorer
     from semgrad_guard.guard.reported import prompt_of as prompt_of
     from semgrad_guard.guard.streams import Iterated as Iterated

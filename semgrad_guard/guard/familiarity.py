@@ -51,7 +51,15 @@ def _unlike_kind(calibration: Calibration, kind: str | None) -> tuple[str, ...]:
     return (f"the calibration does not know questions of the kind {kind!r:.60}; it knows {known}",)
 
 
-# The unit of scores and promises: a whole answer or a sentence.
+# The unit of scores and promises: a whole answer, a sentence, or a question, which may take several answers.
+
+UNIT = {"unit": "question"}
+"""The setting to which scores of whole questions are bound."""
+
+
+def is_of_question(binding: Binding | None) -> bool:
+    """Whether these are scores of whole questions: of each, that of its most doubtful answer."""
+    return binding is not None and UNIT.items() <= (binding.settings or {}).items()
 
 
 def require_same_unit(calibration: Calibration, binding: Binding) -> None:
@@ -61,6 +69,11 @@ def require_same_unit(calibration: Calibration, binding: Binding) -> None:
         BindingMismatchError: the calibration is about another unit than the scores, or another `on_doubt`; one by kind,
             all of its kinds are.
     """
+    if is_of_question(calibration.binding) and not is_of_question(binding):
+        raise BindingMismatchError(
+            f"The calibration {calibration.id} is about whole questions, and this answer is not part of one. Ask the "
+            "chain or engine that was calibrated through guarded(...), or within asking(router)."
+        )
     judged: Any = (binding.settings or {}).get("on_doubt")
     units = [
         None if one.sentences is None else one.sentences.on_doubt

@@ -17,10 +17,19 @@ from typing import Any, Generic, TypeVar, cast
 
 from semgrad_guard.decision_log.entries import Facts
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
-from semgrad_guard.errors import AnswerFailedError, DeadlineExceededError, InputError, LowConfidenceError, UpstreamError
+from semgrad_guard.errors import (
+    AnswerFailedError,
+    DeadlineExceededError,
+    InputError,
+    LowConfidenceError,
+    SemGradGuardError,
+    UpstreamError,
+)
 from semgrad_guard.guard.policy import Terms, decide, settle
+from semgrad_guard.guard.question import Question, Router
+from semgrad_guard.guard.question import asking as asking_question
 from semgrad_guard.guard.sentences import ended, watched_score
-from semgrad_guard.guard.timing import Steps, Work, adrive, cancelling, drive
+from semgrad_guard.guard.timing import Steps, Work, adrive, cancelling, drive, sealed
 from semgrad_guard.guard.verdicts import (
     Deliver,
     Escalate,
@@ -124,8 +133,10 @@ class Outcome(Generic[A]):
 class Pending(Generic[A]):
     """Drafts that have been settled, some of which wait for a target; or errors in drafts' places."""
 
-    def __init__(self, drafts: Sequence[Draft[A] | Exception], terms: Terms) -> None:
-        self._drafts, self._terms = drafts, terms
+    def __init__(
+        self, drafts: Sequence[Draft[A] | Exception], terms: Terms, *, question: Question | None = None
+    ) -> None:
+        self._drafts, self._terms, self._question = drafts, terms, question
         self._settled = [self._settle(draft) for draft in drafts]
 
     @property
@@ -151,15 +162,7 @@ class Pending(Generic[A]):
         Raises:
             Exception: the target has paused the program around the guard by it.
         """
-        waiting, replies = self.waiting, list[TargetReply[A]]()
-        if waiting:
-            try:
-                replies = yield ask(waiting).in_time()
-            except Exception as error:  # noqa: BLE001 - the target's; `on_error` decides
-                replies = [error] * len(waiting)
-        for reply in replies:
-            if isinstance(reply, Paused):
-                raise reply.error
+        replies = yield from _replies(ask, self.waiting)
         if self._terms.log is None:
             return self.outcomes(replies)
         return (yield Work(lambda: self.outcomes(replies)))
@@ -167,13 +170,14 @@ class Pending(Generic[A]):
     def _settle(self, draft: Draft[A] | Exception) -> Settlement | Exception:
         if isinstance(draft, Exception):
             return draft
-        recorder, terms = current_recorder(), self._terms
-        if recorder is not None:
-            recorder.add(draft.verdict, draft.prompt, source=draft.source)
+        recorder, terms, question = current_recorder(), self._terms, self._question
+        if recorder is not None and recorder.records(question):
+            if question is None or not draft.trusted:  # the question's score counts the calls that its gate judges
+                recorder.add(draft.verdict, draft.prompt, source=draft.source)
             return Deliver(draft.verdict.model_copy(update={"enforced": False}))
         try:
-            return settle(
-                draft.verdict,
+            settled = settle(
+                draft.verdict if question is None else question.about(draft.verdict),
                 terms.policy,
                 terms.mode,
                 can_escalate=terms.can_escalate and draft.can_escalate,
@@ -184,6 +188,7 @@ class Pending(Generic[A]):
                 continues=terms.continues,
                 closing_line=terms.closing_line,
             )
+            return settled if question is None else question.note(settled, trusted=draft.trusted)
         except Exception as error:  # noqa: BLE001 - raised in this draft's place, after the others are settled
             return error
 
@@ -195,15 +200,39 @@ class Pending(Generic[A]):
                 return not_written(settled, self._terms)
             if isinstance(settled, Exception) or isinstance(draft, Exception):
                 return cast("Exception", settled)
-            # Not in `_settle`: an answer that a target has paused is counted once. One unlike those of the calibration,
-            # which is not promised whatever its score, tells nothing about the promise.
-            monitor, verdict = self._terms.monitor, settled.verdict
-            if monitor is not None and verdict.familiar is not False and current_recorder() is None:
-                drift = monitor.add(watched_score(verdict)).alarm
-                settled = replace(settled, verdict=verdict.model_copy(update={"drift": drift}))
+            # Not in `_settle`: an answer that a target has paused is counted once.
+            if current_recorder() is None:
+                settled = _watched(settled, self._terms)
             return conclude(settled, draft.answer, self._terms, reply=reply, irreplaceable=draft.irreplaceable)
         except Exception as error:  # noqa: BLE001 - as above
             return error
+
+
+def _replies(ask: AskWork[A], waiting: Sequence[Waiting[A]]) -> Steps[Sequence[TargetReply[A]]]:
+    """The target's replies to these drafts; its error in their place, for `on_error` to decide.
+
+    Raises:
+        Exception: the target has paused the program around the guard by it.
+    """
+    replies: Sequence[TargetReply[A]] = ()
+    if waiting:
+        try:
+            replies = yield ask(waiting).in_time()
+        except Exception as error:  # noqa: BLE001 - see above
+            replies = [error] * len(waiting)
+    for reply in replies:
+        if isinstance(reply, Paused):
+            raise reply.error
+    return replies
+
+
+def _watched(settled: Settlement, terms: Terms) -> Settlement:
+    """The settlement after drift was looked for. An answer unlike those of the calibration tells nothing about it."""
+    verdict = settled.verdict
+    if terms.monitor is None or verdict.familiar is False:
+        return settled
+    drift = terms.monitor.add(watched_score(verdict)).alarm
+    return replace(settled, verdict=verdict.model_copy(update={"drift": drift}))
 
 
 def conclude(
@@ -334,6 +363,45 @@ def answers(
         return (yield from Pending[A](drafts, terms).concluded(ask))
 
 
+def answered(router: Router, run: Work, read: Callable[[A], Work], ask: AskWork[A]) -> Steps[Outcome[A]]:
+    """One question: run, and decided about by its most doubtful call, or ended by the first that was refused.
+
+    Args:
+        router: that of the models whose calls count.
+        run: the chain's or the engine's work; its result goes out where the question is let through.
+        read: finds the text of a result; a stream is read to its end.
+        ask: the target's work, as for whole answers.
+
+    Raises:
+        LowConfidenceError: the mode is to raise; or the question is part of another one, which ends.
+        Exception: the engine's own, where `on_error` is to raise; the target's.
+    """
+    terms, failed, text, result = router.terms, "", "", None
+    stop = terms.stop()
+    with stopping(stop), cancelling(stop):
+        with asking_question(router) as question:
+            try:
+                result = yield run.in_time()
+                text = yield read(result)
+            except Exception as error:
+                if question.refused is not None or not _stands_in(terms, error):
+                    raise
+                failed = f"the engine failed ({type(error).__name__})"
+        recorder = current_recorder()
+        if recorder is not None and recorder.records(question):
+            return Outcome(unscored(text, reason="it is recorded, and not decided about"), result)
+        settled, replies = question.settled(text, failed=failed), list[TargetReply[A]]()
+        if isinstance(settled, Escalate):
+            replies += yield from _replies(ask, [Waiting(0, settled.verdict, cast("A", result))])
+        own = question.terms if question.is_asked else terms
+        return (yield Work(lambda: conclude(settled, cast("A", result), own, reply=next(iter(replies), None))))
+
+
+def _stands_in(terms: Terms, error: Exception) -> bool:
+    """Whether an abstention stands in for an engine that failed; never for a mistake in how the guard is used."""
+    return terms.replaces_failed and (isinstance(error, UNWRITTEN) or not isinstance(error, SemGradGuardError))
+
+
 def run(
     terms: Terms,
     draft: Callable[[], Sequence[Draft[A] | Exception]],
@@ -377,7 +445,7 @@ def one(outcomes: Sequence[Outcome[A] | Exception]) -> Outcome[A]:
     """
     (outcome,) = outcomes
     if isinstance(outcome, Exception):
-        raise outcome
+        raise sealed(outcome)
     return outcome
 
 

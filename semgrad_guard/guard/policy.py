@@ -19,7 +19,7 @@ from semgrad_guard.decision_log.entries import DecisionSink
 from semgrad_guard.declared import require_valid
 from semgrad_guard.engine.interruption import Stop
 from semgrad_guard.errors import InputError, UnfamiliarPromptError
-from semgrad_guard.guard.familiarity import require_same_unit, unlike
+from semgrad_guard.guard.familiarity import is_of_question, require_same_unit, unlike
 from semgrad_guard.guard.sentences import decided_sentences, delivers, with_delivered
 from semgrad_guard.guard.verdicts import (
     UNSCORED,
@@ -158,6 +158,11 @@ class Policy(PolicyOptions):
     def binding(self) -> Binding | None:
         """The calibration's binding; None for a bare policy or an unbound calibration."""
         return None if self.calibration is None else self.calibration.binding
+
+    @property
+    def is_about_questions(self) -> bool:
+        """Whether the threshold is for whole questions, each of which may take several answers."""
+        return is_of_question(self.binding)
 
     @property
     def compares(self) -> bool:
@@ -474,4 +479,4 @@ def _withheld(draft: Verdict, policy: Policy) -> str:
         return "the answer carries no score"
     if policy.threshold is None:
         return "the calibration found no threshold that keeps its promise, so nothing is let through"
-    return f"uncertainty {draft.uncertainty:.4g} is above the threshold {policy.threshold:.4g}"
+    return "its uncertainty is above the threshold"

@@ -20,7 +20,8 @@ from semgrad_guard.errors import AnswerCancelledError, AnswerInterruptedError
 from semgrad_guard.guard.early_sentences import SentencePiece
 from semgrad_guard.guard.flow import UNWRITTEN, AskWork, Draft, Pending, asking, not_written, one
 from semgrad_guard.guard.policy import Terms
-from semgrad_guard.guard.timing import Steps, Work, adrive, ain_time, cancelling, drive, off_loop
+from semgrad_guard.guard.question import Question
+from semgrad_guard.guard.timing import Steps, Work, adrive, ain_time, cancelling, drive, off_loop, sealed
 
 A = TypeVar("A")
 """The frontend's object."""
@@ -164,12 +165,15 @@ def streamed(
     *,
     show: Callable[[Any], Iterable[P]] = lambda step: (step,),
     stop: Stop | None = None,
+    question: Question | None = None,
 ) -> StreamSteps[P, None]:
     """The pieces as they come, where nothing may be withheld, and the outcome last.
 
     Else the sentences that are let through while the answer is being written, and the outcome, which begins with them.
+    A call of a `question`, which has such terms, is noted in it.
 
     Raises:
+        LowConfidenceError: the question has ended, or this call ends it.
         Exception: whatever drafting raises; the one in the outcome's place.
     """
     stop, left = terms.stop() if stop is None else stop, ""
@@ -181,10 +185,14 @@ def streamed(
         left += piece.text
         return show(piece)
 
+    if question is not None:
+        question.require_open()
     try:
         draft: Draft[A] = yield from written(live, stop, show=let_through if terms.withholds else show)
         with stopping(stop), cancelling(stop):
-            outcome = one((yield from Pending([draft], terms).concluded(asking(None) if ask is None else ask)))
+            outcome = one(
+                (yield from Pending([draft], terms, question=question).concluded(asking(None) if ask is None else ask))
+            )
     except UNWRITTEN as error:
         if left:
             raise
@@ -198,20 +206,30 @@ def streamed(
 
 def run_stream(steps: StreamSteps[P, Any]) -> Generator[P]:
     """The pieces of such steps, by calls."""
+    failed = None
     try:
         while (piece := drive(_next(steps))) is not _END:
             yield piece
+    except Exception as error:  # noqa: BLE001 - raised below, where no frame holds a draft
+        failed = sealed(error)
     finally:
         drive(_end(steps))
+    if failed is not None:
+        raise failed
 
 
 async def arun_stream(steps: StreamSteps[P, Any]) -> AsyncGenerator[P]:
     """As `run_stream`, on the event loop; closing it, or cancelling its task, stops the model."""
+    failed = None
     try:
         while (piece := await adrive(_next(steps))) is not _END:
             yield piece
+    except Exception as error:  # noqa: BLE001 - as above
+        failed = sealed(error)
     finally:
         await adrive(_end(steps))
+    if failed is not None:
+        raise failed
 
 
 class _Closed(asyncio.CancelledError):

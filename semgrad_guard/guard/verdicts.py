@@ -266,10 +266,12 @@ class RecordedDraft:
 class Recorder:
     """The drafts of one run, in the order in which they were made; safe to fill from several threads.
 
-    Drafts are scored by `estimators` as well, besides their model's own.
+    Drafts are scored by `estimators` as well, besides their model's own. With a `question`, only those of its calls are
+    recorded; the questions of other routers within it are decided about.
     """
 
     estimators: Sequence[Estimator] = ()
+    question: object = None
     drafts: list[RecordedDraft] = field(default_factory=list[RecordedDraft])
     closed: bool = False
     """Whether its run is over. Tasks that are still running keep its context, and record nothing more."""
@@ -277,6 +279,10 @@ class Recorder:
         default_factory=dict[tuple[Any, ...], Mapping[str, RecordedScore]], repr=False
     )
     _lock: Lock = field(default_factory=Lock, repr=False)
+
+    def records(self, question: object) -> bool:
+        """Whether it records the calls of a question; None: a call outside any."""
+        return self.question is None or self.question is question
 
     def note(self, verdict: Verdict, scores: Mapping[str, RecordedScore]) -> None:
         """Keep the estimators' scores of an answer until a draft is recorded that is this answer."""

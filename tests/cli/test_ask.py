@@ -137,7 +137,7 @@ def test_an_abstention_shows_what_it_withholds_and_why(ask: Run) -> None:
     shown = ask("What is item 1?", "--threshold", 0).stdout
     assert "I don't know." in shown
     assert "withheld: " in shown
-    assert "is above the threshold 0" in shown
+    assert "is above the threshold" in shown
 
 
 def test_the_question_may_come_from_stdin(ask: Run) -> None:

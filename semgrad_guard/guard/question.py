@@ -1,0 +1,246 @@
+"""Routers, and questions: the scope in which the first refused call of a model ends all.
+
+A front's `guarded(...)`, or `asking(router)` in own code, opens a question. Each guarded call in it notes its verdict.
+A refused call ends the question; every later call ends at once. So a gate stops a run and never alters it: a question
+is delivered if and only if the greatest score of its guarded calls is at most the threshold, and on the run without a
+gate a calibration computes this very number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self, TypedDict, Unpack
+from uuid import uuid4
+
+from semgrad_guard.calibration import DriftMonitor
+from semgrad_guard.decision_log.entries import DecisionSink
+from semgrad_guard.errors import InputError, LowConfidenceError, UnenforcedPolicyError
+from semgrad_guard.guard.familiarity import UNIT
+from semgrad_guard.guard.policy import AbstainMessage, Policy, Terms, decide, require_policy
+from semgrad_guard.guard.verdicts import Abstain, Deliver, Escalate, Raise, Settlement, handed_on, unscored
+from semgrad_guard.records import ToolCall, Verdict, digest_of
+from semgrad_guard.settings import KeepDraft, Mode, OnError, OnUnscored, Timeout
+
+_GOES_ON = "a part of an answer was delivered, and the question continued"
+
+
+class RouterOptions(TypedDict, total=False):
+    """How a router carries decisions out; as in `Terms`."""
+
+    mode: Mode
+    abstain_message: AbstainMessage
+    on_error: OnError
+    timeout: Timeout
+    keep_draft: KeepDraft
+    monitor: DriftMonitor | None
+    notify: Callable[[Verdict], None] | None
+    log: DecisionSink | None
+    closing_line: str
+
+
+class Router:
+    """The rules by which models decide about their answers, and the target for those that are not let through.
+
+    One router may serve many models; its copies, pickled ones too, are equal to it and decide as one.
+
+    Args:
+        policy: which scores to let through.
+        escalate_to: answers what is not let through; without it the abstain message goes out.
+        on_unscored: the action for an answer without a score, where it is not the policy's.
+        trusted_tools: tools whose calls need no score: a message that calls no other keeps its calls, not its text.
+        **options: `mode`, `abstain_message`, `on_error`, `timeout`, `keep_draft`, `monitor`, `notify`, `log` and
+            `closing_line`, as in `Terms`.
+
+    Raises:
+        InputError: an argument is not as described; or a monitor is to watch whole questions, whose scores are not
+            known where they end early.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        escalate_to: Any = None,
+        *,
+        on_unscored: OnUnscored | None = None,
+        trusted_tools: Collection[str] = (),
+        **options: Unpack[RouterOptions],
+    ) -> None:
+        policy = require_policy(policy)
+        if on_unscored is not None:
+            policy = replace(policy, on_unscored=on_unscored)
+        self.terms = Terms(policy=policy, can_escalate=escalate_to is not None, continues=False, **options)
+        if policy.is_about_questions and self.terms.monitor is not None:
+            raise InputError(
+                "a question that is refused ends early, so that its score is not known, and a monitor would compare "
+                "other numbers than those of the calibration: leave monitor out"
+            )
+        self.escalate_to, self.trusted_tools = escalate_to, frozenset(trusted_tools)
+        self._key = uuid4().hex
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Router) and other._key == self._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Itself: copies of its holders share its log and its monitor."""
+        return self
+
+    def trusts(self, calls: Collection[ToolCall]) -> bool:
+        """Whether there are calls, of trusted tools alone."""
+        return bool(calls) and {call.name for call in calls} <= self.trusted_tools
+
+
+@dataclass(eq=False)
+class Question:
+    """The verdicts on the guarded calls of one question, and the one that ended it.
+
+    No verdict holds a withheld text, unless drafts are kept.
+
+    Safe to share between the threads and tasks of the question.
+    """
+
+    router: Router
+    around: Question | None = None
+    verdicts: list[Verdict] = field(default_factory=list[Verdict])
+    refused: Verdict | None = None
+    _is_over: bool = False
+
+    @property
+    def terms(self) -> Terms:
+        """How its calls are decided about. The target, the log and `notify` get the question, once."""
+        return replace(self.router.terms, on_error="raise", log=None, notify=None)
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether it, or a question within it, is being asked here."""
+        innermost = _question.get()
+        return innermost is not None and innermost.outward(self.router) is self
+
+    def outward(self, router: object) -> Question | None:
+        """This question, or the nearest around it, that has this router."""
+        question: Question | None = self
+        while question is not None and question.router != router:
+            question = question.around
+        return question
+
+    def about(self, verdict: Verdict) -> Verdict:
+        """The undecided verdict on a call, as a part of this question: bound as the policy's calibration is."""
+        if not self.router.terms.policy.is_about_questions:
+            return verdict
+        return verdict.model_copy(update={"settings": {**(verdict.settings or {}), **UNIT}})
+
+    def require_open(self) -> None:
+        """Return if another call may begin.
+
+        Raises:
+            LowConfidenceError: the question has ended.
+        """
+        if self._is_over:
+            raise LowConfidenceError(self._ended(), draft=None)
+
+    def note(self, settled: Settlement, *, trusted: bool = False) -> Settlement:
+        """The settlement of a call: its own where it is let through, else an error.
+
+        A part of an answer may only be delivered last: a call after it ends the question.
+        """
+        if self._is_over:
+            return Raise(self._ended())
+        if isinstance(settled, Deliver):
+            if not trusted:
+                self.verdicts.append(settled.verdict)
+            self._is_over = settled.verdict.is_part
+            return settled
+        verdict = settled.verdict
+        self.refused = verdict if self.terms.keep_draft else handed_on(verdict).model_copy(update={"draft": None})
+        self.verdicts.append(self.refused)
+        self._is_over = True
+        return Raise(settled.verdict)
+
+    def settled(self, text: str, *, failed: str = "") -> Settlement:
+        """What happens to the question as a whole: `text` is its result, `failed` why there is none."""
+        terms, verdict = self.router.terms, self.refused
+        if verdict is None and (failed or not self.verdicts):
+            draft = unscored("" if failed else text, reason=failed or "no guarded model has answered")
+            verdict = decide(draft, terms.policy, can_escalate=terms.can_escalate and not failed)
+            if not terms.withholds or verdict.action == "answer":
+                return Deliver(verdict.model_copy(update={"enforced": terms.withholds}))
+        if verdict is None:
+            return Deliver(self._worst(text))
+        if terms.mode == "raise":
+            return Raise(verdict)
+        return Escalate(verdict) if verdict.action == "escalate" else Abstain(verdict)
+
+    def _worst(self, text: str) -> Verdict:
+        """The verdict on its most doubtful call, about this text.
+
+        A calibration of questions promises whatever the engine made of its calls, which is what was graded. One of
+        answers promises a model's own text alone.
+        """
+        worst = max(self.verdicts, key=lambda one: float("inf") if one.uncertainty is None else one.uncertainty)
+        own = digest_of(worst.text) == digest_of(text)
+        changes: dict[str, Any] = {"text": text}
+        if not own:
+            changes |= {"tool_calls": (), "reasoning": None, "sentences": (), "draft": None}
+        if self.router.terms.policy.is_about_questions:
+            changes["promised"] = all(one.promised for one in self.verdicts)
+        else:
+            changes["promised"] = worst.promised and own and len(self.verdicts) == 1
+        return worst.model_copy(update=changes)
+
+    def _ended(self) -> Verdict:
+        if self.refused is None:
+            verdict = unscored("", reason=_GOES_ON)
+            self.refused = decide(verdict, self.router.terms.policy, can_escalate=self.router.terms.can_escalate)
+        return self.refused
+
+
+_question: ContextVar[Question | None] = ContextVar("semgrad_guard_question", default=None)
+
+
+def question_of(router: Router | Literal[False] | None) -> Question | None:
+    """The question to which a call of a model with this router belongs: the nearest around it that has this router.
+
+    Threads and tasks that a framework starts belong to their question. `False` is the router of a helper, whose texts
+    need no guard; it belongs to none.
+
+    Raises:
+        UnenforcedPolicyError: the questions around it have other routers, which would not judge this call.
+    """
+    if router is False or (innermost := _question.get()) is None:
+        return None
+    if (question := innermost.outward(router)) is None:
+        raise UnenforcedPolicyError(
+            "a model without the question's router is called in a question, and its answer would not be judged: give "
+            "it this router (router=...), or router=False where it is a helper whose texts need no guard"
+        )
+    return question
+
+
+@contextmanager
+def asking(router: Router) -> Generator[Question]:
+    """One question, asked by own code: a refused call of a model with this router raises, and ends it.
+
+    An error that leaves the block after a refused call ends here; read `question.refused` behind it. Within a question
+    of the same router the block is a part of it.
+
+        with asking(router) as question:
+            answer = await agent.run("Who built it?")
+        text = str(answer) if question.refused is None else "I don't know."
+    """
+    around = _question.get()
+    if around is not None and (known := around.outward(router)) is not None:
+        yield known
+        return
+    token = _question.set(question := Question(router, around))
+    try:
+        yield question
+    except Exception:
+        if question.refused is None:
+            raise
+    finally:
+        _question.reset(token)
