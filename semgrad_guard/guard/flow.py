@@ -368,7 +368,8 @@ def answered(router: Router, run: Work, read: Callable[[A], Work], ask: AskWork[
 
     Args:
         router: that of the models whose calls count.
-        run: the chain's or the engine's work; its result goes out where the question is let through.
+        run: the chain's or the engine's work; its result goes out where the question is let through. A `Paused` result
+            is raised: the program around repeats the question later.
         read: finds the text of a result; a stream is read to its end.
         ask: the target's work, as for whole answers.
 
@@ -382,11 +383,13 @@ def answered(router: Router, run: Work, read: Callable[[A], Work], ask: AskWork[
         with asking_question(router) as question:
             try:
                 result = yield run.in_time()
-                text = yield read(result)
+                text = "" if isinstance(result, Paused) else (yield read(result))
             except Exception as error:
                 if question.refused is not None or not _stands_in(terms, error):
                     raise
                 failed = f"the engine failed ({type(error).__name__})"
+            if isinstance(result, Paused):
+                raise result.error
         recorder = current_recorder()
         if recorder is not None and recorder.records(question):
             return Outcome(unscored(text, reason="it is recorded, and not decided about"), result)
@@ -394,6 +397,7 @@ def answered(router: Router, run: Work, read: Callable[[A], Work], ask: AskWork[
         if isinstance(settled, Escalate):
             replies += yield from _replies(ask, [Waiting(0, settled.verdict, cast("A", result))])
         own = question.terms if question.is_asked else terms
+        own = replace(own, part=lambda verdict, answer, ranges: answer)  # its last call was cut where it was made
         return (yield Work(lambda: conclude(settled, cast("A", result), own, reply=next(iter(replies), None))))
 
 
