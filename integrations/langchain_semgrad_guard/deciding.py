@@ -16,7 +16,12 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Self, cast
 from uuid import UUID
 
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManager, CallbackManagerForLLMRun
+from langchain_core.callbacks import (
+    AsyncCallbackManagerForLLMRun,
+    BaseCallbackHandler,
+    CallbackManager,
+    CallbackManagerForLLMRun,
+)
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
@@ -282,11 +287,9 @@ class Deciding(BaseChatModel):
 
     def _named(self, run: RunManager | None) -> Callable[[ChatGenerationChunk], ChatGenerationChunk] | None:
         """Gives chunks the id of their run, where somebody wants them while the answer is written."""
-        if run is None or not (
-            self.streaming or any(isinstance(one, _StreamingCallbackHandler) for one in run.handlers)
-        ):
+        if run is None or self.streaming is False:
             return None
-        if self.streaming is False:
+        if not self.streaming and not any(isinstance(one, _StreamingCallbackHandler) for one in run.handlers):
             return None
 
         def named(chunk: ChatGenerationChunk) -> ChatGenerationChunk:
@@ -336,7 +339,7 @@ class Deciding(BaseChatModel):
         decider = self._decider if run is None else self._decider_of(run, run.run_id)
         if decider is None:
             raise UnenforcedPolicyError(
-                "this call has no run in which a router could be found: call invoke or stream, and let disable_streaming be"
+                "a call without a run, in which a router could not be found: call invoke, stream or batch"
             )
         given = {name: value for name, value in options.items() if name != "stream"}
         call = Call(messages, given if stop is None else {**given, "stop": stop}, decider, is_live, self.timeout)
@@ -372,7 +375,11 @@ def _replies(call: Call) -> Steps[Sequence[TargetReply[AIMessage]]]:
 
 def _traces(handler: object) -> bool:
     """Whether a handler hears an escalation's run: its tokens are no part of the answer's stream."""
-    return isinstance(handler, BaseTracer) and not isinstance(handler, _StreamingCallbackHandler)
+    return isinstance(handler, BaseTracer | TracingHandler) and not isinstance(handler, _StreamingCallbackHandler)
+
+
+class TracingHandler(BaseCallbackHandler):
+    """A handler of ours that traces, though it is not one of LangChain's tracers."""
 
 
 def _result(message: AIMessage, shown: RunManager | None) -> ChatResult:

@@ -8,12 +8,12 @@ from itertools import chain
 from typing import Any
 from uuid import UUID
 
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatGeneration, LLMResult
 from opentelemetry._logs import LoggerProvider
 from opentelemetry.trace import Span, get_current_span
 
+from langchain_semgrad_guard.deciding import TracingHandler
 from langchain_semgrad_guard.messages import verdict_of
 from semgrad_guard.adapters.traces import EvaluationLog
 from semgrad_guard.errors import LowConfidenceError
@@ -22,7 +22,7 @@ _OPENINFERENCE = "openinference.instrumentation.langchain"
 _log = logging.getLogger(__name__)
 
 
-class UncertaintyTracer(BaseCallbackHandler):
+class UncertaintyTracer(TracingHandler):
     """Writes the verdict about every scored answer into the span of its run.
 
         chat.invoke(question, config={"callbacks": [UncertaintyTracer()]})

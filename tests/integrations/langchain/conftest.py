@@ -9,7 +9,7 @@ from langchain_semgrad_guard import ChatSemGrad
 from semgrad_guard import LanguageModel
 from tests.random_llama import CALLS
 
-from .support import save_tiny
+from .support import QUESTION, ROUTES, Ledger, Route, Wire, save_tiny
 
 
 @pytest.fixture(scope="session")
@@ -42,3 +42,29 @@ def larger(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
 def chat(language_model: LanguageModel) -> ChatSemGrad:
     """A chat model around the tiny checkpoint."""
     return ChatSemGrad.from_model(language_model, max_tokens=12)
+
+
+@pytest.fixture(scope="session")
+def draft(language_model: LanguageModel) -> str:
+    """The tiny model's answer to `QUESTION`, unguarded."""
+    text = ChatSemGrad.from_model(language_model, max_tokens=12).invoke(QUESTION).text
+    assert len(text) >= 8, "the draft must be long enough to be recognised where it leaks"
+    return text
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    """A tracer that counts how runs are opened and closed."""
+    return Ledger()
+
+
+@pytest.fixture
+def wire() -> Wire:
+    """A handler that writes down what it hears."""
+    return Wire()
+
+
+@pytest.fixture(params=ROUTES)
+def route(request: pytest.FixtureRequest) -> Route:
+    """One way to get an answer."""
+    return ROUTES[request.param]

@@ -62,7 +62,7 @@ class Scripted(BaseChatModel):
         record: dict[str, Any] = {"finish_reason": "stop", "model_name": self.model_name}
         if self.logprobs:
             record["logprobs"] = {"content": entries(str(message.text))}
-        used = {"input_tokens": 3, "output_tokens": 5, "total_tokens": 8}
+        used = message.usage_metadata or {"input_tokens": 3, "output_tokens": 5, "total_tokens": 8}
         changes = {"response_metadata": {**record, **message.response_metadata}, "usage_metadata": used}
         return message.model_copy(update=changes)
 
@@ -84,10 +84,15 @@ class Scripted(BaseChatModel):
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
         whole = self._answer(messages, kwargs)
-        rest = whole.model_dump(include={"additional_kwargs", "tool_calls", "usage_metadata"})
+        rest = whole.model_dump(include={"tool_calls", "usage_metadata"})
         info = {name: held for name, held in whole.response_metadata.items() if name != "logprobs"}
         try:
-            for entry in entries(str(whole.text)):
+            if whole.additional_kwargs or not isinstance(whole.content, str):  # servers send reasoning first
+                first = whole.content if isinstance(whole.content, list) else ""
+                yield ChatGenerationChunk(
+                    message=AIMessageChunk(content=first, additional_kwargs=whole.additional_kwargs)
+                )
+            for entry in [] if isinstance(whole.content, list) else entries(str(whole.text)):
                 time.sleep(self.delay)
                 reported = {"logprobs": {"content": [entry]}} if self.logprobs else {}
                 self.sent.append(entry["token"])

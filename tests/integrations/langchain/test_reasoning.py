@@ -1,0 +1,116 @@
+"""Models that think, in LangChain: a message's text is the answer, which is scored given its reasoning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage
+
+from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, UncertaintyRouterCallback, get_verdict
+from semgrad_guard import Policy
+from tests.thinking import ANSWERS, THOUGHTS, thinking_model, written
+
+from .scripted import Scripted
+
+QUESTION = next(iter(ANSWERS))
+ANSWER, THOUGHT = ANSWERS[QUESTION], THOUGHTS[QUESTION]
+ALL, NONE = Policy(threshold=1e9), Policy(threshold=-1.0)
+USAGE = {"input_tokens": 1, "output_tokens": 9, "total_tokens": 10}
+
+
+def delivered(model: Any, *, stream: bool) -> AIMessage:
+    if not stream:
+        return model.invoke(QUESTION)
+    whole = None
+    for chunk in model.stream(QUESTION):
+        whole = chunk if whole is None else whole + chunk
+    assert whole is not None
+    return whole
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_local_model_tells_its_reasoning_apart(stream: bool) -> None:
+    message = delivered(ChatSemGrad.from_model(thinking_model()), stream=stream)
+    verdict = get_verdict(message)
+    assert (message.text, message.additional_kwargs["reasoning_content"]) == (ANSWER, THOUGHT)
+    assert [block["type"] for block in message.content_blocks] == ["reasoning", "text"]
+    assert verdict is not None
+    assert (verdict.status, verdict.promised) == ("scored", False)
+    used: Any = message.usage_metadata
+    assert used["output_token_details"]["reasoning"] > 0
+    again = ChatSemGrad.from_model(thinking_model()).invoke([HumanMessage(QUESTION), message, HumanMessage(QUESTION)])
+    assert again.text, "as history the answer goes back alone"
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("guarded", [False, True])
+async def test_a_local_models_reasoning_is_live(guarded: bool, asynchronous: bool) -> None:
+    router = UncertaintyRouterCallback(NONE, mode="annotate") if guarded else None
+    model = ChatSemGrad.from_model(thinking_model(), router=router)
+    chunks = [chunk async for chunk in model.astream(QUESTION)] if asynchronous else list(model.stream(QUESTION))
+    thoughts = [chunk.additional_kwargs.get("reasoning_content", "") for chunk in chunks]
+    texts = [chunk.text for chunk in chunks]
+    assert ("".join(thoughts), "".join(texts)) == (THOUGHT, ANSWER)
+    first = next(number for number, text in enumerate(texts) if text)
+    assert sum(map(bool, thoughts[:first])) > 1
+    assert not any(thoughts[first:])
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_reasoning_is_withheld_with_its_answer(stream: bool) -> None:
+    guarded = ChatSemGrad.from_model(thinking_model(), router=UncertaintyRouterCallback(NONE))
+    message = delivered(guarded, stream=stream)
+    assert message.text == "I don't know."
+    assert THOUGHT not in repr(message)
+
+
+FORMS: dict[str, AIMessage] = {
+    "a block": AIMessage([{"type": "reasoning", "reasoning": THOUGHT}, {"type": "text", "text": ANSWER}]),
+    "reasoning_content": AIMessage(ANSWER, additional_kwargs={"reasoning_content": THOUGHT}),
+    "reasoning": AIMessage(ANSWER, additional_kwargs={"reasoning": {"type": "reasoning", "summary": []}}),
+    "metadata": AIMessage(ANSWER, response_metadata={"reasoning_content": THOUGHT}),
+    "token usage": AIMessage(
+        ANSWER, response_metadata={"token_usage": {"completion_tokens_details": {"reasoning_tokens": 3}}}
+    ),
+    "usage": AIMessage(ANSWER, usage_metadata={**USAGE, "output_token_details": {"reasoning": 28}}),  # type: ignore[typeddict-item]
+    "raw": AIMessage(written(QUESTION)),
+    "none": AIMessage(
+        ANSWER,
+        additional_kwargs={"reasoning_content": None, "reasoning": {"effort": "low"}},
+        usage_metadata={**USAGE, "output_token_details": {"reasoning": 0}},  # type: ignore[typeddict-item]
+    ),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("form", FORMS)
+def test_an_answer_from_elsewhere_is_scored_given_its_reasoning(form: str, stream: bool) -> None:
+    served, scorer = Scripted(script=FORMS[form], logprobs=False), thinking_model()
+    message = delivered(GuardedChatModel(served, UncertaintyRouterCallback(ALL, mode="annotate"), scorer=scorer), stream=stream)
+    verdict = get_verdict(message)
+    assert verdict is not None
+    assert (message.text, verdict.text) == (ANSWER, ANSWER)
+    known = form in ("a block", "reasoning_content", "metadata", "raw")
+    assert verdict.status == ("scored" if known or form == "none" else "unscored")
+    if form != "none":
+        assert known or "reasoning" in (verdict.reason or "")
+        policy = NONE if known else ALL
+        held = delivered(GuardedChatModel(served, UncertaintyRouterCallback(policy), scorer=scorer), stream=stream)
+        assert held.text == "I don't know."
+        assert THOUGHT not in repr(held)
+    if form == "raw":
+        assert message.additional_kwargs["reasoning_content"] == THOUGHT
+    scored = ChatSemGrad.from_model(scorer).score(QUESTION, FORMS[form])
+    assert get_verdict(scored) is not None
+    assert get_verdict(scored).status == verdict.status  # type: ignore[union-attr]
+
+
+def test_the_reasoning_of_a_served_model_comes_before_its_text() -> None:
+    served = Scripted(script=FORMS["reasoning_content"], logprobs=False)
+    guarded = GuardedChatModel(served, UncertaintyRouterCallback(NONE, mode="annotate"), scorer=thinking_model())
+    chunks = list(guarded.stream(QUESTION))
+    places = [place for place, chunk in enumerate(chunks) if "reasoning_content" in chunk.additional_kwargs]
+    assert places == [0]
+    assert chunks[0].additional_kwargs["reasoning_content"] == THOUGHT
+    assert "".join(chunk.text for chunk in chunks) == ANSWER

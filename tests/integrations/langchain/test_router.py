@@ -1,0 +1,227 @@
+"""Which router decides, how it carries its decisions out, and which models it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import pickle
+from typing import Any
+
+import pytest
+from langchain_core.callbacks import CallbackManager
+from langchain_core.language_models.fake_chat_models import FakeListChatModel
+from langchain_core.language_models.fake import FakeListLLM
+from langchain_core.messages import AIMessage
+from langchain_core.runnables import RunnableLambda
+from langchain_core.runnables.config import set_config_context
+
+from langchain_semgrad_guard import (
+    ChatSemGrad,
+    GuardedChatModel,
+    LowConfidenceError,
+    UncertaintyRouterCallback,
+    get_verdict,
+)
+from semgrad_guard import DriftMonitor, Policy, Verdict, calibrate
+from semgrad_guard.errors import AnswerFailedError, BindingMismatchError, InputError, UnenforcedPolicyError
+
+from .scripted import CANARY, SURE, THRESHOLD, Scripted
+from .support import EVERYTHING, NOTHING, QUESTION, Route, metadata_of, policy_for_another_model, text_of
+
+POLICY, WITHHELD = Policy(threshold=THRESHOLD), "WITHHELD"
+
+
+def router(**options: Any) -> UncertaintyRouterCallback:
+    return UncertaintyRouterCallback(POLICY, abstain_message=WITHHELD, **options)
+
+
+def test_a_field_or_a_config(route: Route) -> None:
+    one = router()
+    for model, config in [
+        (GuardedChatModel(Scripted(), one), {}),
+        (GuardedChatModel(Scripted()), {"callbacks": [one]}),
+        (GuardedChatModel(Scripted(), one), {"callbacks": [one, one]}),
+        (GuardedChatModel(Scripted(), one), {"callbacks": [pickle.loads(pickle.dumps(one)), copy.deepcopy(one)]}),
+        (GuardedChatModel(Scripted(), callbacks=[one]), {}),
+        (GuardedChatModel(Scripted(), callbacks=[one]), {"callbacks": CallbackManager([one], [one])}),
+    ]:
+        assert text_of(route(model, QUESTION, config)) == WITHHELD
+    assert text_of(route(GuardedChatModel(Scripted(script=SURE), one), QUESTION, {})) == SURE
+
+
+def test_the_records(route: Route) -> None:
+    (record,) = metadata_of(route(GuardedChatModel(Scripted(), router()), QUESTION, {}))
+    assert (record["action"], record["enforced"], record["threshold"]) == ("abstain", True, THRESHOLD)
+    assert record["uncertainty"] > THRESHOLD
+
+
+def test_two_routers(route: Route) -> None:
+    for model, config in [
+        (GuardedChatModel(Scripted(), router()), {"callbacks": [router()]}),
+        (GuardedChatModel(Scripted()), {"callbacks": [router(), router(mode="annotate")]}),
+    ]:
+        with pytest.raises(UnenforcedPolicyError, match="2 routers"):
+            route(model, QUESTION, config)
+    assert not Scripted().asked
+
+
+@pytest.mark.parametrize("mode", ["enforce", "annotate", "raise"])
+def test_models_that_would_not_ask_are_refused(mode: Any, route: Route) -> None:
+    for model in (Scripted(), FakeListChatModel(responses=["no"]), FakeListLLM(responses=["no"])):
+        with pytest.raises(UnenforcedPolicyError, match="would ignore the router"):
+            route(model, QUESTION, {"callbacks": [router(mode=mode)]})
+
+
+@pytest.mark.parametrize("claim", [True, "asks its router", {"semgrad_guard": True}])
+def test_no_value_of_a_caller_claims_to_ask(claim: Any, route: Route) -> None:
+    model = Scripted().bind(semgrad_guard=claim)
+    config = {"callbacks": [router()], "metadata": {"semgrad_guard": claim, "lc_source": "x"}, "tags": ["semgrad_guard"]}
+    with pytest.raises(UnenforcedPolicyError):
+        route(model, QUESTION, config)
+
+
+def test_a_helper_asks_none(route: Route) -> None:
+    helper = GuardedChatModel(Scripted(), False)
+    assert CANARY in text_of(route(helper, QUESTION, {"callbacks": [router()]}))
+
+
+def test_a_call_without_a_run_is_refused(chat: ChatSemGrad) -> None:
+    for call in (chat._generate, lambda messages: list(chat._stream(messages))):
+        with pytest.raises(UnenforcedPolicyError, match="without a run"):
+            call([])
+
+
+def test_modes(route: Route) -> None:
+    (record,) = metadata_of(route(GuardedChatModel(Scripted(), router(mode="annotate")), QUESTION, {}))
+    assert (record["action"], record["enforced"]) == ("abstain", False)
+    with pytest.raises(LowConfidenceError) as caught:
+        route(GuardedChatModel(Scripted(), router(mode="raise")), QUESTION, {})
+    assert caught.value.verdict.uncertainty is not None
+    assert caught.value.verdict.text == ""
+
+
+@pytest.mark.parametrize("action", ["answer", "abstain", "escalate"])
+@pytest.mark.parametrize("has_target", [False, True])
+def test_answers_without_a_score(action: Any, has_target: bool, route: Route) -> None:
+    target = RunnableLambda(lambda _: "elsewhere") if has_target else None
+    rules = UncertaintyRouterCallback(POLICY, target, on_unscored=action, abstain_message=WITHHELD)
+    text = text_of(route(GuardedChatModel(Scripted(logprobs=None), rules), QUESTION, {}))
+    expected = {"answer": f"It is {CANARY}", "abstain": WITHHELD, "escalate": "elsewhere" if has_target else WITHHELD}
+    assert text == expected[action]
+
+
+@pytest.mark.parametrize("mode", ["enforce", "raise"])
+def test_a_model_that_fails(mode: Any, route: Route) -> None:
+    stays = GuardedChatModel(Scripted(fails=True), router(mode=mode))
+    with pytest.raises(AnswerFailedError, match=r"the model failed \(ConnectionError\)") as caught:
+        route(stays, QUESTION, {})
+    assert CANARY not in repr(caught.value)
+    if mode == "enforce":
+        abstains = GuardedChatModel(Scripted(fails=True), router(on_error="abstain"))
+        assert text_of(route(abstains, QUESTION, {})) == WITHHELD
+
+
+def test_a_target_that_fails(route: Route) -> None:
+    def fail(_: Any) -> AIMessage:
+        raise RuntimeError("no network")
+
+    with pytest.raises(RuntimeError, match="no network"):
+        route(GuardedChatModel(Scripted(), router(escalate_to=RunnableLambda(fail))), QUESTION, {})
+    rules = router(escalate_to=RunnableLambda(fail), on_error="abstain")
+    assert text_of(route(GuardedChatModel(Scripted(), rules), QUESTION, {})) == WITHHELD
+
+
+def test_what_the_others_get(route: Route) -> None:
+    told, monitor = list[Verdict](), DriftMonitor(calibrate([i / 100 for i in range(100)], [True] * 100, alpha=0.2, delta=0.2))
+    rules = UncertaintyRouterCallback(
+        POLICY, abstain_message=lambda verdict: f"{verdict.action}, {verdict.draft}", notify=told.append, monitor=monitor
+    )
+    assert text_of(route(GuardedChatModel(Scripted(), rules), QUESTION, {})) == "abstain, None"
+    assert [verdict.action for verdict in told] == ["abstain"]
+    kept = router(keep_draft=True)
+    (record,) = metadata_of(route(GuardedChatModel(Scripted(), kept), QUESTION, {}))
+    assert record["draft"] == f"It is {CANARY}"
+
+
+def test_a_calibration_for_another_model(chat: ChatSemGrad, route: Route) -> None:
+    rules = UncertaintyRouterCallback(policy_for_another_model())
+    with pytest.raises(BindingMismatchError):
+        route(chat, QUESTION, {"callbacks": [rules]})
+
+
+@pytest.mark.parametrize(
+    ("made", "match"),
+    [
+        (lambda: UncertaintyRouterCallback(0.3), "needs a policy"),  # type: ignore[arg-type]
+        (lambda: router(mode="observe"), "mode"),
+        (lambda: router(mode="ask"), "mode"),
+        (lambda: router(escalate_to=lambda _: "x"), "must be a Runnable"),
+        (lambda: UncertaintyRouterCallback(POLICY, abstain_message=3), "abstain_message"),
+        (lambda: GuardedChatModel(Scripted(), POLICY), "router is UncertaintyRouterCallback"),
+        (lambda: ChatSemGrad(router=POLICY), "router is UncertaintyRouterCallback"),
+        (lambda: GuardedChatModel("gpt", router()), "takes a chat model"),
+        (lambda: GuardedChatModel(ChatSemGrad(), router()), "decides by itself"),
+        (lambda: GuardedChatModel(Scripted(callbacks=[router()]), router()), "listeners"),
+        (lambda: GuardedChatModel(Scripted().with_config(callbacks=[router()]), router()), "listeners"),
+        (lambda: GuardedChatModel(Scripted().with_listeners(on_end=print), router()), "listeners"),
+        (lambda: GuardedChatModel(Scripted(), router(), carry=("nowhere:x",)), "no such variable"),
+        (lambda: GuardedChatModel(Scripted(), router(), carry=("os:sep",)), "not a context variable"),
+    ],
+)
+def test_bad_arguments(made: Any, match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        made()
+
+
+def test_a_router_in_the_context(chat: ChatSemGrad) -> None:
+    with set_config_context({"callbacks": [UncertaintyRouterCallback(NOTHING, abstain_message=WITHHELD)]}) as context:
+        assert context.run(chat.invoke, QUESTION).text == WITHHELD
+
+
+def test_copies_and_pickles_decide_as_one(tiny: str) -> None:
+    rules = UncertaintyRouterCallback(NOTHING, RunnableLambda(_elsewhere), abstain_message=WITHHELD)
+    model = ChatSemGrad(model=tiny, max_tokens=3, router=rules)
+    served = GuardedChatModel(Scripted(), rules)
+    for one in (model, served):
+        for again in (pickle.loads(pickle.dumps(one)), copy.deepcopy(one), copy.copy(one), one.model_copy(deep=True)):
+            assert again.router == rules
+            assert again.invoke(QUESTION, {"callbacks": [rules]}).text == "elsewhere"
+
+
+def _elsewhere(_: Any) -> str:
+    return "elsewhere"
+
+
+def test_a_routers_calibration_chooses_the_estimator(chat: ChatSemGrad) -> None:
+    from semgrad_guard import Calibration
+    from semgrad_guard.pocket import CALIBRATION_PATH
+
+    policy = Policy.from_calibration(Calibration.load(CALIBRATION_PATH))
+    message = ChatSemGrad(router=UncertaintyRouterCallback(policy)).invoke("What is the capital of France?")
+    verdict = get_verdict(message)
+    assert verdict is not None
+    assert (verdict.action, verdict.promised, verdict.calibration_id) == ("answer", True, policy.calibration_id)
+    assert UncertaintyRouterCallback(policy).promise is not None
+
+
+def test_a_deadline_is_kept(route: Route) -> None:
+    slow = Scripted(script=lambda _: asyncio.run(_late()))
+    rules = router(on_error="abstain", timeout=0.2)
+    assert text_of(route(GuardedChatModel(slow, rules), QUESTION, {})) == WITHHELD
+
+
+async def _late() -> str:
+    await asyncio.sleep(1.0)
+    return f"It is {CANARY}"
+
+
+def test_nothing_is_said_to_the_log_of_a_run(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        GuardedChatModel(Scripted(), router()).invoke(QUESTION)
+    assert CANARY not in caplog.text
+
+
+def test_everything_is_let_through(chat: ChatSemGrad, draft: str, route: Route) -> None:
+    rules = UncertaintyRouterCallback(EVERYTHING)
+    assert text_of(route(chat.model_copy(update={"router": rules}), QUESTION, {})) == draft
