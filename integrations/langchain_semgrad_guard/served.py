@@ -43,6 +43,7 @@ from semgrad_guard.guard import (
     Steps,
     Work,
     as_estimator,
+    awaited,
     judged_by,
     prompt_of,
 )
@@ -337,7 +338,9 @@ class _Served:
             metadata = {**message.response_metadata, "finish_reason": "stop"}
             message = message.model_copy(update={"content": self._early.text, "response_metadata": metadata})
         message = message.model_copy(update={"id": None, "name": None})  # they belong to the run that delivers
-        return (yield Work(partial(self._guard.scored, self._call, message, is_part=is_part)).in_time())
+        score, scorer = partial(self._guard.scored, self._call, message, is_part=is_part), self._guard.scorer
+        waiting = None if scorer is None else lambda: awaited(lambda: scorer.worker.run(score))  # in no thread
+        return (yield Work(score, waiting).in_time())
 
     def _closed(self) -> Steps[None]:
         if not self._unheard.is_busy:  # else it is late, and left behind
@@ -391,11 +394,11 @@ class _Unheard:
             with _silence():
                 return work.call()
 
-        async def awaited() -> Any:
+        async def silently_awaited() -> Any:
             with _silence():
                 return await work.begin()
 
-        return Work(call, lambda: asyncio.get_running_loop().create_task(awaited(), context=self._context))
+        return Work(call, lambda: asyncio.get_running_loop().create_task(silently_awaited(), context=self._context))
 
 
 @contextmanager
