@@ -363,7 +363,9 @@ def answers(
         return (yield from Pending[A](drafts, terms).concluded(ask))
 
 
-def answered(router: Router, run: Work, read: Callable[[A], Work], ask: AskWork[A]) -> Steps[Outcome[A]]:
+def answered(
+    router: Router, run: Work, read: Callable[[A], Work], ask: AskWork[A], *, terms: Terms | None = None
+) -> Steps[Outcome[A]]:
     """One question: run, and decided about by its most doubtful call, or ended by the first that was refused.
 
     Args:
@@ -371,12 +373,13 @@ def answered(router: Router, run: Work, read: Callable[[A], Work], ask: AskWork[
         run: the chain's or the engine's work; its result goes out where the question is let through.
         read: finds the text of a result; a stream is read to its end.
         ask: the target's work, as for whole answers.
+        terms: where others than the router's carry the decision out.
 
     Raises:
         LowConfidenceError: the mode is to raise; or the question is part of another one, which ends.
         Exception: the engine's own, where `on_error` is to raise; the target's.
     """
-    terms, failed, text, result = router.terms, "", "", None
+    terms, failed, text, result = terms or router.terms, "", "", None
     stop = terms.stop()
     with stopping(stop), cancelling(stop):
         with asking_question(router) as question:
