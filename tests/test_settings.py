@@ -11,12 +11,12 @@ from typing import Annotated, Any, get_type_hints
 
 import pytest
 import typer
+from llama_index_semgrad_guard.routing import GuardOptions
 from pydantic import BaseModel, ValidationError
 from typer.main import get_command
 
 from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, UncertaintyMiddleware, UncertaintyRouterCallback
 from llama_index_semgrad_guard import GuardedReActAgent, SemGradLLM
-from llama_index_semgrad_guard.routing import GuardOptions
 from semgrad_guard import Calibration, settings
 from semgrad_guard.cli import app
 from semgrad_guard.cli.command import derive

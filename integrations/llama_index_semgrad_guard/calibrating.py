@@ -1,44 +1,38 @@
-"""`calibrate_engine`: a calibration from an engine's real prompts and its delivered texts."""
+"""`calibrate_engine`: a calibration of whole questions, from an engine's real prompts and its delivered texts."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any, Unpack, cast
 
 from llama_index.core.agent.workflow.base_agent import BaseWorkflowAgent
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.chat_engine.types import BaseChatEngine
-from llama_index.core.llms.llm import LLM
 from llama_index.core.memory import ChatMemoryBuffer
 
-from llama_index_semgrad_guard.agent_steps import GuardedAgent
-from llama_index_semgrad_guard.agents import GuardedFunctionAgent
-from llama_index_semgrad_guard.authorship import NOBODY, Aggregate, Answering
-from llama_index_semgrad_guard.chat_engine import GuardedChatEngine
-from llama_index_semgrad_guard.query_engine import GuardedQueryEngine, whole
+from llama_index_semgrad_guard.engines import GuardedChatEngine, GuardedQueryEngine
 from llama_index_semgrad_guard.records import text_of
-from llama_index_semgrad_guard.routing import Guarded
-from semgrad_guard import Policy
-from semgrad_guard.adapters.calibrating import LabelledDraft, Ran, least_certain
-from semgrad_guard.adapters.code_identity import chain_identity, sixteen_digits
+from llama_index_semgrad_guard.targets import whole
+from semgrad_guard.adapters.calibrating import LabelledDraft, Ran
 from semgrad_guard.adapters.examples import AnyGrader, ChosenEstimator, RunOptions, calibrated
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.guard import Steps, Work, adrive, drive, recording
+from semgrad_guard.guard.question import asking
 
-Engine = BaseQueryEngine | BaseChatEngine | GuardedAgent
+Engine = BaseQueryEngine | BaseChatEngine | BaseWorkflowAgent | Callable[[Any], Any]
+"""What answers: an engine, guarded or not; an agent; or a function of the input, for own code and workflows."""
 
 
 class EngineOptions(RunOptions, total=False):
     """The options of a calibration of an engine."""
 
-    aggregate: Aggregate | None
-    answering: Answering | None
+    name: str
     output: Callable[[Any], str]
 
 
@@ -51,38 +45,40 @@ def calibrate_engine(
     delta: float,
     **options: Unpack[EngineOptions],
 ) -> Calibration:
-    """Run an engine on examples, grade its texts, and calibrate the scores as a guard around it computes them.
+    """Run an engine on examples, grade what it delivers, and calibrate on the scores of its questions.
 
-    While it runs nothing is withheld. The promise of the calibration is about prompts of the shape that the engine's
-    own prompts had: an answer to another prompt is judged, and not promised. An example for which nothing is retrieved
-    counts as one without a score.
+    The score of a question is that of its least certain answer: each call of a `SemGradLLM` counts, but those of
+    helpers (`router=False`). While it runs nothing is withheld, unless by guards with other routers within the engine.
+    The promise is about prompts of the shape that the engine's own had. An example without a call counts as one without
+    a score.
 
         calibration = calibrate_engine(engine, [("Who built it?", ["Ada"]), ...], "token-f1", alpha=0.1, delta=0.05)
-        guarded = GuardedQueryEngine(engine, Policy.from_calibration(calibration))
+        router = UncertaintyRouterCallback(Policy.from_calibration(calibration))
+
+    Where each question took one answer the calibration is also one of answers: the LLM keeps its promise by itself.
+    Else it is for engines in `guarded`, and for code within `asking`.
 
     Args:
-        engine: the query or chat engine as it will run, with a `SemGradLLM` that answers; guarded or not. A chat engine
-            begins each example anew, its own memory untouched. Or a guarded agent, with any threshold: of a function
-            agent's run, the least certain message that it judges counts.
+        engine: the query engine, chat engine or agent as it will run, or a function that answers an input. Chat engines
+            and agents begin each example anew, and the conversations that are under way stay as they are.
         examples: pairs of (input, right answer or answers), or {"input": ..., "answers": [...]}. An input is a
-            question; for a chat engine also a conversation, as {"role": ..., "content": ...} for each message, whose
-            last one is the question.
+            question; for chat engines and agents also a conversation, as {"role": ..., "content": ...} for each
+            message, whose last one is the question.
         grader: a grader, its name ("contains", "exact-match", "judge=openai:..."), or a function of the delivered text
             and the right answers.
-        alpha: the largest error rate among the answers that are let through, in (0, 1).
+        alpha: the largest error rate among the questions that are let through, in (0, 1).
         delta: the largest probability of breaking that promise, in (0, 1).
-        record: a file (JSON Lines) that keeps every answer with its prompt; an interrupted run resumes from it, once
-            three of its inputs were answered again as before. `calibration.n_recorded` counts its answers.
-            Calibrations on one record share delta (`calibration.tries`).
+        record: a file (JSON Lines) that keeps every answer with its prompts; an interrupted run resumes from it, once
+            three of its inputs were answered again as before. Calibrations on one record share delta
+            (`calibration.tries`).
+        name: the engine's name and version, which a record is bound to; change it with documents, prompts or code.
         max_concurrency: how many inputs are answered together.
-        aggregate, answering: as in `GuardedQueryEngine`, and the same there; a guarded engine brings its own.
         output: finds the delivered text in the engine's response; default: the whole of it.
         progress: a line on stderr, a function of (done, in all), or False.
-        **options: others of `ExampleCalibration` (`estimator`, `extra_prompts`, `slots`, `labels`,
-            `upstream`, `grid`, `robust`, `copies`, `tries`, `confidence`).
+        **options: others of `ExampleCalibration`.
 
     Raises:
-        CalibrationError: an example's answer has no score, or is scored in another way than those before it.
+        CalibrationError: an example's answer is scored in another way than those before it.
         InputError: not an engine, bad examples, an unknown grader or option, or a record of another engine.
         GradingError: the grader cannot do its work.
         Exception: the engine's own.
@@ -104,42 +100,27 @@ async def acalibrate_engine(
 
 
 def _calibrated(
-    engine: Engine,
+    engine: Any,
     examples: Iterable[Any],
     grader: AnyGrader,
     *,
-    aggregate: Aggregate | None = None,
-    answering: Answering | None = None,
+    name: str = "",
     output: Callable[[Any], str] = text_of,
     **options: Any,
 ) -> Steps[Calibration]:
-    guarded = _guarded(engine, aggregate, answering)
-    return calibrated(lambda estimator: _Runs(guarded, output, estimator), examples, grader, **options)
+    if not isinstance(engine, (BaseQueryEngine, BaseChatEngine, BaseWorkflowAgent)) and not callable(engine):
+        raise InputError(f"a {type(engine).__name__} is no engine, agent or function that could be asked")
+    return calibrated(
+        lambda estimator: _Runs(engine, name, output, estimator), examples, grader, aggregate="question", **options
+    )
 
 
 class _Runs:
-    """Runs of one engine, guarded so that its scores are those that a guard computes."""
+    """Runs of one engine, each in a conversation of its own."""
 
-    def __init__(
-        self,
-        guarded: GuardedQueryEngine | GuardedChatEngine | GuardedAgent,
-        output: Callable[[Any], str],
-        estimator: ChosenEstimator,
-    ) -> None:
-        self._guarded, self._output, self._estimator = guarded, output, estimator
-        self._inner: Any = guarded if isinstance(guarded, GuardedAgent) else guarded._engine  # pyright: ignore[reportPrivateUsage] - the guard's other half
-        estimator.require_fitted([guarded], models=(LLM,))
-
-    @property
-    def identity(self) -> str:
-        """Sixteen hex digits for the engine's kind, its prompts, code and settings, and the calls that count."""
-        inner = self._inner
-        prompts: Mapping[str, Any] = inner.get_prompts() if hasattr(inner, "get_prompts") else {}
-        texts = {name: prompt.get_template() for name, prompt in prompts.items()}
-        counting = self._guarded.routing.counting
-        made_of = chain_identity([inner, self._output], models=(LLM,))
-        facts = [type(inner).__qualname__, sorted(texts.items()), counting.aggregate, counting.answering_name, made_of]
-        return sixteen_digits(json.dumps(facts, default=repr))
+    def __init__(self, engine: Any, name: str, output: Callable[[Any], str], estimator: ChosenEstimator) -> None:
+        self._engine, self._output, self._estimator = engine, output, estimator
+        self.identity = name
 
     def run(self, inputs: Sequence[Any]) -> list[Ran | Exception]:
         """Answer the inputs, in a thread for each where there are several."""
@@ -154,52 +135,55 @@ class _Runs:
 
     def _ran(self, given: Any) -> Steps[Ran | Exception]:
         try:
-            with recording(self._estimator.recorded) as recorder:
-                response = yield from self._response(given)
-            drafts = recorder.drafts[-1:]  # of guards within guards the outermost decides last
-            if drafts and isinstance(self._guarded, GuardedFunctionAgent):
-                drafts = [least_certain(recorder.drafts)]
-            verdict = drafts[0].verdict if drafts else None
-            unwritten = verdict is not None and verdict.reason == NOBODY and verdict.model == "none"
-            if verdict is not None and verdict.status == "unscored" and not unwritten:
-                raise CalibrationError(f"The answer has no score to calibrate: {verdict.reason}. Leave it out.")
-            return Ran(self._output(response), [LabelledDraft(draft) for draft in drafts])
+            engine = self._fresh(given)
+            with recording(self._estimator.recorded) as recorder, ExitStack() as scope:
+                if isinstance(self._engine, GuardedQueryEngine | GuardedChatEngine):
+                    recorder.question = scope.enter_context(asking(self._engine.router))
+                response = yield engine
+                yield whole(response)
+            unscored = [one.verdict.reason for one in recorder.drafts if one.verdict.status == "unscored"]
+            if unscored:
+                raise CalibrationError(f"The answer has no score to calibrate: {unscored[0]}. Leave it out.")
+            return Ran(self._output(response), [LabelledDraft(draft) for draft in recorder.drafts])
         except Exception as error:  # noqa: BLE001 - raised by `collect`, with its example
             return error
 
-    def _response(self, given: Any) -> Steps[Any]:
-        guarded = self._guarded
-        if isinstance(guarded, GuardedAgent):
-            (history, question), agent = _conversation(given), cast("Any", guarded)
-
-            async def run() -> Any:
-                return await agent.run(user_msg=question, chat_history=history)
-
-            return (yield Work(lambda: asyncio.run(run()), run))
-        if isinstance(guarded, GuardedQueryEngine):
+    def _fresh(self, given: Any) -> Work:
+        """The engine's work on an input, in a conversation that begins with it."""
+        engine = self._engine
+        if isinstance(engine, BaseQueryEngine):
             if not isinstance(given, str):
                 raise InputError(f"a query engine is asked a text, not a {type(given).__name__}")
-            response = yield Work(lambda: guarded.query(given), lambda: guarded.aquery(given))
-            return (yield from whole(response))[0]
+            return Work(lambda: engine.query(given), lambda: engine.aquery(given))
+        if not isinstance(engine, BaseChatEngine | BaseWorkflowAgent):
+            return Work.calling(engine, given, instead="acalibrate_engine")
         history, question = _conversation(given)
-        fresh, inner = copy.copy(guarded), copy.copy(self._inner)
-        inner._memory = ChatMemoryBuffer.from_defaults(chat_history=history, token_limit=2**20)  # pyright: ignore[reportUnknownMemberType]
-        fresh._engine, fresh._memory = inner, inner._memory  # pyright: ignore[reportPrivateUsage] - the guard's other half
-        return (yield Work(lambda: fresh.chat(question), lambda: fresh.achat(question)))
+        if isinstance(engine, BaseChatEngine):
+            fresh = _with_memory(engine, history)
+            return Work(lambda: fresh.chat(question), lambda: fresh.achat(question))
+
+        async def run() -> Any:
+            agent = cast("Any", engine)
+            return await agent.run(user_msg=question, chat_history=history)
+
+        return Work(lambda: asyncio.run(run()), run)
 
 
-def _guarded(
-    engine: Engine, aggregate: Aggregate | None, answering: Answering | None
-) -> GuardedQueryEngine | GuardedChatEngine | GuardedAgent:
-    """The engine with a guard around it; while drafts are recorded, no guard withholds."""
-    if isinstance(engine, Guarded | GuardedAgent):
-        if aggregate is not None or answering is not None:
-            raise InputError("a guarded engine brings its own aggregate and answering; leave them out here")
-        return cast("GuardedQueryEngine | GuardedChatEngine | GuardedAgent", engine)
-    if isinstance(engine, BaseWorkflowAgent):
-        raise InputError("an agent is calibrated with its guard: GuardedFunctionAgent(..., policy=Policy(threshold=0))")
-    kind = GuardedChatEngine if isinstance(engine, BaseChatEngine) else GuardedQueryEngine
-    return kind(cast("Any", engine), Policy(threshold=0.0), aggregate=aggregate, answering=answering)
+def _with_memory(engine: Any, history: list[ChatMessage]) -> Any:
+    """A copy of a chat engine that remembers this conversation alone."""
+    fresh = copy.copy(engine)
+    if isinstance(engine, GuardedChatEngine):
+        fresh.engine = _with_memory(engine.engine, history)
+        fresh.memory = getattr(fresh.engine, "_memory", None)
+    elif not hasattr(engine, "_memory"):
+        raise InputError(
+            f"a {type(engine).__name__} keeps its conversation elsewhere than LlamaIndex's engines, and the examples "
+            "would share it: calibrate a function that makes an engine for each question, "
+            "lambda question: make().chat(question)"
+        )
+    else:
+        fresh._memory = ChatMemoryBuffer.from_defaults(chat_history=history, token_limit=2**20)  # pyright: ignore[reportUnknownMemberType]
+    return fresh
 
 
 def _conversation(given: Any) -> tuple[list[ChatMessage], str]:

@@ -14,9 +14,9 @@ from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.prompts.default_prompt_selectors import DEFAULT_TEXT_QA_PROMPT_SEL
 from llama_index.core.prompts.mixin import PromptDictType
 
+from llama_index_semgrad_guard.engines import QUESTION_KEY
 from llama_index_semgrad_guard.llm import SemGradLLM
 from llama_index_semgrad_guard.records import get_verdict, text_of
-from llama_index_semgrad_guard.routing import QUESTION_KEY
 from semgrad_guard import METADATA_KEY, Policy, Verdict
 from semgrad_guard.errors import EmptyResponseError, InputError
 from semgrad_guard.guard import off_loop, settle, undecided

@@ -1,9 +1,11 @@
-"""`SemGradLLM`: a local language model as a LlamaIndex LLM, every answer with its score."""
+"""`SemGradLLM`: a local language model as a LlamaIndex LLM. What leaves it has its score, and was decided about."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Self, TypeVar, cast
 
 from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_messages_to_prompt
@@ -16,13 +18,13 @@ from llama_index.core.base.llms.types import (
     CompletionResponseAsyncGen,
     CompletionResponseGen,
     LLMMetadata,
+    LogProb,
 )
 from llama_index.core.llms import callbacks
 from llama_index.core.llms.llm import default_completion_to_prompt
-from pydantic import BeforeValidator, Field, SkipValidation
+from pydantic import BeforeValidator, Field, SkipValidation, field_validator
 
-from llama_index_semgrad_guard.calls import ModelCall, abegun_here, begun_here
-from llama_index_semgrad_guard.events import report
+from llama_index_semgrad_guard.events import report, reporting
 from llama_index_semgrad_guard.records import (
     REASONING,
     CallOptions,
@@ -35,38 +37,32 @@ from llama_index_semgrad_guard.records import (
     to_conversation,
     without_calls,
 )
-from llama_index_semgrad_guard.turn import Turn, current_turn, stray
-from semgrad_guard import (
-    METADATA_KEY,
-    Estimator,
-    Generation,
-    GenerationOptions,
-    HybridGrad,
-    LanguageModel,
-    Message,
-    Verdict,
-)
-from semgrad_guard.adapters.calls import FORM_OPTIONS, AnswerForm
-from semgrad_guard.adapters.settings import (
-    LocalModelFields,
-    template_calls_tools,
-)
-from semgrad_guard.errors import AnswerCancelledError, InputError
+from llama_index_semgrad_guard.router import UncertaintyRouterCallback
+from llama_index_semgrad_guard.targets import asking_target
+from semgrad_guard import METADATA_KEY, Estimator, Generation, GenerationOptions, HybridGrad, LanguageModel, Verdict
+from semgrad_guard.adapters.calls import FORM_OPTIONS, AnswerForm, openai_logprobs
+from semgrad_guard.adapters.settings import LocalModelFields, template_calls_tools
+from semgrad_guard.errors import InputError
 from semgrad_guard.guard import (
-    DraftPiece,
+    Draft,
     LiveAnswer,
+    Outcome,
     Piece,
+    Question,
     SentencePiece,
     Stop,
     StreamSteps,
+    Terms,
+    ThoughtPiece,
     Ticket,
+    WholeAnswer,
     arun_stream,
     as_estimator,
-    awaited,
-    read_off_loop,
+    question_of,
     record_draft,
     run_stream,
-    with_draft,
+    streamed,
+    unscored,
     written,
 )
 
@@ -76,12 +72,8 @@ _PROMPT_FUNCTIONS: Mapping[str, Any] = {
     "query_wrapper_prompt": None,
 }
 """Fields by which LlamaIndex's LLMs without a chat template make prompts, and their defaults."""
-
-
-Shown = str | tuple[Message, ...]
-"""A prompt: a text, or a conversation."""
-
-
+_THEIR_NAMES = {"model_name": "model", "max_new_tokens": "max_tokens"}
+"""Names of LlamaIndex's own local LLM, and ours."""
 _TAKEN_OVER = {
     "max_tokens": "max_new_tokens",
     "context_window": "context_window",
@@ -91,7 +83,9 @@ _TAKEN_OVER = {
 _SMALLEST_WINDOW = 1024
 """LlamaIndex's own prompts leave no room for a passage in less; a prompt that is too long for the model raises."""
 
+Prompt = str | Sequence[ChatMessage]
 F = TypeVar("F", bound=Callable[..., Any])
+_log = logging.getLogger(METADATA_KEY)
 
 
 def _traced_chat(method: F) -> F:
@@ -111,20 +105,42 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         llm.complete("What is the capital of France?").raw["semgrad_guard"]["uncertainty"]
 
     The record is in `raw` and in `additional_kwargs` of the response, never in its message, which may become part of
-    the next prompt. Within a `GuardedQueryEngine` the engine scores and decides, and `raw` holds no score. Weights
-    load at the first answer (or when LlamaIndex reads the context window); equal instances share them. Calls that are
-    under way at the same time, in tasks or threads, share the model's steps. The async methods leave the event loop
-    free, and a cancelled one stops generating at the next token. Where the model's chat template knows tools, it is a
-    model that calls functions: a `FunctionAgent` and LlamaIndex's structured outputs use these.
+    the next prompt. With a `router` an answer is decided about before it leaves: engines, memories, handlers and traces
+    get the text that is let through, or what stands in its place, and never a draft.
+
+    Weights load at the first answer (or when LlamaIndex reads the context window); equal instances share them. Calls
+    that are under way at the same time, in tasks or threads, share the model's steps. The async methods leave the event
+    loop free, and a cancelled one stops generating at the next token. Where the model's chat template knows tools, it
+    is a model that calls functions: a `FunctionAgent` and LlamaIndex's structured outputs use these.
     """
+
+    router: Annotated[Any, SkipValidation] = Field(default=None, exclude=True)
+    """An `UncertaintyRouterCallback`; None: answers are scored, and nothing is decided; False: a helper (it condenses,
+    plans, writes titles), whose answers are neither scored nor counted in a question."""
 
     context_window: int | None = None
     """The window that LlamaIndex packs prompts for; default: the model's own, but at least 1024."""
 
+    logprobs: bool = False
+    """Whether responses that are the model's own answer carry the log-probabilities of its tokens."""
+
     estimator: Annotated[Estimator, SkipValidation, BeforeValidator(as_estimator)] = Field(
         default_factory=HybridGrad, exclude=True
     )
-    """An estimator; or a calibration or a policy, for the one that it was made with."""
+    """An estimator; or a calibration or a policy, for the one that it was made with. Default: that of the router's
+    calibration, or HybridGrad."""
+
+    def __init__(self, model: str | None = None, /, **fields: Any) -> None:
+        for theirs, ours in _THEIR_NAMES.items():
+            if theirs in fields:
+                _log.warning("semgrad-guard: %s is called %s in %s.", theirs, ours, type(self).__name__)
+                fields[ours] = fields.pop(theirs)
+        if "generate_kwargs" in fields:
+            raise InputError("generate_kwargs is not known: give temperature, top_p, top_k, seed and stop directly")
+        router = fields.get("router")
+        if router and "estimator" not in fields and _checked(router).terms.policy.calibration is not None:
+            fields["estimator"] = router.terms.policy
+        super().__init__(**({} if model is None else {"model": model}), **fields)
 
     @classmethod
     def from_huggingface_llm(cls, huggingface_llm: Any, /, **fields: Any) -> Self:
@@ -145,6 +161,11 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         known = {name: value for name, value in taken.items() if value}
         # Its `model_name` is a default where a model was handed to it; the model's own name never is.
         return cls.from_model(LanguageModel.from_transformers(model, tokenizer), **{**known, **fields})
+
+    @field_validator("router")
+    @classmethod
+    def _a_router(cls, value: Any) -> Any:
+        return value if value is None or value is False else _checked(value)
 
     @classmethod
     def class_name(cls) -> str:
@@ -172,7 +193,7 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         """This LLM in traces. LlamaIndex's own reads `metadata`, which would load weights on the event loop."""
         return {"class_name": self.class_name(), "model_name": self.model, "num_output": self.max_tokens}
 
-    def score(self, prompt: str | Sequence[ChatMessage], response: str) -> Verdict:
+    def score(self, prompt: Prompt, response: str) -> Verdict:
         """Score a text of any author as this model's answer to a prompt, without a decision about it.
 
         Raises:
@@ -183,10 +204,63 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         conversation = prompt if isinstance(prompt, str) else to_conversation(prompt)
         if not isinstance(conversation, str) and calls_tools(conversation):
             _ = self.language_model.tool_format  # a template without tools would leave the calls out
-        evidence = self.language_model.evidence(conversation, response)
-        return self._assessed(evidence)
+        return self._assessed(self.language_model.evidence(conversation, response))
 
-    def _shown(self, messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
+    # One answer: drafted, scored and decided about before it leaves.
+
+    def _pieces(self, prompt: Prompt, kwargs: Mapping[str, Any], *, also: frozenset[str], is_live: bool) -> Any:
+        """The steps of one answer; a stream belongs to the question in which it was asked for, wherever it is read."""
+        options = CallOptions(self._writing(kwargs, also=also | {"formatted"}), AnswerForm.of(kwargs))
+        if not isinstance(prompt, str):
+            to_conversation(prompt)  # what cannot be read is an error of the call, and not of the stream
+        return self._answered(prompt, options, question_of(self.router), is_live=is_live)
+
+    def _answered(
+        self, prompt: Prompt, options: CallOptions, question: Question | None, *, is_live: bool
+    ) -> StreamSteps[Chunk, None]:
+        """The pieces of what goes out, and at the end the whole with its record."""
+        text = thought = ""
+
+        def show(step: Piece | SentencePiece | Outcome[Any]) -> Iterator[Chunk]:
+            nonlocal text, thought
+            if isinstance(step, Outcome):
+                yield self._whole(step, sent=text)
+            elif isinstance(step, ThoughtPiece):
+                thought += step.text
+                yield Chunk(text, "", thought, step.text)
+            else:
+                new = step.text if isinstance(step, SentencePiece) else step
+                text += new
+                yield Chunk(text, new, thought)
+
+        if not self.router:
+            draft: Draft[Chunk] = yield from written(self._live(prompt, options, None, is_live), Stop(), show=show)
+            if self.router is None:
+                record_draft(draft.verdict, draft.prompt)
+                report(draft.verdict, "llm")
+            yield self._whole(Outcome(draft.verdict, draft.answer), sent=text)
+            return
+        terms = reporting(self.router.terms if question is None else question.terms, "llm")
+        ask = asking_target(self.router.escalate_to, prompt)
+        live = self._live(prompt, options, terms, is_live)
+        yield from streamed(terms, live, ask, show=show, question=question)
+
+    def _live(self, prompt: Prompt, options: CallOptions, terms: Terms | None, is_live: bool) -> Any:
+        """The writing of a draft; read, scored and taken apart in the model's thread."""
+
+        def submit(on_piece: Callable[[Piece], None] | None) -> Ticket[Draft[Chunk]]:
+            model, form = self.language_model, options.form
+            shown = prompt if isinstance(prompt, str) else form.instructed(self._shown(prompt))
+            request: Any = self._answerer(options.writing_by(model)).request(
+                shown, on_piece=on_piece, template_options=form.template_options, terms=terms
+            )
+            if self.router is False:
+                request = replace(request, finish=_unscored)
+            return model.submit(request.then(partial(self._drafted, options=options)))
+
+        return LiveAnswer(submit) if is_live else WholeAnswer(lambda: submit(None))
+
+    def _shown(self, messages: Sequence[ChatMessage]) -> Any:
         """A conversation as this model reads it.
 
         Where agents share a memory, it holds calls of tools that another model made. For a chat template without tools
@@ -197,114 +271,36 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
             return conversation
         return without_calls(conversation)
 
-    async def _ashown(self, messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
-        """As `_shown`: calls may be a reason to load the weights."""
-        conversation = to_conversation(messages)
-        return await read_off_loop(lambda: self._shown(messages)) if calls_tools(conversation) else conversation
-
-    def _answer(self, conversation: Shown, options: CallOptions) -> tuple[Generation, dict[str, Any]]:
-        return self._recorded(*self._submit(conversation, options).outcome(), options)
-
-    async def _aanswer(self, conversation: Shown, options: CallOptions) -> tuple[Generation, dict[str, Any]]:
-        return self._recorded(*await awaited(lambda: self._submit(conversation, options)), options)
-
-    def _submit(
-        self, conversation: Shown, options: CallOptions, on_piece: Callable[[Piece], None] | None = None
-    ) -> Ticket[tuple[Generation, Verdict | None]]:
-        """Have a conversation answered. The score is made with the answer, unless the text may be an engine's own.
-
-        An engine's call that condenses the question, or plans, is never delivered: within a turn a call is scored once
-        it is known to be an author, and at once where LlamaIndex writes answers only.
-        """
-        form, turn = options.form, current_turn()
-        instructed = conversation if isinstance(conversation, str) else form.instructed(conversation)
-        terms = None if turn is None or turn.leaving is None else turn.leaving.terms
-        request = self._answerer(options.writing_by(self.language_model)).request(
-            instructed, on_piece=on_piece, template_options=form.template_options, terms=terms
+    def _drafted(self, draft: Draft[Generation], options: CallOptions) -> Draft[Chunk]:
+        """The draft as LlamaIndex gets it. A call that cannot be read is a part of the text, as the model wrote it."""
+        model, verdict = self.language_model, draft.verdict
+        found = options.form.taken_apart(model, draft.answer)
+        text = "\n".join(filter(None, (found.text, *found.broken)))
+        if text != verdict.text:
+            verdict = verdict.model_copy(update={"text": text, "sentences": ()})
+        verdict = verdict.model_copy(update={"tool_calls": tuple(found.calls)})
+        logprobs = (
+            _logprobs(model, self.estimator, draft.answer) if self.logprobs and self.router is not False else None
         )
-        if on_piece is not None:
-            request = with_draft(request, on_piece)
-        if turn is None or turn.synthesizes or request.on_sentences is not None:
-            return self.language_model.submit(request.then(lambda draft: (draft.answer, draft.verdict)))
-        undelivered: Any = request
-        return self.language_model.submit(replace(undelivered, finish=_unscored))
+        answer = Chunk(text, record=raw_record(draft.answer, self.model), logprobs=logprobs)
+        trusted = bool(self.router) and not found.broken and self.router.trusts(found.calls)
+        return Draft(verdict, answer, draft.prompt, trusted=trusted, irreplaceable=options.owes)
 
-    def _recorded(
-        self, generation: Generation, verdict: Verdict | None, options: CallOptions
-    ) -> tuple[Generation, dict[str, Any]]:
-        generation = options.readable(self.language_model, generation)
-        return generation, self._record(generation, options, verdict=verdict)
+    def _whole(self, outcome: Outcome[Any], *, sent: str) -> Chunk:
+        """The last piece: the delivered text with its record; `sent` is the text that has left before.
 
-    def _streamed(self, conversation: Shown, options: CallOptions) -> StreamSteps[Chunk, None]:
-        """An answer piece by piece, and its record; within an engine's turn without the thought, as whole answers."""
-        text, thought, pieces, turn = "", "", list[str](), current_turn()
-        let_through = list[SentencePiece]()
-        live = LiveAnswer(lambda on_piece: self._submit(conversation, options, on_piece))
-        if turn is not None:
-            turn.opened(live.stop)
-
-        def show(piece: Piece | SentencePiece | DraftPiece) -> Iterator[Chunk]:
-            nonlocal text, thought
-            if isinstance(piece, SentencePiece):
-                let_through.append(piece)
-            elif isinstance(piece, str | DraftPiece):
-                new = _noted(piece, pieces, turn, let_through)
-                text += new
-                if new:
-                    yield Chunk(text, new, thought)
-            elif turn is None:
-                thought += piece.text
-                yield Chunk(text, "", thought, piece.text)
-
-        try:
-            generation, verdict = yield from written(live, Stop(), show=show)
-        except AnswerCancelledError:
-            if turn is None or not turn.is_stopped:
-                raise
-            return  # the guard's reader has left: an error would only be noise of the engine's own thread
-        held = options.readable(self.language_model, generation).text.removeprefix(text)  # it might have been a call
-        if held:
-            pieces.append(held)
-            text += held
-        record = self._record(generation, options, verdict=verdict, text=text, pieces=pieces)
-        calls = options.calls(self.language_model, generation)
-        yield Chunk(text, held, record.get(REASONING, ""), record=record, calls=calls)
-
-    def _record(
-        self,
-        generation: Generation,
-        options: CallOptions,
-        *,
-        verdict: Verdict | None = None,
-        text: str | None = None,
-        pieces: Sequence[str] = (),
-    ) -> dict[str, Any]:
-        """Model, usage and, unless a guard records the calls and takes the scores that it needs, the score.
-
-        `text` and `pieces` are the objects that go out, where they are not the generation's own.
+        Usage and the reason of the end would tell about a withheld draft: they come with a whole answer alone.
         """
-        record = raw_record(generation, self.model)
-
-        def judged(made: Generation) -> Verdict:
-            found, shown = verdict or self._assess(made, options), made.text if text is None else text
-            # A call that cannot be read is text here.
-            return found if found.text == shown else found.model_copy(update={"text": shown, "sentences": ()})
-
-        calls = options.calls(self.language_model, generation)
-        call = ModelCall(generation, judged, text=text, pieces=pieces, tool_calls=calls)
-        turn = current_turn()
-        if turn is not None:
-            turn.add(call)
-            return record
-        stray(call.text, call)
-        record_draft(call.verdict, call.prompt)
-        report(call.verdict, "llm")
-        thought = {REASONING: call.verdict.reasoning} if call.verdict.reasoning else {}
-        return {**record, **thought, METADATA_KEY: call.verdict.metadata()}
-
-    def _assess(self, generation: Generation, options: CallOptions) -> Verdict:
-        answerer = self._answerer(options.writing_by(self.language_model))
-        return answerer.draft(generation, template_options=options.form.template_options).verdict
+        verdict, own = outcome.verdict, outcome.answer if isinstance(outcome.answer, Chunk) else None
+        keep_draft = bool(self.router) and self.router.terms.keep_draft
+        record: dict[str, Any] = {"model": verdict.delivered.model} if own is None else dict(own.record or {})
+        if verdict.reasoning:
+            record[REASONING] = verdict.reasoning
+        if self.router is not False:
+            record[METADATA_KEY] = verdict.metadata(keep_draft=keep_draft)
+        logprobs = own.logprobs if own is not None and own.text == verdict.text else None
+        delta, thought = verdict.text.removeprefix(sent), verdict.reasoning or ""
+        return Chunk(verdict.text, delta, thought, record=record, calls=verdict.tool_calls, logprobs=logprobs)
 
     def _writing(self, call: Mapping[str, Any], *, also: frozenset[str] = frozenset()) -> GenerationOptions:
         """As for any local model; a prompt function, which would be left out in silence, is an `InputError`."""
@@ -316,74 +312,77 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
                 )
         return super()._writing(call, also=also)
 
-    def _options(self, kwargs: Mapping[str, Any], *, also: frozenset[str] = frozenset()) -> CallOptions:
-        return CallOptions(self._writing(kwargs, also=also | {"formatted"}), AnswerForm.of(kwargs))
-
     # LlamaIndex's eight methods. None calls another, so that each makes one pair of events.
 
     @_traced_chat
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation."""
-        options = self._options(kwargs, also=FORM_OPTIONS)
-        generation, record = self._answer(self._shown(messages), options)
-        calls = options.calls(self.language_model, generation)
-        return chat_response(Chunk(generation.text, record=record, calls=calls))
+        (whole,) = run_stream(self._pieces(messages, kwargs, also=FORM_OPTIONS, is_live=False))
+        return chat_response(whole._replace(delta=None))
 
     @_traced_completion
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Answer a text, shown to the model as one user turn."""
-        generation, record = self._answer(prompt, self._options(kwargs))
-        return completion(Chunk(generation.text, record=record))
+        (whole,) = run_stream(self._pieces(prompt, kwargs, also=frozenset(), is_live=False))
+        return completion(whole._replace(delta=None))
 
     @_traced_chat
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
-        """Answer a conversation piece by piece; the last piece is empty and carries the record."""
-        options = self._options(kwargs, also=FORM_OPTIONS)
-        chunks = begun_here(run_stream(self._streamed(self._shown(messages), options)))
-        return (chat_response(chunk) for chunk in chunks)
+        """Answer a conversation piece by piece; the last piece carries the record.
+
+        Live where nothing may be withheld; by sentence where sentences may; else in one piece.
+        """
+        pieces = run_stream(self._pieces(messages, kwargs, also=FORM_OPTIONS, is_live=True))
+        return (chat_response(piece) for piece in pieces)
 
     @_traced_completion
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
-        """Answer a text piece by piece; the last piece is empty and carries the record."""
-        chunks = begun_here(run_stream(self._streamed(prompt, self._options(kwargs))))
-        return (completion(chunk) for chunk in chunks if chunk.thought_delta is None)
+        """Answer a text piece by piece, as `stream_chat`."""
+        pieces = run_stream(self._pieces(prompt, kwargs, also=frozenset(), is_live=True))
+        return (completion(piece) for piece in pieces if piece.thought_delta is None)
 
     @_traced_chat
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """As `chat`, on the event loop."""
-        options = self._options(kwargs, also=FORM_OPTIONS)
-        generation, record = await self._aanswer(await self._ashown(messages), options)
-        calls = options.calls(self.language_model, generation)
-        return chat_response(Chunk(generation.text, record=record, calls=calls))
+        pieces = arun_stream(self._pieces(messages, kwargs, also=FORM_OPTIONS, is_live=False))
+        (whole,) = [piece async for piece in pieces]
+        return chat_response(whole._replace(delta=None))
 
     @_traced_completion
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """As `complete`, on the event loop."""
-        generation, record = await self._aanswer(prompt, self._options(kwargs))
-        return completion(Chunk(generation.text, record=record))
+        pieces = arun_stream(self._pieces(prompt, kwargs, also=frozenset(), is_live=False))
+        (whole,) = [piece async for piece in pieces]
+        return completion(whole._replace(delta=None))
 
     @_traced_chat
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         """As `stream_chat`, on the event loop."""
-        options = self._options(kwargs, also=FORM_OPTIONS)
-        steps = self._streamed(await self._ashown(messages), options)
-        return (chat_response(chunk) async for chunk in abegun_here(arun_stream(steps)))
+        pieces = arun_stream(self._pieces(messages, kwargs, also=FORM_OPTIONS, is_live=True))
+        return (chat_response(piece) async for piece in pieces)
 
     @_traced_completion
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
         """As `stream_complete`, on the event loop."""
-        chunks = abegun_here(arun_stream(self._streamed(prompt, self._options(kwargs))))
-        return (completion(chunk) async for chunk in chunks if chunk.thought_delta is None)
+        pieces = arun_stream(self._pieces(prompt, kwargs, also=frozenset(), is_live=True))
+        return (completion(piece) async for piece in pieces if piece.thought_delta is None)
 
 
-def _noted(piece: str | DraftPiece, pieces: list[str], turn: Turn | None, let_through: Sequence[SentencePiece]) -> str:
-    new = piece if isinstance(piece, str) else piece.text
-    if new:  # a line break is no piece
-        pieces.append(new)
-    if isinstance(piece, DraftPiece) and turn is not None:
-        turn.let_through(piece.answer, pieces, let_through)
-    return new
+def _checked(router: Any) -> UncertaintyRouterCallback:
+    if not isinstance(router, UncertaintyRouterCallback):
+        raise InputError(
+            f"router is an UncertaintyRouterCallback(policy), or False for a helper, not a {type(router).__name__}"
+        )
+    return router
 
 
-def _unscored(written: Sequence[Generation]) -> tuple[Generation, None]:
-    return written[0], None
+def _unscored(found: list[Generation]) -> Draft[Generation]:
+    verdict = unscored(found[0].text, reason="a helper's answer has no score")
+    return Draft(verdict, found[0], found[0].prompt.form)
+
+
+def _logprobs(model: LanguageModel, estimator: Estimator, answer: Generation) -> list[list[LogProb]] | None:
+    found = openai_logprobs(model, estimator, answer.evidence)
+    if found is None:
+        return None
+    return [[LogProb(token=one["token"], logprob=one["logprob"], bytes=one["bytes"])] for one in found["content"]]

@@ -1,17 +1,10 @@
-"""LlamaIndex's messages, tools and responses as ours, and whether an answer is made of a model's texts.
-
-Code that passes a text on may have cut it, or changed its case and its marks. A class or a method of LlamaIndex's name
-proves nothing either: subclasses, parsers, wrappers and validators may have put other words into what it returns. So
-words are compared, texts joined and structures read here.
-"""
+"""LlamaIndex's messages, tools and responses as ours, and ours as LlamaIndex's."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from typing import Any, NamedTuple, cast
 
 from llama_index.core.base.llms.types import (
@@ -19,19 +12,17 @@ from llama_index.core.base.llms.types import (
     ChatMessage,
     ChatResponse,
     CompletionResponse,
+    LogProb,
     MessageRole,
     TextBlock,
     ThinkingBlock,
     ToolCallBlock,
 )
-from llama_index.core.base.response.schema import AsyncStreamingResponse, Response
+from llama_index.core.base.response.schema import AsyncStreamingResponse, Response, StreamingResponse
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection
-from llama_index.core.output_parsers.utils import extract_json_str
 from llama_index.core.tools import BaseTool
-from pydantic import BaseModel, RootModel, TypeAdapter, ValidationError
-from pydantic.errors import PydanticUserError
-from pydantic_core import to_jsonable_python
+from pydantic import BaseModel
 
 from semgrad_guard import METADATA_KEY, Generation, GenerationOptions, LanguageModel, Message, ToolCall, Verdict
 from semgrad_guard.adapters.calls import AnswerForm, new_id, short_id, verdict_of_record
@@ -39,8 +30,6 @@ from semgrad_guard.errors import InputError
 
 REASONING = "reasoning_content"
 """Where `raw` holds the reasoning before an answer."""
-
-EXPECTED = "expected a text or a Response (of an LLM's answer, its text: llm.complete(...).text)"
 
 _ROLES: Mapping[MessageRole, str] = {
     MessageRole.DEVELOPER: "system",
@@ -85,9 +74,8 @@ def raw_record(generation: Generation, model: str) -> dict[str, Any]:
 def get_verdict(response: Any) -> Verdict | None:
     """The verdict on a delivered response, None if it carries none; its text is the response's own.
 
-    After an escalation it is the target's own verdict, with the draft's as `escalated_from`. Reads the responses of
-    guarded query engines, chat engines and agents, and those of a `SemGradLLM` without a guard. A response that streams
-    carries its record once the stream has ended.
+    After an escalation it is the target's own verdict, with the draft's as `escalated_from`. Reads the responses of a
+    `SemGradLLM`, of guarded engines and of agents. The last piece of a stream carries the record.
 
     Raises:
         InputError: there is a record, but of another schema, or damaged.
@@ -107,7 +95,7 @@ def decided_of(response: Any) -> Verdict | None:
 
 class Chunk(NamedTuple):
     """A whole answer, or one so far: its text and its thought, in a stream the newest piece of either, and at the end
-    the record and the calls."""
+    the record, the calls and the log-probabilities of its tokens."""
 
     text: str
     delta: str | None = None
@@ -115,51 +103,49 @@ class Chunk(NamedTuple):
     thought_delta: str | None = None
     record: dict[str, Any] | None = None
     calls: Sequence[ToolCall] = ()
+    logprobs: list[list[LogProb]] | None = None
 
 
 def chat_response(chunk: Chunk) -> ChatResponse:
-    """An answer as LlamaIndex's chat methods return it; the record is next to the message, never in it."""
+    """An answer as LlamaIndex's chat methods return it; the record is next to the message, never in it.
+
+    Calls are blocks of the message. Parts of LlamaIndex look for them in its further fields, in OpenAI's form.
+    """
     thought = chunk.thought or (chunk.record or {}).get(REASONING, "")
     calls = [
         ToolCallBlock(tool_call_id=call.id or new_id(), tool_name=call.name, tool_kwargs=dict(call.arguments))
         for call in chunk.calls
     ]
     blocks = [*([ThinkingBlock(content=thought)] if thought else []), TextBlock(text=chunk.text), *calls]
-    message = ChatMessage(role=MessageRole.ASSISTANT, blocks=blocks)
+    fields = {"tool_calls": [_openai_call(call) for call in calls]} if calls else {}
+    message = ChatMessage(role=MessageRole.ASSISTANT, blocks=blocks, additional_kwargs=fields)
     thinking = chunk.thought_delta
     more = _verdict_record(chunk.record) if thinking is None else {"thinking_delta": thinking}
-    return ChatResponse(message=message, raw=chunk.record, delta=chunk.delta, additional_kwargs=more)
+    return ChatResponse(
+        message=message, raw=chunk.record, delta=chunk.delta, logprobs=chunk.logprobs, additional_kwargs=more
+    )
+
+
+def _openai_call(call: ToolCallBlock) -> dict[str, Any]:
+    function = {"name": call.tool_name, "arguments": json.dumps(call.tool_kwargs)}
+    return {"id": call.tool_call_id, "type": "function", "function": function}
 
 
 def completion(chunk: Chunk) -> CompletionResponse:
     """An answer as LlamaIndex's completion methods return it."""
     more = _verdict_record(chunk.record)
-    return CompletionResponse(text=chunk.text, raw=chunk.record, delta=chunk.delta, additional_kwargs=more)
-
-
-def completed(response: ChatResponse | CompletionResponse) -> str | Verdict:
-    """An LLM's answer: with its verdict if it has one."""
-    return decided_of(response) or text_of(response)
+    return CompletionResponse(
+        text=chunk.text, raw=chunk.record, delta=chunk.delta, logprobs=chunk.logprobs, additional_kwargs=more
+    )
 
 
 def text_of(response: Any) -> str:
-    """A response's text. An async stream's `str` would start an event loop, and that of a missing text is "None"."""
+    """A response's text; that of a stream has been read. LlamaIndex's `str` of a missing text is "None"."""
     if isinstance(response, Response):
         return response.response or ""
-    if isinstance(response, AsyncStreamingResponse):
+    if isinstance(response, StreamingResponse | AsyncStreamingResponse):
         return response.response_txt or ""
     return (response.message.content or "") if isinstance(response, ChatResponse) else str(response)
-
-
-def require_text(value: Any) -> str:
-    """A text in an engine's response; engines of the user's return any object.
-
-    Raises:
-        InputError: it is something else.
-    """
-    if not isinstance(value, str):
-        raise InputError(f"the engine's response holds a {type(value).__name__} in the place of a text; {EXPECTED}")
-    return value
 
 
 def _message(message: ChatMessage, number: int) -> Message:
@@ -215,118 +201,6 @@ def _verdict_record(record: dict[str, Any] | None) -> dict[str, Any]:
     return {METADATA_KEY: record[METADATA_KEY]} if record and METADATA_KEY in record else {}
 
 
-FEW = 4
-"""Texts of fewer words may be the same by chance."""
-EMPTY = "Empty Response"
-"""The text of LlamaIndex's synthesizers where no model has answered."""
-_BETWEEN = "\n---------------------\n"
-_NUMBER = re.compile(r"Response \d+: ")
-_WORD = re.compile(r"[^\W_]+")
-
-
-def words_of(text: str) -> list[str]:
-    """A text's words, for comparing."""
-    return _WORD.findall(text.casefold())
-
-
-def repeats(text: str, written: str, *, words: int = FEW) -> bool:
-    """Whether one of two texts is the other, or is a part of it and has so many words; case and marks aside."""
-    return shares(words_of(text), words_of(written), words=words)
-
-
-def shares(ours: Sequence[str], theirs: Sequence[str], *, words: int = FEW) -> bool:
-    """As `repeats`, of the words of texts. Of `FEW` words and more, the first and the last may have been cut."""
-    few, many = sorted((ours, theirs), key=len)
-    short, long = " ".join(few), " ".join(many)
-    if len(few) < max(words, 1):
-        return bool(few) and short == long
-    return short in long if len(few) >= FEW else f" {short} " in f" {long} "
-
-
-def joined(text: str, parts: Sequence[str]) -> bool:
-    """Whether a text puts these parts side by side, as accumulating synthesizers do, in whatever order."""
-    joined_parts = text.split(_BETWEEN)
-    numbered = all(part.startswith(f"Response {number}: ") for number, part in enumerate(joined_parts, start=1))
-    unnumbered = [_NUMBER.sub("", part, count=1) for part in joined_parts]
-    return numbered and sorted(unnumbered) == sorted(part or EMPTY for part in parts)
-
-
-def filtered(text: str, written: str) -> bool:
-    """Whether a text is the answer within a model's JSON for a `Refine` with answer filtering."""
-    data = _data(written)
-    return isinstance(data, Mapping) and cast("Mapping[str, Any]", data).get("answer") == text
-
-
-def structured(structure: BaseModel, text: str, written: Sequence[str | Mapping[str, Any]]) -> bool:
-    """Whether a model wrote every value of a structure, and of the text that the structure is shown as.
-
-    `written` are a text and the arguments of calls; one of them holds all of the structure.
-    """
-    read = any(_is_read_from(structure, _data(one) if isinstance(one, str) else one) for one in written)
-    return read and _data(text) == to_jsonable_python(_plain(structure), fallback=str)
-
-
-def _data(written: str) -> Any:
-    """The JSON in a text, None where there is none."""
-    try:
-        return json.loads(extract_json_str(written))
-    except ValueError:
-        return None
-
-
-def _is_read_from(value: Any, data: Any) -> bool:
-    """Whether a value is read from this JSON."""
-    if isinstance(value, RootModel):
-        return _is_read_from(cast("Any", value).root, data)
-    if isinstance(value, BaseModel):
-        return isinstance(data, Mapping) and _fields_are_read_from(value, cast("Mapping[str, Any]", data))
-    if isinstance(value, Mapping):
-        held = cast("Mapping[Any, Any]", value)
-        if not isinstance(data, Mapping) or len(held) != len(cast("Mapping[str, Any]", data)):
-            return False
-        return all(str(key) in data and _is_read_from(inner, data[str(key)]) for key, inner in held.items())
-    if isinstance(value, (list, tuple)):
-        ours, theirs = cast("Sequence[Any]", value), cast("Sequence[Any]", data)
-        same = isinstance(data, list) and len(ours) == len(theirs)
-        return same and all(_is_read_from(one, other) for one, other in zip(ours, theirs, strict=True))
-    if isinstance(value, Enum):
-        return value.value == data
-    if value is None or isinstance(value, str):
-        return value == data
-    try:  # a number, a date or the like, as pydantic reads it
-        return bool(TypeAdapter[Any](cast("type[Any]", type(value))).validate_python(data) == value)
-    except (ValidationError, PydanticUserError):
-        return False
-
-
-def _fields_are_read_from(structure: BaseModel, data: Mapping[str, Any]) -> bool:
-    fields = type(structure).model_fields
-    seen = False
-    for name, value in structure:
-        field = fields.get(name)
-        names = (name,) if field is None else (name, field.alias, field.validation_alias)
-        key = next((key for key in names if isinstance(key, str) and key in data), None)
-        if key is None and field is not None and field.default == value:
-            continue  # the class's own, for every answer
-        if key is None or not _is_read_from(value, data[key]):
-            return False
-        seen = True
-    return seen or not fields
-
-
-def _plain(value: Any) -> Any:
-    """A structure as the values in it; serializers and computed fields add nothing."""
-    if isinstance(value, RootModel):
-        return _plain(cast("Any", value).root)
-    if isinstance(value, BaseModel):
-        return {name: _plain(inner) for name, inner in value}
-    if isinstance(value, Mapping):
-        return {key: _plain(inner) for key, inner in cast("Mapping[Any, Any]", value).items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in cast("Sequence[Any]", value)]
-    return value
-
-
 # Tools: shown to a model, and its calls of them in the messages of responses.
 
 
@@ -345,16 +219,10 @@ class CallOptions:
         """
         return replace(self.writing, grammar=self.form.grammar(model))
 
-    def calls(self, model: LanguageModel, generation: Generation) -> tuple[ToolCall, ...]:
-        """The calls in an answer."""
-        return self.form.taken_apart(model, generation).calls
-
-    def readable(self, model: LanguageModel, generation: Generation) -> Generation:
-        """The answer without the calls in it as its text; a call that cannot be read stays as the model wrote it."""
-        found = self.form.taken_apart(model, generation)
-        if not found.calls and not found.broken:
-            return generation
-        return replace(generation, text="\n".join(filter(None, (found.text, *found.broken))))
+    @property
+    def owes(self) -> str:
+        """Why no text can stand in for the answer; empty where one can."""
+        return "Text cannot stand in for a structured answer." if self.form.schema or self.form.forced else ""
 
 
 class ToolCallingLLM(FunctionCallingLLM):
@@ -375,6 +243,22 @@ class ToolCallingLLM(FunctionCallingLLM):
         messages = [*(chat_history or []), *([] if question is None else [question])]
         described = [tool.metadata.to_openai_tool(skip_length_check=True) for tool in tools]
         return {"messages": messages, **({"tools": described, "tool_choice": choice} if tools else {}), **kwargs}
+
+    def stream_structured_predict(
+        self, output_cls: Any, prompt: Any, llm_kwargs: dict[str, Any] | None = None, **prompt_args: Any
+    ) -> Any:
+        """As LlamaIndex's, which leaves the model free to answer without the structure."""
+        return super().stream_structured_predict(output_cls, prompt, self._structured(llm_kwargs), **prompt_args)
+
+    async def astream_structured_predict(
+        self, output_cls: Any, prompt: Any, llm_kwargs: dict[str, Any] | None = None, **prompt_args: Any
+    ) -> Any:
+        """As `stream_structured_predict`, on the event loop."""
+        return await super().astream_structured_predict(output_cls, prompt, self._structured(llm_kwargs), **prompt_args)
+
+    def _structured(self, options: dict[str, Any] | None) -> dict[str, Any]:
+        forced = {"tool_choice": "required"} if self.metadata.is_function_calling_model else {}
+        return {**forced, **(options or {})}
 
     def _validate_chat_with_tools_response(
         self,

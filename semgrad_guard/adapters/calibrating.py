@@ -28,8 +28,9 @@ from semgrad_guard.guard import Steps, Work
 from semgrad_guard.guard.verdicts import UNSCORED, RecordedDraft, RecordedScore, binding_of
 from semgrad_guard.records import PromptForm
 
-Aggregate = Literal["one", "max"]
-"""The draft that counts where one example has several: "one" is an error, "max" the least certain."""
+Aggregate = Literal["one", "max", "question"]
+"""The draft that counts where one example has several: "one" is an error, "max" the least certain. So it is for whole
+questions, which a guard ends at the first that it does not let through."""
 _TRIED = 3
 """Recorded inputs that are run again before a record is believed."""
 
@@ -95,6 +96,8 @@ class AnsweredExample(BaseModel):
     cut: int | str | None = None
     scores: dict[str, RecordedScore] = Field(default_factory=dict[str, RecordedScore])
     """Those of other estimators, by name."""
+    others: tuple[PromptForm, ...] = ()
+    """The prompts of a question's other calls."""
     recorded: bool = Field(default=False, exclude=True)
     """Whether it was read from a record."""
 
@@ -123,15 +126,20 @@ class Collecting:
     needed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.needed and self.aggregate != "one":
+        if self.needed and self.aggregate == "max":
             raise InputError(
                 "estimator=... is for examples of one scored call, and aggregate joins the scores of several. Name the "
                 "call that answers (answering=...), or give the chain's model that estimator, and leave it out here."
             )
         if self.at_once < 1:
             raise InputError(f"max_concurrency must be at least 1, not {self.at_once}")
-        if self.aggregate not in ("one", "max"):
+        if self.aggregate not in ("one", "max", "question"):
             raise InputError(f"aggregate must be 'one' or 'max', not {self.aggregate!r}")
+        if self.record is not None and not self.chain:
+            raise InputError(
+                "a record is continued for the same chain alone: give the chain a name with a version, "
+                "name='support-bot 3', and another one when its documents, prompts or code change"
+            )
 
     def chosen(self, drafts: Sequence[LabelledDraft], number: int) -> RecordedDraft:
         """The draft that counts for the example of this number.
@@ -167,7 +175,7 @@ class Collecting:
 
     def bound(self, binding: Binding) -> Binding:
         """The binding for a draft's: the worst of several scores is another number than the score of one."""
-        if self.aggregate == "one":
+        if self.aggregate != "max":
             return binding
         return binding.model_copy(update={"settings": {**(binding.settings or {}), "aggregate": self.aggregate}})
 
@@ -323,6 +331,8 @@ class _Answering:
         return [self._done[example.key] for example in self._examples]
 
     def _answered(self, example: Example, ran: Ran, number: int) -> AnsweredExample:
+        if self._how.aggregate == "question" and not ran.drafts:  # nothing was retrieved, say
+            return AnsweredExample(key=example.key, text=ran.text, uncertainty=None, binding=None, prompt=None)
         draft = self._how.chosen(ran.drafts, number)
         bound = None if draft.verdict.estimator == UNSCORED else self._how.bound(binding_of(draft.verdict))
         before = next((answer.binding for answer in self._done.values() if answer.binding is not None), bound)
@@ -336,6 +346,7 @@ class _Answering:
                 f"Example {number} has no score by {missing[0]}: its answer is made of several calls, or of none of a "
                 "model at hand. Give the model that estimator itself, and leave estimator=... out."
             )
+        others = [one.draft.prompt for one in ran.drafts if one.draft is not draft and one.draft.prompt is not None]
         return AnsweredExample(
             key=example.key,
             text=ran.text,
@@ -343,8 +354,19 @@ class _Answering:
             binding=bound,
             prompt=draft.prompt,
             cut=draft.verdict.cut,
-            scores=dict(draft.scores),
+            scores=_worst_scores(ran.drafts) if self._how.aggregate == "question" else dict(draft.scores),
+            others=tuple(others) if self._how.aggregate == "question" else (),
         )
+
+
+def _worst_scores(drafts: Sequence[LabelledDraft]) -> dict[str, RecordedScore]:
+    """Of each estimator the score of the question: that of its least certain call."""
+
+    def uncertainty(score: RecordedScore) -> float:
+        return math.inf if score.uncertainty is None else score.uncertainty
+
+    names = drafts[0].draft.scores
+    return {name: max((one.draft.scores[name] for one in drafts), key=uncertainty) for name in names}
 
 
 class ProgressLine:

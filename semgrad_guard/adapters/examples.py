@@ -47,6 +47,7 @@ from semgrad_guard.evaluation.graders.by_name import load_graders, no_verdict
 from semgrad_guard.evaluation.graders.grading import HUMAN, GradedAnswer, SheetAnswer, doubt, labels_for, some_of
 from semgrad_guard.evaluation.job_record import Progress, number_of_try
 from semgrad_guard.guard import Steps, Work, as_estimator
+from semgrad_guard.guard.familiarity import UNIT
 from semgrad_guard.guard.verdicts import RecordedScore
 from semgrad_guard.records import digest_of
 
@@ -274,6 +275,7 @@ class ExampleCalibration:
                 f"The prompt of example {unknown[0]} is not known, so a promise could not say which prompts it is for."
             )
         extra = [one.prompt for one in answered[len(self._labelled) :] if one.prompt is not None]
+        extra += (others := [prompt for one in answered for prompt in one.others])
         answered = answered[: len(self._labelled)]
         verdicts, name = self._grades(answered)
         people = self._labels is not None
@@ -287,9 +289,7 @@ class ExampleCalibration:
             in_all = len({one.key for one in answered})
             print(f"{recorded} of {in_all} answers were read from the record.", file=sys.stderr, flush=True)
         kept = [answered[i] for i in rows]
-        binding = next((one.binding for one in kept if one.binding is not None), None)
-        if binding is None:
-            raise CalibrationError("No model was asked for any example (nothing was retrieved), so there is no score.")
+        binding = self._binding(kept, of_questions=bool(others))
         named = {"grader": name, "upstream": self._upstream, **_ends([one.cut for one in answered])}
         outcome = self.estimator.outcome(
             kept,
@@ -312,6 +312,23 @@ class ExampleCalibration:
         if outcome.effect is not None and (remark := outcome.effect.doubt(self._rates["alpha"])) is not None:
             logger.warning("semgrad-guard: %s", remark)
         return outcome.calibration
+
+    def _binding(self, answered: Sequence[AnsweredExample], *, of_questions: bool) -> Binding:
+        """That of the answers; a question that took several is bound as a whole."""
+        binding = next((one.binding for one in answered if one.binding is not None), None)
+        if binding is None:
+            raise CalibrationError(
+                "No example made a scored call, so there is no score to calibrate. The model that answers must be one "
+                "that semgrad-guard scores, and no helper (and its answers must not come from a cache)."
+            )
+        if not of_questions:
+            return binding
+        if _is_unfitted(self.estimator.request):
+            raise CalibrationError(
+                "These questions took several answers each, and a learned estimator is fitted on single ones. Choose "
+                "an estimator that needs no labels, such as 'max_probability'."
+            )
+        return binding.model_copy(update={"settings": {**(binding.settings or {}), **UNIT}})
 
     def _tries(
         self, answered: Sequence[AnsweredExample], correct: Sequence[bool], record: Path | None

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.familiarity import judged_by as judged_by
     from semgrad_guard.guard.familiarity import unlike as unlike
     from semgrad_guard.guard.flow import UNWRITTEN as UNWRITTEN
+    from semgrad_guard.guard.flow import AskWork as AskWork
     from semgrad_guard.guard.flow import Draft as Draft
     from semgrad_guard.guard.flow import HandedOn as HandedOn
     from semgrad_guard.guard.flow import Outcome as Outcome
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.streams import Live as Live
     from semgrad_guard.guard.streams import LiveAnswer as LiveAnswer
     from semgrad_guard.guard.streams import StreamSteps as StreamSteps
+    from semgrad_guard.guard.streams import WholeAnswer as WholeAnswer
     from semgrad_guard.guard.streams import arun_stream as arun_stream
     from semgrad_guard.guard.streams import run_stream as run_stream
     from semgrad_guard.guard.streams import streamed as streamed

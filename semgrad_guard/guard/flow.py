@@ -363,7 +363,9 @@ def answers(
         return (yield from Pending[A](drafts, terms).concluded(ask))
 
 
-def answered(router: Router, run: Work, read: Callable[[A], Work], ask: AskWork[A]) -> Steps[Outcome[A]]:
+def answered(
+    router: Router, run: Work, read: Callable[[A], Work], ask: AskWork[A], *, terms: Terms | None = None
+) -> Steps[Outcome[A]]:
     """One question: run, and decided about by its most doubtful call, or ended by the first that was refused.
 
     Args:
@@ -372,12 +374,13 @@ def answered(router: Router, run: Work, read: Callable[[A], Work], ask: AskWork[
             is raised: the program around repeats the question later.
         read: finds the text of a result; a stream is read to its end.
         ask: the target's work, as for whole answers.
+        terms: where others than the router's carry the decision out.
 
     Raises:
         LowConfidenceError: the mode is to raise; or the question is part of another one, which ends.
         Exception: the engine's own, where `on_error` is to raise; the target's.
     """
-    terms, failed, text, result = router.terms, "", "", None
+    terms, failed, text, result = terms or router.terms, "", "", None
     stop = terms.stop()
     with stopping(stop), cancelling(stop):
         with asking_question(router) as question:

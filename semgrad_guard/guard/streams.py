@@ -21,7 +21,7 @@ from semgrad_guard.guard.early_sentences import SentencePiece
 from semgrad_guard.guard.flow import UNWRITTEN, AskWork, Draft, Pending, asking, not_written, one
 from semgrad_guard.guard.policy import Terms
 from semgrad_guard.guard.question import Question
-from semgrad_guard.guard.timing import Steps, Work, adrive, ain_time, cancelling, drive, off_loop, sealed
+from semgrad_guard.guard.timing import Steps, Work, adrive, ain_time, awaited, cancelling, drive, off_loop, sealed
 
 A = TypeVar("A")
 """The frontend's object."""
@@ -88,6 +88,25 @@ class LiveAnswer:
     async def _awaited(self, future_of: Callable[[PieceStream[Any]], Future[Any]]) -> Any:
         stream = self._stream or await off_loop(self._begun)
         return await ain_time(asyncio.wrap_future(future_of(stream)))
+
+
+class WholeAnswer:
+    """An answer that comes as a whole, without pieces: the result of the request that `submit` makes (`Live`)."""
+
+    def __init__(self, submit: Callable[[], Ticket[Any]]) -> None:
+        self._submit = submit
+
+    def next(self) -> Work:
+        """There are no pieces."""
+        return Work.at_once(lambda: None)
+
+    def draft(self) -> Work:
+        """The whole answer with its score."""
+        return Work(lambda: self._submit().outcome(), lambda: awaited(self._submit))
+
+    def close(self) -> Work:
+        """Nothing to stop: a caller that leaves has cancelled the request."""
+        return Work.at_once(lambda: None)
 
 
 class Iterated(Generic[P]):

@@ -1,69 +1,89 @@
-"""A `SemGradLLM` whose texts and uncertainties a test sets; everything above it is the real package."""
+"""A `SemGradLLM` whose drafts a test writes; deciding about them, and everything above, is the real package."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-from llama_index_semgrad_guard import SemGradLLM
+from llama_index_semgrad_guard import SemGradLLM, UncertaintyRouterCallback
 from llama_index_semgrad_guard.records import Chunk
-from semgrad_guard import GenerationOptions, LanguageModel, Verdict
+from semgrad_guard import LanguageModel, Policy, ToolCall, Verdict
+from semgrad_guard.guard import Draft, Iterated, Work
+from semgrad_guard.records import PromptForm, digest_of
 
-WAY = {(False, False): "sync", (True, False): "async", (False, True): "stream", (True, True): "async stream"}
-"""How an engine is called, by (asynchronous, streaming): two factors, so that matrices can be covered by pairs."""
-BOTH = (False, True)
+CANARY = "ZANZIBAR"
+"""A word of drafts that must not be found anywhere."""
+WITHHELD = "WITHHELD"
 
-Script = Callable[[str], tuple[str, float]]
-"""The reply to a prompt, given as one text, and how uncertain it is."""
+Script = Callable[[str], tuple[str, float | None] | tuple[str, float | None, list[ToolCall]]]
+"""The reply to a prompt, given as one text: how uncertain it is, and the calls in it."""
 
 
 class Scripted(SemGradLLM):
-    """Answers by its script; the tiny model behind it only lends the records their form."""
+    """Answers by its script; the model behind it only lends its name and its tokenizer."""
 
     script: Any = None
-    texts: list[str] = []  # noqa: RUF012 - a pydantic field
-    uncertainties: dict[int, float] = {}  # noqa: RUF012 - a pydantic field
 
-    @classmethod
-    def saying(cls, model: LanguageModel, script: Script, **fields: Any) -> Scripted:
-        return cls.from_model(model, script=script, **fields)
+    def _live(self, prompt: Any, options: Any, terms: Any, is_live: bool) -> Any:
+        return _Script(self, prompt, options, is_live)
 
-    def _scripted(self, conversation: Any) -> Any:
-        generation = self.language_model.generate("?", GenerationOptions(max_tokens=1))
-        prompt = conversation if isinstance(conversation, str) else "\n".join(turn.content for turn in conversation)
-        text, uncertainty = self.script(prompt)
-        text = "".join(list(text))  # an object of its own, as a model's text is
-        tokenizer: Any = self.language_model.tokenizer
-        ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
-        return self._known(replace(generation, text=text, response_ids=ids), uncertainty)
+    def drafted(self, prompt: Any, options: Any) -> Draft[Chunk]:
+        """A draft as the model's thread makes it."""
+        shown = prompt if isinstance(prompt, str) else "\n".join(message.content or "" for message in prompt)
+        text, uncertainty, calls = (*self.script(shown), [])[:3]
+        form = PromptForm(text=shown, tokens=len(shown.split()), roles=("user",), user_text=shown)
+        verdict = Verdict(
+            status="unscored" if uncertainty is None else "scored",
+            action="answer",
+            text=text,
+            tool_calls=tuple(calls),
+            estimator="none" if uncertainty is None else "hybridgrad",
+            uncertainty=uncertainty,
+            model=self.model,
+            prompt=digest_of(shown),
+            reason="no score" if uncertainty is None else None,
+        )
+        answer = Chunk(text, record={"model": self.model, "finish_reason": "stop"})
+        trusted = bool(self.router) and self.router.trusts(calls)
+        return Draft(verdict, answer, form, trusted=trusted, irreplaceable=options.owes)
 
-    def _known(self, generation: Any, uncertainty: float) -> Any:
-        self.texts.append(generation.text)  # kept, so that no other text gets its place in memory
-        self.uncertainties[id(generation.text)] = uncertainty
-        return generation
 
-    def _answer(self, conversation: Any, options: Any) -> Any:
-        written = self._scripted(conversation)
-        generation = options.readable(self.language_model, written)
-        return self._known(generation, self.uncertainties[id(written.text)]), self._record(generation, options)
+class _Script:
+    """The writing of a scripted draft (`Live`), in pieces of three characters."""
 
-    async def _aanswer(self, conversation: Any, options: Any) -> Any:
-        return self._answer(conversation, options)
+    def __init__(self, llm: Scripted, prompt: Any, options: Any, is_live: bool) -> None:
+        self._llm, self._prompt, self._options = llm, prompt, options
+        self._pieces = Iterated(self._written, self._awritten) if is_live else None
+        self._draft: Draft[Chunk] | None = None
 
-    def _streamed(self, conversation: Any, options: Any) -> Any:
-        made, text, pieces = self._scripted(conversation), "", []
-        uncertainty, generation = self.uncertainties[id(made.text)], options.readable(self.language_model, made)
-        for start in range(0, len(generation.text), 3):
-            piece = generation.text[start : start + 3]
-            pieces.append(piece)
-            text += piece
-            yield Chunk(text, piece, "")
-        whole = self._known(replace(generation, text=text), uncertainty)
-        record = self._record(whole, options, text=text, pieces=pieces)
-        yield Chunk(text, "", "", record=record, calls=options.calls(self.language_model, made))
+    def _made(self) -> Draft[Chunk]:
+        self._draft = self._draft or self._llm.drafted(self._prompt, self._options)
+        return self._draft
 
-    def _assess(self, generation: Any, options: Any) -> Verdict:
-        verdict = super()._assess(generation, options)
-        changes = {"status": "scored", "uncertainty": self.uncertainties[id(generation.text)], "text": generation.text}
-        return verdict.model_copy(update=changes)
+    def _written(self) -> Any:
+        text = self._made().verdict.text
+        yield from (text[start : start + 3] for start in range(0, len(text), 3))
+
+    async def _awritten(self) -> Any:
+        for piece in self._written():
+            yield piece
+
+    def next(self) -> Work:
+        return Work.at_once(lambda: None) if self._pieces is None else self._pieces.next()
+
+    def draft(self) -> Work:
+        return Work(self._made)
+
+    def close(self) -> Work:
+        return Work.at_once(lambda: None)
+
+
+def router_of(**options: Any) -> UncertaintyRouterCallback:
+    """A router that lets through scores of at most .1."""
+    return UncertaintyRouterCallback(Policy(threshold=0.1), **{"abstain_message": WITHHELD, **options})
+
+
+def scripted(model: LanguageModel, script: Script, router: Any = None, **options: Any) -> Scripted:
+    """A scripted LLM with a router of these options, or with this one."""
+    chosen = router_of(**options) if router is None else router
+    return Scripted.from_model(model, script=script, router=chosen, context_window=4096)

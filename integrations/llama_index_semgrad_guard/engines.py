@@ -1,0 +1,219 @@
+"""`guarded`: a query or chat engine, each call of which is one question of the LLMs in it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Generator, Sequence
+from typing import Any, overload
+
+from llama_index.core.base.base_query_engine import BaseQueryEngine
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.base.response.schema import PydanticResponse, Response
+from llama_index.core.chat_engine.types import AgentChatResponse, BaseChatEngine
+from llama_index.core.prompts.mixin import PromptDictType
+from llama_index.core.schema import NodeWithScore, QueryBundle
+
+from llama_index_semgrad_guard.events import Source, reporting
+from llama_index_semgrad_guard.router import UncertaintyRouterCallback
+from llama_index_semgrad_guard.targets import asking_target, whole
+from semgrad_guard import METADATA_KEY
+from semgrad_guard.errors import InputError
+from semgrad_guard.guard import Outcome, Steps, Work, adrive, answered, drive
+from semgrad_guard.records import digest_of
+
+QUESTION_KEY = "question"
+"""In a record: the digest of the question."""
+
+
+@overload
+def guarded(engine: BaseQueryEngine, router: UncertaintyRouterCallback) -> GuardedQueryEngine: ...
+@overload
+def guarded(engine: BaseChatEngine, router: UncertaintyRouterCallback, *, memory: Any = None) -> GuardedChatEngine: ...
+def guarded(engine: Any, router: UncertaintyRouterCallback, *, memory: Any = None) -> Any:
+    """The engine, each call of which is one question: delivered if every answer in it is let through.
+
+        llm = SemGradLLM(model="pocket", router=router)
+        engine = guarded(index.as_query_engine(llm=llm, response_mode="refine"), router)
+
+    The first answer that is not let through ends the question, whatever the engine would make of it, and its target or
+    the abstain message answers instead, without passages. A stream is read to its end, and leaves in one piece.
+
+    Args:
+        engine: answers by LLMs whose `router` is this one; helpers among them have `router=False`.
+        router: decides, and has the target for questions that are not let through.
+        memory: a chat engine's, which gets question and abstention; default: the engine's own.
+
+    Raises:
+        InputError: not an engine, or not a router.
+    """
+    if not isinstance(router, UncertaintyRouterCallback):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may have no checker
+        raise InputError(f"router is an UncertaintyRouterCallback(policy), not a {type(router).__name__}")
+    if isinstance(engine, BaseChatEngine):
+        return GuardedChatEngine(engine, router, memory)
+    if isinstance(engine, BaseQueryEngine):
+        return GuardedQueryEngine(engine, router)
+    raise InputError(
+        f"a {type(engine).__name__} is neither a query engine nor a chat engine; around an agent, a workflow or code "
+        "of your own, use `with asking(router)`"
+    )
+
+
+class _OnePiece:
+    """A decided answer; it can be read as a stream, too."""
+
+    response: Any
+
+    @property
+    def response_gen(self) -> Generator[str]:
+        """The answer in one piece."""
+        yield self.response or ""
+
+    async def async_response_gen(self) -> AsyncGenerator[str]:
+        """The answer in one piece."""
+        yield self.response or ""
+
+    def get_response(self) -> Any:
+        """Itself: it is whole."""
+        return self
+
+    async def aget_response(self) -> Any:
+        """Itself."""
+        return self
+
+    def print_response_stream(self) -> None:
+        """Print the answer."""
+        print(self.response or "", end="", flush=True)
+
+    async def aprint_response_stream(self) -> None:
+        """Print the answer."""
+        self.print_response_stream()
+
+
+class Answer(_OnePiece, Response):
+    """A query engine's decided answer."""
+
+
+class ChatAnswer(_OnePiece, AgentChatResponse):
+    """A chat engine's decided answer."""
+
+
+def _asked(
+    router: UncertaintyRouterCallback, question: str, run: Work, source: Source
+) -> Steps[tuple[Outcome[Any], dict[str, Any]]]:
+    """The outcome of one question, and its record."""
+    terms = reporting(router.terms, source)
+    outcome = yield from answered(router, run, whole, asking_target(router.escalate_to, question), terms=terms)
+    record = {**outcome.verdict.metadata(keep_draft=terms.keep_draft), QUESTION_KEY: digest_of(question)}
+    return outcome, record
+
+
+class GuardedQueryEngine(BaseQueryEngine):
+    """A query engine of questions (`guarded`). Its prompts are the engine's own."""
+
+    def __init__(self, engine: BaseQueryEngine, router: UncertaintyRouterCallback) -> None:
+        super().__init__(engine.callback_manager)
+        self.engine, self.router = engine, router
+
+    def get_prompts(self) -> PromptDictType:
+        """The engine's prompts."""
+        return self.engine.get_prompts()
+
+    def update_prompts(self, prompts_dict: PromptDictType) -> None:
+        """Change the engine's prompts."""
+        self.engine.update_prompts(prompts_dict)
+
+    def _get_prompt_modules(self) -> dict[str, Any]:
+        return {}
+
+    def retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        """The engine's passages."""
+        return self.engine.retrieve(query_bundle)
+
+    def synthesize(
+        self,
+        query_bundle: QueryBundle,
+        nodes: list[NodeWithScore],
+        additional_source_nodes: Sequence[NodeWithScore] | None = None,
+    ) -> Any:
+        """As a query, of passages that are given."""
+        given = (query_bundle, nodes, additional_source_nodes)
+        return drive(self._steps(query_bundle, Work(lambda: self.engine.synthesize(*given))))
+
+    async def asynthesize(
+        self,
+        query_bundle: QueryBundle,
+        nodes: list[NodeWithScore],
+        additional_source_nodes: Sequence[NodeWithScore] | None = None,
+    ) -> Any:
+        """As `synthesize`, on the event loop."""
+        given = (query_bundle, nodes, additional_source_nodes)
+        return await adrive(self._steps(query_bundle, Work.awaited(lambda: self.engine.asynthesize(*given))))
+
+    def _query(self, query_bundle: QueryBundle) -> Any:
+        return drive(self._steps(query_bundle, Work(lambda: self.engine.query(query_bundle))))
+
+    async def _aquery(self, query_bundle: QueryBundle) -> Any:
+        return await adrive(self._steps(query_bundle, Work.awaited(lambda: self.engine.aquery(query_bundle))))
+
+    def _steps(self, bundle: QueryBundle, run: Work) -> Steps[Any]:
+        outcome, record = yield from _asked(self.router, bundle.query_str, run, "query_engine")
+        response, own = outcome.answer, outcome.verdict.escalated is None
+        metadata: dict[str, Any] = {METADATA_KEY: record}
+        if own:
+            metadata = {**(getattr(response, "metadata", None) or {}), **metadata}
+        if own and isinstance(response, PydanticResponse):
+            response.metadata = metadata
+            return response
+        return Answer(outcome.verdict.text, getattr(response, "source_nodes", []), metadata)
+
+
+class GuardedChatEngine(BaseChatEngine):
+    """A chat engine of questions (`guarded`). After an abstention its memory holds the question and these words."""
+
+    def __init__(self, engine: BaseChatEngine, router: UncertaintyRouterCallback, memory: Any = None) -> None:
+        self.engine, self.router = engine, router
+        self.memory: Any = getattr(engine, "_memory", None) if memory is None else memory
+
+    def chat(self, message: str, chat_history: list[ChatMessage] | None = None) -> Any:
+        """Ask a question."""
+        return drive(self._steps(message, Work(lambda: self.engine.chat(message, chat_history))))
+
+    async def achat(self, message: str, chat_history: list[ChatMessage] | None = None) -> Any:
+        """Ask a question, on the event loop."""
+        return await adrive(self._steps(message, Work.awaited(lambda: self.engine.achat(message, chat_history))))
+
+    def stream_chat(self, message: str, chat_history: list[ChatMessage] | None = None) -> Any:
+        """As `chat`; the answer can be read as a stream, and comes in one piece."""
+        return self.chat(message, chat_history)
+
+    async def astream_chat(self, message: str, chat_history: list[ChatMessage] | None = None) -> Any:
+        """As `stream_chat`, on the event loop."""
+        return await self.achat(message, chat_history)
+
+    def reset(self) -> None:
+        """Forget the conversation."""
+        self.engine.reset()
+
+    @property
+    def chat_history(self) -> list[ChatMessage]:
+        """The conversation as the engine remembers it."""
+        return self.engine.chat_history
+
+    def _steps(self, message: str, run: Work) -> Steps[Any]:
+        outcome, record = yield from _asked(self.router, message, run, "chat_engine")
+        response, text = outcome.answer, outcome.verdict.text
+        own = response is not None and outcome.verdict.escalated is None
+        if not own and self.memory is not None:
+            yield Work(lambda: _remember(self.memory, message, text))
+        metadata: dict[str, Any] = {METADATA_KEY: record}
+        if own:
+            metadata = {**(getattr(response, "metadata", None) or {}), **metadata}
+        nodes, sources = getattr(response, "source_nodes", []), getattr(response, "sources", [])
+        return ChatAnswer(response=text, sources=sources, source_nodes=nodes, metadata=metadata)
+
+
+def _remember(memory: Any, question: str, answer: str) -> None:
+    """Put a question, unless the engine has before it ended, and the text that the user saw into a memory."""
+    held = memory.get_all()
+    if not held or held[-1].role != MessageRole.USER or held[-1].content != question:
+        memory.put(ChatMessage(role=MessageRole.USER, content=question))
+    memory.put(ChatMessage(role=MessageRole.ASSISTANT, content=answer))

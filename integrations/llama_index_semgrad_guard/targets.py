@@ -1,0 +1,94 @@
+"""Escalation targets: LlamaIndex's engines and LLMs, functions, and a person."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from llama_index.core.base.base_query_engine import BaseQueryEngine
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, MessageRole
+from llama_index.core.base.response.schema import AsyncStreamingResponse, Response, StreamingResponse
+from llama_index.core.chat_engine.types import AgentChatResponse, BaseChatEngine, StreamingAgentChatResponse
+from llama_index.core.llms.llm import LLM
+from llama_index.core.workflow import Context, HumanResponseEvent, InputRequiredEvent
+
+from llama_index_semgrad_guard.records import decided_of, text_of
+from semgrad_guard import Verdict
+from semgrad_guard.errors import InputError
+from semgrad_guard.guard import AskWork, Reply, Steps, Work, off_loop
+
+Question = str | Sequence[ChatMessage]
+_RESPONSES = (Response, AgentChatResponse, ChatResponse, CompletionResponse)
+
+
+def asking_target(target: Any, question: Question) -> AskWork[Any]:
+    """The work of a target, which answers instead: an engine, an LLM, or a function of the question."""
+
+    def steps() -> Steps[list[Any]]:
+        answer = yield _called(target, question)
+        if isinstance(answer, _STREAMS):
+            yield whole(answer)
+        return [_reply(answer)]
+
+    return lambda waiting: Work.of(steps)
+
+
+def _called(target: Any, question: Question) -> Work:
+    if isinstance(target, LLM):
+        if isinstance(question, str):
+            return Work(lambda: target.complete(question), lambda: target.acomplete(question))
+        return Work(lambda: target.chat(question), lambda: target.achat(question))
+    if isinstance(target, BaseQueryEngine | BaseChatEngine):
+        text = question if isinstance(question, str) else _last(question)
+        if isinstance(target, BaseQueryEngine):
+            return Work(lambda: target.query(text), lambda: target.aquery(text))
+        return Work(lambda: target.chat(text), lambda: target.achat(text))
+    return Work.calling(target, question, instead="the asynchronous method")
+
+
+def _last(messages: Sequence[ChatMessage]) -> str:
+    """What the user asked last; an engine finds the rest by itself."""
+    users = [message for message in messages if message.role == MessageRole.USER]
+    return (users or list(messages))[-1].content or ""
+
+
+def _reply(answer: Any) -> Reply[Any]:
+    if isinstance(answer, (str, Verdict)):
+        return Reply(answer)
+    if isinstance(answer, (*_RESPONSES, *_STREAMS)):
+        return Reply(decided_of(answer) or text_of(answer), answer)
+    raise InputError(f"the escalation target returned a {type(answer).__name__}; expected a text or a response")
+
+
+_STREAMS = (StreamingResponse, AsyncStreamingResponse, StreamingAgentChatResponse)
+
+
+def whole(response: Any) -> Work:
+    """The text of a response, a stream read to its end."""
+
+    def call() -> str:
+        if isinstance(response, AsyncStreamingResponse):
+            raise InputError("the engine streams asynchronously; call the asynchronous method")
+        if isinstance(response, StreamingResponse):
+            response.response_txt = "".join(response.response_gen)
+        return text_of(response)
+
+    async def coroutine() -> str:
+        if isinstance(response, AsyncStreamingResponse):
+            response.response_txt = "".join([piece async for piece in response.async_response_gen()])
+        return await off_loop(call) if isinstance(response, StreamingResponse) else text_of(response)
+
+    return Work(call, coroutine)
+
+
+async def ask_person(ctx: Context, question: str, verdict: Verdict) -> str:
+    """Ask the person who runs a workflow: send an `InputRequiredEvent`, and wait for a `HumanResponseEvent`.
+
+    The event holds `prefix` (a line to show), `question`, `draft` (the withheld answer, where drafts are kept) and
+    `record`. The step that calls this runs again when the response is there: give it a step of its own.
+    """
+    draft = verdict.draft or verdict.text
+    prefix = f"{question}\nDraft ({verdict.reason}): {draft}\nYour answer: "
+    fields: Any = {"prefix": prefix, "question": question, "draft": draft, "record": verdict.metadata()}
+    answer = await ctx.wait_for_event(HumanResponseEvent, waiter_event=InputRequiredEvent(**fields), timeout=None)
+    return str(answer.get("response"))
