@@ -422,8 +422,10 @@ class _Shown:
         if self._passed:
             metadata = message.response_metadata
             record = {METADATA_KEY: metadata[METADATA_KEY]} if METADATA_KEY in metadata else {}
-            rest = rest if self._held.held else ""
-            chunk = AIMessageChunk(content=rest, response_metadata=record, chunk_position="last")
+            chunk = AIMessageChunk(content="", response_metadata=record, chunk_position="last")
+            if self._held.held:
+                thought = {name: held for name, held in message.additional_kwargs.items() if name == convert.REASONING}
+                chunk = chunk.model_copy(update={"content": rest, "additional_kwargs": thought})
         elif self._text or self._thought:
             chunk.content = rest
             if self._thought == chunk.additional_kwargs.get(convert.REASONING):

@@ -269,7 +269,8 @@ def _unseen(message: AIMessage) -> str:
     blocks = message.content if isinstance(message.content, list) else []
     kinds = {str(block.get("type")) for block in blocks if isinstance(block, dict)} - convert.READ_BLOCKS
     for name, held in message.additional_kwargs.items():
-        if held and not tells_reasoning({name: held}) and not (name == "parsed" and _spells(message, held)):
+        is_read = tells_reasoning({name: held}) or name == "reasoning" or (name == "parsed" and _spells(message, held))
+        if held and not is_read:
             kinds.add(name)
     return f"the answer holds what no score has seen ({', '.join(sorted(kinds))})" if kinds else ""
 
