@@ -23,7 +23,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # this must run before anything imports hugg
 import httpx
 from llama_index.core.query_engine import CustomQueryEngine
 
-from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel
+from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouterCallback
 from llama_index_semgrad_guard import GuardedQueryEngine, SemGradLLM
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
 from semgrad_guard.server.assembly import assemble
@@ -59,8 +59,8 @@ def fronts(stack: ExitStack) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "Guard", lambda: guard(QUESTION)
     chat = ChatSemGrad.from_model(model, max_tokens=8)
     yield "ChatSemGrad.invoke", lambda: chat.invoke(QUESTION)
-    guarded = GuardedChatModel(model=chat, policy=POLICY)
-    yield "GuardedChatModel.invoke", lambda: guarded.invoke(QUESTION)
+    guarded = ChatSemGrad.from_model(model, max_tokens=8, router=UncertaintyRouterCallback(POLICY))
+    yield "ChatSemGrad(router).invoke", lambda: guarded.invoke(QUESTION)
     engine = GuardedQueryEngine(OneModel(llm=SemGradLLM.from_model(model, max_tokens=8)), policy=POLICY)
     yield "GuardedQueryEngine.query", lambda: engine.query(QUESTION)
     settings = ServerSettings(model="pocket", threshold=1e9, max_tokens=8, no_log=True)

@@ -18,8 +18,7 @@ from semgrad_guard.adapters.calibrating import LabelledDraft, Ran
 from semgrad_guard.adapters.examples import AnyGrader, ChosenEstimator, RunOptions, calibrated
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.errors import CalibrationError, InputError
-from semgrad_guard.guard import Steps, Work, adrive, drive, recording
-from semgrad_guard.guard.question import asking
+from semgrad_guard.guard import Steps, Work, adrive, asking, drive, recording
 
 Chain = Runnable[Any, Any] | Callable[[Any], Any]
 _CONVERSATIONS = ("thread_id", "session_id")

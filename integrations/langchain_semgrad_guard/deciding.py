@@ -206,7 +206,7 @@ class Deciding(BaseChatModel):
                     message = piece
                 elif named is not None and run_manager is not None:
                     run_manager.on_llm_new_token(piece.text, chunk=named(piece))
-        return _result(message, None if named is None else run_manager)
+        return _result(message, run_manager)
 
     async def _agenerate(
         self,
@@ -223,7 +223,7 @@ class Deciding(BaseChatModel):
                     message = piece
                 elif named is not None and run_manager is not None:
                     await run_manager.on_llm_new_token(piece.text, chunk=named(piece))
-        return _result(message, None if named is None else run_manager)
+        return _result(message, run_manager)
 
     def _stream(
         self,
@@ -382,9 +382,9 @@ class TracingHandler(BaseCallbackHandler):
     """A handler of ours that traces, though it is not one of LangChain's tracers."""
 
 
-def _result(message: AIMessage, shown: RunManager | None) -> ChatResult:
-    """The whole message; where its chunks were shown it has their id, so that LangGraph does not show it again."""
-    message = message if shown is None else message.model_copy(update={"id": _id_of(shown)})
+def _result(message: AIMessage, run: RunManager | None) -> ChatResult:
+    """The whole message, which has the id of its chunks, so that LangGraph does not show it again."""
+    message = message if run is None else message.model_copy(update={"id": _id_of(run)})
     return ChatResult(generations=[ChatGeneration(message=message, generation_info=convert.info_of(message))])
 
 
