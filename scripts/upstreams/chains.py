@@ -27,7 +27,9 @@ def model_of(kind: str, url: str, name: str) -> BaseChatModel:
         return ChatOllama(base_url=url, model=name, temperature=0, num_predict=24, logprobs=True, top_logprobs=5)
     from langchain_openai import ChatOpenAI
 
-    return ChatOpenAI(base_url=url, model=name, temperature=0, max_tokens=24, logprobs=True, top_logprobs=5, api_key="none")  # type: ignore[call-arg]
+    return ChatOpenAI(
+        base_url=url, model=name, temperature=0, max_tokens=24, logprobs=True, top_logprobs=5, api_key="none"
+    )  # type: ignore[call-arg]
 
 
 async def found(model: BaseChatModel) -> dict[str, Any]:

@@ -57,9 +57,7 @@ def run_embedded(output: Path | None) -> int:
     router = UncertaintyRouterCallback(Policy.from_calibration(second), keep_draft=True)
     guarded_reader = reader.model_copy(update={"router": router})
     second_stage = reading_chain(library, guarded_reader, model=POCKET)
-    first_router = UncertaintyRouterCallback(
-        Policy.from_calibration(first), escalate_to=second_stage, keep_draft=True
-    )
+    first_router = UncertaintyRouterCallback(Policy.from_calibration(first), escalate_to=second_stage, keep_draft=True)
     guarded = memory.model_copy(update={"router": first_router})
 
     report.table(console, shown, ask(guarded, shown), stages=2)

@@ -87,7 +87,9 @@ FORMS: dict[str, AIMessage] = {
 @pytest.mark.parametrize("form", FORMS)
 def test_an_answer_from_elsewhere_is_scored_given_its_reasoning(form: str, stream: bool) -> None:
     served, scorer = Scripted(script=FORMS[form], logprobs=False), thinking_model()
-    message = delivered(GuardedChatModel(served, UncertaintyRouterCallback(ALL, mode="annotate"), scorer=scorer), stream=stream)
+    message = delivered(
+        GuardedChatModel(served, UncertaintyRouterCallback(ALL, mode="annotate"), scorer=scorer), stream=stream
+    )
     verdict = get_verdict(message)
     assert verdict is not None
     assert (message.text, verdict.text) == (ANSWER, ANSWER)

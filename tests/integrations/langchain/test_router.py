@@ -76,7 +76,11 @@ def test_models_that_would_not_ask_are_refused(mode: Any, route: Route) -> None:
 @pytest.mark.parametrize("claim", [True, "asks its router", {"semgrad_guard": True}])
 def test_no_value_of_a_caller_claims_to_ask(claim: Any, route: Route) -> None:
     model = Scripted().bind(semgrad_guard=claim)
-    config = {"callbacks": [router()], "metadata": {"semgrad_guard": claim, "lc_source": "x"}, "tags": ["semgrad_guard"]}
+    config = {
+        "callbacks": [router()],
+        "metadata": {"semgrad_guard": claim, "lc_source": "x"},
+        "tags": ["semgrad_guard"],
+    }
     with pytest.raises(UnenforcedPolicyError):
         route(model, QUESTION, config)
 
@@ -133,9 +137,15 @@ def test_a_target_that_fails(route: Route) -> None:
 
 
 def test_what_the_others_get(route: Route) -> None:
-    told, monitor = list[Verdict](), DriftMonitor(calibrate([i / 100 for i in range(100)], [True] * 100, alpha=0.2, delta=0.2))
+    told, monitor = (
+        list[Verdict](),
+        DriftMonitor(calibrate([i / 100 for i in range(100)], [True] * 100, alpha=0.2, delta=0.2)),
+    )
     rules = UncertaintyRouterCallback(
-        POLICY, abstain_message=lambda verdict: f"{verdict.action}, {verdict.draft}", notify=told.append, monitor=monitor
+        POLICY,
+        abstain_message=lambda verdict: f"{verdict.action}, {verdict.draft}",
+        notify=told.append,
+        monitor=monitor,
     )
     assert text_of(route(GuardedChatModel(Scripted(), rules), QUESTION, {})) == "abstain, None"
     assert [verdict.action for verdict in told] == ["abstain"]
