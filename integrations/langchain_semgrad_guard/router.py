@@ -19,8 +19,8 @@ from langchain_core.tracers.context import register_configure_hook
 from langchain_semgrad_guard.targets import Target, chat_model_in, require_runnable
 from semgrad_guard import Policy
 from semgrad_guard.errors import InputError, UnenforcedPolicyError
-from semgrad_guard.guard import asking as asking_question
 from semgrad_guard.guard import OnUnscored, Promise, Question, Router, RouterOptions, promise_along, require_sequel
+from semgrad_guard.guard import asking as asking_question
 
 _ASKS = "semgrad_guard"
 

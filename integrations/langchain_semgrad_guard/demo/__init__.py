@@ -19,11 +19,11 @@ from langchain_core.messages import AIMessage
 from langchain_core.runnables import Runnable
 from rich.console import Console
 
-from langchain_semgrad_guard.router import UncertaintyRouterCallback
 from langchain_semgrad_guard.chat_semgrad import ChatSemGrad
 from langchain_semgrad_guard.demo import report
 from langchain_semgrad_guard.demo.library import NOWHERE, SHOWN, BM25Retriever, Question, documents, questions
 from langchain_semgrad_guard.demo.stages import GRADER, ask, calibrate_stage, grade, reading_chain
+from langchain_semgrad_guard.router import UncertaintyRouterCallback
 from semgrad_guard import Calibration, LanguageModel, Policy
 from semgrad_guard.evaluation.graders import Contains, Grader
 from semgrad_guard.guard import estimator_of, split_delta

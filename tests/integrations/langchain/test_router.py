@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from langchain_core.callbacks import CallbackManager
-from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langchain_core.language_models.fake import FakeListLLM
+from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableLambda
 from langchain_core.runnables.config import set_config_context

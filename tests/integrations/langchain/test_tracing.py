@@ -33,7 +33,6 @@ from semgrad_guard.errors import EmptyPromptError
 
 from .support import EVERYTHING, NOTHING, QUESTION, Route
 
-
 ASKED = {"messages": [("human", QUESTION)]}
 Run = Callable[[Any, Any, Any], Any]
 RUNS: dict[str, Run] = {
