@@ -84,7 +84,8 @@ class PromptForm:
     order; `user_text` is the last turn that the user wrote (the last turn at all if no user spoke). `tools` is the
     fingerprint of the tools that the chat template was handed, None where it was handed none. With `rewritten`
     its question may not be the user's: other code, or another call of a model, has had a hand in it. `control`
-    are the control tokens that its turns' texts hold: their author has written marks of turns.
+    are the control tokens that its turns' texts hold: their author has written marks of turns. The prompts of one
+    `question`, if it takes several answers, may share passages: a word in them is new if no other question has it.
     """
 
     text: str
@@ -94,6 +95,7 @@ class PromptForm:
     tools: str | None = None
     rewritten: bool = False
     control: tuple[str, ...] = ()
+    question: str | None = None
 
 
 @dataclass(frozen=True)

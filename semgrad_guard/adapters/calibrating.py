@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
@@ -346,16 +346,21 @@ class _Answering:
                 f"Example {number} has no score by {missing[0]}: its answer is made of several calls, or of none of a "
                 "model at hand. Give the model that estimator itself, and leave estimator=... out."
             )
-        others = [one.draft.prompt for one in ran.drafts if one.draft is not draft and one.draft.prompt is not None]
+        prompt, others = draft.prompt, tuple[PromptForm, ...]()
+        if self._how.aggregate == "question" and len(ran.drafts) > 1:
+            prompts = ((one.draft, one.draft.prompt) for one in ran.drafts)
+            named = [(made, replace(form, question=example.key)) for made, form in prompts if form is not None]
+            prompt = next((form for made, form in named if made is draft), None)
+            others = tuple(form for made, form in named if made is not draft)
         return AnsweredExample(
             key=example.key,
             text=ran.text,
             uncertainty=draft.verdict.uncertainty,
             binding=bound,
-            prompt=draft.prompt,
+            prompt=prompt,
             cut=draft.verdict.cut,
             scores=_worst_scores(ran.drafts) if self._how.aggregate == "question" else dict(draft.scores),
-            others=tuple(others) if self._how.aggregate == "question" else (),
+            others=others,
         )
 
 

@@ -84,7 +84,8 @@ class Range(BaseModel, frozen=True, extra="forbid"):
 class TextRange(BaseModel, frozen=True, extra="forbid"):
     """How long a piece of text is in familiar prompts, and how much of it is new.
 
-    `new_words` counts the different words (and punctuation marks) that occur in no other calibration prompt;
+    `new_words` counts the different words (and punctuation marks) that occur in no other calibration prompt, or in
+    those of no other question where questions have several;
     `new_share` is their share of the different words, in per cent. Only too many of them are unfamiliar.
     """
 
@@ -173,7 +174,10 @@ class PromptShape(BaseModel, frozen=True, extra="forbid"):
     def _of(cls, seen: Sequence[PromptForm], slots: tuple[str, ...], least: float = 0.0) -> Self:
         texts, questions = [Words.of(form.text) for form in seen], [Words.of(form.user_text) for form in seen]
         own = [text.vocabulary | turn.vocabulary for text, turn in zip(texts, questions, strict=True)]
-        counts = Counter(word for words in own for word in words)
+        by_question: dict[str | int, set[str]] = {}
+        for number, (form, words) in enumerate(zip(seen, own, strict=True)):
+            by_question.setdefault(number if form.question is None else form.question, set()).update(words)
+        counts = Counter(word for words in by_question.values() for word in words)
         only_here = {word for word, count in counts.items() if count == 1}
         static = Skeleton.of(texts)
         gaps = zip(*(static.gaps(text) or () for text in texts), strict=True)

@@ -379,7 +379,8 @@ def answered(
         LowConfidenceError: the mode is to raise; or the question is part of another one, which ends.
         Exception: the engine's own, where `on_error` is to raise; the target's.
     """
-    terms, failed, text, result = terms or router.terms, "", "", None
+    terms = replace(terms or router.terms, part=lambda _verdict, answer, _ranges: answer)  # which the engine made
+    failed, text, result = "", "", None
     stop = terms.stop()
     with stopping(stop), cancelling(stop):
         with asking_question(router) as question:
@@ -396,7 +397,7 @@ def answered(
         settled, replies = question.settled(text, failed=failed), list[TargetReply[A]]()
         if isinstance(settled, Escalate):
             replies += yield from _replies(ask, [Waiting(0, settled.verdict, cast("A", result))])
-        own = question.terms if question.is_asked else terms
+        own = replace(question.terms, part=terms.part) if question.is_asked else terms
         return (yield Work(lambda: conclude(settled, cast("A", result), own, reply=next(iter(replies), None))))
 
 

@@ -97,7 +97,7 @@ def unscored(text: str, *, reason: str, model: str = "unknown", estimator: str =
 
 def abstained(decided: Verdict, message: str) -> Verdict:
     """The verdict with its answer withheld: the message instead, the answer as `draft`."""
-    draft = decided.text or None
+    draft = decided.text or decided.draft
     changes: dict[str, Any] = {
         "action": "abstain",
         "text": message,
@@ -118,7 +118,7 @@ def escalated(decided: Verdict, answer: str | Verdict) -> Verdict:
         "text": answer.text,
         "reasoning": answer.reasoning,
         "tool_calls": answer.tool_calls,
-        "draft": decided.text,
+        "draft": decided.text or decided.draft,
         "sentences": none_delivered(decided.sentences),
         "escalated": answer,
     }
