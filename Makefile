@@ -48,11 +48,12 @@ check: $(STAMP)  ## lint, types, import rules, words, docs, tests (twelve minute
 check-fast: $(STAMP)  ## lint, types, import rules, and the tests that take seconds (two minutes)
 	$(MAKE) --no-print-directory --jobs 2 lint tests-fast
 
-lint: $(STAMP)  ## checks that read the code without running it: lint, format, import rules, types
+lint: $(STAMP)  ## checks that read the code without running it: lint, format, import rules, words, budgets of lines, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/check_words.py
+	$(BIN)/python scripts/check_budget.py
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 tests: $(STAMP)
