@@ -11,7 +11,7 @@ import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test downloads anything
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-os.environ["OMP_NUM_THREADS"] = "1"  # tests run side by side, on tiny models
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side, on tiny models
 
 from hypothesis import settings
 
