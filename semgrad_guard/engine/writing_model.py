@@ -12,6 +12,7 @@ from typing import Any, Self, cast
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from semgrad_guard.declared import plain
 from semgrad_guard.engine.generation.decoding import Decoder
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
@@ -85,7 +86,7 @@ class WritingModel:
         self._template_options = dict(template_options or {})
         if isinstance(semantic_token, TokenChoice):
             semantic_token = semantic_token.offset_for(self.template_fingerprint())
-        self.semantic_token = semantic_token
+        self.semantic_token = None if semantic_token is None else plain("semantic_token", semantic_token, int)
         self._scorer = scorer_of(model)
 
     def __copy__(self) -> Self:
