@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -232,20 +233,46 @@ def test_a_padded_row_that_loses_its_gradient_is_scored_by_itself() -> None:
         assert (found.semgrad, found.paragrad) == pytest.approx((expected.semgrad, expected.paragrad), rel=1e-4)
 
 
+def rotating(rope_type: str) -> Any:
+    """A model whose frequencies follow the length beyond 20 tokens; each call makes one with the same weights."""
+    if rope_type == "longrope":
+        return build("phi3", **LONG_ROPE)
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+    return build("llama", rope_parameters=rope, max_position_embeddings=20)
+
+
 @pytest.mark.parametrize("rope_type", ["longrope", "dynamic"])
 def test_frequencies_that_depend_on_the_length_are_replayed_whole_beyond_it(rope_type: str) -> None:
     """A cached key was rotated for the length of its day; one pass over the whole sequence rotates it otherwise."""
-    if rope_type == "longrope":
-        model = build("phi3", **LONG_ROPE)
-    else:
-        rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
-        model = build("llama", rope_parameters=rope, max_position_embeddings=20)
+    model = rotating(rope_type)
     expected_tiers: dict[int, Tier] = {0: "prefix", 2: "full"}
     for row, tier in expected_tiers.items():
         case = CASES[row]
         found = gradient_scores(model, case.prompt, case.response, semantic_token=case.semantic_token)
         assert found.tier == tier
         assert worst_relative_error(found, case.reference(model, Objective())) < 1e-7
+
+
+@pytest.mark.parametrize("lengths", [(60, 12, 60), (12, 60, 22), (40, 19, 20, 21, 60, 5), (60, 22, 12)])
+@pytest.mark.parametrize("rope_type", ["longrope", "dynamic"])
+def test_a_score_does_not_depend_on_what_was_scored_before(rope_type: str, lengths: tuple[int, ...]) -> None:
+    """Nor on the passes that its owner has run, nor on a batch."""
+
+    def ids(length: int) -> list[int]:
+        return [3 + (7 * place + length) % (VOCABULARY - 3) for place in range(length)]
+
+    def scores(model: Any, rows: Sequence[int]) -> list[float | None]:
+        answers = [ids(4)] * len(rows)
+        return [one.semgrad for one in gradient_scores(model, [ids(n) for n in rows], answers, semantic_token=-2)]
+
+    alone = {length: scores(rotating(rope_type), [length])[0] for length in lengths}
+    model = rotating(rope_type)
+    for length in lengths:
+        assert scores(model, [length]) == pytest.approx([alone[length]], rel=1e-9)
+    assert scores(model, lengths) == pytest.approx([alone[length] for length in lengths], rel=1e-9)
+    model(input_ids=torch.tensor([ids(70)]))
+    for length in lengths:
+        assert scores(model, [length]) == pytest.approx([alone[length]], rel=1e-9)
 
 
 class TestTraces:
