@@ -11,6 +11,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama import modeling_llama as llama
+from transformers.models.mllama.configuration_mllama import MllamaTextConfig
+from transformers.models.mllama.modeling_mllama import MllamaForCausalLM
 
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay import model_copies
@@ -273,6 +275,47 @@ def test_a_score_does_not_depend_on_what_was_scored_before(rope_type: str, lengt
     model(input_ids=torch.tensor([ids(70)]))
     for length in lengths:
         assert scores(model, [length]) == pytest.approx([alone[length]], rel=1e-9)
+
+
+def vision_text(layers: int, crossing: list[int]) -> Any:
+    """Llama 3.2 Vision's text model, some of whose layers look at an image."""
+    config = MllamaTextConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        cross_attention_layers=crossing,
+        max_position_embeddings=256,
+        pad_token_id=0,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = MllamaForCausalLM(config)
+        spread_weights(model)
+    return model.double().eval()
+
+
+@pytest.mark.parametrize("crossing", [[1], [0, 3], [5], [2, 3, 4]])
+def test_layers_that_need_an_image_leave_no_trace(crossing: list[int]) -> None:
+    """On text alone, scores are those of the model without these layers."""
+    model = vision_text(5 + len(crossing), crossing)
+    plain = vision_text(5, [])
+    plain.load_state_dict(
+        {**plain.state_dict(), **{n: w for n, w in model.state_dict().items() if ".layers." not in n}}
+    )
+    own = [layer for number, layer in enumerate(model.model.layers) if number not in crossing]
+    for layer, same in zip(plain.model.layers, own, strict=True):
+        layer.load_state_dict(same.state_dict())
+    for some in (CASES[:1], CASES[:4]):
+        prompts, responses = [case.prompt for case in some], [case.response for case in some]
+        tokens = [case.semantic_token for case in some]
+        found, expected = (gradient_scores(one, prompts, responses, semantic_token=tokens) for one in (model, plain))
+        for one, wanted in zip(found, expected, strict=True):
+            assert (one.semgrad, one.paragrad) == pytest.approx((wanted.semgrad, wanted.paragrad), rel=1e-9)
+            assert one.tier == wanted.tier
 
 
 class TestTraces:
