@@ -51,7 +51,7 @@ def require_name(name: str) -> None:
 def require_text(text: str) -> None:
     """Raise a ValueError for an empty text."""
     if not text:
-        raise ValueError("the text is empty")
+        raise ValueError("the text is empty; leave it out, or write one")
 
 
 def _tells_how(config: dict[str, Any]) -> None:

@@ -138,6 +138,10 @@ class Writing(Live, Protocol):
         ...
 
 
+def _unnoticed(message: AIMessage, draft: AIMessage | None) -> None:
+    """Nobody is notified (a function of a module, so that rules can be pickled)."""
+
+
 @dataclass(frozen=True, eq=False)
 class Rules:
     """How a run's answer is judged, and the target for an answer that is not let through.
@@ -152,7 +156,7 @@ class Rules:
     target: Target | None = None
     trusted_tools: frozenset[str] = frozenset()
     irreplaceable: str = ""
-    notify: Callable[[AIMessage, AIMessage | None], None] = lambda message, draft: None
+    notify: Callable[[AIMessage, AIMessage | None], None] = _unnoticed
 
     def draft(self, message: AIMessage, prompt: PromptForm | None, source: str | None) -> Draft[AIMessage]:
         """A message as a draft to be judged. One that carries no record is unscored."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 from uuid import UUID
@@ -18,7 +18,7 @@ from langchain_core.tracers.schemas import Run
 
 from langchain_semgrad_guard.answers import NO_SCORE, Rules, is_escalating
 from langchain_semgrad_guard.messages import stage_verdict, verdict_of
-from langchain_semgrad_guard.runs import WITNESS, Labels, RunHandler, around
+from langchain_semgrad_guard.runs import WITNESS, RunHandler, around
 from langchain_semgrad_guard.targets import target_of
 from semgrad_guard import METADATA_KEY, DriftMonitor, Policy, Verdict
 from semgrad_guard.errors import UnenforcedPolicyError
@@ -245,9 +245,9 @@ class UncertaintyRouterCallback(RunHandler):
             self.rules, terms=replace(self.rules.terms, can_escalate=target is not None), target=target
         )
 
-    def guards(self, labels: Labels) -> bool:
-        """Whether this router is for runs with these labels."""
-        return self.answering is None or self.answering in labels.names
+    def guards(self, labels: Collection[str]) -> bool:
+        """Whether this router is for runs with these tags and names."""
+        return self.answering is None or self.answering in labels
 
     def name_of(self, run_id: UUID) -> str | None:
         """The name of a model's run that is under way."""
@@ -261,17 +261,13 @@ class UncertaintyRouterCallback(RunHandler):
         run_id: UUID,
         parent_run_id: UUID | None = None,
         tags: list[str] | None = None,
-        metadata: dict[str, Any] | None = None,
         name: str | None = None,
         **kwargs: Any,
     ) -> None:
         """Refuse a chat model that would ignore this router's decisions, and a second kind of call in a chain."""
         if self.rules.terms.observes:
             return
-        labels = Labels(frozenset([*(tags or []), *([name] if name else [])]), metadata or {})
-        if labels.are_internal:
-            return
-        guards = self.guards(labels)
+        guards = self.guards([*(tags or []), *([name] if name else [])])
         if guards and not isinstance(serialized, EnforcingDescription):
             model = ((cast("dict[str, Any] | None", serialized) or {}).get("id") or ["this model"])[-1]
             raise UnenforcedPolicyError(f"{model} would ignore this router's decisions. {_REMEDY}")

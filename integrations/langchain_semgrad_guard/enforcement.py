@@ -42,7 +42,6 @@ from langchain_semgrad_guard.runs import (
     AsideManager,
     AsyncRun,
     Config,
-    Labels,
     RunManager,
     SyncRun,
     configured,
@@ -130,7 +129,6 @@ class EnforcingChatModel(AloudChatModel):
     _rules: Rules | None = PrivateAttr(default=None)
     _inner_callbacks: CallbackManager | None = PrivateAttr(default=None)
     _config: RunnableConfig | None = PrivateAttr(default=None)
-    _is_left_alone: bool = PrivateAttr(default=False)
 
     # The way of an answer: drafts are made and judged, the run ends with the outcome.
 
@@ -248,25 +246,17 @@ class EnforcingChatModel(AloudChatModel):
         copy._rules, copy._inner_callbacks, copy._config = rules, inner, config
         return copy
 
-    def left_alone(self) -> Self:
-        """A copy for one stream that no router decides about (see `Labels`)."""
-        copy = self.model_copy()
-        copy._is_left_alone = True
-        return copy
-
     @property
     def bare(self) -> Self:
         """This model without rules of its own."""
         return self if self._rules is None else self.guarded_by(None)
 
-    def _rules_among(self, callbacks: Callbacks, labels: Labels) -> Rules | None:
-        """The rules for such a run: of this model, or of a router among handlers. Observers decide nothing.
+    def _rules_among(self, callbacks: Callbacks, labels: frozenset[str]) -> Rules | None:
+        """The rules for a run with these tags and names: of this model, or of a router. Observers decide nothing.
 
         Raises:
             UnenforcedPolicyError: there are several, and one of them would be ignored.
         """
-        if self._is_left_alone or labels.are_internal:
-            return None
         own = self.rules
         rules_by_owner: dict[int, Rules] = {} if own is None else {id(own.owner): own}
         for handler in (*handlers_of(callbacks), *handlers_of(self.callbacks)):
@@ -379,8 +369,8 @@ class EnforcingChatModel(AloudChatModel):
         return self._should_use_protocol_streaming(**run), self._should_stream(**run)
 
 
-def _labels(run: RunManager | None, handlers: Sequence[BaseCallbackHandler]) -> Labels:
+def _labels(run: RunManager | None, handlers: Sequence[BaseCallbackHandler]) -> frozenset[str]:
     if run is None:
-        return Labels()
+        return frozenset()
     names = [handler.name_of(run.run_id) for handler in handlers if isinstance(handler, UncertaintyRouterCallback)]
-    return Labels(frozenset([*run.tags, *filter(None, names)]), run.metadata)
+    return frozenset([*run.tags, *filter(None, names)])

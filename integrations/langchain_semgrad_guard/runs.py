@@ -56,22 +56,6 @@ _QUESTIONS = ("question", "input", "query", "messages")
 """The names under which a chain's input holds the user's question."""
 
 
-@dataclass(frozen=True)
-class Labels:
-    """A run's tags and name, and its metadata."""
-
-    names: frozenset[str] = frozenset()
-    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-    @property
-    def are_internal(self) -> bool:
-        """Whether LangChain makes this call for itself (a summary, a choice of tools).
-
-        Such a call gives no answer, and an abstention in its place would be taken for a history, or for a tool's name.
-        """
-        return "lc_source" in self.metadata
-
-
 class RunHandler(BaseCallbackHandler):
     """A handler that notes when a run of any kind begins and ends."""
 

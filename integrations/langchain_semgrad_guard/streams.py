@@ -21,7 +21,7 @@ from langchain_core.utils.uuid import uuid7
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.answers import Call
 from langchain_semgrad_guard.enforcement import EnforcingChatModel
-from langchain_semgrad_guard.runs import AsyncRun, Config, Labels, SyncRun, around, inside_stream
+from langchain_semgrad_guard.runs import AsyncRun, Config, SyncRun, around, inside_stream
 from semgrad_guard import METADATA_KEY
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import (
@@ -99,10 +99,9 @@ class StreamingChatModel(EnforcingChatModel):
         config = ensure_config(config)
         outer, name = around(config), config.get("run_name")
         tags = [*(config.get("tags") or []), *outer.inheritable_tags, *(self.tags or []), *([name] if name else [])]
-        labels = Labels(frozenset(tags), {**outer.metadata, **(config.get("metadata") or {})})
-        rules = self._rules_among(outer.handlers, labels)
+        rules = self._rules_among(outer.handlers, frozenset(tags))
         if rules is None:
-            return self.left_alone() if labels.are_internal else self, config
+            return self, config
         run_id = config.get("run_id") or uuid7()
         carrying = self.guarded_by(rules, inside_stream(outer, config, run_id), config)
         return carrying, cast("RunnableConfig", {**config, "callbacks": outer, "run_id": run_id})

@@ -154,12 +154,6 @@ def test_a_budget_is_bound_in_the_calibration(model: LanguageModel) -> None:
     assert bound[0].settings != bound[1].settings
 
 
-def test_a_stop_string_within_a_thought_is_named(model: LanguageModel) -> None:
-    generation = model.generate(QUESTIONS[0], GenerationOptions(stop=(".",)))
-    assert (generation.text, generation.cut) == ("", ".")
-    assert "'.'" in generation.evidence.why_empty
-
-
 @pytest.mark.parametrize("make", [SelfConsistency, SemanticEntropy])
 def test_samples_are_compared_by_their_answers(model: LanguageModel, make: Any) -> None:
     evidence = model.generate(QUESTIONS[0]).evidence

@@ -234,17 +234,6 @@ async def test_many_clients_get_their_own_answers(serve: Serve, language_model: 
     assert texts == expected
 
 
-async def test_a_request_names_the_kind_of_its_question(serve: Serve) -> None:
-    """No operator has to allow it, and `public_record` shows it."""
-    async with serve(ALL) as client:
-        response = await client.post(CHAT, json=asking(semgrad_guard={"kind": "law"}))
-        streamed = await client.post(CHAT, json=asking(stream=True, semgrad_guard={"kind": "law"}))
-        refused = await client.post(CHAT, json=asking(semgrad_guard={"kind": " "}))
-    assert response.json()["semgrad_guard"]["kind"] == "law"
-    assert '"kind":"law"' in streamed.text.replace('": "', '":"')
-    assert refused.status_code == 400
-
-
 async def test_overrides_are_the_operators_to_allow(serve: Serve) -> None:
     body = asking(semgrad_guard={"threshold": -1.0, "mode": "annotate"})
     async with serve(ALL) as client:

@@ -49,7 +49,7 @@ async def test_decisions_and_feedback(serve: Serve, tmp_path: Path, language_mod
         streamed = events((await client.post(CHAT, json=asking("the question", stream=True))).text)
         second = streamed[-1]["semgrad_guard"]["decision_id"]
         several = (await client.post(CHAT, json=asking("the question", n=2))).json()["semgrad_guard"]
-        given = {"decision_id": first, "right": False, "sampling": "random"}
+        given = {"decision_id": first, "right": False}
         assert (await client.post("/v1/feedback", json=given)).json()["decision_id"] == first
         missing = await client.post("/v1/feedback", json={**given, "decision_id": "dec_no"})
         assert (missing.status_code, missing.json()["error"]["code"]) == (404, "decision_not_found")

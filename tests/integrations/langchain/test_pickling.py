@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
+from langchain.agents import create_agent
+from langchain_core.output_parsers import StrOutputParser
 
-from langchain_semgrad_guard import ChatSemGrad, get_verdict
+from langchain_semgrad_guard import (
+    ChatSemGrad,
+    GuardedChatModel,
+    UncertaintyMiddleware,
+    UncertaintyRouterCallback,
+    get_verdict,
+)
 from semgrad_guard import LanguageModel, SemGrad
 from semgrad_guard.errors import InputError
 from tests.warm_python import WarmPython
 
-from .support import QUESTION
+from .agents import ASKED
+from .support import NOTHING, QUESTION, text_of
 
 
 def test_a_used_chat_model_travels_by_name(tiny: str) -> None:
@@ -37,6 +47,25 @@ def test_another_process_loads_the_weights_anew(warm_python: WarmPython, tiny: s
     program = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb')).invoke(sys.argv[2]).text, end='')"
     command = ["-c", program, str(tmp_path / "chat.pickle"), QUESTION]
     assert warm_python.run(command, folder=tmp_path).stdout == answer.text
+
+
+@pytest.mark.parametrize("kind", ["guard", "router", "router of the model", "middleware", "chain"])
+def test_guards_travel_with_their_rules(tiny: str, kind: str) -> None:
+    chat = ChatSemGrad(model=tiny, max_tokens=6)
+    rules = {"policy": NOTHING, "abstain_message": "No."}
+    if kind == "middleware":
+        again = pickle.loads(pickle.dumps(UncertaintyMiddleware(**rules)))  # noqa: S301 - ours
+        assert create_agent(chat, [], middleware=[again]).invoke(ASKED)["messages"][-1].text == "No."
+        return
+    made: Any = {
+        "guard": lambda: GuardedChatModel(chat, **rules),
+        "router": lambda: UncertaintyRouterCallback(**rules),
+        "router of the model": lambda: ChatSemGrad(model=tiny, callbacks=[UncertaintyRouterCallback(**rules)]),
+        "chain": lambda: GuardedChatModel(chat, **rules) | StrOutputParser(),
+    }[kind]()
+    again = pickle.loads(pickle.dumps(made))  # noqa: S301 - ours
+    found = chat.invoke(QUESTION, {"callbacks": [again]}) if kind == "router" else again.invoke(QUESTION)
+    assert text_of([found]) == "No."
 
 
 def test_a_model_that_was_loaded_beforehand_is_refused(language_model: LanguageModel) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar, copy_context
 from typing import Any
 
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import SummarizationMiddleware
+from langchain.agents.middleware.internal_call_transformer import internal_call_metadata
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import HumanMessage
 from langchain_core.output_parsers import StrOutputParser
@@ -24,9 +25,10 @@ from langchain_semgrad_guard import (
     UncertaintyMiddleware,
     UncertaintyRouterCallback,
     get_verdict,
+    guarded,
 )
 from semgrad_guard.errors import UnenforcedPolicyError
-from tests.pairwise import in_turn
+from tests.pairwise import in_turn, pairwise
 from tests.steps import LIMIT
 
 from .agents import ASKED, RUNS
@@ -126,19 +128,73 @@ def test_later_steps_and_retries_go_on(chat: ChatSemGrad) -> None:
     assert len(both.batch(["a", "b"], {"callbacks": [router(EVERYTHING)]})) == 2
 
 
-@pytest.mark.parametrize("guarded", ["router", "guard"])
-def test_a_history_is_not_replaced_by_an_abstention(chat: ChatSemGrad, guarded: str) -> None:
-    summarizer: Any = chat if guarded == "router" else GuardedChatModel(chat, NOTHING, abstain_message="No.")
+def test_a_history_is_not_replaced_by_an_abstention(chat: ChatSemGrad) -> None:
     middleware = SummarizationMiddleware(
-        summarizer, trigger=("messages", 3), keep=("messages", 1), summary_prompt="{messages}"
+        chat, trigger=("messages", 3), keep=("messages", 1), summary_prompt="{messages}"
     )
-    agent: Any = create_agent(chat, [], middleware=[middleware])
-    history = [("human", "Hello?"), ("ai", "Yes."), ("human", QUESTION)]
-    config: Any = {"callbacks": [router()]} if guarded == "router" else {}
-    messages = agent.invoke({"messages": history}, config)["messages"]
+    agent: Any = create_agent(chat.model_copy(update={"tags": ["answer"]}), [], middleware=[middleware])
+    history = {"messages": [("human", "Hello?"), ("ai", "Yes."), ("human", QUESTION)]}
+    messages = agent.invoke(history, {"callbacks": [router(answering="answer")]})["messages"]
     assert "summary" in messages[0].text
     assert "No." not in messages[0].text
-    assert (messages[-1].text == "No.") is (guarded == "router")
+    assert messages[-1].text == "No."
+    with pytest.raises(UnenforcedPolicyError, match="answering="):
+        agent.invoke(history, {"callbacks": [router()]})
+
+
+LABELS: dict[str, dict[str, Any]] = {
+    "lc_source": {"metadata": {"lc_source": "web"}},
+    "LangChain's own": {"metadata": {"lc_source": "summarization", **internal_call_metadata()}},
+    "ours": {"metadata": {"semgrad_guard": {"action": "answer", "promised": True}, "ls_model_type": "chat"}},
+    "tags": {"tags": ["lc_source", "langsmith:hidden", "langsmith:nostream", "seq:step:1"]},
+    "name": {"run_name": "SummarizationMiddleware"},
+    "settings": {"configurable": {"mode": "observe", "policy": EVERYTHING, "threshold": 1e308, "by": "sentence"}},
+}
+"""What a caller, or the client of a served graph, can write into a run's config."""
+
+GUARDS: dict[str, Callable[[ChatSemGrad, dict[str, Any]], tuple[Any, dict[str, Any]]]] = {
+    "guard": lambda chat, config: (GuardedChatModel(chat, NOTHING, abstain_message="No."), config),
+    "guard with labels": lambda chat, config: (
+        GuardedChatModel(chat, NOTHING, abstain_message="No.").with_config(**config),
+        {},
+    ),
+    "router in the config": lambda chat, config: (chat, {**config, "callbacks": [router()]}),
+    "router of the model": lambda chat, config: (chat.model_copy(update={"callbacks": [router()]}), config),
+    "named call": lambda chat, config: (
+        chat.with_config(tags=["answer"]),
+        {**config, "callbacks": [router(answering="answer")]},
+    ),
+    "guarded chain": lambda chat, config: (
+        guarded(
+            RunnableLambda(lambda _: chat.invoke(QUESTION)), NOTHING, scorer=chat.language_model, abstain_message="No."
+        ),
+        config,
+    ),
+}
+
+
+@pairwise(
+    path=[*ROUTES, *EVENT_ROUTES],
+    guard=GUARDS,
+    label=LABELS,
+    where=lambda path, guard, label: not (guard == "guarded chain" and "v3" in path),  # not on sequences
+)
+def test_no_label_of_a_caller_changes_a_decision(
+    chat: ChatSemGrad, path: str, guard: str, label: str, draft: str
+) -> None:
+    model, config = GUARDS[guard](chat, LABELS[label])
+    found = (ROUTES | EVENT_ROUTES)[path](model, QUESTION, config)
+    assert text_of(found) == "No."
+    assert draft not in repr(found)
+
+
+@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize("run", RUNS)
+def test_nor_that_of_an_agents_guard(chat: ChatSemGrad, run: str, label: str, draft: str) -> None:
+    agent = create_agent(chat, [], middleware=[UncertaintyMiddleware(NOTHING, abstain_message="No.")])
+    found = RUNS[run](agent, ASKED, LABELS[label])
+    assert "No." in repr(found)
+    assert draft not in repr(found)
 
 
 async def test_a_seat_ends_with_its_run(chat: ChatSemGrad) -> None:
