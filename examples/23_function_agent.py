@@ -9,7 +9,7 @@ of a fourth, the garage. A message that is more probable than not is let through
 from __future__ import annotations
 
 # Ours first: if a package is absent, its error names it.
-from llama_index_semgrad_guard import GuardedFunctionAgent, SemGradLLM, get_verdict
+from llama_index_semgrad_guard import SemGradLLM, UncertaintyRouterCallback, asking
 
 # isort: split
 
@@ -18,6 +18,7 @@ import json
 from argparse import ArgumentParser
 
 import torch
+from llama_index.core.agent.workflow import FunctionAgent
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -88,21 +89,22 @@ def pay(to: str) -> str:
 parser = ArgumentParser()
 parser.add_argument("--model", help="a folder, a GGUF file, or a hub id; default: a tiny model that is trained here")
 name = parser.parse_args().model
-options = {"estimator": GreedyNLL(), "max_tokens": 80}
+# G-NLL is minus the logarithm of the probability.
+router = UncertaintyRouterCallback(Policy(threshold=0.69))
+options = {"estimator": GreedyNLL(), "max_tokens": 80, "router": router}
 llm = SemGradLLM(model=name, **options) if name else SemGradLLM.from_model(trained(), **options)
 paid: list[str] = []
 
 
 async def main() -> None:
     """Ask for a bill that the model knows, and for one that it cannot know."""
-    policy = Policy(threshold=0.69)  # G-NLL: minus the logarithm of the probability
     for bill in ("rent", "garage"):
         paid.clear()
-        agent = GuardedFunctionAgent(
-            llm=llm, tools=[pay], policy=policy, abstain_message="I am not sure whom to pay. Please do it yourself."
-        )
-        output = await agent.run(f"Pay the {bill}.")
-        print(f"{bill}: {output}   ({get_verdict(output).action}; paid: {', '.join(paid) or 'nobody'})")
+        output = None
+        with asking(router) as question:  # the first doubtful message ends the agent's run
+            output = await FunctionAgent(llm=llm, tools=[pay]).run(f"Pay the {bill}.")
+        answer = output if question.refused is None else "I am not sure whom to pay. Please do it yourself."
+        print(f"{bill}: {answer}   (paid: {', '.join(paid) or 'nobody'})")
 
 
 if llm.metadata.is_function_calling_model:

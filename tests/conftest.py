@@ -70,7 +70,6 @@ FAST = (
     "integrations/langchain/test_chat_model.py",
     "integrations/langchain/test_router.py",
     "integrations/llama_index/test_llm.py",
-    "integrations/llama_index/test_modes.py",
     "server/test_chat.py",
 )
 """What it keeps of the doors' suites: that a door answers, decides and withholds."""

@@ -22,8 +22,7 @@ from semgrad_guard.adapters.calibrating import LabelledDraft, Ran
 from semgrad_guard.adapters.examples import AnyGrader, ChosenEstimator, RunOptions, calibrated
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.errors import CalibrationError, InputError
-from semgrad_guard.guard import Steps, Work, adrive, drive, recording
-from semgrad_guard.guard.question import asking
+from semgrad_guard.guard import Steps, Work, adrive, asking, drive, recording
 
 Engine = BaseQueryEngine | BaseChatEngine | BaseWorkflowAgent | Callable[[Any], Any]
 """What answers: an engine, guarded or not; an agent; or a function of the input, for own code and workflows."""

@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.question import Question as Question
     from semgrad_guard.guard.question import Router as Router
     from semgrad_guard.guard.question import RouterOptions as RouterOptions
+    from semgrad_guard.guard.question import asking as asking
     from semgrad_guard.guard.question import question_of as question_of
     from semgrad_guard.guard.reported import ReportedScorer as ReportedScorer
     from semgrad_guard.guard.reported import prompt_of as prompt_of

@@ -66,7 +66,6 @@ def test_a_missing_framework_is_named_with_the_command(
 
 
 CHAT_MODEL = "from langchain_core.language_models.chat_models import BaseChatModel; "
-RETRIEVER = "from llama_index.core.base.base_retriever import BaseRetriever; "
 
 
 @pytest.mark.parametrize(
@@ -75,8 +74,6 @@ RETRIEVER = "from llama_index.core.base.base_retriever import BaseRetriever; "
         (LANGCHAIN, CHAT_MODEL + "del BaseChatModel._generate_with_cache", "BaseChatModel._generate_with_cache"),
         (LANGCHAIN, CHAT_MODEL + "BaseChatModel.astream = lambda *_, **__: None", "use of _astream"),
         (LANGCHAIN, "from langchain_core.tracers import context; del context._configure_hooks", "_configure_hooks"),
-        (LLAMA_INDEX, RETRIEVER + "BaseRetriever.retrieve = lambda *_, **__: []", "use of _retrieve"),
-        (LLAMA_INDEX, "from llama_index_instrumentation import span; del span.active_span_id", "span.active_span_id"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else None,
 )
