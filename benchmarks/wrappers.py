@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 from shapes import speaking_model
 
-from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouter
+from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouterCallback
 from llama_index_semgrad_guard import SemGradLLM
 from llama_index_semgrad_guard import UncertaintyRouterCallback as LlamaIndexRouter
 from llama_index_semgrad_guard import guarded as guarded_engine
@@ -57,8 +57,8 @@ def ways(model: LanguageModel, max_tokens: int) -> dict[str, Callable[[], Sequen
     """The ways to the same answers, each with its scores."""
     options, estimator = GenerationOptions(max_tokens=max_tokens), HybridGrad()
     chat = ChatSemGrad.from_model(model, max_tokens=max_tokens)
-    router = UncertaintyRouter(chat, EVERYTHING)
-    annotating = UncertaintyRouter(chat, EVERYTHING, mode="annotate")
+    router = chat.model_copy(update={"router": UncertaintyRouterCallback(EVERYTHING)})
+    annotating = chat.model_copy(update={"router": UncertaintyRouterCallback(EVERYTHING, mode="annotate")})
     chain = ChatPromptTemplate.from_template("{question}") | router
     llm = SemGradLLM.from_model(model, max_tokens=max_tokens)
     deciding = llm.model_copy(update={"router": LlamaIndexRouter(EVERYTHING)})
@@ -81,8 +81,8 @@ def ways(model: LanguageModel, max_tokens: int) -> dict[str, Callable[[], Sequen
     return {
         BARE: bare,
         "ChatSemGrad.invoke": through(chat),
-        "UncertaintyRouter.invoke": through(router),
-        "prompt | UncertaintyRouter": through(chain, "question"),
+        "ChatSemGrad(router).invoke": through(router),
+        "prompt | ChatSemGrad(router)": through(chain, "question"),
         "annotated live stream": streamed,
         "SemGradLLM.complete": lambda: [llm.complete(question).text for question in QUESTIONS],
         "SemGradLLM(router=...).complete": lambda: [deciding.complete(question).text for question in QUESTIONS],

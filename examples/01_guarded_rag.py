@@ -41,10 +41,10 @@ def guard(chain: Runnable[Any, AIMessage], *, share: int) -> Policy:
 
 
 reading = RunnableLambda(with_documents) | chat
-library = RunnableLambda(with_documents) | chat.with_config(
-    callbacks=[UncertaintyRouterCallback(policy=guard(reading, share=8))]
-)
-guarded = chat.with_config(callbacks=[UncertaintyRouterCallback(policy=guard(chat, share=3), escalate_to=library)])
+second = UncertaintyRouterCallback(guard(reading, share=8))
+library = RunnableLambda(with_documents) | ChatSemGrad(model=chat.model, max_tokens=24, router=second)
+first = UncertaintyRouterCallback(guard(chat, share=3), escalate_to=library)
+guarded = ChatSemGrad(model=chat.model, max_tokens=24, router=first)
 
 for question in (
     "What is the capital of France?",

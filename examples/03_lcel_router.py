@@ -10,13 +10,14 @@ Both models here are the same one; the second is shown the question in other wor
 from __future__ import annotations
 
 from argparse import ArgumentParser
+from typing import Any
 
 from langchain_core.messages import HumanMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda
 
-from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, LowConfidenceError, get_verdict
+from langchain_semgrad_guard import ChatSemGrad, LowConfidenceError, UncertaintyRouterCallback, get_verdict
 from semgrad_guard import Policy
 
 parser = ArgumentParser()
@@ -41,8 +42,16 @@ scores = sorted(get_verdict(answer).uncertainty for answer in (prompt | chat).ba
 policy = Policy(threshold=(scores[1] + scores[2]) / 2)
 
 reword = RunnableLambda(lambda messages: [HumanMessage("Do you know this? " + messages[-1].text)])
-second = reword | GuardedChatModel(ChatSemGrad(model=MODEL, max_tokens=12), policy, abstain_message="Nobody knows.")
-router = GuardedChatModel(chat, policy, escalate_to=second)
+sure = UncertaintyRouterCallback(policy, abstain_message="Nobody knows.")
+second = reword | ChatSemGrad(model=MODEL, max_tokens=12, router=sure)
+
+
+def guarded(**options: Any) -> ChatSemGrad:
+    """The first model, which asks a router with these options before it returns."""
+    return ChatSemGrad(model=MODEL, max_tokens=24, router=UncertaintyRouterCallback(policy, **options))
+
+
+router = guarded(escalate_to=second)
 
 print("The verdict is next to the answer:")
 for question, answer in zip(QUESTIONS, (prompt | router).batch(QUESTIONS), strict=True):
@@ -54,12 +63,12 @@ chain = prompt | router | StrOutputParser()
 print(" ", "".join(chain.stream(QUESTIONS[0])))
 
 print("Annotated, it streams live; the decision comes with the last chunk:")
-live = prompt | GuardedChatModel(chat, policy, mode="annotate", escalate_to=second)
+live = prompt | guarded(mode="annotate")
 for chunk in live.stream(QUESTIONS[-1]):
     print(f"  {chunk.text!r}", get_verdict(chunk).action if get_verdict(chunk) else "")
 
 print("As an error, it makes LangChain's own fallbacks go by confidence:")
 person = RunnableLambda(lambda question: "I have passed your question on to a person.")
-certain = GuardedChatModel(chat, policy, mode="raise")
+certain = guarded(mode="raise")
 fallback = prompt | certain.with_fallbacks([person], exceptions_to_handle=(LowConfidenceError,)) | StrOutputParser()
 print(" ", fallback.invoke(QUESTIONS[-1]))

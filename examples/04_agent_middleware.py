@@ -9,7 +9,7 @@ tool's result into that form. The threshold is the median of four scores, for br
 from __future__ import annotations
 
 # Ours first: if a package is absent, its error names it.
-from langchain_semgrad_guard import ChatSemGrad, UncertaintyMiddleware, get_verdict
+from langchain_semgrad_guard import ChatSemGrad, UncertaintyMiddleware, UncertaintyRouterCallback, get_verdict
 from langchain_semgrad_guard.demo.library import BM25Retriever, documents
 
 # isort: split
@@ -66,8 +66,8 @@ questions = [
     "What is the capital of Atlantis?",
 ]
 scores = [get_verdict(message).uncertainty for message in chat.batch(questions)]
-guard = UncertaintyMiddleware(Policy(threshold=median(scores)), escalate_to=RunnableLambda(look_it_up))
-agent = create_agent(chat, [search], middleware=[guard, reading])
+router = UncertaintyRouterCallback(Policy(threshold=median(scores)), escalate_to=RunnableLambda(look_it_up))
+agent = create_agent(chat, [search], middleware=[reading, UncertaintyMiddleware(router)])
 
 for question in questions:
     messages = agent.invoke({"messages": [("human", question)]})["messages"]

@@ -8,7 +8,7 @@ It needs opentelemetry-sdk and openinference-instrumentation-langchain.
 from __future__ import annotations
 
 # Ours first: if a package is absent, its error names it.
-from langchain_semgrad_guard import ChatSemGrad, UncertaintyMiddleware, UncertaintyTracer, get_verdict
+from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouterCallback, UncertaintyTracer, get_verdict
 
 # isort: split
 
@@ -36,8 +36,8 @@ LangChainInstrumentor().instrument(tracer_provider=provider)
 
 draft, second = ChatSemGrad(model=MODEL, max_tokens=24), ChatSemGrad(model=MODEL, max_tokens=48)
 scores = [get_verdict(answer).uncertainty for answer in draft.batch(QUESTIONS)]
-guard = UncertaintyMiddleware(Policy(threshold=median(scores)), escalate_to=second)  # between the two
-agent = create_agent(draft, [], middleware=[guard])
+router = UncertaintyRouterCallback(Policy(threshold=median(scores)), escalate_to=second)  # between the two
+agent = create_agent(ChatSemGrad(model=MODEL, max_tokens=24, router=router), [])
 exporter.clear()
 for question in QUESTIONS:
     agent.invoke({"messages": [("human", question)]}, {"callbacks": [UncertaintyTracer()]})

@@ -35,7 +35,7 @@ from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, UncertaintyRouterCallback, get_verdict
+from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouterCallback, get_verdict
 from llama_index_semgrad_guard import SemGradLLM
 from llama_index_semgrad_guard import UncertaintyRouterCallback as LlamaIndexRouter
 from llama_index_semgrad_guard import guarded as guarded_engine
@@ -186,7 +186,8 @@ def langchain_model(model: LanguageModel, drawn: Drawn, events: Heard) -> tuple[
     chat, target = ChatSemGrad.from_model(model, **drawn.given), drawn.target and RunnableLambda(drawn.target)
     if drawn.front == "router":
         return chat, {"callbacks": [events, UncertaintyRouterCallback(drawn.policy, escalate_to=target)]}
-    return GuardedChatModel(chat, drawn.policy, escalate_to=target), {"callbacks": [events]}
+    router = UncertaintyRouterCallback(drawn.policy, escalate_to=target)
+    return chat.model_copy(update={"router": router}), {"callbacks": [events]}
 
 
 async def llm_pieces(model: LanguageModel, drawn: Drawn, events: Heard) -> Pieces:

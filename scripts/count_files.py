@@ -23,8 +23,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # this must run before anything imports hugg
 import httpx
 from llama_index.core.query_engine import CustomQueryEngine
 
-from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel
-from llama_index_semgrad_guard import SemGradLLM, UncertaintyRouterCallback
+from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouterCallback
+from llama_index_semgrad_guard import SemGradLLM
+from llama_index_semgrad_guard import UncertaintyRouterCallback as LlamaIndexRouter
 from llama_index_semgrad_guard import guarded as guarded_engine
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
 from semgrad_guard.server.assembly import assemble
@@ -60,11 +61,11 @@ def fronts(stack: ExitStack) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "Guard", lambda: guard(QUESTION)
     chat = ChatSemGrad.from_model(model, max_tokens=8)
     yield "ChatSemGrad.invoke", lambda: chat.invoke(QUESTION)
-    guarded = GuardedChatModel(model=chat, policy=POLICY)
-    yield "GuardedChatModel.invoke", lambda: guarded.invoke(QUESTION)
-    router = UncertaintyRouterCallback(POLICY)
+    guarded = ChatSemGrad.from_model(model, max_tokens=8, router=UncertaintyRouterCallback(POLICY))
+    yield "ChatSemGrad(router).invoke", lambda: guarded.invoke(QUESTION)
+    router = LlamaIndexRouter(POLICY)
     llm = SemGradLLM.from_model(model, max_tokens=8, router=router)
-    yield "SemGradLLM.complete", lambda: llm.complete(QUESTION)
+    yield "SemGradLLM(router).complete", lambda: llm.complete(QUESTION)
     engine = guarded_engine(OneModel(llm=llm), router)
     yield "guarded(engine).query", lambda: engine.query(QUESTION)
     settings = ServerSettings(model="pocket", threshold=1e9, max_tokens=8, no_log=True)

@@ -14,7 +14,7 @@ import typer
 from pydantic import BaseModel, ValidationError
 from typer.main import get_command
 
-from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, UncertaintyMiddleware, UncertaintyRouterCallback
+from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, UncertaintyRouterCallback
 from llama_index_semgrad_guard import SemGradLLM
 from semgrad_guard import Calibration, settings
 from semgrad_guard.cli import app
@@ -44,7 +44,7 @@ CLASSES = (
     *(GenerationOptions, Policy, Terms, ServerSettings, ReplicaSettings, Overrides, Limits, Decoding),
     *(ChatSemGrad, SemGradLLM, GuardedChatModel, HybridGrad, Objective, Sampling),
 )
-FUNCTIONS = (Guard, UncertaintyRouterCallback, UncertaintyMiddleware, Policy.from_calibration, score)
+FUNCTIONS = (Guard, UncertaintyRouterCallback, Policy.from_calibration, score)
 APART: Mapping[tuple[str, str], str] = {
     ("Decoding", "seed"): "a command repeats its answers",
     ("Sampling", "seed"): "a sample is repeated",

@@ -1,203 +1,249 @@
-"""`guarded`: a guard around any Runnable that ends in a message or a text (a branch, a fallback, a remote agent).
-
-The Runnable answers in the place of a chat model, so that everything else is the guard of a chat model.
-"""
+"""`guarded`: a chain, each of whose runs is one question."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Annotated, Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
+from langchain_core.callbacks import BaseCallbackManager
+from langchain_core.callbacks.manager import (
+    AsyncCallbackManagerForChainRun,
+    CallbackManagerForChainRun,
+    adispatch_custom_event,
+    dispatch_custom_event,
+)
 from langchain_core.language_models.chat_models import BaseChatModel
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, convert_to_messages
-from langchain_core.outputs import ChatGeneration, ChatResult
-from langchain_core.prompt_values import PromptValue
-from langchain_core.runnables import Runnable
-from langchain_core.runnables.base import RunnableBinding, RunnableBindingBase, coerce_to_runnable
-from langchain_core.runnables.configurable import DynamicRunnable
-from langchain_core.runnables.fallbacks import RunnableWithFallbacks
-from pydantic import SkipValidation
+from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.config import patch_config
+from pydantic import BaseModel
 
-from langchain_semgrad_guard.guarded_model import GuardedChatModel
-from langchain_semgrad_guard.messages import AnyTool, message_of
-from langchain_semgrad_guard.runs import AsyncRun, Config, SyncRun
-from langchain_semgrad_guard.targets import bound_options, outside_a_graph
-from semgrad_guard import LanguageModel, Policy
-from semgrad_guard.errors import InputError
-from semgrad_guard.guard import Promise
+from langchain_semgrad_guard import messages as convert
+from langchain_semgrad_guard.deciding import Deciding
+from langchain_semgrad_guard.router import UncertaintyRouterCallback, only_asking
+from langchain_semgrad_guard.targets import asked, chat_model_in, escalating, is_escalating, paused
+from semgrad_guard import METADATA_KEY, Verdict
+from semgrad_guard.errors import InputError, UnenforcedPolicyError
+from semgrad_guard.guard import Outcome, Promise, Refusal, Reply, Steps, Work, adrive, answered, drive, sealed
 
-Question = Callable[[Any], str | Sequence[BaseMessage]]
-_AUTHOR = "the chain"
-_QUESTIONS = ("question", "input", "query")
+Abstention = Callable[[Any, Verdict], Any]
+"""What stands for a withheld result, given the chain's input and the verdict, whose text is the abstain message."""
 
 
-class RunnableChatModel(BaseChatModel):
-    """A chat model whose answers a Runnable makes, of `given` or else of the messages."""
+class Guarded(Runnable[Any, Any]):
+    """A chain, each of whose runs is one question: see `guarded`."""
 
-    runnable: Annotated[Any, SkipValidation]
-    given: Annotated[Any, SkipValidation] = None
-
-    @classmethod
-    def of(cls, runnable: Any) -> BaseChatModel:
-        """The model itself, bindings included; or one for a Runnable around models (retries, fallbacks)."""
-        inside = runnable
-        while isinstance(inside, RunnableBinding):
-            inside = cast("RunnableBinding[Any, Any]", inside).bound
-        return runnable if isinstance(inside, BaseChatModel) else cls.around(runnable)
-
-    @classmethod
-    def around(cls, runnable: Runnable[Any, Any]) -> RunnableChatModel:
-        """Around any Runnable. LangChain's cache knows messages only, and not what was given."""
-        return cls(runnable=runnable, name=runnable.get_name(), cache=False)
+    def __init__(self, chain: Runnable[Any, Any], router: UncertaintyRouterCallback, abstain: Abstention) -> None:
+        self.chain, self.router, self.abstain, self.name = chain, router, abstain, f"guarded_{chain.get_name()}"
 
     @property
-    def _llm_type(self) -> str:
-        return "runnable"
+    def InputType(self) -> Any:  # noqa: N802 - LangChain's name
+        """The chain's own."""
+        return self.chain.InputType
 
-    def bind_tools(self, tools: Sequence[AnyTool], **kwargs: Any) -> Any:
-        """A copy whose Runnable is shown the tools.
+    @property
+    def OutputType(self) -> Any:  # noqa: N802 - LangChain's name
+        """The chain's own."""
+        return self.chain.OutputType
 
-        Raises:
-            NotImplementedError: it takes none.
-        """
-        return self.model_copy(update={"runnable": _with_tools(self.runnable, tools, kwargs)})
+    @property
+    def config_specs(self) -> Any:
+        """The chain's own."""
+        return self.chain.config_specs
 
-    def _generate(
-        self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: SyncRun = None, **kwargs: Any
-    ) -> ChatResult:
-        with _explaining():
-            return _result(self.runnable.invoke(self._input(messages), **_options(stop, kwargs)))
+    def get_input_schema(self, config: RunnableConfig | None = None) -> type[BaseModel]:
+        """The chain's own."""
+        return self.chain.get_input_schema(config)
 
-    async def _agenerate(
-        self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: AsyncRun = None, **kwargs: Any
-    ) -> ChatResult:
-        with _explaining():
-            return _result(await self.runnable.ainvoke(self._input(messages), **_options(stop, kwargs)))
-
-    def _input(self, messages: list[BaseMessage]) -> Any:
-        return messages if self.given is None else self.given
-
-
-class GuardedChain(Runnable[Any, AIMessage]):
-    """A Runnable whose last message is delivered only where a policy lets it through; see `guarded`."""
-
-    def __init__(self, guard: GuardedChatModel, question: Question) -> None:
-        self._guard, self._question = guard, question
+    def get_output_schema(self, config: RunnableConfig | None = None) -> type[BaseModel]:
+        """The chain's own."""
+        return self.chain.get_output_schema(config)
 
     @property
     def promise(self) -> Promise | None:
-        """The promise, as that of a `GuardedChatModel`."""
-        return self._guard.promise
+        """The router's, where its calibration is about whole questions of this chain."""
+        return self.router.promise
 
-    def invoke(self, input: Any, config: Config = None, **kwargs: Any) -> AIMessage:
-        """The answer to one input."""
-        return self._for(input).invoke(self._question(input), config, **kwargs)
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        """Ask one question."""
 
-    async def ainvoke(self, input: Any, config: Config = None, **kwargs: Any) -> AIMessage:
+        def call(given: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig) -> Any:
+            inside = patch_config(config, callbacks=run_manager.get_child())
+            try:
+                outcome = drive(self._steps(given, inside, kwargs))
+            except Exception as error:  # noqa: BLE001
+                left = sealed(error)
+            else:
+                dispatch_custom_event(METADATA_KEY, outcome.verdict.metadata(), config=inside)
+                return self._form(given, outcome)
+            raise left  # here, where no frame holds a draft
+
+        return self._call_with_config(call, input, config)
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """Like `invoke`, on the event loop."""
-        return await self._for(input).ainvoke(self._question(input), config, **kwargs)
 
-    def stream(self, input: Any, config: Config = None, **kwargs: Any) -> Iterator[AIMessageChunk]:
-        """The answer in one piece, after the decision about it."""
-        return self._for(input).stream(self._question(input), config, **kwargs)
+        async def call(given: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig) -> Any:
+            inside = patch_config(config, callbacks=run_manager.get_child())
+            try:
+                outcome = await adrive(self._steps(given, inside, kwargs))
+            except Exception as error:  # noqa: BLE001
+                left = sealed(error)
+            else:
+                await adispatch_custom_event(METADATA_KEY, outcome.verdict.metadata(), config=inside)
+                return self._form(given, outcome)
+            raise left
 
-    async def astream(self, input: Any, config: Config = None, **kwargs: Any) -> AsyncIterator[AIMessageChunk]:
-        """Like `stream`, on the event loop."""
-        async for chunk in self._for(input).astream(self._question(input), config, **kwargs):
-            yield chunk
+        return await self._acall_with_config(call, input, config)
 
-    def _for(self, given: Any) -> GuardedChatModel:
-        """The guard around the chain's answer to this input."""
-        model = self._guard.model.model_copy(update={"given": given})
-        return self._guard.model_copy(update={"model": model})
+    def _steps(self, given: Any, config: RunnableConfig, kwargs: dict[str, Any]) -> Steps[Outcome[Any]]:
+        chain, router = self.chain, self.router
+
+        def call() -> Any:
+            with only_asking():
+                try:
+                    return chain.invoke(given, config, **kwargs)
+                except Exception as error:
+                    if (pause := paused(error)) is None:
+                        raise
+                    return pause
+
+        async def coroutine() -> Any:
+            with only_asking():
+                try:
+                    return await chain.ainvoke(given, config, **kwargs)
+                except Exception as error:
+                    if (pause := paused(error)) is None:
+                        raise
+                    return pause
+
+        def ask() -> Steps[Any]:
+            if is_escalating(router):
+                return [Refusal("the target asked the chain that it answers for")]
+            with escalating(router):
+                return [(yield asked(router.escalate_to, given, _outside(config), read=_reply))]
+
+        return answered(
+            router,
+            Work(call, coroutine),
+            lambda result: Work.at_once(lambda: _text_of(result)),
+            lambda _: Work.of(ask),
+        )
+
+    def _form(self, given: Any, outcome: Outcome[Any]) -> Any:
+        """The chain's result, or what stands for it. A message carries the question's record."""
+        verdict, result = outcome.verdict, outcome.answer
+        if result is None:
+            return self.abstain(given, verdict)
+        keep_draft = self.router.terms.keep_draft
+        return convert.decided(result, verdict, keep_draft=keep_draft) if isinstance(result, AIMessage) else result
 
 
 def guarded(
-    chain: Runnable[Any, Any] | Callable[[Any], Any],
-    policy: Policy,
-    *,
-    scorer: LanguageModel,
-    question: Question | None = None,
-    **options: Any,
-) -> GuardedChain:
-    """A guard around a Runnable: its last message is scored as the scorer's answer to the question, and decided about.
+    chain: Runnable[Any, Any], router: UncertaintyRouterCallback, *, abstain: Abstention | None = None
+) -> Guarded:
+    """A chain, each of whose runs is one question: its own result where every guarded call is let through.
 
-        guard = guarded(branch | model, Policy(threshold=0.004), scorer=LanguageModel.from_pretrained("pocket"))
-        guard.invoke("Who built it?").response_metadata["semgrad_guard"]
+    The first call of a model that is not let through ends the question, and every later call ends at once. What comes
+    out is the answer of the router's target, which gets the chain's input, or an abstention in the form of the chain's
+    own output. Nothing inside of it is altered, so that a calibration of whole questions (`calibrate_chain`) holds.
 
-    The chain may change the question, or answer from passages and by tools: the scorer reads the question and the
-    answer only. Calibrate the guard (`calibrate_chain(guarded(...), ...)`). No handler hears the chain's own runs where
-    an answer may be withheld.
+    Models inside have this router as their field, or `router=False` where they are helpers (they condense a question,
+    write a query or a title). A memory goes around: inside it keeps a question without its answer.
 
     Args:
-        chain: any Runnable, or function; its output is a message, a text, a mapping with an "answer", or a state with
-            messages.
-        policy: which answers to let through.
-        scorer: the local model that reads the answers.
-        question: finds the question (a text, or messages) in an input; by default, a text, messages, or a mapping with
-            "messages", "question", "input" or "query".
-        **options: others of `GuardedChatModel` (`mode`, `escalate_to`, `estimator`, `on_error`, ...).
+        chain: any Runnable.
+        router: the rules. Its target answers in the form of the chain.
+        abstain: what stands for a withheld result, given the chain's input and the verdict, whose text is the abstain
+            message. By default a text, a message, or a mapping with "messages", "answer" or "output", as the chain's
+            own.
 
     Raises:
-        InputError: as `GuardedChatModel`; at a call, an input without a question, or an output of another kind.
+        InputError: nothing can stand for what the chain returns: give `abstain`.
+        UnenforcedPolicyError: a model in it has another router, or none; where the chain does not show its models, when
+            such a one is called.
     """
-    made = RunnableChatModel.around(coerce_to_runnable(cast("Any", chain)))
-    return GuardedChain(GuardedChatModel(made, policy, scorer=scorer, **options), question or _question)
+    for model in _models_in(chain):
+        if not isinstance(model, Deciding) or (model.router is not False and model.router != router):
+            raise UnenforcedPolicyError(
+                f"{model.get_name()} in the chain does not have the question's router: give it there (router=router), "
+                "wrap another provider's model (GuardedChatModel(model, router)), or declare a helper, whose texts "
+                "need no guard (router=False)"
+            )
+    return Guarded(chain, router, abstain or _abstention(chain))
 
 
-def _with_tools(runnable: Any, tools: Sequence[AnyTool], kwargs: Mapping[str, Any]) -> Runnable[Any, Any]:
-    """A Runnable around models whose models are shown the tools; LangChain's own `bind_tools` may lose the others."""
-    if isinstance(runnable, RunnableWithFallbacks):
-        backed = cast("RunnableWithFallbacks[Any, Any]", runnable)
-        first, *others = (_with_tools(one, tools, kwargs) for one in backed.runnables)
-        return backed.model_copy(update={"runnable": first, "fallbacks": others})
-    if isinstance(runnable, RunnableBindingBase):
-        binding = cast("RunnableBindingBase[Any, Any]", runnable)
-        return binding.model_copy(update={"bound": _with_tools(binding.bound, tools, kwargs)})
-    if isinstance(runnable, DynamicRunnable):
-        dynamic = cast("DynamicRunnable[Any, Any]", runnable)
-        shown = _with_tools(dynamic.default, tools, kwargs)
-        return dynamic.bind(**bound_options(shown))
-    bind = getattr(runnable, "bind_tools", None)
-    if bind is None:
-        raise NotImplementedError(f"a {type(runnable).__name__} takes no tools")
-    return bind(tools, **kwargs)
+def _models_in(chain: Runnable[Any, Any]) -> list[BaseChatModel]:
+    """The chat models that a chain shows."""
+    try:
+        nodes = chain.get_graph().nodes.values()
+    except Exception:  # noqa: BLE001 - a graph is a courtesy: some are known with a config only
+        return []
+    return [model for node in nodes if (model := chat_model_in(node.data)) is not None]
 
 
-def _question(given: Any) -> list[BaseMessage]:
-    if isinstance(given, PromptValue):
-        return given.to_messages()
-    if isinstance(given, str | BaseMessage):
-        return [HumanMessage(given) if isinstance(given, str) else given]
-    if isinstance(given, Mapping):
-        fields = cast("Mapping[str, Any]", given)
+def _outside(config: RunnableConfig) -> RunnableConfig:
+    """The config of a target, which answers in the chain's place: no router of the run decides about it."""
+    callbacks = cast("BaseCallbackManager", config.get("callbacks")).copy()
+    for handler in [one for one in callbacks.handlers if isinstance(one, UncertaintyRouterCallback)]:
+        callbacks.remove_handler(handler)
+    return patch_config(config, callbacks=callbacks)
+
+
+def _reply(result: Any) -> Reply[Any]:
+    """A target's answer in the chain's form."""
+    recorded = convert.stage_verdict(result) if isinstance(result, AIMessage) else None
+    return Reply(_text_of(result) if recorded is None else recorded, result)
+
+
+def _text_of(result: Any) -> str:
+    if isinstance(result, BaseMessage):
+        return convert.message_text(result)
+    if isinstance(result, Mapping):
+        fields = cast("Mapping[str, Any]", result)
         if fields.get("messages"):
-            return convert_to_messages(fields["messages"])
-        text = next((fields[name] for name in _QUESTIONS if isinstance(fields.get(name), str)), None)
-        if text is not None:
-            return [HumanMessage(text)]
-    elif isinstance(given, list | tuple):
-        return convert_to_messages(cast("Sequence[Any]", given))
+            return _text_of(fields["messages"][-1])
+        return _text_of(next((fields[name] for name in ("answer", "output") if name in fields), str(fields)))
+    return result if isinstance(result, str) else str(result)
+
+
+# The form of an abstention.
+
+
+def _abstention(chain: Runnable[Any, Any]) -> Abstention:
+    if chat_model_in(chain) is not None:
+        return _a_message
+    output: Any = chain.OutputType
+    if output is str:
+        return _a_text
+    if "BaseMessage" in repr(output) or "AIMessage" in repr(output):
+        return _a_message
+    fields = chain.get_output_jsonschema().get("properties") or {}
+    for name, form in (("messages", _a_state), ("answer", _an_answer), ("output", _an_output)):
+        if name in fields:
+            return form
     raise InputError(
-        "it is unknown which part of this input is the question; name it: guarded(..., question=lambda given: ...)"
+        f"nothing can stand for a withheld {output}: give abstain=, a function of the chain's input and the verdict, "
+        "whose text is the abstain message"
     )
 
 
-@contextmanager
-def _explaining() -> Generator[None]:
-    try:
-        yield
-    except KeyError as error:
-        explained = outside_a_graph(error, author=_AUTHOR)
-        if explained is None:
-            raise
-        raise explained from error
+def _a_text(given: Any, verdict: Verdict) -> str:
+    return verdict.text
 
 
-def _options(stop: list[str] | None, kwargs: dict[str, Any]) -> dict[str, Any]:
-    return kwargs if stop is None else {**kwargs, "stop": stop}
+def _a_message(given: Any, verdict: Verdict) -> AIMessage:
+    return AIMessage(content=verdict.text, response_metadata={METADATA_KEY: verdict.metadata()})
 
 
-def _result(output: Any) -> ChatResult:
-    return ChatResult(generations=[ChatGeneration(message=message_of(output, author=_AUTHOR))])
+def _a_state(given: Any, verdict: Verdict) -> dict[str, Any]:
+    asked = cast("Mapping[str, Any]", given).get("messages") if isinstance(given, Mapping) else None
+    return {"messages": [*convert_to_messages(asked or []), _a_message(given, verdict)]}
+
+
+def _an_answer(given: Any, verdict: Verdict) -> dict[str, Any]:
+    return {**(cast("Mapping[str, Any]", given) if isinstance(given, Mapping) else {}), "answer": verdict.text}
+
+
+def _an_output(given: Any, verdict: Verdict) -> dict[str, Any]:
+    return {"output": verdict.text}

@@ -15,7 +15,7 @@ from langchain_core.messages import (
 )
 from langchain_core.messages.ai import UsageMetadata, add_usage
 from langchain_core.messages.tool import invalid_tool_call, tool_call
-from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, LLMResult
+from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langchain_core.utils.json_schema import dereference_refs
@@ -42,6 +42,8 @@ _ROLES: Mapping[str, str] = {"system": "system", "human": "user", "ai": "assista
 _LEFT_OUT = _CALL_BLOCKS | BLOCKS | {"non_standard"}
 """Blocks of an assistant's earlier turn that the next prompt leaves out: calls are in `tool_calls` too, and chat
 templates leave earlier reasoning out."""
+READ_BLOCKS = BLOCKS | {"text"}
+"""Blocks of a served model's answer whose text is scored, and those of the reasoning before it."""
 _SAFE_METADATA = ("model_name", "model_provider")
 _SAFE_USAGE = frozenset({"input_tokens", "output_tokens", "total_tokens", "total_cost"})
 _SAFE_TOKENS = frozenset({"prompt_tokens", "completion_tokens", "total_tokens"})
@@ -208,11 +210,6 @@ def _is_whole(usage: UsageMetadata | None) -> bool:
     return usage is not None and "input_tokens" in usage
 
 
-def several_in_a_stream(count: int) -> str:
-    """The error for a stream of several answers, whose pieces could not be told apart."""
-    return f"a stream holds one answer, and n is {count}: use invoke, or generate for all of them"
-
-
 def was_cut(message: AIMessage) -> bool | None:
     """Whether an answer's server reports that a limit ended it, under one of three names.
 
@@ -225,14 +222,8 @@ def was_cut(message: AIMessage) -> bool | None:
     return any(reason in ("length", "max_tokens") for reason in reasons)
 
 
-INTERRUPTING = (
-    "An escalation target may call interrupt(), get_stream_writer() and get_store() where its guard is called in a "
-    "node of a graph (StateGraph, create_agent). The chain inside a guard may not: interrupt the graph in another node."
-)
-
-
-def message_of(answer: Any, *, author: str = "the escalation target") -> AIMessage:
-    """The output of a target or a chain as a message; of a state its last one, of a mapping its "answer".
+def message_of(answer: Any) -> AIMessage:
+    """The output of an escalation target as a message; of a state its last one, of a mapping its "answer".
 
     Raises:
         InputError: it returned something else, or a graph that was interrupted.
@@ -240,20 +231,20 @@ def message_of(answer: Any, *, author: str = "the escalation target") -> AIMessa
     if isinstance(answer, Mapping):
         state = cast("Mapping[str, Any]", answer)
         if state.get("__interrupt__"):
-            raise InputError(f"{author} was interrupted before it had an answer. {INTERRUPTING}")
+            raise InputError("the escalation target was interrupted before it had an answer")
         if state.get("messages"):
             answer = state["messages"][-1]
             if not isinstance(answer, AIMessage):
-                raise InputError(f"{author} ended on a message that is no answer (a tool's, or a question)")
+                raise InputError("the escalation target ended on a message that is no answer (a tool's, or a question)")
         elif "answer" in state:
             answer = state["answer"]
-    message = as_message(answer, author=author)
+    message = as_message(answer)
     # Identities and names belong to the run that delivers, and to the agent around it.
     return message.model_copy(update={"id": None, "name": None})
 
 
-def as_message(answer: Any, *, author: str = "the escalation target") -> AIMessage:
-    """An answer of a target or a chain as a message.
+def as_message(answer: Any) -> AIMessage:
+    """The answer of an escalation target as a message.
 
     Raises:
         InputError: it returned neither a message nor a string.
@@ -265,7 +256,7 @@ def as_message(answer: Any, *, author: str = "the escalation target") -> AIMessa
     if isinstance(answer, AIMessage):
         return answer
     raise InputError(
-        f"{author} returned a {type(answer).__name__}; it must return a message or a string "
+        f"the escalation target returned a {type(answer).__name__}; it must return a message or a string "
         "(end a chain with its chat model, which keeps the score, or with StrOutputParser())"
     )
 
@@ -277,11 +268,6 @@ def as_chunk(message: AIMessage) -> AIMessageChunk:
         "usage_metadata": message.usage_metadata
     }  # unchecked: LangChain's cache puts incomplete ones into messages
     return AIMessageChunk(**fields, chunk_position="last").model_copy(update=usage)
-
-
-def whole_chunk(generation: ChatGeneration) -> ChatGenerationChunk:
-    """A whole answer as the only chunk of a stream."""
-    return ChatGenerationChunk(message=as_chunk(cast("AIMessage", generation.message)))
 
 
 def info_of(message: AIMessage) -> dict[str, Any]:
@@ -306,14 +292,6 @@ def logprobs_of(message: BaseMessage) -> Any:
     if not isinstance(entries, Sequence):
         return entries
     return [entry.model_dump() if isinstance(entry, BaseModel) else entry for entry in cast("Sequence[Any]", entries)]
-
-
-def in_form(message: M, output_version: str | None) -> M:
-    """The message with content blocks instead of a string where the model promises them (`output_version="v1"`)."""
-    if output_version != "v1" or message.response_metadata.get("output_version") == output_version:
-        return message
-    metadata = {**message.response_metadata, "output_version": output_version}
-    return message.model_copy(update={"content": message.content_blocks, "response_metadata": metadata})
 
 
 def message_text(message: BaseMessage) -> str:

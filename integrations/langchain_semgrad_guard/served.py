@@ -1,213 +1,432 @@
-"""How a chat model that is not ours is called, and how a local copy of its weights scores its answers."""
+"""`GuardedChatModel`: any other chat model, scored by the log-probabilities that it reports, or by a local copy.
+
+Only its public methods are called, each in an empty context: no handler, tracer, graph or config is inherited, so that
+nobody hears a draft. Its request is never changed.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, cast
+from contextlib import ExitStack, contextmanager
+from contextvars import Context, ContextVar
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Annotated, Any, cast
 
 from langchain_core.globals import get_llm_cache
+from langchain_core.language_models import LanguageModelInput, ModelProfile
+from langchain_core.language_models.base import LangSmithParams
 from langchain_core.language_models.chat_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, LLMResult
+from langchain_core.messages import AIMessage, AIMessageChunk, message_chunk_to_message
+from langchain_core.runnables import Runnable, RunnableBinding
+from langsmith.run_helpers import tracing_context
+from pydantic import BaseModel, BeforeValidator, SkipValidation, field_validator
 
 from langchain_semgrad_guard import messages as convert
-from langchain_semgrad_guard.answers import Call
-from langchain_semgrad_guard.messages import openai_tools
-from langchain_semgrad_guard.runs import inside, tracers_only, unheard
-from semgrad_guard import LanguageModel
-from semgrad_guard.adapters.calls import UNREAD_CALLS, AnswerForm, served_options
-from semgrad_guard.errors import InputError, UnsupportedToolsError
-from semgrad_guard.guard import Answerer, Iterated, ReportedScorer, Steps, Work, prompt_of
+from langchain_semgrad_guard.deciding import Call, Deciding
+from langchain_semgrad_guard.messages import AnyTool
+from langchain_semgrad_guard.structured_output import Method, structured_by
+from semgrad_guard import Estimator, LanguageModel, estimator_of
+from semgrad_guard.adapters.calls import UNREAD_CALLS, AnswerForm, served_options, tells_reasoning
+from semgrad_guard.errors import AnswerFailedError, InputError
+from semgrad_guard.guard import (
+    Answerer,
+    Draft,
+    Iterated,
+    JudgedBy,
+    OnDoubt,
+    ReportedScorer,
+    ReportedSentences,
+    Steps,
+    Work,
+    as_estimator,
+    awaited,
+    judged_by,
+    prompt_of,
+)
 from semgrad_guard.records import PromptForm
 
-
-def answered(model: BaseChatModel, call: Call) -> Steps[ChatResult]:
-    """The model's answer, from LangChain's cache or made anew; only tracers hear its run.
-
-    Runs that it makes inside itself are its draft's: no handler hears them where the draft may be withheld.
-    """
-    inside: Any = model  # the method that makes no run of LangChain's own has no public name
-    given = (call.messages, call.stop, None)
-    with _traced_run(model, call) as made:
-        work = Work(
-            lambda: inside._generate_with_cache(*given, **call.options),
-            lambda: inside._agenerate_with_cache(*given, **call.options),
-        )
-        made.append((yield work.in_time()))
-    return made[0]
+_EXACT_CACHES = ("InMemoryCache", "SQLAlchemyCache", "SQLAlchemyMd5Cache", "SQLiteCache", "RedisCache")
 
 
-class ServedPieces(Iterated[ChatGenerationChunk]):
-    """The model's answer, piece by piece, where nothing is withheld. Only tracers hear runs that it makes inside.
+class GuardedChatModel(Deciding):
+    """Any chat model but a `ChatSemGrad`, whose answers are scored and decided about before they leave this one.
+
+        guard = GuardedChatModel(ChatOpenAI(model="...", logprobs=True, top_logprobs=5), router)
+
+    An answer without log-probabilities is unscored, and `on_unscored` decides; so is one that holds what no score has
+    seen: calls of tools, images, refusals. With a `scorer` an answer is scored as if that had written it.
+
+    The model inside inherits nothing of the run: no handler hears its parts, and LangSmith and OpenTelemetry do not see
+    them. LangChain's own switch for debugging, `set_debug(True)`, prints them.
+
+    Args:
+        model: the chat model, bound arguments included. Listeners belong on the guard.
+        router: as in `ChatSemGrad`; False: a helper, whose texts need no guard.
+        scorer: the local copy of the weights that `model` serves.
+        estimator: by default that of the router's calibration; else HybridGrad, or "max_probability" for reported
+            log-probabilities.
+        by, on_doubt: as in `ChatSemGrad`.
+        carry: the context variables that the model needs, by name ("my_app.auth:current_user").
+        timeout: seconds for the answer and its score.
 
     Raises:
-        InputError: it is to give several answers, whose pieces could not be told apart.
+        InputError: no chat model, a scored one, one with listeners, or log-probabilities do not allow the estimator.
     """
 
-    def __init__(self, model: BaseChatModel, call: Call) -> None:
-        count: Any = call.options.get("n", getattr(model, "n", None))
-        if isinstance(count, int) and count > 1:
-            raise InputError(convert.several_in_a_stream(count))
-        inside: Any = model
-        given = (call.messages, call.stop, None)
-        super().__init__(
-            lambda: inside._stream(*given, **call.options), lambda: inside._astream(*given, **call.options)
+    model: Annotated[Any, SkipValidation]
+    scorer: Annotated[LanguageModel | None, SkipValidation] = None
+    estimator: Annotated[Estimator | None, SkipValidation, BeforeValidator(lambda e: e and as_estimator(e))] = None
+    by: JudgedBy | None = None
+    on_doubt: OnDoubt | None = None
+    carry: tuple[str, ...] = ()
+
+    def __init__(self, model: Any = None, router: Any = None, /, **fields: Any) -> None:
+        given = {"model": model, "router": router}
+        super().__init__(**{name: value for name, value in given.items() if value is not None}, **fields)
+        self._scoring(None)
+        _carried(self.carry)
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _is_served(cls, model: Any) -> Any:
+        unbound(model)
+        return model
+
+    # How it answers.
+
+    def _live(self, call: Call) -> _Served:
+        return _Served(self, call)
+
+    def scored(self, call: Call, message: AIMessage, *, is_part: bool) -> Draft[AIMessage]:
+        """The draft of a served message. `is_part`: its text was ended behind a doubtful sentence."""
+        text, reason, scorer = convert.message_text(message), _unseen(message), self._scoring(call)
+        cut, thought, options = convert.was_cut(message), convert.reasoning(message), self._options(call)
+        if isinstance(scorer, ReportedScorer):
+            form = self.form(call)
+            facts: dict[str, Any] = {"options": options, "prompt": form, "cut": cut, "reasoning": thought}
+            verdict = (
+                scorer.unscored(text, reason, options=options)
+                if reason
+                else scorer.verdict(text, convert.logprobs_of(message), is_part=is_part, **facts)
+            )
+            return call.draft(verdict, message, form)
+        try:
+            if reason:
+                raise InputError(reason)
+            shown = convert.to_conversation(call.messages), _template_options(call.options)
+        except InputError as error:
+            return call.draft(scorer.unscored(text, str(error)), message, None)
+        draft = scorer.scored(shown[0], text, template_options=shown[1], cut=bool(cut), reasoning=thought)
+        verdict = draft.verdict.model_copy(update={"options": options})
+        return call.draft(verdict, convert.with_answer(message, verdict), draft.prompt)
+
+    def _scoring(self, call: Call | None) -> Answerer | ReportedScorer:
+        """Who scores the answer of a call: as its router's calibration did, where no estimator was chosen.
+
+        Raises:
+            InputError: the estimator needs the model itself.
+            BindingMismatchError: the calibration is about the scores of a local model.
+        """
+        policy = self.router.policy if call is None and self.router else None if call is None else call.policy
+        calibration = None if policy is None else policy.calibration
+        by_sentence = judged_by(calibration, self.by, self.on_doubt)
+        if self.scorer is None:
+            chosen = None if self.estimator is None else self.estimator.name
+            return ReportedScorer.of(self.model_name, calibration, chosen, by_sentence)
+        estimator = self.estimator or estimator_of(calibration)
+        return Answerer(self.scorer, estimator, prompt_template="served", served=True, by_sentence=by_sentence)
+
+    def early(self, call: Call) -> ReportedSentences | None:
+        """The sentences that may leave before the answer ends; None where all depends on its end."""
+        scorer = self._scoring(call)
+        if not call.is_live or call.owes_structure or call.options.get("tools") or isinstance(scorer, Answerer):
+            return None
+        return ReportedSentences.of(scorer, call.terms, options=self._options(call), prompt=self.form(call))
+
+    def form(self, call: Call) -> PromptForm | None:
+        """The form of a prompt whose template its server alone knows; None where it holds something else than text."""
+        try:
+            tools = _template_options(call.options).get("tools", ())
+            return prompt_of(convert.to_conversation(call.messages), tools)
+        except InputError:
+            return None
+
+    def _options(self, call: Call) -> dict[str, Any]:
+        """The options of a call to the model's server; the name of a cache that may answer in its place is one, too.
+
+        A semantic cache returns the answer to another prompt, and the answer does not show it.
+        """
+        inner, bound = unbound(self.model)
+        options = served_options(inner, {**bound, **call.options})
+        cache = get_llm_cache() if inner.cache in (None, True) else inner.cache
+        kind = type(cache)
+        is_exact = kind.__name__ in _EXACT_CACHES and kind.__module__.startswith("langchain")
+        return options if cache is None or cache is False or is_exact else {**options, "cache": kind.__qualname__}
+
+    # LangChain's own methods.
+
+    def bind_tools(self, tools: Sequence[AnyTool], **kwargs: Any) -> Runnable[LanguageModelInput, AIMessage]:
+        """Show the model tools, in its own provider's form.
+
+        Raises:
+            NotImplementedError: it takes no tools.
+        """
+        inner, bound = unbound(self.model)
+        model, options = unbound(inner.bind_tools(tools, **kwargs))
+        return self.model_copy(update={"model": model}).bind(**bound, **options)
+
+    def with_structured_output(
+        self, schema: dict[str, Any] | type, *, include_raw: bool = False, method: Method | None = None, **kwargs: Any
+    ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
+        """Objects instead of text, in the way of the model inside. A withheld answer is a `LowConfidenceError`.
+
+        Raises:
+            InputError: the model inside builds its structured output in a way that cannot be guarded.
+        """
+        chosen = kwargs if method is None else {**kwargs, "method": method}
+        inner, _ = unbound(self.model)
+        made = inner.with_structured_output(schema, include_raw=include_raw, **chosen)
+        return structured_by(made, inner, self, include_raw=include_raw)
+
+    @property
+    def model_name(self) -> str:
+        """The name of the model inside, or that of its class."""
+        inner: Any = unbound(self.model)[0]
+        name = getattr(inner, "model_name", None) or getattr(inner, "model", None)
+        return name if isinstance(name, str) and name else inner.get_name()
+
+    @property
+    def _llm_type(self) -> str:
+        return f"semgrad-guard-{unbound(self.model)[0]._llm_type}"
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        inner, bound = unbound(self.model)
+        return {**inner._identifying_params, **bound, **super()._identifying_params}
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        inner, bound = unbound(self.model)
+        return inner._get_ls_params(stop=stop, **{**bound, **kwargs})
+
+    def _resolve_model_profile(self) -> ModelProfile | None:
+        return unbound(self.model)[0].profile
+
+
+def unbound(model: Any) -> tuple[BaseChatModel, dict[str, Any]]:
+    """A served chat model, and the options that are bound to it.
+
+    Raises:
+        InputError: it is something else, it scores its own answers, or somebody listens to it.
+    """
+    options = dict[str, Any]()
+    found: Any = model
+    while isinstance(found, RunnableBinding):
+        binding = cast("RunnableBinding[Any, Any]", found)
+        _require_unheard(binding.config.get("callbacks") or binding.config_factories)
+        options, found = {**binding.kwargs, **options}, binding.bound
+    if isinstance(found, Deciding):
+        raise InputError(f"{type(found).__name__} decides by itself: {type(found).__name__}(..., router=router)")
+    if not isinstance(found, BaseChatModel):
+        raise InputError(
+            f"a guard takes a chat model, not a {type(found).__name__}. Guard the model itself and build the rest "
+            "around the guard, which is a chat model too: GuardedChatModel(model, router).with_fallbacks([...]); a "
+            "chain whose models are guarded is one question in guarded(chain, router)"
         )
-        self._call = call
-
-    def next(self) -> Work:
-        """The next piece, as `Live.next`."""
-        return Work.of(self._unheard)
-
-    def _unheard(self) -> Steps[Any]:
-        with tracers_only(self._call.inner):  # not while the caller has a piece
-            return (yield super().next())
+    _require_unheard(found.callbacks)
+    return found, options
 
 
-def name_of(model: BaseChatModel) -> str:
-    """The name of the model that a chat model calls, or its own."""
-    name: Any = getattr(model, "model_name", None) or getattr(model, "model", None)
-    return name if isinstance(name, str) and name else model.get_name()
+def _require_unheard(listeners: Any) -> None:
+    if listeners:
+        raise InputError(
+            "listeners on the model inside a guard would hear drafts. Put them on the guard: "
+            "GuardedChatModel(model, router, callbacks=[...])"
+        )
 
 
-def options_of(model: BaseChatModel, call: Call) -> dict[str, Any]:
-    """The options of a call to a model's server; the name of a cache that may answer in its place is one, too.
-
-    A semantic cache returns the answer to another prompt, and the answer does not show it.
-    """
-    options = served_options(model, {**call.options, **({} if call.stop is None else {"stop": call.stop})})
-    cache = get_llm_cache() if model.cache in (None, True) else model.cache
-    kind = type(cache)
-    is_exact = kind.__name__ in _EXACT_CACHES and kind.__module__.startswith("langchain")
-    return options if cache is None or cache is False or is_exact else {**options, "cache": kind.__qualname__}
-
-
-def scored(
-    answerer: Answerer,
-    messages: Sequence[BaseMessage],
-    message: AIMessage,
-    shown: Mapping[str, Any],
-    options: Mapping[str, Any],
-) -> AIMessage:
-    """A message with its record, which replaces any that came with it.
-
-    `shown` are the call's options for the scorer, `options` those that its server got.
-    """
-    text = convert.message_text(message)
-    try:
-        if message.tool_calls or message.invalid_tool_calls:
-            raise InputError(UNREAD_CALLS)
-        conversation, template_options = convert.to_conversation(messages), _template_options(shown)
-    except InputError as error:
-        return convert.decided(message, answerer.unscored(text, str(error)))
-    cut, reasoning = bool(convert.was_cut(message)), convert.reasoning(message)
-    draft = answerer.scored(conversation, text, template_options=template_options, cut=cut, reasoning=reasoning)
-    verdict = draft.verdict.model_copy(update={"options": dict(options)})
-    return convert.decided(convert.with_answer(message, verdict), verdict)
-
-
-def reports(model: BaseChatModel, options: Mapping[str, Any]) -> bool:
-    """Whether a chat model can be told to report the log-probabilities of its answers."""
-    return "logprobs" in type(model).model_fields or bool(options.get("logprobs"))
-
-
-def ends_whole(model: BaseChatModel, options: Mapping[str, Any]) -> bool:
-    """Whether only the end of an answer decides: it may call tools, has a form of its own, or is one of several."""
-    count: Any = options.get("n", getattr(model, "n", None))
-    return (isinstance(count, int) and count > 1) or any(options.get(name) for name in _OF_WHOLE_ANSWERS)
-
-
-def reporting(model: BaseChatModel, scorer: ReportedScorer) -> BaseChatModel:
-    """A copy that requests them; a model that takes them as options of a call has these bound by its user."""
-    fields = {name: value for name, value in scorer.request.items() if name in type(model).model_fields}
-    return model.model_copy(update=fields)
-
-
-def scored_as_reported(
-    scorer: ReportedScorer,
-    form: PromptForm | None,
-    message: AIMessage,
-    options: Mapping[str, Any],
-    *,
-    is_part: bool,
-) -> AIMessage:
-    """A message with its record, by the log-probabilities that its server reports (see `ReportedScorer.verdict`)."""
-    text = convert.message_text(message)
-    if message.tool_calls or message.invalid_tool_calls:
-        return convert.decided(message, scorer.unscored(text, UNREAD_CALLS, options=dict(options)))
-    cut, reasoning = convert.was_cut(message), convert.reasoning(message)
-    facts: dict[str, Any] = {"options": options, "prompt": form, "cut": cut, "reasoning": reasoning}
-    verdict = scorer.verdict(text, convert.logprobs_of(message), is_part=is_part, **facts)
-    return convert.decided(message, verdict)
-
-
-def reported_form(messages: Sequence[BaseMessage], shown: Mapping[str, Any]) -> PromptForm | None:
-    """The form of a prompt whose template its server alone knows; None where it holds something else than text."""
-    try:
-        return prompt_of(convert.to_conversation(messages), _template_options(shown).get("tools", ()))
-    except InputError:
-        return None
-
-
-def _template_options(shown: Mapping[str, Any]) -> dict[str, Any]:
+def _template_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of the scorer's chat template: the tools.
 
     Raises:
         InputError: the tools are described in a form that is not known here.
     """
     try:
-        tools = openai_tools(cast("Sequence[Any]", shown.get("tools") or ()))
+        tools = convert.openai_tools(cast("Sequence[Any]", options.get("tools") or ()))
     except Exception as error:
         raise InputError(f"the model's tools cannot be shown to the scorer ({error})") from error
-    return AnswerForm.of(
-        {"tools": tools, "tool_choice": "none" if shown.get("tool_choice") == "none" else None}
-    ).template_options
+    chosen = "none" if options.get("tool_choice") == "none" else None
+    return AnswerForm.of({"tools": tools, "tool_choice": chosen}).template_options
 
 
-def form_of(scorer: LanguageModel, messages: Sequence[BaseMessage], shown: Mapping[str, Any]) -> PromptForm | None:
-    """The form of the scorer's prompt; None where the answer is unscored, with its own reason."""
+def _unseen(message: AIMessage) -> str:
+    """What of a served message no score has seen; empty where its text is all."""
+    if message.tool_calls or message.invalid_tool_calls:
+        return UNREAD_CALLS
+    blocks = message.content if isinstance(message.content, list) else []
+    kinds = {str(block.get("type")) for block in blocks if isinstance(block, dict)} - convert.READ_BLOCKS
+    for name, held in message.additional_kwargs.items():
+        is_read = tells_reasoning({name: held}) or name == "reasoning" or (name == "parsed" and _spells(message, held))
+        if held and not is_read:
+            kinds.add(name)
+    return f"the answer holds what no score has seen ({', '.join(sorted(kinds))})" if kinds else ""
+
+
+def _spells(message: AIMessage, parsed: Any) -> bool:
+    """Whether an object is its message's text, parsed."""
+    text = convert.message_text(message)
     try:
-        return scorer.render(convert.to_conversation(messages), **_template_options(shown)).form
-    except (InputError, UnsupportedToolsError):
-        return None
+        return parsed == (type(parsed).model_validate_json(text) if isinstance(parsed, BaseModel) else json.loads(text))
+    except ValueError:
+        return False
 
 
-_OF_WHOLE_ANSWERS = ("tools", "functions", "response_format", "format")
-_EXACT_CACHES = ("InMemoryCache", "SQLAlchemyCache", "SQLAlchemyMd5Cache", "SQLiteCache", "RedisCache")
+class _Served:
+    """The answer of another model, made where nobody hears it (`Live`)."""
+
+    def __init__(self, guard: GuardedChatModel, call: Call) -> None:
+        inner, bound = unbound(guard.model)
+        options = {**bound, **call.options}
+        count: Any = options.get("n", getattr(inner, "n", None))
+        if isinstance(count, int) and count > 1:
+            raise InputError(f"a guard gives one answer, and n is {count}: ask several times")
+        self._guard, self._call, self._unheard = guard, call, _Unheard(guard.carry)
+        self._early, self._whole = guard.early(call), cast("AIMessageChunk | None", None)
+        self._flows = self._early is not None or (call.is_live and not call.withholds)
+        self._chunks = Iterated[AIMessageChunk](
+            lambda: inner.stream(call.messages, **options), lambda: inner.astream(call.messages, **options)
+        )
+        self._answer = Work(
+            lambda: inner.invoke(call.messages, **options), lambda: inner.ainvoke(call.messages, **options)
+        )
+
+    def next(self) -> Work:
+        """The next pieces: chunks as they are where nothing is withheld, else sentences that are let through."""
+        return Work.of(self._next)
+
+    def draft(self) -> Work:
+        """The scored draft."""
+        return Work.of(self._drafted)
+
+    def close(self) -> Work:
+        """Leave the model."""
+        return Work.of(self._closed)
+
+    def _next(self) -> Steps[Sequence[Any] | None]:
+        early = self._early
+        if not self._flows or (early is not None and early.is_over):
+            return None
+        chunks: list[AIMessageChunk] | None = yield self._inside(self._chunks.next())
+        for chunk in chunks or ():
+            self._whole = chunk if self._whole is None else self._whole + chunk
+        if chunks is None or early is None:
+            return chunks
+        added = (early.add(convert.message_text(chunk), convert.logprobs_of(chunk)) for chunk in chunks)
+        return [sentence for sentences in added for sentence in sentences]
+
+    def _drafted(self) -> Steps[Draft[AIMessage]]:
+        if not self._flows:
+            message: AIMessage = yield self._inside(self._answer)
+        elif self._whole is None:
+            raise AnswerFailedError("the model ended its stream without saying anything")
+        else:
+            message = cast("AIMessage", message_chunk_to_message(self._whole))
+        is_part = self._early is not None and self._early.is_over
+        if self._early is not None and is_part:
+            metadata = {**message.response_metadata, "finish_reason": "stop"}
+            message = message.model_copy(update={"content": self._early.text, "response_metadata": metadata})
+        message = message.model_copy(update={"id": None, "name": None})  # they belong to the run that delivers
+        score, scorer = partial(self._guard.scored, self._call, message, is_part=is_part), self._guard.scorer
+        waiting = None if scorer is None else lambda: awaited(lambda: scorer.worker.run(score))  # in no thread
+        return (yield Work(score, waiting).in_time())
+
+    def _closed(self) -> Steps[None]:
+        if not self._unheard.is_busy:  # else it is late, and left behind
+            yield self._unheard.inside(self._chunks.close())
+
+    def _inside(self, work: Work) -> Work:
+        """The work where nobody hears it. Its errors may hold the draft: of those only their names go out."""
+        work = self._unheard.inside(work)
+
+        def call() -> Any:
+            try:
+                return work.call()
+            except Exception as error:  # noqa: BLE001
+                failed = self._shown(error)
+            raise failed
+
+        async def coroutine() -> Any:
+            try:
+                return await work.begin()
+            except Exception as error:  # noqa: BLE001
+                failed = self._shown(error)
+            raise failed
+
+        return Work(call, coroutine).in_time()
+
+    def _shown(self, error: Exception) -> Exception:
+        return AnswerFailedError(f"the model failed ({type(error).__name__})") if self._call.withholds else error
+
+
+class _Unheard:
+    """An empty context, but for the variables that are carried. What joins every run of its own accord (LangSmith,
+    OpenTelemetry) is switched off in it."""
+
+    def __init__(self, carry: Sequence[str]) -> None:
+        self.is_busy, self._context = False, Context()
+        for variable in _carried(carry):
+            if (value := variable.get(self)) is not self:
+                self._context.run(variable.set, value)
+
+    def inside(self, work: Work) -> Work:
+        """The work, in this context."""
+
+        def call() -> Any:
+            self.is_busy = True
+            try:
+                return self._context.run(silently)
+            finally:
+                self.is_busy = False
+
+        def silently() -> Any:
+            with _silence():
+                return work.call()
+
+        async def silently_awaited() -> Any:
+            with _silence():
+                return await work.begin()
+
+        return Work(call, lambda: asyncio.get_running_loop().create_task(silently_awaited(), context=self._context))
 
 
 @contextmanager
-def _traced_run(model: BaseChatModel, call: Call) -> Generator[list[ChatResult]]:
-    """The run of a served model, for tracers: its messages, its tokens, its time; its text only as a kept draft.
+def _silence() -> Generator[None]:
+    with ExitStack() as silent:
+        silent.enter_context(tracing_context(enabled=False))
+        if find_spec("opentelemetry.instrumentation") is not None:
+            from opentelemetry.instrumentation.utils import suppress_instrumentation
 
-    It is opened here and not by LangChain, whose runs reach every handler of the context and end with the text.
+            silent.enter_context(suppress_instrumentation())
+        yield
+
+
+def _carried(names: Sequence[str]) -> list[ContextVar[Any]]:
+    """The context variables of these names.
+
+    Raises:
+        InputError: a name is not that of a context variable.
     """
-    made: list[ChatResult] = []
-    if not call.inner.handlers:
-        with unheard() if call.hides else tracers_only(call.inner):
-            yield made
-        return
-    stop, options = call.stop, dict(call.options)
-    manager = call.inner.copy()
-    inner: Any = model  # LangChain's own `generate` describes a run by private names
-    manager.add_metadata(dict(inner._get_ls_params(stop=stop, **options)), inherit=False)
-    (run,) = manager.on_chat_model_start(
-        inner._serialized,
-        [call.messages],
-        invocation_params=inner._get_invocation_params(stop=stop, **options),
-        options={"stop": stop},
-        name=model.get_name(),
-        batch_size=1,
-    )
-    try:
-        with unheard() if call.hides else tracers_only(inside(run)):
-            yield made
-    except BaseException as error:
-        run.on_llm_error(error, response=LLMResult(generations=[]))
-        raise
-    generations = made[0].generations
-    if call.hides:
-        textless = [convert.textless(cast("AIMessage", generation.message)) for generation in generations]
-        generations = [ChatGeneration(message=message) for message in textless]
-    run.on_llm_end(LLMResult(generations=[[*generations]]))
+    found = list[ContextVar[Any]]()
+    for name in names:
+        module, _, attribute = name.partition(":")
+        try:
+            variable: Any = getattr(import_module(module), attribute)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise InputError(f'carry={name!r}: there is no such variable ({error}); write "module:variable"') from error
+        if not isinstance(variable, ContextVar):
+            raise InputError(f"carry={name!r} is a {type(variable).__name__}, and not a context variable")
+        found.append(cast("ContextVar[Any]", variable))
+    return found

@@ -2,134 +2,157 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, cast
 
 from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableBinding, RunnableBindingBase
 
 from langchain_semgrad_guard import messages as convert
-from langchain_semgrad_guard.answers import Call, TargetReply, TargetRequest
-from langchain_semgrad_guard.runs import tracers_only, within_graph
-from semgrad_guard import Policy
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import Paused, Reply, external, require_policy, require_sequel
+from semgrad_guard.guard import Paused, Reply, Router, TargetReply, Work, external
 
-_FORWARDED = ("max_tokens", "temperature", "top_p", "seed", "response_format")
+_FORWARDED = ("max_tokens", "temperature", "top_p", "seed", "response_format", "stop")
 """Options of a call that other chat models understand as well; those of its tools are bound."""
 
 
-def target_of(escalate_to: Any, policy: Policy) -> RunnableTarget | None:
-    """A Runnable as the target of a guard with this policy.
-
-    Raises:
-        InputError: it is no Runnable, or one that takes no messages.
-        BindingMismatchError: it is a guarded model, with bindings or without, whose calibration does not follow.
-    """
-    if escalate_to is None:
-        return None
-    if not isinstance(escalate_to, Runnable):
-        raise InputError(
-            f"escalate_to must be a Runnable, not a {type(escalate_to).__name__}; wrap a function in RunnableLambda"
-        )
-    target = cast("Runnable[Any, Any]", escalate_to)
-    follows = getattr(_chat_model_in(target), "policy", None)
-    if isinstance(follows, Policy):
-        require_sequel(require_policy(policy), follows)
-    return RunnableTarget(target, state_in=_takes_state(target))
-
-
 @dataclass(frozen=True, eq=False)
-class RunnableTarget:
+class Target:
     """A Runnable that is given the messages; or, where it takes a state (an agent's graph), a state that holds them."""
 
     runnable: Runnable[Any, Any]
-    state_in: bool = False
-    chat_model: BaseChatModel | None = field(init=False)
+    takes_state: bool = False
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "chat_model", _chat_model_in(self.runnable))
+    @classmethod
+    def of(cls, runnable: Runnable[Any, Any]) -> Target:
+        """The target for a model's answers.
 
-    def ask(self, requests: Sequence[TargetRequest]) -> Sequence[TargetReply]:
-        """The answers to one batch of requests, or errors in their places."""
-        with tracers_only(requests[0].call.inner) as config:
-            runnable, options = self._formed(requests[0].call)
-            inputs, configs = self._inputs(requests), self._configs(requests, config)
-            replies = runnable.batch(inputs, configs, return_exceptions=True, **options)
-        return list(map(_reply, replies))
+        Raises:
+            InputError: it takes no messages.
+        """
+        return cls(runnable, _takes_state(runnable))
 
-    async def aask(self, requests: Sequence[TargetRequest]) -> Sequence[TargetReply]:
-        """Like `ask`, without blocking the event loop."""
-        with tracers_only(requests[0].call.inner) as config:
-            runnable, options = self._formed(requests[0].call)
-            inputs, configs = self._inputs(requests), self._configs(requests, config)
-            replies = await runnable.abatch(inputs, configs, return_exceptions=True, **options)
-        return list(map(_reply, replies))
+    def asked(
+        self, messages: list[BaseMessage], options: Mapping[str, Any], *, config: RunnableConfig, draft: AIMessage
+    ) -> Work:
+        """The work of answering in the place of a draft, with the options of its call."""
+        runnable, given = self._formed(options)
+        state = {"messages": messages} if self.takes_state else messages
+        return asked(runnable, state, config, read=reply_of, options=given, draft=draft)
 
-    def _inputs(self, requests: Sequence[TargetRequest]) -> list[Any]:
-        messages = [request.call.messages for request in requests]
-        return [{"messages": given} for given in messages] if self.state_in else messages
-
-    def _configs(self, requests: Sequence[TargetRequest], config: RunnableConfig) -> list[RunnableConfig]:
-        shared = config.get("configurable", {})
-        changes = [
-            {"callbacks": request.call.inner, "configurable": {**shared, **within_graph(request.call.configurable)}}
-            for request in requests
-        ]
-        return [cast("RunnableConfig", {**config, **change}) for change in changes]
-
-    def _formed(self, call: Call) -> tuple[Runnable[Any, Any], dict[str, Any]]:
-        """The Runnable for this call, and the call's options: a chat model answers in the same form."""
-        if self.chat_model is None:
+    def _formed(self, options: Mapping[str, Any]) -> tuple[Runnable[Any, Any], dict[str, Any]]:
+        """The Runnable for a call, and its options: a chat model answers in the same form, with the same tools."""
+        model = chat_model_in(self.runnable)
+        if model is None:
             return self.runnable, {}
-        given = {name: value for name, value in call.target_options.items() if value is not None}
-        options = {name: given[name] for name in _FORWARDED if name in given}
-        if call.stop is not None:
-            options["stop"] = call.stop
-        tools = given.get("tools")
-        if not tools or "tools" in bound_options(self.runnable):
-            return self.runnable, options
-        chosen = {name: given[name] for name in ("tool_choice",) if name in given}
-        return _rebound(self.runnable, self.chat_model.bind_tools(tools, **chosen)), options
+        given = {name: options[name] for name in _FORWARDED if options.get(name) is not None}
+        tools = options.get("tools")
+        if not tools or "tools" in _bound_options(self.runnable):
+            return self.runnable, given
+        chosen = {name: options[name] for name in ("tool_choice",) if options.get(name) is not None}
+        return _rebound(self.runnable, model.bind_tools(convert.openai_tools(tools), **chosen)), given
 
 
-def _reply(answer: Any) -> TargetReply:
-    if isinstance(answer, Exception):
-        return _explained(answer)
-    try:
-        message = convert.message_of(answer)
-    except InputError as error:
-        return error
+def asked(
+    runnable: Runnable[Any, Any],
+    given: Any,
+    config: RunnableConfig,
+    *,
+    read: Callable[[Any], Reply[Any]],
+    options: Mapping[str, Any] | None = None,
+    draft: AIMessage | None = None,
+) -> Work:
+    """The work of a target: its answer, read as a reply, or its error in the place of one."""
+
+    def call() -> TargetReply[Any]:
+        with _reviewing(draft):
+            try:
+                return read(runnable.invoke(given, config, **(options or {})))
+            except Exception as error:  # noqa: BLE001 - the router decides
+                return paused(error) or error
+
+    async def coroutine() -> TargetReply[Any]:
+        with _reviewing(draft):
+            try:
+                return read(await runnable.ainvoke(given, config, **(options or {})))
+            except Exception as error:  # noqa: BLE001 - as above
+                return paused(error) or error
+
+    return Work(call, coroutine)
+
+
+def reply_of(answer: Any) -> Reply[AIMessage]:
+    """A target's answer as a reply: a message, with its own record if it has one."""
+    message = convert.message_of(answer)
     recorded, calls = convert.stage_verdict(message), convert.calls_of(message)
     if recorded is None:
         return Reply(external(convert.message_text(message), tool_calls=calls), message)
     return Reply(recorded.model_copy(update={"tool_calls": calls}), message)
 
 
-def _explained(error: Exception) -> Paused | Exception:
-    """A target's error: it stops the graph around the guard, or is put in plain words where it is LangGraph's."""
-    if "GraphBubbleUp" in {kind.__name__ for kind in type(error).__mro__}:
-        return Paused(error)
-    explained = outside_a_graph(error, author="the escalation target")
-    if isinstance(error, ValueError) and "thread_id" in str(error):
-        explained = InputError(
-            "the escalation target has a checkpointer, which needs a thread: ask the guard with "
-            'config={"configurable": {"thread_id": ...}}, bind one to the target (target.with_config(...)), or compile '
-            "the target without a checkpointer"
+def paused(error: Exception) -> Paused | None:
+    """An error by which LangGraph interrupts the graph around; None for any other."""
+    return Paused(error) if any(kind.__name__ == "GraphBubbleUp" for kind in type(error).__mro__) else None
+
+
+_draft: ContextVar[AIMessage | None] = ContextVar("semgrad_guard_draft", default=None)
+
+
+@contextmanager
+def _reviewing(draft: AIMessage | None) -> Generator[None]:
+    token = _draft.set(draft)
+    try:
+        yield
+    finally:
+        _draft.reset(token)
+
+
+def withheld_draft() -> AIMessage | None:
+    """Within an escalation target: the message that was not let through, for a person's review; None elsewhere.
+
+    What the target does with it is its own affair: an interrupt that shows it keeps it in the graph's checkpoints.
+    """
+    return _draft.get()
+
+
+# A target may hold the guarded model itself: there the model's router still decides, but hands on no further.
+
+_escalating: ContextVar[frozenset[Router]] = ContextVar("semgrad_guard_escalating", default=frozenset())
+
+
+@contextmanager
+def escalating(router: Router) -> Generator[None]:
+    """The time during which a router's target answers."""
+    token = _escalating.set(_escalating.get() | {router})
+    try:
+        yield
+    finally:
+        _escalating.reset(token)
+
+
+def is_escalating(router: Router) -> bool:
+    """Whether this happens inside the router's own escalation."""
+    return router in _escalating.get()
+
+
+# The form of a target.
+
+
+def require_runnable(target: object) -> None:
+    """Return if it is a Runnable.
+
+    Raises:
+        InputError: it is none.
+    """
+    if not isinstance(target, Runnable):
+        raise InputError(
+            f"escalate_to must be a Runnable, not a {type(target).__name__}; wrap a function in RunnableLambda"
         )
-    if explained is None:
-        return error
-    explained.__cause__ = error
-    return explained
-
-
-def outside_a_graph(error: Exception, *, author: str) -> InputError | None:
-    """In plain words: LangGraph's error about a graph that is not there; None for any other error."""
-    if isinstance(error, KeyError) and "__pregel_" in str(error):
-        return InputError(f"{author} is not part of a graph here. {convert.INTERRUPTING}")
-    return None
 
 
 def _takes_state(runnable: Runnable[Any, Any]) -> bool:
@@ -138,7 +161,7 @@ def _takes_state(runnable: Runnable[Any, Any]) -> bool:
     Raises:
         InputError: it wants something else.
     """
-    if _chat_model_in(runnable) is not None:
+    if chat_model_in(runnable) is not None:
         return False
     try:
         schema = runnable.get_input_jsonschema()
@@ -162,14 +185,14 @@ def _takes_state(runnable: Runnable[Any, Any]) -> bool:
     return False
 
 
-def _chat_model_in(runnable: Any) -> BaseChatModel | None:
+def chat_model_in(runnable: Any) -> BaseChatModel | None:
+    """The chat model inside of bindings; None where there is none."""
     while isinstance(runnable, RunnableBindingBase):
         runnable = cast("RunnableBindingBase[Any, Any]", runnable).bound
     return runnable if isinstance(runnable, BaseChatModel) else None
 
 
-def bound_options(runnable: Any) -> Mapping[str, Any]:
-    """The options that are bound to a chat model."""
+def _bound_options(runnable: Any) -> Mapping[str, Any]:
     found: dict[str, Any] = {}
     while isinstance(runnable, RunnableBindingBase):
         binding = cast("RunnableBindingBase[Any, Any]", runnable)

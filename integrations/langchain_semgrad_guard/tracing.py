@@ -13,8 +13,8 @@ from langchain_core.outputs import ChatGeneration, LLMResult
 from opentelemetry._logs import LoggerProvider
 from opentelemetry.trace import Span, get_current_span
 
+from langchain_semgrad_guard.deciding import TracingHandler
 from langchain_semgrad_guard.messages import verdict_of
-from langchain_semgrad_guard.runs import TracingHandler
 from semgrad_guard.adapters.traces import EvaluationLog
 from semgrad_guard.errors import LowConfidenceError
 
@@ -29,8 +29,8 @@ class UncertaintyTracer(TracingHandler):
 
     The span is OpenInference's span of the chat model's run if its LangChain instrumentor is on, else the current span.
     Its attributes are the verdict's fields (`semgrad_guard.uncertainty`, `semgrad_guard.action`, ...); a log event
-    `gen_ai.evaluation.result` is tied to it. The decision of a router or a middleware is written as well as the score;
-    an escalation's target has a run and a span of its own. No text is written.
+    `gen_ai.evaluation.result` is tied to it. The decision of a router is written as well as the score; a scored
+    target's run, within an answer's, has a span of its own. No text is written.
 
     Give it in a config's callbacks: the model's own come after the instrumentor, which ends the span too early.
 

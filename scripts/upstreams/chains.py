@@ -13,7 +13,7 @@ from typing import Any
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import BaseMessage
 
-from langchain_semgrad_guard import GuardedChatModel, get_verdict
+from langchain_semgrad_guard import GuardedChatModel, UncertaintyRouterCallback, get_verdict
 from semgrad_guard import Policy
 
 QUESTION = "What is the capital of France? Answer in one sentence."
@@ -24,16 +24,20 @@ def model_of(kind: str, url: str, name: str) -> BaseChatModel:
     if kind == "ollama":
         from langchain_ollama import ChatOllama
 
-        return ChatOllama(base_url=url, model=name, temperature=0, num_predict=24)
+        return ChatOllama(base_url=url, model=name, temperature=0, num_predict=24, logprobs=True, top_logprobs=5)
     from langchain_openai import ChatOpenAI
 
-    return ChatOpenAI(base_url=url, model=name, temperature=0, max_tokens=24, api_key="none")  # type: ignore[call-arg]
+    return ChatOpenAI(
+        base_url=url, model=name, temperature=0, max_tokens=24, logprobs=True, top_logprobs=5, api_key="none"
+    )  # type: ignore[call-arg]
 
 
 async def found(model: BaseChatModel) -> dict[str, Any]:
     """The model's own answer, and on every path what a guard lets through and what it withholds."""
-    through, held = (GuardedChatModel(model, Policy(threshold=threshold)) for threshold in (1e9, -1.0))
-    chunks = list(GuardedChatModel(model, Policy(threshold=1e9), mode="annotate").stream(QUESTION))
+    routers = (UncertaintyRouterCallback(Policy(threshold=threshold)) for threshold in (1e9, -1.0))
+    through, held = (GuardedChatModel(model, router) for router in routers)
+    annotating = UncertaintyRouterCallback(Policy(threshold=1e9), mode="annotate")
+    chunks = list(GuardedChatModel(model, annotating).stream(QUESTION))
     return {
         "own": model.invoke(QUESTION).text,
         "through": [record_of(message) for message in await every_path(through)],

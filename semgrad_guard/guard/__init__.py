@@ -94,6 +94,7 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.timing import in_time as in_time
     from semgrad_guard.guard.timing import off_loop as off_loop
     from semgrad_guard.guard.timing import read_off_loop as read_off_loop
+    from semgrad_guard.guard.timing import sealed as sealed
     from semgrad_guard.guard.verdicts import Abstain as Abstain
     from semgrad_guard.guard.verdicts import Deliver as Deliver
     from semgrad_guard.guard.verdicts import Escalate as Escalate

@@ -370,7 +370,8 @@ def answered(
 
     Args:
         router: that of the models whose calls count.
-        run: the chain's or the engine's work; its result goes out where the question is let through.
+        run: the chain's or the engine's work; its result goes out where the question is let through. A `Paused` result
+            is raised: the program around repeats the question later.
         read: finds the text of a result; a stream is read to its end.
         ask: the target's work, as for whole answers.
         terms: where others than the router's carry the decision out.
@@ -386,11 +387,13 @@ def answered(
         with asking_question(router) as question:
             try:
                 result = yield run.in_time()
-                text = yield read(result)
+                text = "" if isinstance(result, Paused) else (yield read(result))
             except Exception as error:
                 if question.refused is not None or not _stands_in(terms, error):
                     raise
                 failed = f"the engine failed ({type(error).__name__})"
+            if isinstance(result, Paused):
+                raise result.error
         recorder = current_recorder()
         if recorder is not None and recorder.records(question):
             return Outcome(unscored(text, reason="it is recorded, and not decided about"), result)

@@ -11,7 +11,6 @@ from llama_index.core import Document, SummaryIndex
 
 from langchain_semgrad_guard import (
     ChatSemGrad,
-    GuardedChatModel,
     UncertaintyRouterCallback,
     get_verdict,
 )
@@ -34,12 +33,16 @@ def chat(model: LanguageModel) -> ChatSemGrad:
     return ChatSemGrad.from_model(model, max_tokens=4)
 
 
+def with_field(model: LanguageModel, log: DecisionSink) -> ChatSemGrad:
+    return chat(model).model_copy(update={"router": UncertaintyRouterCallback(NONE, log=log)})
+
+
 def guarded(model: LanguageModel, log: DecisionSink) -> Any:
-    return get_verdict(GuardedChatModel(chat(model), NONE, log=log).invoke("question")).decision_id
+    return get_verdict(with_field(model, log).invoke("question")).decision_id
 
 
 def streamed(model: LanguageModel, log: DecisionSink) -> Any:
-    *_, last = GuardedChatModel(chat(model), NONE, log=log).stream("question")
+    *_, last = with_field(model, log).stream("question")
     return last.response_metadata["semgrad_guard"]["decision_id"]
 
 

@@ -19,11 +19,11 @@ from langchain_core.messages import AIMessage
 from langchain_core.runnables import Runnable
 from rich.console import Console
 
-from langchain_semgrad_guard.callback import UncertaintyRouterCallback
-from langchain_semgrad_guard.chat_model import ChatSemGrad
+from langchain_semgrad_guard.chat_semgrad import ChatSemGrad
 from langchain_semgrad_guard.demo import report
 from langchain_semgrad_guard.demo.library import NOWHERE, SHOWN, BM25Retriever, Question, documents, questions
 from langchain_semgrad_guard.demo.stages import GRADER, ask, calibrate_stage, grade, reading_chain
+from langchain_semgrad_guard.router import UncertaintyRouterCallback
 from semgrad_guard import Calibration, LanguageModel, Policy
 from semgrad_guard.evaluation.graders import Contains, Grader
 from semgrad_guard.guard import estimator_of, split_delta
@@ -55,11 +55,10 @@ def run_embedded(output: Path | None) -> int:
     first_set, second_set, held_out = rest[:N_FIRST], rest[N_FIRST : N_FIRST + N_SECOND], rest[N_FIRST + N_SECOND :]
     first, second = _calibrate(console, memory, reading_chain(library, reader, model=POCKET), first_set, second_set)
     router = UncertaintyRouterCallback(Policy.from_calibration(second), keep_draft=True)
-    guarded_reader = reader.model_copy(update={"callbacks": [router]})
+    guarded_reader = reader.model_copy(update={"router": router})
     second_stage = reading_chain(library, guarded_reader, model=POCKET)
-    guarded = memory.with_config(
-        callbacks=[UncertaintyRouterCallback(Policy.from_calibration(first), escalate_to=second_stage, keep_draft=True)]
-    )
+    first_router = UncertaintyRouterCallback(Policy.from_calibration(first), escalate_to=second_stage, keep_draft=True)
+    guarded = memory.model_copy(update={"router": first_router})
 
     report.table(console, shown, ask(guarded, shown), stages=2)
     answers = _outcome(console, guarded, held_out, alpha=ALPHA_LIBRARY, delta=DELTA, grader=GRADER)
@@ -80,7 +79,7 @@ def run_fetched(name: str, output: Path | None) -> int:
     library = BM25Retriever.over(documents())
     reader = ChatSemGrad.from_model(model, max_tokens=48, estimator=estimator_of(calibration))
     router = UncertaintyRouterCallback(Policy.from_calibration(calibration), keep_draft=True)
-    guarded = reading_chain(library, reader.model_copy(update={"callbacks": [router]}), model=name)
+    guarded = reading_chain(library, reader.model_copy(update={"router": router}), model=name)
     alpha, delta = calibration.alpha, calibration.delta
     report.opening(console, model.name, n_documents=len(library.documents), alpha=alpha, delta=delta)
     report.stage(console, "1, library", calibration)

@@ -13,7 +13,7 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableBranch, RunnableLambda, RunnablePassthrough
 from rich.progress import track
 
-from langchain_semgrad_guard.chat_model import ChatSemGrad
+from langchain_semgrad_guard.chat_semgrad import ChatSemGrad
 from langchain_semgrad_guard.demo.library import Question
 from langchain_semgrad_guard.messages import get_verdict
 from semgrad_guard import METADATA_KEY, Calibration, Verdict, calibrate

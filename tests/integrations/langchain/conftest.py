@@ -1,20 +1,14 @@
-"""Fixtures for the LangChain tests: the tiny model, a chat model around it, and the recording handlers."""
+"""Fixtures for the LangChain tests: the tiny model, and a chat model around it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-from langchain_core.caches import InMemoryCache
-from langchain_core.globals import set_llm_cache
 
 from langchain_semgrad_guard import ChatSemGrad
 from semgrad_guard import LanguageModel
 from tests.random_llama import CALLS
 
-from .router_kit import KINDS, PATHS, Kit
-from .served import Served
 from .support import QUESTION, ROUTES, Ledger, Route, Wire, save_tiny
 
 
@@ -59,15 +53,6 @@ def draft(language_model: LanguageModel) -> str:
 
 
 @pytest.fixture
-def cache() -> Iterator[InMemoryCache]:
-    """LangChain's global cache, for one test."""
-    cache = InMemoryCache()
-    set_llm_cache(cache)
-    yield cache
-    set_llm_cache(None)
-
-
-@pytest.fixture
 def ledger() -> Ledger:
     """A tracer that counts how runs are opened and closed."""
     return Ledger()
@@ -83,19 +68,3 @@ def wire() -> Wire:
 def route(request: pytest.FixtureRequest) -> Route:
     """One way to get an answer."""
     return ROUTES[request.param]
-
-
-@pytest.fixture(params=KINDS)
-def kit(
-    request: pytest.FixtureRequest, chat: ChatSemGrad, language_model: LanguageModel, wire: Wire, ledger: Ledger
-) -> Kit:
-    """A router around either kind of model."""
-    if request.param == "ChatSemGrad":
-        return Kit({"llm": chat}, wire, ledger)
-    return Kit({"llm": Served(weights=language_model), "scorer": language_model}, wire, ledger)
-
-
-@pytest.fixture(params=PATHS)
-def path(request: pytest.FixtureRequest) -> str:
-    """One of the ways to call a model or a chain."""
-    return request.param

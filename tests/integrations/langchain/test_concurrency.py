@@ -11,7 +11,7 @@ from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, UncertaintyRo
 from semgrad_guard import LanguageModel
 from tests.steps import most_threads
 
-from .served import ServedModel
+from .scripted import Scripted
 from .support import EVERYTHING, NOTHING, QUESTION
 
 
@@ -49,12 +49,11 @@ def test_one_router_for_many_calls(chat: ChatSemGrad) -> None:
     assert set(reply) == {"No."}
 
 
-@pytest.mark.parametrize("of", ["model", "guard", "served"])
+@pytest.mark.parametrize("of", ["model", "served"])
 def test_asynchronous_calls_wait_in_no_threads(language_model: LanguageModel, of: str) -> None:
     chat = ChatSemGrad.from_model(language_model, max_tokens=2)
     guard = {
         "model": chat,
-        "guard": GuardedChatModel(chat, EVERYTHING),
-        "served": GuardedChatModel(ServedModel(), EVERYTHING, scorer=language_model),
+        "served": GuardedChatModel(Scripted(), UncertaintyRouterCallback(EVERYTHING), scorer=language_model),
     }[of]
     assert asyncio.run(most_threads(language_model, guard.ainvoke, 60)) <= 20

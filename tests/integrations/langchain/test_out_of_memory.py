@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouter, get_verdict
+from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouterCallback, get_verdict
 from semgrad_guard import LanguageModel, Policy
 
 from .support import QUESTION, Route, text_of
@@ -20,7 +20,7 @@ def test_it_is_delivered_by_the_policy(
     on_unscored: Any, chat: ChatSemGrad, language_model: LanguageModel, draft: str, route: Route
 ) -> None:
     policy = Policy(threshold=1e308, on_unscored=on_unscored)
-    router = UncertaintyRouter(chat, policy=policy, abstain_message=ABSTENTION)
+    router = chat.model_copy(update={"router": UncertaintyRouterCallback(policy, abstain_message=ABSTENTION)})
 
     def hook(_: Any, args: tuple[torch.Tensor, ...]) -> None:
         if args[0].requires_grad:

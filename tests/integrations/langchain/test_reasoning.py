@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 
-from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, get_verdict
+from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, UncertaintyRouterCallback, get_verdict
 from semgrad_guard import Policy
 from tests.thinking import ANSWERS, THOUGHTS, thinking_model, written
 
-from .served import ServedModel
+from .scripted import Scripted
 
 QUESTION = next(iter(ANSWERS))
 ANSWER, THOUGHT = ANSWERS[QUESTION], THOUGHTS[QUESTION]
@@ -46,8 +46,8 @@ def test_a_local_model_tells_its_reasoning_apart(stream: bool) -> None:
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("guarded", [False, True])
 async def test_a_local_models_reasoning_is_live(guarded: bool, asynchronous: bool) -> None:
-    chat = ChatSemGrad.from_model(thinking_model())
-    model: Any = GuardedChatModel(chat, policy=NONE, mode="annotate") if guarded else chat
+    router = UncertaintyRouterCallback(NONE, mode="annotate") if guarded else None
+    model = ChatSemGrad.from_model(thinking_model(), router=router)
     chunks = [chunk async for chunk in model.astream(QUESTION)] if asynchronous else list(model.stream(QUESTION))
     thoughts = [chunk.additional_kwargs.get("reasoning_content", "") for chunk in chunks]
     texts = [chunk.text for chunk in chunks]
@@ -59,7 +59,7 @@ async def test_a_local_models_reasoning_is_live(guarded: bool, asynchronous: boo
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_reasoning_is_withheld_with_its_answer(stream: bool) -> None:
-    guarded = GuardedChatModel(ChatSemGrad.from_model(thinking_model()), policy=NONE)
+    guarded = ChatSemGrad.from_model(thinking_model(), router=UncertaintyRouterCallback(NONE))
     message = delivered(guarded, stream=stream)
     assert message.text == "I don't know."
     assert THOUGHT not in repr(message)
@@ -86,8 +86,10 @@ FORMS: dict[str, AIMessage] = {
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("form", FORMS)
 def test_an_answer_from_elsewhere_is_scored_given_its_reasoning(form: str, stream: bool) -> None:
-    served, scorer = ServedModel(message=FORMS[form]), thinking_model()
-    message = delivered(GuardedChatModel(served, policy=ALL, scorer=scorer, mode="annotate"), stream=stream)
+    served, scorer = Scripted(script=FORMS[form], logprobs=False), thinking_model()
+    message = delivered(
+        GuardedChatModel(served, UncertaintyRouterCallback(ALL, mode="annotate"), scorer=scorer), stream=stream
+    )
     verdict = get_verdict(message)
     assert verdict is not None
     assert (message.text, verdict.text) == (ANSWER, ANSWER)
@@ -96,7 +98,7 @@ def test_an_answer_from_elsewhere_is_scored_given_its_reasoning(form: str, strea
     if form != "none":
         assert known or "reasoning" in (verdict.reason or "")
         policy = NONE if known else ALL
-        held = delivered(GuardedChatModel(served, policy=policy, scorer=scorer), stream=stream)
+        held = delivered(GuardedChatModel(served, UncertaintyRouterCallback(policy), scorer=scorer), stream=stream)
         assert held.text == "I don't know."
         assert THOUGHT not in repr(held)
     if form == "raw":
@@ -107,8 +109,8 @@ def test_an_answer_from_elsewhere_is_scored_given_its_reasoning(form: str, strea
 
 
 def test_the_reasoning_of_a_served_model_comes_before_its_text() -> None:
-    served = ServedModel(message=FORMS["reasoning_content"])
-    guarded = GuardedChatModel(served, policy=NONE, scorer=thinking_model(), mode="annotate")
+    served = Scripted(script=FORMS["reasoning_content"], logprobs=False)
+    guarded = GuardedChatModel(served, UncertaintyRouterCallback(NONE, mode="annotate"), scorer=thinking_model())
     chunks = list(guarded.stream(QUESTION))
     places = [place for place, chunk in enumerate(chunks) if "reasoning_content" in chunk.additional_kwargs]
     assert places == [0]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -30,8 +31,14 @@ from langchain_semgrad_guard import (
 from semgrad_guard import LanguageModel
 from semgrad_guard.errors import EmptyPromptError
 
-from .agents import ASKED, RUNS, Run
 from .support import EVERYTHING, NOTHING, QUESTION, Route
+
+ASKED = {"messages": [("human", QUESTION)]}
+Run = Callable[[Any, Any, Any], Any]
+RUNS: dict[str, Run] = {
+    "invoke": lambda agent, given, config: agent.invoke(given, config),
+    "ainvoke": lambda agent, given, config: asyncio.run(agent.ainvoke(given, config)),
+}
 
 
 class Exported:
@@ -114,8 +121,9 @@ def test_events_belong_to_their_spans(
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
 def test_a_middlewares_decisions(chat: ChatSemGrad, larger: LanguageModel, instrumented: Exported, run: Run) -> None:
     second = ChatSemGrad.from_model(larger, max_tokens=9)
-    for middleware in (UncertaintyMiddleware(NOTHING), UncertaintyMiddleware(NOTHING, escalate_to=second)):
-        run(create_agent(chat, [], middleware=[middleware]), ASKED, {"callbacks": [instrumented.tracer]})
+    for router in (UncertaintyRouterCallback(NOTHING), UncertaintyRouterCallback(NOTHING, escalate_to=second)):
+        agent = create_agent(chat, [], middleware=[UncertaintyMiddleware(router)])
+        run(agent, ASKED, {"callbacks": [instrumented.tracer]})
     spans = [span.attributes or {} for span in instrumented.models()]
     assert [span["semgrad_guard.action"] for span in spans] == ["abstain", "answer", "escalate"]
     assert [span["semgrad_guard.enforced"] for span in spans] == [True] * 3
@@ -202,7 +210,7 @@ def test_langsmith_runs_on_every_path(chat: ChatSemGrad, router: UncertaintyRout
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
 def test_langsmith_runs_of_an_agent(chat: ChatSemGrad, run: Run) -> None:
     client = Captured()
-    agent = create_agent(chat, [], middleware=[UncertaintyMiddleware(NOTHING)])
+    agent = create_agent(chat, [], middleware=[UncertaintyMiddleware(UncertaintyRouterCallback(NOTHING))])
     run(agent, ASKED, {"callbacks": [UncertaintyLangChainTracer(client=client)]})
     assert [run["semgrad_guard.action"] for run in client.models()] == ["abstain"]
     assert sorted(str(run["id"]) for run in client.created) == sorted(str(run["id"]) for run in client.updated)

@@ -1,0 +1,460 @@
+"""`Deciding`: a chat model that asks its router before it returns, so that nothing in LangChain ever holds a draft.
+
+    messages -> [the run begins, its router is known] -> draft -> score -> decision -> [the run ends with the outcome]
+
+Histories, handlers, tracers, caches, checkpoints and errors come later. `invoke`, and runs in graphs and event streams,
+go through `_generate`, which knows its run. `_stream` is not given one: `stream` calls it on a copy that knows who
+decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import aclosing, closing, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, Self, cast
+from uuid import UUID
+
+from langchain_core.callbacks import (
+    AsyncCallbackManagerForLLMRun,
+    BaseCallbackHandler,
+    CallbackManager,
+    CallbackManagerForLLMRun,
+)
+from langchain_core.language_models import LanguageModelInput
+from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import ensure_config, get_config_list
+from langchain_core.tracers._streaming import _StreamingCallbackHandler  # who wants tokens; LangGraph imports it, too
+from langchain_core.tracers.base import BaseTracer
+from langchain_core.utils.utils import LC_ID_PREFIX
+from langchain_core.utils.uuid import uuid7
+from pydantic import ConfigDict, Field, PrivateAttr, SkipValidation, field_validator, model_validator
+
+from langchain_semgrad_guard import messages as convert
+from langchain_semgrad_guard.router import ASKING, UncertaintyRouterCallback
+from langchain_semgrad_guard.targets import escalating, is_escalating
+from semgrad_guard import METADATA_KEY, Policy, Verdict
+from semgrad_guard.errors import InputError, UnenforcedPolicyError
+from semgrad_guard.guard import (
+    Draft,
+    HeldText,
+    Live,
+    Outcome,
+    Question,
+    SentencePiece,
+    Steps,
+    Stop,
+    StreamSteps,
+    TargetReply,
+    Terms,
+    ThoughtPiece,
+    Timeout,
+    Work,
+    arun_stream,
+    question_of,
+    record_draft,
+    run_stream,
+    streamed,
+    written,
+)
+from semgrad_guard.records import PromptForm
+
+RunManager = CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun
+A_STRUCTURE = "A structure is owed, and no text can stand for it: an escalation target could answer in its form."
+_AT_ONCE = 16
+"""How many runs of a batch are under way at once, where its config has no `max_concurrency`: they share a model's
+steps."""
+
+
+@dataclass(frozen=True)
+class Decider:
+    """Who decides about one answer, where that is known; and the callbacks of runs inside its run: the tracers' own."""
+
+    router: UncertaintyRouterCallback | None
+    question: Question | None
+    inside: CallbackManager
+
+
+@dataclass
+class Call:
+    """One list of messages to answer, the options of the call, and who decides. `is_live`: its pieces are wanted."""
+
+    messages: list[BaseMessage]
+    options: Mapping[str, Any]
+    decider: Decider
+    is_live: bool
+    timeout: float | None = None
+    drafted: AIMessage | None = None
+
+    @property
+    def terms(self) -> Terms | None:
+        """How its answer is decided about; None: not at all."""
+        router, question = self.decider.router, self.decider.question
+        if router is None:
+            return None
+        terms = router.terms if question is None else question.terms
+        if is_escalating(router):
+            terms = replace(terms, can_escalate=False)
+        return terms if terms.timeout is not None else replace(terms, timeout=self.timeout)
+
+    @property
+    def policy(self) -> Policy | None:
+        """The policy by which its answer is decided about."""
+        return None if self.decider.router is None else self.decider.router.policy
+
+    @property
+    def withholds(self) -> bool:
+        """Whether its answer may be kept back."""
+        return self.terms is not None and self.terms.withholds
+
+    @property
+    def owes_structure(self) -> bool:
+        """Whether its answer has to be a call of a tool, or JSON."""
+        form: Any = self.options.get("response_format") or self.options.get("format")
+        is_text = isinstance(form, Mapping) and cast("Mapping[str, Any]", form).get("type") == "text"
+        forced = self.options.get("tool_choice") not in (None, False, "auto", "none")
+        return forced or bool(form and not is_text)
+
+    def draft(self, verdict: Verdict, message: AIMessage, prompt: PromptForm | None) -> Draft[AIMessage]:
+        """The scored message as a draft, to be decided about."""
+        calls, router = convert.calls_of(message), self.decider.router
+        verdict = verdict.model_copy(update={"tool_calls": calls})
+        self.drafted = convert.decided(message, verdict)
+        return Draft(
+            verdict,
+            self.drafted,
+            prompt,
+            trusted=router is not None and router.trusts(calls) and not message.invalid_tool_calls,
+            irreplaceable=A_STRUCTURE if self.owes_structure else "",
+            source=str(self.decider.inside.parent_run_id),
+        )
+
+    def delivered(self, outcome: Outcome[AIMessage]) -> AIMessage:
+        """The message of an outcome."""
+        verdict, terms, draft = outcome.verdict, self.terms, self.drafted or AIMessage("")
+        keep_draft = terms is not None and terms.keep_draft
+        if outcome.answer is None:
+            return convert.abstention(draft, verdict, keep_draft=keep_draft)
+        if outcome.answer is not self.drafted:
+            return convert.escalation(outcome.answer, verdict, draft, keep_draft=keep_draft)
+        if self.withholds and not verdict.enforced and verdict.action != "answer":  # trusted calls, without their text
+            return convert.calls_alone(draft, verdict, keep_draft=keep_draft)
+        return convert.decided(draft, verdict, keep_draft=keep_draft)
+
+
+class Deciding(BaseChatModel):
+    """A chat model whose answers a router lets through, hands on or withholds before they leave it.
+
+    The router is its field, or that of the run's config; two different ones are an error. LangChain's cache would keep
+    decisions, and is left out.
+    """
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
+
+    router: Annotated[UncertaintyRouterCallback | Literal[False] | None, SkipValidation] = None
+    """The rules for its answers, wherever it is called. False: it is a helper, whose texts need no guard."""
+    timeout: Timeout = None
+    """Seconds for generating and scoring; beneath a router that sets no limit, for its target as well."""
+    streaming: bool | None = None
+    """True: handlers hear tokens in every run. False: answers are made whole, as with `disable_streaming`."""
+    disable_streaming: bool = Field(default=True, exclude=True)
+    """Set to True, answers are made whole. LangChain always finds True here, and so gives each run to `_generate`."""
+    cache: Literal[False] = Field(default=False, exclude=True)
+
+    _decider: Decider | None = PrivateAttr(default=None)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole(cls, fields: Any) -> Any:
+        if "disable_streaming" not in fields:
+            return fields
+        stays = {} if not fields["disable_streaming"] or "streaming" in fields else {"streaming": False}
+        return {**fields, **stays, "disable_streaming": True}
+
+    @field_validator("router", mode="before")
+    @classmethod
+    def _is_router(cls, router: Any) -> Any:
+        if router is None or router is False or isinstance(router, UncertaintyRouterCallback):
+            return router
+        raise InputError(f"router is UncertaintyRouterCallback(policy, ...), or False for a helper, not {router!r:.60}")
+
+    def _live(self, call: Call) -> Live:
+        """The writing of an answer: its pieces, and then a `Draft[AIMessage]` (`call.draft`)."""
+        raise NotImplementedError
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        return dict(ASKING)
+
+    # Runs.
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        named, message = self._named(run_manager), AIMessage("")
+        with closing(run_stream(self._steps(messages, stop, kwargs, run_manager, is_live=named is not None))) as pieces:
+            for piece in pieces:
+                if isinstance(piece, AIMessage):
+                    message = piece
+                elif named is not None and run_manager is not None:
+                    run_manager.on_llm_new_token(piece.text, chunk=named(piece))
+        return _result(message, run_manager)
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        named, message = self._named(run_manager), AIMessage("")
+        steps = self._steps(messages, stop, kwargs, run_manager, is_live=named is not None)
+        async with aclosing(arun_stream(steps)) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, AIMessage):
+                    message = piece
+                elif named is not None and run_manager is not None:
+                    await run_manager.on_llm_new_token(piece.text, chunk=named(piece))
+        return _result(message, run_manager)
+
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        with closing(run_stream(self._steps(messages, stop, kwargs, run_manager, is_live=True))) as pieces:
+            for piece in pieces:
+                if not isinstance(piece, AIMessage):
+                    yield piece
+
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        async with aclosing(arun_stream(self._steps(messages, stop, kwargs, run_manager, is_live=True))) as pieces:
+            async for piece in pieces:
+                if not isinstance(piece, AIMessage):
+                    yield piece
+
+    def stream(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> Iterator[AIMessageChunk]:
+        """Answer piece by piece, live or by sentence; in one piece where the whole answer may be withheld."""
+        model, config = self._deciding(config)
+        return super(Deciding, model).stream(input, config, stop=stop, **kwargs)
+
+    def astream(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[AIMessageChunk]:
+        """Like `stream`, on the event loop."""
+        model, config = self._deciding(config)
+        return super(Deciding, model).astream(input, config, stop=stop, **kwargs)
+
+    def batch(
+        self,
+        inputs: list[LanguageModelInput],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        **kwargs: Any,
+    ) -> list[AIMessage]:
+        """Answer several inputs, each in a run of its own; LangChain's own default is a few threads."""
+        configs = [
+            cast("RunnableConfig", {"max_concurrency": _AT_ONCE, **one}) for one in get_config_list(config, len(inputs))
+        ]
+        return super().batch(inputs, configs, **kwargs)
+
+    def _named(self, run: RunManager | None) -> Callable[[ChatGenerationChunk], ChatGenerationChunk] | None:
+        """Gives chunks the id of their run, where somebody wants them while the answer is written."""
+        if run is None or self.streaming is False:
+            return None
+        if not self.streaming and not any(isinstance(one, _StreamingCallbackHandler) for one in run.handlers):
+            return None
+
+        def named(chunk: ChatGenerationChunk) -> ChatGenerationChunk:
+            chunk.message.id = _id_of(run)
+            return chunk
+
+        return named
+
+    # The decision.
+
+    def _deciding(self, config: RunnableConfig | None) -> tuple[Self, RunnableConfig]:
+        """A copy for one stream, which knows who decides, and the stream's config."""
+        config = ensure_config(config)
+        run_id = config.get("run_id") or uuid7()
+        copy = self.model_copy(update={"disable_streaming": self.streaming is False})
+        copy._decider = self._decider_of(CallbackManager.configure(config.get("callbacks"), self.callbacks), run_id)
+        return copy, cast("RunnableConfig", {**config, "run_id": run_id})
+
+    def _decider_of(self, run: CallbackManager | RunManager, run_id: UUID) -> Decider:
+        """Who decides in a run: this model's router, or one that LangChain found in the config or in the context.
+
+        Raises:
+            UnenforcedPolicyError: two different routers; or the router of the question that is being asked is not this
+                model's.
+        """
+        inside = CallbackManager(handlers=[], parent_run_id=run_id)
+        inside.set_handlers([one for one in run.inheritable_handlers if _traces(one)])
+        inside.add_tags(run.inheritable_tags)
+        inside.add_metadata(run.inheritable_metadata)
+        if self.router is False:
+            return Decider(None, None, inside)
+        question = question_of(self.router)
+        found = {one for one in (self.router, *run.handlers) if isinstance(one, UncertaintyRouterCallback)}
+        if question is not None:
+            found = {one for one in found if question.outward(one) in (None, question)}
+        if len(found) > 1:
+            raise UnenforcedPolicyError(
+                f"{len(found)} routers, and only one can decide: attach one, as the model's field (router=...) or in "
+                "the config"
+            )
+        return Decider(next(iter(found), None), question, inside)
+
+    def _steps(
+        self, messages: list[BaseMessage], stop: list[str] | None, options: dict[str, Any], run: Any, *, is_live: bool
+    ) -> StreamSteps[ChatGenerationChunk | AIMessage, None]:
+        """The chunks of what is let through, as they come, where they are wanted; and the whole message."""
+        decider = self._decider if run is None else self._decider_of(run, run.run_id)
+        if decider is None:
+            raise UnenforcedPolicyError(
+                "a call without a run, in which a router could not be found: call invoke, stream or batch"
+            )
+        given = {name: value for name, value in options.items() if name != "stream"}
+        call = Call(messages, given if stop is None else {**given, "stop": stop}, decider, is_live, self.timeout)
+        live, terms, shown = self._live(call), call.terms, _Shown()
+        if terms is None:
+            draft = yield from written(live, Stop(self.timeout), show=shown.pieces if is_live else lambda _: ())
+            if self.router is not False:
+                record_draft(draft.verdict, draft.prompt, source=draft.source)
+            yield from shown.last(draft.answer)
+            return
+
+        def show(step: Any) -> Iterator[ChatGenerationChunk | AIMessage]:
+            if isinstance(step, Outcome):
+                message = call.delivered(cast("Outcome[AIMessage]", step))
+                _note(decider.router, message)
+                yield from shown.last(message)
+            elif is_live:
+                yield from shown.pieces(step)
+
+        yield from streamed(
+            terms, live, lambda _: Work.of(lambda: _replies(call)), show=show, question=decider.question
+        )
+
+
+def _replies(call: Call) -> Steps[Sequence[TargetReply[AIMessage]]]:
+    router, draft = call.decider.router, call.drafted
+    if router is None or draft is None or (target := router.target) is None:
+        return ()
+    config: RunnableConfig = {"callbacks": call.decider.inside}
+    with escalating(router):
+        return [(yield target.asked(call.messages, call.options, config=config, draft=draft))]
+
+
+def _traces(handler: object) -> bool:
+    """Whether a handler hears an escalation's run: its tokens are no part of the answer's stream."""
+    return isinstance(handler, BaseTracer | TracingHandler) and not isinstance(handler, _StreamingCallbackHandler)
+
+
+class TracingHandler(BaseCallbackHandler):
+    """A handler of ours that traces, though it is not one of LangChain's tracers."""
+
+
+def _result(message: AIMessage, run: RunManager | None) -> ChatResult:
+    """The whole message, which has the id of its chunks, so that LangGraph does not show it again."""
+    message = message if run is None else message.model_copy(update={"id": _id_of(run)})
+    return ChatResult(generations=[ChatGeneration(message=message, generation_info=convert.info_of(message))])
+
+
+def _id_of(run: RunManager) -> str:
+    return f"{LC_ID_PREFIX}-{run.run_id}"
+
+
+class _Shown:
+    """What has been shown of one answer, in chunks."""
+
+    def __init__(self) -> None:
+        self._text, self._thought, self._held = "", "", HeldText()
+        self._passed = False
+
+    def pieces(self, piece: Any) -> Iterator[ChatGenerationChunk]:
+        """A piece as a chunk: a text, a thought, a sentence that is let through, or a served model's own chunk."""
+        if isinstance(piece, AIMessageChunk):
+            self._passed, message = True, piece.model_copy(update={"chunk_position": None})
+            if isinstance(message.content, str) and message.content:  # text that may turn out to be reasoning waits
+                message = message.model_copy(update={"content": self._held.add(message.content)})
+        elif isinstance(piece, SentencePiece):
+            record = {convert.SENTENCES: [piece.sentence.model_dump(mode="json")]}
+            message = AIMessageChunk(content=piece.text, response_metadata=record)
+        elif isinstance(piece, ThoughtPiece):
+            self._thought += piece.text
+            message = AIMessageChunk(content="", additional_kwargs={convert.REASONING: piece.text})
+        else:
+            message = AIMessageChunk(content=piece)
+        self._text += convert.message_text(message)
+        yield ChatGenerationChunk(message=message)
+
+    def last(self, message: AIMessage) -> Iterator[ChatGenerationChunk | AIMessage]:
+        """The rest, with the record, and the whole message."""
+        chunk, rest = convert.as_chunk(message), convert.message_text(message)[len(self._text) :]
+        if self._passed:
+            metadata = message.response_metadata
+            record = {METADATA_KEY: metadata[METADATA_KEY]} if METADATA_KEY in metadata else {}
+            chunk = AIMessageChunk(content="", response_metadata=record, chunk_position="last")
+            if self._held.held:
+                thought = {name: held for name, held in message.additional_kwargs.items() if name == convert.REASONING}
+                chunk = chunk.model_copy(update={"content": rest, "additional_kwargs": thought})
+        elif self._text or self._thought:
+            chunk.content = rest
+            if self._thought == chunk.additional_kwargs.get(convert.REASONING):
+                del chunk.additional_kwargs[convert.REASONING]
+        yield ChatGenerationChunk(message=chunk, generation_info=None if self._passed else convert.info_of(message))
+        yield message
+
+
+# What has been decided about, for the middleware of an agent.
+
+_noted: ContextVar[tuple[UncertaintyRouterCallback, set[Any]] | None] = ContextVar("semgrad_guard_noted", default=None)
+
+
+@contextmanager
+def noting(router: UncertaintyRouterCallback) -> Generator[set[Any]]:
+    """The messages that models with this router deliver while this lasts, by their `delivered_form`."""
+    token = _noted.set((router, delivered := set[Any]()))
+    try:
+        yield delivered
+    finally:
+        _noted.reset(token)
+
+
+def delivered_form(message: AIMessage) -> Any:
+    """What tells a message from others: its text, and the calls in it."""
+    return convert.message_text(message), repr([(call["name"], call["args"]) for call in message.tool_calls])
+
+
+def _note(router: UncertaintyRouterCallback | None, message: AIMessage) -> None:
+    noted = _noted.get()
+    if noted is not None and noted[0] == router:
+        noted[1].add(delivered_form(message))

@@ -1,0 +1,85 @@
+"""A model's profile, which LangChain and its agents read before they use it; and how many tokens messages take."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from langchain_core.language_models import ModelProfile
+
+from semgrad_guard import LanguageModel, Message
+from semgrad_guard.adapters.settings import read_json, template_calls_tools
+from semgrad_guard.errors import InputError
+
+_TEXT_ONLY: ModelProfile = {
+    "text_inputs": True,
+    "image_inputs": False,
+    "image_url_inputs": False,
+    "image_tool_message": False,
+    "pdf_inputs": False,
+    "pdf_tool_message": False,
+    "audio_inputs": False,
+    "video_inputs": False,
+    "text_outputs": True,
+    "image_outputs": False,
+    "audio_outputs": False,
+    "video_outputs": False,
+    "structured_output": True,
+    "temperature": True,
+    "open_weights": True,
+}
+
+
+def profile_of(model: LanguageModel) -> ModelProfile:
+    """The profile of a loaded model."""
+    return _profile(model.context_window, calls_tools=model.knows_tools)
+
+
+def profile_on_disk(name_or_path: str, revision: str | None, options: Mapping[str, Any] | None) -> ModelProfile | None:
+    """The profile of a model that is not loaded; None where its files are not on this disk yet. Loads no weights."""
+    config = read_json(name_or_path, "config.json", revision)
+    if config is None:
+        return None
+    window = (config.get("text_config") or config).get("max_position_embeddings")
+    return _profile(window, calls_tools=bool(template_calls_tools(name_or_path, revision, options)))
+
+
+def _profile(window: int | None, *, calls_tools: bool) -> ModelProfile:
+    found: ModelProfile = {**_TEXT_ONLY, "tool_calling": calls_tools, "tool_choice": calls_tools}
+    return found if window is None else {**found, "max_input_tokens": window}
+
+
+def count_tokens(model: LanguageModel, conversation: Sequence[Message], tools: Sequence[dict[str, Any]]) -> int:
+    """Tokens of the prompt for a conversation, the words of the chat template and the tools' descriptions included.
+
+    LangChain trims a chat by counting parts of it, the last message first. Many chat templates refuse such parts (two
+    turns of one role, an answer before any question) or leave their text out (a system prompt without a question).
+    Then each message is counted by itself, with a template's words around each: never too few.
+    """
+    options = {"tools": list(tools)} if tools else {}
+    whole = _rendered(model, conversation, options)
+    if whole is not None:
+        return whole
+    described = model.count_tokens([Message("user", json.dumps(list(tools)))]) if tools else 0
+    return described + sum(_alone(model, message) for message in conversation)
+
+
+def _alone(model: LanguageModel, message: Message) -> int:
+    """One message by itself; as a user's where the template does not show its role at the start of a conversation."""
+    found = _rendered(model, [message], {})
+    if found is not None:
+        return found
+    calls = [{"name": call.name, "arguments": dict(call.arguments)} for call in message.tool_calls]
+    text = "\n".join([message.content, *map(json.dumps, calls)])
+    return model.count_tokens([Message("user", text)])
+
+
+def _rendered(model: LanguageModel, conversation: Sequence[Message], options: dict[str, Any]) -> int | None:
+    """Tokens of the prompt; None where the template refuses the conversation or leaves a message out."""
+    try:
+        found = model.count_tokens(conversation, **options)
+    except InputError:
+        return None
+    texts: Any = [model.tokenizer(message.content, add_special_tokens=False) for message in conversation]
+    return found if found >= sum(len(text["input_ids"]) for text in texts) else None

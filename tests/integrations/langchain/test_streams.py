@@ -1,0 +1,180 @@
+"""Streams: live where nothing may be withheld, by sentence as they are let through, else in one piece."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessageChunk
+from langchain_core.output_parsers import StrOutputParser
+
+from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, UncertaintyRouterCallback, get_verdict
+from semgrad_guard import LanguageModel, Policy
+
+from .listening import Ear, Tracer
+from .scripted import CANARY, THRESHOLD, Scripted
+from .support import NOTHING, QUESTION, Route, text_of
+from .ways import PROMPT, STATE, collect, graph_of
+
+SENTENCES = ["Mongolia lies in Asia. ", f"The old capital is {CANARY}. ", "People pay with the tugrik. ", "It is cold."]
+CLOSING = "I am not sure about the rest."
+
+
+def router(**options: Any) -> UncertaintyRouterCallback:
+    return UncertaintyRouterCallback(Policy(threshold=THRESHOLD), abstain_message="WITHHELD", **options)
+
+
+def _chain(model: Any, config: Any) -> list[str]:
+    chain = PROMPT | model | StrOutputParser()
+    return list(chain.stream({"question": QUESTION}, config))
+
+
+def _events(model: Any, config: Any) -> list[str]:
+    events = collect(model.astream_events(QUESTION, config, version="v2"))
+    return [event["data"]["chunk"].text for event in events if event["event"] == "on_chat_model_stream"]
+
+
+def _v3(model: Any, config: Any) -> list[str]:
+    return [str(text) for text in model.stream_events(QUESTION, config, version="v3").text]
+
+
+def _graph(model: Any, config: Any) -> list[str]:
+    return [message.text for message, _ in graph_of(model).stream(STATE, config, stream_mode="messages")]
+
+
+def _agraph(model: Any, config: Any) -> list[str]:
+    graph = graph_of(model, is_async=True)
+    return [message.text for message, _ in collect(graph.astream(STATE, config, stream_mode="messages"))]
+
+
+LIVE: dict[str, Callable[[Any, Any], list[str]]] = {
+    "stream": lambda model, config: [chunk.text for chunk in model.stream(QUESTION, config)],
+    "astream": lambda model, config: [chunk.text for chunk in collect(model.astream(QUESTION, config))],
+    "events": _events,
+    "events v3": _v3,
+    "graph": _graph,
+    "graph, async": _agraph,
+    "chain": _chain,
+}
+
+
+class Watched(Scripted):
+    """Tells how many words it had sent when a piece of its answer was seen."""
+
+    def words(self) -> int:
+        return sum(word != "closed" for word in self.sent)
+
+
+@pytest.mark.filterwarnings("ignore::langchain_core._api.beta_decorator.LangChainBetaWarning")
+@pytest.mark.parametrize("where", ["field", "config"])
+@pytest.mark.parametrize("on_doubt", ["stop", "drop"])
+@pytest.mark.parametrize("way", LIVE)
+def test_sentences_leave_as_they_end(way: str, on_doubt: Any, where: str) -> None:
+    inner, rules, ear, tracer = Scripted(script="".join(SENTENCES)), router(), Ear(), Tracer()
+    model = GuardedChatModel(inner, rules if where == "field" else None, by="sentence", on_doubt=on_doubt)
+    config = {"callbacks": [ear, tracer, *([rules] if where == "config" else [])]}
+    pieces = [piece for piece in LIVE[way](model, config) if piece]
+    whole = model.invoke(QUESTION, config)
+    assert "".join(pieces) == whole.text
+    kept = [SENTENCES[0]] if on_doubt == "stop" else [SENTENCES[0], *SENTENCES[2:]]
+    assert whole.text.startswith("".join(kept).rstrip())
+    assert len(pieces) > 1
+    assert pieces[0].rstrip() == SENTENCES[0].rstrip()
+    assert not [heard for heard in (*ear.heard, *tracer.heard, *pieces) if CANARY in heard]
+
+
+def test_a_sentence_leaves_before_the_next_is_written() -> None:
+    inner = Scripted(script="".join(SENTENCES))
+    model = GuardedChatModel(inner, router(), by="sentence", on_doubt="drop")
+    stream = model.stream(QUESTION)
+    assert next(stream).text.rstrip() == SENTENCES[0].rstrip()
+    assert len(inner.sent) < len("".join(SENTENCES).split())
+    stream.close()
+    assert inner.sent[-1] == "closed"
+
+
+def test_a_model_is_left_behind_a_doubtful_sentence() -> None:
+    inner = Scripted(script="".join(SENTENCES))
+    text = text_of(list(GuardedChatModel(inner, router(), by="sentence").stream(QUESTION)))
+    assert text.rstrip() == SENTENCES[0].rstrip() or text.startswith(SENTENCES[0])
+    assert inner.sent[-1] == "closed"
+    assert len(inner.sent) < len("".join(SENTENCES).split())
+
+
+def test_whole_answers_come_in_one_piece(route: Route) -> None:
+    inner = Scripted(script="".join(SENTENCES[:1]))
+    pieces = [piece for piece in route(GuardedChatModel(inner, router()), QUESTION, {}) if piece.text]
+    assert [piece.text for piece in pieces] == [SENTENCES[0]]
+
+
+@pytest.mark.parametrize("way", ["stream", "astream", "events"])
+def test_annotating_alters_no_token(way: str, chat: ChatSemGrad) -> None:
+    rules = UncertaintyRouterCallback(NOTHING, mode="annotate")
+    plain, annotated = LIVE[way](chat, {}), LIVE[way](chat.model_copy(update={"router": rules}), {})
+    assert annotated == plain
+    assert len(plain) > 2
+    served = Scripted(script="".join(SENTENCES))
+    bare = LIVE[way](served, {})
+    guarded = LIVE[way](GuardedChatModel(served, router(mode="annotate")), {})
+    assert [piece for piece in guarded if piece] == [piece for piece in bare if piece]
+
+
+def test_the_record_of_a_stream_is_that_of_the_answer(chat: ChatSemGrad) -> None:
+    for model in (chat, GuardedChatModel(Scripted(), router(mode="annotate")), GuardedChatModel(Scripted(), router())):
+        whole: Any = None
+        for chunk in model.stream(QUESTION):
+            whole = chunk if whole is None else whole + chunk
+        assert isinstance(whole, AIMessageChunk)
+        streamed, finished = get_verdict(whole), get_verdict(model.invoke(QUESTION))
+        assert streamed is not None
+        assert finished is not None
+        changes = {"scoring_ms": None, "tier": None}
+        assert streamed.model_copy(update=changes) == finished.model_copy(update=changes)
+        assert whole.usage_metadata == model.invoke(QUESTION).usage_metadata
+
+
+def test_local_sentences_are_those_of_the_whole_answer(language_model: LanguageModel) -> None:
+    chat = ChatSemGrad.from_model(language_model, by="sentence", on_doubt="drop")
+    scores = [one.uncertainty for one in get_verdict(chat.invoke(QUESTION)).sentences]  # type: ignore[union-attr]
+    assert scores
+    for threshold in sorted(score for score in scores if score is not None):
+        rules = UncertaintyRouterCallback(Policy(threshold=threshold))
+        model = chat.model_copy(update={"router": rules})
+        pieces = [chunk.text for chunk in model.stream(QUESTION)]
+        assert "".join(pieces) == model.invoke(QUESTION).text
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_user_may_turn_streams_off(is_async: bool) -> None:
+    model = GuardedChatModel(Scripted(), router(mode="annotate"), disable_streaming=True)
+    for one in (model, model.configurable_fields(timeout=_field()).with_config()):
+        chunks = collect(one.astream(QUESTION)) if is_async else list(one.stream(QUESTION))
+        assert len([chunk for chunk in chunks if chunk.text]) == 1
+
+
+def _field() -> Any:
+    from langchain_core.runnables import ConfigurableField
+
+    return ConfigurableField(id="timeout")
+
+
+def test_a_cancelled_task_leaves_the_model() -> None:
+    inner = Scripted(script="word " * 400, delay=0.01)
+    model = GuardedChatModel(inner, router(), by="sentence")
+
+    async def run() -> None:
+        task = asyncio.create_task(_read(model))
+        await asyncio.sleep(0.2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
+    assert len(inner.sent) < 400
+
+
+async def _read(model: Any) -> None:
+    async for _ in model.astream(QUESTION):
+        pass
