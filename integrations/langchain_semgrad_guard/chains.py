@@ -16,6 +16,7 @@ from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import patch_config
+from langchain_core.utils.json_schema import dereference_refs
 from pydantic import BaseModel
 
 from langchain_semgrad_guard import messages as convert
@@ -218,7 +219,8 @@ def _abstention(chain: Runnable[Any, Any]) -> Abstention:
         return _a_text
     if "BaseMessage" in repr(output) or "AIMessage" in repr(output):
         return _a_message
-    fields = chain.get_output_jsonschema().get("properties") or {}
+    is_object = isinstance(output, type) and issubclass(output, BaseModel)
+    fields = {} if is_object else dereference_refs(chain.get_output_jsonschema()).get("properties", {})
     for name, form in (("messages", _a_state), ("answer", _an_answer), ("output", _an_output)):
         if name in fields:
             return form

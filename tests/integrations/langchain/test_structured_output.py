@@ -126,17 +126,13 @@ def test_a_withheld_object_is_an_error(chat: ChatSemGrad, name: str, method: Any
     _check(through[-1])
 
 
-def test_raw_keeps_the_abstention(chat: ChatSemGrad) -> None:
-    config: Any = {"callbacks": [UncertaintyRouterCallback(policy=NOTHING)]}
-    found: Any = chat.with_structured_output(Wall, include_raw=True).invoke(QUESTION, config)
-    assert found["parsed"] is None
-    assert isinstance(found["parsing_error"], LowConfidenceError)
-    assert found["raw"].text == "I don't know."
-    assert found["parsing_error"].verdict.draft is None
-    keeping: Any = {"callbacks": [UncertaintyRouterCallback(policy=NOTHING, keep_draft=True)]}
-    found = chat.with_structured_output(Wall, include_raw=True).invoke(QUESTION, keeping)
-    assert found["parsing_error"].verdict.draft.startswith("{")
-    assert "withheld answer (`draft`)" in str(found["parsing_error"])
+def test_no_text_stands_for_an_object_in_raw_form_either(chat: ChatSemGrad) -> None:
+    for keep_draft in (False, True):
+        config: Any = {"callbacks": [UncertaintyRouterCallback(NOTHING, keep_draft=keep_draft)]}
+        with pytest.raises(LowConfidenceError, match="A structure is owed") as caught:
+            chat.with_structured_output(Wall, include_raw=True).invoke(QUESTION, config)
+        assert (caught.value.verdict.draft or "").startswith("{") is keep_draft
+        assert ("withheld answer (`draft`)" in str(caught.value)) is keep_draft
 
 
 def test_an_escalation_may_answer_in_the_same_form(chat: ChatSemGrad) -> None:

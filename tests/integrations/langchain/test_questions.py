@@ -1,0 +1,377 @@
+"""`guarded` and `asking`: the first refused call ends a question, and nothing of it is altered."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.chat_history import InMemoryChatMessageHistory
+from langchain_core.language_models.fake_chat_models import FakeListChatModel
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.output_parsers import JsonOutputParser, StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough, RunnableWithMessageHistory
+from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.errors import GraphRecursionError
+from langgraph.graph import START, StateGraph
+from langgraph.types import Command, interrupt
+from typing_extensions import TypedDict
+
+from langchain_semgrad_guard import (
+    ChatSemGrad,
+    GuardedChatModel,
+    LowConfidenceError,
+    UncertaintyRouterCallback,
+    asking,
+    get_verdict,
+    guarded,
+)
+from semgrad_guard import LanguageModel, Policy, Verdict
+from semgrad_guard.decision_log.decision_log import DecisionLog
+from semgrad_guard.errors import InputError, UnenforcedPolicyError
+
+from .listening import Ear, shown, told_by
+from .scripted import CANARY, SURE, THRESHOLD, Scripted
+from .ways import collect
+
+WITHHELD = "WITHHELD"
+PROMPT = ChatPromptTemplate.from_template("{question}")
+
+
+def router(**options: Any) -> UncertaintyRouterCallback:
+    return UncertaintyRouterCallback(Policy(threshold=THRESHOLD), abstain_message=WITHHELD, **options)
+
+
+def echo(messages: Any) -> str:
+    """Repeats the question; doubtful where it is about the canary."""
+    return f"You said: {messages[-1].text}"
+
+
+def model(rules: Any, **fields: Any) -> GuardedChatModel:
+    return GuardedChatModel(Scripted(script=echo, **fields), rules)
+
+
+def twice(rules: Any, *, second: str = "") -> Runnable[Any, Any]:
+    """Two calls of a model, one after the other."""
+    own = model(rules)
+    return own | StrOutputParser() | (lambda text: f"{text} {second}") | own | StrOutputParser()
+
+
+class Answer(TypedDict):
+    answer: str
+    context: str
+
+
+def _rag(rules: Any) -> Runnable[Any, Any]:
+    answer = (lambda given: given["question"]) | model(rules) | StrOutputParser()
+    return (
+        RunnablePassthrough.assign(context=lambda _: "a source") | RunnablePassthrough.assign(answer=answer)
+    ).with_types(output_type=Answer)
+
+
+FORMS: dict[str, tuple[Any, Any, Any]] = {
+    "text": (lambda rules: model(rules) | StrOutputParser(), CANARY, lambda out: out),
+    "message": (model, CANARY, lambda out: out.text),
+    "chain": (lambda rules: PROMPT | model(rules), {"question": CANARY}, lambda out: out.text),
+    "state": (
+        lambda rules: create_agent(model(rules), []),
+        {"messages": [("human", CANARY)]},
+        lambda out: out["messages"][-1].text,
+    ),
+    "answer": (_rag, {"question": CANARY}, lambda out: out["answer"]),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_abstention_has_the_form_of_the_chain(form: str, is_async: bool) -> None:
+    make, given, text = FORMS[form]
+    rules = router()
+    chain = guarded(make(rules), rules)
+    out = asyncio.run(chain.ainvoke(given)) if is_async else chain.invoke(given)
+    assert text(out) == WITHHELD
+    sure = copy.deepcopy(given) if not isinstance(given, str) else SURE
+    if isinstance(sure, dict):
+        sure = {"messages": [("human", SURE)]} if "messages" in sure else {"question": SURE}
+    assert SURE in text(chain.invoke(sure))
+
+
+def test_another_form_needs_words_of_its_own() -> None:
+    rules = router()
+    count = model(rules) | RunnableLambda(lambda message: len(message.text))
+    with pytest.raises(InputError, match="give abstain="):
+        guarded(count, rules)
+    chain = guarded(count, rules, abstain=lambda given, verdict: (given, verdict.action, verdict.text))
+    assert chain.invoke(CANARY) == (CANARY, "abstain", WITHHELD)
+    assert chain.invoke(SURE) == len(f"You said: {SURE}")
+
+
+def test_the_first_refused_call_ends_all() -> None:
+    rules = router()
+    inner = Scripted(script=echo)
+    own = GuardedChatModel(inner, rules)
+    steps = [RunnableLambda(lambda text: own.invoke(text).text) for _ in range(3)]
+    swallowing = RunnableLambda(lambda text: _swallowed(own, text))
+    chain = guarded(swallowing | steps[0] | steps[1] | StrOutputParser(), rules)
+    assert chain.invoke(CANARY) == WITHHELD
+    assert len(inner.asked) == 1
+    assert chain.invoke(SURE) == f"You said: You said: You said: {SURE}"
+
+
+def _swallowed(own: Any, text: str) -> str:
+    try:
+        return own.invoke(text).text
+    except LowConfidenceError:
+        return "it went on"
+
+
+def test_the_verdict_is_the_most_doubtful_calls() -> None:
+    rules = UncertaintyRouterCallback(Policy(threshold=1e9))
+    chain = guarded(model(rules) | StrOutputParser() | model(rules), rules)
+    first = get_verdict(model(rules).invoke(SURE))
+    verdict = get_verdict(chain.invoke(SURE))
+    second = get_verdict(model(rules).invoke(f"You said: {SURE}"))
+    assert first is not None
+    assert second is not None
+    assert verdict is not None
+    assert verdict.uncertainty == max(first.uncertainty, second.uncertainty)  # type: ignore[type-var]
+
+
+def test_helpers_do_not_count() -> None:
+    rules = router()
+    helper = GuardedChatModel(Scripted(script=f"Where is {CANARY}"), False)
+    chain = guarded(helper | StrOutputParser() | (lambda _: SURE) | model(rules) | StrOutputParser(), rules)
+    assert chain.invoke("x") == f"You said: {SURE}"
+
+
+def test_nobody_without_the_router() -> None:
+    rules = router()
+    for stranger in (Scripted(), FakeListChatModel(responses=["x"]), GuardedChatModel(Scripted()), model(router())):
+        with pytest.raises(UnenforcedPolicyError, match="in the chain does not have"):
+            guarded(stranger | StrOutputParser(), rules)
+        hidden = RunnableLambda(lambda text, one=stranger: one.invoke(text).text)
+        with pytest.raises(UnenforcedPolicyError):
+            guarded(hidden, rules, abstain=lambda given, verdict: "").invoke("x")
+        silenced = RunnableLambda(lambda text, one=stranger: one.invoke(text, {"callbacks": []}).text)
+        with pytest.raises(UnenforcedPolicyError):
+            guarded(silenced, rules, abstain=lambda given, verdict: "").invoke("x")
+
+
+def test_nothing_guarded_has_answered() -> None:
+    rules = router()
+    chain = guarded(RunnableLambda(lambda text: "said by code") | StrOutputParser(), rules)
+    assert chain.invoke("x") == WITHHELD
+    lenient = router(on_unscored="answer")
+    assert (
+        guarded(RunnableLambda(lambda text: "said by code") | StrOutputParser(), lenient).invoke("x") == "said by code"
+    )
+
+
+@pytest.mark.parametrize("how", ["thread", "bare thread", "executor"])
+def test_threads(how: str) -> None:
+    rules = router()
+    own = model(rules)
+
+    def run(text: str) -> str:
+        said = list[str]()
+
+        def call() -> None:
+            try:
+                said.append(own.invoke(text).text)
+            except LowConfidenceError:
+                said.append("refused")
+
+        if how == "executor":
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(call).result()
+        else:
+            import contextvars
+
+            target = contextvars.copy_context().run if how == "thread" else (lambda one: one())
+            thread = threading.Thread(target=target, args=(call,))
+            thread.start()
+            thread.join()
+        return said[0]
+
+    chain = guarded(RunnableLambda(run), rules, abstain=lambda given, verdict: verdict.text)
+    assert CANARY not in chain.invoke(CANARY)
+
+
+def test_histories_around_keep_question_and_abstention() -> None:
+    rules, history = router(), InMemoryChatMessageHistory()
+    chain = guarded((lambda messages: messages[-1].text) | model(rules), rules)
+    talk = RunnableWithMessageHistory(chain, lambda session_id: history)
+    talk.invoke([HumanMessage(CANARY)], {"configurable": {"session_id": "1"}})
+    assert [message.text for message in history.messages] == [CANARY, WITHHELD]
+
+
+def test_a_memory_inside_holds_no_draft() -> None:
+    rules, memory = router(), InMemorySaver()
+    agent = create_agent(GuardedChatModel(Scripted(), rules), [], checkpointer=memory)
+    config: Any = {"configurable": {"thread_id": "1"}}
+    assert guarded(agent, rules).invoke({"messages": [("human", "q")]}, config)["messages"][-1].text == WITHHELD
+    assert [message.text for message in agent.get_state(config).values["messages"]] == ["q"]
+    assert CANARY not in shown([list(memory.list(None)), dict(memory.blobs), dict(memory.writes)])
+
+
+def test_the_caller_is_heard() -> None:
+    rules, ear = router(), Ear()
+
+    @tool
+    def again(word: str) -> str:
+        """Say it again."""
+        return word
+
+    def call(_: Any) -> AIMessage:
+        return AIMessage("", tool_calls=[{"name": "again", "args": {"word": "x"}, "id": "1"}])
+
+    rules = router(trusted_tools=["again"])
+    agent = create_agent(GuardedChatModel(Scripted(script=call), rules), [again])
+    with pytest.raises(GraphRecursionError):
+        guarded(agent, rules).invoke({"messages": [("human", "q")]}, {"recursion_limit": 5})
+    config: Any = {"callbacks": [ear], "tags": ["mine"], "metadata": {"user": "Ada"}, "run_name": "ask"}
+    guarded(twice(rules), rules).invoke(SURE, config)
+    first = ear.heard[0]
+    assert all(part in first for part in ("mine", "Ada", "ask", SURE))
+    assert "on_custom_event" in ear.names
+
+
+def test_the_target_gets_the_input_and_answers_in_the_chains_form() -> None:
+    asked = list[Any]()
+    target = RunnableLambda(lambda given: (asked.append(given), "elsewhere")[1])
+    rules = router(escalate_to=target)
+    assert guarded(twice(rules), rules).invoke(CANARY) == "elsewhere"
+    assert asked == [CANARY]
+    itself = router(escalate_to=RunnableLambda(lambda given: loop[0].invoke(given)))
+    loop = [guarded(twice(itself), itself)]
+    assert loop[0].invoke(CANARY) == WITHHELD
+
+
+def test_one_decision_for_each_question(tmp_path: Any) -> None:
+    told = list[Verdict]()
+    with DecisionLog(tmp_path / "log.db") as log:
+        rules = router(notify=told.append, log=log)
+        chain = guarded(twice(rules), rules)
+        chain.batch([SURE, CANARY])
+    assert sorted(verdict.action for verdict in told) == ["abstain", "answer"]
+    assert all(verdict.decision_id for verdict in told)
+
+
+def test_errors() -> None:
+    rules = router()
+    parsing = guarded(model(rules) | JsonOutputParser(), rules, abstain=lambda given, verdict: None)
+    assert parsing.invoke(CANARY) is None
+    raising = router(mode="raise")
+    for chain in (guarded(twice(raising), raising), guarded(twice(raising), raising).with_retry(stop_after_attempt=2)):
+        with pytest.raises(LowConfidenceError) as caught:
+            chain.invoke(f"{CANARY} xyzzy")
+        assert f"said: {CANARY} xyzzy" not in told_by(caught.value)
+        assert caught.value.verdict.uncertainty is not None
+        assert not [digit for digit in str(caught.value) if digit.isdigit()]
+
+    def fail(_: Any) -> str:
+        raise RuntimeError("the database")
+
+    failing = guarded(RunnableLambda(fail) | StrOutputParser(), rules)
+    with pytest.raises(RuntimeError, match="the database"):
+        failing.invoke("x")
+    lenient = router(on_error="abstain")
+    assert guarded(RunnableLambda(fail) | StrOutputParser(), lenient).invoke("x") == WITHHELD
+
+
+@pytest.mark.parametrize("on_error", ["raise", "abstain"])
+def test_interrupts_of_the_graph_around_pass(on_error: Any) -> None:
+    rules = router(on_error=on_error)
+    own = model(rules)
+    chain = guarded(
+        RunnableLambda(lambda text: own.invoke(f"{text} {interrupt('more?')}").text) | StrOutputParser(), rules
+    )
+
+    class State(TypedDict, total=False):
+        text: str
+
+    graph = (
+        StateGraph(State).add_node("ask", lambda state: {"text": chain.invoke(state["text"])}).add_edge(START, "ask")
+    )
+    compiled: Any = graph.compile(checkpointer=InMemorySaver())
+    config = {"configurable": {"thread_id": "1"}}
+    assert "__interrupt__" in compiled.invoke({"text": SURE}, config)
+    assert compiled.invoke(Command(resume="please"), config)["text"] == f"You said: {SURE} please"
+
+
+def test_nested_questions() -> None:
+    outer, inner = router(), UncertaintyRouterCallback(Policy(threshold=THRESHOLD), abstain_message="inner")
+    within = guarded(twice(inner), inner)
+    chain = guarded(within | model(outer) | StrOutputParser(), outer)
+    assert chain.invoke(SURE).startswith("You said: You said")
+    assert chain.invoke(CANARY) == "You said: inner"
+    same = guarded(guarded(twice(outer), outer) | StrOutputParser(), outer)
+    assert same.invoke(CANARY) == WITHHELD
+
+
+def test_copies_and_streams() -> None:
+    rules = router()
+    chain = guarded(PROMPT | GuardedChatModel(Scripted(), rules), rules)
+    for one in (pickle.loads(pickle.dumps(chain)), copy.deepcopy(chain), chain.with_config(tags=["x"])):
+        assert one.invoke({"question": "q"}).text == WITHHELD
+    pieces = list(guarded(twice(rules), rules).stream(SURE))
+    assert len(pieces) == 1
+    assert collect(guarded(twice(rules), rules).astream(CANARY)) == [WITHHELD]
+
+
+@pytest.mark.parametrize("how", ["threads", "gather"])
+def test_questions_at_the_same_time_do_not_mix(how: str, language_model: LanguageModel) -> None:
+    rules = UncertaintyRouterCallback(Policy(threshold=1e9))
+    chat = ChatSemGrad.from_model(language_model, max_tokens=6, router=rules)
+    chain = guarded(chat | StrOutputParser() | chat, rules)
+    questions = [f"Question {number}?" for number in range(24)]
+    alone = [_scores(chain.invoke(question)) for question in questions]
+    if how == "threads":
+        with ThreadPoolExecutor(24) as pool:
+            together = [_scores(message) for message in pool.map(chain.invoke, questions)]
+    else:
+
+        async def ask() -> list[Any]:
+            return await asyncio.gather(*map(chain.ainvoke, questions))
+
+        together = [_scores(message) for message in asyncio.run(ask())]
+    for (text, score), (again, other) in zip(alone, together, strict=True):
+        assert text == again
+        assert score == pytest.approx(other, abs=1e-6)
+
+
+def _scores(message: AIMessage) -> tuple[str, float | None]:
+    verdict = get_verdict(message)
+    assert verdict is not None
+    return str(message.text), verdict.uncertainty
+
+
+def test_asking_in_own_code() -> None:
+    rules = router()
+    with asking(rules) as question:
+        assert model(rules).invoke(SURE).text
+        assert question.refused is None
+    with asking(rules) as question:
+        model(rules).invoke(CANARY)
+        raise AssertionError
+    assert question.refused is not None
+    with pytest.raises(UnenforcedPolicyError), asking(rules):
+        Scripted().invoke("x")
+    with pytest.raises(ZeroDivisionError), asking(rules):
+        _ = 1 / 0
+
+
+def test_a_stream_belongs_to_the_question_in_which_it_was_asked_for() -> None:
+    rules = router()
+    with asking(rules) as question:
+        stream = model(rules).stream(CANARY)
+    with pytest.raises(LowConfidenceError):
+        list(stream)
+    assert question.refused is not None
