@@ -39,7 +39,6 @@ from semgrad_guard.guard.verdicts import (
     continued,
     current_recorder,
     escalated,
-    handed_on,
     is_withheld,
     rejected,
     says_nothing,
@@ -106,18 +105,13 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class HandedOn:
-    """Another agent answers, later and under a guard of its own: nothing is delivered in this draft's place now."""
-
-
-@dataclass(frozen=True)
 class Paused:
     """The program around the guard stops here, by this error, and repeats the call later: nothing is decided now."""
 
     error: Exception
 
 
-TargetReply = Reply[A] | Refusal | HandedOn | Paused | Exception
+TargetReply = Reply[A] | Refusal | Paused | Exception
 
 
 @dataclass(frozen=True)
@@ -256,8 +250,6 @@ def conclude(
             if part and terms.trim is not None:
                 made, left = terms.trim(made, left)
             return _recorded(Outcome(made, left), terms)
-        if isinstance(reply, HandedOn):
-            return Outcome(handed_on(settled.verdict), None)
         reason, message = _rejection(reply, terms, part=part)
         if part:
             verdict = with_promise(ended(settled.verdict, reason, closing_line=terms.closing_line))

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 UNSCORED = "none"
 """The estimator of an answer without a score."""
-TWO_AUTHORS = "its beginning and its end are by two models, and no score is about both"
 
 
 def says_nothing(draft: Verdict) -> bool:
@@ -56,16 +55,6 @@ def undecided(verdict: Verdict) -> Verdict:
     return verdict.model_copy(update=changes)
 
 
-def as_draft(verdict: Verdict) -> Verdict:
-    """The verdict of a message as that of a draft: the delivered text's own, undecided.
-
-    An answer that another guard has withheld stays withheld. A text of two authors has no score of its own.
-    """
-    if verdict.is_continued:
-        return unscored(verdict.text, reason=TWO_AUTHORS, model=verdict.model)
-    return verdict if is_withheld(verdict) else undecided(verdict.delivered)
-
-
 def is_withheld(verdict: Verdict) -> bool:
     """Whether the answer of this stage, or of the last one that it was handed on to, was kept back."""
     while verdict.escalated is not None:
@@ -81,11 +70,6 @@ def without_text(decided: Verdict) -> Verdict:
 def rejected(decided: Verdict, reason: str) -> Verdict:
     """The verdict on a draft that its target does not let through either."""
     return decided.model_copy(update={"action": "abstain", "promised": False, "reason": reason})
-
-
-def by_a_person(decided: Verdict, text: str, reason: str) -> Verdict:
-    """The verdict on a person's text in an answer's place, without a score and outside any promise."""
-    return unscored(text, reason=reason, model="person", estimator=decided.estimator)
 
 
 def unscored(text: str, *, reason: str, model: str = "unknown", estimator: str = UNSCORED, **facts: Any) -> Verdict:
@@ -179,7 +163,7 @@ def _keeps(verdict: Verdict) -> bool:
 
 
 def handed_on(decided: Verdict) -> Verdict:
-    """The verdict with its answer withheld and no other in its place: another agent answers, later."""
+    """The verdict with its answer withheld and no other in its place."""
     changes: dict[str, Any] = {
         "text": "",
         "reasoning": None,

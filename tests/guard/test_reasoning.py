@@ -65,7 +65,7 @@ def test_a_verdict_knows_the_thought_by_its_text_length_and_entropies(
     assert held.reasoning is None, "a thought names the answer: it is withheld with the draft"
 
 
-@pytest.mark.parametrize("mode", ["observe", "enforce"])
+@pytest.mark.parametrize("mode", ["annotate", "enforce"])
 def test_a_delivered_answer_is_the_text_behind_the_thought(model: LanguageModel, mode: Mode) -> None:
     guard = Guard(model, ALL, estimator=HybridGrad(), mode=mode)
     verdict = guard(QUESTIONS[0])

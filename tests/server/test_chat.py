@@ -71,10 +71,9 @@ async def test_nothing_of_a_withheld_answer_leaves(serve: Serve, language_model:
         )
 
 
-@pytest.mark.parametrize("mode", ["annotate", "observe"])
-async def test_a_live_stream(serve: Serve, language_model: LanguageModel, mode: str) -> None:
+async def test_a_live_stream(serve: Serve, language_model: LanguageModel) -> None:
     draft = language_model.generate("hello", OPTIONS).text
-    async with serve(NONE, mode=mode) as client:
+    async with serve(NONE, mode="annotate") as client:
         response = await client.post(CHAT, json=asking(stream=True))
     found = events(response.text)
     pieces = [event["choices"][0]["delta"].get("content") for event in found]
