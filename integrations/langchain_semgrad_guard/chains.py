@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.deciding import Deciding
 from langchain_semgrad_guard.router import UncertaintyRouterCallback, only_asking
-from langchain_semgrad_guard.targets import asked, chat_model_in, escalating, is_escalating, paused
+from langchain_semgrad_guard.targets import chat_model_in, escalating, is_escalating, paused, replying
 from semgrad_guard import METADATA_KEY, Verdict
 from semgrad_guard.errors import InputError, UnenforcedPolicyError
 from semgrad_guard.guard import Outcome, Promise, Refusal, Reply, Steps, Work, adrive, answered, drive, sealed
@@ -52,11 +52,11 @@ class Guarded(Runnable[Any, Any]):
         """The chain's own."""
         return self.chain.config_specs
 
-    def get_input_schema(self, config: RunnableConfig | None = None) -> type[BaseModel]:
+    def get_input_schema(self, config: RunnableConfig | None = None) -> Any:
         """The chain's own."""
         return self.chain.get_input_schema(config)
 
-    def get_output_schema(self, config: RunnableConfig | None = None) -> type[BaseModel]:
+    def get_output_schema(self, config: RunnableConfig | None = None) -> Any:
         """The chain's own."""
         return self.chain.get_output_schema(config)
 
@@ -122,7 +122,7 @@ class Guarded(Runnable[Any, Any]):
             if is_escalating(router):
                 return [Refusal("the target asked the chain that it answers for")]
             with escalating(router):
-                return [(yield asked(router.escalate_to, given, _outside(config), read=_reply))]
+                return [(yield replying(router.escalate_to, given, _outside(config), read=_reply))]
 
         return answered(
             router,
@@ -220,7 +220,7 @@ def _abstention(chain: Runnable[Any, Any]) -> Abstention:
     if "BaseMessage" in repr(output) or "AIMessage" in repr(output):
         return _a_message
     is_object = isinstance(output, type) and issubclass(output, BaseModel)
-    fields = {} if is_object else dereference_refs(chain.get_output_jsonschema()).get("properties", {})
+    fields: Any = () if is_object else dereference_refs(chain.get_output_jsonschema()).get("properties", ())
     for name, form in (("messages", _a_state), ("answer", _an_answer), ("output", _an_output)):
         if name in fields:
             return form
@@ -239,8 +239,8 @@ def _a_message(given: Any, verdict: Verdict) -> AIMessage:
 
 
 def _a_state(given: Any, verdict: Verdict) -> dict[str, Any]:
-    asked = cast("Mapping[str, Any]", given).get("messages") if isinstance(given, Mapping) else None
-    return {"messages": [*convert_to_messages(asked or []), _a_message(given, verdict)]}
+    turns = cast("Mapping[str, Any]", given).get("messages") if isinstance(given, Mapping) else None
+    return {"messages": [*convert_to_messages(turns or []), _a_message(given, verdict)]}
 
 
 def _an_answer(given: Any, verdict: Verdict) -> dict[str, Any]:

@@ -117,7 +117,7 @@ class Call:
         form: Any = self.options.get("response_format") or self.options.get("format")
         is_text = isinstance(form, Mapping) and cast("Mapping[str, Any]", form).get("type") == "text"
         forced = self.options.get("tool_choice") not in (None, False, "auto", "none")
-        return forced or bool(form and not is_text)
+        return forced or not (is_text or not form)
 
     def draft(self, verdict: Verdict, message: AIMessage, prompt: PromptForm | None) -> Draft[AIMessage]:
         """The scored message as a draft, to be decided about."""
@@ -161,9 +161,9 @@ class Deciding(BaseChatModel):
     """Seconds for generating and scoring; beneath a router that sets no limit, for its target as well."""
     streaming: bool | None = None
     """True: handlers hear tokens in every run. False: answers are made whole, as with `disable_streaming`."""
-    disable_streaming: bool = Field(default=True, exclude=True)
+    disable_streaming: bool = Field(default=True, exclude=True)  # pyright: ignore[reportIncompatibleVariableOverride]
     """Set to True, answers are made whole. LangChain always finds True here, and so gives each run to `_generate`."""
-    cache: Literal[False] = Field(default=False, exclude=True)
+    cache: Literal[False] = Field(default=False, exclude=True)  # pyright: ignore[reportIncompatibleVariableOverride]
 
     _decider: Decider | None = PrivateAttr(default=None)
 
@@ -286,7 +286,7 @@ class Deciding(BaseChatModel):
         return super().batch(inputs, configs, **kwargs)
 
     def _named(self, run: RunManager | None) -> Callable[[ChatGenerationChunk], ChatGenerationChunk] | None:
-        """Gives chunks the id of their run, where somebody wants them while the answer is written."""
+        """Gives chunks the id of their run, where a handler wants them while the answer is written."""
         if run is None or self.streaming is False:
             return None
         if not self.streaming and not any(isinstance(one, _StreamingCallbackHandler) for one in run.handlers):
@@ -370,7 +370,7 @@ def _replies(call: Call) -> Steps[Sequence[TargetReply[AIMessage]]]:
         return ()
     config: RunnableConfig = {"callbacks": call.decider.inside}
     with escalating(router):
-        return [(yield target.asked(call.messages, call.options, config=config, draft=draft))]
+        return [(yield target.replying(call.messages, call.options, config=config, draft=draft))]
 
 
 def _traces(handler: object) -> bool:

@@ -13,7 +13,8 @@ from langchain_semgrad_guard.router import UncertaintyRouterCallback
 from langchain_semgrad_guard.served import GuardedChatModel
 from semgrad_guard.errors import UnenforcedPolicyError
 
-Request, Response = ModelRequest[Any], ModelResponse[Any]
+Request = ModelRequest[Any]
+Response = ModelResponse[Any]
 
 
 class UncertaintyMiddleware(AgentMiddleware[Any, Any, Any]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from langchain_core.language_models import ModelProfile
 
@@ -12,23 +12,14 @@ from semgrad_guard import LanguageModel, Message
 from semgrad_guard.adapters.settings import read_json, template_calls_tools
 from semgrad_guard.errors import InputError
 
-_TEXT_ONLY: ModelProfile = {
-    "text_inputs": True,
-    "image_inputs": False,
-    "image_url_inputs": False,
-    "image_tool_message": False,
-    "pdf_inputs": False,
-    "pdf_tool_message": False,
-    "audio_inputs": False,
-    "video_inputs": False,
-    "text_outputs": True,
-    "image_outputs": False,
-    "audio_outputs": False,
-    "video_outputs": False,
-    "structured_output": True,
-    "temperature": True,
-    "open_weights": True,
-}
+_NOTHING_ELSE = dict.fromkeys(
+    [
+        *("image_inputs", "image_url_inputs", "image_tool_message", "pdf_inputs", "pdf_tool_message", "audio_inputs"),
+        *("video_inputs", "image_outputs", "audio_outputs", "video_outputs"),
+    ],
+    False,
+)
+_TEXT = dict.fromkeys(["text_inputs", "text_outputs", "structured_output", "temperature", "open_weights"], True)
 
 
 def profile_of(model: LanguageModel) -> ModelProfile:
@@ -46,8 +37,8 @@ def profile_on_disk(name_or_path: str, revision: str | None, options: Mapping[st
 
 
 def _profile(window: int | None, *, calls_tools: bool) -> ModelProfile:
-    found: ModelProfile = {**_TEXT_ONLY, "tool_calling": calls_tools, "tool_choice": calls_tools}
-    return found if window is None else {**found, "max_input_tokens": window}
+    found = {**_NOTHING_ELSE, **_TEXT, "tool_calling": calls_tools, "tool_choice": calls_tools}
+    return cast("ModelProfile", found if window is None else {**found, "max_input_tokens": window})
 
 
 def count_tokens(model: LanguageModel, conversation: Sequence[Message], tools: Sequence[dict[str, Any]]) -> int:

@@ -46,7 +46,8 @@ class OnlyAsking(BaseCallbackHandler):
         Raises:
             UnenforcedPolicyError: it will not.
         """
-        if not isinstance((run.get("invocation_params") or {}).get(_ASKS), _Asks):
+        parameters: dict[str, Any] = run.get("invocation_params") or {}
+        if not isinstance(parameters.get(_ASKS), _Asks):
             raise UnenforcedPolicyError(
                 "this model would ignore the router: use ChatSemGrad(..., router=router), or "
                 "GuardedChatModel(model, router) around any other chat model; with router=False it is a helper, whose "

@@ -22,7 +22,7 @@ from langchain_core.language_models.base import LangSmithParams
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, message_chunk_to_message
 from langchain_core.runnables import Runnable, RunnableBinding
-from langsmith.run_helpers import tracing_context
+from langsmith.run_helpers import tracing_context  # pyright: ignore[reportUnknownVariableType]
 from pydantic import BaseModel, BeforeValidator, SkipValidation, field_validator
 
 from langchain_semgrad_guard import messages as convert
@@ -220,7 +220,7 @@ def unbound(model: Any) -> tuple[BaseChatModel, dict[str, Any]]:
     """A served chat model, and the options that are bound to it.
 
     Raises:
-        InputError: it is something else, it scores its own answers, or somebody listens to it.
+        InputError: it is something else, it scores its own answers, or it has listeners.
     """
     options = dict[str, Any]()
     found: Any = model

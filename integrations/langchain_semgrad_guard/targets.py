@@ -37,13 +37,13 @@ class Target:
         """
         return cls(runnable, _takes_state(runnable))
 
-    def asked(
+    def replying(
         self, messages: list[BaseMessage], options: Mapping[str, Any], *, config: RunnableConfig, draft: AIMessage
     ) -> Work:
         """The work of answering in the place of a draft, with the options of its call."""
         runnable, given = self._formed(options)
         state = {"messages": messages} if self.takes_state else messages
-        return asked(runnable, state, config, read=reply_of, options=given, draft=draft)
+        return replying(runnable, state, config, read=reply_of, options=given, draft=draft)
 
     def _formed(self, options: Mapping[str, Any]) -> tuple[Runnable[Any, Any], dict[str, Any]]:
         """The Runnable for a call, and its options: a chat model answers in the same form, with the same tools."""
@@ -58,7 +58,7 @@ class Target:
         return _rebound(self.runnable, model.bind_tools(convert.openai_tools(tools), **chosen)), given
 
 
-def asked(
+def replying(
     runnable: Runnable[Any, Any],
     given: Any,
     config: RunnableConfig,

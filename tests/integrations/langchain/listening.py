@@ -19,7 +19,7 @@ class Ear(BaseCallbackHandler):
     run_inline = True
 
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.events: list[str] = []
         self.names: list[str] = []
 
     def __getattribute__(self, name: str) -> Any:
@@ -28,7 +28,7 @@ class Ear(BaseCallbackHandler):
 
         def hear(*given: Any, **named: Any) -> None:
             self.names.append(name)
-            self.heard.append(shown((name, given, named)))
+            self.events.append(shown((name, given, named)))
 
         return hear
 
@@ -38,10 +38,10 @@ class Tracer(BaseTracer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.heard: list[str] = []
+        self.events: list[str] = []
 
     def _persist_run(self, run: Run) -> None:
-        self.heard.append(shown(run.model_dump()))
+        self.events.append(shown(run.model_dump()))
 
 
 def shown(thing: Any) -> str:
@@ -53,7 +53,7 @@ def _pickled(thing: Any) -> str:
     try:
         pickler = _Pickler(held := io.BytesIO())
         pickler.dump(thing)
-    except Exception:
+    except Exception:  # noqa: BLE001 - libraries refuse in many ways
         return ""  # it goes to no other process
     return held.getvalue().decode("latin-1")
 
@@ -78,13 +78,13 @@ def errors_of(error: BaseException | None) -> Iterator[BaseException]:
         open_ones += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
 
 
-def told_by(error: BaseException | None) -> str:
+def record_of(error: BaseException | None) -> str:
     """All that an error tells: texts, fields, pickle, and the local variables of the frames it came through."""
-    told = list[str]()
+    found = list[str]()
     for one in errors_of(error):
-        told += [str(one), shown(one), repr(vars(one)), *getattr(one, "__notes__", ())]
-        told += _locals(one.__traceback__)
-    return "\n".join(told)
+        found += [str(one), shown(one), repr(vars(one)), *getattr(one, "__notes__", ())]
+        found += _locals(one.__traceback__)
+    return "\n".join(found)
 
 
 def _locals(frames: TracebackType | None) -> Iterator[str]:
@@ -93,3 +93,8 @@ def _locals(frames: TracebackType | None) -> Iterator[str]:
         if not module.startswith("tests."):
             yield from (f"{module}: {name} = {value!r}" for name, value in frames.tb_frame.f_locals.items())
         frames = frames.tb_next
+
+
+def unpickled(thing: Any) -> Any:
+    """A copy, as another process gets it."""
+    return pickle.loads(pickle.dumps(thing))  # noqa: S301 - our own

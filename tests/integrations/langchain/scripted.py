@@ -42,7 +42,7 @@ class Scripted(BaseChatModel):
     """Whether it dies behind its first words, with an error that holds them."""
     delay: float = 0.0
     """Seconds between two words of a stream."""
-    asked: list[tuple[list[str], dict[str, Any]]] = Field(default_factory=list, repr=False)
+    requests: list[tuple[list[str], dict[str, Any]]] = Field(default_factory=list, repr=False)
     sent: list[str] = Field(default_factory=list, repr=False)
     """The words that left it, and "closed" where its stream ended."""
 
@@ -54,7 +54,7 @@ class Scripted(BaseChatModel):
         return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **kwargs)
 
     def _answer(self, messages: list[BaseMessage], options: dict[str, Any]) -> AIMessage:
-        self.asked.append(([str(message.text) for message in messages], options))
+        self.requests.append(([str(message.text) for message in messages], options))
         made = self.script(messages) if callable(self.script) else self.script
         message = AIMessage(made) if isinstance(made, str) else made.model_copy()
         if self.fails:

@@ -55,7 +55,7 @@ ran: list[str] = []
 
 @tool
 def pay(to: str) -> str:
-    """Pay somebody."""
+    """Pay a person."""
     ran.append(to)
     return f"paid {to}"
 
@@ -160,7 +160,7 @@ def test_no_text_stands_for_a_structure(how: str, run: Callable[..., Any]) -> No
     agent = create_agent(model, [], middleware=middleware, response_format=ToolStrategy(Capital))
     with pytest.raises(LowConfidenceError):
         run(agent, ASKED, {"recursion_limit": 25})
-    assert len(inner.asked) == 1
+    assert len(inner.requests) == 1
 
 
 def test_a_target_answers_with_tools(run: Callable[..., Any]) -> None:
@@ -175,10 +175,10 @@ def test_a_target_model_gets_the_tools_and_options(run: Callable[..., Any]) -> N
     larger = Scripted(script=SURE)
     model = GuardedChatModel(Scripted(), router(escalate_to=larger)).bind(temperature=0.5, seed=3)
     assert run(model, "q").text == SURE
-    assert larger.asked[-1][1] == {"temperature": 0.5, "seed": 3}
+    assert larger.requests[-1][1] == {"temperature": 0.5, "seed": 3}
     state = run(create_agent(GuardedChatModel(Scripted(), router(escalate_to=larger)), [pay]), ASKED)
     assert texts(state)[-1] == SURE
-    assert larger.asked[-1][1]["tools"][0]["function"]["name"] == "pay"
+    assert larger.requests[-1][1]["tools"][0]["function"]["name"] == "pay"
 
 
 def test_a_guard_that_is_its_own_target(run: Callable[..., Any]) -> None:
@@ -206,7 +206,7 @@ REVIEWS: dict[str, tuple[Any, dict[str, Any], str, list[str]]] = {
     "reject a text": (f"It is {CANARY}", {"type": "reject", "message": "Nobody knows."}, "Nobody knows.", []),
     "reject without words": (f"It is {CANARY}", {"type": "reject"}, WITHHELD, []),
     "approve a call": (calling("pay"), {"type": "approve"}, SURE, ["Ann"]),
-    "approve a call beside a text": (calling("pay", text=f"about {CANARY}"), {"type": "approve"}, SURE, ["Ann"]),
+    "approve a call next to a text": (calling("pay", text=f"about {CANARY}"), {"type": "approve"}, SURE, ["Ann"]),
     "edit a call": (calling("pay"), {"type": "edit", "calls": [CALL]}, SURE, ["Bo"]),
     "reject a call": (calling("pay"), {"type": "reject", "message": "Too much."}, "Too much.", []),
 }

@@ -97,15 +97,15 @@ def test_each_example_has_a_conversation_of_its_own(at_once: int) -> None:
     examples: list[Any] = [({"messages": [("human", text)]}, answers) for text, answers in EXAMPLES]
     config: Any = {"configurable": {"thread_id": "shared"}}
     calibrate_chain(agent, examples, "contains", **HOW, config=config, max_concurrency=at_once)
-    assert {len(texts) for texts, _ in inner.asked} == {1}
-    inner.asked.clear()
+    assert {len(texts) for texts, _ in inner.requests} == {1}
+    inner.requests.clear()
     histories: dict[str, InMemoryChatMessageHistory] = {}
     talk = RunnableWithMessageHistory(
         GuardedChatModel(inner), lambda session_id: histories.setdefault(session_id, InMemoryChatMessageHistory())
     )
-    asked: list[Any] = [([HumanMessage(text)], answers) for text, answers in EXAMPLES]
-    calibrate_chain(talk, asked, "contains", **HOW, max_concurrency=at_once)
-    assert {len(texts) for texts, _ in inner.asked} == {1}
+    pairs: list[Any] = [([HumanMessage(text)], answers) for text, answers in EXAMPLES]
+    calibrate_chain(talk, pairs, "contains", **HOW, max_concurrency=at_once)
+    assert {len(texts) for texts, _ in inner.requests} == {1}
     assert len(histories) == len(EXAMPLES)
 
 
@@ -113,9 +113,9 @@ def test_a_record_is_continued(tmp_path: Path) -> None:
     record = tmp_path / "answers.jsonl"
     inner = Scripted(script=script)
     first = calibrate_chain(GuardedChatModel(inner), EXAMPLES, "contains", **HOW, record=record, name="bot 1")
-    asked = len(inner.asked)
+    before = len(inner.requests)
     again = calibrate_chain(GuardedChatModel(inner), EXAMPLES, "contains", **HOW, record=record, name="bot 1")
-    assert len(inner.asked) - asked <= 3
+    assert len(inner.requests) - before <= 3
     assert again.n_recorded > 0
     assert first.n == again.n
     with pytest.raises(InputError):

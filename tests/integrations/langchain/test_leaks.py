@@ -24,7 +24,7 @@ from semgrad_guard import Policy
 from semgrad_guard.errors import AnswerFailedError
 from semgrad_guard.settings import Mode
 
-from .listening import Ear, Tracer, errors_of, shown, told_by
+from .listening import Ear, Tracer, errors_of, record_of, shown
 from .scripted import CANARY, THRESHOLD, Scripted
 from .ways import FOUND, QUESTION, WAYS, WAYS_OF_MODELS, texts_of
 
@@ -136,24 +136,24 @@ def test_a_withheld_draft_is_nowhere(
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Returned, streamed, heard, traced, kept in memories and caches, logged, printed, or taken along by an error."""
+    """Returned, streamed, events, traced, kept in memories and caches, logged, printed, or taken along by an error."""
     kit, answer, error = GUARDS[guard](mode, tiny), None, None
     try:
         answer = ALL_WAYS[way](kit.guard, kit.config)
     except Exception as raised:  # noqa: BLE001
         error = raised
-    heard = [*kit.ear.heard, *kit.tracer.heard]
-    told = [shown(answer), told_by(error), *heard, *map(shown, FOUND), caplog.text, *capsys.readouterr()]
+    events = [*kit.ear.events, *kit.tracer.events]
+    found = [shown(answer), record_of(error), *events, *map(shown, FOUND), caplog.text, *capsys.readouterr()]
     if guard == "local":  # the cache of a model inside a guard holds that one's answers, and no decisions
-        told.append(shown(vars(cache)))
-    assert heard
-    assert not [place for place in told if kit.draft in place]
+        found.append(shown(vars(cache)))
+    assert events
+    assert not [place for place in found if kit.draft in place]
     if mode == "enforce" and way not in FAILING_WAYS:
-        assert error is None, told_by(error)
+        assert error is None, record_of(error)
         assert WITHHELD in shown(answer) or guard == "by sentence"
     elif mode == "raise" and guard != "by sentence":
         expected = AnswerFailedError if guard == "failing" else LowConfidenceError
-        assert any(isinstance(one, expected) for one in errors_of(error)), told_by(error)
+        assert any(isinstance(one, expected) for one in errors_of(error)), record_of(error)
 
 
 @pytest.mark.parametrize(("guard", "way"), [case for case in CASES if case[0] != "failing"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -37,7 +36,7 @@ from semgrad_guard import LanguageModel, Policy, Verdict
 from semgrad_guard.decision_log.decision_log import DecisionLog
 from semgrad_guard.errors import InputError, UnenforcedPolicyError
 
-from .listening import Ear, shown, told_by
+from .listening import Ear, record_of, shown, unpickled
 from .scripted import CANARY, SURE, THRESHOLD, Scripted
 from .ways import collect
 
@@ -51,7 +50,7 @@ def router(**options: Any) -> UncertaintyRouterCallback:
 
 def echo(messages: Any) -> str:
     """Repeats the question; doubtful where it is about the canary."""
-    return f"You said: {messages[-1].text}"
+    return f"You replies: {messages[-1].text}"
 
 
 def model(rules: Any, **fields: Any) -> GuardedChatModel:
@@ -110,7 +109,7 @@ def test_another_form_needs_words_of_its_own() -> None:
         guarded(count, rules)
     chain = guarded(count, rules, abstain=lambda given, verdict: (given, verdict.action, verdict.text))
     assert chain.invoke(CANARY) == (CANARY, "abstain", WITHHELD)
-    assert chain.invoke(SURE) == len(f"You said: {SURE}")
+    assert chain.invoke(SURE) == len(f"You replies: {SURE}")
 
 
 def test_the_first_refused_call_ends_all() -> None:
@@ -121,15 +120,15 @@ def test_the_first_refused_call_ends_all() -> None:
     swallowing = RunnableLambda(lambda text: _swallowed(own, text))
     chain = guarded(swallowing | steps[0] | steps[1] | StrOutputParser(), rules)
     assert chain.invoke(CANARY) == WITHHELD
-    assert len(inner.asked) == 1
-    assert chain.invoke(SURE) == f"You said: You said: You said: {SURE}"
+    assert len(inner.requests) == 1
+    assert chain.invoke(SURE) == f"You replies: You replies: You replies: {SURE}"
 
 
 def _swallowed(own: Any, text: str) -> str:
     try:
         return own.invoke(text).text
     except LowConfidenceError:
-        return "it went on"
+        return "it continued"
 
 
 def test_the_verdict_is_the_most_doubtful_calls() -> None:
@@ -137,7 +136,7 @@ def test_the_verdict_is_the_most_doubtful_calls() -> None:
     chain = guarded(model(rules) | StrOutputParser() | model(rules), rules)
     first = get_verdict(model(rules).invoke(SURE))
     verdict = get_verdict(chain.invoke(SURE))
-    second = get_verdict(model(rules).invoke(f"You said: {SURE}"))
+    second = get_verdict(model(rules).invoke(f"You replies: {SURE}"))
     assert first is not None
     assert second is not None
     assert verdict is not None
@@ -148,7 +147,7 @@ def test_helpers_do_not_count() -> None:
     rules = router()
     helper = GuardedChatModel(Scripted(script=f"Where is {CANARY}"), False)
     chain = guarded(helper | StrOutputParser() | (lambda _: SURE) | model(rules) | StrOutputParser(), rules)
-    assert chain.invoke("x") == f"You said: {SURE}"
+    assert chain.invoke("x") == f"You replies: {SURE}"
 
 
 def test_nobody_without_the_router() -> None:
@@ -166,12 +165,10 @@ def test_nobody_without_the_router() -> None:
 
 def test_nothing_guarded_has_answered() -> None:
     rules = router()
-    chain = guarded(RunnableLambda(lambda text: "said by code") | StrOutputParser(), rules)
+    chain = guarded(RunnableLambda(lambda text: "by code") | StrOutputParser(), rules)
     assert chain.invoke("x") == WITHHELD
     lenient = router(on_unscored="answer")
-    assert (
-        guarded(RunnableLambda(lambda text: "said by code") | StrOutputParser(), lenient).invoke("x") == "said by code"
-    )
+    assert guarded(RunnableLambda(lambda text: "by code") | StrOutputParser(), lenient).invoke("x") == "said by code"
 
 
 @pytest.mark.parametrize("how", ["thread", "bare thread", "executor"])
@@ -180,13 +177,13 @@ def test_threads(how: str) -> None:
     own = model(rules)
 
     def run(text: str) -> str:
-        said = list[str]()
+        replies = list[str]()
 
         def call() -> None:
             try:
-                said.append(own.invoke(text).text)
+                replies.append(own.invoke(text).text)
             except LowConfidenceError:
-                said.append("refused")
+                replies.append("refused")
 
         if how == "executor":
             with ThreadPoolExecutor(1) as pool:
@@ -198,7 +195,7 @@ def test_threads(how: str) -> None:
             thread = threading.Thread(target=target, args=(call,))
             thread.start()
             thread.join()
-        return said[0]
+        return replies[0]
 
     chain = guarded(RunnableLambda(run), rules, abstain=lambda given, verdict: verdict.text)
     assert CANARY not in chain.invoke(CANARY)
@@ -238,30 +235,30 @@ def test_the_caller_is_heard() -> None:
         guarded(agent, rules).invoke({"messages": [("human", "q")]}, {"recursion_limit": 5})
     config: Any = {"callbacks": [ear], "tags": ["mine"], "metadata": {"user": "Ada"}, "run_name": "ask"}
     guarded(twice(rules), rules).invoke(SURE, config)
-    first = ear.heard[0]
+    first = ear.events[0]
     assert all(part in first for part in ("mine", "Ada", "ask", SURE))
     assert "on_custom_event" in ear.names
 
 
 def test_the_target_gets_the_input_and_answers_in_the_chains_form() -> None:
-    asked = list[Any]()
-    target = RunnableLambda(lambda given: (asked.append(given), "elsewhere")[1])
+    given = list[Any]()
+    target = RunnableLambda(lambda given: (given.append(given), "elsewhere")[1])
     rules = router(escalate_to=target)
     assert guarded(twice(rules), rules).invoke(CANARY) == "elsewhere"
-    assert asked == [CANARY]
+    assert given == [CANARY]
     itself = router(escalate_to=RunnableLambda(lambda given: loop[0].invoke(given)))
     loop = [guarded(twice(itself), itself)]
     assert loop[0].invoke(CANARY) == WITHHELD
 
 
 def test_one_decision_for_each_question(tmp_path: Any) -> None:
-    told = list[Verdict]()
+    found = list[Verdict]()
     with DecisionLog(tmp_path / "log.db") as log:
-        rules = router(notify=told.append, log=log)
+        rules = router(notify=found.append, log=log)
         chain = guarded(twice(rules), rules)
         chain.batch([SURE, CANARY])
-    assert sorted(verdict.action for verdict in told) == ["abstain", "answer"]
-    assert all(verdict.decision_id for verdict in told)
+    assert sorted(verdict.action for verdict in found) == ["abstain", "answer"]
+    assert all(verdict.decision_id for verdict in found)
 
 
 def test_errors() -> None:
@@ -272,7 +269,7 @@ def test_errors() -> None:
     for chain in (guarded(twice(raising), raising), guarded(twice(raising), raising).with_retry(stop_after_attempt=2)):
         with pytest.raises(LowConfidenceError) as caught:
             chain.invoke(f"{CANARY} xyzzy")
-        assert f"said: {CANARY} xyzzy" not in told_by(caught.value)
+        assert f"replies: {CANARY} xyzzy" not in record_of(caught.value)
         assert caught.value.verdict.uncertainty is not None
         assert not [digit for digit in str(caught.value) if digit.isdigit()]
 
@@ -303,15 +300,15 @@ def test_interrupts_of_the_graph_around_pass(on_error: Any) -> None:
     compiled: Any = graph.compile(checkpointer=InMemorySaver())
     config = {"configurable": {"thread_id": "1"}}
     assert "__interrupt__" in compiled.invoke({"text": SURE}, config)
-    assert compiled.invoke(Command(resume="please"), config)["text"] == f"You said: {SURE} please"
+    assert compiled.invoke(Command(resume="please"), config)["text"] == f"You replies: {SURE} please"
 
 
 def test_nested_questions() -> None:
     outer, inner = router(), UncertaintyRouterCallback(Policy(threshold=THRESHOLD), abstain_message="inner")
     within = guarded(twice(inner), inner)
     chain = guarded(within | model(outer) | StrOutputParser(), outer)
-    assert chain.invoke(SURE).startswith("You said: You said")
-    assert chain.invoke(CANARY) == "You said: inner"
+    assert chain.invoke(SURE).startswith("You replies: You said")
+    assert chain.invoke(CANARY) == "You replies: inner"
     same = guarded(guarded(twice(outer), outer) | StrOutputParser(), outer)
     assert same.invoke(CANARY) == WITHHELD
 
@@ -319,7 +316,7 @@ def test_nested_questions() -> None:
 def test_copies_and_streams() -> None:
     rules = router()
     chain = guarded(PROMPT | GuardedChatModel(Scripted(), rules), rules)
-    for one in (pickle.loads(pickle.dumps(chain)), copy.deepcopy(chain), chain.with_config(tags=["x"])):
+    for one in (unpickled(chain), copy.deepcopy(chain), chain.with_config(tags=["x"])):
         assert one.invoke({"question": "q"}).text == WITHHELD
     pieces = list(guarded(twice(rules), rules).stream(SURE))
     assert len(pieces) == 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-import pickle
 from typing import Any
 
 import pytest
@@ -26,6 +25,7 @@ from langchain_semgrad_guard import (
 from semgrad_guard import DriftMonitor, Policy, Verdict, calibrate
 from semgrad_guard.errors import AnswerFailedError, BindingMismatchError, InputError, UnenforcedPolicyError
 
+from .listening import unpickled
 from .scripted import CANARY, SURE, THRESHOLD, Scripted
 from .support import EVERYTHING, NOTHING, QUESTION, Route, metadata_of, policy_for_another_model, text_of
 
@@ -42,7 +42,7 @@ def test_a_field_or_a_config(route: Route) -> None:
         (GuardedChatModel(Scripted(), one), {}),
         (GuardedChatModel(Scripted()), {"callbacks": [one]}),
         (GuardedChatModel(Scripted(), one), {"callbacks": [one, one]}),
-        (GuardedChatModel(Scripted(), one), {"callbacks": [pickle.loads(pickle.dumps(one)), copy.deepcopy(one)]}),
+        (GuardedChatModel(Scripted(), one), {"callbacks": [unpickled(one), copy.deepcopy(one)]}),
         (GuardedChatModel(Scripted(), callbacks=[one]), {}),
         (GuardedChatModel(Scripted(), callbacks=[one]), {"callbacks": CallbackManager([one], [one])}),
     ]:
@@ -63,7 +63,7 @@ def test_two_routers(route: Route) -> None:
     ]:
         with pytest.raises(UnenforcedPolicyError, match="2 routers"):
             route(model, QUESTION, config)
-    assert not Scripted().asked
+    assert not Scripted().requests
 
 
 @pytest.mark.parametrize("mode", ["enforce", "annotate", "raise"])
@@ -137,18 +137,18 @@ def test_a_target_that_fails(route: Route) -> None:
 
 
 def test_what_the_others_get(route: Route) -> None:
-    told, monitor = (
+    found, monitor = (
         list[Verdict](),
         DriftMonitor(calibrate([i / 100 for i in range(100)], [True] * 100, alpha=0.2, delta=0.2)),
     )
     rules = UncertaintyRouterCallback(
         POLICY,
         abstain_message=lambda verdict: f"{verdict.action}, {verdict.draft}",
-        notify=told.append,
+        notify=found.append,
         monitor=monitor,
     )
     assert text_of(route(GuardedChatModel(Scripted(), rules), QUESTION, {})) == "abstain, None"
-    assert [verdict.action for verdict in told] == ["abstain"]
+    assert [verdict.action for verdict in found] == ["abstain"]
     kept = router(keep_draft=True)
     (record,) = metadata_of(route(GuardedChatModel(Scripted(), kept), QUESTION, {}))
     assert record["draft"] == f"It is {CANARY}"
@@ -194,7 +194,7 @@ def test_copies_and_pickles_decide_as_one(tiny: str) -> None:
     model = ChatSemGrad(model=tiny, max_tokens=3, router=rules)
     served = GuardedChatModel(Scripted(), rules)
     for one in (model, served):
-        for again in (pickle.loads(pickle.dumps(one)), copy.deepcopy(one), copy.copy(one), one.model_copy(deep=True)):
+        for again in (unpickled(one), copy.deepcopy(one), copy.copy(one), one.model_copy(deep=True)):
             assert again.router == rules
             assert again.invoke(QUESTION, {"callbacks": [rules]}).text == "elsewhere"
 

@@ -82,7 +82,7 @@ def test_sentences_leave_as_they_end(way: str, on_doubt: Any, where: str) -> Non
     assert whole.text.startswith("".join(kept).rstrip())
     assert len(pieces) > 1
     assert pieces[0].rstrip() == SENTENCES[0].rstrip()
-    assert not [heard for heard in (*ear.heard, *tracer.heard, *pieces) if CANARY in heard]
+    assert not [events for events in (*ear.events, *tracer.events, *pieces) if CANARY in events]
 
 
 def test_a_sentence_leaves_before_the_next_is_written() -> None:
