@@ -372,7 +372,7 @@ def answered(
         LowConfidenceError: the mode is to raise; or the question is part of another one, which ends.
         Exception: the engine's own, where `on_error` is to raise; the target's.
     """
-    terms = replace(terms or router.terms, part=lambda _verdict, answer, _ranges: answer)  # which the engine made
+    terms = replace(terms or router.terms, part=_as_the_engine_made_it)
     failed, text, result = "", "", None
     stop = terms.stop()
     with stopping(stop), cancelling(stop):
@@ -394,6 +394,10 @@ def answered(
             replies += yield from _replies(ask, [Waiting(0, settled.verdict, cast("A", result))])
         own = replace(question.terms, part=terms.part) if question.is_asked else terms
         return (yield Work(lambda: conclude(settled, cast("A", result), own, reply=next(iter(replies), None))))
+
+
+def _as_the_engine_made_it(_verdict: Verdict, answer: A, _ranges: Any) -> A:
+    return answer
 
 
 def _stands_in(terms: Terms, error: Exception) -> bool:
