@@ -19,6 +19,11 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # REQUIRE=--require turns a skipped part of a heavy check into a failure.
 REQUIRE ?=
+# Each adds numbers in another order, as another processor does; `make check-portable` runs these tests with each.
+SETTINGS ?= ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=SSE41 OMP_NUM_THREADS=1 OMP_NUM_THREADS=2
+NUMERIC ?= tests/engine tests/estimators tests/guard tests/calibration tests/cli/test_thinking.py \
+	$(wildcard tests/cli/test_calibrate*.py tests/integrations/*/test_*sentence*.py tests/integrations/*/test_*calibrat*.py) \
+	tests/cli/test_gate.py tests/test_examples.py tests/test_markdown.py
 # What `make demo` runs on.
 MODEL ?= pocket
 # The length of `make check-load`, `make check-fuzz` and `make check-streams`.
@@ -28,7 +33,7 @@ KILLS ?= 20
 REQUESTS ?= 100000
 STREAMS ?= 10000
 
-.PHONY: help check check-fast lint tests tests-fast coverage check-heavy check-gpu check-guarantee check-watching docs check-lowest check-research check-server check-upstreams check-traces check-browser check-load check-streams check-fuzz check-ray check-vllm check-templates check-models check-smollm2 serve release-check demo bench bench-full bench-rivals \
+.PHONY: help check check-fast lint tests tests-fast coverage check-heavy check-gpu check-guarantee check-watching check-portable docs check-lowest check-research check-server check-upstreams check-traces check-browser check-load check-streams check-fuzz check-ray check-vllm check-templates check-models check-smollm2 serve release-check demo bench bench-full bench-rivals \
 	format train-pocket clean
 
 help:  ## this list
@@ -48,11 +53,12 @@ check: $(STAMP)  ## lint, types, import rules, words, docs, tests (twelve minute
 check-fast: $(STAMP)  ## lint, types, import rules, and the tests that take seconds (two minutes)
 	$(MAKE) --no-print-directory --jobs 2 lint tests-fast
 
-lint: $(STAMP)  ## checks that read the code without running it: lint, format, import rules, types
+lint: $(STAMP)  ## checks that read the code without running it: lint, format, import rules, words, budgets of lines, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/check_words.py
+	$(BIN)/python scripts/check_budget.py
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 tests: $(STAMP)
@@ -90,6 +96,13 @@ check-guarantee: $(STAMP)  ## the promise of a calibration, simulated 10,000 tim
 
 check-watching: $(STAMP)  ## the monitors of promises and of drift, simulated 10,000 times (minutes)
 	$(BIN)/python scripts/check_watching.py
+
+# OMP_WAIT_POLICY: two threads of each of two processes are more than two cores, and would spend them on waiting.
+check-portable: $(STAMP)  ## the numeric tests with other instruction sets and numbers of threads (half an hour; SETTINGS=, NUMERIC=)
+	@failed=; for setting in $(SETTINGS); do echo "with $$setting"; \
+		env OMP_WAIT_POLICY=PASSIVE $$setting $(BIN)/python -m pytest -n auto --dist worksteal $(NUMERIC) \
+			|| failed="$$failed $$setting"; \
+	done; test -z "$$failed" || { echo "failed with$$failed"; exit 1; }
 
 check-gpu: $(STAMP)  ## exactness, tiers and memory on a CUDA device (skipped where there is none; REQUIRE=--require)
 	$(BIN)/python -m pytest tests/engine/test_gpu.py -m heavy $(REQUIRE)

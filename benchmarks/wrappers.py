@@ -29,7 +29,9 @@ from rich.table import Table
 from shapes import speaking_model
 
 from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouterCallback
-from llama_index_semgrad_guard import GuardedQueryEngine, SemGradLLM
+from llama_index_semgrad_guard import SemGradLLM
+from llama_index_semgrad_guard import UncertaintyRouterCallback as LlamaIndexRouter
+from llama_index_semgrad_guard import guarded as guarded_engine
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Policy
 
 QUESTIONS = (
@@ -59,7 +61,8 @@ def ways(model: LanguageModel, max_tokens: int) -> dict[str, Callable[[], Sequen
     annotating = chat.model_copy(update={"router": UncertaintyRouterCallback(EVERYTHING, mode="annotate")})
     chain = ChatPromptTemplate.from_template("{question}") | router
     llm = SemGradLLM.from_model(model, max_tokens=max_tokens)
-    engine = GuardedQueryEngine(Asking(llm=llm), EVERYTHING)
+    deciding = llm.model_copy(update={"router": LlamaIndexRouter(EVERYTHING)})
+    engine = guarded_engine(Asking(llm=deciding), deciding.router)
 
     def bare() -> list[str]:
         texts: list[str] = []
@@ -82,7 +85,8 @@ def ways(model: LanguageModel, max_tokens: int) -> dict[str, Callable[[], Sequen
         "prompt | ChatSemGrad(router)": through(chain, "question"),
         "annotated live stream": streamed,
         "SemGradLLM.complete": lambda: [llm.complete(question).text for question in QUESTIONS],
-        "GuardedQueryEngine.query": lambda: [str(engine.query(question)) for question in QUESTIONS],
+        "SemGradLLM(router=...).complete": lambda: [deciding.complete(question).text for question in QUESTIONS],
+        "guarded(engine).query": lambda: [str(engine.query(question)) for question in QUESTIONS],
     }
 
 

@@ -36,7 +36,9 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouterCallback, get_verdict
-from llama_index_semgrad_guard import GuardedChatEngine, GuardedQueryEngine, SemGradLLM
+from llama_index_semgrad_guard import SemGradLLM
+from llama_index_semgrad_guard import UncertaintyRouterCallback as LlamaIndexRouter
+from llama_index_semgrad_guard import guarded as guarded_engine
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.estimators import MaxProbability
@@ -188,41 +190,46 @@ def langchain_model(model: LanguageModel, drawn: Drawn, events: Heard) -> tuple[
     return chat.model_copy(update={"router": router}), {"callbacks": [events]}
 
 
+async def llm_pieces(model: LanguageModel, drawn: Drawn, events: Heard) -> Pieces:
+    """Those of a LlamaIndex LLM that decides by itself; its responses are searched."""
+    llm = judging_llm(model, drawn)
+    response: Any = None
+    async for response in await llm.astream_complete(drawn.question):
+        yield response.delta, None
+    events.all += [repr(response.raw), repr(response.additional_kwargs)]
+
+
 async def query_pieces(model: LanguageModel, drawn: Drawn, events: Heard) -> Pieces:
     """Those of a guarded query engine, whose response is searched."""
-    llm = SemGradLLM.from_model(model, **drawn.given)
-    response: Any = await query_engine(llm, drawn, streaming=True).aquery(drawn.question)
-    try:
-        async for piece in response.response_gen:
-            yield piece, None
-    finally:
-        await response.response_gen.aclose()
-        events.all += [repr(response.metadata), repr(response.source_nodes)]
+    response: Any = await query_engine(model, drawn).aquery(drawn.question)
+    for piece in response.response_gen:
+        yield piece, None
+    events.all += [repr(response.metadata), repr(response.source_nodes)]
 
 
 async def chat_pieces(model: LanguageModel, drawn: Drawn, events: Heard) -> Pieces:
     """Those of a guarded chat engine, whose memory and response are searched."""
-    llm, memory = SemGradLLM.from_model(model, **drawn.given), ChatMemoryBuffer.from_defaults(token_limit=3000)
-    engine = SimpleChatEngine.from_defaults(llm=llm, memory=memory)
-    guard = GuardedChatEngine(engine, drawn.policy, escalate_to=drawn.target)
-    stream: Any = await guard.astream_chat(drawn.question)
-    text = ""
-    try:
-        async for chunk in stream.achat_stream:
-            text += chunk.delta
-            yield chunk.delta, None
-    finally:
-        await stream.achat_stream.aclose()
-        remembered = [str(message.content) for message in memory.get_all()][1:]
-        events.all += [repr(stream.metadata), repr(stream.sources), *remembered]
-        if text and [one.strip() for one in remembered] != [text.strip()]:
-            raise AssertionError(f"{remembered} is remembered, {text!r} was delivered")
+    llm, memory = judging_llm(model, drawn), ChatMemoryBuffer.from_defaults(token_limit=3000)
+    engine = guarded_engine(SimpleChatEngine.from_defaults(llm=llm, memory=memory), llm.router)
+    response: Any = await engine.astream_chat(drawn.question)
+    text = "".join(response.response_gen)
+    yield text, None
+    remembered = [str(message.content) for message in memory.get_all()][1:]
+    events.all += [repr(response.metadata), repr(response.sources), *remembered]
+    if text and [one.strip() for one in remembered] != [text.strip()]:
+        raise AssertionError(f"{remembered} is remembered, {text!r} was delivered")
 
 
-def query_engine(llm: SemGradLLM, drawn: Drawn, *, streaming: bool) -> GuardedQueryEngine:
+def judging_llm(model: LanguageModel, drawn: Drawn) -> SemGradLLM:
+    """An LLM with a router of the drawn policy."""
+    router = LlamaIndexRouter(drawn.policy, escalate_to=drawn.target)
+    return SemGradLLM.from_model(model, router=router, **drawn.given)
+
+
+def query_engine(model: LanguageModel, drawn: Drawn) -> Any:
     """A guarded engine with one passage."""
-    inner = RetrieverQueryEngine.from_args(NothingMore(), llm=llm, streaming=streaming)
-    return GuardedQueryEngine(inner, drawn.policy, escalate_to=drawn.target)
+    llm = judging_llm(model, drawn)
+    return guarded_engine(RetrieverQueryEngine.from_args(NothingMore(), llm=llm), llm.router)
 
 
 class NothingMore(BaseRetriever):
@@ -239,6 +246,7 @@ FRONTS: dict[str, Callable[[LanguageModel, Drawn, Heard], Pieces]] = {
     "guarded": langchain_pieces,
     "graph": graph_pieces,
     "server": server_pieces,
+    "llm": llm_pieces,
     "query": query_pieces,
     "chat": chat_pieces,
 }
@@ -254,8 +262,7 @@ async def whole_answer(model: LanguageModel, drawn: Drawn) -> Verdict:
         return verdict.model_copy(update={"text": whole["choices"][0]["message"]["content"]})
     if drawn.front != "query":
         return verdict
-    llm = SemGradLLM.from_model(model, **drawn.given)
-    response: Any = await query_engine(llm, drawn, streaming=False).aquery(drawn.question)
+    response: Any = await query_engine(model, drawn).aquery(drawn.question)
     sentences = map(SentenceVerdict.model_validate, response.metadata["semgrad_guard"]["sentences"])
     return verdict.model_copy(update={"text": str(response), "sentences": tuple(sentences)})
 

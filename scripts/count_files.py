@@ -24,7 +24,9 @@ import httpx
 from llama_index.core.query_engine import CustomQueryEngine
 
 from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouterCallback
-from llama_index_semgrad_guard import GuardedQueryEngine, SemGradLLM
+from llama_index_semgrad_guard import SemGradLLM
+from llama_index_semgrad_guard import UncertaintyRouterCallback as LlamaIndexRouter
+from llama_index_semgrad_guard import guarded as guarded_engine
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
 from semgrad_guard.server.assembly import assemble
 from semgrad_guard.server.gate import Keys
@@ -61,8 +63,11 @@ def fronts(stack: ExitStack) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "ChatSemGrad.invoke", lambda: chat.invoke(QUESTION)
     guarded = ChatSemGrad.from_model(model, max_tokens=8, router=UncertaintyRouterCallback(POLICY))
     yield "ChatSemGrad(router).invoke", lambda: guarded.invoke(QUESTION)
-    engine = GuardedQueryEngine(OneModel(llm=SemGradLLM.from_model(model, max_tokens=8)), policy=POLICY)
-    yield "GuardedQueryEngine.query", lambda: engine.query(QUESTION)
+    router = LlamaIndexRouter(POLICY)
+    llm = SemGradLLM.from_model(model, max_tokens=8, router=router)
+    yield "SemGradLLM(router).complete", lambda: llm.complete(QUESTION)
+    engine = guarded_engine(OneModel(llm=llm), router)
+    yield "guarded(engine).query", lambda: engine.query(QUESTION)
     settings = ServerSettings(model="pocket", threshold=1e9, max_tokens=8, no_log=True)
     server = assemble(settings, keys=Keys(), hosts=None)
     for served in server.service.models.values():

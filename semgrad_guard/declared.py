@@ -6,9 +6,9 @@ Importing this loads neither torch nor transformers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache, partial
 from numbers import Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
@@ -82,7 +82,12 @@ class Option:
         return cast("Any", value)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self.checked, handler(source))
+        checked = core_schema.no_info_after_validator_function(self.checked, handler(source))
+        if get_origin(source) is not tuple:
+            return checked
+        return core_schema.with_info_before_validator_function(
+            lambda value, info: plain(info.field_name or "this", value, source), checked
+        )
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         least, bounds = "exclusiveMinimum" if self.bounds.open_below else "minimum", self.bounds
@@ -109,22 +114,19 @@ class Declared:
         """The values to choose from; none for an open option."""
         return get_args(self.element) if get_origin(self.element) is Literal else self.option.names
 
-    def require(self, value: Any) -> None:
-        """Refuse a value of another kind, or out of range.
+    def require(self, value: Any) -> Any:
+        """The value in its own type (see `plain`).
 
         Raises:
-            InputError: it is one.
+            InputError: it is of another kind, or out of range.
         """
+        value = plain(self.name, value, self.kind)
         if self.choices and value not in self.choices:
             raise InputError(f"{self.name} must be one of {', '.join(map(repr, self.choices))}, not {value!r}").about(
                 self.name
             )
-        if self.kind is bool and not isinstance(value, bool):
-            raise InputError(f"{self.name} is True or False, not {value!r}").about(self.name)
-        if self.kind in (int, float) and (isinstance(value, bool) or not isinstance(value, Real)):
-            raise InputError(f"{self.name} must be a number, not {value!r}").about(self.name)
         try:
-            self.option.checked(value)
+            return self.option.checked(value)
         except ValueError as error:
             raise InputError(f"{self.name}: {error}").about(self.name) from error
 
@@ -133,9 +135,9 @@ class Declared:
 def declared_options(group: type[Any]) -> Mapping[str, Declared]:
     """The options that a class declares or inherits, by name; those of its bases first."""
     hints = get_type_hints(group, include_extras=True)
-    fields: Any = getattr(group, "model_fields", None) or vars(group)["__dataclass_fields__"]
+    known: Any = getattr(group, "model_fields", None) or vars(group)["__dataclass_fields__"]
     found = {
-        name: declared_option(name, hints[name], fields[name].default) for name in field_names(group) if name in fields
+        name: declared_option(name, hints[name], known[name].default) for name in field_names(group) if name in known
     }
     return {name: option for name, option in found.items() if option is not None}
 
@@ -147,8 +149,52 @@ def declared_option(name: str, annotation: Any, default: Any = None) -> Declared
     return None if option is None else Declared(name, kind, default, option)
 
 
+def plain(name: str, value: Any, kind: Any) -> Any:
+    """A value in its own type: any sequence as a tuple, a text where there may be several as one of them, a number of
+    NumPy's as Python's. Kinds other than bool, int, float, str and tuples of these are left as they are.
+
+    Raises:
+        InputError: it is of another kind.
+    """
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if get_origin(kind) is tuple:
+        if isinstance(value, bytes) or not isinstance(value, Sequence):
+            raise InputError(f"{name} is a list of values, not {value!r:.60}; write {name}=[...]").about(name)
+        parts = cast("Sequence[Any]", (value,) if isinstance(value, str) else value)
+        first, *others = get_args(kind)
+        kinds = [first] * len(parts) if others == [...] else [first, *others]
+        if len(kinds) != len(parts):
+            raise InputError(f"{name} has {len(kinds)} values, not {len(parts)}: {value!r:.60}").about(name)
+        return tuple(map(partial(plain, name), parts, kinds))
+    wanted, words = _KINDS.get(kind, (object, ""))
+    if not isinstance(value, wanted) or (isinstance(value, bool) and kind in (int, float)):
+        raise InputError(f"{name} {words}, not {value!r:.60}").about(name)
+    return float(value) if kind is float else value
+
+
+_KINDS: Mapping[Any, tuple[type[Any], str]] = {
+    bool: (bool, "is True or False"),
+    int: (int, "must be a whole number"),
+    float: (Real, "must be a number"),
+    str: (str, "must be a text"),
+}
+
+
+def plain_fields(record: object) -> None:
+    """Give the fields of a frozen dataclass their own types (see `plain`), None by default apart.
+
+    Raises:
+        InputError: a field is of another kind.
+    """
+    hints = get_type_hints(type(record))
+    for one in fields(record):  # type: ignore[arg-type]  # it is a dataclass
+        if (value := getattr(record, one.name)) is not None or one.default is not None:
+            object.__setattr__(record, one.name, plain(one.name, value, _parts(hints[one.name])[0]))
+
+
 def require_valid(options: object, group: type[Any] | None = None) -> None:
-    """Refuse a value that is none for its option (of a class of options that it inherits), None by default apart.
+    """Give options (of a class of options that they inherit) their own types, and refuse values that are none for them,
+    None by default apart.
 
     Raises:
         InputError: there is one.
@@ -156,7 +202,7 @@ def require_valid(options: object, group: type[Any] | None = None) -> None:
     for name, option in declared_options(group or type(options)).items():
         value = getattr(options, name)
         if value is not None or option.default is not None:
-            option.require(value)
+            object.__setattr__(options, name, option.require(value))
 
 
 def require_known(owner: str, given: Iterable[str], known: Iterable[str]) -> None:

@@ -30,7 +30,6 @@
     ├── DecisionLogError            the decision log cannot be read or written
     ├── ClusterError                a Ray cluster cannot be reached, or its workers keep dying
     ├── LowConfidenceError          an answer is not let through (it holds the verdict)
-    ├── UnsupportedFrameworkError   a framework's release lacks names on which withholding depends (an ImportError)
     └── MissingExtraError           an optional dependency is absent (also an ImportError)
 
 They derive from plain `Exception`: frameworks swallow or misread subclasses of ValueError and RuntimeError.
@@ -38,7 +37,7 @@ They derive from plain `Exception`: frameworks swallow or misread subclasses of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any, Self
 
@@ -248,16 +247,6 @@ class LowConfidenceError(SemGradGuardError):
             f"The error's `verdict` holds the score{kept}. {advice}".rstrip()
         )
         self.verdict = verdict.model_copy(update={"text": "", "tool_calls": (), "draft": draft})
-
-
-class UnsupportedFrameworkError(SemGradGuardError, ImportError):
-    """An installed framework lacks names on which withholding depends; the message holds them."""
-
-    def __init__(self, framework: str, absent: Sequence[str], *, extra: str) -> None:
-        super().__init__(
-            f"this version of {framework} cannot be guarded, for it lacks {', '.join(absent)}. Install one that "
-            f"semgrad-guard was tested with: pip install 'semgrad-guard[{extra}]'"
-        )
 
 
 class MissingExtraError(SemGradGuardError, ImportError):

@@ -82,9 +82,9 @@ class PromptForm:
 
     `text` was tokenised, `tokens` is how many tokens it has. `roles` are those of the conversation's turns, in
     order; `user_text` is the last turn that the user wrote (the last turn at all if no user spoke). `tools` is the
-    fingerprint of the tools that the chat template was handed, None where it was handed none. With `rewritten`
-    its question may not be the user's: other code, or another call of a model, has had a hand in it. `control`
-    are the control tokens that its turns' texts hold: their author has written marks of turns.
+    fingerprint of the tools that the chat template was handed, None where it was handed none. `control`
+    are the control tokens that its turns' texts hold: their author has written marks of turns. The prompts of one
+    `question`, if it takes several answers, may share passages: a word in them is new if no other question has it.
     """
 
     text: str
@@ -92,8 +92,8 @@ class PromptForm:
     roles: tuple[str, ...]
     user_text: str
     tools: str | None = None
-    rewritten: bool = False
     control: tuple[str, ...] = ()
+    question: str | None = None
 
 
 @dataclass(frozen=True)

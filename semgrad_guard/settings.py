@@ -51,7 +51,7 @@ def require_name(name: str) -> None:
 def require_text(text: str) -> None:
     """Raise a ValueError for an empty text."""
     if not text:
-        raise ValueError("the text is empty")
+        raise ValueError("the text is empty; leave it out, or write one")
 
 
 def _tells_how(config: dict[str, Any]) -> None:
@@ -69,7 +69,7 @@ def _not_too_cold(temperature: float) -> None:
 # Options that several classes have. A front that has one annotates it by these names.
 
 Mode = Annotated[
-    Literal["enforce", "annotate", "observe", "raise"],
+    Literal["enforce", "annotate", "raise"],
     Option(
         "enforce: withhold what is not let through; annotate or observe: deliver it with its verdict; raise: "
         "answer with an error.",

@@ -11,7 +11,7 @@ import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test downloads anything
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-os.environ["OMP_NUM_THREADS"] = "1"  # tests run side by side, on tiny models
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side, on tiny models
 
 from hypothesis import settings
 
@@ -70,7 +70,6 @@ FAST = (
     "integrations/langchain/test_chat_model.py",
     "integrations/langchain/test_router.py",
     "integrations/llama_index/test_llm.py",
-    "integrations/llama_index/test_modes.py",
     "server/test_chat.py",
 )
 """What it keeps of the doors' suites: that a door answers, decides and withholds."""

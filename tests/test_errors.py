@@ -15,7 +15,6 @@ from semgrad_guard.errors import (
     QueueFullError,
     SemGradGuardError,
     UnfamiliarPromptError,
-    UnsupportedFrameworkError,
     UpstreamError,
 )
 
@@ -29,7 +28,6 @@ VERDICT = Verdict(status="scored", action="abstain", text="", estimator="gnll", 
         MissingExtraError("ray", extra="ray"),
         QueueFullError("full", retry_after=7),
         UnfamiliarPromptError(("longer", "another role")),
-        UnsupportedFrameworkError("langchain-core", ["a", "b"], extra="langchain"),
         UpstreamError("down", status=503),
         LowConfidenceError(VERDICT, draft="Vienna", advice="Ask."),
     ],

@@ -30,8 +30,8 @@ PRINTED = {
     "06_traces.py": {"│ ChatSemGrad"},
     "20_query_engine.py": {"What is the capital of France?", "What is the capital of Mongolia?"},
     "21_chat_engine.py": {"answer: ", "abstain: I don't know.", "remembered: ", "streamed: ", "advice: abstain"},
-    "22_workflow.py": {"waiting: ", "delivered: Ulaanbaatar, says the librarian.", "verdict: escalate, because"},
-    "23_function_agent.py": {"rent: It is paid.   (answer; paid: Ann)", "garage: I am not sure whom to pay."},
+    "22_workflow.py": {"What is the capital of France? ", "waiting for a person: What is the capital of Mongolia?"},
+    "23_function_agent.py": {"rent: It is paid.   (paid: Ann)", "garage: I am not sure whom to pay."},
 }
 """Beginnings of lines that each example prints."""
 

@@ -11,12 +11,11 @@ from typing import Annotated, Any, get_type_hints
 
 import pytest
 import typer
-from llama_index_semgrad_guard.routing import GuardOptions
 from pydantic import BaseModel, ValidationError
 from typer.main import get_command
 
 from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, UncertaintyRouterCallback
-from llama_index_semgrad_guard import GuardedReActAgent, SemGradLLM
+from llama_index_semgrad_guard import SemGradLLM
 from semgrad_guard import Calibration, settings
 from semgrad_guard.cli import app
 from semgrad_guard.cli.command import derive
@@ -26,7 +25,7 @@ from semgrad_guard.engine.generation.options import GenerationOptions, Sampling
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import HybridGrad
-from semgrad_guard.guard import Guard, Policy, Terms
+from semgrad_guard.guard import Guard, Policy, RouterOptions, Terms
 from semgrad_guard.loading import EstimatorChoice, ModelSource
 from semgrad_guard.ray import score
 from semgrad_guard.ray.serving import ReplicaSettings
@@ -43,7 +42,7 @@ DECLARED = {name: option for group in GROUPS for name, option in declared_option
 """The declaration of every option."""
 CLASSES = (
     *(GenerationOptions, Policy, Terms, ServerSettings, ReplicaSettings, Overrides, Limits, Decoding),
-    *(ChatSemGrad, SemGradLLM, GuardedChatModel, GuardedReActAgent, HybridGrad, Objective, Sampling),
+    *(ChatSemGrad, SemGradLLM, GuardedChatModel, HybridGrad, Objective, Sampling),
 )
 FUNCTIONS = (Guard, UncertaintyRouterCallback, Policy.from_calibration, score)
 APART: Mapping[tuple[str, str], str] = {
@@ -99,7 +98,7 @@ def test_every_front_has_the_declared_defaults() -> None:
 
 def annotated() -> Iterator[tuple[str, str, Option | None]]:
     """Front, option and its declaration, of every front in Python; records and dictionaries of options included."""
-    for front in (*CLASSES, Calibration, GuardOptions):
+    for front in (*CLASSES, Calibration, RouterOptions):
         hints = _fields(front) if issubclass(front, BaseModel) else get_type_hints(front, include_extras=True)
         yield from ((front.__name__, name, _option_of(name, kind)) for name, kind in hints.items())
     for function in FUNCTIONS:

@@ -129,7 +129,7 @@ class WarmPython:
 
 def _environment() -> dict[str, str]:
     """This one, with files that are written through a buffer: Python drops what an unbuffered write leaves over."""
-    given = {**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}
+    given = {**os.environ, "PYTHONPATH": PATHS}
     return {name: value for name, value in given.items() if name != "PYTHONUNBUFFERED"}
 
 

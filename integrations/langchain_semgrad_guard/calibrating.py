@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Unpack, cast
 from uuid import uuid4
 
@@ -14,11 +11,11 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import coerce_to_runnable
 
 from langchain_semgrad_guard.chains import Guarded
-from semgrad_guard.adapters.calibrating import LabelledDraft, Ran
+from semgrad_guard.adapters.calibrating import Runs
 from semgrad_guard.adapters.examples import AnyGrader, ChosenEstimator, RunOptions, calibrated
 from semgrad_guard.calibration import Calibration
-from semgrad_guard.errors import CalibrationError, InputError
-from semgrad_guard.guard import Steps, Work, adrive, asking, drive, recording
+from semgrad_guard.errors import InputError
+from semgrad_guard.guard import Steps, Work, adrive, drive
 
 Chain = Runnable[Any, Any] | Callable[[Any], Any]
 _CONVERSATIONS = ("thread_id", "session_id")
@@ -106,54 +103,30 @@ def _calibrated(
     **options: Any,
 ) -> Steps[Calibration]:
     runnable: Runnable[Any, Any] = coerce_to_runnable(cast("Any", chain))
-    return calibrated(
-        lambda estimator: _Runs(runnable, name, output or _text, config, estimator),
-        examples,
-        grader,
-        aggregate="question",
-        **options,
-    )
+    router = runnable.router if isinstance(runnable, Guarded) else None
+
+    def runs(chosen: ChosenEstimator) -> Runs:
+        return _Runs(runnable, config, name, router, output or _text, chosen.recorded)
+
+    return calibrated(runs, examples, grader, **options)
 
 
-class _Runs:
-    """Runs of one chain, each in a conversation of its own."""
+class _Runs(Runs):
+    """Runs of one chain."""
 
     def __init__(
         self,
         chain: Runnable[Any, Any],
-        name: str,
-        output: Callable[[Any], str],
         config: RunnableConfig | Callable[[Any], RunnableConfig] | None,
-        estimator: ChosenEstimator,
+        *runs: Any,
     ) -> None:
-        self._chain, self._output, self._config, self._estimator = chain, output, config, estimator
-        self.identity = name
+        super().__init__(*runs)
+        self._chain, self._config = chain, config
 
-    def run(self, inputs: Sequence[Any]) -> list[Ran | Exception]:
-        """Answer the inputs, in a thread for each where there are several."""
-        if len(inputs) == 1:
-            return [drive(self._ran(inputs[0]))]
-        with ThreadPoolExecutor(len(inputs)) as pool:
-            return list(pool.map(drive, map(self._ran, inputs)))
-
-    async def arun(self, inputs: Sequence[Any]) -> list[Ran | Exception]:
-        """Like `run`, on the event loop."""
-        return list(await asyncio.gather(*(adrive(self._ran(given)) for given in inputs)))
-
-    def _ran(self, given: Any) -> Steps[Ran | Exception]:
-        chain = self._chain
-        try:
-            config = self._config(given) if callable(self._config) else self._fresh(self._config or {})
-            with recording(self._estimator.recorded) as recorder, ExitStack() as scope:
-                if isinstance(chain, Guarded):
-                    recorder.question = scope.enter_context(asking(chain.router))
-                made = yield Work(lambda: chain.invoke(given, config), lambda: chain.ainvoke(given, config))
-            unscored = [one.verdict.reason for one in recorder.drafts if one.verdict.status == "unscored"]
-            if unscored:
-                raise CalibrationError(f"The answer has no score to calibrate: {unscored[0]}. Leave it out.")
-            return Ran(self._output(made), [LabelledDraft(draft) for draft in recorder.drafts])
-        except Exception as error:  # noqa: BLE001 - raised by `collect`, with its example
-            return error
+    def asked(self, given: Any) -> Steps[Any]:
+        """The chain's output."""
+        chain, config = self._chain, self._config(given) if callable(self._config) else self._fresh(self._config or {})
+        return (yield Work(lambda: chain.invoke(given, config), lambda: chain.ainvoke(given, config)))
 
     def _fresh(self, config: RunnableConfig) -> RunnableConfig:
         """The config with a conversation of its own."""

@@ -18,7 +18,7 @@ from langchain_core.tracers.context import register_configure_hook
 
 from langchain_semgrad_guard.targets import Target, chat_model_in, require_runnable
 from semgrad_guard import Policy
-from semgrad_guard.errors import InputError, UnenforcedPolicyError
+from semgrad_guard.errors import UnenforcedPolicyError
 from semgrad_guard.guard import OnUnscored, Promise, Question, Router, RouterOptions, promise_along, require_sequel
 from semgrad_guard.guard import asking as asking_question
 
@@ -105,8 +105,6 @@ class UncertaintyRouterCallback(Router, OnlyAsking):
         trusted_tools: Collection[str] = (),
         **options: Unpack[RouterOptions],
     ) -> None:
-        if options.get("mode") == "observe":
-            raise InputError('mode="annotate" delivers every answer, with the decision in its metadata')
         super().__init__(policy, escalate_to, on_unscored=on_unscored, trusted_tools=trusted_tools, **options)
         if escalate_to is not None:
             require_runnable(escalate_to)

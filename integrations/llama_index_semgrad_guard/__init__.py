@@ -32,6 +32,6 @@ if TYPE_CHECKING:
     from llama_index_semgrad_guard.router import UncertaintyRouterCallback as UncertaintyRouterCallback
     from llama_index_semgrad_guard.targets import ask_person as ask_person
     from semgrad_guard.errors import LowConfidenceError as LowConfidenceError
-    from semgrad_guard.guard.question import asking as asking
+    from semgrad_guard.guard import asking as asking
 else:
     __getattr__, __dir__, __all__ = lazy_names(__name__)

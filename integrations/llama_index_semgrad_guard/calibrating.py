@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from typing import Any, Unpack, cast
 
 from llama_index.core.agent.workflow.base_agent import BaseWorkflowAgent
@@ -18,12 +16,11 @@ from llama_index.core.memory import ChatMemoryBuffer
 from llama_index_semgrad_guard.engines import GuardedChatEngine, GuardedQueryEngine
 from llama_index_semgrad_guard.records import text_of
 from llama_index_semgrad_guard.targets import whole
-from semgrad_guard.adapters.calibrating import LabelledDraft, Ran
-from semgrad_guard.adapters.examples import AnyGrader, ChosenEstimator, RunOptions, calibrated
+from semgrad_guard.adapters.calibrating import Runs
+from semgrad_guard.adapters.examples import AnyGrader, RunOptions, calibrated
 from semgrad_guard.calibration import Calibration
-from semgrad_guard.errors import CalibrationError, InputError
-from semgrad_guard.guard import Steps, Work, adrive, drive, recording
-from semgrad_guard.guard.question import asking
+from semgrad_guard.errors import InputError
+from semgrad_guard.guard import Steps, Work, adrive, drive
 
 Engine = BaseQueryEngine | BaseChatEngine | BaseWorkflowAgent | Callable[[Any], Any]
 """What answers: an engine, guarded or not; an agent; or a function of the input, for own code and workflows."""
@@ -110,43 +107,22 @@ def _calibrated(
 ) -> Steps[Calibration]:
     if not isinstance(engine, (BaseQueryEngine, BaseChatEngine, BaseWorkflowAgent)) and not callable(engine):
         raise InputError(f"a {type(engine).__name__} is no engine, agent or function that could be asked")
-    return calibrated(
-        lambda estimator: _Runs(engine, name, output, estimator), examples, grader, aggregate="question", **options
-    )
+    router = engine.router if isinstance(engine, GuardedQueryEngine | GuardedChatEngine) else None
+    return calibrated(lambda chosen: _Runs(engine, name, router, output, chosen.recorded), examples, grader, **options)
 
 
-class _Runs:
-    """Runs of one engine, each in a conversation of its own."""
+class _Runs(Runs):
+    """Runs of one engine."""
 
-    def __init__(self, engine: Any, name: str, output: Callable[[Any], str], estimator: ChosenEstimator) -> None:
-        self._engine, self._output, self._estimator = engine, output, estimator
-        self.identity = name
+    def __init__(self, engine: Any, *runs: Any) -> None:
+        super().__init__(*runs)
+        self._engine = engine
 
-    def run(self, inputs: Sequence[Any]) -> list[Ran | Exception]:
-        """Answer the inputs, in a thread for each where there are several."""
-        if len(inputs) == 1:
-            return [drive(self._ran(inputs[0]))]
-        with ThreadPoolExecutor(len(inputs)) as pool:
-            return list(pool.map(drive, map(self._ran, inputs)))
-
-    async def arun(self, inputs: Sequence[Any]) -> list[Ran | Exception]:
-        """Like `run`, on the event loop."""
-        return list(await asyncio.gather(*(adrive(self._ran(given)) for given in inputs)))
-
-    def _ran(self, given: Any) -> Steps[Ran | Exception]:
-        try:
-            engine = self._fresh(given)
-            with recording(self._estimator.recorded) as recorder, ExitStack() as scope:
-                if isinstance(self._engine, GuardedQueryEngine | GuardedChatEngine):
-                    recorder.question = scope.enter_context(asking(self._engine.router))
-                response = yield engine
-                yield whole(response)
-            unscored = [one.verdict.reason for one in recorder.drafts if one.verdict.status == "unscored"]
-            if unscored:
-                raise CalibrationError(f"The answer has no score to calibrate: {unscored[0]}. Leave it out.")
-            return Ran(self._output(response), [LabelledDraft(draft) for draft in recorder.drafts])
-        except Exception as error:  # noqa: BLE001 - raised by `collect`, with its example
-            return error
+    def asked(self, given: Any) -> Steps[Any]:
+        """The engine's response, a stream read to its end."""
+        response = yield self._fresh(given)
+        yield whole(response)
+        return response
 
     def _fresh(self, given: Any) -> Work:
         """The engine's work on an input, in a conversation that begins with it."""

@@ -225,6 +225,10 @@ class CallOptions:
         return "Text cannot stand in for a structured answer." if self.form.schema or self.form.forced else ""
 
 
+_REQUIRED = "structure_required"
+"""An option of ours: LlamaIndex's streams of structures take its own, `tool_required`, out of the call."""
+
+
 class ToolCallingLLM(FunctionCallingLLM):
     """An LLM whose `chat` methods take tools as OpenAI describes them, and return calls as blocks of the message."""
 
@@ -238,6 +242,7 @@ class ToolCallingLLM(FunctionCallingLLM):
         tool_required: bool = False,
         **kwargs: Any,
     ) -> dict[str, Any]:
+        tool_required = kwargs.pop(_REQUIRED, False) or tool_required
         choice = kwargs.pop("tool_choice", None) or ("required" if tool_required else "auto")
         question = ChatMessage(content=user_msg) if isinstance(user_msg, str) else user_msg
         messages = [*(chat_history or []), *([] if question is None else [question])]
@@ -257,7 +262,7 @@ class ToolCallingLLM(FunctionCallingLLM):
         return await super().astream_structured_predict(output_cls, prompt, self._structured(llm_kwargs), **prompt_args)
 
     def _structured(self, options: dict[str, Any] | None) -> dict[str, Any]:
-        forced = {"tool_choice": "required"} if self.metadata.is_function_calling_model else {}
+        forced = {_REQUIRED: True} if self.metadata.is_function_calling_model else {}
         return {**forced, **(options or {})}
 
     def _validate_chat_with_tools_response(

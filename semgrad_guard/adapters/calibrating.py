@@ -1,36 +1,37 @@
 """A user's own chain or engine over graded examples, every scored draft recorded: the data of a calibration.
 
-An integration runs the inputs (`Runs`); their answers are kept here, and an interrupted run resumes here. Grading and
-calibrating come after it (`semgrad_guard.adapters.examples`).
+An integration knows how an input is asked (`Runs`). The score of a question is that of its least certain call: a guard
+ends it at the first that it does not let through. Answers are kept here, and an interrupted run resumes here. Grading
+and calibrating come after it (`semgrad_guard.adapters.examples`).
 """
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import json
 import math
 import random
 import sys
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from operator import attrgetter
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from semgrad_guard.adapters.code_identity import sixteen_digits
 from semgrad_guard.calibration import Binding
 from semgrad_guard.errors import BindingMismatchError, CalibrationError, InputError
+from semgrad_guard.estimators import Estimator
 from semgrad_guard.evaluation.job_record import JobRecord, Progress
-from semgrad_guard.guard import Steps, Work
+from semgrad_guard.guard import Router, Steps, Work, adrive, asking, drive, recording
 from semgrad_guard.guard.verdicts import UNSCORED, RecordedDraft, RecordedScore, binding_of
 from semgrad_guard.records import PromptForm
 
-Aggregate = Literal["one", "max", "question"]
-"""The draft that counts where one example has several: "one" is an error, "max" the least certain. So it is for whole
-questions, which a guard ends at the first that it does not let through."""
 _TRIED = 3
 """Recorded inputs that are run again before a record is believed."""
 
@@ -50,34 +51,55 @@ class Example:
 
 
 @dataclass(frozen=True)
-class LabelledDraft:
-    """A scored draft, and the names by which its call can be chosen."""
-
-    draft: RecordedDraft
-    labels: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
 class Ran:
     """The text that one run delivered, and the drafts that were scored on the way."""
 
     text: str
-    drafts: Sequence[LabelledDraft]
+    drafts: Sequence[RecordedDraft]
 
 
-class Runs(Protocol):
-    """Runs of one chain or engine. `identity` is that of its steps, prompts, code and settings."""
+class Runs(ABC):
+    """Runs of one chain or engine, each recorded and in a conversation of its own.
 
-    @property
-    def identity(self) -> str: ...
+    Args:
+        name: the chain's name and version.
+        router: that of a guarded chain, whose calls alone count; None: all calls do.
+        output: finds the delivered text in the chain's output.
+        recorded: estimators by which drafts are scored as well.
+    """
 
-    def run(self, inputs: Sequence[Any]) -> Sequence[Ran | Exception]:
-        """Run inputs, all of them at once; an error takes the place of a result."""
-        ...
+    def __init__(
+        self, name: str, router: Router | None, output: Callable[[Any], str], recorded: Sequence[Estimator]
+    ) -> None:
+        self.name, self._router, self._output, self._recorded = name, router, output, recorded
 
-    async def arun(self, inputs: Sequence[Any]) -> Sequence[Ran | Exception]:
+    @abstractmethod
+    def asked(self, given: Any) -> Steps[Any]:
+        """The chain's output for an input, in a conversation that begins with it."""
+
+    def run(self, inputs: Sequence[Any]) -> list[Ran | Exception]:
+        """Run inputs, in a thread for each where there are several; an error takes the place of a result."""
+        if len(inputs) == 1:
+            return [drive(self._ran(inputs[0]))]
+        with ThreadPoolExecutor(len(inputs)) as pool:
+            return list(pool.map(drive, map(self._ran, inputs)))
+
+    async def arun(self, inputs: Sequence[Any]) -> list[Ran | Exception]:
         """Like `run`, on the event loop."""
-        ...
+        return list(await asyncio.gather(*(adrive(self._ran(given)) for given in inputs)))
+
+    def _ran(self, given: Any) -> Steps[Ran | Exception]:
+        try:
+            with recording(self._recorded) as recorder, ExitStack() as scope:
+                if self._router is not None:
+                    recorder.question = scope.enter_context(asking(self._router))
+                made = yield from self.asked(given)
+            unscored = [one.verdict.reason for one in recorder.drafts if one.verdict.status == "unscored"]
+            if unscored:
+                raise CalibrationError(f"The answer has no score to calibrate: {unscored[0]}. Leave it out.")
+            return Ran(self._output(made), recorder.drafts)
+        except Exception as error:  # noqa: BLE001 - raised by `collected`, with its example
+            return error
 
 
 class AnsweredExample(BaseModel):
@@ -107,77 +129,28 @@ class Collecting:
     """How examples are answered.
 
     Args:
-        chain: the identity of the chain; a record of another one is refused.
+        chain: the name and version of the chain; a record of another one is refused.
         at_once: how many inputs are passed on together.
-        aggregate: the draft that counts where one example has several.
-        answering: counts only the drafts of calls with this label.
-        record: a JSON Lines file that keeps every answer with its prompt; an interrupted run resumes from it, once some
-            of its inputs were answered again as they were before.
+        record: a JSON Lines file that keeps every answer with its prompts; an interrupted run resumes from it, once
+            some of its inputs were answered again as they were before.
         needed: the estimators whose scores every example needs, besides the model's own.
         progress: True: a line on stderr; a function is called with (done, in all); False: silence.
     """
 
     chain: str
     at_once: int = 1
-    aggregate: Aggregate = "one"
-    answering: str | None = None
     record: Path | None = None
     progress: Progress | bool = True
     needed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.needed and self.aggregate == "max":
-            raise InputError(
-                "estimator=... is for examples of one scored call, and aggregate joins the scores of several. Name the "
-                "call that answers (answering=...), or give the chain's model that estimator, and leave it out here."
-            )
         if self.at_once < 1:
             raise InputError(f"max_concurrency must be at least 1, not {self.at_once}")
-        if self.aggregate not in ("one", "max", "question"):
-            raise InputError(f"aggregate must be 'one' or 'max', not {self.aggregate!r}")
         if self.record is not None and not self.chain:
             raise InputError(
                 "a record is continued for the same chain alone: give the chain a name with a version, "
                 "name='support-bot 3', and another one when its documents, prompts or code change"
             )
-
-    def chosen(self, drafts: Sequence[LabelledDraft], number: int) -> RecordedDraft:
-        """The draft that counts for the example of this number.
-
-        Raises:
-            CalibrationError: there is none, or one cannot be chosen.
-        """
-        # A model and its guard may record one draft twice: the same text with the same score.
-        same = attrgetter("text", "uncertainty", "model", "estimator")
-        distinct = list({same(labelled.draft.verdict): labelled for labelled in drafts}.values())
-        if not distinct:
-            raise CalibrationError(
-                f"Example {number} made no scored call, so there is no score to calibrate. The answering model must be "
-                "one that semgrad-guard scores (and its answer must not come from a cache)."
-            )
-        labels = (
-            ", ".join(sorted(frozenset[str]().union(*(labelled.labels for labelled in distinct))))
-            or "they have no labels"
-        )
-        if self.answering is not None:
-            distinct = [labelled for labelled in distinct if self.answering in labelled.labels]
-            if not distinct:
-                raise CalibrationError(
-                    f"No scored call of example {number} has the label {self.answering!r}; there are: {labels}."
-                )
-        if len(distinct) > 1 and self.aggregate == "one":
-            raise CalibrationError(
-                f"Example {number} made {len(distinct)} scored calls, and a calibration needs one score for each. Name "
-                f"the call that writes the answer (answering=...; labels: {labels}), or let the least certain count "
-                "(aggregate='max')."
-            )
-        return least_certain([labelled.draft for labelled in distinct])
-
-    def bound(self, binding: Binding) -> Binding:
-        """The binding for a draft's: the worst of several scores is another number than the score of one."""
-        if self.aggregate != "max":
-            return binding
-        return binding.model_copy(update={"settings": {**(binding.settings or {}), "aggregate": self.aggregate}})
 
     @contextmanager
     def opened(self, examples: Sequence[Example]) -> Generator[JobRecord[AnsweredExample] | None]:
@@ -189,9 +162,8 @@ class Collecting:
         if self.record is None:
             yield None
             return
-        settings = {"chain": self.chain, "aggregate": self.aggregate, "answering": self.answering}
         try:
-            record = JobRecord(self.record, settings, AnsweredExample, kind="examples")
+            record = JobRecord(self.record, {"chain": self.chain}, AnsweredExample, kind="examples")
         except BindingMismatchError as error:
             raise InputError(
                 f"{self.record} is not a record of this chain with these options: {error.differences}. Choose another "
@@ -227,7 +199,7 @@ def collected(examples: Sequence[Example], runs: Runs, how: Collecting) -> Steps
     """Answer the examples, those of one input once; an entry for each example, in order.
 
     Raises:
-        CalibrationError: an example made no scored call, or several; drafts of different models or settings.
+        CalibrationError: drafts of different models or settings, or without a score.
         InputError: the record is of another chain or of other examples, or its inputs are answered otherwise now.
         Exception: the chain's own, noted with its example; the answers so far are in the record.
     """
@@ -331,10 +303,10 @@ class _Answering:
         return [self._done[example.key] for example in self._examples]
 
     def _answered(self, example: Example, ran: Ran, number: int) -> AnsweredExample:
-        if self._how.aggregate == "question" and not ran.drafts:  # nothing was retrieved, say
+        if not ran.drafts:  # nothing was retrieved, say
             return AnsweredExample(key=example.key, text=ran.text, uncertainty=None, binding=None, prompt=None)
-        draft = self._how.chosen(ran.drafts, number)
-        bound = None if draft.verdict.estimator == UNSCORED else self._how.bound(binding_of(draft.verdict))
+        draft = least_certain(ran.drafts)
+        bound = None if draft.verdict.estimator == UNSCORED else binding_of(draft.verdict)
         before = next((answer.binding for answer in self._done.values() if answer.binding is not None), bound)
         if bound is not None and before is not None and before != bound:
             raise CalibrationError(
@@ -343,30 +315,35 @@ class _Answering:
             )
         if bound is not None and (missing := [name for name in self._how.needed if name not in draft.scores]):
             raise CalibrationError(
-                f"Example {number} has no score by {missing[0]}: its answer is made of several calls, or of none of a "
-                "model at hand. Give the model that estimator itself, and leave estimator=... out."
+                f"Example {number} has no score by {missing[0]}: its answer is of no model at hand. Give the model "
+                "that estimator itself, and leave estimator=... out."
             )
-        others = [one.draft.prompt for one in ran.drafts if one.draft is not draft and one.draft.prompt is not None]
+        prompts = [_of_question(one, example, alone=len(ran.drafts) == 1) for one in ran.drafts]
         return AnsweredExample(
             key=example.key,
             text=ran.text,
             uncertainty=draft.verdict.uncertainty,
             binding=bound,
-            prompt=draft.prompt,
+            prompt=next(prompt for one, prompt in zip(ran.drafts, prompts, strict=True) if one is draft),
             cut=draft.verdict.cut,
-            scores=_worst_scores(ran.drafts) if self._how.aggregate == "question" else dict(draft.scores),
-            others=tuple(others) if self._how.aggregate == "question" else (),
+            scores=_worst_scores(ran.drafts),
+            others=tuple(p for one, p in zip(ran.drafts, prompts, strict=True) if one is not draft and p is not None),
         )
 
 
-def _worst_scores(drafts: Sequence[LabelledDraft]) -> dict[str, RecordedScore]:
+def _of_question(draft: RecordedDraft, example: Example, *, alone: bool) -> PromptForm | None:
+    """A draft's prompt; one of several of a question names it."""
+    return draft.prompt if alone or draft.prompt is None else replace(draft.prompt, question=example.key)
+
+
+def _worst_scores(drafts: Sequence[RecordedDraft]) -> dict[str, RecordedScore]:
     """Of each estimator the score of the question: that of its least certain call."""
 
     def uncertainty(score: RecordedScore) -> float:
         return math.inf if score.uncertainty is None else score.uncertainty
 
-    names = drafts[0].draft.scores
-    return {name: max((one.draft.scores[name] for one in drafts), key=uncertainty) for name in names}
+    names = set(drafts[0].scores).intersection(*(one.scores for one in drafts))
+    return {name: max((one.scores[name] for one in drafts), key=uncertainty) for name in sorted(names)}
 
 
 class ProgressLine:
@@ -403,4 +380,8 @@ def _example(given: Any, number: int) -> Example:
             f"example {number} needs a right answer as text, or several; None or [] where no answer is right but an "
             "abstention"
         )
-    return Example(question, answers, sixteen_digits(json.dumps(question, sort_keys=True, default=repr)))
+    return Example(question, answers, _key_of(question))
+
+
+def _key_of(question: Any) -> str:
+    return hashlib.sha256(json.dumps(question, sort_keys=True, default=repr).encode()).hexdigest()[:16]

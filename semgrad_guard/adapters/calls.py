@@ -24,7 +24,7 @@ from semgrad_guard.engine.prompts.tool_format import Tool, ToolAnswer
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard import unscored
-from semgrad_guard.records import METADATA_KEY, Message, PromptForm, Verdict, digest_of
+from semgrad_guard.records import METADATA_KEY, Message, Verdict, digest_of
 
 FORM_OPTIONS = frozenset(FORM_FIELDS)
 """The options of a call for its answer's form."""
@@ -247,20 +247,6 @@ def short_id(call_id: str | None) -> str | None:
 def new_id() -> str:
     """An id for a call to which the model gave none."""
     return uuid4().hex[:9]
-
-
-def as_asked(form: PromptForm, question: str | None, *, prepared: bool) -> PromptForm:
-    """A prompt's form, and whether its question may differ from the user's.
-
-    It may where the user's words (`question`, None where they are unknown) are not in it, and where another call of a
-    model came before in the same run (`prepared`): its text may be in the prompt, in any words.
-    """
-    literal = question is None or _plain(question) in _plain(form.text)
-    return replace(form, rewritten=not literal or prepared)
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.split())
 
 
 _WINDOW = 8

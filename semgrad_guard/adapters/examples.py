@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Self, TypedDict, cast
 
 from semgrad_guard.adapters.calibrating import (
-    Aggregate,
     AnsweredExample,
     Collecting,
     Example,
@@ -22,7 +21,6 @@ from semgrad_guard.adapters.calibrating import (
     collected,
     read_examples,
 )
-from semgrad_guard.adapters.code_identity import parts_within
 from semgrad_guard.calibration import Binding, Calibration
 from semgrad_guard.calibration.calibration_set import Copies, doubt_of_grader, read_languages, read_rate
 from semgrad_guard.calibration.confidence import ConfidenceMethod
@@ -90,22 +88,6 @@ class ChosenEstimator:
     def recorded(self) -> tuple[Estimator, ...]:
         """Those whose scores the record keeps."""
         return tuple({estimator.name: estimator for estimator in (*FREE, *self.needed)}.values())
-
-    def require_fitted(self, parts: Iterable[Any], *, models: tuple[type, ...]) -> None:
-        """Refuse a chain whose model scores by an estimator that was never fitted, where none is to be fitted.
-
-        Raises:
-            CalibrationError: there is such a model.
-        """
-        if self.request is not None:
-            return
-        for part in parts_within(parts, models=models):
-            own: Any = getattr(part, "estimator", None) if isinstance(part, models) else None
-            if _is_unfitted(own):
-                raise CalibrationError(
-                    f"{type(part).__name__} scores by {own.title}, which is not fitted, so no answer would have "
-                    f"a score. Pass estimator={own.name!r} here: it is then learned from a part of the examples."
-                )
 
     def outcome(
         self,
@@ -374,21 +356,14 @@ def calibrated(
     record: str | Path | None = None,
     max_concurrency: int = 1,
     progress: Progress | bool = True,
-    aggregate: Aggregate = "one",
-    answering: str | None = None,
     **options: Any,
 ) -> Steps[Calibration]:
-    """Run a chain or an engine on examples, which is known once the estimators are, and calibrate on its answers.
-
-    `aggregate` and `answering` choose among several scored calls of one example, as in `Collecting`.
-    """
+    """Run a chain or an engine on examples, which is known once the estimators are, and calibrate on its questions."""
     job = ExampleCalibration(examples, grader, alpha=alpha, delta=delta, show=progress is True, **options)
     runs = runs_of(job.estimator)
     how = Collecting(
-        chain=runs.identity,
+        chain=runs.name,
         at_once=max_concurrency,
-        aggregate=aggregate,
-        answering=answering,
         record=None if record is None else Path(record),
         progress=progress,
         needed=tuple(estimator.name for estimator in job.estimator.needed),

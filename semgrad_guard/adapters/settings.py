@@ -193,7 +193,7 @@ class LocalModelFields(BaseModel, ModelName, AnswerOptions):  # pyright: ignore[
         chosen = {name: call.get(name, getattr(self, name)) for name in DECODING}
         longest, stop = chosen.pop("max_tokens"), chosen.pop("stop")
         limits: dict[str, Any] = {} if longest is None else {"max_tokens": longest}
-        return GenerationOptions(**limits, **chosen, stop=tuple(stop or ()))
+        return GenerationOptions(**limits, **chosen, stop=() if stop is None else stop)
 
     def _answerer(self, options: GenerationOptions) -> Answerer:
         return Answerer(

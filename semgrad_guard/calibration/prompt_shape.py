@@ -44,10 +44,6 @@ _SLACK_SIZE = 100
 _EXTRA_SLACK = 0.2
 """The least slack of unlabelled prompts of other roles, as a share: few of them are shown, often of a few lengths."""
 _START, _END = "", ""
-_REWRITTEN = (
-    "what it asks may not be what the user asked (a model, or code, has had a hand in it), and in no calibration "
-    "prompt was that so; calibrate the whole that answers (calibrate_engine)"
-)
 
 _CONTROL = "a text in it holds the control token {!r}, as in no calibration prompt"
 
@@ -84,7 +80,8 @@ class Range(BaseModel, frozen=True, extra="forbid"):
 class TextRange(BaseModel, frozen=True, extra="forbid"):
     """How long a piece of text is in familiar prompts, and how much of it is new.
 
-    `new_words` counts the different words (and punctuation marks) that occur in no other calibration prompt;
+    `new_words` counts the different words (and punctuation marks) that occur in no other calibration prompt, or in
+    those of no other question where questions have several;
     `new_share` is their share of the different words, in per cent. Only too many of them are unfamiliar.
     """
 
@@ -125,14 +122,13 @@ _NAMES = {
 class PromptShape(BaseModel, frozen=True, extra="forbid"):
     """The common form of all prompts of a calibration; made by `PromptShape.of`, kept in the calibration's file.
 
-    `n` prompts were seen. `steps` are the pairs of roles that follow each other ("" is the beginning and the
-    end), `turns` and `tokens` the ranges of their numbers, `tools` the fingerprints of the tools handed over (None:
-    no tools), `rewritten` whether there were questions among them that were not in the user's words, and `control`
-    the control tokens in their turns' texts. `static` is the text that all share. `gaps` are the ranges of the texts
-    between the static pieces (None where there is none), and
-    `user_text` those of the last user turn. `vocabulary` holds all words. No text of a prompt is kept, only digests
-    and a bitmap: words can be tried on them, not read out. `slots` are the declared ones, as they were given, and
-    `also` the shapes of unlabelled prompts of other roles.
+    `n` prompts were seen. `steps` are the pairs of roles that follow each other ("" is the beginning and the end),
+    `turns` and `tokens` the ranges of their numbers, `tools` the fingerprints of the tools handed over (None: no
+    tools), and `control` the control tokens in their turns' texts. `static` is the text that all share. `gaps` are the
+    ranges of the texts between the static pieces (None where there is none), and `user_text` those of the last user
+    turn. `vocabulary` holds all words. No text of a prompt is kept, only digests and a bitmap: words can be tried on
+    them, not read out. `slots` are the declared ones, as they were given, and `also` the shapes of unlabelled prompts
+    of other roles.
     """
 
     version: Literal[1]
@@ -145,7 +141,6 @@ class PromptShape(BaseModel, frozen=True, extra="forbid"):
     gaps: tuple[TextRange | None, ...]
     user_text: TextRange
     vocabulary: Vocabulary
-    rewritten: bool = False
     control: tuple[str, ...] = ()
     slots: tuple[str, ...] = ()
     also: tuple[PromptShape, ...] = ()
@@ -173,7 +168,10 @@ class PromptShape(BaseModel, frozen=True, extra="forbid"):
     def _of(cls, seen: Sequence[PromptForm], slots: tuple[str, ...], least: float = 0.0) -> Self:
         texts, questions = [Words.of(form.text) for form in seen], [Words.of(form.user_text) for form in seen]
         own = [text.vocabulary | turn.vocabulary for text, turn in zip(texts, questions, strict=True)]
-        counts = Counter(word for words in own for word in words)
+        by_question: dict[str | int, set[str]] = {}
+        for number, (form, words) in enumerate(zip(seen, own, strict=True)):
+            by_question.setdefault(number if form.question is None else form.question, set()).update(words)
+        counts = Counter(word for words in by_question.values() for word in words)
         only_here = {word for word, count in counts.items() if count == 1}
         static = Skeleton.of(texts)
         gaps = zip(*(static.gaps(text) or () for text in texts), strict=True)
@@ -193,7 +191,6 @@ class PromptShape(BaseModel, frozen=True, extra="forbid"):
             ),
             user_text=TextRange.of([_measured(turn, turn.vocabulary & only_here) for turn in questions], least),
             vocabulary=Vocabulary.of(counts),
-            rewritten=any(form.rewritten for form in seen),
             control=tuple(sorted({token for form in seen for token in form.control})),
             slots=slots,
         )
@@ -220,7 +217,6 @@ class PromptShape(BaseModel, frozen=True, extra="forbid"):
         return (
             *self._of_turns(form.roles),
             *([] if form.tools in self.tools else ["it comes with other tools than the calibration prompts"]),
-            *([_REWRITTEN] if form.rewritten and not self.rewritten else []),
             *(_CONTROL.format(token) for token in form.control if token not in self.control),
             *([] if form.tokens in tokens else [_counted(form.tokens, "tokens", self.tokens)]),
             *self._of_text(Words.of(form.text)),

@@ -209,14 +209,14 @@ class AnswerSentences:
 
     @classmethod
     def of(cls, verdict: Verdict, correct: Sequence[Any], *, question: str) -> AnswerSentences:
-        """The sentences of a verdict on a whole draft (of a guard that observes, by sentence), with their grades.
+        """The sentences of a verdict on a whole draft (of a guard that annotates, by sentence), with their grades.
 
         Raises:
             CalibrationError: the verdict lacks sentences or their text, or there is not a grade for each.
         """
         if not verdict.sentences or any(sentence.end == sentence.start for sentence in verdict.sentences):
             raise CalibrationError(
-                'The verdict does not hold all sentences of a draft: collect verdicts with mode="observe" and '
+                'The verdict does not hold all sentences of a draft: collect verdicts with mode="annotate" and '
                 'by="sentence".'
             )
         if len(correct) != len(verdict.sentences):

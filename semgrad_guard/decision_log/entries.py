@@ -201,7 +201,7 @@ class Graded(BaseModel, frozen=True):
 class Summary(BaseModel, frozen=True):
     """Decisions of one time, by delivery. `coverage` is the share whose own answer was delivered.
 
-    `flagged` are those among them that were delivered because nothing was enforced (`annotate`, `observe`): the advice
+    `flagged` are those among them that were delivered because nothing was enforced (`annotate`): the advice
     was to withhold or to escalate them. `feedback` is by the reason of grading.
     """
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Literal
 
-from semgrad_guard.declared import declared_options
+from semgrad_guard.declared import declared_options, plain_fields
 from semgrad_guard.errors import EmptyLayerSpanError, InputError
 from semgrad_guard.settings import Earlier, ScoringOptions, Variant
 
@@ -59,6 +59,7 @@ class Objective:
     gradients: bool = True
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         options = declared_options(ScoringOptions)
         options["variant"].require(self.variant)
         options["earlier"].require(self.earlier)

@@ -12,6 +12,7 @@ from typing import Any, Self, cast
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from semgrad_guard.declared import plain
 from semgrad_guard.engine.generation.decoding import Decoder
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
@@ -85,7 +86,7 @@ class WritingModel:
         self._template_options = dict(template_options or {})
         if isinstance(semantic_token, TokenChoice):
             semantic_token = semantic_token.offset_for(self.template_fingerprint())
-        self.semantic_token = semantic_token
+        self.semantic_token = None if semantic_token is None else plain("semantic_token", semantic_token, int)
         self._scorer = scorer_of(model)
 
     def __copy__(self) -> Self:
@@ -198,10 +199,17 @@ class WritingModel:
 
     @property
     def context_window(self) -> int | None:
-        """Positions the model can attend over, None if it states no limit (XLNet writes -1)."""
+        """Positions the model can attend over, None if it states no limit (XLNet writes -1).
+
+        With dynamic rotary frequencies a configuration states the original context, and the factor that extends it.
+        """
         config: Any = self._model.config.get_text_config(decoder=True)
         positions: int | None = getattr(config, "max_position_embeddings", None)
-        return positions if positions is not None and positions > 0 else None
+        if positions is None or positions <= 0:
+            return None
+        rope: Any = getattr(config, "rope_parameters", None) or {}
+        factor = rope.get("factor") if rope.get("rope_type") == "dynamic" else None
+        return int(positions * max(1.0, factor or 1.0))
 
     @property
     def doubts(self) -> Sequence[str]:

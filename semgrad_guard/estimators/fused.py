@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from semgrad_guard.declared import plain_fields
 from semgrad_guard.engine.generation.generation import Evidence
 from semgrad_guard.engine.objective import Objective, Variant
 from semgrad_guard.estimators.gradients import read_off
@@ -39,6 +40,9 @@ class FusedGrad(LearnedEstimator):
     name: ClassVar[str] = "fused"
     title: ClassVar[str] = "FusedGrad"
     shrinkage: ClassVar[Shrinkage] = Shrinkage(c=0.3)  # docs/results/fused.md compares others
+
+    def __post_init__(self) -> None:
+        plain_fields(self)
 
     @property
     def objective(self) -> Objective:

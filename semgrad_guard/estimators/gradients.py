@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, asdict, dataclass, fields
 from functools import lru_cache
 from typing import Any, ClassVar, cast
 
-from semgrad_guard.declared import declared_options
+from semgrad_guard.declared import declared_options, plain_fields
 from semgrad_guard.engine.generation.generation import Evidence
 from semgrad_guard.engine.objective import Norm, Objective, Variant
 from semgrad_guard.engine.scoring.gradients import GradientScores
@@ -35,6 +35,10 @@ class ReplayEstimator:
 
     name: ClassVar[str]
     title: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        plain_fields(self)
+        _ = self.objective  # refuses its settings
 
     @property
     def objective(self) -> Objective:
@@ -131,9 +135,6 @@ class ParaGrad(ReplayEstimator):
     name: ClassVar[str] = "paragrad"
     title: ClassVar[str] = "ParaGrad"
 
-    def __post_init__(self) -> None:
-        Objective(norm=self.norm, sampled_rows=self.sampled_rows)  # refuses settings that cannot be sampled
-
     def value(self, scores: GradientScores) -> float | None:
         """ParaGrad itself."""
         return scores.paragrad
@@ -188,9 +189,9 @@ class HybridGrad(ReplayEstimator):
     title: ClassVar[str] = "HybridGrad"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("tau", "beta"):
             declared_options(ScoringOptions)[name].require(getattr(self, name))
-        Objective(norm=self.norm, sampled_rows=self.sampled_rows)  # refuses settings that cannot be sampled
 
     def value(self, scores: GradientScores) -> float | None:
         """The mixture."""

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from semgrad_guard.declared import plain_fields
 from semgrad_guard.engine.generation.generation import Evidence
 from semgrad_guard.errors import ScoringError
 from semgrad_guard.estimators.samples import AskingEstimator
@@ -40,6 +41,9 @@ class PTrue(AskingEstimator):
     examples: tuple[tuple[str, str, bool], ...] = ()
     name: ClassVar[str] = "p_true"
     title: ClassVar[str] = "P(True)"
+
+    def __post_init__(self) -> None:
+        plain_fields(self)
 
     def value(self, evidence: Evidence) -> float:
         """Read off one pass over the questions about all answers of the batch."""

@@ -75,7 +75,7 @@ def decided(
 
     def verdict(uncertainty: float | None) -> Verdict:
         draft = unscored(answer.text or "", reason="").model_copy(update={"uncertainty": uncertainty})
-        return settle(draft, policy, "observe", can_escalate=False, prompt=prompt).verdict
+        return settle(draft, policy, "annotate", can_escalate=False, prompt=prompt).verdict
 
     limit, found = policy.threshold, verdict(score)
     near = score is not None and limit is not None and math.isclose(score, limit, rel_tol=ROUNDING)

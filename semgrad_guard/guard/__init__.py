@@ -24,18 +24,15 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.calibrated_estimator import as_estimator as as_estimator
     from semgrad_guard.guard.calibrated_estimator import estimator_of as estimator_of
     from semgrad_guard.guard.calibrated_estimator import with_unit as with_unit
-    from semgrad_guard.guard.early_sentences import DraftPiece as DraftPiece
     from semgrad_guard.guard.early_sentences import EarlySentences as EarlySentences
     from semgrad_guard.guard.early_sentences import LetThrough as LetThrough
     from semgrad_guard.guard.early_sentences import ReportedSentences as ReportedSentences
     from semgrad_guard.guard.early_sentences import SentencePiece as SentencePiece
-    from semgrad_guard.guard.early_sentences import with_draft as with_draft
     from semgrad_guard.guard.familiarity import judged_by as judged_by
     from semgrad_guard.guard.familiarity import unlike as unlike
     from semgrad_guard.guard.flow import UNWRITTEN as UNWRITTEN
     from semgrad_guard.guard.flow import AskWork as AskWork
     from semgrad_guard.guard.flow import Draft as Draft
-    from semgrad_guard.guard.flow import HandedOn as HandedOn
     from semgrad_guard.guard.flow import Outcome as Outcome
     from semgrad_guard.guard.flow import Paused as Paused
     from semgrad_guard.guard.flow import Pending as Pending
@@ -59,7 +56,6 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.policy import Policy as Policy
     from semgrad_guard.guard.policy import Terms as Terms
     from semgrad_guard.guard.policy import decide as decide
-    from semgrad_guard.guard.policy import observes as observes
     from semgrad_guard.guard.policy import require_policy as require_policy
     from semgrad_guard.guard.policy import settle as settle
     from semgrad_guard.guard.policy import withholds as withholds
@@ -102,9 +98,7 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.verdicts import Recorder as Recorder
     from semgrad_guard.guard.verdicts import Settlement as Settlement
     from semgrad_guard.guard.verdicts import abstained as abstained
-    from semgrad_guard.guard.verdicts import as_draft as as_draft
     from semgrad_guard.guard.verdicts import binding_of as binding_of
-    from semgrad_guard.guard.verdicts import by_a_person as by_a_person
     from semgrad_guard.guard.verdicts import current_recorder as current_recorder
     from semgrad_guard.guard.verdicts import escalated as escalated
     from semgrad_guard.guard.verdicts import external as external

@@ -10,14 +10,13 @@ they come later than the text, or do not spell it, nothing leaves any more befor
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from semgrad_guard.engine.generation.generation import Evidence
 from semgrad_guard.engine.generation.sentence_scoring import EndedSentences
 from semgrad_guard.engine.sentences import Span, decided
-from semgrad_guard.engine.worker import Request
 from semgrad_guard.guard.flow import Draft
 from semgrad_guard.guard.policy import Terms, settle
 from semgrad_guard.guard.reported import ReportedScorer, bytes_of
@@ -26,14 +25,6 @@ from semgrad_guard.guard.verdicts import Deliver, Escalate, current_recorder
 from semgrad_guard.records import PromptForm, SentenceVerdict, Verdict
 
 R = TypeVar("R")
-
-
-@dataclass(frozen=True)
-class DraftPiece:
-    """The newest text of a draft whose sentences have ended, withheld ones included, and the answer so far."""
-
-    text: str
-    answer: Evidence
 
 
 @dataclass(frozen=True)
@@ -108,26 +99,6 @@ class EarlySentences(LetThrough):
         """As `add`."""
         certain = None if self._certain is None else partial(self._certain, ended.answer)
         return self.add(self._draft(ended, self.known), certain)
-
-
-def with_draft(request: Request[R], put: Callable[[Any], None]) -> Request[R]:
-    """The request, whose draft is handed on as well, behind the sentences of it that are let through.
-
-    For a front whose guard is around code that passes the draft on.
-    """
-    listener, seen = request.on_sentences, ""
-    if listener is None:
-        return request
-
-    def on_sentences(ended: EndedSentences) -> bool:
-        nonlocal seen
-        goes_on = listener(ended)
-        text = ended.answer.text[: ended.spans[-1][1]].rstrip()  # the answer may end here, without the white space
-        put(DraftPiece(text[len(seen) :], ended.answer))
-        seen = text
-        return goes_on
-
-    return replace(request, on_sentences=on_sentences)
 
 
 ReportedCertain = Callable[[Sequence[Any], str, Ranges], int]

@@ -39,7 +39,6 @@ from semgrad_guard.guard.verdicts import (
     continued,
     current_recorder,
     escalated,
-    handed_on,
     is_withheld,
     rejected,
     says_nothing,
@@ -106,18 +105,13 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class HandedOn:
-    """Another agent answers, later and under a guard of its own: nothing is delivered in this draft's place now."""
-
-
-@dataclass(frozen=True)
 class Paused:
     """The program around the guard stops here, by this error, and repeats the call later: nothing is decided now."""
 
     error: Exception
 
 
-TargetReply = Reply[A] | Refusal | HandedOn | Paused | Exception
+TargetReply = Reply[A] | Refusal | Paused | Exception
 
 
 @dataclass(frozen=True)
@@ -256,8 +250,6 @@ def conclude(
             if part and terms.trim is not None:
                 made, left = terms.trim(made, left)
             return _recorded(Outcome(made, left), terms)
-        if isinstance(reply, HandedOn):
-            return Outcome(handed_on(settled.verdict), None)
         reason, message = _rejection(reply, terms, part=part)
         if part:
             verdict = with_promise(ended(settled.verdict, reason, closing_line=terms.closing_line))
@@ -380,7 +372,8 @@ def answered(
         LowConfidenceError: the mode is to raise; or the question is part of another one, which ends.
         Exception: the engine's own, where `on_error` is to raise; the target's.
     """
-    terms, failed, text, result = terms or router.terms, "", "", None
+    terms = replace(terms or router.terms, part=_as_the_engine_made_it)
+    failed, text, result = "", "", None
     stop = terms.stop()
     with stopping(stop), cancelling(stop):
         with asking_question(router) as question:
@@ -399,9 +392,12 @@ def answered(
         settled, replies = question.settled(text, failed=failed), list[TargetReply[A]]()
         if isinstance(settled, Escalate):
             replies += yield from _replies(ask, [Waiting(0, settled.verdict, cast("A", result))])
-        own = question.terms if question.is_asked else terms
-        own = replace(own, part=lambda verdict, answer, ranges: answer)  # its last call was cut where it was made
+        own = replace(question.terms, part=terms.part) if question.is_asked else terms
         return (yield Work(lambda: conclude(settled, cast("A", result), own, reply=next(iter(replies), None))))
+
+
+def _as_the_engine_made_it(_verdict: Verdict, answer: A, _ranges: Any) -> A:
+    return answer
 
 
 def _stands_in(terms: Terms, error: Exception) -> bool:

@@ -48,7 +48,7 @@ class Guard:
         escalate_to: gets the original conversation of an answer that is not let through. Another `Guard` scores and
             decides for itself: its calibration must have been made on the questions that this one did not let through.
             The answers of any other callable are unscored and outside the promise.
-        mode: "enforce"; "annotate" or "observe": every answer is delivered, streams are live, and the verdict's action
+        mode: "enforce"; "annotate": every answer is delivered, streams are live, and the verdict's action
             is advice (`enforced` is False); "raise": a `LowConfidenceError` where an answer is not let through.
         by: "sentence" scores every sentence, given everything before it, and delivers those that are let through
             (`verdict.sentences`); "answer" judges the whole. Default: as the policy was calibrated, or the whole.

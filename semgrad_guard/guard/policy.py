@@ -217,11 +217,6 @@ def withholds(mode: Mode) -> bool:
     return mode in ("enforce", "raise")
 
 
-def observes(mode: Mode) -> bool:
-    """Whether decisions are only reported, and answers left as they are."""
-    return mode == "observe"
-
-
 def require_policy(policy: object) -> Policy:
     """The policy itself; callers may have no type checker.
 
@@ -244,7 +239,7 @@ class Terms(DeliveryOptions):
 
     Args:
         policy: which scores to let through.
-        mode: "enforce", "annotate", "observe" or "raise".
+        mode: "enforce", "annotate" or "raise".
         can_escalate: whether there is a target.
         continues: whether the target may finish an answer of which sentences are delivered, or else on_doubt="escalate"
             is as "stop"; a person may not, who decides about whole answers, nor another agent, who answers for itself.
@@ -298,11 +293,6 @@ class Terms(DeliveryOptions):
     def withholds(self) -> bool:
         """Whether an answer may be kept back, so that nothing of it may leave before it is judged."""
         return withholds(self.mode)
-
-    @property
-    def observes(self) -> bool:
-        """Whether decisions are only reported, and answers left as they are."""
-        return observes(self.mode)
 
     @property
     def delivers_early(self) -> bool:

@@ -152,14 +152,16 @@ class Question:
             return Raise(self._ended())
         if isinstance(settled, Deliver):
             if not trusted:
-                self.verdicts.append(settled.verdict)
+                self.verdicts.append(self._kept(settled.verdict))
             self._is_over = settled.verdict.is_part
             return settled
-        verdict = settled.verdict
-        self.refused = verdict if self.terms.keep_draft else handed_on(verdict).model_copy(update={"draft": None})
+        self.refused = self._kept(handed_on(settled.verdict))
         self.verdicts.append(self.refused)
         self._is_over = True
         return Raise(settled.verdict)
+
+    def _kept(self, verdict: Verdict) -> Verdict:
+        return verdict if self.router.terms.keep_draft else verdict.model_copy(update={"draft": None})
 
     def settled(self, text: str, *, failed: str = "") -> Settlement:
         """What happens to the question as a whole: `text` is its result, `failed` why there is none."""

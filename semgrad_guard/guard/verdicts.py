@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 UNSCORED = "none"
 """The estimator of an answer without a score."""
-TWO_AUTHORS = "its beginning and its end are by two models, and no score is about both"
 
 
 def says_nothing(draft: Verdict) -> bool:
@@ -56,16 +55,6 @@ def undecided(verdict: Verdict) -> Verdict:
     return verdict.model_copy(update=changes)
 
 
-def as_draft(verdict: Verdict) -> Verdict:
-    """The verdict of a message as that of a draft: the delivered text's own, undecided.
-
-    An answer that another guard has withheld stays withheld. A text of two authors has no score of its own.
-    """
-    if verdict.is_continued:
-        return unscored(verdict.text, reason=TWO_AUTHORS, model=verdict.model)
-    return verdict if is_withheld(verdict) else undecided(verdict.delivered)
-
-
 def is_withheld(verdict: Verdict) -> bool:
     """Whether the answer of this stage, or of the last one that it was handed on to, was kept back."""
     while verdict.escalated is not None:
@@ -83,11 +72,6 @@ def rejected(decided: Verdict, reason: str) -> Verdict:
     return decided.model_copy(update={"action": "abstain", "promised": False, "reason": reason})
 
 
-def by_a_person(decided: Verdict, text: str, reason: str) -> Verdict:
-    """The verdict on a person's text in an answer's place, without a score and outside any promise."""
-    return unscored(text, reason=reason, model="person", estimator=decided.estimator)
-
-
 def unscored(text: str, *, reason: str, model: str = "unknown", estimator: str = UNSCORED, **facts: Any) -> Verdict:
     """The undecided verdict on an answer that cannot be scored; `facts` are further fields (settings, ...)."""
     return Verdict(
@@ -97,7 +81,7 @@ def unscored(text: str, *, reason: str, model: str = "unknown", estimator: str =
 
 def abstained(decided: Verdict, message: str) -> Verdict:
     """The verdict with its answer withheld: the message instead, the answer as `draft`."""
-    draft = decided.text or None
+    draft = decided.text or decided.draft
     changes: dict[str, Any] = {
         "action": "abstain",
         "text": message,
@@ -118,7 +102,7 @@ def escalated(decided: Verdict, answer: str | Verdict) -> Verdict:
         "text": answer.text,
         "reasoning": answer.reasoning,
         "tool_calls": answer.tool_calls,
-        "draft": decided.text,
+        "draft": decided.text or decided.draft,
         "sentences": none_delivered(decided.sentences),
         "escalated": answer,
     }
@@ -179,7 +163,7 @@ def _keeps(verdict: Verdict) -> bool:
 
 
 def handed_on(decided: Verdict) -> Verdict:
-    """The verdict with its answer withheld and no other in its place: another agent answers, later."""
+    """The verdict with its answer withheld and no other in its place."""
     changes: dict[str, Any] = {
         "text": "",
         "reasoning": None,

@@ -28,13 +28,7 @@ def feedback(log: DecisionLog, request: FeedbackRequest, *, current: Collection[
         DecisionLogError: it cannot be written.
     """
     try:
-        entry = log.feedback(
-            request.decision_id,
-            right=request.right,
-            sampling=request.sampling,
-            grader=request.grader,
-            current=current,
-        )
+        entry = log.feedback(request.decision_id, right=request.right, grader=request.grader, current=current)
     except InputError as error:
         raise HttpError(404, "decision_not_found", str(error), fields=("decision_id",)) from error
     return {"object": "feedback", **entry.model_dump(mode="json", exclude={"kind"})}

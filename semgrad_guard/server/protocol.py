@@ -16,7 +16,6 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, Strict
 
 from semgrad_guard.adapters.calls import BLOCKS, AnswerForm, short_id
 from semgrad_guard.calibration.call_options import HARMLESS, NEUTRAL
-from semgrad_guard.decision_log.entries import Sampling
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.errors import InputError
 from semgrad_guard.records import Message, ToolCall
@@ -110,9 +109,8 @@ class StreamOptions(_Sent):
 
 
 class Overrides(_Sent):
-    """The guard's settings for one request, as far as the operator allows them; and the kind of its question."""
+    """The guard's settings for one request, as far as the operator allows them."""
 
-    kind: StrictStr | None = Field(default=None, min_length=1, max_length=100)
     mode: Mode | None = None
     threshold: Threshold = None
     timeout: Timeout = None
@@ -272,11 +270,10 @@ class ScoreRequest(_Sent):
 
 
 class FeedbackRequest(_Sent):
-    """The body of POST /v1/feedback: whether a delivered answer was right; `sampling` as for `DecisionLog.feedback`."""
+    """The body of POST /v1/feedback: whether a delivered answer was right. The log knows whether it drew it."""
 
     decision_id: StrictStr = Field(min_length=1, max_length=64)
     right: StrictBool
-    sampling: Sampling | None = None
     grader: StrictStr | None = Field(default=None, max_length=128)
 
 

@@ -190,7 +190,7 @@ class Service:
     def calibrations(self) -> Mapping[str, Calibration]:
         """The calibrations that decide, by their ids."""
         found = [made for served in self.models.values() if (made := served.terms.policy.calibration) is not None]
-        return {one.id: one for calibration in found for one in calibration.with_kinds}
+        return {calibration.id: calibration for calibration in found}
 
     def terms(self, served: ServedModel, facts: Facts, *, response_id: str | None = None) -> Terms:
         """The operator's terms for one request, whose decisions are counted, emitted and logged."""
@@ -341,9 +341,11 @@ class Service:
             }
         sentences = report(calibration)
         promise = f"Nothing is promised: {shortfall(calibration)}"
-        if calibration.keeps_a_promise:
-            at = "by kind" if calibration.kinds else f"at {calibration.threshold:.3g}"
-            promise = f"Promised {at}: {sentences['promise']} Another threshold promises nothing. " + " ".join(
+        if calibration.kinds:
+            promise = "Nothing is promised: the promise is by kind, and no request can state the kind of its question."
+        elif calibration.keeps_a_promise:
+            at = f"{calibration.threshold:.3g}"
+            promise = f"Promised at {at}: {sentences['promise']} Another threshold promises nothing. " + " ".join(
                 f"{name.capitalize()}: {text}." for name, text in sentences.items() if name != "promise"
             )
         curve = [asdict(point) for point in risk_curve(calibration)]
@@ -381,7 +383,6 @@ class Service:
     def _overridden(self, served: ServedModel, request: ChatRequest, terms: Terms) -> Terms:
         """The terms with the request's own settings, as far as it may change them."""
         overrides = request.overrides
-        kind = overrides.pop("kind", None)
         if refused := sorted(set(overrides) - served.overridable):
             raise HttpError(
                 403,
@@ -391,7 +392,7 @@ class Service:
             )
         if "threshold" in overrides:
             overrides["policy"] = Policy(threshold=overrides.pop("threshold"), on_unscored=terms.policy.on_unscored)
-        return replace(terms, **overrides).of_kind(kind)
+        return replace(terms, **overrides)
 
 
 @dataclass(frozen=True, eq=False)

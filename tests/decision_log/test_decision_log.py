@@ -88,7 +88,9 @@ def test_texts_only_where_they_are_asked_for_and_drafts_never(tmp_path: Path) ->
 def test_a_guard_writes_to_it(tmp_path: Path, language_model: LanguageModel) -> None:
     with DecisionLog(tmp_path / "log.db") as log:
         policy = Policy(threshold=-1.0)
-        guards = [Guard(language_model, policy, options=OPTIONS, log=log, mode=mode) for mode in ("enforce", "observe")]
+        guards = [
+            Guard(language_model, policy, options=OPTIONS, log=log, mode=mode) for mode in ("enforce", "annotate")
+        ]
         found = [guard("question") for guard in guards]
         streamed = guards[0].stream("question").verdict
     written = rows(tmp_path / "log.db")

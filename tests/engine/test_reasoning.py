@@ -311,7 +311,7 @@ def test_a_stop_string_ends_the_answer_and_is_no_part_of_it() -> None:
     found, _, _ = read("qwen3", "<think>\na.\n</think>\n\nMilan. Or", cut=False, stop=(".",))
     assert (found.text, found.cut) == ("Milan", "."), "the thought's own full stop is another"
     found, _, _ = read("qwen3", "<think>\na.", cut=False, stop=(".",))
-    assert (found.text, found.cut, found.reasoning and found.reasoning.finished) == ("", ".", False)
+    assert (found.text, found.cut, found.reasoning and found.reasoning.finished) == ("", None, False)
 
 
 def test_a_response_template_names_the_marks() -> None:

@@ -120,6 +120,7 @@ def test_frequencies_that_change_with_the_length(name: str, changes: dict[str, A
     """An answer that may become too long does not join; those that do are what they are alone, and score as such."""
     model = wrapped(name, **changes)
     assert model.fixed_positions == 50
+    assert model.context_window == {"phi3": 300, "llama": 200}[name]
     batch, before = model.running_batch(), len(model.render("x").ids) - 1
     prompt = model.render("x" * 20)
     assert batch.takes(prompt, Options(max_tokens=30 - before))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama import modeling_llama as llama
+from transformers.models.mllama.configuration_mllama import MllamaTextConfig
+from transformers.models.mllama.modeling_mllama import MllamaForCausalLM
 
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay import model_copies
@@ -232,20 +235,87 @@ def test_a_padded_row_that_loses_its_gradient_is_scored_by_itself() -> None:
         assert (found.semgrad, found.paragrad) == pytest.approx((expected.semgrad, expected.paragrad), rel=1e-4)
 
 
+def rotating(rope_type: str) -> Any:
+    """A model whose frequencies follow the length beyond 20 tokens; each call makes one with the same weights."""
+    if rope_type == "longrope":
+        return build("phi3", **LONG_ROPE)
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+    return build("llama", rope_parameters=rope, max_position_embeddings=20)
+
+
 @pytest.mark.parametrize("rope_type", ["longrope", "dynamic"])
 def test_frequencies_that_depend_on_the_length_are_replayed_whole_beyond_it(rope_type: str) -> None:
     """A cached key was rotated for the length of its day; one pass over the whole sequence rotates it otherwise."""
-    if rope_type == "longrope":
-        model = build("phi3", **LONG_ROPE)
-    else:
-        rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
-        model = build("llama", rope_parameters=rope, max_position_embeddings=20)
+    model = rotating(rope_type)
     expected_tiers: dict[int, Tier] = {0: "prefix", 2: "full"}
     for row, tier in expected_tiers.items():
         case = CASES[row]
         found = gradient_scores(model, case.prompt, case.response, semantic_token=case.semantic_token)
         assert found.tier == tier
         assert worst_relative_error(found, case.reference(model, Objective())) < 1e-7
+
+
+@pytest.mark.parametrize("lengths", [(60, 12, 60), (12, 60, 22), (40, 19, 20, 21, 60, 5), (60, 22, 12)])
+@pytest.mark.parametrize("rope_type", ["longrope", "dynamic"])
+def test_a_score_does_not_depend_on_what_was_scored_before(rope_type: str, lengths: tuple[int, ...]) -> None:
+    """Nor on the passes that its owner has run, nor on a batch."""
+
+    def ids(length: int) -> list[int]:
+        return [3 + (7 * place + length) % (VOCABULARY - 3) for place in range(length)]
+
+    def scores(model: Any, rows: Sequence[int]) -> list[float | None]:
+        answers = [ids(4)] * len(rows)
+        return [one.semgrad for one in gradient_scores(model, [ids(n) for n in rows], answers, semantic_token=-2)]
+
+    alone = {length: scores(rotating(rope_type), [length])[0] for length in lengths}
+    model = rotating(rope_type)
+    for length in lengths:
+        assert scores(model, [length]) == pytest.approx([alone[length]], rel=1e-9)
+    assert scores(model, lengths) == pytest.approx([alone[length] for length in lengths], rel=1e-9)
+    model(input_ids=torch.tensor([ids(70)]))
+    for length in lengths:
+        assert scores(model, [length]) == pytest.approx([alone[length]], rel=1e-9)
+
+
+def vision_text(layers: int, crossing: list[int]) -> Any:
+    """Llama 3.2 Vision's text model, some of whose layers look at an image."""
+    config = MllamaTextConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        cross_attention_layers=crossing,
+        max_position_embeddings=256,
+        pad_token_id=0,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = MllamaForCausalLM(config)
+        spread_weights(model)
+    return model.double().eval()
+
+
+@pytest.mark.parametrize("crossing", [[1], [0, 3], [5], [2, 3, 4]])
+def test_layers_that_need_an_image_leave_no_trace(crossing: list[int]) -> None:
+    """On text alone, scores are those of the model without these layers."""
+    model = vision_text(5 + len(crossing), crossing)
+    plain = vision_text(5, [])
+    plain.load_state_dict(
+        {**plain.state_dict(), **{n: w for n, w in model.state_dict().items() if ".layers." not in n}}
+    )
+    own = [layer for number, layer in enumerate(model.model.layers) if number not in crossing]
+    for layer, same in zip(plain.model.layers, own, strict=True):
+        layer.load_state_dict(same.state_dict())
+    for some in (CASES[:1], CASES[:4]):
+        prompts, responses = [case.prompt for case in some], [case.response for case in some]
+        tokens = [case.semantic_token for case in some]
+        found, expected = (gradient_scores(one, prompts, responses, semantic_token=tokens) for one in (model, plain))
+        for one, wanted in zip(found, expected, strict=True):
+            assert (one.semgrad, one.paragrad) == pytest.approx((wanted.semgrad, wanted.paragrad), rel=1e-9)
+            assert one.tier == wanted.tier
 
 
 class TestTraces:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import Sampling
 from semgrad_guard.engine.generation.visible import visible
+from tests.thinking import ANSWERS, THOUGHTS, thinking_model
 
 QUESTION = "What is the capital of Mongolia?"
 
@@ -91,3 +94,48 @@ def test_tokens_that_show_no_text_stay_in_front(pocket: LanguageModel) -> None:
     found = visible(ids, ("nbaatar",), codec)
     assert found.text == "Ulaa"
     assert found.ids == (mark, *codec.encode("Ulaa"))
+
+
+QUESTIONS_TO_THINK = list(ANSWERS)
+THOUGHT = ("\n\n", "\n", "It is", ".", "</think>", "<think>", "second")
+"""Strings of the thought, its marks and the white space behind it."""
+
+
+def answers_of(model: LanguageModel, way: str, options: GenerationOptions) -> list[Generation]:
+    if way == "alone":
+        return [model.generate(question, options) for question in QUESTIONS_TO_THINK]
+    if way == "batch":
+        return model.generate_batch(QUESTIONS_TO_THINK, options)
+    streams = [model.stream(question, options) for question in QUESTIONS_TO_THINK]
+    return [stream.generation for stream in streams if "".join(map(str, stream)) is not None]
+
+
+@pytest.mark.parametrize("way", ["alone", "batch", "stream"])
+@pytest.mark.parametrize("string", THOUGHT)
+def test_no_stop_string_is_looked_for_in_a_thought(way: str, string: str) -> None:
+    model = thinking_model()
+    options = GenerationOptions(max_tokens=60)
+    plain = model.generate_batch(QUESTIONS_TO_THINK, options)
+    for found, whole in zip(answers_of(model, way, replace(options, stop=(string,))), plain, strict=True):
+        assert (found.text, found.finish_reason, found.cut) == (whole.text, "stop", None)
+        assert found.reasoning == whole.reasoning
+
+
+@pytest.mark.parametrize("way", ["alone", "batch", "stream"])
+def test_it_ends_the_answer_behind_the_thought(way: str) -> None:
+    """The thought holds it, too."""
+    model = thinking_model()
+    for found, question in zip(
+        answers_of(model, way, GenerationOptions(max_tokens=60, stop=("i",))), QUESTIONS_TO_THINK, strict=True
+    ):
+        before, there, _ = ANSWERS[question].partition("i")
+        assert (found.text, found.cut) == (before, "i" if there else None)
+        assert found.reasoning is not None
+        assert found.reasoning.text == THOUGHTS[question]
+
+
+def test_nor_in_the_thought_of_a_sample() -> None:
+    plan = Sampling(count=2, temperature=1e-6, max_tokens=60)
+    model = thinking_model()
+    found = model.generate(QUESTIONS_TO_THINK[0], GenerationOptions(max_tokens=60, stop=("It is", "\n\n")))
+    assert [sample.text for sample in found.evidence.samples(plan)] == [ANSWERS[QUESTIONS_TO_THINK[0]]] * 2

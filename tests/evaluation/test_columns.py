@@ -236,3 +236,196 @@ def test_what_contradicts_itself_is_a_broken_line(tmp_path: Path, record: dict[s
     lines = [{"question": "Who?", "answers": ["a"]}, {"question": Q, **record}]
     found = read(tmp_path, "\n".join(map(json.dumps, lines)))
     assert message in str(found.problems[0])
+
+
+REFUSED = "refused"
+FORMS: list[tuple[str, Any]] = [
+    # one answer, whatever marks are in it
+    *[
+        (text, (text,))
+        for text in (
+            *("Paris", "AC/DC", "9/11", "km/h", "and/or", "TCP/IP", "1/2", "1 / 2", "24/7", "60 miles/hour", "1990/91"),
+            *(
+                "https://example.org/a/b",
+                "/usr/bin",
+                "AT&amp;T",
+                "Q&#39;s",
+                "[sic]",
+                "(Paris)",
+                "(a) Paris",
+                "{x}",
+                "Na",
+            ),
+            *(
+                "To be, or not to be: that is the question",
+                "Paris, France",
+                "f(x)",
+                "print('a')",
+                "True",
+                "1,000",
+                "a - b",
+            ),
+            "It was signed in 1648; the war ended soon after that year.",
+            "It is either the input/output unit or the memory, as far as we know.",
+        )
+    ],
+    # containers whose content is plain
+    ('["a", "b"]', ("a", "b")),
+    ("['a', 'b']", ("a", "b")),
+    ("('a', 'b')", ("a", "b")),
+    ("{'b', 'a'}", ("b", "a")),
+    ('["a; b"]', ("a; b",)),
+    ("['a/b or c']", ("a/b or c",)),
+    ("[1, 2]", ("1", "2")),
+    ("{'text': ['a', 'a'], 'answer_start': [0, 7]}", ("a",)),
+    ('{"text": ["a"], "answer_start": [0]}', ("a",)),
+    ("{'text': [], 'answer_start': []}", ()),
+    ("{'value': 'a', 'aliases': ['b']}", ("a", "b")),
+    ("[{'text': 'a'}, {'text': 'b'}]", ("a", "b")),
+    ("{'text': ['a; b', 'a/b or c'], 'answer_start': [0, 0]}", ("a; b", "a/b or c")),
+    ("[]", ()),
+    ("Natalia sold 3 + 4 = <<3+4=7>>7 clips.\n#### 7", ("7",)),
+    ("#### 1,000", ("1,000",)),
+    # several answers, or a container, that no rule reads
+    *[
+        (text, REFUSED)
+        for text in (
+            *(
+                "a; b",
+                "Paris;Lutetia",
+                "Paris; City of Paris; Lutetia",
+                "Paris|Lutetia",
+                "Paris||Lutetia",
+                "Paris\tLutetia",
+            ),
+            *("Paris / Lutetia", "Paris/ Lutetia", "Paris/Lutetia", "yes/no", "No/Yes", "Paris or Lutetia"),
+            "The seeds pass through your body; Nothing happens; You eat the seeds.",
+            *("['a' 'b']", "[a, b]", "['a', b]", "[1 2 3]", "('a')", "()", "(1, 2)", "{}", "set()", "frozenset({'a'})"),
+            *("array(['a'], dtype=object)", "{'text': array(['a'], dtype=object), 'answer_start': array([0])}"),
+            *("{'text': ['a'], 'answer_start': [nan]}", "dict_values(['a'])", "{a, b}", '{"a", b}', "{'other': 'a'}"),
+            *("Answer(text='a')", "[Document(page_content='a')]", "[<x.Answer object at 0x7f0a>]", "deque(['a'])"),
+            *("OrderedDict([('text', ['a'])])", "tensor([1, 2])", "nan", "None"),
+        )
+    ],
+]
+
+
+@pytest.mark.parametrize("name", ["q.jsonl", "q.csv", "hub.csv"])
+@pytest.mark.parametrize(("cell", "outcome"), FORMS)
+def test_a_cell_is_never_misread(tmp_path: Path, cell: str, outcome: Any, name: str) -> None:
+    column = "ground_truth" if name == "hub.csv" else "answer"
+    records = [{"question": Q, column: cell}, {"question": "Who?", column: "x"}]
+    if name == "q.jsonl":
+        content = "\n".join(map(json.dumps, records))
+    else:
+        content = f"question,{column}\n" + "\n".join(
+            ",".join('"' + text.replace('"', '""') + '"' for text in record.values()) for record in records
+        )
+    found = read(tmp_path, content, name)
+    if outcome == REFUSED:
+        assert [row.question for row in found.rows] == ["Who?"]
+        assert f'"{column}' in str(found.problems[0])
+    else:
+        assert (found.problems, found.rows[0].answers) == ((), outcome)
+
+
+@pytest.mark.parametrize("text", ["TRUE", "FALSE", "1923-05-01 00:00:00"])
+def test_values_of_spreadsheets_are_no_references(tmp_path: Path, text: str) -> None:
+    found = read(tmp_path, f"question,answer\n{Q},{text}\nWho?,x\n", "q.csv")
+    assert "as programs write" in str(found.problems[0])
+
+
+@pytest.mark.parametrize(
+    ("cell", "outcome"),
+    [
+        ("It is (in ['a', 'b']) here.", "It is (in ['a', 'b']) here."),
+        ("[1] As he said; it is so / not so.", "[1] As he said; it is so / not so."),
+        ("['p', 'r']", "p\n\nr"),
+        ("('p', 'r')", "p\n\nr"),
+        ("{'title': ['T'], 'sentences': [['p.', ' r.']]}", "T\np. r."),
+        ("[{'page_content': 'p', 'metadata': {}}]", "p"),
+        ('[{"title": "T", "paragraph_text": "p"}]', "p"),
+        ("['p' 'r']", REFUSED),
+        ("[Document(page_content='p')]", REFUSED),
+        ("[Document(metadata={'a': 1}, page_content='p')]", REFUSED),
+        ("{'title': array(['T'], dtype=object), 'sentences': array([])}", REFUSED),
+        ("array(['p'], dtype=object)", REFUSED),
+        ("Document(page_content='p')", REFUSED),
+        ("page_content='p' metadata={'source': 'x'}", REFUSED),
+        ("{'other': 'p'}", REFUSED),
+        ('{"name": "Bob"}', REFUSED),
+        ('["{\\"name\\": \\"Bob\\"}"]', '{"name": "Bob"}'),
+        ("<x.Document object at 0x7f0a>", REFUSED),
+    ],
+)
+@pytest.mark.parametrize("name", ["q.jsonl", "q.csv"])
+def test_a_passage_is_never_misread(tmp_path: Path, cell: str, outcome: str, name: str) -> None:
+    quoted = cell.replace('"', '""')
+    content = json.dumps({"question": Q, "answer": "a", "context": cell}) + '\n{"question": "Who?", "answer": "x"}'
+    content = f'question,answer,context\n{Q},a,"{quoted}"\nWho?,x,\n' if name == "q.csv" else content
+    found = read(tmp_path, content, name)
+    if outcome == REFUSED:
+        assert '"context"' in str(found.problems[0])
+    else:
+        assert (found.problems, found.rows[0].context) == ((), outcome)
+
+
+FOUR = ["Lyon", "Nice", "Paris", "Brest"]
+
+
+@pytest.mark.parametrize(
+    ("record", "outcome"),
+    [
+        ({"choices": FOUR, "answer": 2}, "Paris"),
+        ({"choices": FOUR, "answer": "2"}, "Paris"),
+        ({"choices": FOUR, "answer": "C"}, "Paris"),
+        ({"choices": FOUR, "answer": "c"}, "Paris"),
+        ({"options": FOUR, "answer": "C"}, "Paris"),
+        ({"options": {"A": "Lyon", "B": "Paris"}, "answer": "B"}, "Paris"),
+        ({"choices": {"text": FOUR, "label": ["A", "B", "C", "D"]}, "answer": "C"}, "Paris"),
+        ({"choices": {"text": FOUR, "label": ["1", "2", "3", "4"]}, "answer": "C"}, REFUSED),
+        ({"A": "Lyon", "B": "Nice", "C": "Paris", "D": "Brest", "answer": "C"}, "Paris"),
+        ({"choices": str(FOUR), "answer": "2"}, "Paris"),
+        ({"choices": FOUR, "answer": "Paris"}, "Paris"),
+        ({"choices": ["3", "1", "4", "2"], "answer": "2"}, REFUSED),
+        ({"choices": ["3", "1", "4", "2"], "answer": 2}, "4"),
+        ({"options": FOUR, "answer": 2}, REFUSED),
+        ({"choices": FOUR, "answer": 4}, REFUSED),
+        ({"choices": FOUR, "answer": "E"}, REFUSED),
+        ({"choices": "Lyon Nice Paris", "answer": "C"}, REFUSED),
+        ({"choices": FOUR, "answers": [2]}, "Paris"),
+        ({"choices": FOUR, "answers": "[2]"}, "Paris"),
+        ({"A": "x", "B": "y", "answer": "7"}, "7"),
+        ({"answer": 2}, "2"),
+        ({"answer": "C"}, "C"),
+    ],
+)
+def test_a_mark_of_a_choice_is_the_choice(tmp_path: Path, record: dict[str, Any], outcome: str) -> None:
+    found = read(
+        tmp_path, "\n".join(map(json.dumps, ({"question": "Who?", "answers": ["x"]}, {"question": Q, **record})))
+    )
+    if outcome == REFUSED:
+        assert "cannot be" in str(found.problems[0])
+    else:
+        assert found.rows[1].answers == (outcome,)
+
+
+@pytest.mark.parametrize("grade", ["label", "hallucination", "Is_Correct"])
+@pytest.mark.parametrize("value", [0, 1, True, "0", "yes"])
+def test_an_answer_next_to_its_grade_is_a_models(tmp_path: Path, grade: str, value: Any) -> None:
+    record = {"question": Q, "answer": "Lyon", grade: value}
+    with pytest.raises(DataFileError, match=f'has "{grade}" next to "answer".*--answers-field answer'):
+        read(tmp_path, record)
+    assert read(tmp_path, record, answers_field="answer").rows[0].answers == ("Lyon",)
+    assert read(tmp_path, {**record, grade: "geography"}).rows[0].answers == ("Lyon",)
+    assert read(tmp_path, {**record, "response": "Nice"}).rows[0].answers == ("Lyon",)
+    assert read(tmp_path, {**record, "ground_truth": "Paris"}).rows[0].answers == ("Paris",)
+
+
+def test_shapes_of_truthfulqa_and_musique(tmp_path: Path) -> None:
+    table = f"Question,Best Answer,Correct Answers,Incorrect Answers\n{Q},a,a; b; It is c,d; e\n"
+    assert read(tmp_path, table, "q.csv").rows[0].answers == ("a", "b", "It is c")
+    paragraphs = [{"idx": 0, "title": "T", "paragraph_text": "p", "is_supporting": True}]
+    record = {"question": Q, "answer": "a", "answer_aliases": ["b"], "paragraphs": paragraphs}
+    (row,) = read(tmp_path, record).rows
+    assert (row.answers, row.context) == (("a", "b"), "p")

@@ -113,7 +113,7 @@ def test_questions_may_be_added(tmp_path: Path, language_model: LanguageModel) -
     ("change", "reason"),
     [
         ({"options": GenerationOptions(max_tokens=5)}, r"generation\.max_new_tokens is 5 and was 4"),
-        ({"estimators": {**BOTH, "ours": HybridGrad(tau=2)}}, r"estimators\.ours\.tau is 2 and was 1\.0"),
+        ({"estimators": {**BOTH, "ours": HybridGrad(tau=2)}}, r"estimators\.ours\.tau is 2\.0 and was 1\.0"),
         ({"estimators": {"ours": HybridGrad()}}, r"scores of other estimators as well \(free\), which"),
         ({"phrasing": Phrasing("Be brief.")}, r"prompt_template is 'chat\+system-"),
     ],

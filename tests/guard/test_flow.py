@@ -160,7 +160,7 @@ def test_every_driver_delivers_the_same(
     assert source.drafted == 1
     escalates = mode == "enforce" and not let_through and can_escalate and uncertainty is not None
     assert source.requests == escalates
-    if mode in ("annotate", "observe") or let_through:
+    if mode == "annotate" or let_through:
         assert (outcome.verdict.text, outcome.answer) == (TEXT, "object")
         assert outcome.verdict.enforced is (mode in ("enforce", "raise"))
     elif escalates:
@@ -172,7 +172,7 @@ def test_every_driver_delivers_the_same(
     else:
         assert (outcome.verdict.text, outcome.answer, outcome.verdict.action) == ("no", None, "abstain")
     live = driver in (by_stream, by_async_stream)
-    assert pieces == (["the ", "draft"] if live and mode in ("annotate", "observe") else [])
+    assert pieces == (["the ", "draft"] if live and mode == "annotate" else [])
     assert source.closed == live
 
 
@@ -190,7 +190,7 @@ def test_settling_never_delivers_what_is_not_let_through(
     policy = Policy(threshold=threshold, on_unscored=on_unscored)
     settled = settle(scored(uncertainty), policy, mode, can_escalate=can_escalate, trusted=trusted)
     let_through = policy.decide(uncertainty, can_escalate=can_escalate) == "answer"
-    advice = mode in ("annotate", "observe") or (trusted and not let_through)
+    advice = mode == "annotate" or (trusted and not let_through)
     assert isinstance(settled, Deliver) is (advice or let_through)
     assert settled.verdict.enforced is not advice
     if not isinstance(settled, Deliver):

@@ -14,7 +14,9 @@ from langchain_semgrad_guard import (
     UncertaintyRouterCallback,
     get_verdict,
 )
-from llama_index_semgrad_guard import GuardedChatEngine, GuardedQueryEngine, SemGradLLM
+from llama_index_semgrad_guard import SemGradLLM
+from llama_index_semgrad_guard import UncertaintyRouterCallback as LlamaIndexRouter
+from llama_index_semgrad_guard import guarded as guarded_engine
 from semgrad_guard import LanguageModel, Policy
 from semgrad_guard.guard import DecisionSink
 
@@ -49,23 +51,31 @@ def routed(model: LanguageModel, log: DecisionSink) -> Any:
     return get_verdict(chat(model).invoke("question", config={"callbacks": [router]})).decision_id
 
 
-def index(model: LanguageModel) -> Any:
-    return SummaryIndex.from_documents([Document(text="a")]), SemGradLLM.from_model(model, max_tokens=4)
+def answered(model: LanguageModel, log: DecisionSink) -> Any:
+    llm = SemGradLLM.from_model(model, max_tokens=4, router=LlamaIndexRouter(NONE, log=log))
+    response: Any = llm.complete("question")
+    return response.raw["semgrad_guard"]["decision_id"]
+
+
+def index(model: LanguageModel, log: DecisionSink) -> Any:
+    router = LlamaIndexRouter(NONE, log=log)
+    llm = SemGradLLM.from_model(model, max_tokens=4, router=router)
+    return SummaryIndex.from_documents([Document(text="a")]), llm, router
 
 
 def queried(model: LanguageModel, log: DecisionSink) -> Any:
-    documents, llm = index(model)
-    engine = GuardedQueryEngine(documents.as_query_engine(llm=llm), NONE, log=log)
+    documents, llm, router = index(model, log)
+    engine = guarded_engine(documents.as_query_engine(llm=llm), router)
     return engine.query("question").metadata["semgrad_guard"]["decision_id"]
 
 
 def chatted(model: LanguageModel, log: DecisionSink) -> Any:
-    documents, llm = index(model)
-    engine = GuardedChatEngine(documents.as_chat_engine(chat_mode="simple", llm=llm), NONE, log=log)
+    documents, llm, router = index(model, log)
+    engine = guarded_engine(documents.as_chat_engine(chat_mode="simple", llm=llm), router)
     return engine.chat("question").metadata["semgrad_guard"]["decision_id"]
 
 
-@pytest.mark.parametrize("ask", [guarded, streamed, routed, queried, chatted])
+@pytest.mark.parametrize("ask", [guarded, streamed, routed, answered, queried, chatted])
 def test_a_door_writes_its_decisions_down(
     ask: Ask, tmp_path: Path, make_language_model: Callable[..., LanguageModel]
 ) -> None:

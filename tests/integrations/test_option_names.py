@@ -12,10 +12,9 @@ from semgrad_guard.errors import InputError
 
 
 @pytest.mark.parametrize("door", [ChatSemGrad, SemGradLLM])
-@pytest.mark.parametrize("unknown", ["temprature", "max_new_tokens"])
-def test_an_unknown_field(door: Any, unknown: str) -> None:
-    with pytest.raises(InputError, match=rf"{door.__name__} takes no {unknown}; it takes .*max_tokens.*temperature"):
-        door(**{unknown: 1})
+def test_an_unknown_field(door: Any) -> None:
+    with pytest.raises(InputError, match=rf"{door.__name__} takes no temprature; it takes .*max_tokens.*temperature"):
+        door(temprature=1)
 
 
 def test_an_unknown_option_of_a_call() -> None:

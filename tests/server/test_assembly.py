@@ -129,7 +129,7 @@ def test_a_scorer_has_the_calibration_of_what_others_wrote(made: Any, checkpoint
 def test_without_a_threshold_nothing_is_enforced(made: Any, checkpoint: Path) -> None:
     with pytest.raises(InputError, match="--calibration or --threshold"):
         made(model=str(checkpoint))
-    assert made(model=str(checkpoint), mode="observe").service.models[checkpoint.name].terms.mode == "observe"
+    assert made(model=str(checkpoint), mode="annotate").service.models[checkpoint.name].terms.mode == "annotate"
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ async def test_a_part_is_delivered_everywhere(serve: Serve, fixed: LanguageModel
 async def test_an_answer_ends_before_the_doubt(serve: Serve, fixed: LanguageModel) -> None:
     own = scores_of(fixed)
     first = own[0] < max(own)
-    policy = Policy(threshold=own[0] if first else min(own))
+    policy = Policy(threshold=(own[0] if first else min(own)) * 1.001)
     async with serve(policy, model=fixed, by_sentence="stop") as client:
         found = given_to(await client.post(CHAT, json=asking()))["choices"][0]["message"]["content"]
     doubt = next(number for number, score in enumerate(own) if score > (policy.threshold or 0))
@@ -198,8 +198,8 @@ async def test_a_part_of_another_servers_answer(serve: Serve, fixed: LanguageMod
         assert own == pytest.approx([one.uncertainty for one in sentences], rel=1e-5)
         given = [(one["tokens"], one["start"], one["end"]) for one in first["semgrad_guard"]["sentences"]]
         assert given == [(one.tokens, one.start, one.end) for one in sentences]
-    kept = own.index(min(own))
-    async with serve(Policy(threshold=own[kept]), upstream=upstream, scheduler=scorer, by_sentence="drop") as client:
+    kept, policy = own.index(min(own)), Policy(threshold=min(own) * 1.001)
+    async with serve(policy, upstream=upstream, scheduler=scorer, by_sentence="drop") as client:
         changes: list[dict[str, Any]] = [{}, {"stop": ["zzz"]}, {"stream": True}]
         for more in changes:
             response = await client.post(CHAT, json=asking(**more))

@@ -101,9 +101,8 @@ async def test_one_withheld_answer_blocks_all_of_a_call(serve: Serve) -> None:
     assert {record["action"] for record in found["semgrad_guard"]} == {"answer", "abstain"}
 
 
-@pytest.mark.parametrize("mode", ["annotate", "observe"])
-async def test_advice_blocks_nothing(serve: Serve, mode: str) -> None:
-    async with serve(NONE, mode=mode) as client:
+async def test_advice_blocks_nothing(serve: Serve) -> None:
+    async with serve(NONE, mode="annotate") as client:
         await client.post(PATH, json=before())
         found = (await client.post(PATH, json=after())).json()
     assert (found["action"], "stream_holdback_chars" in found) == ("NONE", False)

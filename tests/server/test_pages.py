@@ -175,26 +175,32 @@ async def test_a_summary_by_day(serve: Serve, tmp_path: Path, language_model: La
         assert (await client.get("/v1/decisions/summary")).status_code == 404
 
 
-async def test_the_calibrations_of_kinds_decide_too(serve: Serve, tmp_path: Path) -> None:
+async def test_a_calibration_by_kind_promises_nothing(serve: Serve) -> None:
     scores, kinds = [i / 100 for i in range(100)] * 2, ["easy"] * 100 + ["hard"] * 100
     calibration = calibrate(scores, [score < 0.8 for score in scores], alpha=0.2, delta=0.1, kind=kinds)
-    log = DecisionLog(tmp_path / "log.db")
-    async with serve(Policy.from_calibration(calibration), service={"log": log}) as client:
-        data = (await client.get("/v1/promises")).json()["data"]
-        decides = {calibration.id, *(one.id for one in calibration.kinds.values())}
-        assert {one["calibration_id"] for one in data if one["current"]} == decides
-        (one,) = written(log, 1, calibration_id=calibration.kinds["hard"].id)
-        given = {"decision_id": one, "right": True, "sampling": "random"}
-        assert (await client.post("/v1/feedback", json=given)).json()["note"] is None
-    log.close()
-
-
-async def test_nothing_is_promised_where_no_kind_keeps_it(serve: Serve) -> None:
-    kinds = [f"kind {number // 5}" for number in range(40)]
-    calibration = calibrate([number / 40 for number in range(40)], [True] * 40, alpha=0.2, delta=0.1, kind=kinds)
     async with serve(Policy.from_calibration(calibration)) as client:
         promise = (await client.get("/v1/calibration")).json()["promise"]
-    assert promise == "Nothing is promised: All questions together keep it, and no kind of question by itself."
+    assert promise.startswith("Nothing is promised: the promise is by kind")
+
+
+async def test_only_the_log_makes_a_grade_a_random_one(serve: Serve, tmp_path: Path) -> None:
+    """A client grades its own answers: neither its word nor their number breaks or keeps a promise."""
+    calibration = made()
+    with DecisionLog(tmp_path / "log.db") as log:
+        async with serve(Policy.from_calibration(calibration), service={"log": log}) as client:
+            first, *others = written(log, 30, calibration_id=calibration.id)
+            log.database.mark_drawn([first])
+            for way in ("random", "all", "user", None):
+                stated = await client.post("/v1/feedback", json={"decision_id": first, "right": True, "sampling": way})
+                assert stated.status_code == 400
+                assert "sampling" in stated.json()["error"]["message"]
+            for one in others:
+                given = (await client.post("/v1/feedback", json={"decision_id": one, "right": False})).json()
+                assert (given["sampling"], "not drawn at random" in given["note"]) == ("user", True)
+            given = (await client.post("/v1/feedback", json={"decision_id": first, "right": True})).json()
+            assert (given["sampling"], given["note"]) == ("random", None)
+            (promise,) = (await client.get("/v1/promises")).json()["data"]
+            assert (promise["state"], promise["labels"], promise["wrong"]) == ("unknown", 1, 0)
 
 
 async def test_a_reader_can_tell_from_the_page_whether_the_promise_holds(serve: Serve, tmp_path: Path) -> None:
@@ -209,8 +215,9 @@ async def test_a_reader_can_tell_from_the_page_whether_the_promise_holds(serve: 
         (first,) = (await client.get("/v1/promises", headers=headers)).json()["data"]
         assert (first["calibration_id"], first["state"], first["current"]) == (calibration.id, "unknown", True)
         ids = written(log, 30, calibration_id="older")
+        log.database.mark_drawn(ids)
         for one in ids:
-            given = {"decision_id": one, "right": False, "sampling": "random"}
+            given = {"decision_id": one, "right": False}
             found = await client.post("/v1/feedback", json=given, headers=headers)
             assert "calibration older, which decides no longer" in found.json()["note"]
         current, older = (await client.get("/v1/promises", headers=headers)).json()["data"]

@@ -49,7 +49,7 @@ async def test_decisions_and_feedback(serve: Serve, tmp_path: Path, language_mod
         streamed = events((await client.post(CHAT, json=asking("the question", stream=True))).text)
         second = streamed[-1]["semgrad_guard"]["decision_id"]
         several = (await client.post(CHAT, json=asking("the question", n=2))).json()["semgrad_guard"]
-        given = {"decision_id": first, "right": False, "sampling": "random"}
+        given = {"decision_id": first, "right": False}
         assert (await client.post("/v1/feedback", json=given)).json()["decision_id"] == first
         missing = await client.post("/v1/feedback", json={**given, "decision_id": "dec_no"})
         assert (missing.status_code, missing.json()["error"]["code"]) == (404, "decision_not_found")
@@ -136,11 +136,10 @@ async def test_the_drift_gauge_is_the_monitors_own(serve: Serve) -> None:
         assert f"{gauge} 0.0" in (await client.get("/metrics")).text
 
 
-@pytest.mark.parametrize("mode", ["annotate", "observe"])
-async def test_what_is_delivered_counts_as_delivered(serve: Serve, tmp_path: Path, mode: str) -> None:
+async def test_what_is_delivered_counts_as_delivered(serve: Serve, tmp_path: Path) -> None:
     """Whatever the advice: in the metrics, the summary, the list and its filter, and the header."""
     with DecisionLog(tmp_path / "log.db") as log:
-        async with serve(NONE, mode=mode, service={"log": log}) as client:
+        async with serve(NONE, mode="annotate", service={"log": log}) as client:
             response = await client.post(CHAT, json=asking())
             headers = response.headers
             assert (headers["x-semgrad-guard-action"], headers["x-semgrad-guard-enforced"]) == ("abstain", "false")

@@ -61,7 +61,7 @@ async def test_the_upstream_writes_and_this_one_scores(
     for policy, mode, text in (
         (ALL, "enforce", written),
         (NONE, "enforce", "I don't know."),
-        (NONE, "observe", written),
+        (NONE, "annotate", written),
     ):
         async with serve(policy, mode=mode, upstream=upstream, scheduler=scorer, name="large") as client:
             response = await client.post(CHAT, json=body, headers={"authorization": "Bearer client-key"})

@@ -32,6 +32,7 @@ from semgrad_guard.engine.generation.visible import CertainText, Piece, StopStri
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.grammar import GrammarCompiler
 from semgrad_guard.engine.prompts.prompt import Prompt
+from semgrad_guard.engine.prompts.reasoning import Thinking
 from semgrad_guard.engine.replay.batch import Memory, TokenBatch, cache_of, growing_cache, unless_memory_runs_out
 from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
 from semgrad_guard.engine.scoring.head import surveyed_step
@@ -149,8 +150,8 @@ class Decoder(TokenizerCodec):
         ]
 
     def read(self, written: Written) -> Visible:
-        """The answer among the tokens produced. Under a grammar there are no thoughts."""
-        thinking = None if written.options.grammar else written.prompt.thinking
+        """The answer among the tokens produced."""
+        thinking = _thinking(written.prompt, written.options.grammar)
         return answered(written.ids, written.options.stop, self, thinking, cut=not written.ended)
 
     def capture(self, prompts: Sequence[Prompt], objective: Objective, memory: Memory | None = None) -> Capture | None:
@@ -220,7 +221,7 @@ class Decoder(TokenizerCodec):
             cache=cache,
             generation_config=self._config(room),
             logits_processor=processors,
-            stopping_criteria=self._stopping(stop, width),
+            stopping_criteria=self._stopping(stop, [p.thinking for p in prompts for _ in range(plan.count)], width),
         )
         return [self._produced(row)[0] for row in output.sequences[:, width:].tolist()]
 
@@ -244,7 +245,7 @@ class Decoder(TokenizerCodec):
             cache=cache,
             generation_config=self._config(options.max_tokens),
             logits_processor=self.processors(options, prompts, width),
-            stopping_criteria=self._stopping(options.stop, width),
+            stopping_criteria=self._stopping(options.stop, [_thinking(p, options.grammar) for p in prompts], width),
             streamer=streamer,
         )
         if budget:
@@ -275,13 +276,13 @@ class Decoder(TokenizerCodec):
             return_dict_in_generate=True,
         )
 
-    def _stopping(self, stop: Sequence[str], width: int) -> StoppingCriteriaList:
+    def _stopping(self, stop: Sequence[str], thinking: Sequence[Thinking | None], width: int) -> StoppingCriteriaList:
         """The criteria that end a row of answers after prompts of `width` columns."""
-        return StoppingCriteriaList([self.stop_strings(stop, width=width)] if stop else [])
+        return StoppingCriteriaList([self.stop_strings(stop, thinking, width=width)] if stop else [])
 
-    def stop_strings(self, stop: Sequence[str], *, width: int = 0) -> StopStrings:
-        """A finder of stop strings in answers after prompts of `width` columns."""
-        return StopStrings(self._tokenizer, stop, decode=self.decode, width=width)
+    def stop_strings(self, stop: Sequence[str], thinking: Sequence[Thinking | None], *, width: int = 0) -> StopStrings:
+        """A finder of stop strings in answers after prompts of `width` columns; each row thinks in its own way."""
+        return StopStrings(self._tokenizer, stop, codec=self, thinking=thinking, width=width)
 
     def processors(self, options: GenerationOptions, prompts: Sequence[Prompt], width: int) -> LogitsProcessorList:
         """Those that make a greedy search the options' sampling, none where it is greedy.
@@ -328,6 +329,11 @@ class Decoder(TokenizerCodec):
         return row, False
 
 
+def _thinking(prompt: Prompt, grammar: str | None) -> Thinking | None:
+    """How an answer to this prompt thinks. Under a grammar there are no thoughts."""
+    return None if grammar else prompt.thinking
+
+
 @dataclass(frozen=True)
 class BatchRequest:
     """A prompt to be answered; `listener` gets every piece of text and thought, as soon as it is certain.
@@ -367,7 +373,8 @@ class RunningAnswer:
         self.error: BaseException | None = None
         self._certain = CertainText(decoder.decode, request.options, request.prompt.thinking)
         self._processors = decoder.processors(request.options, [request.prompt], len(request.prompt.ids))
-        self._stop, self._end_tokens = decoder.stop_strings(request.options.stop), decoder.end_tokens
+        thinking = _thinking(request.prompt, request.options.grammar)
+        self._stop, self._end_tokens = decoder.stop_strings(request.options.stop, [thinking]), decoder.end_tokens
 
     @property
     def written(self) -> Written:

@@ -323,8 +323,6 @@ class Evidence:
     @property
     def why_empty(self) -> str:
         """Why there is nothing to score: its reasoning rules that out, or a stop string ended it before it began."""
-        if self.reasoning is not None and not self.reasoning.finished and isinstance(self.cut, str):
-            return f"the model wrote {self.cut!r}, where it was to stop, within its reasoning: leave that string out"
         if self.reasoning is not None and self.reasoning.why_unscored:
             return self.reasoning.why_unscored
         if isinstance(self.cut, str):

@@ -88,7 +88,7 @@ def answered(
         begin, end = (up_to(place, before, codec.decode) for place in (ends[0], ends[-1]))
         reasoning = replace(reasoning, ids=before, span=(begin, end))
     if parts.answer is None:
-        return Visible("", (), cut=visible(ids, stop, codec).cut, preceding=before, reasoning=reasoning)
+        return Visible("", (), preceding=before, reasoning=reasoning)
     found = visible(ids[tokens.begin : tokens.end], stop, codec)
     return replace(found, text=tokens.clean(found.text), preceding=before, reasoning=reasoning)
 
@@ -113,7 +113,7 @@ def visible(ids: Sequence[int], stop: Sequence[str], codec: Codec) -> Visible:
 
 
 class StopStrings(StoppingCriteria):
-    """Whether the text of an answer holds one of these strings: a criterion of `generate`.
+    """Whether the text of an answer holds one of these strings, whatever its thought holds: a criterion of `generate`.
 
     transformers' search in the tokens' own spelling comes first, since it costs little. It also finds strings that the
     text does not hold: with the space before a first word, or with a beginning in the prompt. So the text decides.
@@ -121,7 +121,8 @@ class StopStrings(StoppingCriteria):
     Args:
         tokenizer: the model's.
         strings: the texts that end an answer.
-        decode: the text of an answer's tokens.
+        codec: for the text of an answer's tokens.
+        thinking: how the model thinks in each row.
         width: how many columns the prompts take in the output of `generate`.
     """
 
@@ -130,12 +131,13 @@ class StopStrings(StoppingCriteria):
         tokenizer: PreTrainedTokenizerBase,
         strings: Sequence[str],
         *,
-        decode: Callable[[Sequence[int]], str],
+        codec: Codec,
+        thinking: Sequence[Thinking | None],
         width: int = 0,
     ) -> None:
         self._strings = [string for string in strings if _can_be_spelled(tokenizer, string)]
         self._spelled: Any = StopStringCriteria(tokenizer, self._strings) if self._strings else None
-        self._decode, self._width = decode, width
+        self._codec, self._thinking, self._width = codec, thinking, width
 
     def __call__(self, input_ids: Any, scores: Any = None, **_: Any) -> Any:
         """For each row [B], whether it ends here."""
@@ -144,8 +146,8 @@ class StopStrings(StoppingCriteria):
         answers = input_ids[:, self._width :]
         found = self._spelled(answers, scores)
         for row in found.nonzero().flatten().tolist():
-            text = self._decode(answers[row].tolist())
-            found[row] = any(string in text for string in self._strings)
+            answer = answered(answers[row].tolist(), self._strings, self._codec, self._thinking[row], cut=True)
+            found[row] = answer.cut is not None
         return found
 
     def end(self, ids: Sequence[int]) -> bool:

@@ -6,7 +6,7 @@ Read-only cuts of a cache end before t*. Rows that come and go end in one column
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
@@ -317,10 +317,11 @@ def can_be_taken_apart(cache: Cache) -> bool:
 def stacked(caches: Sequence[Cache]) -> DynamicCache:
     """Caches of the same model below each other, the shorter ones filled up with zeros on the left."""
     longest = max(cache.get_seq_length() for cache in caches)
-    below: list[list[torch.Tensor]] = []
-    for layer in zip(*map(keys_and_values, caches), strict=True):
-        wide = [[F.pad(half, (0, 0, longest - half.shape[-2], 0)) for half in halves] for halves in layer]
-        below.append([torch.cat(halves) for halves in zip(*wide, strict=True)])
+    below: dict[int, list[torch.Tensor]] = {}
+    layers_of = [keys_and_values(cache) for cache in caches]
+    for number in layers_of[0]:
+        wide = [[F.pad(half, (0, 0, longest - half.shape[-2], 0)) for half in layers[number]] for layers in layers_of]
+        below[number] = [torch.cat(halves) for halves in zip(*wide, strict=True)]
     return cache_with(below)
 
 
@@ -328,25 +329,28 @@ def kept(cache: Cache, rows: Sequence[int], start: int, end: int | None = None) 
     """A copy of some rows and of the columns [start, end), that holds nothing of the rest."""
     index = torch.tensor(list(rows))
     return cache_with(
-        [[half[index.to(half.device), :, start:end] for half in layer] for layer in keys_and_values(cache)]
+        {
+            number: [half[index.to(half.device), :, start:end] for half in layer]
+            for number, layer in keys_and_values(cache).items()
+        }
     )
 
 
-def keys_and_values(cache: Cache) -> list[KeysValues]:
-    """Of each layer."""
+def keys_and_values(cache: Cache) -> dict[int, KeysValues]:
+    """Of each layer that ran, by its number: layers of cross-attention do not without an image."""
     layers: list[Any] = cache.layers
-    return [(layer.keys, layer.values) for layer in layers]
+    return {number: (layer.keys, layer.values) for number, layer in enumerate(layers) if layer.is_initialized}
 
 
 def cache_bytes(cache: Cache) -> int:
     """Bytes of all keys and values."""
-    return sum(half.nbytes for layer in keys_and_values(cache) for half in layer)
+    return sum(half.nbytes for layer in keys_and_values(cache).values() for half in layer)
 
 
-def cache_with(layers: Sequence[Sequence[torch.Tensor]]) -> DynamicCache:
-    """A growing cache of these keys and values."""
+def cache_with(layers: Mapping[int, Sequence[torch.Tensor]]) -> DynamicCache:
+    """A growing cache of these keys and values, by the numbers of their layers."""
     cache = growing_cache()
-    for number, (keys, values) in enumerate(layers):
+    for number, (keys, values) in layers.items():
         cache.update(keys, values, number)
     return cache
 

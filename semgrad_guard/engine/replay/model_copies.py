@@ -60,7 +60,8 @@ def weight_sharing_copy(model: nn.Module) -> nn.Module:
 
     The user's forward hooks are kept (a steered model is scored as it answers), and so are bound methods, partials and
     objects in the place of a module's method: they work on the copy's modules. Functions are the user's own. Backward
-    hooks are dropped, and compiled modules are taken as they were before `torch.compile`. Parameters are objects of
+    hooks are dropped, and compiled modules are taken as they were before `torch.compile`. No pass depends on those
+    before it. Parameters are objects of
     their own over the same storage; containers and objects among a module's attributes are copies. Nothing that happens
     to the copy reaches the original.
 
@@ -121,6 +122,8 @@ class _Copier:
             if name not in _OWN and name not in ("training", _COMPILED):
                 _require_no_function(module, name, value)
                 state[name] = self._parameter(value) if isinstance(value, nn.Parameter) else self._attribute(value)
+        if "dynamic" in str(state.get("rope_type")):
+            twin.register_forward_pre_hook(_as_loaded)
         state.update({name: value for name, value in _WITHOUT_AUTOGRAD.items() if name in state})
         if state.get(_RESCALED) is False:
             config: Any = module.config
@@ -227,6 +230,18 @@ class _Copier:
         for name, part in attributes_of(value).items():
             object.__setattr__(twin, name, self._attribute(part))
         return twin
+
+
+def _as_loaded(rotary: nn.Module, _: Any) -> None:
+    """Frequencies that follow the length begin each pass as they were loaded, whatever passes came before.
+
+    transformers keeps those of the longest sequence until one is shorter than the original context.
+    """
+    held: Any = {**rotary._buffers, **vars(rotary)}
+    for name in [name for name in held if name.endswith("original_inv_freq")]:
+        rotary._buffers[name.replace("original_inv_freq", "inv_freq")] = held[name].clone()
+    for name in [name for name in held if name.endswith("max_seq_len_cached")]:
+        setattr(rotary, name, held["original_max_seq_len"])
 
 
 def _require_no_function(module: nn.Module, name: str, value: Any) -> None:

@@ -6,7 +6,7 @@ and values of those tokens do not depend on later ones, so a prompt is read only
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from transformers.cache_utils import Cache
@@ -16,14 +16,14 @@ from semgrad_guard.engine.replay.batch import KeysValues, cache_with, can_be_cut
 
 @dataclass(frozen=True)
 class _Entry:
-    """Token ids and, for each layer, their keys and values [1, heads, ids, d]; never written to."""
+    """Token ids and, by layer, their keys and values [1, heads, ids, d]; never written to."""
 
     ids: tuple[int, ...]
-    layers: tuple[KeysValues, ...]
+    layers: Mapping[int, KeysValues]
 
     @property
     def bytes(self) -> int:
-        return sum(half.numel() * half.itemsize for layer in self.layers for half in layer)
+        return sum(half.numel() * half.itemsize for layer in self.layers.values() for half in layer)
 
 
 class PromptStore:
@@ -45,7 +45,7 @@ class PromptStore:
             return growing_cache()
         self._entries.remove(entry)
         self._entries.append(entry)
-        return cache_with([[half[..., :length, :] for half in layer] for layer in entry.layers])
+        return cache_with({number: [half[..., :length, :] for half in layer] for number, layer in entry.layers.items()})
 
     def keep(self, ids: Sequence[int], cache: Cache, budget: int) -> None:
         """Remember the tokens read in the place of those that they continue, within `budget` bytes.
@@ -54,7 +54,7 @@ class PromptStore:
         """
         length = min(cache.get_seq_length(), len(ids))
         if budget and length and can_be_cut(cache, length):
-            layers = tuple((keys[..., :length, :], values[..., :length, :]) for keys, values in keys_and_values(cache))
+            layers = {n: (k[..., :length, :], v[..., :length, :]) for n, (k, v) in keys_and_values(cache).items()}
             new = _Entry(tuple(ids[:length]), layers)
             self._entries = [old for old in self._entries if _common(old.ids, new.ids) < len(old.ids)]
             self._entries.append(new)

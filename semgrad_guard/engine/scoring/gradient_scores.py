@@ -6,9 +6,11 @@ import operator
 from collections.abc import Sequence
 from typing import Any, cast, overload
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from semgrad_guard.declared import plain
 from semgrad_guard.engine.objective import Norm, Objective, Variant
 from semgrad_guard.engine.replay.batch import TokenBatch, unless_memory_runs_out
 from semgrad_guard.engine.scoring.gradients import GradientScores
@@ -83,7 +85,8 @@ def gradient_scores(
     """
     single = _is_one_row(prompt_ids)
     prompts, responses = (_rows(ids, single=single) for ids in (prompt_ids, response_ids))
-    offsets = [semantic_token] * len(prompts) if isinstance(semantic_token, int) else list(semantic_token)
+    places: Any = semantic_token if np.ndim(semantic_token) else [semantic_token] * len(prompts)
+    offsets = plain("semantic_token", places, tuple[int, ...])
     scorer = scorer_of(model)
     span = None if layers is None else tuple(layers)
     objective = Objective(
@@ -117,7 +120,7 @@ def _rows(ids: Sequence[int] | Sequence[Sequence[int]], *, single: bool) -> list
         raise InputError("token ids must be a list of ints, or a list of such lists for a batch") from None
 
 
-def _validate(prompts: list[list[int]], responses: list[list[int]], offsets: list[int], *, vocabulary: int) -> None:
+def _validate(prompts: list[list[int]], responses: list[list[int]], offsets: Sequence[int], *, vocabulary: int) -> None:
     if not len(prompts) == len(responses) == len(offsets):
         raise InputError(
             f"{len(prompts)} prompt(s), {len(responses)} response(s) and {len(offsets)} t* position(s) do not match"

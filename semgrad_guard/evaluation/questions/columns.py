@@ -6,11 +6,8 @@ table that holds `ground_truth` too.
 
 from __future__ import annotations
 
-import ast
-import io
 import json
 import re
-import tokenize
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,6 +15,15 @@ from functools import lru_cache
 from typing import Any, cast
 
 from semgrad_guard.errors import DataFileError
+from semgrad_guard.evaluation.questions.cells import (
+    OF_PROGRAMS,
+    PLACEHOLDERS,
+    WORKING,
+    WRITTEN,
+    WRITTEN_PASSAGE,
+    literal,
+    several,
+)
 
 QUESTION = ("question", "user_input", "query", "input", "question_text")
 REFERENCES = ("answers", "answer", "correct_answers", "correct_answer")
@@ -29,20 +35,20 @@ REFERENCES_BESIDE_ANSWERS = (
 """References in tables that hold a model's answers too: next to one of these, `answer` is the model's own."""
 CONTEXT = (
     ("retrieval_context", "retrieved_contexts"),
-    ("context", "contexts", "passage", "passages"),
+    ("context", "contexts", "passage", "passages", "paragraphs"),
     ("reference_contexts",),
 )
 """The passages that were found come before those that should have been."""
 RESPONSE = ("response", "actual_output")
 KIND = ("kind", "category")
 _OTHERS = ("paraphrases", "id", "language")
+_CHOICES = ("choices", "options")
+_ALIASES = ("answer_aliases",)
+_GRADES = ("label", "labels", "hallucination", "is_hallucination", "hallucinated", "correct", "is_correct")
+"""Columns that tell, by 0 or 1, whether a model's answer next to them is right."""
 NO_PASSAGE = (*QUESTION, *REFERENCES, *REFERENCES_BESIDE_ANSWERS, *RESPONSE, *KIND, *_OTHERS)
 """Columns that mean something else than a passage to answer from; the answers among them would give the answer away."""
 
-_PLACEHOLDERS = frozenset(
-    ("nan", "null", "none", "nil", "n/a", "#n/a", "<na>", "nat", "undefined", "<unk>", "-", "--", "—", "?", "na", "tbd")
-)
-"""Marks that programs and people write for a missing answer, in any case of letters (but "Na" is sodium)."""
 _NO_ANSWER_THERE = "no answer present."
 """MS MARCO's reference where the passages do not answer the question."""
 
@@ -152,35 +158,116 @@ class _Reading:
         if self._is(False, "answerable") or self._is(True, "is_impossible", "unanswerable"):
             return []
         value = self._record[name]
+        if isinstance(value, str) and (end := WORKING.search(value)):
+            value = end[1]
+        if _plain(name) == "answer" and self._given.answers is None and not self._present(RESPONSE):
+            self._require_no_grade(name)
+        if chosen := self._all_chosen(value, name):
+            return chosen
+        if isinstance(value, str) and _plain(name) == "correctanswers" and self._present(["best_answer"]):
+            return [part.strip() for part in value.split(";") if part.strip()]  # TruthfulQA's own file
         found = self._listed(value)
         if not isinstance(found, list):
             return found
         texts = cast("list[Any]", found)
-        if isinstance(value, Mapping | float) or (isinstance(value, str) and not isinstance(_literal(value), list)):
-            for text in texts:
-                self._require_reference(str(text), name)
+        is_text = isinstance(value, str) and isinstance(literal(value), str)
+        for text in texts if is_text or isinstance(value, Mapping | float) else ():
+            self._require_answer(str(text), name)
+            if is_text:
+                self._require_one(text, name)
+        texts = texts + [text for alias in self._present(_ALIASES) for text in self._listed(self._record[alias])]
         return [] if [str(text).strip().lower() for text in texts] == [_NO_ANSWER_THERE] else texts
 
     def _is(self, value: bool, *names: str) -> bool:
         return any(str(self._record[name]).strip().lower() == str(value).lower() for name in self._present(names))
 
-    def _require_reference(self, text: str, name: str) -> None:
-        """Refuse a text that means a missing answer, or several, unless it is written as a list."""
+    def _require_answer(self, text: str, name: str) -> None:
+        """Refuse a text that means a missing answer, unless it is written as a list."""
         quoted = json.dumps(text, ensure_ascii=False)
-        if text.strip().lower() in _PLACEHOLDERS and text.strip() != "Na":
+        if text.strip().lower() in PLACEHOLDERS and text.strip() != "Na":
             raise self._fault(
                 f'has {quoted} in "{name}", as programs write where an answer is missing: give the right answer, [] if '
                 f"abstaining is right, or [{quoted}] if it is meant"
             )
-        if text.startswith(("['", '["')) and text.endswith(("']", '"]')):
-            raise self._fault(f'has a list in "{name}" that cannot be read, {quoted}: write it as JSON, ["...", "..."]')
-        parts = [part.strip() for part in text.split("|")]
-        if len(parts) > 1 and all(parts):
-            several = json.dumps(parts, ensure_ascii=False)
+
+    def _require_one(self, text: str, name: str) -> None:
+        """Refuse a text that a program has written, or that may be several answers."""
+        quoted = json.dumps(text, ensure_ascii=False)
+        if WRITTEN.fullmatch(text.strip()):
             raise self._fault(
-                f'has {quoted} in "{name}", which is one answer with "|" in it: write several as a list, {several}, or '
-                f"[{quoted}] if it is one"
+                f'has a list in "{name}" that cannot be read, {quoted:.200}: write it as JSON, ["...", "..."], or '
+                f"[{quoted:.200}] if it is one answer"
             )
+        if self._cells and OF_PROGRAMS.fullmatch(text.strip()):
+            raise self._fault(
+                f'has {quoted} in "{name}", as programs write a yes or no, or a date: write the words of an answer, or '
+                f"[{quoted}] if it is meant"
+            )
+        if (parts := several(text)) is not None:
+            raise self._fault(
+                f'has {quoted:.200} in "{name}", which looks like several answers: write them as a list, '
+                f"{json.dumps(parts, ensure_ascii=False):.200}, or [{quoted:.200}] if it is one"
+            )
+
+    def _require_no_grade(self, name: str) -> None:
+        """Refuse a log of a model's answers: next to the answer is a grade of it."""
+        for grade in self._present(_GRADES):
+            if str(self._record[grade]).strip().lower() in ("0", "1", "0.0", "1.0", "true", "false", "yes", "no"):
+                raise self._fault(
+                    f'has "{grade}" next to "{name}", so that this may be a model\'s answer and its grade: name the '
+                    f"column of the references (--answers-field {name}, if they are there)"
+                )
+
+    def _all_chosen(self, value: Any, name: str) -> list[Any]:
+        """The choices that a value, or each of a list of them, names; empty where it names none."""
+        held = literal(value) if isinstance(value, str) else value
+        marks = cast("list[Any]", held) if isinstance(held, list) else [value]
+        chosen = [self._chosen(mark, name) for mark in marks]
+        found = [mark if text is None else text for mark, text in zip(marks, chosen, strict=True)]
+        return found if any(text is not None for text in chosen) else []
+
+    def _chosen(self, value: Any, name: str) -> str | None:
+        """The text of the choice that a number or a letter names; None where the record has no choices, or the answer
+        is a text.
+
+        Numbers count from 0, as in MMLU's `choices`.
+        """
+        mark = str(value).strip()
+        is_number = mark.isdecimal() and not isinstance(value, bool)
+        if not is_number and not re.fullmatch("[A-Za-z]", mark):
+            return None
+        held, first = self._choices(letters=not is_number)
+        if not held:
+            return None
+        meant = {text for label, text in held.items() if label == mark.upper()}
+        if is_number and int(mark) < len(held) and first == "choices":
+            meant.add(list(held.values())[int(mark)])
+        if not isinstance(value, int):
+            meant |= {text for text in held.values() if text == mark}
+        if len(meant) != 1:
+            raise self._fault(
+                f'has {mark!r} in "{name}", and which of its {first} that is cannot be told: write the answer\'s text'
+            )
+        return meant.pop()
+
+    def _choices(self, *, letters: bool) -> tuple[dict[str, str], str]:
+        """The choices of a question by their labels, and the name of their column; `letters` may be columns, too."""
+        columns = [letter for letter in "ABCDEFGHIJ" if letter in self._record]
+        if letters and columns[:2] == ["A", "B"]:  # MMLU's own files
+            return {letter: str(self._record[letter]) for letter in columns}, "columns A, B, ..."
+        for name in self._present(_CHOICES):
+            value: Any = self._record[name]
+            held = literal(value) if isinstance(value, str) else value
+            labels: Any = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+            if isinstance(held, Mapping) and isinstance(texts := cast("Record", held).get("text"), list):
+                labels, held = cast("Record", held).get("label", labels), cast("Any", texts)  # ARC
+            if isinstance(held, Mapping):
+                labels, held = list(cast("Record", held)), list(cast("Record", held).values())
+            if not isinstance(held, list):
+                raise self._fault(f'has "{name}" that cannot be read: write them as a JSON list, ["...", "..."]')
+            texts = cast("list[Any]", held)
+            return {str(label).upper(): str(text) for label, text in zip(labels, texts, strict=False)}, _plain(name)
+        return {}, ""
 
     def _read_passage(self) -> None:
         given = self._given.context
@@ -192,14 +279,20 @@ class _Reading:
         if name is None:
             return
         value = self._record.get(name)
-        if isinstance(value, str):
+        if isinstance(text := value, str):
             # DeepEval joins the passages of a list in its CSV files
             joined = self._cells and "|" in value and self._present(("actual_output", "expected_output"))
-            value = value.split("|") if joined else _literal(value)
+            value = text.split("|") if joined else literal(text)
+            is_written = WRITTEN_PASSAGE.fullmatch(text.strip()) if value is text else passages(value) is None
+            if is_written and value != []:
+                raise self._fault(
+                    f'has a list or an object in "{name}" that cannot be read, {text.strip()[:60]!r}: write its texts '
+                    'as JSON, ["...", "..."], or [] if there is none'
+                )
         found = passages(value)
         if given is not None and not found:
             raise self._fault(f'has no text in "{name}": it must hold one, or a list of some; {listed(self._record)}')
-        if isinstance(value, str) and value.strip().lower() in _PLACEHOLDERS:
+        if isinstance(value, str) and value.strip().lower() in PLACEHOLDERS:
             raise self._fault(
                 f'has {value.strip()!r} in "{name}", where a passage is expected; leave it empty if there is none'
             )
@@ -210,9 +303,9 @@ class _Reading:
         if value is None:
             return []
         if isinstance(value, str):
-            found = _literal(value)
-            if isinstance(found, list):
-                return cast("list[Any]", found)
+            found = literal(value)
+            if not isinstance(found, str):
+                return _unwrapped(found)
             return [line.strip() for line in value.splitlines() if line.strip()] if self._cells else [value]
         if isinstance(value, int | float) and not isinstance(value, bool):
             return [value]
@@ -258,7 +351,8 @@ def _passages(value: Any) -> Iterator[Any]:
         if {"title", "sentences"} <= held.keys():
             yield from _passages([list(pair) for pair in zip(held["title"], held["sentences"], strict=False)])
             return
-        name = next((key for key in ("passage_text", "page_content", "text", "content") if key in held), None)
+        known = ("passage_text", "page_content", "paragraph_text", "text", "content")
+        name = next((key for key in known if key in held), None)
         yield from _passages(held[name]) if name is not None else (None,)
     elif isinstance(value, list):
         for passage in cast("list[Any]", value):
@@ -293,29 +387,6 @@ def _joined(values: Iterable[Any]) -> list[Any]:
     lists = [cast("list[Any]", value) if isinstance(value, list) else [value] for value in unwrapped]
     texts = [text for group in lists for text in group]
     return [text for number, text in enumerate(texts) if text not in texts[:number]]
-
-
-def _literal(text: str) -> Any:
-    """A list that is written in a text, as JSON or Python; else the text itself."""
-    if not text.lstrip().startswith("["):
-        return text
-    try:
-        found: Any = json.loads(text)
-    except (ValueError, RecursionError):
-        found = _python_list(text)
-    return cast("Any", found) if isinstance(found, list) else text
-
-
-def _python_list(text: str) -> Any:
-    """A list of texts as `str` writes it. Without commas (numpy's way) Python would join them: that is none."""
-    try:
-        found: Any = ast.literal_eval(text.strip())
-        strings = [t for t in tokenize.generate_tokens(io.StringIO(text.strip()).readline) if t.type == tokenize.STRING]
-    except (ValueError, SyntaxError, MemoryError, RecursionError, tokenize.TokenError):
-        return None
-    held = cast("list[Any]", found) if isinstance(found, list) else []
-    texts = [item for item in held if isinstance(item, str)]
-    return held if len(texts) == len(strings) else None
 
 
 Record = dict[str, Any]

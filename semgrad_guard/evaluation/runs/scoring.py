@@ -76,7 +76,7 @@ class TextScorer:
 
     def _settled(self, draft: Verdict, prompt: PromptForm | None) -> Verdict:
         policy = self.policy or lets_every_score_through("abstain")
-        mode = "enforce" if self.by_sentence is None else "observe"  # no sentence is left out
+        mode = "enforce" if self.by_sentence is None else "annotate"  # no sentence is left out
         return settle(draft, policy, mode, can_escalate=False, prompt=prompt).verdict
 
 

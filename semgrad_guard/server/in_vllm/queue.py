@@ -152,9 +152,9 @@ class WorkerQueue:
     def _generate(self, name: str, read: Read, options: GenerationOptions) -> Any:
         """vLLM's outputs of one answer."""
         vllm = library("vllm.sampling_params")
-        sampling = sampling_of(  # where an answer ends is seen once more where it is scored
+        sampling = sampling_of(  # where an answer ends is seen once more where it is scored, and alone behind a thought
             options,
-            stop=list(options.stop),
+            stop=[] if read.thinking else list(options.stop),
             stop_token_ids=list(read.end_tokens),
             output_kind=vllm.RequestOutputKind.DELTA,
         )

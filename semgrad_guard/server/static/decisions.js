@@ -86,7 +86,7 @@ function graded(decision) {
     const button = element("button", { type: "button", className: "plain", textContent: label, ariaLabel: `${label}: ${decision.id}` });
     button.addEventListener("click", async () => {
       try {
-        const given = await withKey(() => json("/v1/feedback", { decision_id: decision.id, right, sampling: $("#sampling").value || null }));
+        const given = await withKey(() => json("/v1/feedback", { decision_id: decision.id, right }));
         show(given);
         say(given.note ? `Kept: ${given.note}.` : "Kept: it counts for the promise.");
         await Promise.all([days(), promises()]);

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from llama_index.core.base.llms.types import LLMMetadata
+
 from llama_index_semgrad_guard import SemGradLLM, UncertaintyRouterCallback
 from llama_index_semgrad_guard.records import Chunk
 from semgrad_guard import LanguageModel, Policy, ToolCall, Verdict
@@ -23,6 +25,11 @@ class Scripted(SemGradLLM):
     """Answers by its script; the model behind it only lends its name and its tokenizer."""
 
     script: Any = None
+    calls_functions: bool = False
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        return super().metadata.model_copy(update={"is_function_calling_model": self.calls_functions})
 
     def _live(self, prompt: Any, options: Any, terms: Any, is_live: bool) -> Any:
         return _Script(self, prompt, options, is_live)
@@ -83,7 +90,10 @@ def router_of(**options: Any) -> UncertaintyRouterCallback:
     return UncertaintyRouterCallback(Policy(threshold=0.1), **{"abstain_message": WITHHELD, **options})
 
 
-def scripted(model: LanguageModel, script: Script, router: Any = None, **options: Any) -> Scripted:
+def scripted(
+    model: LanguageModel, script: Script, router: Any = None, *, calls_functions: bool = False, **options: Any
+) -> Scripted:
     """A scripted LLM with a router of these options, or with this one."""
     chosen = router_of(**options) if router is None else router
-    return Scripted.from_model(model, script=script, router=chosen, context_window=4096)
+    fields: Any = {"script": script, "router": chosen, "calls_functions": calls_functions, "context_window": 4096}
+    return Scripted.from_model(model, **fields)

@@ -1,0 +1,296 @@
+"""`SemGradLLM`: eight methods, one answer, one score, one pair of events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from threading import Event
+from typing import Any
+
+import pytest
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ImageBlock,
+    LLMMetadata,
+    TextBlock,
+    ThinkingBlock,
+    ToolCallBlock,
+)
+from llama_index.core.instrumentation import get_dispatcher
+from llama_index.core.instrumentation.event_handlers import BaseEventHandler
+from llama_index.core.llms import CustomLLM
+from llama_index.core.prompts import PromptTemplate
+from pydantic import PrivateAttr
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from llama_index_semgrad_guard import SemGradLLM, UncertaintyRouterCallback
+from semgrad_guard import LanguageModel, Policy, calibrate
+from semgrad_guard.errors import EmptyResponseError, InputError, UnsupportedToolsError
+from semgrad_guard.estimators import MaxProbability
+from semgrad_guard.guard import binding_of, recording
+from tests.engine.chat_templates import template
+from tests.pairwise import in_turn
+from tests.steps import LIMIT, Steps, until, until_stopped
+
+from .test_stopping import require_stopped
+
+QUESTION = "Where is Paris?"
+MESSAGES = [ChatMessage(role="user", content=QUESTION)]
+
+
+async def _drained(stream: Any) -> Any:
+    pieces = [piece async for piece in stream]
+    assert "".join(piece.delta for piece in pieces) == _text(pieces[-1])
+    return pieces[-1]
+
+
+def _last(stream: Any) -> Any:
+    pieces = list(stream)
+    assert "".join(piece.delta for piece in pieces) == _text(pieces[-1])
+    return pieces[-1]
+
+
+def _text(response: Any) -> str:
+    return response.text if hasattr(response, "text") else response.message.content
+
+
+async def _chat(llm: SemGradLLM) -> Any:
+    return llm.chat(MESSAGES)
+
+
+async def _complete(llm: SemGradLLM) -> Any:
+    return llm.complete(QUESTION)
+
+
+async def _stream_chat(llm: SemGradLLM) -> Any:
+    return _last(llm.stream_chat(MESSAGES))
+
+
+async def _stream_complete(llm: SemGradLLM) -> Any:
+    return _last(llm.stream_complete(QUESTION))
+
+
+async def _achat(llm: SemGradLLM) -> Any:
+    return await llm.achat(MESSAGES)
+
+
+async def _acomplete(llm: SemGradLLM) -> Any:
+    return await llm.acomplete(QUESTION)
+
+
+async def _astream_chat(llm: SemGradLLM) -> Any:
+    return await _drained(await llm.astream_chat(MESSAGES))
+
+
+async def _astream_complete(llm: SemGradLLM) -> Any:
+    return await _drained(await llm.astream_complete(QUESTION))
+
+
+METHODS = [_chat, _complete, _stream_chat, _stream_complete, _achat, _acomplete, _astream_chat, _astream_complete]
+
+
+class Events(BaseEventHandler):
+    """Writes down the names of the events it hears."""
+
+    names: list[str] = []  # noqa: RUF012 - a pydantic field
+
+    def handle(self, event: Any, **_: Any) -> None:
+        self.names.append(type(event).__name__)
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_every_method_gives_the_same_scored_answer_with_one_pair_of_events(
+    method: Callable[[SemGradLLM], Awaitable[Any]], llm: SemGradLLM
+) -> None:
+    expected = llm.complete(QUESTION)
+    root, events = get_dispatcher(), Events()
+    root.add_event_handler(events)
+    try:
+        response = await method(llm)
+    finally:
+        root.event_handlers.remove(events)
+    assert _text(response) == expected.text
+    record = response.raw["semgrad_guard"]
+    assert record["uncertainty"] == pytest.approx(expected.raw["semgrad_guard"]["uncertainty"])
+    assert response.additional_kwargs == {"semgrad_guard": record}
+    assert response.raw["usage"] == expected.raw["usage"]
+    assert sum(name.endswith("StartEvent") for name in events.names) == 1
+    assert sum(name.endswith("EndEvent") for name in events.names) == 1
+
+
+def test_the_score_never_enters_the_message(llm: SemGradLLM) -> None:
+    assert llm.chat(MESSAGES).message.additional_kwargs == {}
+
+
+async def test_the_async_methods_leave_the_event_loop_free(wide: LanguageModel) -> None:
+    llm, free, steps = SemGradLLM.from_model(wide, max_tokens=4), Event(), Steps(wide)
+    steps.at(2, lambda: until(free.is_set))
+    task = asyncio.create_task(llm.acomplete(QUESTION))
+    await asyncio.to_thread(steps.reached.wait, LIMIT)
+    free.set()  # by the loop, in the midst of the answer
+    assert (await task).text
+    steps.in_all()
+
+
+async def test_a_cancelled_answer_stops_generating(wide: LanguageModel) -> None:
+    llm, loop = SemGradLLM.from_model(wide, max_tokens=3000), asyncio.get_running_loop()
+    steps = Steps(wide)
+    task = asyncio.create_task(llm.acomplete(QUESTION))
+    steps.at(5, lambda: (loop.call_soon_threadsafe(task.cancel), until_stopped()))
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await require_stopped(steps, llm)
+
+
+def test_options_of_a_call(llm: SemGradLLM) -> None:
+    assert llm.complete(QUESTION, max_tokens=1).raw["usage"]["completion_tokens"] == 1
+    with pytest.raises(InputError, match="takes no tools"):
+        llm.complete(QUESTION, tools=[])
+    with pytest.raises(InputError, match="takes no maxtokens"):
+        SemGradLLM(maxtokens=3)
+    with pytest.raises(InputError, match="loaded already: set dtype"):
+        SemGradLLM.from_model(llm.language_model, dtype="float32")
+
+
+def test_what_a_text_model_cannot_read_is_named(llm: SemGradLLM) -> None:
+    with pytest.raises(InputError, match="message 1 holds a ImageBlock"):
+        llm.chat([ChatMessage(role="user", blocks=[ImageBlock(url="http://example.org/a.png")])])
+
+
+def test_metadata(llm: SemGradLLM, language_model: LanguageModel) -> None:
+    assert (llm.metadata.context_window, llm.metadata.num_output) == (4096, 4)
+    assert SemGradLLM.from_model(language_model).metadata.context_window == 1024
+    unloaded = SemGradLLM(model="no/such-model", context_window=2048)
+    assert unloaded.metadata.context_window == 2048
+    assert unloaded.to_payload()["model_name"] == "no/such-model"
+
+
+def test_weights_are_shared_by_equal_instances(checkpoint: Any) -> None:
+    first, second = SemGradLLM(model=str(checkpoint)), SemGradLLM(model=str(checkpoint), temperature=1.0)
+    assert first.language_model is second.language_model
+    assert first.model_copy(deep=True).language_model is first.language_model
+
+
+def test_from_huggingface_llm(checkpoint: Any) -> None:
+    """What LlamaIndex's class holds once it has loaded a checkpoint (0.8.0); it is not a dependency."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(checkpoint), AutoTokenizer.from_pretrained(checkpoint)
+
+    class HuggingFaceLLM(CustomLLM):
+        model_name: str = "its/default"
+        context_window: int = 200
+        max_new_tokens: int = 3
+        _model: Any = PrivateAttr(default=model)
+        _tokenizer: Any = PrivateAttr(default=tokenizer)
+
+        @property
+        def metadata(self) -> Any:
+            return LLMMetadata()
+
+        def complete(self, *_: Any, **__: Any) -> Any: ...
+
+        def stream_complete(self, *_: Any, **__: Any) -> Any: ...
+
+    theirs = HuggingFaceLLM(system_prompt="Be brief.")
+    llm = SemGradLLM.from_huggingface_llm(theirs)
+    answer = llm.complete(QUESTION)
+    assert answer.raw["model"] == str(checkpoint)
+    assert (answer.raw["usage"]["completion_tokens"], llm.metadata.context_window) == (3, 200)
+    assert (llm.system_prompt, llm.callback_manager) == ("Be brief.", theirs.callback_manager)
+    assert SemGradLLM.from_huggingface_llm(theirs, max_tokens=1).max_tokens == 1
+    assert not any(parameter.grad is not None for parameter in model.parameters())
+    with pytest.raises(InputError, match="holds no loaded model"):
+        SemGradLLM.from_huggingface_llm(object())
+
+
+def test_a_text_is_scored_whoever_wrote_it(llm: SemGradLLM) -> None:
+    verdict = llm.score(QUESTION, "Paris")
+    assert (verdict.status, verdict.text) == ("scored", "Paris")
+    assert verdict.uncertainty == pytest.approx(llm.score(MESSAGES, "Paris").uncertainty)
+    with pytest.raises(EmptyResponseError):
+        llm.score(QUESTION, " ")
+
+
+TOOLS_TEMPLATE = template("qwen2.5")
+THOUGHT = ChatMessage(role="assistant", blocks=[ThinkingBlock(content="SECRET"), TextBlock(text="Hi.")])
+CALLS: dict[str, ChatMessage] = {
+    "block": ChatMessage(
+        role="assistant", blocks=[ToolCallBlock(tool_name="look", tool_kwargs={"what": "up"}, tool_call_id="1")]
+    ),
+    "torn block": ChatMessage(role="assistant", blocks=[ToolCallBlock(tool_name="look", tool_kwargs='{"what')]),
+    "beside": ChatMessage(
+        role="assistant",
+        additional_kwargs={"tool_calls": [{"id": "1", "function": {"name": "look", "arguments": "{}"}}]},
+    ),
+}
+RESULT = ChatMessage(role="tool", content="found", additional_kwargs={"tool_call_id": "1"})
+
+
+@in_turn(kind=CALLS, tools=[False, True])
+async def test_what_other_models_of_a_conversation_did(
+    kind: str, tools: bool, make_language_model: Callable[..., LanguageModel]
+) -> None:
+    given = {"chat_template": TOOLS_TEMPLATE} if tools else {}
+    model = make_language_model(max_position_embeddings=4096, **given)
+    llm = SemGradLLM.from_model(model, max_tokens=2)
+    messages = [ChatMessage(content="Hello"), THOUGHT, CALLS[kind], RESULT, ChatMessage(content="Where?")]
+    with recording() as recorder:
+        llm.chat(messages)
+        await llm.achat(messages)
+        list(llm.stream_chat(messages))
+        assert [piece async for piece in await llm.astream_chat(messages)]
+    texts = [draft.prompt.text for draft in recorder.drafts if draft.prompt is not None]
+    assert len(texts) == 4
+    for text in texts:
+        assert ("SECRET" in text, "found" in text) == (False, True)
+        assert ("look" in text) is tools
+    if tools:
+        assert llm.score(messages, "Paris").uncertainty != llm.score([messages[0], *messages[3:]], "Paris").uncertainty
+    else:
+        with pytest.raises(UnsupportedToolsError):
+            llm.score(messages, "Paris")
+
+
+def test_a_call_in_an_unknown_form_is_named(llm: SemGradLLM) -> None:
+    message = ChatMessage(role="assistant", additional_kwargs={"tool_calls": [{"what": 1}]})
+    with pytest.raises(InputError, match="message 1 holds a tool call in an unknown form"):
+        llm.chat([message])
+
+
+@pytest.mark.parametrize("name", ["messages_to_prompt", "completion_to_prompt", "query_wrapper_prompt"])
+def test_prompt_functions_are_refused(name: str, wide: LanguageModel, llm: SemGradLLM) -> None:
+    given: Any = PromptTemplate("Q: {query_str}") if name == "query_wrapper_prompt" else lambda _: "Q"
+    with pytest.raises(InputError, match=f"leaves {name} out"):
+        SemGradLLM.from_model(wide, **{name: given})
+    setattr(llm, name, given)
+    with pytest.raises(InputError, match=f"leaves {name} out"):
+        llm.complete("Where?")
+
+
+def test_the_names_of_llama_indexs_own_local_llm(caplog: pytest.LogCaptureFixture) -> None:
+    llm = SemGradLLM(model_name="pocket", max_new_tokens=3)
+    assert (llm.model, llm.max_tokens, SemGradLLM("pocket").model) == ("pocket", 3, "pocket")
+    assert "max_new_tokens is called max_tokens in SemGradLLM" in caplog.text
+    with pytest.raises(InputError, match="give temperature"):
+        SemGradLLM("pocket", generate_kwargs={"temperature": 1.0})
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_log_probabilities_of_the_delivered_answer(
+    method: Callable[[SemGradLLM], Awaitable[Any]], wide: LanguageModel
+) -> None:
+    response = await method(SemGradLLM.from_model(wide, max_tokens=4, logprobs=True))
+    (tokens,) = zip(*response.logprobs, strict=True)
+    assert bytes(byte for token in tokens for byte in token.bytes).decode(errors="replace").startswith(_text(response))
+    assert -sum(token.logprob for token in tokens) == pytest.approx(response.raw["semgrad_guard"]["gnll"], rel=1e-4)
+    withheld = SemGradLLM.from_model(
+        wide, max_tokens=4, logprobs=True, router=UncertaintyRouterCallback(Policy(threshold=-1.0))
+    )
+    assert (await method(withheld)).logprobs is None
+
+
+def test_the_estimator_is_that_of_the_routers_calibration(wide: LanguageModel) -> None:
+    own = SemGradLLM.from_model(wide, max_tokens=4, estimator=MaxProbability())
+    binding = binding_of(own.score(QUESTION, "Paris"))
+    calibration = calibrate([i / 99 for i in range(99)], [True] * 99, alpha=0.1, delta=0.1, binding=binding)
+    llm = SemGradLLM.from_model(wide, router=UncertaintyRouterCallback(Policy.from_calibration(calibration)))
+    assert llm.estimator == MaxProbability()

@@ -1,0 +1,83 @@
+"""Models that think, in LlamaIndex: a response's text is the answer, scored given the thought."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, TextBlock, ThinkingBlock
+from llama_index.core.query_engine import CustomQueryEngine
+
+from llama_index_semgrad_guard import SemGradLLM, UncertaintyRouterCallback, get_verdict, guarded
+from semgrad_guard import Policy
+from tests.thinking import ANSWERS, THOUGHTS, thinking_model, written
+
+QUESTION = next(iter(ANSWERS))
+ANSWER, THOUGHT = ANSWERS[QUESTION], THOUGHTS[QUESTION]
+
+
+@pytest.fixture(scope="module")
+def llm() -> SemGradLLM:
+    return SemGradLLM.from_model(thinking_model())
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_chat_tells_the_reasoning_apart(llm: SemGradLLM, stream: bool) -> None:
+    messages = [ChatMessage(QUESTION)]
+    pieces: list[ChatResponse] = list(llm.stream_chat(messages)) if stream else [llm.chat(messages)]
+    response = pieces[-1]
+    if stream:
+        assert "".join(piece.delta or "" for piece in pieces) == ANSWER
+    assert response.message.content == ANSWER
+    thoughts = [block.content for block in response.message.blocks if isinstance(block, ThinkingBlock)]
+    assert thoughts == [THOUGHT]
+    verdict = get_verdict(response)
+    assert verdict is not None
+    assert (verdict.status, verdict.promised) == ("scored", False)
+
+
+async def test_a_streams_reasoning_is_live(llm: SemGradLLM) -> None:
+    pieces = [piece async for piece in await llm.astream_chat([ChatMessage(QUESTION)])]
+    deltas = [piece.additional_kwargs.get("thinking_delta") for piece in pieces]
+    newest = list(filter(None, deltas))
+    assert "".join(newest) == THOUGHT
+    assert len(newest) > 1
+    first = pieces[0].message.blocks[0]
+    assert isinstance(first, ThinkingBlock)
+    assert (first.content, pieces[0].delta, pieces[0].message.content) == (newest[0], "", "")
+    assert [piece.text for piece in llm.stream_complete(QUESTION)][-1] == ANSWER
+
+
+def test_earlier_reasoning_is_no_part_of_the_next_prompt(llm: SemGradLLM) -> None:
+    reply = ChatMessage(role="assistant", blocks=[ThinkingBlock(content=THOUGHT), TextBlock(text=ANSWER)])
+    messages = [ChatMessage(QUESTION), reply, ChatMessage(QUESTION)]
+    bare = [ChatMessage(QUESTION), ChatMessage(role="assistant", content=ANSWER), ChatMessage(QUESTION)]
+    assert llm.chat(messages).message.content == llm.chat(bare).message.content
+
+
+def test_a_completion_and_a_text_from_elsewhere(llm: SemGradLLM) -> None:
+    response: Any = llm.complete(QUESTION)
+    assert (response.text, response.raw["reasoning_content"]) == (ANSWER, THOUGHT)
+    verdict = llm.score(QUESTION, written(QUESTION))
+    assert (verdict.status, verdict.text, verdict.reasoning) == ("scored", ANSWER, THOUGHT)
+
+
+class Engine(CustomQueryEngine):
+    """An engine that returns the model's text."""
+
+    llm: SemGradLLM
+
+    def custom_query(self, query_str: str) -> str:
+        return self.llm.complete(query_str).text
+
+
+@pytest.mark.parametrize("mode", ["enforce", "annotate"])
+def test_a_guarded_engine_withholds_the_reasoning_with_the_answer(llm: SemGradLLM, mode: Any) -> None:
+    router = UncertaintyRouterCallback(Policy(threshold=-1.0), mode=mode)
+    judged = llm.model_copy(update={"router": router})
+    response: Any = guarded(Engine(llm=judged), router).query(QUESTION)
+    verdict = get_verdict(response)
+    assert verdict is not None
+    assert verdict.status == "scored"
+    assert str(response) == (ANSWER if mode == "annotate" else "I don't know.")
+    assert THOUGHT not in repr(response)
