@@ -5,6 +5,8 @@
 Histories, handlers, tracers, caches, checkpoints and errors come later. `invoke`, and runs in graphs and event streams,
 go through `_generate`, which knows its run. `_stream` is not given one: `stream` calls it on a copy that knows who
 decides.
+
+Why: docs/adr/0054-the-model-is-the-guard.md
 """
 
 from __future__ import annotations
