@@ -66,6 +66,8 @@ from semgrad_guard.guard import (
 from semgrad_guard.records import PromptForm
 
 RunManager = CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun
+Turns = list[BaseMessage]
+Stops = list[str] | None
 A_STRUCTURE = "A structure is owed, and no text can stand for it: an escalation target could answer in its form."
 
 
@@ -191,28 +193,18 @@ class Deciding(BaseChatModel):
 
     # Runs.
 
-    def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
+    def _generate(self, messages: Turns, stop: Stops = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
         named, message = self._named(run_manager), AIMessage("")
         with closing(run_stream(self._steps(messages, stop, kwargs, run_manager, is_live=named is not None))) as pieces:
             for piece in pieces:
                 if isinstance(piece, AIMessage):
                     message = piece
-                elif named is not None and run_manager is not None:
+                elif named is not None:
                     run_manager.on_llm_new_token(piece.text, chunk=named(piece))
         return _result(message, run_manager)
 
     async def _agenerate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        self, messages: Turns, stop: Stops = None, run_manager: Any = None, **kwargs: Any
     ) -> ChatResult:
         named, message = self._named(run_manager), AIMessage("")
         steps = self._steps(messages, stop, kwargs, run_manager, is_live=named is not None)
@@ -220,16 +212,12 @@ class Deciding(BaseChatModel):
             async for piece in pieces:
                 if isinstance(piece, AIMessage):
                     message = piece
-                elif named is not None and run_manager is not None:
+                elif named is not None:
                     await run_manager.on_llm_new_token(piece.text, chunk=named(piece))
         return _result(message, run_manager)
 
     def _stream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        self, messages: Turns, stop: Stops = None, run_manager: Any = None, **kwargs: Any
     ) -> Iterator[ChatGenerationChunk]:
         with closing(run_stream(self._steps(messages, stop, kwargs, run_manager, is_live=True))) as pieces:
             for piece in pieces:
@@ -237,11 +225,7 @@ class Deciding(BaseChatModel):
                     yield piece
 
     async def _astream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        self, messages: Turns, stop: Stops = None, run_manager: Any = None, **kwargs: Any
     ) -> AsyncIterator[ChatGenerationChunk]:
         async with aclosing(arun_stream(self._steps(messages, stop, kwargs, run_manager, is_live=True))) as pieces:
             async for piece in pieces:
@@ -249,24 +233,14 @@ class Deciding(BaseChatModel):
                     yield piece
 
     def stream(
-        self,
-        input: LanguageModelInput,
-        config: RunnableConfig | None = None,
-        *,
-        stop: list[str] | None = None,
-        **kwargs: Any,
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, *, stop: Stops = None, **kwargs: Any
     ) -> Iterator[AIMessageChunk]:
         """Answer piece by piece, live or by sentence; in one piece where the whole answer may be withheld."""
         model, config = self._deciding(config)
         return super(Deciding, model).stream(input, config, stop=stop, **kwargs)
 
     def astream(
-        self,
-        input: LanguageModelInput,
-        config: RunnableConfig | None = None,
-        *,
-        stop: list[str] | None = None,
-        **kwargs: Any,
+        self, input: LanguageModelInput, config: RunnableConfig | None = None, *, stop: Stops = None, **kwargs: Any
     ) -> AsyncIterator[AIMessageChunk]:
         """Like `stream`, on the event loop."""
         model, config = self._deciding(config)
@@ -320,7 +294,7 @@ class Deciding(BaseChatModel):
         return Decider(next(iter(found), None), question, inside)
 
     def _steps(
-        self, messages: list[BaseMessage], stop: list[str] | None, options: dict[str, Any], run: Any, *, is_live: bool
+        self, messages: Turns, stop: Stops, options: dict[str, Any], run: Any, *, is_live: bool
     ) -> StreamSteps[ChatGenerationChunk | AIMessage, None]:
         """The chunks of what is let through, as they come, where they are wanted; and the whole message."""
         decider = self._decider if run is None else self._decider_of(run, run.run_id)
