@@ -156,7 +156,9 @@ def calls_alone(draft: AIMessage, verdict: Verdict, *, keep_draft: bool) -> AIMe
 def abstention(draft: AIMessage, verdict: Verdict, *, keep_draft: bool) -> AIMessage:
     """The message in place of a withheld answer: its score stays, its text, tool calls and tokens do not."""
     bare = textless(draft)
-    record = {**bare.response_metadata, "finish_reason": "stop", METADATA_KEY: verdict.metadata(keep_draft=keep_draft)}
+    is_end = bool(verdict.sentences) and verdict.sentences[-1].action == "deliver"  # of a part: the draft's own end
+    ended = draft.response_metadata.get("finish_reason", "stop") if is_end else "stop"
+    record = {**bare.response_metadata, "finish_reason": ended, METADATA_KEY: verdict.metadata(keep_draft=keep_draft)}
     return bare.model_copy(update={"content": verdict.text, "response_metadata": record})
 
 

@@ -233,3 +233,14 @@ def test_what_an_earlier_turn_read_is_counted(tiny: str) -> None:
 def test_a_limit_that_is_no_time_is_refused_at_once(seconds: float) -> None:
     with pytest.raises(InputError, match=r"timeout: .* is out of range: it is above 0"):
         ChatSemGrad(model="pocket", timeout=seconds)
+
+
+@pytest.mark.parametrize("is_field", [False, True])
+def test_the_likeliest_tokens_at_each_place(is_field: bool, chat: ChatSemGrad) -> None:
+    wanted: dict[str, Any] = {"logprobs": True, "top_logprobs": 3}
+    message = chat.model_copy(update=wanted).invoke(QUESTION) if is_field else chat.invoke(QUESTION, **wanted)
+    for entry in message.response_metadata["logprobs"]["content"]:
+        likeliest = [one["logprob"] for one in entry["top_logprobs"]]
+        assert len(likeliest) == 3
+        assert likeliest[0] == max(likeliest)
+        assert entry["logprob"] == pytest.approx(likeliest[0], abs=1e-4), "greedy decoding takes the likeliest"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from langchain_core.messages import AIMessageChunk
+from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.output_parsers import StrOutputParser
 
 from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, UncertaintyRouterCallback, get_verdict
@@ -178,3 +178,14 @@ def test_a_cancelled_task_leaves_the_model() -> None:
 async def _read(model: Any) -> None:
     async for _ in model.astream(QUESTION):
         pass
+
+
+@pytest.mark.parametrize(
+    ("ends", "on_doubt", "reason"), [(CANARY, "drop", "stop"), ("more", "drop", "length"), ("more", "stop", "stop")]
+)
+def test_a_part_tells_whether_its_end_was_cut(ends: str, on_doubt: Any, reason: str) -> None:
+    cut = AIMessage(
+        f"{SENTENCES[0]}It is {CANARY}. People there like {ends}", response_metadata={"finish_reason": "length"}
+    )
+    model = GuardedChatModel(Scripted(script=cut), router(), by="sentence", on_doubt=on_doubt)
+    assert model.invoke(QUESTION).response_metadata["finish_reason"] == reason
