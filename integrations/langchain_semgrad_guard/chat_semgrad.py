@@ -20,7 +20,6 @@ from langchain_semgrad_guard.structured_output import Method, structured
 from semgrad_guard import METADATA_KEY, Generation, GenerationOptions, LanguageModel, estimator_of
 from semgrad_guard.adapters.calls import FORM_OPTIONS, AnswerForm, openai_logprobs
 from semgrad_guard.adapters.settings import DECODING, LocalModelFields
-from semgrad_guard.engine.generation.generation import Evidence
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import Answerer, Draft, LiveAnswer, Piece, Ticket, judged_by
 
@@ -113,7 +112,7 @@ class ChatSemGrad(LocalModelFields, Deciding):
         by_sentence = judged_by(calibration, self.by, self.on_doubt)
         return replace(answerer, estimator=estimator_of(calibration), by_sentence=by_sentence)
 
-    def _logprobs(self, evidence: Evidence, options: Mapping[str, Any]) -> dict[str, Any]:
+    def _logprobs(self, evidence: Any, options: Mapping[str, Any]) -> dict[str, Any]:
         if not options.get("logprobs", self.logprobs):
             return {}
         top = options.get("top_logprobs", self.top_logprobs) or 0

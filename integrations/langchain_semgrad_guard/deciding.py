@@ -27,7 +27,7 @@ from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import RunnableConfig
-from langchain_core.runnables.config import ensure_config, get_config_list
+from langchain_core.runnables.config import ensure_config
 from langchain_core.tracers._streaming import _StreamingCallbackHandler  # who wants tokens; LangGraph imports it, too
 from langchain_core.tracers.base import BaseTracer
 from langchain_core.utils.utils import LC_ID_PREFIX
@@ -65,9 +65,6 @@ from semgrad_guard.records import PromptForm
 
 RunManager = CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun
 A_STRUCTURE = "A structure is owed, and no text can stand for it: an escalation target could answer in its form."
-_AT_ONCE = 16
-"""How many runs of a batch are under way at once, where its config has no `max_concurrency`: they share a model's
-steps."""
 
 
 @dataclass(frozen=True)
@@ -273,18 +270,6 @@ class Deciding(BaseChatModel):
         model, config = self._deciding(config)
         return super(Deciding, model).astream(input, config, stop=stop, **kwargs)
 
-    def batch(
-        self,
-        inputs: list[LanguageModelInput],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        **kwargs: Any,
-    ) -> list[AIMessage]:
-        """Answer several inputs, each in a run of its own; LangChain's own default is a few threads."""
-        configs = [
-            cast("RunnableConfig", {"max_concurrency": _AT_ONCE, **one}) for one in get_config_list(config, len(inputs))
-        ]
-        return super().batch(inputs, configs, **kwargs)
-
     def _named(self, run: RunManager | None) -> Callable[[ChatGenerationChunk], ChatGenerationChunk] | None:
         """Gives chunks the id of their run, where a handler wants them while the answer is written."""
         if run is None or self.streaming is False:
@@ -343,6 +328,8 @@ class Deciding(BaseChatModel):
             )
         given = {name: value for name, value in options.items() if name != "stream"}
         call = Call(messages, given if stop is None else {**given, "stop": stop}, decider, is_live, self.timeout)
+        if decider.router is not None and decider.question is None:
+            _ = decider.router.target  # an error of its form comes before anything is written
         live, terms, shown = self._live(call), call.terms, _Shown()
         if terms is None:
             draft = yield from written(live, Stop(self.timeout), show=shown.pieces if is_live else lambda _: ())

@@ -165,5 +165,5 @@ def test_what_is_let_through_arrives_on_every_way(guard: str, way: str, tiny: st
             ALL_WAYS[way](kit.guard, kit.config)
         return
     answer = ALL_WAYS[way](kit.guard, kit.config)
-    if way != "stream, closed early":
-        assert kit.draft in shown(answer).replace("\n", "") or kit.draft in "".join(texts_of(answer))
+    if way != "stream, closed early" and (guard, way) not in OTHERWISE:
+        assert kit.draft in shown(answer) or kit.draft in "".join(texts_of(answer))

@@ -50,7 +50,7 @@ def router(**options: Any) -> UncertaintyRouterCallback:
 
 def echo(messages: Any) -> str:
     """Repeats the question; doubtful where it is about the canary."""
-    return f"You replies: {messages[-1].text}"
+    return f"You said: {messages[-1].text}"
 
 
 def model(rules: Any, **fields: Any) -> GuardedChatModel:
@@ -109,7 +109,7 @@ def test_another_form_needs_words_of_its_own() -> None:
         guarded(count, rules)
     chain = guarded(count, rules, abstain=lambda given, verdict: (given, verdict.action, verdict.text))
     assert chain.invoke(CANARY) == (CANARY, "abstain", WITHHELD)
-    assert chain.invoke(SURE) == len(f"You replies: {SURE}")
+    assert chain.invoke(SURE) == len(f"You said: {SURE}")
 
 
 def test_the_first_refused_call_ends_all() -> None:
@@ -121,7 +121,7 @@ def test_the_first_refused_call_ends_all() -> None:
     chain = guarded(swallowing | steps[0] | steps[1] | StrOutputParser(), rules)
     assert chain.invoke(CANARY) == WITHHELD
     assert len(inner.requests) == 1
-    assert chain.invoke(SURE) == f"You replies: You replies: You replies: {SURE}"
+    assert chain.invoke(SURE) == f"You said: You said: You said: {SURE}"
 
 
 def _swallowed(own: Any, text: str) -> str:
@@ -136,7 +136,7 @@ def test_the_verdict_is_the_most_doubtful_calls() -> None:
     chain = guarded(model(rules) | StrOutputParser() | model(rules), rules)
     first = get_verdict(model(rules).invoke(SURE))
     verdict = get_verdict(chain.invoke(SURE))
-    second = get_verdict(model(rules).invoke(f"You replies: {SURE}"))
+    second = get_verdict(model(rules).invoke(f"You said: {SURE}"))
     assert first is not None
     assert second is not None
     assert verdict is not None
@@ -147,7 +147,7 @@ def test_helpers_do_not_count() -> None:
     rules = router()
     helper = GuardedChatModel(Scripted(script=f"Where is {CANARY}"), False)
     chain = guarded(helper | StrOutputParser() | (lambda _: SURE) | model(rules) | StrOutputParser(), rules)
-    assert chain.invoke("x") == f"You replies: {SURE}"
+    assert chain.invoke("x") == f"You said: {SURE}"
 
 
 def test_nobody_without_the_router() -> None:
@@ -168,7 +168,7 @@ def test_nothing_guarded_has_answered() -> None:
     chain = guarded(RunnableLambda(lambda text: "by code") | StrOutputParser(), rules)
     assert chain.invoke("x") == WITHHELD
     lenient = router(on_unscored="answer")
-    assert guarded(RunnableLambda(lambda text: "by code") | StrOutputParser(), lenient).invoke("x") == "said by code"
+    assert guarded(RunnableLambda(lambda text: "by code") | StrOutputParser(), lenient).invoke("x") == "by code"
 
 
 @pytest.mark.parametrize("how", ["thread", "bare thread", "executor"])
@@ -241,11 +241,11 @@ def test_the_caller_is_heard() -> None:
 
 
 def test_the_target_gets_the_input_and_answers_in_the_chains_form() -> None:
-    given = list[Any]()
-    target = RunnableLambda(lambda given: (given.append(given), "elsewhere")[1])
+    inputs = list[Any]()
+    target = RunnableLambda(lambda given: (inputs.append(given), "elsewhere")[1])
     rules = router(escalate_to=target)
     assert guarded(twice(rules), rules).invoke(CANARY) == "elsewhere"
-    assert given == [CANARY]
+    assert inputs == [CANARY]
     itself = router(escalate_to=RunnableLambda(lambda given: loop[0].invoke(given)))
     loop = [guarded(twice(itself), itself)]
     assert loop[0].invoke(CANARY) == WITHHELD
@@ -300,15 +300,15 @@ def test_interrupts_of_the_graph_around_pass(on_error: Any) -> None:
     compiled: Any = graph.compile(checkpointer=InMemorySaver())
     config = {"configurable": {"thread_id": "1"}}
     assert "__interrupt__" in compiled.invoke({"text": SURE}, config)
-    assert compiled.invoke(Command(resume="please"), config)["text"] == f"You replies: {SURE} please"
+    assert compiled.invoke(Command(resume="please"), config)["text"] == f"You said: {SURE} please"
 
 
 def test_nested_questions() -> None:
     outer, inner = router(), UncertaintyRouterCallback(Policy(threshold=THRESHOLD), abstain_message="inner")
     within = guarded(twice(inner), inner)
     chain = guarded(within | model(outer) | StrOutputParser(), outer)
-    assert chain.invoke(SURE).startswith("You replies: You said")
-    assert chain.invoke(CANARY) == "You replies: inner"
+    assert chain.invoke(SURE).startswith("You said: You said")
+    assert chain.invoke(CANARY) == "You said: inner"
     same = guarded(guarded(twice(outer), outer) | StrOutputParser(), outer)
     assert same.invoke(CANARY) == WITHHELD
 

@@ -1,0 +1,102 @@
+"""Escalation targets: what each gets, in which form it may answer, and who sees its run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.messages import AIMessage
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import RunnableLambda
+
+from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, UncertaintyRouterCallback, get_verdict
+from semgrad_guard import LanguageModel, Policy
+from semgrad_guard.errors import BindingMismatchError, InputError
+
+from .listening import shown
+from .scripted import CANARY, SURE, THRESHOLD, Scripted
+from .support import EVERYTHING, NOTHING, QUESTION, Ledger, Route, Wire, policy_for_another_model, text_of
+
+
+def router(target: Any, **options: Any) -> UncertaintyRouterCallback:
+    return UncertaintyRouterCallback(Policy(threshold=THRESHOLD), target, abstain_message="WITHHELD", **options)
+
+
+TARGETS: dict[str, Any] = {
+    "chat model": lambda: Scripted(script=SURE),
+    "bound": lambda: Scripted(script=SURE).bind(seed=3).with_config(tags=["x"]),
+    "agent": lambda: create_agent(Scripted(script=SURE), []),
+    "function": lambda: RunnableLambda(lambda messages: SURE if messages[-1].text else ""),
+    "chain": lambda: RunnableLambda(lambda messages: messages[-1].text) | Scripted(script=SURE) | StrOutputParser(),
+    "mapping": lambda: RunnableLambda(lambda messages: {"answer": SURE}),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_targets(target: str, route: Route) -> None:
+    pieces = route(GuardedChatModel(Scripted(), router(TARGETS[target]())), QUESTION, {})
+    assert text_of(pieces) == SURE
+
+
+@pytest.mark.parametrize(
+    ("target", "match"),
+    [
+        (ChatPromptTemplate.from_template("{question}") | Scripted(), "escalate_to takes {question}"),
+        (RunnableLambda(lambda text: text).with_types(input_type=str), "escalate_to takes a string"),
+    ],
+)
+def test_targets_of_another_form_are_named_before_anything_is_written(target: Any, match: str, route: Route) -> None:
+    inner = Scripted(script=SURE)
+    with pytest.raises(InputError, match=match):
+        route(GuardedChatModel(inner, router(target)), QUESTION, {})
+    assert inner.requests == []
+
+
+@pytest.mark.parametrize("reply", ["", "  ", 3, {"messages": []}, "\ud800"])
+def test_replies_that_are_none(reply: Any, route: Route) -> None:
+    rules = router(RunnableLambda(lambda _: reply), on_error="abstain")
+    assert text_of(route(GuardedChatModel(Scripted(), rules), QUESTION, {})) == "WITHHELD"
+
+
+def test_the_verdict_and_the_tokens_are_those_of_both(chat: ChatSemGrad, larger: LanguageModel, route: Route) -> None:
+    second = ChatSemGrad.from_model(larger, max_tokens=9)
+    first = chat.model_copy(update={"router": UncertaintyRouterCallback(NOTHING, second)})
+    message = first.invoke(QUESTION)
+    verdict = get_verdict(message)
+    assert verdict is not None
+    assert verdict.escalated_from is not None
+    assert (verdict.action, verdict.uncertainty) == ("escalate", get_verdict(second.invoke(QUESTION)).uncertainty)  # type: ignore[union-attr]
+    used = [one.invoke(QUESTION).usage_metadata for one in (chat, second)]
+    assert message.usage_metadata["output_tokens"] == sum(one["output_tokens"] for one in used if one)  # type: ignore[index]
+
+
+def test_a_guarded_target_decides_by_itself(chat: ChatSemGrad, route: Route) -> None:
+    for policy, text in ((NOTHING, "neither"), (EVERYTHING, chat.invoke(QUESTION).text)):
+        second = chat.model_copy(update={"router": UncertaintyRouterCallback(policy, abstain_message="neither")})
+        assert text_of(route(GuardedChatModel(Scripted(), router(second)), QUESTION, {})) == text
+
+
+def test_only_tracers_see_the_target(wire: Wire, ledger: Ledger) -> None:
+    guard = GuardedChatModel(Scripted(), router(Scripted(script=SURE)))
+    list(guard.stream(QUESTION, {"callbacks": [wire, ledger]}))
+    assert len(wire.started) == 1
+    assert "".join(map(str, wire.tokens)) == SURE
+    own, inner = ledger.models()
+    assert inner.parent_run_id == own.id
+    assert CANARY not in shown([run.model_dump() for run in ledger.runs])
+    ledger.assert_balanced()
+
+
+def test_a_calibration_that_does_not_follow(chat: ChatSemGrad) -> None:
+    second = chat.model_copy(update={"router": UncertaintyRouterCallback(policy_for_another_model())})
+    with pytest.raises(BindingMismatchError, match="not after this"):
+        UncertaintyRouterCallback(policy_for_another_model(), second)
+
+
+def test_a_target_may_call_tools(route: Route) -> None:
+    call = {"name": "pay", "args": {}, "id": "1"}
+    target = RunnableLambda(lambda _: AIMessage("", tool_calls=[call]))
+    pieces = route(GuardedChatModel(Scripted(), router(target)), QUESTION, {})
+    assert [made["name"] for piece in pieces for made in piece.tool_calls] == ["pay"]
