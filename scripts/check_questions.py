@@ -200,7 +200,8 @@ def page(rows: list[Row], repetitions: int) -> str:
         "# Promises about questions of several calls\n\n"
         f"`python scripts/check_questions.py --repetitions {repetitions}`, {when_and_where()}. alpha = delta = "
         f"{ALPHA}. A question makes several calls, which depend on each other and whose number depends on their "
-        "results. Shares of the calibrations with a broken promise; in brackets the share of questions that is delivered.\n\n"
+        "results. Shares of the calibrations with a broken promise; in brackets the share of questions that is "
+        "delivered.\n\n"
     )
     lines = [f"| questions | wrong | calls | labels | {' | '.join(RULES)} |", "| --- " * (4 + len(RULES)) + "|"]
     for row in rows:
