@@ -112,6 +112,12 @@ class DriftMonitor:
         self._lock = threading.Lock()
         self.reset()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.Lock())
+
     @property
     def smallest_shift(self) -> float:
         """About the smallest shift, in standard deviations of the scores, that is seen where it is there from the first
