@@ -93,6 +93,7 @@ check-guarantee: $(STAMP)  ## the promise of a calibration, simulated 10,000 tim
 	$(BIN)/python scripts/check_guarantee.py --page docs/results/guarantee.md
 	$(BIN)/python scripts/check_sentences.py --page docs/results/guarantee-sentences.md
 	$(BIN)/python scripts/check_labels.py --page docs/results/labels.md
+	$(BIN)/python scripts/check_questions.py --page docs/results/questions.md
 
 check-watching: $(STAMP)  ## the monitors of promises and of drift, simulated 10,000 times (minutes)
 	$(BIN)/python scripts/check_watching.py

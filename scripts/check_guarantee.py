@@ -89,7 +89,7 @@ class Steps:
     def risk(self, threshold: float) -> float:
         pieces = zip(pairwise((*self.edges, 1.0)), self.rates, strict=True)
         wrong = sum(rate * max(0.0, min(threshold, end) - start) for (start, end), rate in pieces)
-        return wrong / max(threshold, 1e-300)
+        return wrong / max(self.share(threshold), 1e-300)
 
 
 @dataclass(frozen=True)

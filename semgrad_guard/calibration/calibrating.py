@@ -324,11 +324,18 @@ def recalibrate(
     known = sorted(score for score in scores if is_score(score))
     delivered = sum(score <= old.threshold for score in known)
     found = calibrate(*zip(*grades, strict=True), alpha=old.alpha, delta=old.delta, copies="keep", tries=tries)
+    grid = (
+        *found.grid[:-1],
+        old.threshold,
+    )  # the last gate holds all that were graded, which are drawn from up to there
+    threshold = None if found.threshold is None else grid[found.grid.index(found.threshold)]
     new = found.with_content(
+        threshold=threshold,
+        grid=grid,
         n=len(scores),
         n_unscored=len(scores) - len(known),
         scores=tuple(known),
-        coverage=sum(found.lets_through(score) for score in known) / len(scores),
+        coverage=sum(threshold is not None and score <= threshold for score in known) / len(scores),
         binding=None if old.binding is None else old.binding.model_copy(update={"grader": "human"}),
         choice=old.choice,
         kind=old.kind,

@@ -32,7 +32,8 @@ from semgrad_guard.settings import Alpha, Delta
 class Calibration(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """A threshold, the promise it keeps, and everything needed to check it. Made by `calibrate`, or `load`ed.
 
-    `threshold` lets through uncertainties at or below it; None, with a `reason`, lets nothing through. `coverage` is
+    `threshold` lets through uncertainties up to it, and lies between two scores; None, with a `reason`, lets nothing
+    through. `coverage` is
     the share of the calibration questions at or below it, in [0, 1]. Of the `n_answered` tested answers there,
     `n_answered_wrong` were wrong. `bound_if_fixed` is the exact upper bound (at the tests' `level`) on their error
     rate, were the threshold fixed beforehand: it was selected, so alpha is the promise, and not this bound. `n` counts

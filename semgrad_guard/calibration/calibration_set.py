@@ -14,6 +14,7 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from semgrad_guard.calibration import gates
 from semgrad_guard.declared import declared_option
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.records import PromptForm
@@ -27,9 +28,9 @@ Copies = Literal["keep", "once"]
 class CalibrationSet:
     """Questions: those with a finite score as arrays, the others as counts.
 
-    `scores` and `correct` belong together, in the caller's order. `n_unscored_wrong` of the `n_unscored` answers
-    without a finite score were wrong. `n_duplicates` repeats of an earlier question were left out. `rows` are the
-    caller's rows of the others, `scored` those of `scores`.
+    `scores` (see `gates.leveled`) and `correct` belong together, in the caller's order. `n_unscored_wrong` of the
+    `n_unscored` answers without a finite score were wrong. `n_duplicates` repeats of an earlier question were left out.
+    `rows` are the caller's rows of the others, `scored` those of `scores`.
     """
 
     scores: NDArray[np.float64]
@@ -64,7 +65,7 @@ def read_set(
     kept_scores, kept_labels = scores[first], labels[first]
     scored = np.isfinite(kept_scores)
     return CalibrationSet(
-        scores=kept_scores[scored],
+        scores=gates.leveled(kept_scores[scored]),
         correct=kept_labels[scored],
         n_unscored=int((~scored).sum()),
         n_unscored_wrong=int((~kept_labels[~scored]).sum()),

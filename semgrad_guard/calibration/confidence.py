@@ -1,6 +1,7 @@
 """From an uncertainty to P(correct): isotonic regression or Platt scaling, both falling in the uncertainty.
 
-The maps are plain records, saved inside a calibration; they need no scikit-learn, which is the tests' oracle.
+The maps are plain records, saved inside a calibration; they need no scikit-learn, which is the tests' oracle. They are
+continuous, and no two scores are nearer than their rounding (`gates.leveled`), so P(correct) does not hang on it.
 No map claims more than its answers support: where n of them have one value, it stays within
 [1 / (n + 2), (n + 1) / (n + 2)] (the rule of succession for n answers that all agree).
 """

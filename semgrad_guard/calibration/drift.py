@@ -17,7 +17,8 @@ independent of the past, whatever the distribution. A bet is a density on [0, 1]
 its product over time is a martingale. Bets begin at many times (`Schedule`).
 
 Fixed memory: the n calibration scores make n + 1 cells with a count each, and a score falls into a cell with the
-probability count / total (a Polya urn). A cell is found and counted in O(log n).
+probability count / total (a Polya urn). A cell is found and counted in O(log n). A score that rounding takes across a
+calibration score moves its rank by one cell, as a tie does.
 """
 
 from __future__ import annotations
@@ -110,6 +111,12 @@ class DriftMonitor:
         self._n, self._n_unscored, self._level = calibration.n, calibration.n_unscored, level
         self._lock = threading.Lock()
         self.reset()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.Lock())
 
     @property
     def smallest_shift(self) -> float:

@@ -54,7 +54,8 @@ _SPREAD = 0.3
 class HandGrades(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """The answers that people graded: `count` of the `drawn_from` surest, which are a `share` of the scored ones.
 
-    `below` is the largest score among the surest. `machine`: a grader graded all of these as well.
+    `below` lies between the largest score among the surest and the next one. `machine`: a grader graded all of these
+    as well.
     """
 
     count: int = Field(ge=1)
@@ -102,7 +103,8 @@ def draw(scores: NDArray[np.float64], names: Sequence[Hashable], *, alpha: float
     if not len(scores):
         raise CalibrationError("No answer has a finite score, so none could be let through, and none is to be graded.")
     share = share_to_grade(alpha)
-    below = float(np.sort(scores)[math.ceil(share * len(scores)) - 1])
+    last = np.sort(scores)[math.ceil(share * len(scores)) - 1]
+    below = float(gates.between(np.array([last]), scores)[0])
     ranks = [_rank(name, "draw") for name in _numbered(names)]
     surest = np.array(sorted(np.flatnonzero(scores <= below).tolist(), key=ranks.__getitem__), dtype=np.intp)
     record = HandGrades(
@@ -142,13 +144,15 @@ def walk_with_machine(
     by_hand: int,
     alpha: float,
     delta: float,
+    known: NDArray[np.float64],
 ) -> gates.Walk:
     """Walk the gates of the surest answers, the first `by_hand` of which people have graded (`wrong`).
 
-    `machine` has the other grader's grades of all. The walk counts answers that were graded by hand.
+    `machine` has the other grader's grades of all, `known` the scores of all answers. The walk counts answers that were
+    graded by hand.
     """
     n = len(scores)
-    thresholds = np.unique(np.sort(scores)[gate_counts(n, by_hand=by_hand) - 1])
+    thresholds = gates.between(np.unique(np.sort(scores)[gate_counts(n, by_hand=by_hand) - 1]), known)
     ranks = [_rank(name, "order") for name in _numbered(names)]
     order = np.array(sorted(range(n), key=ranks.__getitem__), dtype=np.intp)
     hand = order < by_hand

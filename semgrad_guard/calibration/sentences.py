@@ -38,6 +38,9 @@ with probability R(t): the count is binomial, whatever the dependence inside. So
 sentence. The proof of `gates` then holds word for word: at the first gate beyond the crossing, its M answers from
 before are wrong with probability at least alpha, by the first condition, and the others by the second.
 
+The threshold lies between the last answer's most certain sentence and the next score of any sentence, so that it
+delivers what was counted.
+
 Plain gates: looking ahead takes the joint law of all gates, which a sentence that is replaced by another one has not.
 All sentences up to the threshold need a label, for the one that represents an answer changes with t. In 10,000
 repetitions a cell, violations are at most .106 for delta = .1 (docs/results/guarantee-sentences.md).
@@ -135,7 +138,8 @@ def walk_sentences(
     first = compared.min(axis=1, initial=np.inf)
     scores = np.sort(first[np.isfinite(first)])
     errors = wrong_answers(compared, wrong, keys, scores, promise=promise)
-    return gates.walk_sorted(scores, errors, alpha=alpha, delta=delta, robust=robust, start=START[promise], ahead=False)
+    how = {"alpha": alpha, "delta": delta, "start": START[promise]}
+    return gates.walk_sorted(scores, errors, **how, robust=robust, ahead=False, known=compared)
 
 
 def wrong_answers(
@@ -269,7 +273,7 @@ class SentenceSet:
             wrong[row, :n] = [not right for right in answer.correct]
             keys[row, :n] = [sentence_key(answer.question, answer.text, place) for place in range(n)]
         lengths = np.array([len(answer.uncertainties) for answer in answers], np.intp)
-        return cls(compared, wrong, keys, lengths, on_doubt, promise)
+        return cls(gates.leveled(compared), wrong, keys, lengths, on_doubt, promise)
 
     def part(self, rows: Sequence[int]) -> SentenceSet:
         """Some of the answers."""

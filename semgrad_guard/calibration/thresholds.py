@@ -152,12 +152,13 @@ def of_part(
     """The fields that depend on the walk over the surest answers, of which `tested` are graded by hand."""
     answers, surest, record = engine.answers, part.surest, part.record
     if machine is None:
-        walk = gates.walk(tested.scores, ~tested.correct, alpha=alpha, delta=delta)
+        walk = gates.walk(tested.scores, ~tested.correct, alpha=alpha, delta=delta, known=answers.scores)
     else:
         grades = read_grades(machine, answers, part.rows(answers.scored))
         names = part.rows(engine.names)
         columns = answers.scores[surest], ~answers.correct[surest], ~grades, names
-        walk = hand_grades.walk_with_machine(*columns, by_hand=record.count, alpha=alpha, delta=delta)
+        rates = {"alpha": alpha, "delta": delta}
+        walk = hand_grades.walk_with_machine(*columns, by_hand=record.count, **rates, known=answers.scores)
     outcome = _outcome(tested, walk, alpha=alpha, delta=delta)
     if walk.threshold is not None:
         outcome["coverage"] = int((answers.scores <= walk.threshold).sum()) / answers.n

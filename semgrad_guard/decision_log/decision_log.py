@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 from semgrad_guard.calibration.promise import PromiseMonitor, PromiseState
@@ -161,6 +162,7 @@ class DecisionLog:
         keep: timedelta | None = None,
         on_promise: Callable[[WatchedPromise], None] | None = None,
     ) -> None:
+        self._opened = partial(DecisionLog, url, journal=journal, text=text, keep=keep, on_promise=on_promise)
         self.database = Database(url, patience=_PATIENCE)
         self._watch = PromiseWatch(self.database, on_promise)
         self._is_sqlite = self.database.file is not None
@@ -175,6 +177,10 @@ class DecisionLog:
         self._swept, self._problem = 0.0, ""
         self._thread = threading.Thread(target=self._run, daemon=True, name="semgrad-guard-log")
         self._thread.start()
+
+    def __reduce__(self) -> tuple[Callable[[], DecisionLog], tuple[()]]:
+        """By its address: another process opens the same log."""
+        return self._opened, ()
 
     @property
     def pending(self) -> int:

@@ -2,7 +2,7 @@
 
 The verdict is the same in every run on the same answers, whatever the number of threads or the size of a batch: an
 answer whose score equals the threshold but for rounding counts as let through or as withheld, whichever stays in the
-band. (A threshold is one of the calibration's own scores, so this is no rare case.)
+band. (No answer of the calibration is one; among held-out answers there may be.)
 """
 
 from __future__ import annotations

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,6 +44,48 @@ def test_gates_of_a_large_set_are_thinned_and_keep_both_ends() -> None:
     assert set(kept) <= set(every)
 
 
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=1, max_size=40))
+def test_a_threshold_lies_between_the_score_and_the_next(given: list[float]) -> None:
+    scores = gates.leveled(np.array(given))
+    assert gates.leveled(scores).tolist() == scores.tolist()
+    rising = np.unique(scores)
+    found = gates.between(rising, scores)
+    assert (np.searchsorted(rising, found) == np.arange(len(rising)) + 1).all()
+    assert (np.diff(found) > 0).all()
+
+
+def test_half_way_is_in_the_logarithm_where_scores_are_positive() -> None:
+    known = np.array([4.0, np.inf, -2.0, 0.0, 1e-6, 1e-2])
+    found = gates.between(np.array([-2.0, 0.0, 1e-6, 1e-2, 4.0]), known)
+    assert found == pytest.approx([-1.0, 5e-7, 1e-4, 0.2, math.sqrt(4 * 4.0625)])
+
+
+@pytest.mark.parametrize("by", ["answer", "traffic", "hand", "two walks", "kinds"])
+def test_no_decision_about_a_calibration_answer_hangs_on_rounding(by: str) -> None:
+    rng = np.random.default_rng(5)
+    for _ in range(20):
+        scores = rng.lognormal(size=120)
+        correct = rng.random(120) > scores / 8
+        again = scores * (1 + 1e-6 * rng.standard_normal(120))
+        extra: dict[str, Any] = {
+            "answer": {},
+            "traffic": {"copies": "keep"},  # half of the questions were asked twice
+            "hand": {"by_hand": 70, "groups": range(120)},
+            "two walks": {"robust": True},
+            "kinds": {"kind": ["a", "b"] * 60},
+        }[by]
+        if by == "traffic":
+            scores[60:], again[60:], correct[60:] = again[:60], scores[:60], rng.random(60) > scores[:60] / 8
+        made = calibrate(scores, correct, alpha=0.3, delta=0.1, **extra)
+        for one in made.kinds.values() or (made,):
+            assert one.threshold is not None
+            assert [one.lets_through(u) for u in scores] == [one.lets_through(u) for u in again]
+            assert not one.kinds
+            known = [(one.confidence(u), one.confidence(v)) for u, v in zip(scores, again, strict=True)]
+            assert all((a is None) == (b is None) for a, b in known)
+            assert all(abs(a - b) < 0.05 for a, b in known if a is not None and b is not None)
+
+
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 30)), min_size=1, max_size=140))
 def test_a_walk_of_few_answers_equals_the_plain_loop(rows: list[tuple[int, int]]) -> None:
     """Scores with ties: a gate counts all answers up to its score, and the walk ends at the first that fails."""
@@ -54,8 +98,9 @@ def test_a_walk_of_few_answers_equals_the_plain_loop(rows: list[tuple[int, int]]
         if gates.p_values(sum(below), len(below), alpha=ALPHA) > DELTA:
             break
         threshold = at
-    assert (walk.procedure, walk.threshold) == ("gates", threshold)
-    if threshold is not None:
+    assert (walk.procedure, walk.threshold is None) == ("gates", threshold is None)
+    if walk.threshold is not None and threshold is not None:
+        assert threshold < walk.threshold < min((score for score in scores if score > threshold), default=math.inf)
         assert walk.answered == sum(score <= threshold for score in scores)
         assert walk.wrong == sum(w for s, w in zip(scores, wrong, strict=True) if s <= threshold)
 

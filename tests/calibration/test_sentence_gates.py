@@ -81,8 +81,10 @@ def test_a_walk_equals_the_plain_loop(promise: Promise, answers: list[list[tuple
         if gates.p_values(errors, len(delivered), alpha=ALPHA) > DELTA:
             break
         threshold, counts = at, (len(delivered), errors)
-    assert walk.threshold == threshold
-    assert threshold is None or (walk.answered, walk.wrong) == counts
+    assert (walk.threshold is None) == (threshold is None)
+    if walk.threshold is not None and threshold is not None:
+        assert [walk.threshold] == gates.between(np.array([threshold]), scores)
+        assert (walk.answered, walk.wrong) == counts
 
 
 def test_the_two_promises_differ_where_an_answer_holds_right_and_wrong_sentences() -> None:

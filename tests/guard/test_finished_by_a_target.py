@@ -153,7 +153,8 @@ def test_nothing_is_promised_about_two_authors(model: FixedModel, threshold: flo
     given: dict[str, Any] = {"alpha": 0.2, "delta": 0.2, "prompts": forms, "copies": "keep", "promise": "answer"}
     made = calibrate_sentences(answers, on_doubt="escalate", binding=base.binding, **given)
     assert made.sentences is not None
-    assert (made.sentences.on_doubt, made.threshold) == ("escalate", own[0])
+    assert made.sentences.on_doubt == "escalate"
+    assert own[0] < (made.threshold or 0.0) < own[1]
     verdict = Guard(model, Policy.from_calibration(made), escalate_to=lambda _: REPLY)(QUESTION)
     assert (verdict.text, verdict.familiar, verdict.promised) == (FINISHED, True, False)
     assert [sentence.promised for sentence in verdict.sentences] == [True, False, False]
