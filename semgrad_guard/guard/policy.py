@@ -250,7 +250,7 @@ class Terms(DeliveryOptions):
             and for an inner engine that fails.
         timeout: seconds for generating, scoring and escalating together; None: no limit.
         monitor: watches the scores for drift.
-        notify: called with every verdict.
+        notify: called with every verdict, without the withheld text unless drafts are kept.
         log: records every decision; the verdict then carries its `decision_id`.
         part: makes the object of an answer of which only these ranges are delivered; without it there is none.
         trim: changes an answer that is let through, or finished by a target, and its verdict, before they go out.

@@ -25,7 +25,7 @@ from langchain_semgrad_guard import (
 from semgrad_guard import DriftMonitor, Policy, Verdict, calibrate
 from semgrad_guard.errors import AnswerFailedError, BindingMismatchError, InputError, UnenforcedPolicyError
 
-from .listening import unpickled
+from .listening import record_of, unpickled
 from .scripted import CANARY, SURE, THRESHOLD, Scripted
 from .support import EVERYTHING, NOTHING, QUESTION, Route, metadata_of, policy_for_another_model, text_of
 
@@ -148,7 +148,7 @@ def test_what_the_others_get(route: Route) -> None:
         monitor=monitor,
     )
     assert text_of(route(GuardedChatModel(Scripted(), rules), QUESTION, {})) == "abstain, None"
-    assert [verdict.action for verdict in found] == ["abstain"]
+    assert [(verdict.action, verdict.draft) for verdict in found] == [("abstain", None)]
     kept = router(keep_draft=True)
     (record,) = metadata_of(route(GuardedChatModel(Scripted(), kept), QUESTION, {}))
     assert record["draft"] == f"It is {CANARY}"
@@ -235,3 +235,14 @@ def test_nothing_is_said_to_the_log_of_a_run(caplog: pytest.LogCaptureFixture) -
 def test_everything_is_let_through(chat: ChatSemGrad, draft: str, route: Route) -> None:
     rules = UncertaintyRouterCallback(EVERYTHING)
     assert text_of(route(chat.model_copy(update={"router": rules}), QUESTION, {})) == draft
+
+
+def test_errors_of_own_functions_take_no_draft_along() -> None:
+    def fail(_: Verdict) -> Any:
+        raise KeyError("own")
+
+    for options in ({"notify": fail}, {"abstain_message": fail}):
+        rules = UncertaintyRouterCallback(POLICY, **options)
+        with pytest.raises(KeyError, match="own") as caught:
+            GuardedChatModel(Scripted(), rules).invoke(QUESTION)
+        assert CANARY not in record_of(caught.value)
