@@ -44,9 +44,10 @@ def search(question: str) -> str:
 
 def look_it_up(messages: list[BaseMessage]) -> AIMessage:
     """Instead of an unsure answer: a call of the tool, or a plain admission where the tool has not helped."""
-    if isinstance(messages[-1], ToolMessage):
+    question = messages[-1].text
+    if question not in questions:  # a prompt with passages
         return AIMessage("I don't know.")
-    call = tool_call(name="search", args={"question": messages[-1].text}, id=str(uuid4()))
+    call = tool_call(name="search", args={"question": question}, id=str(uuid4()))
     return AIMessage("", tool_calls=[call])
 
 
@@ -54,8 +55,9 @@ def look_it_up(messages: list[BaseMessage]) -> AIMessage:
 def reading(request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]) -> Any:
     """The prompt: the question, and the passages."""
     question, found = request.messages[0].text, request.messages[-1]
-    if isinstance(found, ToolMessage) and found.text:
-        question = chat.reading_prompt.format(question=question, context=found.text)
+    if isinstance(found, ToolMessage):
+        read = chat.reading_prompt.format(question=question, context=found.text)
+        question = read if found.text else f"Nothing was found. {question}"
     return handler(request.override(messages=[HumanMessage(question)], tools=[]))
 
 

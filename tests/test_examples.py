@@ -26,7 +26,7 @@ PRINTED = {
     "02_score_and_logprobs.py": {"from elsewhere: Paris", "from elsewhere: Berlin"},
     "03_lcel_router.py": {"What is the capital of France?", "As an error"},
     "04_agent_middleware.py": {"from memory:", "after searching:"},
-    "05_human_review.py": {"waiting:", "delivered: Ulaanbaatar (edited by a person)", "delivered: Nobody knows."},
+    "05_human_review.py": {"waiting:", "delivered: Ulaanbaatar (escalate)", "delivered: Nobody knows."},
     "06_traces.py": {"│ ChatSemGrad"},
     "20_query_engine.py": {"What is the capital of France?", "What is the capital of Mongolia?"},
     "21_chat_engine.py": {"answer: ", "abstain: I don't know.", "remembered: ", "streamed: ", "advice: abstain"},
