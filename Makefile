@@ -34,6 +34,7 @@ REQUESTS ?= 100000
 STREAMS ?= 10000
 
 .PHONY: help check check-fast lint tests tests-fast coverage check-heavy check-gpu check-guarantee check-watching check-portable docs check-lowest check-research check-server check-upstreams check-traces check-browser check-load check-streams check-fuzz check-ray check-vllm check-templates check-models check-smollm2 serve release-check demo bench bench-full bench-rivals \
+.PHONY: help check check-fast lint tests tests-fast coverage check-heavy check-gpu check-guarantee check-watching golden docs check-lowest check-research check-server check-upstreams check-traces check-browser check-load check-streams check-fuzz check-ray check-vllm check-templates check-models check-smollm2 serve release-check demo bench bench-full bench-rivals \
 	format train-pocket clean
 
 help:  ## this list
@@ -94,6 +95,10 @@ check-guarantee: $(STAMP)  ## the promise of a calibration, simulated 10,000 tim
 	$(BIN)/python scripts/check_sentences.py --page docs/results/guarantee-sentences.md
 	$(BIN)/python scripts/check_labels.py --page docs/results/labels.md
 	$(BIN)/python scripts/check_questions.py --page docs/results/questions.md
+	$(BIN)/python scripts/check_reachable.py --page docs/results/reachable.md
+
+golden: $(STAMP)  ## recorded drafts of two models: every decision that is not the recorded one (half a minute)
+	$(BIN)/python scripts/golden_verdicts.py
 
 check-watching: $(STAMP)  ## the monitors of promises and of drift, simulated 10,000 times (minutes)
 	$(BIN)/python scripts/check_watching.py

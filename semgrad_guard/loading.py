@@ -164,7 +164,8 @@ def load_policy(calibration: Path | None, options: PolicyOptions | None = None) 
     if calibration is not None and options.threshold is not None:
         raise InputError(ONE_THRESHOLD)
     if calibration is not None:
-        return Policy.from_calibration(Calibration.load(calibration), on_unscored=options.on_unscored)
+        how: dict[str, Any] = {"on_unscored": options.on_unscored, "on_no_threshold": options.on_no_threshold}
+        return Policy.from_calibration(Calibration.load(calibration), **how)
     return None if options.threshold is None else Policy(threshold=options.threshold, on_unscored=options.on_unscored)
 
 

@@ -213,10 +213,12 @@ class Verdict(BaseModel, frozen=True, allow_inf_nan=False, ser_json_inf_nan="nul
     answer (behind a part of this stage's own, where it `is_continued`) and `escalated` the target's own verdict.
     Where `enforced` is False the action is advice: the text is the model's own answer, delivered whatever the decision,
     or without one (no threshold was given). `promised` tells whether a calibrated threshold let the delivered text
-    through, to a prompt like those of the calibration; bare thresholds and unscored targets promise nothing. `kind` is
-    the kind of question, where it was given. `upstream` is the calibration that `calibration_id` was made after: such a
-    stage promises an answer only as the target of the stage before, and that stage promises only answers of targets
-    that were calibrated behind it. `familiar` is whether the prompt is such a one (None: there is no
+    through, to a prompt like those of the calibration; bare thresholds and unscored targets promise nothing. `alpha` is
+    the promised error rate of the answers that the threshold lets through, and `requested_alpha` the lower one that was
+    asked for, where the calibration's labels did not support it. `kind` is the kind of question, where it was given.
+    `upstream` is the calibration that `calibration_id` was made after: such a stage promises an answer only as the
+    target of the stage before, and that stage promises only answers of targets that were calibrated behind it.
+    `familiar` is whether the prompt is such a one (None: there is no
     calibration), and `unfamiliar` how it differs, or why that is not known. `model` to `prompt_template` are compared
     with a calibration's binding. `paragrad_error` is the standard error of a sampled ParaGrad. `mean_entropy`, `gnll`
     and `max_probability` are the numbers of these estimators, which cost nothing in addition to any other.
@@ -248,6 +250,8 @@ class Verdict(BaseModel, frozen=True, allow_inf_nan=False, ser_json_inf_nan="nul
     confidence: float | None = None
     threshold: float | None = None
     calibration_id: str | None = None
+    alpha: float | None = None
+    requested_alpha: float | None = None
     kind: str | None = None
     upstream: str | None = None
     promised: bool = False

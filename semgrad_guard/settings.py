@@ -102,6 +102,16 @@ OnOtherOptions = Annotated[
     ),
 ]
 """The action for a request whose options are not those that a policy was calibrated on."""
+OnNoThreshold = Annotated[
+    Literal["abstain", "reachable"],
+    Option(
+        "Where no threshold keeps the promise that was asked for: deliver nothing (abstain), or under the promise that "
+        "the labels support (reachable).",
+        panel=DECISION,
+        metavar="ACTION",
+    ),
+]
+"""The action where a calibration has no threshold."""
 JudgedBy = Annotated[
     Literal["answer", "sentence"],
     Option("Judge the whole answer, or every sentence of it by itself.", panel=DECISION, metavar="UNIT"),
@@ -310,6 +320,7 @@ class PolicyOptions:
 
     threshold: Threshold = None
     on_unscored: OnUnscored = "abstain"
+    on_no_threshold: OnNoThreshold = "abstain"
 
 
 @dataclass(frozen=True, kw_only=True)

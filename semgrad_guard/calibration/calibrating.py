@@ -340,6 +340,7 @@ def recalibrate(
         choice=old.choice,
         kind=old.kind,
         shape=old.shape,
+        requested=old.requested,
         languages=old.languages,
         by_hand=HandGrades(count=len(grades), share=delivered / len(known), drawn_from=delivered, below=old.threshold),
     )

@@ -18,10 +18,11 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from semgrad_guard.calibration.binding import Binding, EstimatorChoice
 from semgrad_guard.calibration.calibration_set import Copies, Effect, read_languages
 from semgrad_guard.calibration.confidence import ConfidenceMap
-from semgrad_guard.calibration.gates import ASSUMPTIONS, Procedure, share_of
+from semgrad_guard.calibration.gates import ASSUMPTIONS, Procedure, share_of, upper_bound
 from semgrad_guard.calibration.hand_grades import HandGrades
 from semgrad_guard.calibration.prompt_shape import PromptShape
 from semgrad_guard.calibration.sentences import SentencePromise
+from semgrad_guard.calibration.thresholds import Reachable
 from semgrad_guard.declared import first_fault
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.files import atomic_write, distinct
@@ -55,7 +56,8 @@ class Calibration(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     sentence, `scores` their most certain sentences', `auroc` and P(correct) those of single sentences. `kinds` are
     calibrations of kinds of questions, each with its own promise, and of this `kind`; one that has them promises
     nothing about questions whose kind is not known. `languages` are those of the questions, where the user declared
-    them. `id` is a hash over all of it.
+    them. Where no threshold keeps the promise, `reachable` is the one that these labels support, and `reached` a
+    calibration with it; `requested` is the alpha that its labels did not support. `id` is a hash over all of it.
     """
 
     schema_version: Literal[2]
@@ -92,6 +94,8 @@ class Calibration(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     kind: str | None = None
     kinds: dict[str, Calibration] = Field(default_factory=dict[str, "Calibration"])
     languages: tuple[str, ...] = ()
+    reachable: Reachable | None = None
+    requested: Alpha | None = None
 
     @classmethod
     def seal(cls, **content: Any) -> Self:
@@ -110,7 +114,12 @@ class Calibration(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     @property
     def assumption(self) -> str:
         """The assumption of the promise: on the draw of questions, and on how the error rate varies with the score."""
-        return ASSUMPTIONS[self.procedure] if self.sentences is None else self.sentences.assumption
+        if self.sentences is not None:
+            return self.sentences.assumption
+        falls = (
+            "" if self.requested is None else f", and where it exceeds {self.requested:g} the error rate never falls"
+        )
+        return ASSUMPTIONS[self.procedure] + falls
 
     @property
     def level(self) -> float:
@@ -141,6 +150,37 @@ class Calibration(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     def is_about_answers(self) -> bool:
         """Whether the promise is about answers as wholes, so that grades of these tell whether it holds."""
         return self.sentences is None or self.sentences.promise == "answer"
+
+    def reached(self) -> Self:
+        """The calibration with the reachable promise in the place of the one that was asked for, and an id of its own.
+
+        Itself where a threshold keeps that one. By kind of question, each kind by itself.
+
+        Raises:
+            CalibrationError: these labels support no promise either.
+        """
+        if any(one.reachable for one in self.kinds.values()):
+            kinds = {kind: one.reached() if one.reachable else one for kind, one in self.kinds.items()}
+            return self.with_content(kinds=kinds)
+        if self.keeps_a_promise:
+            return self
+        if self.reachable is None or self.kinds:
+            raise CalibrationError(
+                f'on_no_threshold="reachable" is no help with calibration {self.id}: its labels support no promise. '
+                f"{self.reason or ''}".rstrip()
+            )
+        found = self.reachable
+        return self.with_content(
+            alpha=found.alpha,
+            requested=self.alpha,
+            threshold=found.threshold,
+            reason=None,
+            reachable=None,
+            coverage=sum(score <= found.threshold for score in self.scores) / self.n,
+            bound_if_fixed=upper_bound(found.n_wrong, found.n_answered, delta=self.level),
+            n_answered=found.n_answered,
+            n_answered_wrong=found.n_wrong,
+        )
 
     def lets_through(self, uncertainty: float | None) -> bool:
         """Whether an answer is at or below the threshold; never without a finite score or without a threshold."""
@@ -258,6 +298,8 @@ class Calibration(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
             raise ValueError(f"the threshold {self.threshold!r} is none of the grid's, so it was not tested")
         if (self.threshold is None) != (self.reason is not None) or (self.threshold is None) == bool(self.n_answered):
             raise ValueError("there is either a threshold with answers below it, or a reason why there is none")
+        if self.reachable is not None and (self.threshold is not None or self.reachable.threshold not in self.grid):
+            raise ValueError("a reachable promise is that of a gate, where no threshold was accepted")
         return self
 
 

@@ -14,7 +14,6 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from semgrad_guard.calibration import gates
 from semgrad_guard.declared import declared_option
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.records import PromptForm
@@ -28,9 +27,9 @@ Copies = Literal["keep", "once"]
 class CalibrationSet:
     """Questions: those with a finite score as arrays, the others as counts.
 
-    `scores` (see `gates.leveled`) and `correct` belong together, in the caller's order. `n_unscored_wrong` of the
-    `n_unscored` answers without a finite score were wrong. `n_duplicates` repeats of an earlier question were left out.
-    `rows` are the caller's rows of the others, `scored` those of `scores`.
+    `scores` and `correct` belong together, in the caller's order. `n_unscored_wrong` of the `n_unscored` answers
+    without a finite score were wrong. `n_duplicates` repeats of an earlier question were left out. `rows` are the
+    caller's rows of the others, `scored` those of `scores`.
     """
 
     scores: NDArray[np.float64]
@@ -45,6 +44,11 @@ class CalibrationSet:
     def n(self) -> int:
         """Questions, scored or not."""
         return len(self.scores) + self.n_unscored
+
+    @property
+    def error(self) -> float:
+        """The error rate of all answers, those without a score among them."""
+        return (int((~self.correct).sum()) + self.n_unscored_wrong) / self.n
 
 
 def read_set(
@@ -65,7 +69,7 @@ def read_set(
     kept_scores, kept_labels = scores[first], labels[first]
     scored = np.isfinite(kept_scores)
     return CalibrationSet(
-        scores=gates.leveled(kept_scores[scored]),
+        scores=kept_scores[scored],
         correct=kept_labels[scored],
         n_unscored=int((~scored).sum()),
         n_unscored_wrong=int((~kept_labels[~scored]).sum()),
@@ -256,9 +260,11 @@ class Effect:
         return self.answers - self.delivered - self.withheld_wrong
 
     def __str__(self) -> str:
-        guarded = self.delivered_error or 0.0
+        guarded = (
+            f"{self.delivered_wrong / self.delivered:.1%} with it" if self.delivered else "nothing delivered with it"
+        )
         return (
-            f"error {self.error:.1%} without the guard, {guarded:.1%} with it; withheld: {self.withheld_wrong} of "
+            f"error {self.error:.1%} without the guard, {guarded}; withheld: {self.withheld_wrong} of "
             f"{self.wrong} wrong {self.unit}, {self.withheld_right} of {self.answers - self.wrong} right ones"
         )
 

@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
+from semgrad_guard.calibration.gates import leveled
+
 ConfidenceMethod = Literal["isotonic", "platt", "ranks"]
 FEWEST_FOR_ISOTONIC = 300
 """Scored answers below which the default is Platt's curve over the scores' ranks: an isotonic map of 50 claims .93
@@ -77,7 +79,7 @@ def fit(
     if method is None:
         method = "isotonic" if len(scores) >= FEWEST_FOR_ISOTONIC else "ranks"
     order = np.lexsort((correct, scores))  # a sum of floats depends on its order, and an id must not
-    scores, correct = scores[order], correct[order]
+    scores, correct = leveled(scores[order]), correct[order]
     return _FITS[method](scores, correct)
 
 

@@ -24,10 +24,10 @@ of alpha and r. R(t') > alpha, so r > alpha. The errors at the gate are therefor
 alpha), and J passes with probability at most delta. (K_J = n: condition on M alone.) Average over both. It makes no
 difference where between the two scores a threshold lies, nor how far above all of them.
 
-*Ties*: only whole blocks of equal scores can be delivered, so a gate inside a block moves up to its end. Whether the
-block in which R exceeds alpha has a gate then depends on the number of answers in it, and the errors at the gate are
-not exactly binomial. In 218 populations of three blocks that were drawn to exploit this, violations stayed at .092 or
-less for delta = .1.
+*Ties*: only whole blocks of scores that are equal, but for rounding, can be delivered, so a gate inside a block moves
+up to its end. Whether the block in which R exceeds alpha has a gate then depends on the number of answers in it, and
+the errors at the gate are not exactly binomial. In 218 populations of three blocks that were drawn to exploit this,
+violations stayed at .092 or less for delta = .1.
 
 **Looking ahead.** From `ENOUGH_TO_LOOK_AHEAD` answers on, a gate that fails is forgiven where a later gate passes
 clearly: gate J passes at level `OWN` x delta by itself, or where a later gate k has at most b_k errors. The b_k belong
@@ -41,6 +41,27 @@ passed. Where the middle gate passes, the upper walk continues at level delta. T
 one crossing: if the middle gate is bad, either a lower gate is bad, and the first such gate or the middle one has to
 pass at delta / 2 each, or none is, and the middle one has to pass at delta. If it is good, so are the lower gates, and
 only the upper walk's first bad gate is left, at delta.
+
+**The reachable promise.** Where no gate is accepted, the answers of the first one, K of them, are promised at alpha' =
+max(alpha, the Clopper-Pearson bound on their errors). Both promises together fail with probability at most delta, if R
+crosses alpha once and does not fall beyond.
+
+*Proof.* Let t' be the score of the answer after the first gate, and r = R(t'). Given t', the K errors are Bin(K, r),
+and the gate's threshold t lies below t', so that R(t) is at most max(alpha, r). Let t' <= t*, so that K < M: alpha' is
+never too small, and the walk fails with probability at most delta, given M. Let t' > t*, so that r > alpha. The walk
+fails only if the first gate passes, so that the bound is at most alpha; alpha' fails only if the bound is below r. Both
+mean that the bound at level delta is below r: probability at most delta, given t'. Which of the two cases it is,
+depends on M alone. (K = n: the same for r = R(infinity).) The same holds for grades by hand, whose draws are from the
+surest answers. That it is offered only below the error rate of the labels withholds more, and breaks nothing.
+
+*Looking ahead* lets the first gate pass by later ones as well. Errors at a rate of at least alpha forgive it with a
+probability of at most q, by their joint law, so the bound is taken at level delta - q. Then, if the bound is below r
+wherever the gate passes by itself, the probabilities add up to delta; if not, the walk's own event is all there is.
+*Two walks* go past the first gate if it passes, or the middle one, at delta / 2 each: the bound is taken at delta / 2.
+
+Not valid, however natural, for they choose by the labels (violations in `docs/results/reachable.md`): the smallest of
+several alphas that some gate allows, the smallest that the first gate allows, the best of several first gates, a bare
+threshold with at most a share alpha of errors among the labels.
 
 **Several engines** answer the same questions, and the smallest of their thresholds is delivered. Let i be the engine
 whose t* is the smallest. To violate for any engine, the delivered threshold has to exceed this t*, so that the walk of
@@ -152,7 +173,9 @@ class Walk:
     """The gates of one set of answers, by their thresholds, and the last one that was accepted (None: none was).
 
     `answered` and `wrong` count the answers at the last accepted gate, or at the first gate where none was accepted; 0
-    where the set is too small for any gate. A walk over thresholds from outside has no `procedure`.
+    where the set is too small for any gate. A walk over thresholds from outside has no `procedure`. `spare` is the
+    level of the bound by which the first gate's answers are promised where no gate was accepted; 0 where there is no
+    proof.
     """
 
     procedure: Procedure | None
@@ -160,6 +183,7 @@ class Walk:
     accepted: int | None
     answered: int
     wrong: int
+    spare: float = 0.0
 
     @property
     def threshold(self) -> float | None:
@@ -201,20 +225,23 @@ def walk_sorted(
     `start` is the share of the answers that the first gate holds, at least. Without `ahead` no gate is forgiven.
     """
     n = len(scores)
-    ends = np.append(np.flatnonzero(scores[1:] != scores[:-1]), n - 1) + 1
+    ends = _ends(scores) + 1
 
     def gates(level: float, first: float) -> NDArray[np.intp]:
         return np.unique(ends[np.searchsorted(ends, gate_counts(n, alpha=alpha, level=level, first=first))])
 
     first = first_count(n, alpha=alpha, delta=delta, start=start)
     procedure: Procedure
+    spare = delta
     if robust:
-        procedure = "two-walks"
+        procedure, spare = "two-walks", delta / 2
         counts, accepted = _two_walks(errors, gates, first=first, middle=MIDDLE * n, alpha=alpha, delta=delta)
     elif ahead and n >= ENOUGH_TO_LOOK_AHEAD:
         procedure, counts = "look-ahead", gates(OWN * delta, first)
         at, limits = errors[counts - 1], _limits(tuple(counts.tolist()), alpha, delta)
         accepted = last_in_a_row(np.array([(at[gate:] <= most).any() for gate, most in enumerate(limits)], np.bool_))
+        if accepted is None and len(counts):
+            spare -= _probability(counts.tolist(), np.append(-1, limits[0][1:]), alpha)
     else:
         procedure, counts = "gates", gates(delta, first)
         accepted = last_in_a_row(_passes(counts, errors, alpha=alpha, level=delta))
@@ -222,19 +249,23 @@ def walk_sorted(
         return Walk(procedure, (), None, 0, 0)
     at = int(counts[accepted or 0])
     thresholds = between(scores[counts - 1], scores if known is None else known)
-    return Walk(procedure, tuple(thresholds.tolist()), accepted, at, int(errors[at - 1]))
+    return Walk(procedure, tuple(thresholds.tolist()), accepted, at, int(errors[at - 1]), spare)
 
 
 def leveled(scores: NDArray[np.float64]) -> NDArray[np.float64]:
     """The scores, of any shape, where those that only rounding tells apart are all the greatest of them."""
     order = np.argsort(scores, axis=None)
     rising = scores.ravel()[order]
-    below, above, shrunk = rising[:-1], rising[1:], 1 - ROUNDING
-    is_last = np.append(np.where(above > 0, shrunk * above > below, above > shrunk * below), True)
-    ends = np.flatnonzero(is_last)
-    same = np.empty_like(rising)
+    ends, same = _ends(rising), np.empty_like(rising)
     same[order] = rising[ends[np.searchsorted(ends, np.arange(len(rising)))]]
     return same.reshape(scores.shape)
+
+
+def _ends(rising: NDArray[np.float64]) -> NDArray[np.intp]:
+    """The last place of each block of scores that only rounding tells apart."""
+    below, above, shrunk = rising[:-1], rising[1:], 1 - ROUNDING
+    is_next = np.where(above > 0, shrunk * above > below, above > shrunk * below)
+    return np.append(np.flatnonzero(is_next), len(rising) - 1)
 
 
 def between(scores: NDArray[np.float64], known: NDArray[np.float64]) -> NDArray[np.float64]:

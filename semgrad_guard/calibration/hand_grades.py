@@ -103,7 +103,7 @@ def draw(scores: NDArray[np.float64], names: Sequence[Hashable], *, alpha: float
     if not len(scores):
         raise CalibrationError("No answer has a finite score, so none could be let through, and none is to be graded.")
     share = share_to_grade(alpha)
-    last = np.sort(scores)[math.ceil(share * len(scores)) - 1]
+    last = np.sort(gates.leveled(scores))[math.ceil(share * len(scores)) - 1]
     below = float(gates.between(np.array([last]), scores)[0])
     ranks = [_rank(name, "draw") for name in _numbered(names)]
     surest = np.array(sorted(np.flatnonzero(scores <= below).tolist(), key=ranks.__getitem__), dtype=np.intp)
@@ -152,7 +152,7 @@ def walk_with_machine(
     graded by hand.
     """
     n = len(scores)
-    thresholds = gates.between(np.unique(np.sort(scores)[gate_counts(n, by_hand=by_hand) - 1]), known)
+    thresholds = gates.between(np.unique(np.sort(gates.leveled(scores))[gate_counts(n, by_hand=by_hand) - 1]), known)
     ranks = [_rank(name, "order") for name in _numbered(names)]
     order = np.array(sorted(range(n), key=ranks.__getitem__), dtype=np.intp)
     hand = order < by_hand

@@ -25,6 +25,7 @@ from pydantic import BaseModel
 from semgrad_guard.calibration.calibration_record import Calibration
 from semgrad_guard.calibration.calibration_set import doubt_of_grader, read_rate
 from semgrad_guard.calibration.planning import plan
+from semgrad_guard.calibration.thresholds import upwards
 
 
 def report(calibration: Calibration) -> dict[str, str]:
@@ -40,6 +41,11 @@ def report(calibration: Calibration) -> dict[str, str]:
                 f"no promise. {one.reason}"
                 if one.threshold is None
                 else f"{one.coverage:.0%} let through up to {one.threshold:.4g}"
+            )
+            + (
+                ""
+                if one.requested is None
+                else f", of which at most {upwards(one.alpha)} are wrong ({_requested(one.requested)})"
             )
             for kind, one in calibration.kinds.items()
         )
@@ -71,8 +77,11 @@ def promise(calibration: Calibration) -> str:
     """The promise in one sentence, whether or not a threshold keeps it."""
     to = {"keep": " to traffic like this", "once": " to distinct questions", None: ""}[calibration.copies]
     to += " of each kind by itself" if calibration.kinds else ""
-    rate, sure = f"{100 * calibration.alpha:g}%", f"with {100 * (1 - calibration.delta):g}% probability"
+    rate = f"{100 * calibration.alpha:g}%" if calibration.requested is None else upwards(calibration.alpha)
+    sure = f"with {100 * (1 - calibration.delta):g}% probability"
     text = f"Among the answers let through{to}, at most {rate} are wrong, {sure}"
+    if calibration.requested is not None:
+        text += f" ({_requested(calibration.requested)})"
     if calibration.sentences is not None:
         delivered = f"from which something is delivered{to}"
         text = {
@@ -88,9 +97,20 @@ def promise(calibration: Calibration) -> str:
     )
 
 
+def _requested(alpha: float) -> str:
+    return f"{100 * alpha:g}% was asked for, and these labels do not support it"
+
+
 def shortfall(calibration: Calibration) -> str:
-    """Why no threshold keeps the promise."""
-    return calibration.reason or "All questions together keep it, and no kind of question by itself."
+    """Why no threshold keeps the promise, and the one that is reachable."""
+    reason = calibration.reason or "All questions together keep it, and no kind of question by itself."
+    found = {kind: one for kind, one in (calibration.kinds or {"": calibration}).items() if one.reachable is not None}
+    offers = [
+        (f"Of the kind {kind!r}: " if kind else "") + one.reachable.in_words(one.n_tested, requested=one.alpha)
+        for kind, one in found.items()
+        if one.reachable is not None
+    ]
+    return " ".join([reason, *offers, "To deliver these: --on-no-threshold reachable."] if offers else [reason])
 
 
 @dataclass(frozen=True)

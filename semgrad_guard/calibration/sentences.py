@@ -135,11 +135,13 @@ def walk_sentences(
 
     The counts of the walk are answers from which something is delivered, and of these the wrong ones.
     """
-    first = compared.min(axis=1, initial=np.inf)
+    leveled = gates.leveled(compared)
+    first = leveled.min(axis=1, initial=np.inf)
     scores = np.sort(first[np.isfinite(first)])
-    errors = wrong_answers(compared, wrong, keys, scores, promise=promise)
+    errors = wrong_answers(leveled, wrong, keys, scores, promise=promise)
     how = {"alpha": alpha, "delta": delta, "start": START[promise]}
-    return gates.walk_sorted(scores, errors, **how, robust=robust, ahead=False, known=compared)
+    walk = gates.walk_sorted(scores, errors, **how, robust=robust, ahead=False, known=compared)
+    return replace(walk, spare=0.0)  # up to the next answer other sentences count, so the bound is not proved
 
 
 def wrong_answers(
@@ -273,7 +275,7 @@ class SentenceSet:
             wrong[row, :n] = [not right for right in answer.correct]
             keys[row, :n] = [sentence_key(answer.question, answer.text, place) for place in range(n)]
         lengths = np.array([len(answer.uncertainties) for answer in answers], np.intp)
-        return cls(gates.leveled(compared), wrong, keys, lengths, on_doubt, promise)
+        return cls(compared, wrong, keys, lengths, on_doubt, promise)
 
     def part(self, rows: Sequence[int]) -> SentenceSet:
         """Some of the answers."""

@@ -12,12 +12,53 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, Field
 
 from semgrad_guard.calibration import gates, hand_grades, planning
 from semgrad_guard.calibration.binding import Binding
 from semgrad_guard.calibration.calibration_set import CalibrationSet, Copies, read_grades, read_set
 from semgrad_guard.calibration.sentences import SentenceSet, sentence_advice
 from semgrad_guard.errors import CalibrationError
+
+
+class Reachable(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+    """The promise that labels support which do not support the one that was asked for (see `gates`).
+
+    Of the `n_answered` tested answers up to `threshold`, `n_wrong` were wrong. Of all such answers at most a share
+    `alpha` is, with the probability of the promise.
+    """
+
+    threshold: float
+    alpha: float = Field(gt=0, lt=1)
+    n_answered: int = Field(ge=1)
+    n_wrong: int = Field(ge=0)
+
+    @classmethod
+    def of(cls, walk: gates.Walk, *, alpha: float) -> Reachable | None:
+        """That of a walk that accepted no gate; None where it has none, or no bound."""
+        if walk.accepted is not None or not walk.answered or not walk.spare:
+            return None
+        bound = gates.upper_bound(walk.wrong, walk.answered, delta=walk.spare)
+        if bound >= 1:
+            return None
+        counts = {"n_answered": walk.answered, "n_wrong": walk.wrong}
+        return cls(threshold=walk.thresholds[0], alpha=max(alpha, bound), **counts)
+
+    def in_words(self, tested: int, *, requested: float) -> str:
+        """What would be delivered of so many tested answers, and the promise that was requested."""
+        right = self.n_answered - self.n_wrong
+        low = 1 - gates.upper_bound(right, self.n_answered, delta=0.025)
+        high = gates.upper_bound(self.n_wrong, self.n_answered, delta=0.025)
+        return (
+            f"At u <= {self.threshold:.4g}, {self.n_answered} of {tested} delivered, {self.n_wrong} wrong: "
+            f"{self.n_wrong / self.n_answered:.0%} (95% interval {100 * low:.0f}-{high:.0%}). You asked for at most "
+            f"{100 * requested:g}%; these labels support at most {upwards(self.alpha)}."
+        )
+
+
+def upwards(share: float) -> str:
+    """A share in per cent with one decimal, rounded up."""
+    return f"{math.ceil(1000 * share - 1e-9) / 10:g}%"
 
 
 @dataclass(frozen=True)
@@ -135,6 +176,7 @@ def at_gates(
             walk = gates.walk(answers.scores, ~answers.correct, robust=robust, alpha=alpha, delta=delta)
         else:
             walk = sentences.part(answers.scored).walk(robust=robust, alpha=alpha, delta=delta)
+        walk = walk if len(engines) == 1 else replace(walk, spare=0.0)
         outcome = _outcome(answers, walk, sentences, alpha=alpha, delta=delta)
         outcomes.append({"procedure": walk.procedure, "grid": walk.thresholds, **outcome})
     return min(enumerate(outcomes), key=lambda numbered: _order(numbered[1]))
@@ -168,6 +210,7 @@ def of_part(
             f"Of {walk.answered or record.count} grades by hand of the most certain answers, {walk.wrong} are 'wrong'. "
             f"These{beside} do not show an error rate of at most {alpha:g} with probability {1 - delta:g}. Grade more "
             "by hand, promise less (a larger alpha or delta), or take scores that tell right from wrong better."
+            + _no_better(tested, walk, alpha=alpha)
         )
     if machine is not None:
         outcome["bound_if_fixed"] = None  # exact for the grades by hand alone
@@ -218,13 +261,16 @@ def _outcome(
         scored = len(answers.scores)
         if not scored or (scored >= fewest and walk.answered < fewest):
             return {**_NOTHING, "reason": reason}
+        reason += _no_better(answers, walk, alpha=alpha)
         rates = {"alpha": alpha, "delta": delta}
         planned = (
             planning.advice(answers.scores, answers.correct, **rates)
             if sentences is None
             else sentence_advice(sentences.part(answers.rows), **rates)
         )
-        return {**_NOTHING, "reason": f"{reason} {planned}"}
+        reachable = Reachable.of(walk, alpha=alpha)
+        useful = reachable is not None and reachable.alpha < answers.error
+        return {**_NOTHING, "reason": f"{reason} {planned}", "reachable": reachable if useful else None}
     return {
         "threshold": threshold,
         "reason": None,
@@ -233,6 +279,17 @@ def _outcome(
         "n_answered": walk.answered,
         "n_answered_wrong": walk.wrong,
     }
+
+
+def _no_better(answers: CalibrationSet, walk: gates.Walk, *, alpha: float) -> str:
+    """Where the reachable promise is not offered: why not."""
+    found = Reachable.of(walk, alpha=alpha)
+    if found is None or found.alpha < answers.error:
+        return ""
+    return (
+        f" These labels support a promise of at most {upwards(found.alpha)}, no better than without a guard "
+        f"({answers.error:.1%} wrong)."
+    )
 
 
 def _why_none(answers: CalibrationSet, walk: gates.Walk, fewest: int, *, alpha: float, delta: float) -> str:

@@ -205,6 +205,7 @@ def recalibrate(
     if output.exists() and output.resolve() == calibration.resolve():
         raise InputError("--output is the calibration that decides now: give the proposal a file of its own")
     old, moment = Calibration.load(calibration), parse_since(since)
+    old = old if old.reachable is None else old.reached()
     tries = Calibration.load(output).tries + 1 if output.exists() else 1
     with opened(log) as database:
         decided = [row for row, _ in database.decisions(since=moment) if row.calibration_id == old.id]

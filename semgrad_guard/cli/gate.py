@@ -21,7 +21,7 @@ from semgrad_guard.evaluation.files import Output, read_by, sole_writer
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.loading import ModelSource
-from semgrad_guard.settings import UPSTREAM_KEY, EngineOptions
+from semgrad_guard.settings import UPSTREAM_KEY, EngineOptions, OnNoThreshold
 
 if TYPE_CHECKING:
     from semgrad_guard.cli.calibrate_answers import ModelWriter, ServerWriter
@@ -76,6 +76,7 @@ def gate(  # noqa: PLR0913  # a command's options are its arguments
             "URL",
         ),
     ] = None,
+    on_no_threshold: OnNoThreshold = "abstain",
     as_json: options.AsJson = False,
 ) -> None:
     """Fail where the coverage or the error of a calibration on labelled questions leaves a recorded band.
@@ -101,7 +102,8 @@ def gate(  # noqa: PLR0913  # a command's options are its arguments
     recorded = None if record else Band.load(band)
     rows = loading.read_data(data, columns, strict=True).rows
     phrasing.require(rows)
-    policy = Policy.from_calibration(Calibration.load(calibration))
+    policy = Policy.from_calibration(Calibration.load(calibration), on_no_threshold=on_no_threshold)
+    loading.tell_promise(policy)
     graders = grading.load_graders([] if grader is None else [grader])
     if server is not None:
         require_at_server(model, probe=probe)

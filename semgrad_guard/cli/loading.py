@@ -164,7 +164,20 @@ def load_policy(calibration: Path | None, options: PolicyOptions | None = None) 
     """
     if calibration is not None and options is not None and options.threshold is not None:
         raise typer.BadParameter(ONE_THRESHOLD)
-    return loading.load_policy(calibration, options)
+    policy = loading.load_policy(calibration, options)
+    if policy is not None:
+        tell_promise(policy)
+    return policy
+
+
+def tell_promise(policy: Policy) -> None:
+    """A note where the promise is not the one that was asked for."""
+    made = policy.calibration
+    if made is not None and any(one.requested is not None for one in made.with_kinds):
+        from semgrad_guard.calibration.promise import report
+
+        promised = report(made)
+        note(promised.get("kinds", promised["promise"]), label="Promise")
 
 
 @dataclass(frozen=True, kw_only=True)

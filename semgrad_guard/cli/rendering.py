@@ -17,6 +17,7 @@ from rich.text import Text
 
 from semgrad_guard.calibration import Calibration, Drift
 from semgrad_guard.calibration.promise import promise, report, shortfall
+from semgrad_guard.calibration.thresholds import upwards
 from semgrad_guard.cli.terminal import OUT, printable, show_line
 from semgrad_guard.evaluation.graders.by_name import right_means
 from semgrad_guard.evaluation.questions.data import QuestionFile
@@ -47,10 +48,26 @@ def verdict_view(verdict: Verdict) -> RenderableType:
         ("action", Text(verdict.action, style=f"bold {colour}") + Text(f"  {_why(verdict)}", style="dim")),
         ("uncertainty", f"{figure(verdict.uncertainty)}  ({verdict.estimator}, higher is less certain)"),
         ("confidence", percent(verdict.confidence) if verdict.confidence is not None else "unknown: no calibration"),
-        *([("promise", f"none: {printable('; '.join(verdict.unfamiliar))}")] if verdict.unfamiliar else []),
+        *(
+            [("promise", f"none: {printable('; '.join(verdict.unfamiliar))}")]
+            if verdict.unfamiliar
+            else _reached(verdict)
+        ),
         ("model", verdict.model),
     )
     return Group(panel, *([_sentences(verdict)] if verdict.sentences else []), facts)
+
+
+def _reached(verdict: Verdict) -> list[tuple[str, str]]:
+    """A promise that is not the one that was asked for."""
+    if verdict.alpha is None or verdict.requested_alpha is None:
+        return []
+    return [
+        (
+            "promise",
+            f"at most {upwards(verdict.alpha)} are wrong; at most {100 * verdict.requested_alpha:g}% was asked for",
+        )
+    ]
 
 
 def _sentences(verdict: Verdict) -> RenderableType:

@@ -23,7 +23,7 @@ from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.files import atomic_write
 from semgrad_guard.loading import ModelSource
 from semgrad_guard.records import Verdict
-from semgrad_guard.settings import ModelOptions
+from semgrad_guard.settings import ModelOptions, OnNoThreshold, PolicyOptions
 
 if TYPE_CHECKING:
     from semgrad_guard.calibration import Drift
@@ -73,6 +73,7 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
     model: ModelOptions,
     estimator: EstimatorSpec,
     calibration: options.CalibrationFile = None,
+    on_no_threshold: OnNoThreshold = "abstain",
     by: options.By = None,
     probe: options.ProbeFile = None,
     wording: options.Wording,
@@ -118,7 +119,7 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
                 rows, loading.load(source), chosen, by=parts, phrasing=phrasing, output=output, as_json=as_json
             )
             raise typer.Exit(code_of_run(unscored=unscored, broken=left_out or problems))
-        policy = loading.load_policy(calibration)
+        policy = loading.load_policy(calibration, PolicyOptions(on_no_threshold=on_no_threshold))
         estimate = estimator.make(policy)
         on_doubt = None if policy is None else judged_by(policy.calibration, "sentence" if by else None, None)
         scorer = TextScorer(loading.load(source), estimate, policy, phrasing, on_doubt)

@@ -44,6 +44,7 @@ from semgrad_guard.settings import (
     DeliveryOptions,
     KeepDraft,
     Mode,
+    OnNoThreshold,
     OnOtherOptions,
     OnUnfamiliar,
     OnUnscored,
@@ -70,11 +71,14 @@ class Policy(PolicyOptions):
     `on_other_options` is for an answer that was decoded otherwise than those of the calibration, that had to be JSON,
     or could call tools: "refuse" raises `BindingMismatchError`, "deliver" treats it as one to an unfamiliar prompt.
 
+    `on_no_threshold` is for a calibration without a threshold: "abstain" delivers nothing, "reachable" what its labels
+    support, under the promise that they support (`calibration` is then `calibration.reached()`).
+
     `kind` is that of the questions (see `of_kind`).
 
     Raises:
         InputError: an argument is not as described, or `on_unfamiliar` needs a shape that the calibration lacks.
-        CalibrationError: the calibration was changed after it was made.
+        CalibrationError: the calibration was changed after it was made, or its labels support no promise.
     """
 
     on_unfamiliar: OnUnfamiliar = "threshold"
@@ -93,6 +97,8 @@ class Policy(PolicyOptions):
         threshold = None if given is None else float(given)
         if self.calibration is not None:
             self.calibration.require_intact()
+            if self.on_no_threshold == "reachable":
+                object.__setattr__(self, "calibration", self.calibration.reached())
             if threshold is not None and threshold != self.calibration.threshold:
                 raise InputError(
                     f"The threshold {given!r} is not the calibration's ({self.calibration.threshold!r}): the promise "
@@ -114,11 +120,13 @@ class Policy(PolicyOptions):
         on_unscored: OnUnscored = PolicyOptions.on_unscored,
         on_unfamiliar: OnUnfamiliar = "threshold",
         on_other_options: OnOtherOptions = "refuse",
+        on_no_threshold: OnNoThreshold = PolicyOptions.on_no_threshold,
     ) -> Policy:
         """A policy that keeps the calibration's promise.
 
         Raises:
             InputError: it is not a calibration.
+            CalibrationError: with `on_no_threshold="reachable"`, its labels support no promise.
         """
         given: Any = calibration
         if not isinstance(given, Calibration):
@@ -127,6 +135,7 @@ class Policy(PolicyOptions):
             on_unscored=on_unscored,
             on_unfamiliar=on_unfamiliar,
             on_other_options=on_other_options,
+            on_no_threshold=on_no_threshold,
             calibration=calibration,
         )
 
@@ -147,7 +156,8 @@ class Policy(PolicyOptions):
     @cached_property
     def _of_kinds(self) -> Mapping[str, Policy]:
         kinds = {} if self.calibration is None else self.calibration.kinds
-        return {kind: replace(self, kind=kind, calibration=one, threshold=one.threshold) for kind, one in kinds.items()}
+        own = replace(self, on_no_threshold="abstain")  # of a kind whose labels support no promise nothing is delivered
+        return {kind: replace(own, kind=kind, calibration=one, threshold=one.threshold) for kind, one in kinds.items()}
 
     @property
     def calibration_id(self) -> str | None:
@@ -432,6 +442,8 @@ def decide(
         "enforced": policy.compares or not let_through,  # a delivered answer that nothing was compared with
         "confidence": policy.confidence(draft.uncertainty),
         "calibration_id": policy.calibration_id,
+        "alpha": None if policy.calibration is None or policy.threshold is None else policy.calibration.alpha,
+        "requested_alpha": None if policy.calibration is None else policy.calibration.requested,
         "kind": policy.kind,
         "upstream": None if policy.binding is None else policy.binding.upstream,
         "familiar": not unfamiliar if calibrated else None,

@@ -39,6 +39,8 @@ def undecided(verdict: Verdict) -> Verdict:
         "threshold": None,
         "confidence": None,
         "calibration_id": None,
+        "alpha": None,
+        "requested_alpha": None,
         "kind": None,
         "upstream": None,
         "promised": False,

@@ -50,7 +50,8 @@ WITHHELD = "the answer is not let through"
 _OF_ANY_DRAFT = frozenset(
     (
         *("schema", "digest", "action", "enforced", "promised", "decision_id", "escalated"),
-        *("estimator", "settings", "threshold", "calibration_id", "kind", "upstream"),
+        *("estimator", "settings", "threshold", "calibration_id", "alpha", "requested_alpha"),
+        *("kind", "upstream"),
         *("model", "revision", "fingerprint", "prompt_template"),
     )
 )

@@ -301,3 +301,34 @@ def test_a_device_that_is_not_there(score: Run) -> None:
     result = score("--question", "q", "--response", "r", "--device", "nowhere")
     assert result.exit_code == 1
     assert "There is no device 'nowhere' here" in flat(result.stderr)
+
+
+def test_the_promise_that_the_labels_support_is_delivered_where_it_is_chosen(
+    score: Run, tmp_path: Path, language_model: LanguageModel
+) -> None:
+    conversation, text = Phrasing().conversation(Question(question=ASKED[0])), "Tea is a drink."
+    own = language_model.score(conversation, text)
+    assert own.hybridgrad is not None
+    binding = run_binding(language_model, HybridGrad(), options=GenerationOptions(), template="chat")
+    made = calibrate(
+        [own.hybridgrad * (1 + row / 80) for row in range(80)],
+        [(29 * row) % 80 >= row for row in range(80)],
+        binding=binding.model_copy(update={"model": "tiny"}),
+        prompts=[language_model.render(conversation).form] * 80,
+        copies="keep",
+        alpha=0.1,
+        delta=0.1,
+    )
+    assert made.reachable is not None
+    data = jsonl(tmp_path / "r.jsonl", [{"question": ASKED[0], "response": text}])
+    given = ("--data", data, "--calibration", made.save(tmp_path / "c.json"), "--json")
+    plain, chosen = score(*given), score(*given, "--on-no-threshold", "reachable")
+    fields = [
+        [record[name] for name in ("action", "promised", "alpha", "requested_alpha")]
+        for result in (plain, chosen)
+        for record in records(result.stdout)
+    ]
+    assert fields == [["abstain", False, None, None], ["answer", True, made.reachable.alpha, 0.1]]
+    assert "Promise" not in plain.stderr
+    shown = "at most 32% are wrong, with 90% probability (10% was asked for, and these labels do not support it)"
+    assert shown in flat(chosen.stderr)

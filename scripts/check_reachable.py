@@ -1,0 +1,204 @@
+"""Simulates what may be promised where no threshold keeps the promise: rules that are offered, and rules that are not.
+
+python scripts/check_reachable.py [--repetitions 10000] [--page docs/results/reachable.md]
+
+A rule delivers up to a threshold and promises an error rate. It breaks its promise where the true risk is larger. Of
+each rule the largest share of broken promises over 20 populations and 4 sizes is shown (delta = .1). A rule that is
+offered may reach .106 in populations of its assumption, and .12 elsewhere; one that is refused has to exceed delta
+somewhere, or its refusal has no reason. With `--page` the table is written.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from itertools import product
+
+import numpy as np
+from check_guarantee import DELTA, DESIGNS, HOSTILE, JUST_ABOVE, Design, Floats, Normal, Steps
+from numpy.typing import NDArray
+from simulations import WITHIN, arguments, when_and_where
+
+from semgrad_guard.calibration import gates, hand_grades
+from semgrad_guard.calibration.thresholds import Reachable
+
+SIZES = (50, 100, 200, 300)
+ALPHAS = (0.05, 0.1, 0.2, 0.3, 0.4)
+SHARES = (0.2, 0.3, 0.5, 0.7)
+POPULATIONS = (
+    *DESIGNS,
+    JUST_ABOVE,
+    Design("57 % wrong, AUROC 0.77, alpha 0.3", Normal(0.57, 0.77), 0.3),
+    Design("57 % wrong, AUROC 0.77, alpha 0.1", Normal(0.57, 0.77), 0.1),
+    Design("57 % wrong, AUROC 0.65", Normal(0.57, 0.65), 0.2),
+    Design("80 % wrong, AUROC 0.90", Normal(0.8, 0.9), 0.1),
+    Design("57 % wrong, scores that tell nothing", Normal(0.57, 0.5), 0.2),
+    Design("a step at a third", Steps((0.0, 0.33), (0.15, 0.8)), 0.1),
+    Design("flat at 20 %, then wrong", Steps((0.0, 0.5), (0.2, 0.7)), 0.15),
+    Design("worse first", Steps((0.0, 0.28, 0.34, 0.6), (0.1, 0.6, 0.15, 0.7)), 0.1, hostile=True),
+)
+
+Bools = NDArray[np.bool_]
+Outcome = tuple[float, float] | None
+"""A threshold and the error rate that is promised; None: nothing is delivered."""
+
+
+def _or_reachable(walk: gates.Walk, *, alpha: float) -> Outcome:
+    if walk.threshold is not None:
+        return walk.threshold, alpha
+    found = Reachable.of(walk, alpha=alpha)
+    return None if found is None else (found.threshold, found.alpha)
+
+
+def reachable(scores: Floats, wrong: Bools, alpha: float) -> Outcome:
+    return _or_reachable(gates.walk(scores, wrong, alpha=alpha, delta=DELTA), alpha=alpha)
+
+
+def reachable_by_two_walks(scores: Floats, wrong: Bools, alpha: float) -> Outcome:
+    return _or_reachable(gates.walk(scores, wrong, alpha=alpha, delta=DELTA, robust=True), alpha=alpha)
+
+
+def reachable_by_hand(scores: Floats, wrong: Bools, alpha: float) -> Outcome:
+    """Half of the surest answers are graded."""
+    part = hand_grades.draw(scores, range(len(scores)), alpha=alpha, count=len(scores) // 3, machine=False)
+    own, labels = scores[part.by_hand], wrong[part.by_hand]
+    return _or_reachable(gates.walk(own, labels, alpha=alpha, delta=DELTA, known=scores), alpha=alpha)
+
+
+def first_of_alphas(delta: float) -> Rule:
+    """The smallest of several alphas that has a threshold."""
+
+    def rule(scores: Floats, wrong: Bools, alpha: float) -> Outcome:
+        for tried in ALPHAS:
+            if (found := gates.walk(scores, wrong, alpha=tried, delta=delta).threshold) is not None:
+                return found, tried
+        return None
+
+    return rule
+
+
+def falling_alphas(scores: Floats, wrong: Bools, alpha: float) -> Outcome:
+    """Smaller and smaller alphas, until one has no threshold."""
+    kept: Outcome = None
+    for tried in reversed(ALPHAS):
+        if (found := gates.walk(scores, wrong, alpha=tried, delta=DELTA).threshold) is None:
+            return kept
+        kept = found, tried
+    return kept
+
+
+def smallest_of_first_gate(delta: float) -> Rule:
+    """The walk at the smallest alpha that its first gate allows."""
+
+    def rule(scores: Floats, wrong: Bools, alpha: float) -> Outcome:
+        count = math.ceil(gates.START * len(scores))
+        tried = gates.upper_bound(int(wrong[np.argsort(scores)][:count].sum()), count, delta=delta)
+        found = gates.walk(scores, wrong, alpha=min(0.999, tried), delta=delta).threshold
+        return None if found is None else (found, tried)
+
+    return rule
+
+
+def menu_of_shares(delta: float) -> Rule:
+    """The share of the answers, among several, with the smallest bound."""
+
+    def rule(scores: Floats, wrong: Bools, alpha: float) -> Outcome:
+        order = np.argsort(scores)
+        counts = [math.ceil(share * len(scores)) for share in SHARES]
+        bounds = [gates.upper_bound(int(wrong[order][:count].sum()), count, delta=delta) for count in counts]
+        best = int(np.argmin(bounds))
+        return float(scores[order][counts[best] - 1]), bounds[best]
+
+    return rule
+
+
+def plain_threshold(scores: Floats, wrong: Bools, alpha: float) -> Outcome:
+    """The largest with at most a share alpha of errors among the labels, and at least five answers."""
+    order = np.argsort(scores)
+    shares = np.cumsum(wrong[order]) / np.arange(1, len(scores) + 1)
+    kept = np.flatnonzero(shares[4:] <= alpha)
+    return (float(scores[order][kept[-1] + 4]), alpha) if len(kept) else None
+
+
+Rule = Callable[[Floats, Bools, float], Outcome]
+OFFERED: Mapping[str, Rule] = {
+    "the walk, else the reachable promise": reachable,
+    "the same with two walks": reachable_by_two_walks,
+    "the same with grades by hand": reachable_by_hand,
+    f"{len(ALPHAS)} alphas in turn, each a try at delta / {len(ALPHAS)}": first_of_alphas(DELTA / len(ALPHAS)),
+}
+REFUSED: Mapping[str, Rule] = {
+    f"{len(ALPHAS)} alphas in turn, each at delta": first_of_alphas(DELTA),
+    "falling alphas, each at delta": falling_alphas,
+    "the smallest alpha that the first gate allows, at delta": smallest_of_first_gate(DELTA),
+    f"the best of {len(SHARES)} shares, each at delta": menu_of_shares(DELTA),
+    "a plain threshold by the errors among the labels": plain_threshold,
+}
+RULES = OFFERED | REFUSED
+
+
+def simulated(
+    design: Design, n: int, repetitions: int, rules: Iterable[str] = tuple(RULES)
+) -> dict[str, tuple[float, float]]:
+    """By rule: the share of broken promises, and the mean share of answers that is delivered."""
+    rng, population = np.random.default_rng(1), design.population
+    sums = {name: np.zeros(2) for name in rules}
+    for _ in range(repetitions):
+        scores, wrong = population.draw(rng, n)
+        for name in sums:
+            found = RULES[name](scores, wrong, design.alpha)
+            if found is not None and (name in REFUSED or found[1] == design.alpha or found[1] < wrong.mean()):
+                sums[name] += population.risk(found[0]) > found[1], population.share(found[0])
+    return {name: (float(total[0]) / repetitions, float(total[1]) / repetitions) for name, total in sums.items()}
+
+
+Cells = Mapping[tuple[Design, int], Mapping[str, tuple[float, float]]]
+
+
+def worst(cells: Cells, name: str, *, hostile: bool) -> float:
+    """The largest share of broken promises."""
+    return max(cell[name][0] for (design, _), cell in cells.items() if design.hostile is hostile)
+
+
+def page(cells: Cells, *, repetitions: int) -> str:
+    weak = next(design for design in POPULATIONS if design.title.startswith("57 % wrong, AUROC 0.77, alpha 0.3"))
+    lines = [
+        "# No threshold: what can be promised, simulated",
+        "",
+        f"`python scripts/check_reachable.py --repetitions {repetitions}`, {when_and_where()}: {len(POPULATIONS)} "
+        f"populations, {', '.join(map(str, SIZES))} labels, delta = {DELTA:g}. The largest share of calibrations whose "
+        "delivered answers are wrong more often than promised. A rule that is offered keeps it at most delta in "
+        "populations of its assumption; *hostile* ones break that. The last column is the mean share delivered with "
+        f"100 labels of a model that is wrong in 57 % (AUROC 0.77, alpha {weak.alpha:g}).",
+        "",
+        "| rule | | broken, at most | hostile populations | delivered |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for name in RULES:
+        kind = "offered" if name in OFFERED else "refused"
+        figures = f"{worst(cells, name, hostile=False):.3f} | {worst(cells, name, hostile=True):.3f}"
+        lines.append(f"| {name} | {kind} | {figures} | {cells[weak, 100][name][1]:.3f} |")
+    return "\n".join([*lines, ""])
+
+
+def main() -> int:
+    given = arguments(__doc__)
+    work = list(product(POPULATIONS, SIZES))
+    with ProcessPoolExecutor(given.workers) as pool:
+        found = pool.map(simulated, *zip(*work, strict=True), [given.repetitions] * len(work))
+        cells: Cells = dict(zip(work, found, strict=True))
+    table = page(cells, repetitions=given.repetitions)
+    print(table)
+    if given.page is not None:
+        given.page.write_text(table, encoding="utf-8")
+    kept = all(
+        worst(cells, name, hostile=False) <= WITHIN and worst(cells, name, hostile=True) <= HOSTILE for name in OFFERED
+    )
+    broken = all(worst(cells, name, hostile=False) > DELTA for name in REFUSED)
+    return 0 if kept and broken else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,316 @@
+"""Recorded drafts of two real models, and the decisions about each: a guard that is rebuilt has to make the same.
+
+python scripts/golden_verdicts.py             every decision that is another one than recorded, in columns; 1 if any
+python scripts/golden_verdicts.py --decide    record today's decisions about the same drafts
+python scripts/golden_verdicts.py --record    record new drafts as well (minutes; `semgrad-guard fetch smollm2` first)
+
+A draft is what a decision needs: the answer, its scores, its sentences, where it was cut off, and the form of its
+prompt. The calibrations are made anew from the recorded grades, so their thresholds and P(correct) are compared, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from semgrad_guard import GenerationOptions, Guard, LanguageModel
+from semgrad_guard.calibration import AnswerSentences, Binding, Calibration, calibrate, calibrate_sentences
+from semgrad_guard.errors import SemGradGuardError
+from semgrad_guard.evaluation.graders import Contains, ExactMatch, Grader
+from semgrad_guard.evaluation.questions.data import Question
+from semgrad_guard.evaluation.questions.prompts import Phrasing
+from semgrad_guard.guard import Policy
+from semgrad_guard.guard.policy import settle
+from semgrad_guard.pocket import CALIBRATION_PATH
+from semgrad_guard.records import PromptForm, SentenceVerdict, Verdict
+from semgrad_guard.settings import Mode, OnDoubt
+
+PATH = Path(__file__).parents[1] / "tests" / "golden" / "verdicts.jsonl.gz"
+IDENTITY = ("model", "revision", "fingerprint", "prompt_template")
+DRAFT = ("text", "status", "reason", "cut", "scored_tokens")
+SENTENCE = ("start", "end", "uncertainty", "leans_on", "tokens")
+"""The recorded fields of verdicts and of their sentences."""
+FREE = ("gnll", "mean_entropy", "max_probability")
+DIGITS, NEAR = 4, 2e-4
+"""P(correct) is recorded in so many decimals, and the same within so much: fits differ between processors."""
+BATCH, CALIBRATED = 16, 400
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A policy with its circumstances. `score` names the estimator whose score is compared.
+
+    It decides about each row whose number `every` divides: all decisions about all rows take a minute.
+    """
+
+    name: str
+    policy: Policy
+    score: str = "hybridgrad"
+    can_escalate: bool = False
+    mode: Mode = "enforce"
+    on_doubt: OnDoubt | None = None
+    every: int = 4
+
+    def decide(self, row: Row, facts: Mapping[str, Any]) -> tuple[str, float | None, str]:
+        """The decision in letters, P(correct), and the reason.
+
+        Deliver, Abstain, Escalate or Raise; then p where it is promised, u where the prompt is unfamiliar, and the
+        action at each sentence. An answer that the policy refuses to judge has the error's name.
+        """
+        made = self.policy.calibration
+        policy = self.policy.of_kind(row["kind"]) if made is not None and made.kinds else self.policy
+        draft = draft_of(row, facts, self)
+        try:
+            found = settle(draft, policy, self.mode, can_escalate=self.can_escalate, prompt=PromptForm(**row["form"]))
+        except SemGradGuardError as error:
+            return type(error).__name__, None, str(error)
+        verdict = found.verdict
+        letters = type(found).__name__[0] + "p" * verdict.promised + "u" * bool(verdict.unfamiliar)
+        letters += "-" * bool(verdict.sentences) + "".join(one.action[:2] for one in verdict.sentences)
+        right = None if verdict.confidence is None else round(verdict.confidence, DIGITS)
+        return letters, right, verdict.reason or "; ".join(verdict.unfamiliar)
+
+
+def draft_of(row: Row, facts: Mapping[str, Any], case: Case) -> Verdict:
+    """The undecided verdict on a recorded draft."""
+    settings = dict(facts["settings"]) if case.score == "hybridgrad" else {"dtype": facts["settings"]["dtype"]}
+    settings |= {} if case.on_doubt is None else {"on_doubt": case.on_doubt}
+    sentences = (dict(zip(SENTENCE, one, strict=True)) for one in row.get("sentences", ()))
+    return Verdict(
+        **{name: facts[name] for name in IDENTITY},
+        **{name: row[name] for name in DRAFT},
+        action="answer",
+        estimator=case.score,
+        settings=settings,
+        uncertainty=row["scores"].get(case.score),
+        sentences=tuple(SentenceVerdict(**one) for one in sentences),
+    )
+
+
+def cases(rows: Sequence[Row], facts: Mapping[str, Any]) -> list[Case]:
+    """Those of one model's answers (of one unit: whole ones, or by sentence)."""
+    base = {name: facts[name] for name in IDENTITY}
+    own, labels = rows[:CALIBRATED], [row["right"] for row in rows[:CALIBRATED]]
+    forms = [PromptForm(**row["form"]) for row in own]
+    how: dict[str, Any] = {"delta": 0.1, "prompts": forms, "copies": "keep", "created": "2026-11-28"}
+    middle = sorted(row["scores"]["hybridgrad"] for row in own if "hybridgrad" in row["scores"])[len(own) // 3]
+    bare = Policy(threshold=middle * 1.01)
+    if "sentences" in rows[0]:
+        return [*_by_sentence(own, base | {"settings": facts["settings"]}, bare, how)]
+
+    def made(part: float, score: str = "hybridgrad", **more: Any) -> Calibration:
+        """A promise of this part of the error rate of the labels."""
+        settings = facts["settings"] if score == "hybridgrad" else {"dtype": facts["settings"]["dtype"]}
+        binding = Binding(**base, settings=settings, estimator=score, grader="exact-match", max_tokens=24)
+        alpha = round(part * labels.count(False) / len(labels), 3)
+        return calibrate([row["scores"].get(score) for row in own], labels, binding=binding, alpha=alpha, **how, **more)
+
+    of, plain, easy = Policy.from_calibration, made(0.7), made(1.15)
+    found = [
+        Case("bare", bare, every=1),
+        Case("bare, annotated", bare, mode="annotate"),
+        Case("bare, raised", bare, mode="raise"),
+        Case("no score, answered", replace(bare, on_unscored="answer"), score="none"),
+        Case("no score, escalated", replace(bare, on_unscored="escalate"), score="none", can_escalate=True),
+        Case("calibrated", of(plain), every=1),
+        Case("calibrated, easy", of(easy), can_escalate=True),
+        Case("calibrated, unfamiliar withheld", of(easy, on_unfamiliar="abstain"), can_escalate=True),
+        Case("calibrated, unfamiliar escalated", of(easy, on_unfamiliar="escalate"), can_escalate=True),
+        Case("calibrated, unfamiliar raised", of(easy, on_unfamiliar="raise")),
+        Case("no threshold", of(made(0.01))),
+        Case("reachable", of(made(0.2), on_no_threshold="reachable"), can_escalate=True),
+        Case("two walks", of(made(0.85, robust=True, confidence="platt"))),
+        Case("by hand", of(made(0.85, by_hand=120, groups=range(len(own))))),
+        Case("by kind", of(made(0.85, kind=[row["kind"] for row in own]))),
+        *(Case(name, of(made(0.85, name)), score=name) for name in FREE),
+    ]
+    embedded = Calibration.load(CALIBRATION_PATH)
+    bound = embedded.binding
+    return [*found, Case("embedded", of(embedded), every=1)] if bound and bound.model == facts["model"] else found
+
+
+def _by_sentence(own: Sequence[Row], facts: Mapping[str, Any], bare: Policy, how: Mapping[str, Any]) -> Iterator[Case]:
+    columns = [list(zip(*row["sentences"], strict=True)) or [()] * len(SENTENCE) for row in own]
+    answers = [
+        AnswerSentences(row["question"], row["text"], parts[2], row["rights"], parts[3])
+        for row, parts in zip(own, columns, strict=True)
+    ]
+    for on_doubt in ("stop", "drop", "mark", "escalate"):
+        how_decided: dict[str, Any] = {"on_doubt": on_doubt, "can_escalate": on_doubt == "escalate", "every": 1}
+        yield Case(f"bare, {on_doubt}", bare, **how_decided)
+        binding = Binding(**facts, estimator="hybridgrad", grader="contains@2")
+        made = calibrate_sentences(answers, on_doubt=on_doubt, binding=binding, alpha=0.9, **how)
+        yield Case(f"calibrated, {on_doubt}", Policy.from_calibration(made), **how_decided)
+
+
+@dataclass(frozen=True)
+class Golden:
+    """Groups of drafts (`facts` of the model, and `rows`), with the recorded thresholds by group and case."""
+
+    facts: Sequence[Mapping[str, Any]]
+    rows: Sequence[Row]
+
+    @classmethod
+    def load(cls) -> Golden:
+        """The recorded file."""
+        with gzip.open(PATH, "rt", encoding="utf-8") as lines:
+            return cls(json.loads(next(lines)), [json.loads(line) for line in lines])
+
+    def save(self) -> None:
+        """Write the file, the same bytes for the same content."""
+        lines = [json.dumps(one, separators=(",", ":"), ensure_ascii=False) for one in (self.facts, *self.rows)]
+        PATH.parent.mkdir(exist_ok=True)
+        PATH.write_bytes(gzip.compress(("\n".join(lines) + "\n").encode(), 9, mtime=0))
+
+    def decided(self) -> Iterator[tuple[int, Mapping[str, float | None], list[tuple[Row, Mapping[str, Any]]]]]:
+        """By group: today's thresholds, and the rows with today's decisions, by case."""
+        for number, facts in enumerate(self.facts):
+            rows = [row for row in self.rows if row["group"] == number]
+            policies = cases(rows, facts)
+            thresholds = {case.name: case.policy.threshold for case in policies}
+            found: list[tuple[Row, Mapping[str, Any]]] = []
+            for at, row in enumerate(rows):
+                now = {case.name: case.decide(row, facts) for case in policies if at % case.every == 0}
+                found.append((row, now))
+            yield number, thresholds, found
+
+    def decide(self) -> Golden:
+        """The same drafts with today's decisions."""
+        facts, rows = list[Mapping[str, Any]](), list[Row]()
+        for number, thresholds, found in self.decided():
+            facts.append({**self.facts[number], "thresholds": thresholds})
+            rows += [{**row, "decisions": {name: one[:2] for name, one in now.items()}} for row, now in found]
+        return Golden(facts, rows)
+
+    def changes(self) -> Iterator[tuple[str, ...]]:
+        """What is decided otherwise today: the case, the question, the recorded decision, today's, and its reason."""
+        for number, thresholds, found in self.decided():
+            for name, now in thresholds.items():
+                before = self.facts[number]["thresholds"].get(name)
+                if (now is None) != (before is None) or not math.isclose(now or 0.0, before or 0.0, rel_tol=1e-6):
+                    yield f"{number} {name}", "the threshold", str(before), str(now), ""
+            for row, decisions in found:
+                recorded = row["decisions"]
+                for name in decisions.keys() | recorded.keys():
+                    then, now = recorded.get(name, ("", None)), decisions.get(name, ("", None, ""))
+                    if not _same(then, now):
+                        yield f"{number} {name}", row["question"], _shown(then), _shown(now), now[2]
+
+
+def _same(then: Sequence[Any], now: Sequence[Any]) -> bool:
+    a, b = then[1], now[1]
+    return then[0] == now[0] and (a is None) == (b is None) and abs((a or 0.0) - (b or 0.0)) <= NEAR
+
+
+def _shown(decision: Sequence[Any]) -> str:
+    return f"{decision[0]} {decision[1]}"
+
+
+# Drafts.
+
+
+def recorded() -> Golden:
+    """The drafts of both models: greedy, in float32. From a checkout: the questions are those of `research`."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from research.pocket import questions_for_evaluate
+    from research.smollm2 import questions as real
+
+    random = Random(0)
+    facts = list(questions_for_evaluate.facts(every=True))
+    read = real.reading(random)
+    random.shuffle(facts)
+    random.shuffle(read)
+    passages = real.told_facts(random)
+    random.shuffle(passages)
+    pocket = LanguageModel.from_pretrained("pocket", dtype="float32")
+    smollm2 = LanguageModel.from_pretrained("smollm2", dtype="float32")
+    own = [(facts, 24, ()), (read[:1450], 24, ()), (passages, 24, ()), (facts[:200], 2, ()), (facts[:150], 24, "aeiou")]
+    groups = [
+        _drafts(pocket, ExactMatch(), own),
+        _drafts(smollm2, Contains(), [(passages[:420], 24, ()), (facts[:100], 24, ()), (passages[420:470], 4, ())]),
+        _drafts(smollm2, Contains(), [(passages[500:700], 48, ())], sentences=True),
+    ]
+    rows = [{"group": number, **row} for number, (_, found) in enumerate(groups) for row in found]
+    return Golden([facts for facts, _ in groups], rows).decide()
+
+
+def _drafts(
+    model: LanguageModel,
+    grader: Grader,
+    sets: Sequence[tuple[Sequence[Row], int, Sequence[str]]],
+    *,
+    sentences: bool = False,
+) -> tuple[dict[str, Any], list[Row]]:
+    """What all drafts of one model have in common, and the drafts, cut off after so many tokens, or there."""
+    rows, common = list[Row](), dict[str, Any]()
+    for questions, max_tokens, stop in sets:
+        guard = Guard(
+            model,
+            Policy(threshold=0.0),
+            by="sentence" if sentences else "answer",
+            options=GenerationOptions(max_tokens=max_tokens, stop=tuple(stop)),
+        )
+        for start in range(0, len(questions), BATCH):
+            some = questions[start : start + BATCH]
+            prompts = [Phrasing().conversation(_question(one)) for one in some]
+            for source, prompt, draft in zip(some, prompts, guard.drafts(prompts), strict=True):
+                common = {name: getattr(draft, name) for name in (*IDENTITY, "settings")}
+                rows.append(_row(source, draft, model.render(prompt).form, partial(grader, answers=source["answers"])))
+        print(f"{len(rows)} drafts of {model.name}", file=sys.stderr, flush=True)
+    return common, rows
+
+
+def _question(row: Row) -> Question:
+    return Question(question=row["question"], answers=tuple(row["answers"]), context=row.get("context"))
+
+
+def _row(source: Row, draft: Verdict, form: PromptForm, right: Callable[[str], bool]) -> Row:
+    scores = {name: getattr(draft, name) for name in FREE} | {"hybridgrad": draft.uncertainty}
+    row = {
+        "question": source["question"],
+        "kind": source["kind"],
+        "form": {name: getattr(form, name) for name in ("text", "tokens", "roles", "user_text")},
+        **{name: getattr(draft, name) for name in DRAFT},
+        "scores": {name: _rounded(value) for name, value in scores.items() if value is not None},
+        "right": right(draft.text),
+    }
+    if draft.sentences:
+        parts = [tuple(getattr(one, name) for name in SENTENCE) for one in draft.sentences]
+        row["sentences"] = [(start, end, _rounded(score), *rest) for start, end, score, *rest in parts]
+        row["rights"] = [right(draft.text[one.start : one.end]) for one in draft.sentences]
+    return row
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.8g}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--record", action="store_true")
+    parser.add_argument("--decide", action="store_true")
+    given = parser.parse_args()
+    if given.record or given.decide:
+        golden = recorded() if given.record else Golden.load().decide()
+        golden.save()
+        print(f"{PATH}: {len(golden.rows)} drafts, {PATH.stat().st_size:,} bytes")
+        return 0
+    changes = list(Golden.load().changes())
+    for row in [("case", "question", "before", "now", "reason"), *changes]:
+        print("\t".join(row))
+    return 1 if changes else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
