@@ -59,6 +59,7 @@ APART: Mapping[tuple[str, str], str] = {
     ("calibrate", "seed"): "as above",
     ("gate", "seed"): "as above",
     ("Overrides", "mode"): "None leaves it to the server",
+    ("UncertaintyRouterCallback", "on_unscored"): "None leaves it to the policy",
     ("ServerSettings", "model"): "one or several, with an upstream by its own names",
     ("ReplicaSettings", "model"): "as above",
     ("serve", "model"): "as above",

@@ -305,6 +305,11 @@ class Terms(DeliveryOptions):
         return withholds(self.mode)
 
     @property
+    def raises(self) -> bool:
+        """Whether an error goes out in the place of an answer that is not let through."""
+        return self.mode == "raise"
+
+    @property
     def delivers_early(self) -> bool:
         """Whether sentences may leave before their answer ends: nothing that only its end can tell withholds it."""
         return self.mode == "enforce" and self.policy.delivers_unfamiliar

@@ -173,7 +173,7 @@ class Question:
                 return Deliver(verdict.model_copy(update={"enforced": terms.withholds}))
         if verdict is None:
             return Deliver(self._worst(text))
-        if terms.mode == "raise":
+        if terms.raises:
             return Raise(verdict)
         return Escalate(verdict) if verdict.action == "escalate" else Abstain(verdict)
 
