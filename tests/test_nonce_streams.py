@@ -103,7 +103,7 @@ async def test_one_sentence_of_2000_tokens(
     assert (withheld, "tea and tea" in "".join(events)) == (["I don't know."], False)
 
 
-@pytest.mark.parametrize("front", ["guard", "aguard", "router", "guarded", "graph", "server", "query", "chat"])
+@pytest.mark.parametrize("front", ["guard", "aguard", "router", "guarded", "graph", "server", "llm"])
 async def test_an_error_within_a_sentence_ends_the_stream(
     script: ModuleType, make_language_model: Callable[..., LanguageModel], front: str
 ) -> None:

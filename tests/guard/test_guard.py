@@ -269,7 +269,7 @@ def test_a_guard_needs_a_policy(language_model: LanguageModel) -> None:
         ({"prompt_template": 7}, "prompt_template is a name"),
         ({"prepare": "text"}, "prepare must be a function"),
         ({"notify": "print"}, "notify must be a function"),
-        ({"timeout": -1}, "timeout: -1 is out of range: it is above 0"),
+        ({"timeout": -1}, "timeout: -1.0 is out of range: it is above 0"),
         ({"monitor": 3}, "monitor must be a DriftMonitor"),
     ],
 )
