@@ -127,16 +127,17 @@ def test_a_calibration_by_the_servers_url(upstream: Running, front: Front, tmp_p
     assert (usual["promised"], hot["promised"]) == (True, False)
 
 
-def test_the_page_about_ollama(upstream: Running, clients: Path) -> None:
+def test_the_page_about_ollama(front: Front, upstream: Running, clients: Path) -> None:
     blocks = re.findall(r"```py\n(.*?)```", (ROOT / "docs" / "ollama.md").read_text(), re.DOTALL)
-    with ollama_before(upstream.url) as url:
+    with ollama_before(upstream.url) as url, front("--threshold", "1", scorer=False) as client:
         langchain, llama_index = (code.replace("llama3.2", upstream.model) for code in blocks)
         langchain = langchain.replace("ChatOllama(", f'ChatOllama(base_url="{url}", ')
-        llama_index = llama_index.replace("http://localhost:11434/v1", upstream.url)
+        llama_index = llama_index.replace("http://localhost:8000", str(client.base_url).rstrip("/"))
         for code in (langchain, llama_index):
             done = subprocess.run([str(clients), "-c", code], capture_output=True, text=True)
             assert done.returncode == 0, done.stderr[-3000:]
-            assert re.search(r"Paris.* 0\.\d+$", done.stdout.strip()), done.stdout
+            assert "Paris" in done.stdout
+            assert re.search(r"0\.\d+", done.stdout), done.stdout
 
 
 @pytest.mark.parametrize("kind", ["openai", "ollama"])
