@@ -123,7 +123,7 @@ class _Runs(Runs):
         super().__init__(*runs)
         self._chain, self._config = chain, config
 
-    def asked(self, given: Any) -> Steps[Any]:
+    def response_of(self, given: Any) -> Steps[Any]:
         """The chain's output."""
         chain, config = self._chain, self._config(given) if callable(self._config) else self._fresh(self._config or {})
         return (yield Work(lambda: chain.invoke(given, config), lambda: chain.ainvoke(given, config)))

@@ -118,7 +118,7 @@ class _Runs(Runs):
         super().__init__(*runs)
         self._engine = engine
 
-    def asked(self, given: Any) -> Steps[Any]:
+    def response_of(self, given: Any) -> Steps[Any]:
         """The engine's response, a stream read to its end."""
         response = yield self._fresh(given)
         yield whole(response)

@@ -74,7 +74,7 @@ class Runs(ABC):
         self.name, self._router, self._output, self._recorded = name, router, output, recorded
 
     @abstractmethod
-    def asked(self, given: Any) -> Steps[Any]:
+    def response_of(self, given: Any) -> Steps[Any]:
         """The chain's output for an input, in a conversation that begins with it."""
 
     def run(self, inputs: Sequence[Any]) -> list[Ran | Exception]:
@@ -93,7 +93,7 @@ class Runs(ABC):
             with recording(self._recorded) as recorder, ExitStack() as scope:
                 if self._router is not None:
                     recorder.question = scope.enter_context(asking(self._router))
-                made = yield from self.asked(given)
+                made = yield from self.response_of(given)
             unscored = [one.verdict.reason for one in recorder.drafts if one.verdict.status == "unscored"]
             if unscored:
                 raise CalibrationError(f"The answer has no score to calibrate: {unscored[0]}. Leave it out.")

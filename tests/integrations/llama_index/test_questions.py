@@ -274,15 +274,15 @@ def test_one_decision_is_logged_and_notified(wide: LanguageModel) -> None:
 def test_the_target_answers_the_question(wide: LanguageModel) -> None:
     """It gets the engine's question, also where a later call was refused, and runs outside of it."""
     larger = scripted(wide, lambda prompt: (f"larger on {prompt}", 0.01))
-    heard: list[Any] = []
-    for target in (lambda question: heard.append(question) or "a function", larger, reading(larger)):
+    events: list[Any] = []
+    for target in (lambda question: events.append(question) or "a function", larger, reading(larger)):
         script, _ = by_call(0.01, 0.9)
         llm = scripted(wide, script, escalate_to=target)
         response = guarded(reading(llm, response_mode="refine"), llm.router).query(QUERY)
         verdict = get_verdict(response)
         assert verdict is not None
         assert (verdict.action, CANARY in str(response)) == ("escalate", False)
-    assert heard == [QUERY]
+    assert events == [QUERY]
     doubtful = scripted(wide, lambda _: (CANARY, 0.9))
     llm = scripted(wide, lambda _: (CANARY, 0.9), escalate_to=doubtful)
     assert str(guarded(reading(llm), llm.router).query(QUERY)) == WITHHELD

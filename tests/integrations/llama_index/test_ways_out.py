@@ -55,7 +55,7 @@ def last_doubtful(prompt: str) -> tuple[str, float]:
 
 
 def observed(llm: Scripted, run: Callable[[Ears], Any], caplog: pytest.LogCaptureFixture) -> tuple[Any, Any, str]:
-    """The result, the error, and everything that was heard of them."""
+    """The result, the error, and everything that handlers got of them."""
     ears, printed, debug = Ears(), io.StringIO(), debugged(llm)
     result: Any = None
     failure: Exception | None = None
@@ -76,8 +76,8 @@ def observed(llm: Scripted, run: Callable[[Ears], Any], caplog: pytest.LogCaptur
 @pytest.mark.parametrize("way", LLM_WAYS)
 def test_an_llm(way: str, mode: str, wide: LanguageModel, caplog: pytest.LogCaptureFixture) -> None:
     llm = scripted(wide, doubtful, **MODES[mode])
-    _, error, heard = observed(llm, lambda _: LLM_WAYS[way](llm), caplog)
-    assert CANARY not in heard
+    _, error, found = observed(llm, lambda _: LLM_WAYS[way](llm), caplog)
+    assert CANARY not in found
     if mode == "raise":
         assert isinstance(error, LowConfidenceError)
 
@@ -90,9 +90,9 @@ def test_a_guarded_query_engine(
 ) -> None:
     for way, ask in QUERY_WAYS.items():
         llm = scripted(wide, script, **MODES[mode])
-        asked = guarded(ENGINES[engine](llm), llm.router)
-        response, error, heard = observed(llm, lambda _, asked=asked, ask=ask: ask(asked), caplog)
-        assert CANARY not in heard, way
+        subject = guarded(ENGINES[engine](llm), llm.router)
+        response, error, found = observed(llm, lambda _, subject=subject, ask=ask: ask(subject), caplog)
+        assert CANARY not in found, way
         if mode == "raise":
             assert isinstance(error, LowConfidenceError)
         elif mode == "failing target":
@@ -112,8 +112,8 @@ def test_the_same_engines_without_a_question(
 ) -> None:
     """Each call decides for itself; what the engine makes of the words in a draft's place is the engine's affair."""
     llm = scripted(wide, last_doubtful, **MODES[mode])
-    _, _, heard = observed(llm, lambda _: ENGINES[engine](llm).query("Where is it?"), caplog)
-    assert CANARY not in heard
+    _, _, found = observed(llm, lambda _: ENGINES[engine](llm).query("Where is it?"), caplog)
+    assert CANARY not in found
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
@@ -122,12 +122,12 @@ def test_a_guarded_chat_engine(engine: str, memory: str, wide: LanguageModel, ca
     for way, ask in CHAT_WAYS.items():
         held = MEMORIES[memory]()
         llm = scripted(wide, doubtful)
-        asked = guarded(CHATS[engine](llm, held), llm.router)
-        response, _, heard = observed(llm, lambda _, asked=asked, ask=ask: ask(asked), caplog)
+        subject = guarded(CHATS[engine](llm, held), llm.router)
+        response, _, found = observed(llm, lambda _, subject=subject, ask=ask: ask(subject), caplog)
         assert str(response) == WITHHELD, way
         messages = [message.content for message in held.get_all()]
         assert messages == ["Where is it?", WITHHELD]
-        assert CANARY not in heard + repr(held)
+        assert CANARY not in found + repr(held)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -140,8 +140,8 @@ def test_an_agent_with_the_guarded_llm(
     def run(ears: Ears) -> Any:
         return in_question(llm, lambda: AGENTS[agent](llm, ears))
 
-    answer, error, heard = observed(llm, run, caplog)
-    assert CANARY not in heard
+    answer, error, found = observed(llm, run, caplog)
+    assert CANARY not in found
     assert error is None
     assert answer == WITHHELD
 
@@ -152,12 +152,12 @@ def test_a_doubtful_call_of_a_tool_does_not_run(
 ) -> None:
     call = ToolCall("look", {"what": CANARY}, "123456789")
     llm = scripted(wide, lambda _: ("", 0.9, [call]), calls_functions=True, **MODES[mode])
-    answer, _, heard = observed(llm, lambda ears: in_question(llm, lambda: AGENTS["function"](llm, ears)), caplog)
-    assert (answer, CANARY in heard) == (WITHHELD, False)
+    answer, _, found = observed(llm, lambda ears: in_question(llm, lambda: AGENTS["function"](llm, ears)), caplog)
+    assert (answer, CANARY in found) == (WITHHELD, False)
 
 
 def test_the_instrument_hears_what_is_let_through(wide: LanguageModel, caplog: pytest.LogCaptureFixture) -> None:
     """The ears work: a sure answer is in events, spans and callbacks."""
     llm = scripted(wide, lambda _: (f"It is {CANARY}", 0.01))
-    _, _, heard = observed(llm, lambda _: guarded(ENGINES["compact"](llm), llm.router).query("Where is it?"), caplog)
-    assert heard.count(CANARY) > 5
+    _, _, found = observed(llm, lambda _: guarded(ENGINES["compact"](llm), llm.router).query("Where is it?"), caplog)
+    assert found.count(CANARY) > 5

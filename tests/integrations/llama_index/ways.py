@@ -274,10 +274,10 @@ AGENTS: dict[str, Callable[[Scripted, Ears], Any]] = {
 def in_question(llm: Scripted, run: Callable[[], Any]) -> Any:
     """A coroutine of own code as one question; the abstention where it was refused."""
 
-    async def asked() -> Any:
+    async def answer_of() -> Any:
         answer: Any = None
         with asking(llm.router) as question:
             answer = await run()
         return "WITHHELD" if question.refused is not None else answer
 
-    return asyncio.run(asked())
+    return asyncio.run(answer_of())
