@@ -298,7 +298,7 @@ class Verdict(BaseModel, frozen=True, allow_inf_nan=False, ser_json_inf_nan="nul
     @property
     def shows_draft(self) -> bool:
         """Whether the delivered text is this stage's own: it was let through, or the decision is advice."""
-        return self.escalated is None and self.draft is None and self.delivery == "answer"
+        return self.escalated is None and self.draft is None and self.delivery == "answer" and not self.is_part
 
     @property
     def is_continued(self) -> bool:
@@ -308,8 +308,8 @@ class Verdict(BaseModel, frozen=True, allow_inf_nan=False, ser_json_inf_nan="nul
     @property
     def is_part(self) -> bool:
         """Whether some sentences of the answer were delivered, and others not."""
-        shown = self.action == "answer" or self.is_continued
-        return shown and self.draft is not None and any(one.action in ("deliver", "mark") for one in self.sentences)
+        shown = self.enforced and (self.action == "answer" or self.is_continued)
+        return shown and {one.action in ("deliver", "mark") for one in self.sentences} == {True, False}
 
     @property
     def delivered(self) -> Verdict:
