@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import math
 import random
 import sys
 import time
@@ -29,7 +28,7 @@ from semgrad_guard.errors import BindingMismatchError, CalibrationError, InputEr
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.evaluation.job_record import JobRecord, Progress
 from semgrad_guard.guard import Router, Steps, Work, adrive, asking, drive, recording
-from semgrad_guard.guard.verdicts import UNSCORED, RecordedDraft, RecordedScore, binding_of
+from semgrad_guard.guard.verdicts import UNSCORED, RecordedDraft, RecordedScore, binding_of, doubt_of
 from semgrad_guard.records import PromptForm
 
 _TRIED = 3
@@ -180,7 +179,7 @@ class Collecting:
 
 def least_certain(drafts: Sequence[RecordedDraft]) -> RecordedDraft:
     """The draft of the highest uncertainty; one without a score is less certain than any other."""
-    return max(drafts, key=lambda made: math.inf if made.verdict.uncertainty is None else made.verdict.uncertainty)
+    return max(drafts, key=lambda made: doubt_of(made.verdict))
 
 
 def read_examples(examples: Iterable[Any]) -> list[Example]:
@@ -338,12 +337,8 @@ def _of_question(draft: RecordedDraft, example: Example, *, alone: bool) -> Prom
 
 def _worst_scores(drafts: Sequence[RecordedDraft]) -> dict[str, RecordedScore]:
     """Of each estimator the score of the question: that of its least certain call."""
-
-    def uncertainty(score: RecordedScore) -> float:
-        return math.inf if score.uncertainty is None else score.uncertainty
-
     names = set(drafts[0].scores).intersection(*(one.scores for one in drafts))
-    return {name: max((one.scores[name] for one in drafts), key=uncertainty) for name in sorted(names)}
+    return {name: max((one.scores[name] for one in drafts), key=doubt_of) for name in sorted(names)}
 
 
 class ProgressLine:

@@ -45,7 +45,7 @@ from semgrad_guard.evaluation.graders.by_name import load_graders, no_verdict
 from semgrad_guard.evaluation.graders.grading import HUMAN, GradedAnswer, SheetAnswer, doubt, labels_for, some_of
 from semgrad_guard.evaluation.job_record import Progress, number_of_try
 from semgrad_guard.guard import Steps, Work, as_estimator
-from semgrad_guard.guard.familiarity import UNIT
+from semgrad_guard.guard.familiarity import as_question
 from semgrad_guard.guard.verdicts import RecordedScore
 from semgrad_guard.records import digest_of
 
@@ -310,7 +310,7 @@ class ExampleCalibration:
                 "These questions took several answers each, and a learned estimator is fitted on single ones. Choose "
                 "an estimator that needs no labels, such as 'max_probability'."
             )
-        return binding.model_copy(update={"settings": {**(binding.settings or {}), **UNIT}})
+        return binding.model_copy(update={"settings": as_question(binding.settings)})
 
     def _tries(
         self, answered: Sequence[AnsweredExample], correct: Sequence[bool], record: Path | None

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.early_sentences import SentencePiece as SentencePiece
     from semgrad_guard.guard.familiarity import judged_by as judged_by
     from semgrad_guard.guard.familiarity import unlike as unlike
-    from semgrad_guard.guard.flow import UNWRITTEN as UNWRITTEN
     from semgrad_guard.guard.flow import AskWork as AskWork
     from semgrad_guard.guard.flow import Draft as Draft
     from semgrad_guard.guard.flow import Outcome as Outcome
@@ -40,12 +39,9 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.flow import Reply as Reply
     from semgrad_guard.guard.flow import TargetReply as TargetReply
     from semgrad_guard.guard.flow import Waiting as Waiting
-    from semgrad_guard.guard.flow import aasking as aasking
     from semgrad_guard.guard.flow import answered as answered
     from semgrad_guard.guard.flow import answers as answers
     from semgrad_guard.guard.flow import arun as arun
-    from semgrad_guard.guard.flow import conclude as conclude
-    from semgrad_guard.guard.flow import not_written as not_written
     from semgrad_guard.guard.flow import one as one
     from semgrad_guard.guard.flow import run as run
     from semgrad_guard.guard.guard import AsyncGuardedStream as AsyncGuardedStream
@@ -56,7 +52,6 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.policy import Policy as Policy
     from semgrad_guard.guard.policy import Terms as Terms
     from semgrad_guard.guard.policy import decide as decide
-    from semgrad_guard.guard.policy import require_policy as require_policy
     from semgrad_guard.guard.policy import settle as settle
     from semgrad_guard.guard.policy import withholds as withholds
     from semgrad_guard.guard.promise import Promise as Promise
@@ -96,7 +91,6 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.verdicts import Escalate as Escalate
     from semgrad_guard.guard.verdicts import Raise as Raise
     from semgrad_guard.guard.verdicts import Recorder as Recorder
-    from semgrad_guard.guard.verdicts import Settlement as Settlement
     from semgrad_guard.guard.verdicts import abstained as abstained
     from semgrad_guard.guard.verdicts import binding_of as binding_of
     from semgrad_guard.guard.verdicts import current_recorder as current_recorder

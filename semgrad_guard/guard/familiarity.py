@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from semgrad_guard.calibration.binding import Binding
@@ -53,13 +54,17 @@ def _unlike_kind(calibration: Calibration, kind: str | None) -> tuple[str, ...]:
 
 # The unit of scores and promises: a whole answer, a sentence, or a question, which may take several answers.
 
-UNIT = {"unit": "question"}
-"""The setting to which scores of whole questions are bound."""
+_UNIT = {"unit": "question"}
+
+
+def as_question(settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The settings to which the score of a whole question is bound: those of its answers, and this unit."""
+    return {**(settings or {}), **_UNIT}
 
 
 def is_of_question(binding: Binding | None) -> bool:
     """Whether these are scores of whole questions: of each, that of its most doubtful answer."""
-    return binding is not None and UNIT.items() <= (binding.settings or {}).items()
+    return binding is not None and _UNIT.items() <= (binding.settings or {}).items()
 
 
 def require_same_unit(calibration: Calibration, binding: Binding) -> None:

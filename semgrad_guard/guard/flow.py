@@ -324,8 +324,7 @@ def _recorded(outcome: Outcome[A], terms: Terms) -> Outcome[A]:
         decision_id = terms.log.write(outcome.verdict, seconds=current_stop().elapsed, facts=facts)
         outcome = replace(outcome, verdict=outcome.verdict.model_copy(update={"decision_id": decision_id}))
     if terms.notify is not None:
-        hidden = {} if terms.keep_draft else {"draft": None}
-        terms.notify(outcome.verdict.model_copy(update=hidden))
+        terms.notify(terms.shown(outcome.verdict))
     return outcome
 
 

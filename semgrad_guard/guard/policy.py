@@ -337,15 +337,18 @@ class Terms(DeliveryOptions):
         """The deadline of one call, from now on."""
         return Stop(self.timeout)
 
+    def shown(self, verdict: Verdict) -> Verdict:
+        """The verdict as functions of the user get it: without the withheld text, unless drafts are kept."""
+        return verdict if self.keep_draft else verdict.model_copy(update={"draft": None})
+
     def words(self, verdict: Verdict) -> str:
         """The abstain message for a verdict. A function gets it without the withheld text, unless drafts are kept.
 
         Raises:
             InputError: a function returned something else than a text.
         """
-        withheld = abstained(verdict, "")
-        shown = withheld if self.keep_draft else withheld.model_copy(update={"draft": None})
-        text = self.abstain_message if isinstance(self.abstain_message, str) else self.abstain_message(shown)
+        given = self.shown(abstained(verdict, ""))
+        text = self.abstain_message if isinstance(self.abstain_message, str) else self.abstain_message(given)
         if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may have no type checker
             raise InputError(f"abstain_message must return a text, not a {type(text).__name__}")
         return text

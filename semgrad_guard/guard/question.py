@@ -18,9 +18,9 @@ from uuid import uuid4
 from semgrad_guard.calibration import DriftMonitor
 from semgrad_guard.decision_log.entries import DecisionSink
 from semgrad_guard.errors import InputError, LowConfidenceError, UnenforcedPolicyError
-from semgrad_guard.guard.familiarity import UNIT
+from semgrad_guard.guard.familiarity import as_question
 from semgrad_guard.guard.policy import AbstainMessage, Policy, Terms, decide, require_policy
-from semgrad_guard.guard.verdicts import Abstain, Deliver, Escalate, Raise, Settlement, handed_on, unscored
+from semgrad_guard.guard.verdicts import Abstain, Deliver, Escalate, Raise, Settlement, doubt_of, handed_on, unscored
 from semgrad_guard.records import ToolCall, Verdict, digest_of
 from semgrad_guard.settings import KeepDraft, Mode, OnError, OnUnscored, Timeout
 
@@ -132,7 +132,7 @@ class Question:
         """The undecided verdict on a call, as a part of this question: bound as the policy's calibration is."""
         if not self.router.terms.policy.is_about_questions:
             return verdict
-        return verdict.model_copy(update={"settings": {**(verdict.settings or {}), **UNIT}})
+        return verdict.model_copy(update={"settings": as_question(verdict.settings)})
 
     def require_open(self) -> None:
         """Return if another call may begin.
@@ -150,18 +150,16 @@ class Question:
         """
         if self._is_over:
             return Raise(self._ended())
+        shown = self.router.terms.shown
         if isinstance(settled, Deliver):
             if not trusted:
-                self.verdicts.append(self._kept(settled.verdict))
+                self.verdicts.append(shown(settled.verdict))
             self._is_over = settled.verdict.is_part
             return settled
-        self.refused = self._kept(handed_on(settled.verdict))
+        self.refused = shown(handed_on(settled.verdict))
         self.verdicts.append(self.refused)
         self._is_over = True
         return Raise(settled.verdict)
-
-    def _kept(self, verdict: Verdict) -> Verdict:
-        return verdict if self.router.terms.keep_draft else verdict.model_copy(update={"draft": None})
 
     def settled(self, text: str, *, failed: str = "") -> Settlement:
         """What happens to the question as a whole: `text` is its result, `failed` why there is none."""
@@ -183,7 +181,7 @@ class Question:
         A calibration of questions promises whatever the engine made of its calls, which is what was graded. One of
         answers promises a model's own text alone.
         """
-        worst = max(self.verdicts, key=lambda one: float("inf") if one.uncertainty is None else one.uncertainty)
+        worst = max(self.verdicts, key=doubt_of)
         own = digest_of(worst.text) == digest_of(text)
         changes: dict[str, Any] = {"text": text}
         if not own:

@@ -6,6 +6,7 @@ the real prompts of a chain, and may answer questions of one kind.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -233,6 +234,11 @@ class RecordedScore(BaseModel):
     uncertainty: float | None
     settings: dict[str, Any]
     features: dict[str, float] | None = None
+
+
+def doubt_of(scored: Verdict | RecordedScore) -> float:
+    """Its uncertainty, to compare calls of a question by: one without a score is less certain than any other."""
+    return math.inf if scored.uncertainty is None else scored.uncertainty
 
 
 @dataclass(frozen=True)
