@@ -345,9 +345,9 @@ class TracingHandler(BaseCallbackHandler):
     """A handler of ours that traces, though it is not one of LangChain's tracers."""
 
 
-def _result(message: AIMessage, run: RunManager | None) -> ChatResult:
+def _result(message: AIMessage, run: RunManager) -> ChatResult:
     """The whole message, which has the id of its chunks, so that LangGraph does not show it again."""
-    message = message if run is None else message.model_copy(update={"id": _id_of(run)})
+    message = message.model_copy(update={"id": _id_of(run)})
     return ChatResult(generations=[ChatGeneration(message=message, generation_info=convert.info_of(message))])
 
 

@@ -29,7 +29,7 @@ from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.deciding import Call, Deciding
 from langchain_semgrad_guard.messages import AnyTool
 from langchain_semgrad_guard.structured_output import Method, structured_by
-from semgrad_guard import Estimator, LanguageModel, estimator_of
+from semgrad_guard import Estimator, LanguageModel, Policy, estimator_of
 from semgrad_guard.adapters.calls import UNREAD_CALLS, AnswerForm, served_options, tells_reasoning
 from semgrad_guard.errors import AnswerFailedError, InputError
 from semgrad_guard.guard import (
@@ -87,7 +87,7 @@ class GuardedChatModel(Deciding):
     def __init__(self, model: Any = None, router: Any = None, /, **fields: Any) -> None:
         given = {"model": model, "router": router}
         super().__init__(**{name: value for name, value in given.items() if value is not None}, **fields)
-        self._scoring(None)
+        self._scoring(self.router.policy if self.router else None)
         _carried(self.carry)
 
     @field_validator("model", mode="before")
@@ -103,7 +103,7 @@ class GuardedChatModel(Deciding):
 
     def scored(self, call: Call, message: AIMessage, *, is_part: bool) -> Draft[AIMessage]:
         """The draft of a served message. `is_part`: its text was ended behind a doubtful sentence."""
-        text, reason, scorer = convert.message_text(message), _unseen(message), self._scoring(call)
+        text, reason, scorer = convert.message_text(message), _unseen(message), self._scoring(call.policy)
         cut, thought, options = convert.was_cut(message), convert.reasoning(message), self._options(call)
         if isinstance(scorer, ReportedScorer):
             form = self.form(call)
@@ -124,14 +124,13 @@ class GuardedChatModel(Deciding):
         verdict = draft.verdict.model_copy(update={"options": options})
         return call.draft(verdict, convert.with_answer(message, verdict), draft.prompt)
 
-    def _scoring(self, call: Call | None) -> Answerer | ReportedScorer:
-        """Who scores the answer of a call: as its router's calibration did, where no estimator was chosen.
+    def _scoring(self, policy: Policy | None) -> Answerer | ReportedScorer:
+        """Who scores an answer for a policy: as its calibration did, where no estimator was chosen.
 
         Raises:
             InputError: the estimator needs the model itself.
             BindingMismatchError: the calibration is about the scores of a local model.
         """
-        policy = self.router.policy if call is None and self.router else None if call is None else call.policy
         calibration = None if policy is None else policy.calibration
         by_sentence = judged_by(calibration, self.by, self.on_doubt)
         if self.scorer is None:
@@ -142,7 +141,7 @@ class GuardedChatModel(Deciding):
 
     def early(self, call: Call) -> ReportedSentences | None:
         """The sentences that may leave before the answer ends; None where all depends on its end."""
-        scorer = self._scoring(call)
+        scorer = self._scoring(call.policy)
         if not call.is_live or call.owes_structure or call.options.get("tools") or isinstance(scorer, Answerer):
             return None
         return ReportedSentences.of(scorer, call.terms, options=self._options(call), prompt=self.form(call))

@@ -99,11 +99,12 @@ class ChatAnswer(_OnePiece, AgentChatResponse):
 def _asked(
     router: UncertaintyRouterCallback, question: str, run: Work, source: Source
 ) -> Steps[tuple[Outcome[Any], dict[str, Any]]]:
-    """The outcome of one question, and its record."""
+    """The outcome of one question, and its response's metadata: the engine's own where its response goes out."""
     terms = reporting(router.terms, source)
     outcome = yield from answered(router, run, whole, asking_target(router.escalate_to, question), terms=terms)
     record = {**outcome.verdict.metadata(keep_draft=terms.keep_draft), QUESTION_KEY: digest_of(question)}
-    return outcome, record
+    own = getattr(outcome.answer, "metadata", None) if outcome.verdict.escalated is None else None
+    return outcome, {**(own or {}), METADATA_KEY: record}
 
 
 class GuardedQueryEngine(BaseQueryEngine):
@@ -155,12 +156,9 @@ class GuardedQueryEngine(BaseQueryEngine):
         return await adrive(self._steps(query_bundle, Work.awaited(lambda: self.engine.aquery(query_bundle))))
 
     def _steps(self, bundle: QueryBundle, run: Work) -> Steps[Any]:
-        outcome, record = yield from _asked(self.router, bundle.query_str, run, "query_engine")
-        response, own = outcome.answer, outcome.verdict.escalated is None
-        metadata: dict[str, Any] = {METADATA_KEY: record}
-        if own:
-            metadata = {**(getattr(response, "metadata", None) or {}), **metadata}
-        if own and isinstance(response, PydanticResponse):
+        outcome, metadata = yield from _asked(self.router, bundle.query_str, run, "query_engine")
+        response = outcome.answer
+        if outcome.verdict.escalated is None and isinstance(response, PydanticResponse):
             response.metadata = metadata
             return response
         return Answer(outcome.verdict.text, getattr(response, "source_nodes", []), metadata)
@@ -199,14 +197,11 @@ class GuardedChatEngine(BaseChatEngine):
         return self.engine.chat_history
 
     def _steps(self, message: str, run: Work) -> Steps[Any]:
-        outcome, record = yield from _asked(self.router, message, run, "chat_engine")
+        outcome, metadata = yield from _asked(self.router, message, run, "chat_engine")
         response, text = outcome.answer, outcome.verdict.text
         own = response is not None and outcome.verdict.escalated is None
         if not own and self.memory is not None:
             yield Work(lambda: _remember(self.memory, message, text))
-        metadata: dict[str, Any] = {METADATA_KEY: record}
-        if own:
-            metadata = {**(getattr(response, "metadata", None) or {}), **metadata}
         nodes, sources = getattr(response, "source_nodes", []), getattr(response, "sources", [])
         return ChatAnswer(response=text, sources=sources, source_nodes=nodes, metadata=metadata)
 

@@ -29,6 +29,7 @@ from llama_index_semgrad_guard.records import (
     REASONING,
     CallOptions,
     Chunk,
+    Prompt,
     ToolCallingLLM,
     calls_tools,
     chat_response,
@@ -83,7 +84,6 @@ _TAKEN_OVER = {
 _SMALLEST_WINDOW = 1024
 """LlamaIndex's own prompts leave no room for a passage in less; a prompt that is too long for the model raises."""
 
-Prompt = str | Sequence[ChatMessage]
 F = TypeVar("F", bound=Callable[..., Any])
 _log = logging.getLogger(METADATA_KEY)
 

@@ -28,6 +28,8 @@ from semgrad_guard import METADATA_KEY, Generation, GenerationOptions, LanguageM
 from semgrad_guard.adapters.calls import AnswerForm, new_id, short_id, verdict_of_record
 from semgrad_guard.errors import InputError
 
+Prompt = str | Sequence[ChatMessage]
+"""What an LLM is asked."""
 REASONING = "reasoning_content"
 """Where `raw` holds the reasoning before an answer."""
 

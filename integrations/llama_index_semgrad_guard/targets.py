@@ -12,16 +12,15 @@ from llama_index.core.chat_engine.types import AgentChatResponse, BaseChatEngine
 from llama_index.core.llms.llm import LLM
 from llama_index.core.workflow import Context, HumanResponseEvent, InputRequiredEvent
 
-from llama_index_semgrad_guard.records import decided_of, text_of
+from llama_index_semgrad_guard.records import Prompt, decided_of, text_of
 from semgrad_guard import Verdict
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import AskWork, Reply, Steps, Work, off_loop
 
-Question = str | Sequence[ChatMessage]
 _RESPONSES = (Response, AgentChatResponse, ChatResponse, CompletionResponse)
 
 
-def asking_target(target: Any, question: Question) -> AskWork[Any]:
+def asking_target(target: Any, question: Prompt) -> AskWork[Any]:
     """The work of a target, which answers instead: an engine, an LLM, or a function of the question."""
 
     def steps() -> Steps[list[Any]]:
@@ -33,7 +32,7 @@ def asking_target(target: Any, question: Question) -> AskWork[Any]:
     return lambda waiting: Work.of(steps)
 
 
-def _called(target: Any, question: Question) -> Work:
+def _called(target: Any, question: Prompt) -> Work:
     if isinstance(target, LLM):
         if isinstance(question, str):
             return Work(lambda: target.complete(question), lambda: target.acomplete(question))
