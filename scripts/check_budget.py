@@ -62,9 +62,9 @@ def main(arguments: list[str], *, root: Path = ROOT) -> int:
             print(f"  {room:<38} {figure:>8,} {budget:>8,} {aim:>8,}")
             complaints += filter(None, [complaint(room, figure, budget, unit)])
         complaints += [f"{folder}: give it a budget in {TABLE}" for folder in sorted(strangers)]
-    file.write_text(text, encoding="utf-8")
-    for sentence in complaints:
-        print(sentence)
+    if "--lower" in arguments:
+        file.write_text(text, encoding="utf-8")
+    print("\n".join(complaints))
     return 1 if complaints else 0
 
 

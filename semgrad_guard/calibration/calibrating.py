@@ -324,10 +324,8 @@ def recalibrate(
     known = sorted(score for score in scores if is_score(score))
     delivered = sum(score <= old.threshold for score in known)
     found = calibrate(*zip(*grades, strict=True), alpha=old.alpha, delta=old.delta, copies="keep", tries=tries)
-    grid = (
-        *found.grid[:-1],
-        old.threshold,
-    )  # the last gate holds all that were graded, which are drawn from up to there
+    # The last gate holds all that were graded, which are drawn from up to the old threshold.
+    grid = (*found.grid[:-1], old.threshold)
     threshold = None if found.threshold is None else grid[found.grid.index(found.threshold)]
     new = found.with_content(
         threshold=threshold,

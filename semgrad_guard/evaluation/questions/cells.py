@@ -37,10 +37,10 @@ WRITTEN = re.compile(f"{WRITTEN_PASSAGE.pattern}|{_PLAIN_LIST}", re.DOTALL)
 """Lists, dicts, tuples, sets, arrays and objects, as programs write them into a text."""
 
 
-def literal(text: str) -> Any:
-    """A list or a dict that is written in a text, as JSON or Python; else the text itself."""
-    if not text.lstrip().startswith(("[", "{", "(")):
-        return text
+def literal(value: Any) -> Any:
+    """A list or a dict that is written in a text, as JSON or Python; else the text, or any other value, itself."""
+    if not isinstance(text := value, str) or not text.lstrip().startswith(("[", "{", "(")):
+        return value
     try:
         found: Any = json.loads(text)
     except (ValueError, RecursionError):

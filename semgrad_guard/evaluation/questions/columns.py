@@ -220,7 +220,7 @@ class _Reading:
 
     def _all_chosen(self, value: Any, name: str) -> list[Any]:
         """The choices that a value, or each of a list of them, names; empty where it names none."""
-        held = literal(value) if isinstance(value, str) else value
+        held = literal(value)
         marks = cast("list[Any]", held) if isinstance(held, list) else [value]
         chosen = [self._chosen(mark, name) for mark in marks]
         found = [mark if text is None else text for mark, text in zip(marks, chosen, strict=True)]
@@ -256,8 +256,7 @@ class _Reading:
         if letters and columns[:2] == ["A", "B"]:  # MMLU's own files
             return {letter: str(self._record[letter]) for letter in columns}, "columns A, B, ..."
         for name in self._present(_CHOICES):
-            value: Any = self._record[name]
-            held = literal(value) if isinstance(value, str) else value
+            held: Any = literal(self._record[name])
             labels: Any = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
             if isinstance(held, Mapping) and isinstance(texts := cast("Record", held).get("text"), list):
                 labels, held = cast("Record", held).get("label", labels), cast("Any", texts)  # ARC
