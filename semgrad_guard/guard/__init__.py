@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.flow import Reply as Reply
     from semgrad_guard.guard.flow import TargetReply as TargetReply
     from semgrad_guard.guard.flow import Waiting as Waiting
+    from semgrad_guard.guard.flow import aasking as aasking
     from semgrad_guard.guard.flow import answered as answered
     from semgrad_guard.guard.flow import answers as answers
     from semgrad_guard.guard.flow import arun as arun
