@@ -26,7 +26,7 @@ from ways import Bench
 
 from semgrad_guard.engine.replay.replayer import Replayer
 from semgrad_guard.engine.scoring import head
-from semgrad_guard.engine.scoring.head import Logits, Products
+from semgrad_guard.engine.scores.head import Logits, Products
 
 PARTS: dict[str, tuple[Any, str]] = {
     "replay": (Replayer, "captured"),

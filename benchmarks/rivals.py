@@ -34,7 +34,7 @@ from tables import machine_line, ranged, table
 from transformers import GenerationConfig
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel
-from semgrad_guard.engine.generation.options import Sampling
+from semgrad_guard.engine.answers.options import Sampling
 from semgrad_guard.estimators import SAR, LengthNormalisedEntropy, NLIEquivalence, PTrue, SemanticEntropy
 
 SAMPLES = 10

@@ -20,7 +20,7 @@ from ways import OBJECTIVE, Bench
 
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.batch import TokenBatch
-from semgrad_guard.engine.scoring.gradients import GradientScores
+from semgrad_guard.engine.scores.gradients import GradientScores
 
 
 def timed(bench: Bench, objective: Objective) -> tuple[float, GradientScores]:

@@ -23,7 +23,7 @@ from shapes import speaking_model
 from tables import ranged, table
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Message
-from semgrad_guard.engine.replay.batch import Memory
+from semgrad_guard.engine.replay.memory import Memory
 
 QUESTIONS = ("What is the capital of France?", "And of Mongolia?", "Which of the two is larger?", "Why is that so?")
 HEADER = ("turn", "prompt, tokens", "not read again", "answer, s", "resumed, s", "resumed over answer", "difference")

@@ -34,7 +34,7 @@ from sentence_streams import QUESTIONS, WAYS
 from tables import ranged
 
 from semgrad_guard import GenerationOptions, Guard, Policy, Verdict
-from semgrad_guard.engine.generation.decoding import RunningAnswer
+from semgrad_guard.engine.answers.writing import RunningAnswer
 from semgrad_guard.vllm import VLLMLanguageModel
 
 

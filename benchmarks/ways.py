@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.batch import FRUGAL, TokenBatch, cache_of
 from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
-from semgrad_guard.engine.scoring.scorer import scorer_of
+from semgrad_guard.engine.scores.scorer import scorer_of
 
 OBJECTIVE = Objective("official")
 Scores = list[tuple[float, float]]

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from semgrad_guard.calibration import Calibration as Calibration
     from semgrad_guard.calibration import DriftMonitor as DriftMonitor
     from semgrad_guard.calibration import calibrate as calibrate
-    from semgrad_guard.engine.generation.generation import Generation as Generation
-    from semgrad_guard.engine.generation.options import GenerationOptions as GenerationOptions
+    from semgrad_guard.engine.answers.answer import Generation as Generation
+    from semgrad_guard.engine.answers.options import GenerationOptions as GenerationOptions
     from semgrad_guard.engine.language_model import LanguageModel as LanguageModel
     from semgrad_guard.engine.prompts.semantic_token import TokenChoice as TokenChoice
-    from semgrad_guard.engine.replay.batch import Memory as Memory
-    from semgrad_guard.engine.scoring.gradient_scores import gradient_scores as gradient_scores
-    from semgrad_guard.engine.scoring.gradients import GradientScores as GradientScores
+    from semgrad_guard.engine.replay.memory import Memory as Memory
+    from semgrad_guard.engine.scores.gradient_scores import gradient_scores as gradient_scores
+    from semgrad_guard.engine.scores.gradients import GradientScores as GradientScores
     from semgrad_guard.errors import SemGradGuardError as SemGradGuardError
     from semgrad_guard.estimators import Estimator as Estimator
     from semgrad_guard.estimators import FusedGrad as FusedGrad

@@ -13,7 +13,7 @@ import pytest
 
 from semgrad_guard import LanguageModel
 from semgrad_guard.engine.interruption import current_stop
-from semgrad_guard.engine.scoring.self_check import self_check
+from semgrad_guard.engine.scores.exactness import self_check
 
 LIMIT = 120.0
 """Seconds after which whatever a test waits for will not come, on the busiest machine."""

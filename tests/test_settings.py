@@ -21,7 +21,7 @@ from semgrad_guard.cli import app
 from semgrad_guard.cli.command import derive
 from semgrad_guard.cli.options import Decoding, LearnedEstimatorSpec
 from semgrad_guard.declared import Bounds, Option, declared_option, declared_options
-from semgrad_guard.engine.generation.options import GenerationOptions, Sampling
+from semgrad_guard.engine.answers.options import GenerationOptions, Sampling
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import HybridGrad

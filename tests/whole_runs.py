@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from semgrad_guard import GenerationOptions, LanguageModel
-from semgrad_guard.engine.generation.generation import Generation
+from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.objective import Objective
 
 

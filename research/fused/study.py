@@ -25,7 +25,7 @@ from research.fused.report import report
 from research.pocket import cases
 from research.pocket.cases import Case
 from semgrad_guard import GenerationOptions, LanguageModel, Message
-from semgrad_guard.engine.scoring.scorer import scorer_of
+from semgrad_guard.engine.scores.scorer import scorer_of
 from semgrad_guard.estimators import FusedGrad
 from semgrad_guard.evaluation.graders import ExactMatch
 

@@ -17,7 +17,7 @@ from uuid import uuid4
 from pydantic import ValidationError
 
 from semgrad_guard.calibration.call_options import FIELDS, call_options
-from semgrad_guard.engine.generation.generation import Evidence, Generation
+from semgrad_guard.engine.answers.answer import Evidence, Generation
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.prompts.grammar import FORM_FIELDS, json_rule, one_of
 from semgrad_guard.engine.prompts.tool_format import Tool, ToolAnswer

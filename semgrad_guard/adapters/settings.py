@@ -29,8 +29,8 @@ from pydantic import (
 
 from semgrad_guard.declared import declared_options, first_fault
 from semgrad_guard.declared import require_known as require_known
-from semgrad_guard.engine.generation.generation import Evidence
-from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.answers.answer import Evidence
+from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.prompts.tool_format import known_format
 from semgrad_guard.errors import InputError, ModelNotFoundError

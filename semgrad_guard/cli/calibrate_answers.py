@@ -16,7 +16,7 @@ from semgrad_guard.calibration import Binding, EngineIdentity
 from semgrad_guard.calibration.call_options import call_options
 from semgrad_guard.cli.loading import Cluster, spreading
 from semgrad_guard.cli.terminal import kept_on_interrupt
-from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.estimators import Estimator

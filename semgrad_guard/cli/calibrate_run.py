@@ -17,7 +17,7 @@ from semgrad_guard.cli.grading import ByHand, Files, Grades
 from semgrad_guard.cli.loading import Cluster
 from semgrad_guard.cli.options import EstimatorSpec, LearnedEstimatorSpec, Sentences, candidates_for, estimators_for
 from semgrad_guard.cli.terminal import say, say_unscored
-from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.evaluation.calibrating import (
     LEARNED,
     Outcome,

@@ -19,7 +19,7 @@ from semgrad_guard.cli.grading import recorded_keys, show_grades
 from semgrad_guard.cli.loading import Cluster, spreading
 from semgrad_guard.cli.options import AnswerSettings, Columns, MethodSettings
 from semgrad_guard.cli.terminal import OUT, detail, kept_on_interrupt, note, say, show_line, status
-from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.text_pairs import CrossEncoder
 from semgrad_guard.errors import InputError

@@ -26,7 +26,7 @@ from semgrad_guard.settings import UPSTREAM_KEY, EngineOptions, OnNoThreshold
 if TYPE_CHECKING:
     from semgrad_guard.cli.calibrate_answers import ModelWriter, ServerWriter
     from semgrad_guard.cli.grading import Files
-    from semgrad_guard.engine.generation.options import GenerationOptions
+    from semgrad_guard.engine.answers.options import GenerationOptions
     from semgrad_guard.evaluation.band import Band, Departure, Measured
     from semgrad_guard.evaluation.graders import AnswerGrader
     from semgrad_guard.guard import Policy

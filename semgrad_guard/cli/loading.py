@@ -26,7 +26,7 @@ from semgrad_guard.records import Message
 from semgrad_guard.settings import ONE_THRESHOLD, PolicyOptions, require_name
 
 if TYPE_CHECKING:
-    from semgrad_guard.engine.generation.options import GenerationOptions
+    from semgrad_guard.engine.answers.options import GenerationOptions
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.evaluation.runs.run import Batch, Spread
     from semgrad_guard.guard import Policy
@@ -151,7 +151,7 @@ def load_token(probe: Path | None) -> TokenChoice | None:
 
 def decoding(options: Decoding) -> GenerationOptions:
     """How to generate."""
-    from semgrad_guard.engine.generation.options import GenerationOptions
+    from semgrad_guard.engine.answers.options import GenerationOptions
 
     return GenerationOptions(**vars(options))
 

@@ -65,7 +65,7 @@ def probe(  # noqa: PLR0913  # a command's options are its arguments
     the file has references, tell where SemGrad works. The record has the token to use and the reason, and
     LanguageModel takes it: semantic_token=TokenChoice.load(FILE).
     """
-    from semgrad_guard.engine.scoring.semantic_preservation import SemanticPreservation
+    from semgrad_guard.engine.scores.semantic_preservation import SemanticPreservation
     from semgrad_guard.evaluation.probe import ProbePlan
     from semgrad_guard.evaluation.probe_record import Probe
     from semgrad_guard.evaluation.report.drawing import is_drawn, require_drawable

@@ -27,7 +27,7 @@ from semgrad_guard.settings import ModelOptions, OnNoThreshold, PolicyOptions
 
 if TYPE_CHECKING:
     from semgrad_guard.calibration import Drift
-    from semgrad_guard.engine.generation.sentence_scoring import Segment
+    from semgrad_guard.engine.answers.sentences import Segment
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.engine.sentences import By
     from semgrad_guard.estimators.gradients import ReplayEstimator

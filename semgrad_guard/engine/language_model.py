@@ -10,20 +10,21 @@ from typing import Any, Self, TypeVar, cast, overload
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from semgrad_guard.engine.generation.generation import BatchScoring, Evidence, Generation
-from semgrad_guard.engine.generation.options import GenerationOptions
-from semgrad_guard.engine.generation.sentence_scoring import Segment, score_segments, sentences_of
-from semgrad_guard.engine.generation.visible import Visible, answered
+from semgrad_guard.engine.answers.answer import Answer, BatchScoring, Evidence, Generation
+from semgrad_guard.engine.answers.options import GenerationOptions
+from semgrad_guard.engine.answers.request import Request, TextStream, Ticket, outcomes
+from semgrad_guard.engine.answers.sentences import Segment, score_segments, sentences_of
+from semgrad_guard.engine.answers.text import Visible, answered
+from semgrad_guard.engine.answers.worker import Worker, worker_of
 from semgrad_guard.engine.models.checkpoint import load
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt, require_bounded, tokenize
 from semgrad_guard.engine.prompts.reasoning import Foreign
 from semgrad_guard.engine.prompts.semantic_token import TokenChoice
 from semgrad_guard.engine.prompts.tool_format import ToolAnswer
-from semgrad_guard.engine.scoring.gradients import GradientScores
-from semgrad_guard.engine.scoring.semantic_preservation import last_states
+from semgrad_guard.engine.scores.gradients import GradientScores
+from semgrad_guard.engine.scores.semantic_preservation import last_states
 from semgrad_guard.engine.sentences import By, Span
-from semgrad_guard.engine.worker import Request, TextStream, Ticket, Worker, outcomes, worker_of
 from semgrad_guard.engine.writing_model import WritingModel, name_of
 from semgrad_guard.errors import EmptyResponseError, InputError, PromptTooLongError, ReasoningError
 from semgrad_guard.named import POCKET, reading_prompt
@@ -173,7 +174,7 @@ class LanguageModel(WritingModel):
         fitted: list[Request[R]] = []
         for request in requests:
             options = tuple(self.fitted(options, request.prompt) for options in request.options)
-            self._decoder.require_grammars(options)
+            self._writer.require_grammars(options)
             fitted.append(replace(request, options=options))
         return self.worker.submit(self, fitted)
 
@@ -211,9 +212,9 @@ class LanguageModel(WritingModel):
         Raises:
             UnsupportedToolsError: the chat template knows no tools, or an unknown form of calls.
         """
-        raw = self._decoder.decode(generation.response_ids, special=True)
+        raw = self._writer.decode(generation.response_ids, special=True)
         if generation.reasoning is not None and self.tool_format.reads_thoughts:
-            raw = self._decoder.decode((*generation.reasoning.ids, *generation.response_ids), special=True)
+            raw = self._writer.decode((*generation.reasoning.ids, *generation.response_ids), special=True)
         found = self.tool_format.parse(raw, generation.prompt.text)
         return found if found.calls or found.broken else ToolAnswer(generation.text)
 
@@ -240,7 +241,7 @@ class LanguageModel(WritingModel):
         prompt = self.render(conversation, **(template_options or {}))
         require_bounded(text, self.context_window, name="response")
         foreign = Foreign.of(text, prompt.thinking, cut=cut, thought=reasoning)
-        encoded = self._decoder.encode(text if foreign.written is None else foreign.written)
+        encoded = self._writer.encode(text if foreign.written is None else foreign.written)
         if not text.strip() or not encoded:
             raise EmptyResponseError("the response is empty; there is nothing to score")
         window = self.context_window
@@ -251,16 +252,9 @@ class LanguageModel(WritingModel):
         if foreign.written is None:
             found = Visible(foreign.answer, (), reasoning=foreign.reasoning)
         else:
-            found = answered(encoded, (), self._decoder, prompt.thinking, cut=cut)
-        scoring = BatchScoring(
-            self._scorer,
-            [prompt],
-            [found.scored_ids],
-            texts=[foreign.answer],
-            sampler=self._decoder.sampler,
-            reasoning=[found.reasoning],
-            preceding=[found.preceding],
-        )
+            found = answered(encoded, (), self._writer, prompt.thinking, cut=cut)
+        answer = Answer(prompt, foreign.answer, found.scored_ids, found.preceding, found.reasoning)
+        scoring = BatchScoring(self._scorer, [answer], self._make_sampler)
         return replace(scoring.evidence[0], cut=len(encoded) if cut else None)
 
     def sentences(self, answer: Evidence, *, known: int = 0) -> list[tuple[Span, Evidence | None]] | None:
@@ -269,7 +263,7 @@ class LanguageModel(WritingModel):
         A sentence that holds no token's last character has none, nor have the first `known`. None where the answer's
         tokens spell another text.
         """
-        return sentences_of(answer, self._decoder, known=known)
+        return sentences_of(answer, self._writer, known=known)
 
     def last_states(self, prompts: Sequence[Prompt], count: int) -> torch.Tensor:
         """Hidden states h^(0) .. h^(L-1) of the prompts' last `count` tokens, in one batch: [prompts, L, count, d].
@@ -304,7 +298,6 @@ class LanguageModel(WritingModel):
                 self._scorer,
                 evidence.prompt,
                 tokenize(self.tokenizer, evidence.text, add_special_tokens=False),
-                by=by,
                 objective=objective or Objective(),
                 before=evidence.preceding_ids,
             )

@@ -1,4 +1,4 @@
-"""Sentences and clauses of a text: where they end, once and for all while the text is still being written.
+"""Sentences of a text: where they end, once and for all while the text is still being written.
 
 A sentence ends with ".", "!", "?" or "…" (quotation marks, brackets and Markdown may close behind it) before white
 space, with "。", "！" or "？", or with its line. It does not end before a small letter; within a quotation, brackets or
@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Literal
 
-By = Literal["sentence", "clause"]
+By = Literal["sentence"]
 Span = tuple[int, int]
 """Where a piece of a text begins, and where it ends."""
 
@@ -37,7 +37,6 @@ _EMOJI = "[\u2600-\u27bf\ufe0f\u200d\U0001f300-\U0001faff]+"
 _CANDIDATE = re.compile(
     rf"(?P<stop>[.!?…]+){_CLOSERS}(?:\s+{_EMOJI})*\s+|(?P<wide>[。！？｡।؟۔]+)[\"'”’»)\]}}」』）】*_]*\s*|\s*\n\s*"
 )
-_CLAUSE = re.compile(rf"[,;:]{_CLOSERS}\s+|[，；：、]\s*|\s+[–—]\s+")
 _OPENERS = re.compile(r"[\"'“”‘’«»„(\[¿¡「『（*_]*")
 _WORD = re.compile(r"[^\W\d_]+")
 _ROMAN = re.compile(r"[IVXLC]+")
@@ -111,17 +110,6 @@ def sentences(text: str) -> list[Span]:
 def decided(text: str, begin: int = 0) -> list[int]:
     """The ends of sentences behind `begin`, itself such an end, that are the same whatever text follows."""
     return list(_ends(text, begin, finished=False))
-
-
-def clauses(text: str) -> list[Span]:
-    """The clauses: they end where sentences do, and at commas, semicolons and colons before white space, and dashes."""
-    ends = {*_ends(text, 0, finished=True), *(match.end() for match in _CLAUSE.finditer(text))}
-    return _spans(text, [end for end in sorted(ends) if text[:end].strip() and text[end:].strip()])
-
-
-def split(text: str, by: By = "sentence") -> list[Span]:
-    """The sentences, or the clauses."""
-    return sentences(text) if by == "sentence" else clauses(text)
 
 
 def _spans(text: str, ends: list[int]) -> list[Span]:

@@ -17,8 +17,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from semgrad_guard.engine.interruption import InterruptibleLock, add_cost, with_cost
 from semgrad_guard.engine.models.checkpoint import load_classifier
-from semgrad_guard.engine.replay.hooks import stoppable
-from semgrad_guard.engine.scoring.scorer import clean_slate
+from semgrad_guard.engine.replay.twin import stoppable
+from semgrad_guard.engine.scores.scorer import clean_slate
 from semgrad_guard.errors import UnsupportedModelError
 
 Pair = tuple[str, str]

@@ -13,11 +13,12 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from semgrad_guard.declared import plain
-from semgrad_guard.engine.generation.decoding import Decoder
-from semgrad_guard.engine.generation.generation import Generation
-from semgrad_guard.engine.generation.options import GenerationOptions
-from semgrad_guard.engine.generation.running_batch import RunningBatch
-from semgrad_guard.engine.generation.visible import CertainText, Piece, PieceStreamer
+from semgrad_guard.engine.answers.answer import Generation
+from semgrad_guard.engine.answers.batch import RunningBatch, written_all, written_whole
+from semgrad_guard.engine.answers.options import GenerationOptions
+from semgrad_guard.engine.answers.sampling import Drawing, ModelSampler
+from semgrad_guard.engine.answers.text import Visible
+from semgrad_guard.engine.answers.writing import BatchRequest, Writer
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import (
     PLAIN,
@@ -30,9 +31,9 @@ from semgrad_guard.engine.prompts.prompt import (
 )
 from semgrad_guard.engine.prompts.semantic_token import TokenChoice
 from semgrad_guard.engine.prompts.tool_format import ToolFormat, tool_format
-from semgrad_guard.engine.replay.batch import Memory
-from semgrad_guard.engine.replay.kernels import lacks_units
-from semgrad_guard.engine.scoring.scorer import scorer_of
+from semgrad_guard.engine.replay.memory import Memory
+from semgrad_guard.engine.replay.products import lacks_units
+from semgrad_guard.engine.scores.scorer import scorer_of
 from semgrad_guard.errors import InputError, PromptTooLongError, UnsupportedToolsError
 from semgrad_guard.named import NAMES
 from semgrad_guard.records import Conversation
@@ -67,7 +68,7 @@ class WritingModel:
     `LanguageModel` adds how it is loaded, the worker that has it write, and scores.
     """
 
-    _decoding: tuple[tuple[int, ...], Decoder] | None = None
+    _writing: Writer | None = None
 
     def __init__(
         self,
@@ -124,7 +125,18 @@ class WritingModel:
     @property
     def changes(self) -> object:
         """Another object after every change of the model that was seen, this look included."""
-        return self._scorer.changes
+        return self._scorer.epoch
+
+    def refresh(self) -> None:
+        """Take the model as it is now.
+
+        A guarded model belongs to its guard: call this after any change of it. Noticed without it are switched, added
+        and merged adapters, weights edited in place or replaced, replaced modules and hooks.
+
+        Raises:
+            UnsupportedModelError: the model as it is rules a score out.
+        """
+        self._scorer.refresh()
 
     @property
     def identity(self) -> ModelIdentity:
@@ -143,14 +155,13 @@ class WritingModel:
 
     @property
     def memory(self) -> Memory:
-        """How much may be held besides the model: `FRUGAL` where memory is short, `Memory(prompts=...)` for chats."""
+        """How much may be held besides the model: `FRUGAL` where memory is short."""
         return self._scorer.memory
 
     @memory.setter
     def memory(self, memory: Memory) -> None:
         with self._scorer.lock:
             self._scorer.memory = memory
-            self._scorer.current_replayer().prompts.trim(memory.prompts)
 
     @property
     def max_batch(self) -> int | None:
@@ -287,37 +298,28 @@ class WritingModel:
         usual = self._end_tokens == tuple(sorted(_token_ids(getattr(config, "eos_token_id", None))))
         return token if usual else {**token, "end_tokens": list(self._end_tokens)}
 
-    def write(
-        self,
-        prompts: Sequence[Prompt],
-        options: GenerationOptions,
-        objective: Objective,
-        *,
-        on_piece: Callable[[Piece], None] | None = None,
-    ) -> list[Generation]:
-        """Answer prompts in one run; `on_piece` is called with the pieces of the answer to the only one."""
-        with self._scorer.lock:
-            self.require_known(prompts)
-            streamer = None
-            if on_piece is not None:
-                certain = CertainText(self._decoder.decode, options, prompts[0].thinking)
-                streamer = PieceStreamer(certain, on_piece)
-            written = self._decoder.run(prompts, options, objective, streamer=streamer)
-            if streamer is not None:
-                streamer.finish(written[0].text, written[0].reasoning)
-            return written
+    def write_whole(self, requests: Sequence[BatchRequest]) -> list[Generation]:
+        """Answer prompts in one go each, together as far as the model allows it.
 
-    @property
-    def pads(self) -> bool:
-        """Whether prompts of unequal length may be answered in one batch (`generate_batch`)."""
-        return self._scorer.pads
+        Raises:
+            AnswerInterruptedError: the current stop ended it.
+        """
+        with self._scorer.lock:
+            self.require_known([request.prompt for request in requests])
+            rows = written_whole(self._writer, requests)
+            for row in rows:
+                if row.error is not None:
+                    raise row.error
+            answers = self._writer.generations(rows, [None] * len(rows), self._make_sampler)
+            for row, answer in zip(rows, answers, strict=True):
+                row.finish(answer)
+                if row.error is not None:
+                    raise row.error
+            return answers
 
     @property
     def stacks(self) -> bool:
-        """Whether prompts of equal length may be answered in one batch.
-
-        Where unequal ones may not, a short answer to made-up prompts tells, each time.
-        """
+        """Whether prompts of equal length may be answered in one batch."""
         return self._scorer.stacks
 
     @property
@@ -338,7 +340,7 @@ class WritingModel:
 
         `objective` is that of later scoring, as in `generate`.
         """
-        return RunningBatch(self._scorer, lambda: self._decoder, objective or Objective())
+        return RunningBatch(lambda: self._writer, objective or Objective(), self._make_sampler)
 
     def fitted(self, options: GenerationOptions | None, *prompts: Prompt) -> GenerationOptions:
         """The options with `max_tokens` cut to the room that the context window leaves after the longest prompt.
@@ -378,23 +380,31 @@ class WritingModel:
         return _token_ids(getattr(getattr(self._model, "generation_config", None), "eos_token_id", None))
 
     @property
-    def _decoder(self) -> Decoder:
+    def _writer(self) -> Writer:
         """One for the tokens that end an answer now; their owner may change them, in the generation config."""
         end_tokens = self._end_tokens
-        if self._decoding is None or self._decoding[0] != end_tokens:
-            self._decoding = end_tokens, self._decoder_ending(end_tokens)
-        return self._decoding[1]
+        if self._writing is None or self._writing.end_tokens != end_tokens:
+            self._writing = Writer(self._scorer, self.tokenizer, end_tokens=end_tokens)
+        return self._writing
 
-    def _decoder_ending(self, end_tokens: tuple[int, ...]) -> Decoder:
-        """A decoder for these tokens; a model of another engine has its own."""
-        return Decoder(
-            self._scorer,
-            self.tokenizer,
-            end_tokens=end_tokens,
-            # no method of this object: the decoder must not keep it alive
+    @property
+    def _make_sampler(self) -> Callable[[], ModelSampler]:
+        """For estimators: further answers of the model, and its opinion of answers."""
+        return partial(
+            _sampler,
+            self._writer,
+            # no method of this object: an answer must not keep it alive
             render=partial(render, self.tokenizer, template_options=self._template_options),
             window=self.context_window,
         )
+
+
+def _sampler(writer: Writer, *, render: Callable[[Conversation], Prompt], window: int | None) -> ModelSampler:
+    def draw(wanted: Sequence[Drawing]) -> list[Visible]:
+        requests = [BatchRequest(prompt, options, None, False, own) for prompt, options, own in wanted]
+        return [writer.read(row) for row in written_all(writer, requests)]
+
+    return ModelSampler(writer.scorer, writer, draw, end_tokens=writer.end_tokens, render=render, window=window)
 
 
 def _token_ids(listed: Any) -> tuple[int, ...]:

@@ -42,8 +42,8 @@ NEEDS_LABELS = frozenset({"fused", "states"})
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from semgrad_guard.engine.generation.options import DiverseBeams as DiverseBeams
-    from semgrad_guard.engine.generation.options import Sampling as Sampling
+    from semgrad_guard.engine.answers.options import DiverseBeams as DiverseBeams
+    from semgrad_guard.engine.answers.options import Sampling as Sampling
     from semgrad_guard.estimators.base import Estimator as Estimator
     from semgrad_guard.estimators.cascade import Cascade as Cascade
     from semgrad_guard.estimators.equivalence import ExactMatchEquivalence as ExactMatchEquivalence

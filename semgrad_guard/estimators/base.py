@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Protocol
 
-from semgrad_guard.engine.generation.generation import Evidence
+from semgrad_guard.engine.answers.answer import Evidence
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.records import Score
 

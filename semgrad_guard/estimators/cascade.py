@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from semgrad_guard.engine.generation.generation import Evidence
+from semgrad_guard.engine.answers.answer import Evidence
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.scoring.gradients import GradientScores
+from semgrad_guard.engine.scores.gradients import GradientScores
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators.gradients import ParaGrad, ReplayEstimator
 from semgrad_guard.estimators.observed import OBSERVING, MaxProbability

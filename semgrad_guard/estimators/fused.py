@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from semgrad_guard.declared import plain_fields
-from semgrad_guard.engine.generation.generation import Evidence
+from semgrad_guard.engine.answers.answer import Evidence
 from semgrad_guard.engine.objective import Objective, Variant
 from semgrad_guard.estimators.gradients import read_off
 from semgrad_guard.estimators.learned import (

@@ -9,9 +9,9 @@ from functools import lru_cache
 from typing import Any, ClassVar, cast
 
 from semgrad_guard.declared import declared_options, plain_fields
-from semgrad_guard.engine.generation.generation import Evidence
+from semgrad_guard.engine.answers.answer import Evidence
 from semgrad_guard.engine.objective import Norm, Objective, Variant
-from semgrad_guard.engine.scoring.gradients import GradientScores
+from semgrad_guard.engine.scores.gradients import GradientScores
 from semgrad_guard.estimators.base import Likelihoods
 from semgrad_guard.records import Score
 from semgrad_guard.settings import Earlier, ScoringOptions

@@ -15,10 +15,10 @@ from typing import Any, ClassVar, NamedTuple, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from semgrad_guard.engine.generation.generation import Evidence
+from semgrad_guard.engine.answers.answer import Evidence
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.scoring.gradients import GradientScores
-from semgrad_guard.engine.scoring.observation import Observation
+from semgrad_guard.engine.scores.gradients import GradientScores
+from semgrad_guard.engine.scores.observed import Observation
 from semgrad_guard.errors import FitError, MissingExtraError
 from semgrad_guard.estimators.base import Likelihoods
 from semgrad_guard.records import LOG, FusedWeights, Score

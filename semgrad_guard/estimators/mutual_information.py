@@ -10,8 +10,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from semgrad_guard.engine.generation.generation import Evidence
-from semgrad_guard.engine.generation.options import Sampling
+from semgrad_guard.engine.answers.answer import Evidence
+from semgrad_guard.engine.answers.options import Sampling
 from semgrad_guard.errors import InputError, ScoringError
 from semgrad_guard.estimators.equivalence import F1Equivalence, clusters
 from semgrad_guard.estimators.samples import AskingEstimator, distinct, with_tokens

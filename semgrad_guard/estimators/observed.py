@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from semgrad_guard.engine.generation.generation import Evidence
+from semgrad_guard.engine.answers.answer import Evidence
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.scoring.observation import Observation
+from semgrad_guard.engine.scores.observed import Observation
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators.base import Likelihoods
 from semgrad_guard.estimators.gradients import ReplayEstimator, likelihoods

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from semgrad_guard.declared import plain_fields
-from semgrad_guard.engine.generation.generation import Evidence
+from semgrad_guard.engine.answers.answer import Evidence
 from semgrad_guard.errors import ScoringError
 from semgrad_guard.estimators.samples import AskingEstimator
 from semgrad_guard.records import Message

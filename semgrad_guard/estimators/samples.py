@@ -13,8 +13,8 @@ from typing import Any, ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from semgrad_guard.engine.generation.generation import Evidence
-from semgrad_guard.engine.generation.options import DiverseBeams, Sample, Sampling, SamplingPlan, plan_record
+from semgrad_guard.engine.answers.answer import Evidence
+from semgrad_guard.engine.answers.options import DiverseBeams, Sample, Sampling, SamplingPlan, plan_record
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import DetachedRecordError, InputError, ScoringError
 from semgrad_guard.estimators.equivalence import SHARED_WORDS, Equivalence, clusters

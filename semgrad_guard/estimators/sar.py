@@ -9,8 +9,8 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from semgrad_guard.engine.generation.generation import Evidence
-from semgrad_guard.engine.generation.options import Sampling
+from semgrad_guard.engine.answers.answer import Evidence
+from semgrad_guard.engine.answers.options import Sampling
 from semgrad_guard.engine.text_pairs import Pair
 from semgrad_guard.engine.words import token_f1
 from semgrad_guard.errors import InputError

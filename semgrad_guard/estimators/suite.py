@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from semgrad_guard.engine.generation.options import DiverseBeams, Sampling
+from semgrad_guard.engine.answers.options import DiverseBeams, Sampling
 from semgrad_guard.estimators.base import Estimator
 from semgrad_guard.estimators.cascade import Cascade
 from semgrad_guard.estimators.equivalence import Equivalence, F1Equivalence

@@ -23,13 +23,13 @@ import numpy as np
 import torch
 from scipy import stats
 
-from semgrad_guard.engine.generation.generation import Generation
-from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.answers.answer import Generation
+from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.prompts.semantic_token import TokenChoice
-from semgrad_guard.engine.scoring.semantic_preservation import SemanticPreservation
+from semgrad_guard.engine.scores.semantic_preservation import SemanticPreservation
 from semgrad_guard.errors import BindingMismatchError, InputError, PromptTooLongError
 from semgrad_guard.evaluation.graders import Grader
 from semgrad_guard.evaluation.job_record import JobRecord, Progress, differing, unwatched

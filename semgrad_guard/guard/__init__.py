@@ -11,13 +11,13 @@ from semgrad_guard.lazy import lazy_names
 
 if TYPE_CHECKING:
     from semgrad_guard.decision_log.entries import DecisionSink as DecisionSink
-    from semgrad_guard.engine.generation.visible import Piece as Piece
-    from semgrad_guard.engine.generation.visible import ThoughtPiece as ThoughtPiece
+    from semgrad_guard.engine.answers.request import Ticket as Ticket
+    from semgrad_guard.engine.answers.text import Piece as Piece
+    from semgrad_guard.engine.answers.text import ThoughtPiece as ThoughtPiece
     from semgrad_guard.engine.interruption import Stop as Stop
     from semgrad_guard.engine.interruption import current_stop as current_stop
     from semgrad_guard.engine.interruption import stopping as stopping
     from semgrad_guard.engine.prompts.reasoning import HeldText as HeldText
-    from semgrad_guard.engine.worker import Ticket as Ticket
     from semgrad_guard.guard.answering import Answerer as Answerer
     from semgrad_guard.guard.answering import template_name as template_name
     from semgrad_guard.guard.answering import without_calls as without_calls

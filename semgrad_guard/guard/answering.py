@@ -12,14 +12,13 @@ from hashlib import sha256
 from typing import Any
 
 from semgrad_guard.calibration import Binding
-from semgrad_guard.engine.generation.generation import Evidence, Generation
-from semgrad_guard.engine.generation.options import GenerationOptions, Sampling
-from semgrad_guard.engine.generation.sentence_scoring import EndedSentences
-from semgrad_guard.engine.generation.visible import Piece
+from semgrad_guard.engine.answers.answer import Evidence, Generation
+from semgrad_guard.engine.answers.options import GenerationOptions, Sampling
+from semgrad_guard.engine.answers.request import Request, Ticket, outcomes
+from semgrad_guard.engine.answers.sentences import EndedSentences
+from semgrad_guard.engine.answers.text import Piece
 from semgrad_guard.engine.language_model import LanguageModel
-from semgrad_guard.engine.replay.batch import OUT_OF_MEMORY, give_back_memory, is_out_of_memory
-from semgrad_guard.engine.worker import Request, Ticket
-from semgrad_guard.engine.worker.request import outcomes
+from semgrad_guard.engine.replay.memory import OUT_OF_MEMORY, give_back_memory, is_out_of_memory
 from semgrad_guard.errors import InputError, UnsupportedToolsError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard.calibrated_estimator import require_by_sentence

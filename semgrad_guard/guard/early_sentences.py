@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from semgrad_guard.engine.generation.generation import Evidence
-from semgrad_guard.engine.generation.sentence_scoring import EndedSentences
+from semgrad_guard.engine.answers.answer import Evidence
+from semgrad_guard.engine.answers.sentences import EndedSentences
 from semgrad_guard.engine.sentences import Span, decided
 from semgrad_guard.guard.flow import Draft
 from semgrad_guard.guard.policy import Terms, settle

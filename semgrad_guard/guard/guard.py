@@ -8,11 +8,11 @@ from typing import Any, cast
 
 from semgrad_guard.calibration import Binding, DriftMonitor
 from semgrad_guard.decision_log.entries import DecisionSink, Feedback, FeedbackLog, Sampling
-from semgrad_guard.engine.generation.generation import Generation
-from semgrad_guard.engine.generation.options import GenerationOptions, knows_its_options
-from semgrad_guard.engine.generation.visible import Piece
+from semgrad_guard.engine.answers.answer import Generation
+from semgrad_guard.engine.answers.options import GenerationOptions, knows_its_options
+from semgrad_guard.engine.answers.request import Ticket
+from semgrad_guard.engine.answers.text import Piece
 from semgrad_guard.engine.language_model import LanguageModel
-from semgrad_guard.engine.worker import Ticket
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard.answering import Answerer

@@ -14,8 +14,8 @@ from semgrad_guard.records import Score, SentenceVerdict, Verdict
 from semgrad_guard.settings import OnDoubt
 
 if TYPE_CHECKING:
-    from semgrad_guard.engine.generation.generation import Evidence
-    from semgrad_guard.engine.generation.sentence_scoring import EndedSentences
+    from semgrad_guard.engine.answers.answer import Evidence
+    from semgrad_guard.engine.answers.sentences import EndedSentences
     from semgrad_guard.engine.language_model import LanguageModel
 
 WITHOUT_END = "no token of the answer ends in this sentence"

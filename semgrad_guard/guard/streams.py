@@ -12,10 +12,9 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar, cast
 
-from semgrad_guard.engine.generation.visible import Piece
+from semgrad_guard.engine.answers.request import PieceStream, Ticket, waited
+from semgrad_guard.engine.answers.text import Piece
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
-from semgrad_guard.engine.worker import PieceStream, Ticket
-from semgrad_guard.engine.worker.request import waited
 from semgrad_guard.errors import AnswerCancelledError, AnswerInterruptedError
 from semgrad_guard.guard.early_sentences import SentencePiece
 from semgrad_guard.guard.flow import UNWRITTEN, AskWork, Draft, Pending, asking, not_written, one

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from semgrad_guard.engine.generation.visible import safe_length
+from semgrad_guard.engine.answers.text import safe_length
 from semgrad_guard.errors import (
     AnswerInterruptedError,
     BindingMismatchError,

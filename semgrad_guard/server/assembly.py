@@ -18,10 +18,10 @@ from semgrad_guard.calibration import DriftMonitor
 from semgrad_guard.calibration.call_options import usual_options
 from semgrad_guard.decision_log.decision_log import open_log
 from semgrad_guard.declared import values_of
-from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.interruption import start_thread
 from semgrad_guard.engine.language_model import LanguageModel
-from semgrad_guard.engine.replay.batch import Memory
+from semgrad_guard.engine.replay.memory import Memory
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import Answerer, OnDoubt, Policy, Terms, withholds
 from semgrad_guard.guard.familiarity import judged_by

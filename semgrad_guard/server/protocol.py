@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, Strict
 
 from semgrad_guard.adapters.calls import BLOCKS, AnswerForm, short_id
 from semgrad_guard.calibration.call_options import HARMLESS, NEUTRAL
-from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.errors import InputError
 from semgrad_guard.records import Message, ToolCall
 from semgrad_guard.server.answers import Cuts

@@ -12,12 +12,13 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
-from semgrad_guard.engine.generation.sentence_scoring import Segment
-from semgrad_guard.engine.generation.visible import Piece
+from semgrad_guard.engine.answers.request import Pieces, Ticket
+from semgrad_guard.engine.answers.sentences import Segment
+from semgrad_guard.engine.answers.text import Piece
+from semgrad_guard.engine.answers.worker import Batching
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.sentences import By
-from semgrad_guard.engine.worker import Batching, Pieces, Ticket
 from semgrad_guard.errors import AnswerCancelledError, InputError, QueueFullError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard import Draft, OnDoubt, Work, ain_time, cancelling, read_off_loop

@@ -11,7 +11,7 @@ from semgrad_guard.adapters.traces import EvaluationLog
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.calibration.promise import report, risk_curve, shortfall
 from semgrad_guard.decision_log.entries import DecisionSink, Facts
-from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.interruption import Stop
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.guard import (

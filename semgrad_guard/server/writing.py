@@ -9,14 +9,14 @@ from typing import Annotated, Any
 from pydantic import Field, InstanceOf
 
 from semgrad_guard.adapters.calls import AnswerForm, new_id, openai_logprobs, token_texts
-from semgrad_guard.engine.generation.generation import Evidence, Generation
-from semgrad_guard.engine.generation.options import GenerationOptions
-from semgrad_guard.engine.generation.sentence_scoring import EndedSentences, Segment
-from semgrad_guard.engine.generation.visible import Piece
+from semgrad_guard.engine.answers.answer import Evidence, Generation
+from semgrad_guard.engine.answers.options import GenerationOptions
+from semgrad_guard.engine.answers.request import Request, Ticket
+from semgrad_guard.engine.answers.sentences import EndedSentences, Segment
+from semgrad_guard.engine.answers.text import Piece
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.sentences import By
-from semgrad_guard.engine.worker import Request, Ticket
 from semgrad_guard.errors import InputError, PromptTooLongError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.estimators.gradients import ReplayEstimator

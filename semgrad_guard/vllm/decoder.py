@@ -11,13 +11,13 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
-from semgrad_guard.engine.generation.decoding import BatchRequest, Decoder, RunningAnswer
-from semgrad_guard.engine.generation.generation import Generation
-from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.answers.writing import BatchRequest, Decoder, RunningAnswer
+from semgrad_guard.engine.answers.answer import Generation
+from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.interruption import current_stop
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.scoring.scorer import Scorer
+from semgrad_guard.engine.scores.scorer import Scorer
 from semgrad_guard.records import Conversation
 from semgrad_guard.vllm.engine import Engine, VLLMAnswer
 from semgrad_guard.vllm.recorder import RecordedBatch

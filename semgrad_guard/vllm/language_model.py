@@ -10,13 +10,13 @@ from typing import Any, Self, cast
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
-from semgrad_guard.engine.generation.options import GenerationOptions, ThoughtLimit
+from semgrad_guard.engine.answers.options import GenerationOptions, ThoughtLimit
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import LogitTransform, Objective
 from semgrad_guard.engine.prompts.prompt import Prompt, render
 from semgrad_guard.engine.prompts.semantic_token import TokenChoice
-from semgrad_guard.engine.scoring.head import surveyed_step
-from semgrad_guard.engine.scoring.observation import observed_layer
+from semgrad_guard.engine.scores.head import surveyed_step
+from semgrad_guard.engine.scores.observed import observed_layer
 from semgrad_guard.engine.writing_model import ModelIdentity, name_of
 from semgrad_guard.named import folder_of
 from semgrad_guard.vllm.decoder import VLLMBatch, VLLMDecoder

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from semgrad_guard.engine.generation.options import ThoughtLimit, force
+from semgrad_guard.engine.answers.options import ThoughtLimit, force
 
 T = TypeVar("T")
 

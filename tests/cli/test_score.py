@@ -13,7 +13,7 @@ from click.testing import Result
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, SemGrad, calibrate
 from semgrad_guard.calibration import AnswerSentences, calibrate_sentences
 from semgrad_guard.engine.replay.batch import TokenBatch
-from semgrad_guard.engine.scoring.scorer import Scorer
+from semgrad_guard.engine.scores.scorer import Scorer
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.evaluation.runs.run import run_binding

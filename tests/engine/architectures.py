@@ -16,8 +16,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.scoring.gradient_scores import gradient_scores
-from semgrad_guard.engine.scoring.scorer import clean_slate, scorer_of
+from semgrad_guard.engine.scores.gradient_scores import gradient_scores
+from semgrad_guard.engine.scores.scorer import clean_slate, scorer_of
 from semgrad_guard.errors import SemGradGuardError
 
 from .generated_models import build

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from semgrad_guard import GenerationOptions, LanguageModel
-from semgrad_guard.engine.generation.decoding import BatchRequest, RunningAnswer
-from semgrad_guard.engine.generation.generation import Evidence, Generation
-from semgrad_guard.engine.generation.running_batch import RunningBatch
+from semgrad_guard.engine.answers.writing import BatchRequest, RunningAnswer
+from semgrad_guard.engine.answers.answer import Evidence, Generation
+from semgrad_guard.engine.answers.batch import RunningBatch
 from semgrad_guard.engine.objective import Objective
 from tests.random_llama import byte_tokenizer
 from tests.whole_runs import whole_run

@@ -13,9 +13,9 @@ from transformers import GenerationConfig
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.batch import Memory, TokenBatch, cache_of
 from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
-from semgrad_guard.engine.scoring.gradients import GradientScores, Rows, States, Tier
-from semgrad_guard.engine.scoring.model_states import Branches, InputCheck
-from semgrad_guard.engine.scoring.scorer import clean_slate, scorer_of
+from semgrad_guard.engine.scores.gradients import GradientScores, Rows, States, Tier
+from semgrad_guard.engine.scores.scorer import Branches, InputCheck
+from semgrad_guard.engine.scores.scorer import clean_slate, scorer_of
 
 from .oracle import Reference, reference_scores
 from .tiny_models import shared, token_ids

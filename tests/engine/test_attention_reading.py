@@ -12,8 +12,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from semgrad_guard.engine.replay.attention_weights import middle_layers
 from semgrad_guard.engine.replay.batch import TokenBatch
-from semgrad_guard.engine.scoring.observation import NOT_FINITE, UNREADABLE, AttentionReading
-from semgrad_guard.engine.scoring.scorer import scorer_of
+from semgrad_guard.engine.scores.observed import NOT_FINITE, UNREADABLE, AttentionReading
+from semgrad_guard.engine.scores.scorer import scorer_of
 from tests.pairwise import in_turn
 
 from .tiny_models import ARCHITECTURES, build, shared, token_ids

@@ -12,9 +12,9 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from semgrad_guard.engine.replay.batch import TokenBatch, cut
 from semgrad_guard.engine.replay.captured_states import Capture
-from semgrad_guard.engine.scoring.gradient_scores import gradient_scores
-from semgrad_guard.engine.scoring.gradients import GradientScores
-from semgrad_guard.engine.scoring.scorer import Scorer
+from semgrad_guard.engine.scores.gradient_scores import gradient_scores
+from semgrad_guard.engine.scores.gradients import GradientScores
+from semgrad_guard.engine.scores.scorer import Scorer
 from semgrad_guard.errors import UnsupportedModelError
 
 from .scoring_paths import Case, batch_of

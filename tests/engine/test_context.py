@@ -10,8 +10,8 @@ import torch
 
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.batch import FRUGAL, TokenBatch
-from semgrad_guard.engine.scoring.gradients import Tier
-from semgrad_guard.engine.scoring.scorer import Scorer
+from semgrad_guard.engine.scores.gradients import Tier
+from semgrad_guard.engine.scores.scorer import Scorer
 from semgrad_guard.errors import UnsupportedModelError
 from tests.pairwise import in_turn
 

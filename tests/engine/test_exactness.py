@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from semgrad_guard.engine.objective import Objective, Variant
-from semgrad_guard.engine.scoring.gradients import Tier
-from semgrad_guard.engine.scoring.scorer import Scorer
+from semgrad_guard.engine.scores.gradients import Tier
+from semgrad_guard.engine.scores.scorer import Scorer
 from tests.pairwise import in_turn
 
 from .oracle import worst_relative_error

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from transformers import BitsAndBytesConfig, modeling_gguf_pytorch_utils
 
 from semgrad_guard import LanguageModel
-from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.models.gguf import read_header
 from semgrad_guard.errors import InputError, MissingExtraError, ModelError, ModelNotFoundError, UnsupportedModelError
 from tests.pairwise import in_turn

@@ -13,7 +13,7 @@ import torch
 
 from semgrad_guard import GenerationOptions, Guard, LanguageModel, Policy
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.scoring.gradient_scores import gradient_scores
+from semgrad_guard.engine.scores.gradient_scores import gradient_scores
 from semgrad_guard.estimators import Estimator, HybridGrad
 from semgrad_guard.estimators.suite import paper_suite
 from tests.random_llama import byte_tokenizer, random_llama

@@ -13,7 +13,7 @@ from torch import nn
 
 from semgrad_guard.engine.objective import LogitTransform, Norm
 from semgrad_guard.engine.scoring import head as head_module
-from semgrad_guard.engine.scoring.head import HeadScores, score_head
+from semgrad_guard.engine.scores.head import HeadScores, score_head
 
 TRANSFORMS = {
     "plain": LogitTransform(),

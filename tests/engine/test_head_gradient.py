@@ -11,7 +11,7 @@ import torch
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.batch import TokenBatch
-from semgrad_guard.engine.scoring.scorer import scorer_of
+from semgrad_guard.engine.scores.scorer import scorer_of
 from semgrad_guard.estimators import ExGrad, ParaGrad
 from tests.random_llama import byte_tokenizer
 

@@ -15,7 +15,7 @@ from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, P
 from semgrad_guard.calibration import calibrate
 from semgrad_guard.engine.replay import own_code
 from semgrad_guard.engine.replay.conduct import weight_fingerprint
-from semgrad_guard.engine.scoring.scorer import scorer_of
+from semgrad_guard.engine.scores.scorer import scorer_of
 from semgrad_guard.errors import BindingMismatchError
 from semgrad_guard.guard import Answerer
 from semgrad_guard.records import OWN_CODE
@@ -180,7 +180,7 @@ def test_tuned_prompts(kind: str) -> None:
 ELSEWHERE = """
 from tests.engine.switches import SWITCHES
 from tests.engine.tiny_models import build
-from semgrad_guard.engine.scoring.scorer import scorer_of
+from semgrad_guard.engine.scores.scorer import scorer_of
 model = build("llama")
 scorer_of(model)
 SWITCHES["activation by a function"](model)

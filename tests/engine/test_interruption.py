@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from semgrad_guard import GenerationOptions, LanguageModel, Memory
-from semgrad_guard.engine.generation.options import Sampling
+from semgrad_guard.engine.answers.options import Sampling
 from semgrad_guard.engine.interruption import InterruptibleLock, Stop, current_stop, stopping
 from semgrad_guard.engine.replay.batch import FRUGAL
 from semgrad_guard.engine.text_pairs import Entailment

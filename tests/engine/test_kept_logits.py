@@ -10,8 +10,8 @@ import torch
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.batch import Memory
 from semgrad_guard.engine.replay.captured_states import Capture
-from semgrad_guard.engine.scoring.head import score_head
-from semgrad_guard.engine.scoring.scorer import Scorer
+from semgrad_guard.engine.scores.head import score_head
+from semgrad_guard.engine.scores.scorer import Scorer
 
 from .scoring_paths import CASES, answered, score_in_tier
 from .tiny_models import shared

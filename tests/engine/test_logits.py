@@ -13,7 +13,7 @@ from torch import nn
 from semgrad_guard.engine.objective import LogitTransform
 from semgrad_guard.engine.replay import kernels
 from semgrad_guard.engine.scoring import head as head_module
-from semgrad_guard.engine.scoring.head import Distribution, Logits, Products, score_head
+from semgrad_guard.engine.scores.head import Distribution, Logits, Products, score_head
 
 VOCABULARY, WIDTH, TOKENS = 6000, 48, 12
 PLAIN = LogitTransform()

@@ -10,9 +10,9 @@ import torch
 from scipy.stats import spearmanr
 
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.scoring.gradient_scores import gradient_scores
-from semgrad_guard.engine.scoring.gradients import GradientScores
-from semgrad_guard.engine.scoring.scorer import scorer_of
+from semgrad_guard.engine.scores.gradient_scores import gradient_scores
+from semgrad_guard.engine.scores.gradients import GradientScores
+from semgrad_guard.engine.scores.scorer import scorer_of
 from tests.pairwise import in_turn, pairwise
 
 from .oracle import worst_relative_error

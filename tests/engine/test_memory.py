@@ -14,7 +14,7 @@ from semgrad_guard.engine.replay import kernels
 from semgrad_guard.engine.replay.batch import FRUGAL, Memory
 from semgrad_guard.engine.replay.hooks import activation_bytes
 from semgrad_guard.engine.replay.replayer import Replayer
-from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
+from semgrad_guard.engine.scores.scorer import Scorer, clean_slate
 from tests.pairwise import in_turn
 
 from .oracle import worst_relative_error

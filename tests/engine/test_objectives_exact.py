@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from semgrad_guard import GenerationOptions, LanguageModel, gradient_scores
-from semgrad_guard.engine.generation.generation import Evidence
+from semgrad_guard.engine.answers.answer import Evidence
 from semgrad_guard.engine.interruption import InterruptibleLock
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.scoring.gradients import Tier, assemble
+from semgrad_guard.engine.scores.gradients import Tier, assemble
 from semgrad_guard.errors import InputError
 from tests.pairwise import in_turn
 

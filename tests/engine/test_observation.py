@@ -15,8 +15,8 @@ from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.batch import Memory, TokenBatch, cache_of
 from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
-from semgrad_guard.engine.scoring.observation import Observation, observed_layer
-from semgrad_guard.engine.scoring.scorer import clean_slate, scorer_of
+from semgrad_guard.engine.scores.observed import Observation, observed_layer
+from semgrad_guard.engine.scores.scorer import clean_slate, scorer_of
 from semgrad_guard.estimators import KIND_OF, FusedStates, GreedyNLL, HybridGrad, MaxProbability, MeanEntropy
 from semgrad_guard.records import FusedWeights
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from semgrad_guard import GenerationOptions, Guard, LanguageModel, Policy
-from semgrad_guard.engine.generation.options import DiverseBeams, Sampling, plan_record
+from semgrad_guard.engine.answers.options import DiverseBeams, Sampling, plan_record
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators.suite import paper_suite
 

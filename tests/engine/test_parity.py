@@ -12,8 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.scoring.gradient_scores import gradient_scores
-from semgrad_guard.engine.scoring.gradients import Tier
+from semgrad_guard.engine.scores.gradient_scores import gradient_scores
+from semgrad_guard.engine.scores.gradients import Tier
 from tests.pairwise import in_turn
 
 from .oracle import reference_scores

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from semgrad_guard import Generation, GenerationOptions, HybridGrad, LanguageModel, Verdict
-from semgrad_guard.engine.generation.options import Sampling
+from semgrad_guard.engine.answers.options import Sampling
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import DetachedRecordError, ScoringError
 from semgrad_guard.estimators.p_true import PTrue

@@ -13,7 +13,7 @@ from semgrad_guard.engine.replay import kernels
 from semgrad_guard.engine.replay.batch import FRUGAL, Memory
 from semgrad_guard.engine.replay.captured_states import Capture
 from semgrad_guard.engine.replay.kernels import Projections
-from semgrad_guard.engine.scoring.scorer import Scorer
+from semgrad_guard.engine.scores.scorer import Scorer
 from tests.pairwise import in_turn
 
 from .oracle import worst_relative_error

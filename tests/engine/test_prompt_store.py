@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.cache_utils import DynamicCache
 
 from semgrad_guard import GenerationOptions, LanguageModel, Message
-from semgrad_guard.engine.generation.generation import Generation
+from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.replay.batch import FRUGAL, Memory
 from semgrad_guard.engine.replay.prompt_store import PromptStore
 

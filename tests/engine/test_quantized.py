@@ -20,8 +20,8 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from semgrad_guard import gradient_scores
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay import kernels
-from semgrad_guard.engine.scoring.gradients import GradientScores, Tier
-from semgrad_guard.engine.scoring.scorer import Scorer, scorer_of
+from semgrad_guard.engine.scores.gradients import GradientScores, Tier
+from semgrad_guard.engine.scores.scorer import Scorer, scorer_of
 from semgrad_guard.errors import UnsupportedModelError
 from tests.pairwise import in_turn
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from semgrad_guard.engine.generation.options import GenerationOptions
-from semgrad_guard.engine.generation.visible import CertainText, Piece, ThoughtPiece, Visible, answered
+from semgrad_guard.engine.answers.options import GenerationOptions
+from semgrad_guard.engine.answers.text import CertainText, Piece, ThoughtPiece, Visible, answered
 from semgrad_guard.engine.prompts.prompt import Prompt, render, template_fingerprint
 from semgrad_guard.engine.prompts.reasoning import Foreign, Thinking
 from semgrad_guard.errors import InputError

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from semgrad_guard import LanguageModel
-from semgrad_guard.engine.scoring.gradient_scores import gradient_scores
+from semgrad_guard.engine.scores.gradient_scores import gradient_scores
 from semgrad_guard.errors import (
     EmptyLayerSpanError,
     EmptyPromptError,

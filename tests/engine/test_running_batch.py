@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from semgrad_guard import LanguageModel
-from semgrad_guard.engine.generation.decoding import RunningAnswer
+from semgrad_guard.engine.answers.writing import RunningAnswer
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.grammar import one_of, text_rule
 from semgrad_guard.errors import InputError

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from semgrad_guard import LanguageModel, Message
-from semgrad_guard.engine.generation.decoding import BatchRequest, RunningAnswer
-from semgrad_guard.engine.generation.sentence_scoring import sentence_evidence
+from semgrad_guard.engine.answers.writing import BatchRequest, RunningAnswer
+from semgrad_guard.engine.answers.sentences import sentence_evidence
 from semgrad_guard.engine.interruption import Stop, stopping
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.grammar import one_of, text_rule

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semgrad_guard import GenerationOptions, LanguageModel
-from semgrad_guard.engine.generation.options import DiverseBeams, DiversityPenalty, Sampling, sampling_processors
-from semgrad_guard.engine.generation.sampling import middle_layer, read
-from semgrad_guard.engine.scoring.scorer import scorer_of
+from semgrad_guard.engine.answers.options import DiverseBeams, DiversityPenalty, Sampling, sampling_processors
+from semgrad_guard.engine.answers.sampling import middle_layer, read
+from semgrad_guard.engine.scores.scorer import scorer_of
 from semgrad_guard.errors import InputError
 
 from .tiny_models import ARCHITECTURES, STATEFUL, shared, token_ids
@@ -255,7 +255,7 @@ def test_readings_do_not_depend_on_how_the_work_is_split(monkeypatch, limit: str
     prompts = [token_ids(3 + i, i) for i in range(4)]
     answers = [[token_ids(1 + j, 10 + j) for j in range(i)] for i in range(4)]
     whole = read(scorer, prompts, answers)
-    monkeypatch.setattr(f"semgrad_guard.engine.generation.sampling.{limit}", 1)
+    monkeypatch.setattr(f"semgrad_guard.engine.answers.sampling.{limit}", 1)
     split = read(scorer, prompts, answers)
     assert [len(own) for own in split] == [0, 1, 2, 3]
     for one, other in zip(whole, split, strict=True):

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from semgrad_guard import LanguageModel
-from semgrad_guard.engine.generation.decoding import BatchRequest
-from semgrad_guard.engine.generation.generation import BatchScoring, Evidence, Generation
-from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.answers.writing import BatchRequest
+from semgrad_guard.engine.answers.answer import BatchScoring, Evidence, Generation
+from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.batch import TokenBatch
-from semgrad_guard.engine.scoring.gradients import Tier
-from semgrad_guard.engine.scoring.scorer import Scorer
+from semgrad_guard.engine.scores.gradients import Tier
+from semgrad_guard.engine.scores.scorer import Scorer
 from tests.pairwise import pairwise
 from tests.thinking import ANSWERS, UNTHOUGHT, thinking_model
 

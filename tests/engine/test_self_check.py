@@ -19,10 +19,10 @@ from semgrad_guard.engine.replay import model_copies
 from semgrad_guard.engine.replay.batch import CACHE
 from semgrad_guard.engine.replay.captured_states import CapturedStates
 from semgrad_guard.engine.scoring import scorer as scorer_module
-from semgrad_guard.engine.scoring.gradient_scores import gradient_scores
-from semgrad_guard.engine.scoring.gradients import Tier
-from semgrad_guard.engine.scoring.scorer import Scorer, scorer_of
-from semgrad_guard.engine.scoring.self_check import self_check
+from semgrad_guard.engine.scores.gradient_scores import gradient_scores
+from semgrad_guard.engine.scores.gradients import Tier
+from semgrad_guard.engine.scores.scorer import Scorer, scorer_of
+from semgrad_guard.engine.scores.exactness import self_check
 from tests.pairwise import in_turn
 
 from .architectures import expectation

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semgrad_guard import GenerationOptions, LanguageModel
-from semgrad_guard.engine.generation.generation import BatchScoring, Evidence
-from semgrad_guard.engine.generation.sentence_scoring import sentence_evidence, token_counts
+from semgrad_guard.engine.answers.answer import BatchScoring, Evidence
+from semgrad_guard.engine.answers.sentences import sentence_evidence, token_counts
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.sentences import sentences
 from semgrad_guard.estimators import FusedStates

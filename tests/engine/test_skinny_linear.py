@@ -12,7 +12,7 @@ from torch import nn
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay import kernels
 from semgrad_guard.engine.replay.kernels import Projections
-from semgrad_guard.engine.scoring.scorer import Scorer
+from semgrad_guard.engine.scores.scorer import Scorer
 
 from .oracle import worst_relative_error
 from .scoring_paths import CASES, score_in_tier

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from semgrad_guard import GenerationOptions, LanguageModel
-from semgrad_guard.engine.generation.generation import Generation
-from semgrad_guard.engine.generation.options import Sampling
-from semgrad_guard.engine.generation.visible import visible
+from semgrad_guard.engine.answers.answer import Generation
+from semgrad_guard.engine.answers.options import Sampling
+from semgrad_guard.engine.answers.text import visible
 from tests.thinking import ANSWERS, THOUGHTS, thinking_model
 
 QUESTION = "What is the capital of Mongolia?"

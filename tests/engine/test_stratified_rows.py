@@ -15,7 +15,7 @@ from torch import nn
 from semgrad_guard import gradient_scores
 from semgrad_guard.engine.objective import LogitTransform, Objective
 from semgrad_guard.engine.scoring import head as head_module
-from semgrad_guard.engine.scoring.head import HeadScores, score_head
+from semgrad_guard.engine.scores.head import HeadScores, score_head
 from semgrad_guard.engine.scoring.stratified_rows import StratifiedRows
 from semgrad_guard.errors import InputError
 

@@ -17,9 +17,9 @@ from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.interruption import Stop, stopping
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.captured_states import Capture
-from semgrad_guard.engine.scoring.gradient_scores import gradient_scores
-from semgrad_guard.engine.scoring.gradients import GradientScores, Tier
-from semgrad_guard.engine.scoring.scorer import scorer_of
+from semgrad_guard.engine.scores.gradient_scores import gradient_scores
+from semgrad_guard.engine.scores.gradients import GradientScores, Tier
+from semgrad_guard.engine.scores.scorer import scorer_of
 from semgrad_guard.errors import DeadlineExceededError, EmptyLayerSpanError, InputError, UnsupportedModelError
 from tests.leaks import smallest_growth, tensors_alive
 from tests.pairwise import in_turn, pairwise

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from semgrad_guard import LanguageModel
-from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.answers.options import GenerationOptions
 from tests.random_llama import byte_tokenizer
 
 from .oracle import reference_scores, worst_relative_error

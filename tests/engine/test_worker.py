@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from semgrad_guard import GenerationOptions, Guard, LanguageModel, Policy, Verdict
-from semgrad_guard.engine.generation.generation import Generation
+from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.interruption import Stop, stopping
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.worker import Ticket, batching, worker

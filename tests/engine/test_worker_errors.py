@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from semgrad_guard import LanguageModel
-from semgrad_guard.engine.generation.generation import Generation
-from semgrad_guard.engine.generation.running_batch import RunningBatch
+from semgrad_guard.engine.answers.answer import Generation
+from semgrad_guard.engine.answers.batch import RunningBatch
 from semgrad_guard.engine.worker import Ticket, batching
 from semgrad_guard.estimators import Sampling
 from tests.fixed_model import TEXT

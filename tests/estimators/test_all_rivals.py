@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from semgrad_guard import Calibration, GenerationOptions, Guard, LanguageModel, Message, Policy, calibrate
-from semgrad_guard.engine.generation.options import DiverseBeams, Sampling
+from semgrad_guard.engine.answers.options import DiverseBeams, Sampling
 from semgrad_guard.engine.text_pairs import CrossEncoder, Entailment
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.estimators import (

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.calibration import Calibration
-from semgrad_guard.engine.scoring.scorer import Scorer
+from semgrad_guard.engine.scores.scorer import Scorer
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Cascade, MaxProbability, ParaGrad
 from semgrad_guard.records import Score

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semgrad_guard import GenerationOptions, LanguageModel
-from semgrad_guard.engine.scoring.observation import Observation, observed_layer
+from semgrad_guard.engine.scores.observed import Observation, observed_layer
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import RAUQ, AttentionScore, GreatestEntropy, HiddenScore, MaxProbability
 from semgrad_guard.estimators.observed import recurrent

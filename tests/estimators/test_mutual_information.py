@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semgrad_guard import LanguageModel
-from semgrad_guard.engine.generation.options import Sampling
+from semgrad_guard.engine.answers.options import Sampling
 from semgrad_guard.engine.words import token_f1
 from semgrad_guard.estimators import MutualInformation
 from semgrad_guard.estimators.mutual_information import mutual_information

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from semgrad_guard import Binding, GenerationOptions, LanguageModel, Message
-from semgrad_guard.engine.generation.options import DiverseBeams, Sampling
+from semgrad_guard.engine.answers.options import DiverseBeams, Sampling
 from semgrad_guard.engine.text_pairs import CrossEncoder, Entailment
 from semgrad_guard.estimators import (
     SAR,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from semgrad_guard import GenerationOptions, LanguageModel
-from semgrad_guard.engine.generation.sampling import ModelSampler
+from semgrad_guard.engine.answers.sampling import ModelSampler
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.estimators import SemanticDensity
 from semgrad_guard.estimators.samples import AskingEstimator

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from semgrad_guard import GenerationOptions, Guard, LanguageModel, Policy
-from semgrad_guard.engine.generation.options import Sampling
+from semgrad_guard.engine.answers.options import Sampling
 from semgrad_guard.estimators import SemanticEntropy
 from semgrad_guard.estimators.base import Estimator
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
-from semgrad_guard.engine.generation.decoding import BatchRequest, Written
-from semgrad_guard.engine.generation.generation import Generation
-from semgrad_guard.engine.generation.options import DiverseBeams
-from semgrad_guard.engine.generation.visible import Piece, ThoughtPiece
+from semgrad_guard.engine.answers.writing import BatchRequest, Written
+from semgrad_guard.engine.answers.answer import Generation
+from semgrad_guard.engine.answers.options import DiverseBeams
+from semgrad_guard.engine.answers.text import Piece, ThoughtPiece
 from semgrad_guard.engine.worker import Request
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import MeanEntropy, Sampling, SelfConsistency, SemanticEntropy

@@ -16,8 +16,8 @@ import torch
 from passes import passes_of
 
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
-from semgrad_guard.engine.generation.decoding import BatchRequest
-from semgrad_guard.engine.generation.generation import BatchScoring, Evidence, Generation
+from semgrad_guard.engine.answers.writing import BatchRequest
+from semgrad_guard.engine.answers.answer import BatchScoring, Evidence, Generation
 from semgrad_guard.engine.interruption import Stop, stopping
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import AnswerCancelledError, BindingMismatchError, InputError

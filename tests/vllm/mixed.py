@@ -16,9 +16,9 @@ from random import Random
 from passes import passes_of
 
 from semgrad_guard import GenerationOptions, LanguageModel
-from semgrad_guard.engine.generation.decoding import BatchRequest, RunningAnswer
-from semgrad_guard.engine.generation.generation import BatchScoring, Evidence, Generation
-from semgrad_guard.engine.generation.running_batch import RunningBatch
+from semgrad_guard.engine.answers.writing import BatchRequest, RunningAnswer
+from semgrad_guard.engine.answers.answer import BatchScoring, Evidence, Generation
+from semgrad_guard.engine.answers.batch import RunningBatch
 from semgrad_guard.vllm import VLLMLanguageModel
 from semgrad_guard.vllm.shared_weights import library
 

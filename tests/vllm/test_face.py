@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from semgrad_guard.engine.generation.running_batch import RunningBatch
+from semgrad_guard.engine.answers.batch import RunningBatch
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.vllm.decoder import VLLMBatch
 from semgrad_guard.vllm.language_model import VLLMLanguageModel

@@ -15,8 +15,8 @@ from child import numbers, scores_by
 from passes import passes_of
 
 from semgrad_guard import GenerationOptions, Guard, LanguageModel, Policy
-from semgrad_guard.engine.generation.decoding import BatchRequest
-from semgrad_guard.engine.generation.generation import Generation
+from semgrad_guard.engine.answers.writing import BatchRequest
+from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.vllm import VLLMLanguageModel
 
 QUESTIONS = ["What is the capital of Mongolia?", "Name a metal.", "Who wrote Hamlet, and when?"]

@@ -38,7 +38,8 @@ class Architecture:
     """The parts of a model that the engine touches, by path so that a copy of the model has them too.
 
     `layers` is None where no list of decoder layers was recognised; `idle` are the places in that list of layers that
-    look at pictures or sound, which text does not pass through, and `n_layers` counts the others. `attends` says that
+    look at pictures or sound, which text does not pass through, and `n_layers` counts the others. `kinds` are the
+    configuration's words for its layers. `attends` says that
     tokens meet in attention alone and in no recurrent state, `cuttable` whether the KV cache may be cut at t* as well;
     `takes_positions` whether left-padded rows can be told their positions. No layer has a shorter `window`.
     Past `fixed_positions` tokens, rotary frequencies change with the length (dynamic and long rope), so that cached
@@ -56,6 +57,7 @@ class Architecture:
     takes_logits_to_keep: bool = False
     idle: frozenset[int] = frozenset()
     window: int | None = None
+    kinds: frozenset[str] = frozenset()
 
 
 def inspect_architecture(model: nn.Module) -> Architecture:
@@ -99,6 +101,7 @@ def inspect_architecture(model: nn.Module) -> Architecture:
         fixed_positions=_fixed_positions(config),
         idle=idle,
         window=min((size for name in _WINDOWS if isinstance(size := getattr(config, name, None), int)), default=None),
+        kinds=frozenset(getattr(config, "layer_types", None) or ()),
     )
 
 

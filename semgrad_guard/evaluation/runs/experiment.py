@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
 
-from semgrad_guard.engine.generation.generation import Evidence, Generation
-from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.answers.answer import Evidence, Generation
+from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.interruption import with_cost
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import Objective

@@ -14,8 +14,8 @@ from typing import Any, Self
 
 from pydantic import BaseModel
 
-from semgrad_guard.engine.generation.generation import BatchScoring, Evidence
-from semgrad_guard.engine.generation.options import plan_record
+from semgrad_guard.engine.answers.answer import BatchScoring, Evidence
+from semgrad_guard.engine.answers.options import plan_record
 from semgrad_guard.engine.interruption import with_cost
 from semgrad_guard.errors import BindingMismatchError, DetachedRecordError, InputError, ScoringError
 from semgrad_guard.estimators import Estimator

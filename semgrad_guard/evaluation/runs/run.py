@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 from semgrad_guard.calibration import Binding
-from semgrad_guard.engine.generation.generation import Evidence, Generation
-from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.answers.answer import Evidence, Generation
+from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.sentences import leanings

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from semgrad_guard.engine.generation.generation import BatchScoring, Evidence
+from semgrad_guard.engine.answers.answer import BatchScoring, Evidence
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.errors import PromptTooLongError
 from semgrad_guard.estimators import Estimator

@@ -10,7 +10,7 @@ from typing import Any, Generic, Self, TypeVar
 from pydantic import TypeAdapter
 
 from semgrad_guard import errors
-from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.prompts.reasoning import Thinking
 from semgrad_guard.engine.sentences import By, Span
 from semgrad_guard.errors import SemGradGuardError

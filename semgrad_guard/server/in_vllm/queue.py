@@ -7,11 +7,11 @@ from functools import partial
 from secrets import token_hex
 from typing import Any, TypeVar
 
-from semgrad_guard.engine.generation.options import GenerationOptions
-from semgrad_guard.engine.generation.sentence_scoring import Segment
+from semgrad_guard.engine.answers.options import GenerationOptions
+from semgrad_guard.engine.answers.sentences import Segment
+from semgrad_guard.engine.answers.worker import Batching
 from semgrad_guard.engine.prompts.reasoning import Codec
 from semgrad_guard.engine.sentences import By
-from semgrad_guard.engine.worker import Batching
 from semgrad_guard.errors import InputError, QueueFullError, ScoringError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard import Draft, LetThrough, ain_time

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from semgrad_guard.engine.generation.decoding import BatchRequest
+from semgrad_guard.engine.answers.writing import BatchRequest
 from semgrad_guard.engine.sentences import By
 from semgrad_guard.errors import UnsupportedModelError
 from semgrad_guard.guard.familiarity import judged_by

@@ -1,0 +1,1 @@
+"""Answers: how they are written, alone or together, and what is known of each."""

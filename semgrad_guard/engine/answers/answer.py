@@ -1,0 +1,408 @@
+"""The result of writing: the text a user sees, the tokens that carry it, and the facts about them.
+
+Each fact is computed once, only when needed, and for a whole batch at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+from weakref import ref
+
+from semgrad_guard.engine.answers.options import Sample, Sampling, SamplingPlan
+from semgrad_guard.engine.answers.sampling import ModelSampler
+from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.prompts.prompt import Prompt
+from semgrad_guard.engine.prompts.reasoning import Reasoning
+from semgrad_guard.engine.replay.tape import Row, Tape
+from semgrad_guard.engine.scores.gradients import GradientScores
+from semgrad_guard.engine.scores.observed import Observation
+from semgrad_guard.engine.scores.scorer import Scorer
+from semgrad_guard.errors import DetachedRecordError, ScoringError
+from semgrad_guard.records import FinishReason, in_context
+
+T = TypeVar("T")
+_ALONE = "alone"
+"""Marks the key of a result that was computed for one row."""
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """A text that answers a prompt, and the tokens that carry it.
+
+    `ids` are the scored tokens: the end token and tokens beyond a stop string do not count. `preceding` are the tokens
+    that were written before these, given which they are scored: a thought and its marks, and earlier sentences.
+    `written` are all tokens that were written, those behind a sentence included; empty where there are no others.
+    `stop` strings ended it and end samples as well, as `max_thinking_tokens` ends their thoughts.
+    """
+
+    prompt: Prompt
+    text: str
+    ids: tuple[int, ...]
+    preceding: tuple[int, ...] = ()
+    reasoning: Reasoning | None = None
+    written: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    max_thinking_tokens: int | None = None
+
+    def row(self, objective: Objective, tape: Tape | None, *, in_context: bool = False) -> Row:
+        """Its tokens as a row to score."""
+        written, before = self.written or (*self.preceding, *self.ids), len(self.preceding)
+        return Row.of(
+            self.prompt.ids,
+            written,
+            self.prompt.semantic_token.offset,
+            objective,
+            before=before,
+            end=before + len(self.ids),
+            in_context=in_context,
+            tape=tape,
+        )
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One answer of the model.
+
+    `text` is the visible text: up to, and without, the end token or a stop string. `response_ids` are the tokens
+    that carry it and exactly the tokens that are scored: the end token and tokens beyond a stop string do not
+    count. `preceding_ids` are the tokens that the model wrote before these: its thought and the thought's marks, given
+    which the answer is scored. `reasoning` is that thought, no part of `text`; None where there is nothing between the
+    marks. Where a stop string begins inside a token, they are the tokens of the text itself. `completion_tokens`
+    counts everything the model produced. `cut` is where the answer was cut off: after so many tokens, or at this stop
+    string; None where the model ended it. `evidence` is the material of scoring; while it has not been used, it holds
+    the answer's KV cache, so let generations go once they are scored.
+    """
+
+    prompt: Prompt
+    text: str
+    response_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    completion_tokens: int
+    scoring: BatchScoring = field(repr=False, compare=False)
+    row: int = 0
+    cut: int | str | None = None
+    reasoning: Reasoning | None = None
+    preceding_ids: tuple[int, ...] = ()
+
+    @property
+    def evidence(self) -> Evidence:
+        """Facts about this answer, each computed once and only when needed."""
+        return replace(self.scoring.evidence[self.row], cut=self.cut)
+
+
+@dataclass(frozen=True)
+class TimedScores:
+    """A row's scores, and its share of the milliseconds that its batch took to score."""
+
+    scores: GradientScores
+    milliseconds: float
+
+
+class BatchScoring:
+    """The computations about some answers: for all of them together, and once.
+
+    A copy, by `pickle` or `copy.deepcopy`, is plain data: it holds earlier results, neither the model nor the tapes.
+    Anything else raises `DetachedRecordError`. Where the model was changed since something was computed, it is computed
+    anew: answers are scored by the model as it is.
+
+    `tapes` are what writing left of each answer; they are freed once the batch is scored, and a second objective reads
+    the texts. `sampler` makes the `ModelSampler`, which draws more answers. Where answers are `in_context`, they are
+    sentences, of which all that was written before is a constant to the gradient.
+    """
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        answers: Sequence[Answer],
+        sampler: Callable[[], ModelSampler],
+        *,
+        tapes: Sequence[Tape | None] = (),
+        in_context: bool = False,
+    ) -> None:
+        self._live: tuple[Scorer, Callable[[], ModelSampler]] | None = (scorer, sampler)
+        self.answers, self._in_context = tuple(answers), in_context
+        self._tapes: Sequence[Tape | None] = tuple(tapes)
+        self._done: dict[Objective, tuple[TimedScores | None, ...]] = {}
+        self._results: dict[Hashable, Sequence[Any]] = {}
+        self._epoch: object = None
+        self.beside: Sequence[ref[BatchScoring]] = ()
+        """Those that are scored together with it, itself among them, as long as their answers are needed."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Also for `deepcopy`: a copy with a model would keep the KV cache of an answer that nobody scores.
+        return {**self.__dict__, "_live": None, "_tapes": (), "_epoch": None, "beside": ()}
+
+    @property
+    def sampler(self) -> ModelSampler:
+        """For questions about the answers: renders prompts and reads answers to them.
+
+        Raises:
+            DetachedRecordError: this is a copy.
+        """
+        return self.model[1]()
+
+    @property
+    def model(self) -> tuple[Scorer, Callable[[], ModelSampler]]:
+        """The scorer, and what makes the sampler.
+
+        Raises:
+            DetachedRecordError: this is a copy.
+        """
+        if self._live is None:
+            raise DetachedRecordError(
+                "This record of an answer was copied without its model, and holds only what was computed before. "
+                "Compute what you need before you copy it, or score the text again with LanguageModel.evidence(...)."
+            )
+        return self._live
+
+    @property
+    def _lock(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._live is None else self._live[0].lock
+
+    @classmethod
+    def joined(cls, answers: Sequence[Evidence]) -> BatchScoring:
+        """Answers of one model that came one by one (`LanguageModel.evidence`) as one batch: one backward pass for all.
+
+        Earlier results about them are computed again.
+        """
+        scorer, sampler = answers[0].scoring.model
+        return cls(scorer, [one.answer for one in answers], sampler)
+
+    @property
+    def evidence(self) -> tuple[Evidence, ...]:
+        """The evidence about every answer of the batch."""
+        return tuple(Evidence(self, row) for row in range(len(self.answers)))
+
+    def tape(self, row: int) -> Tape | None:
+        """What writing left of one answer, as long as it has not been scored."""
+        return self._tapes[row] if self._tapes else None
+
+    def scores(self, objective: Objective, row: int) -> TimedScores | None:
+        """The scores of one row, None where it holds no token; the first call scores the whole batch together."""
+        with self._lock:
+            self._forget_another_models()
+            if objective not in self._done:
+                self._score(objective)
+            return self._done[objective][row]
+
+    def observed(self, row: int, *, own: bool = False) -> Observation | None:
+        """The observation of one row's tokens; the first call observes the whole batch and keeps tapes for scoring."""
+
+        def work(_: Sequence[Evidence]) -> Sequence[Observation | None]:
+            return self._observed(self.answers, own=own)
+
+        return self.together((Observation, own), work, row)
+
+    def thoughts(self, row: int) -> Observation | None:
+        """The observation of the tokens of one row's thought; the first call observes the whole batch.
+
+        None where there is no thought, or its tokens are not known.
+        """
+
+        def work(_: Sequence[Evidence]) -> Sequence[Observation | None]:
+            return self._observed([_thought_of(answer) for answer in self.answers])
+
+        return self.together("thoughts", work, row)
+
+    def together(
+        self, key: Hashable, work: Callable[[Sequence[Evidence]], Sequence[T]], row: int, *, alone: bool = False
+    ) -> T:
+        """The result of `work` for one row; the first call under `key` has it done for the whole batch, or `alone`."""
+        answers = self.evidence
+        if alone:
+            key, answers, row = (_ALONE, key, row), answers[row : row + 1], 0
+        with self._lock:
+            self._forget_another_models()
+            if key not in self._results:
+                self._results[key] = work(answers)
+            return self._results[key][row]
+
+    def keep_samples(self, row: int, plan: Sampling, samples: tuple[Sample, ...]) -> None:
+        """Take in the samples for one row, which were drawn while its answer was written."""
+        with self._lock:
+            self._forget_another_models()
+            self._results[_ALONE, plan, row] = [samples]
+
+    def has_samples(self, row: int, plan: SamplingPlan) -> bool:
+        """Whether samples for this row alone were taken in, of the model as it is."""
+        with self._lock:
+            self._forget_another_models()
+            return (_ALONE, plan, row) in self._results
+
+    def _forget_another_models(self) -> None:
+        """Drop results of the model as it was before its owner changed it."""
+        if self._live is None:
+            return
+        if self._epoch is not (epoch := self._live[0].epoch):
+            self._done, self._results, self._epoch = {}, {}, epoch
+
+    def _rows(self, objective: Objective, answers: Sequence[Answer]) -> list[Row]:
+        """The answers that hold tokens, as rows."""
+        tapes = self._tapes or (None,) * len(answers)
+        pairs = zip(answers, tapes, strict=True)
+        return [answer.row(objective, tape, in_context=self._in_context) for answer, tape in pairs if answer.ids]
+
+    def _observed(self, answers: Sequence[Answer], *, own: bool = False) -> list[Observation | None]:
+        rows = self._rows(Objective(token=-1), answers)
+        found = iter(self.model[0].observe(rows, own=own) if rows else ())
+        return [next(found) if answer.ids else None for answer in answers]
+
+    def _score(self, objective: Objective) -> None:
+        """Score it, and what is scored together with it."""
+        began, others = time.perf_counter(), [one for other in self.beside if (one := other())]
+        group = [one for one in others if objective not in one._done] or [self]
+        rows = [row for one in group for row in one._rows(objective, one.answers)]
+        found = self.model[0].score(rows, objective) if rows else []
+        share = (time.perf_counter() - began) * 1000 / max(1, len(rows))
+        timed = iter([TimedScores(scores, share) for scores in found])
+        for one in group:
+            one._forget_another_models()
+            one._done[objective] = tuple(next(timed) if answer.ids else None for answer in one.answers)
+            one._tapes, one.beside = (), ()  # kept until now: a scoring that was interrupted can be taken up again
+
+
+def scored_together(batches: Iterable[BatchScoring | None]) -> None:
+    """Have some batches of one model scored in one backward pass."""
+    known = [one for one in batches if one is not None]
+    for one in known:
+        one.beside = [ref(other) for other in known]
+
+
+def _thought_of(answer: Answer) -> Answer:
+    """A thought in the place of the answer that follows it."""
+    thought = answer.reasoning
+    begin, end = (0, 0) if thought is None else thought.span
+    ids = () if thought is None else thought.ids
+    return replace(answer, ids=ids[begin:end], preceding=ids[:begin], written=())
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Facts about one answer, for estimators. `response_ids` may be empty: then there is nothing to score.
+
+    `cut` is where the answer was cut off (see `Generation`).
+    """
+
+    scoring: BatchScoring
+    row: int = 0
+    cut: int | str | None = None
+
+    @property
+    def answer(self) -> Answer:
+        """The text and its tokens."""
+        return self.scoring.answers[self.row]
+
+    @property
+    def prompt(self) -> Prompt:
+        """The prompt that it answers."""
+        return self.answer.prompt
+
+    @property
+    def response_ids(self) -> tuple[int, ...]:
+        """The tokens that are scored."""
+        return self.answer.ids
+
+    @property
+    def why_empty(self) -> str:
+        """Why there is nothing to score: its reasoning rules that out, or a stop string ended it before it began."""
+        if self.reasoning is not None and self.reasoning.why_unscored:
+            return self.reasoning.why_unscored
+        if isinstance(self.cut, str):
+            return f"the response is empty: the model began with {self.cut!r}, where it was to stop"
+        return "the response is empty"
+
+    def gradients(self, objective: Objective | None = None) -> TimedScores | None:
+        """The gradient scores of the answer, None if it holds no token."""
+        return self.scoring.scores(objective or Objective(), self.row)
+
+    def observed(self, *, own: bool = False) -> Observation | None:
+        """The observation of the answer's own tokens, without a gradient; None if it holds no token.
+
+        It is read off what writing left, as long as nothing has been scored. `own`: its state is the mean of the
+        tokens' own, for which an answer that a limit cut off takes one pass.
+        """
+        return self.scoring.observed(self.row, own=own)
+
+    def alone(self) -> Evidence:
+        """The same answer in a batch of its own, of which nothing is computed yet.
+
+        Raises:
+            DetachedRecordError: this is a copy.
+        """
+        return BatchScoring.joined([self]).evidence[0]
+
+    def likeliest(self, count: int) -> Sequence[tuple[tuple[int, float], ...]]:
+        """The `count` likeliest tokens at each place and their log-probabilities in nats, the likeliest first."""
+        if not self.response_ids:
+            return ()
+        return self.sampler.likeliest(self.prompt, self.response_ids, count, before=self.preceding_ids)
+
+    @property
+    def reasoning(self) -> Reasoning | None:
+        """The thought before the answer, None where there is none."""
+        return self.answer.reasoning
+
+    @property
+    def preceding_ids(self) -> tuple[int, ...]:
+        """The tokens written before the answer's, given which these are scored: a thought and its marks."""
+        return self.answer.preceding
+
+    def thought(self) -> Observation | None:
+        """The observation of the tokens of the thought; None where there is none, or its tokens are not known."""
+        return self.scoring.thoughts(self.row)
+
+    @property
+    def text(self) -> str:
+        """The answer as the user sees it."""
+        return self.answer.text
+
+    @property
+    def question(self) -> str:
+        """The user's question: the bare one where its `Message` names it, else the whole last text of the user."""
+        return self.prompt.question
+
+    @property
+    def question_in_context(self) -> str:
+        """The question after the passage that its `Message` names, if it does: for putting it to the model again."""
+        return in_context(self.prompt.question, self.prompt.context)
+
+    @property
+    def sampler(self) -> ModelSampler:
+        """For questions about the answer: renders prompts and reads answers to them."""
+        return self.scoring.sampler
+
+    def samples(self, plan: SamplingPlan, *, temperature: float = 1.0) -> tuple[Sample, ...]:
+        """`plan.count` more answers to the same prompt, drawn once for a plan and for the whole batch at a time.
+
+        `temperature` is that of the samples' log-probabilities, however they were drawn. Answers of other origin are
+        compared with this model's own answers.
+
+        Raises:
+            ScoringError: some of them had not begun when the limit of their tokens ended their thoughts.
+        """
+        batch, alone = self.scoring, self.scoring.has_samples(self.row, plan)
+
+        def draw(rows: Sequence[Evidence]) -> Sequence[tuple[Sample, ...]]:
+            return batch.sampler.drawn([row.answer for row in rows], plan)
+
+        def judge(rows: Sequence[Evidence]) -> Sequence[tuple[Sample, ...]]:
+            drafts = [batch.together(plan, draw, row.row, alone=alone) for row in rows]
+            return batch.sampler.judged([row.prompt for row in rows], drafts, temperature=temperature)
+
+        samples = batch.together((plan, temperature), judge, self.row, alone=alone)
+        if reason := next((sample.why_unscored for sample in samples if sample.why_unscored), None):
+            raise ScoringError(f"of the answers drawn, some have no score: {reason}")
+        return samples
+
+    def together(self, key: Hashable, work: Callable[[Sequence[Evidence]], Sequence[T]]) -> T:
+        """The result of `work` for this answer: done once for the whole batch, remembered under `key`."""
+        return self.scoring.together(key, work, self.row)
+
+    def timed(self, work: Callable[[], T]) -> tuple[T, float]:
+        """The result of `work`, and the milliseconds that it took."""
+        began = time.perf_counter()
+        return work(), (time.perf_counter() - began) * 1000

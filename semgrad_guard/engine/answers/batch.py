@@ -1,0 +1,457 @@
+"""A batch that answers join and leave at any step: each with a prompt, sampling, stop strings and grammar of its own.
+
+All rows end in one column and begin where their prompt begins; a row that joins is read by itself and added to the
+others. A recorder keeps the states of a stretch of steps with the same rows; an answer's tape is its part of them.
+
+Where a model cannot take rows in and out (a recurrent state, no keys by position), the library's `generate` writes all
+tokens of some rows in one go (`WholeRun`), by the same choice of tokens.
+
+Why: docs/adr/0146-requests-join-a-running-batch.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers.cache_utils import Cache
+
+from semgrad_guard.engine.answers.answer import Generation, scored_together
+from semgrad_guard.engine.answers.options import GenerationOptions, Sample, force
+from semgrad_guard.engine.answers.sampling import sample_of
+from semgrad_guard.engine.answers.sentences import EndedSentences, ended_sentences, sentences_of
+from semgrad_guard.engine.answers.writing import BatchRequest, Writer, WrittenAnswer
+from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.prompts.prompt import Prompt
+from semgrad_guard.engine.replay.memory import Memory, give_back_memory, is_out_of_memory
+from semgrad_guard.engine.replay.tape import Recorder, Tape, below, growing_cache, keys_of
+from semgrad_guard.engine.scores.scorer import Scorer, clean_slate
+from semgrad_guard.engine.sentences import Span
+from semgrad_guard.errors import AnswerInterruptedError
+
+_ALIKE, _FEW = 1.25, 16  # how much longer a prompt may be than the shortest of its group: times, plus tokens
+_CHANGED = "the model was changed while it wrote; nothing is delivered. Ask again"
+
+
+class RunningBatch:
+    """Writes the answers of one model, and takes them out of the batch when they are done.
+
+    Not for several threads. The model's lock is held for one step at a time.
+    """
+
+    def __init__(self, writer: Callable[[], Writer], objective: Objective, sampler: Callable[[], Any]) -> None:
+        self._get_writer, self._objective, self._sampler = writer, objective, sampler
+        self._scorer: Scorer = writer().scorer
+        self._rows: list[WrittenAnswer] = []
+        self._epoch: object = None
+        self._cache: Cache = growing_cache()
+        self._mask = torch.zeros(0, 0, dtype=torch.long)
+        self._recorder: Recorder | None = None
+
+    @property
+    def rows(self) -> Sequence[WrittenAnswer]:
+        """The answers that are being written."""
+        return tuple(self._rows)
+
+    def takes(self, prompt: Prompt, options: GenerationOptions) -> bool:
+        """Whether this answer can join: not where states cannot be kept, or where its length would matter to others.
+
+        Rotary frequencies that change with the length are those of the longest row.
+
+        Raises:
+            InputError: the objective asks for a token that the prompt does not have.
+        """
+        limit = self._scorer.architecture.fixed_positions
+        if limit is not None and len(prompt.ids) + options.max_tokens > limit:
+            return False
+        return self._get_writer().recorder([prompt], self._objective, self._scorer.memory) is not None
+
+    def has_room(self, requests: Sequence[BatchRequest], *, budgets: int = 1) -> bool:
+        """Whether keys and values of these answers and the present ones fit into so many budgets (`Memory.running`).
+
+        Padding counts. Answers that are scored take no account of those that are drawn for others' scores.
+        """
+        others = (row for row in self._rows if row.scored or not requests[0].scored)
+        every = [(one.prompt, one.options) for one in (*others, *requests)]
+        longest = max(len(prompt.ids) + options.max_tokens for prompt, options in every)
+        return len(every) * longest * self._token_bytes <= budgets * self._scorer.memory.running
+
+    @cached_property
+    def _token_bytes(self) -> int:
+        return self._scorer.exactness().token_bytes
+
+    def join(self, requests: Sequence[BatchRequest]) -> list[WrittenAnswer]:
+        """Read prompts (`takes`), and write the first token of their answers, which may be the last.
+
+        Whatever it raises: none of them has joined, and the others are as they were.
+
+        Raises:
+            AnswerInterruptedError: the current stop ended it, or the model was changed while it wrote the others.
+        """
+        with self._scorer.lock, clean_slate():
+            self.require_the_same_model()
+            writer = self._get_writer()
+            rows = [WrittenAnswer(request, writer) for request in requests]
+            try:
+                for group in _of_like_length(rows):
+                    for _ in self._read(group, writer, piece=None):
+                        pass
+            except BaseException:
+                self.drop(rows)
+                raise
+            self._leave()
+            return rows
+
+    def join_in_pieces(self, requests: Sequence[BatchRequest], piece: int) -> Iterator[list[WrittenAnswer] | None]:
+        """Like `join`, for answers to one prompt. After each `piece` of it others may take a step; the rows come last.
+
+        Raises:
+            AnswerInterruptedError: as `join`, or the model was changed between two pieces.
+        """
+        writer, epoch = self._get_writer(), self._scorer.epoch
+        rows = [WrittenAnswer(request, writer) for request in requests]
+        reading = self._read(rows, writer, piece=piece)
+        done = False
+        while not done:
+            with self._scorer.lock, clean_slate():
+                if epoch is not self._scorer.epoch:
+                    raise AnswerInterruptedError(_CHANGED)
+                try:
+                    done = next(reading)
+                    if done:
+                        self._leave()
+                except BaseException:
+                    self.drop(rows)
+                    raise
+            yield rows if done else None
+
+    def _read(self, rows: Sequence[WrittenAnswer], writer: Writer, *, piece: int | None) -> Iterator[bool]:
+        """Prefill some rows, and add them to the present ones: whether that is done, after each piece of the prompts.
+
+        The last piece begins no later than the states that are kept for scoring.
+        """
+        twin = self._scorer.twin
+        different = list(dict.fromkeys(row.reads for row in rows))
+        owners, recorder = [different.index(row.reads) for row in rows], None
+        prompts = [rows[owners.index(number)].prompt for number in range(len(different))]
+        if any(row.scored for row in rows):
+            recorder = writer.recorder(prompts, self._objective, self._left())
+            if recorder is None:
+                raise ValueError("no answer can join: this model's states cannot be kept while it writes")
+        ids, mask = writer.padded(prompts)
+        width = ids.shape[1]
+        most, begin, cache = min(recorder.start if recorder else width, width - 1), 0, growing_cache()
+        twin.reset()
+        while piece is not None and begin + piece < most:
+            with torch.no_grad():
+                twin.step(ids[:, begin : begin + piece], mask[:, : begin + piece], cache)
+            begin += piece
+            yield False
+        self.require_the_same_model()
+        logits = self._step(ids[:, begin:], mask, cache, recorder, read=begin)
+        keys = [keys_of(cache, number, width - len(prompt.ids)) for number, prompt in enumerate(prompts)]
+        for row, number in zip(rows, owners, strict=True):
+            row.epoch = self._epoch
+            if recorder is not None and row.scored:
+                row.begin = recorder.start - (width - len(row.prompt.ids))
+                row.passes.append((recorder, number))
+        _write(rows, logits[owners])
+        present = [keys_of(self._cache, number, self._begin(number)) for number in range(len(self._rows))]
+        self._lay_out([*self._rows, *rows], [*present, *(keys[number] for number in owners)])
+        yield True
+
+    def step(self, *, look: bool = True) -> None:
+        """Write one more token of every answer; those that are done with it leave the batch.
+
+        Without a `look` at the model a change is seen at a later step, or before an answer leaves.
+
+        Whatever it raises: no answer can continue, and the batch is empty.
+
+        Raises:
+            AnswerInterruptedError: the model was changed while it wrote, or the current stop ended it.
+        """
+        if not self._rows:
+            return
+        with self._scorer.lock, clean_slate():
+            rows, columns, failed = list(self._rows), self._mask.shape[1], None
+            if not look:
+                self._scorer.trust()
+            try:
+                self.require_the_same_model()
+                self._mask = F.pad(self._mask, (0, 1), value=1)
+                ids = torch.tensor([[row.ids[-1]] for row in rows], device=self._scorer.device)
+                _write(rows, self._step(ids, self._mask, self._cache, self._stretch()))
+                if not look and any(row.done for row in rows):  # no answer leaves a model that was changed
+                    self._scorer.look_again()
+                    self.require_the_same_model()
+            except BaseException as error:
+                if all(row.scored for row in rows) or not is_out_of_memory(error):
+                    self.drop(rows)  # the cache may have grown in some of its layers
+                    raise
+                failed = error.with_traceback(None)
+            if failed is not None:
+                self._give_up_samples(columns, failed)
+            self._leave()
+
+    def _step(
+        self, ids: torch.Tensor, mask: torch.Tensor, cache: Cache, recorder: Recorder | None, *, read: int = 0
+    ) -> torch.Tensor:
+        """The head's output [B, V] behind some columns; the first `read` columns of a prompt are in the cache."""
+        twin = self._scorer.twin
+        with torch.no_grad():
+            if recorder is None:
+                return twin.step(ids, mask, cache)
+            recorder.columns = recorder.columns or read
+            with recorder.listening(twin):
+                return twin.step(ids, mask, cache)
+
+    def _give_up_samples(self, columns: int, error: BaseException) -> None:
+        """Continue, without those drawn for others' scores, from where the batch was before memory ran out."""
+        self._mask = self._mask[:, :columns]
+        keys = [keys_of(self._cache, number, self._begin(number), columns) for number in range(len(self._rows))]
+        for row in self._rows:
+            row.replayed = True
+            if not row.scored:
+                row.fail(error)
+        kept = [number for number, row in enumerate(self._rows) if row.scored]
+        self._lay_out([self._rows[number] for number in kept], [keys[number] for number in kept])
+        give_back_memory()
+
+    def drop(self, rows: Iterable[WrittenAnswer]) -> None:
+        """Drop answers that no caller waits for any more."""
+        gone = set(map(id, rows))
+        with clean_slate():
+            self._keep([number for number, row in enumerate(self._rows) if id(row) not in gone])
+
+    def end(self, row: WrittenAnswer, tokens: int) -> None:
+        """End an answer with so many of its tokens."""
+        with self._scorer.lock, clean_slate():
+            row.end(tokens)
+            self._leave()
+
+    def let_go(self, scored: Sequence[tuple[WrittenAnswer, int]]) -> None:
+        """Free the budgets for what follows: so many tokens of answers have been scored by sentence.
+
+        A later sentence is scored from what the prompt left, and its own tokens.
+        """
+        for row, tokens in scored:
+            row.end_of_scored = tokens
+        self._recorder = None
+        needed = set[int]()
+        for row in self._rows:
+            ends = accumulate(len(recorder.finals) for recorder, _ in row.passes)
+            passes = list(zip(row.passes, ends, strict=True))
+            needed |= {id(one) for n, ((one, _), end) in enumerate(passes) if not n or end > row.end_of_scored}
+        for recorder in {recorder for row in self._rows for recorder, _ in row.passes}:
+            if id(recorder) not in needed:
+                recorder.let_go()
+
+    def generations(self, rows: Sequence[WrittenAnswer], known: Sequence[int | None] = ()) -> list[Generation]:
+        """Answers that are done, in their order, to be scored together.
+
+        So are their sentences behind the first `known`, where that is not None.
+        """
+        writer = self._get_writer()
+        answers = writer.generations(rows, [self._tape(row) for row in rows], self._sampler)
+        some = [(one.evidence, own) for one, own in zip(answers, known, strict=False) if own is not None]
+        if some and self._objective.gradients:
+            parts = [sentences_of(one, writer, known=own) for one, own in some if one.response_ids]
+            found = [next((own.scoring for _, own in sentences if own), None) for sentences in parts if sentences]
+            scored_together(found)
+        for row, answer in zip(rows, answers, strict=True):
+            row.finish(answer)
+        return answers
+
+    def ended(
+        self, rows: Sequence[WrittenAnswer], spans: Sequence[Sequence[Span]], known: Sequence[int]
+    ) -> list[EndedSentences | None]:
+        """The sentences that have ended, `spans`, in answers that are being written (see `ended_sentences`)."""
+        writer, found = self._get_writer(), list[EndedSentences | None]()
+        for row, own, number in zip(rows, spans, known, strict=True):
+            (answer,) = writer.generations([row], [self._tape_so_far(row)], self._sampler)
+            found.append(ended_sentences(answer.evidence, own, writer, known=number))
+        scored_together(
+            next((own.scoring for own in one.found if own is not None), None) for one in found if one is not None
+        )
+        return found
+
+    def samples(self, rows: Sequence[WrittenAnswer]) -> tuple[Sample, ...]:
+        """Answers that were drawn for the score of another one, not yet judged."""
+        return tuple(sample_of(self._get_writer().read(row)) for row in rows)
+
+    def _tape(self, row: WrittenAnswer) -> Tape | None:
+        """What writing an answer left that is done."""
+        return row.tape()
+
+    def _tape_so_far(self, row: WrittenAnswer) -> Tape | None:
+        """What writing an answer has left that is still being written."""
+        number = next(number for number, other in enumerate(self._rows) if other is row)
+        return row.tape(keys_of(self._cache, number, self._begin(number)))
+
+    # Rows come and go.
+
+    def _leave(self) -> None:
+        """Take the answers that are done out of the batch, with their keys for scoring."""
+        for number, row in enumerate(self._rows):
+            if row.done and row.scored:
+                keys = keys_of(self._cache, number, self._begin(number))
+                if len(self._rows) > 1:  # a view would keep the others' alive
+                    keys = [own and (own[0].clone(), own[1].clone()) for own in keys]
+                row.keys = keys
+        if any(row.done for row in self._rows):
+            self._keep([number for number, row in enumerate(self._rows) if not row.done])
+
+    def _keep(self, numbers: Sequence[int]) -> None:
+        """Let all rows go but these, and the columns before the first of them begins."""
+        if len(numbers) < len(self._rows):
+            keys = [keys_of(self._cache, number, self._begin(number)) for number in numbers]
+            self._lay_out([self._rows[number] for number in numbers], keys)
+
+    def _lay_out(self, rows: Sequence[WrittenAnswer], keys: Sequence[Any]) -> None:
+        """Make these the rows of the batch."""
+        self._rows, self._recorder = list(rows), None
+        if not rows:
+            self._cache, self._mask = growing_cache(), self._mask[:0, :0]
+            return
+        lengths = [next(own[0].shape[1] for own in layers if own is not None) for layers in keys]
+        masks = [F.pad(torch.ones(n, dtype=torch.long), (max(lengths) - n, 0)) for n in lengths]
+        self._mask, self._cache = torch.stack(masks).to(self._scorer.device), below(keys)
+
+    def _begin(self, number: int) -> int:
+        """The column in which a row's prompt begins."""
+        return self._mask.shape[1] - int(self._mask[number].sum())
+
+    def _stretch(self) -> Recorder | None:
+        """The recorder of the steps in which the rows are these; None where none of them is to be scored."""
+        scored = [row for row in self._rows if row.scored]
+        if self._recorder is None and scored:
+            self._recorder = scored[0].passes[0][0].of_steps(self._left())
+            for number, row in enumerate(self._rows):
+                if row.scored:
+                    row.passes.append((self._recorder, number))
+        return self._recorder
+
+    def _left(self) -> Memory:
+        """The rest of the budgets beyond the answers that are being written."""
+        held = [recorder.held for recorder in {one for row in self._rows for one, _ in row.passes}]
+        logits, outputs = (sum(some) for some in zip((0, 0), *held, strict=True))
+        memory = self._scorer.memory
+        return replace(memory, logits=max(0, memory.logits - logits), outputs=max(0, memory.outputs - outputs))
+
+    def require_the_same_model(self) -> None:
+        """Return if the present answers can continue.
+
+        Raises:
+            AnswerInterruptedError: the model was changed while it wrote.
+        """
+        epoch = self._scorer.epoch
+        if self._rows and epoch is not self._epoch:
+            raise AnswerInterruptedError(_CHANGED)
+        self._epoch = epoch
+
+
+def _write(rows: Sequence[WrittenAnswer], logits: torch.Tensor) -> None:
+    """Write the next token of each row, from the head's output [B, V]."""
+    for row, own, likeliest in zip(rows, logits, logits.argmax(-1).tolist(), strict=True):
+        row.write(own, likeliest)
+
+
+def _of_like_length(rows: Sequence[WrittenAnswer]) -> list[list[WrittenAnswer]]:
+    """The rows in groups of which none is much longer than another."""
+    groups: list[list[WrittenAnswer]] = []
+    for row in sorted(rows, key=lambda row: (len(row.prompt.ids), row.reads)):
+        last = groups[-1] if groups else []
+        if last and len(row.prompt.ids) <= _ALIKE * len(last[0].prompt.ids) + _FEW:
+            last.append(row)
+        else:
+            groups.append([row])
+    return groups
+
+
+class WholeRun(LogitsProcessor):
+    """Some rows that the library's `generate` writes from the first token to the last, in equally long prompts."""
+
+    def __init__(self, rows: Sequence[WrittenAnswer], end: int) -> None:
+        self._rows, self._end = rows, end
+
+    def run(self, writer: Writer) -> None:
+        """Write all of them.
+
+        Raises:
+            AnswerInterruptedError: the current stop ended it.
+        """
+        ids, mask = writer.padded([row.prompt for row in self._rows])
+        config = GenerationConfig(
+            max_new_tokens=max(row.options.max_tokens for row in self._rows), do_sample=False, pad_token_id=self._end
+        )
+        with writer.scorer.lock, clean_slate(), torch.no_grad():
+            writer.scorer.twin.generate(
+                ids,
+                mask,
+                generation_config=config,
+                logits_processor=LogitsProcessorList([self]),
+                stopping_criteria=StoppingCriteriaList([_AllDone(self._rows)]),
+            )
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:  # type: ignore[override]
+        """Leave one token of each row [B, V]: the one that it has written, or the end where it is done."""
+        for row, own, likeliest in zip(self._rows, scores, scores.argmax(-1).tolist(), strict=True):
+            before = len(row.ids)
+            if not row.done:
+                row.write(own, likeliest)
+            force(own, row.ids[-1] if len(row.ids) > before else self._end)
+        return scores
+
+
+class _AllDone(StoppingCriteria):
+    """Ends a run when all of its rows are done."""
+
+    def __init__(self, rows: Sequence[WrittenAnswer]) -> None:
+        self._rows = rows
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> Any:  # type: ignore[override]
+        return torch.full((len(self._rows),), all(row.done for row in self._rows), device=input_ids.device)
+
+
+def written_whole(writer: Writer, requests: Sequence[BatchRequest]) -> list[WrittenAnswer]:
+    """Answers that are written in one go: together where a model allows that, with prompts of one length."""
+    rows = [WrittenAnswer(request, writer) for request in requests]
+    groups: dict[int, list[WrittenAnswer]] = {}
+    for number, row in enumerate(rows):
+        groups.setdefault(len(row.prompt.ids) if writer.scorer.stacks else -number, []).append(row)
+    for group in groups.values():
+        WholeRun(group, next(iter(writer.end_tokens), 0)).run(writer)
+    return rows
+
+
+def written_all(writer: Writer, requests: Sequence[BatchRequest]) -> list[WrittenAnswer]:
+    """Answers that are drawn for scores of others, as many at once as `Memory.running` holds.
+
+    Raises:
+        Exception: one of them cannot be written.
+    """
+    if not writer.scorer.joins:
+        rows = written_whole(writer, requests)
+    else:
+        rows, left = list[WrittenAnswer](), list(requests)
+        while left:
+            batch = RunningBatch(lambda: writer, Objective(gradients=False), _no_sampler)
+            fit = next((n for n in range(len(left), 0, -1) if batch.has_room(left[:n])), 1)
+            rows += batch.join(left[:fit])
+            left = left[fit:]
+            while batch.rows:
+                batch.step(look=False)
+    for row in rows:
+        if row.error is not None:
+            raise row.error
+    return rows
+
+
+def _no_sampler() -> Any:
+    raise RuntimeError("an answer that was drawn for another one draws no answers itself")

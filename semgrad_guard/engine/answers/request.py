@@ -1,0 +1,339 @@
+"""Requests to a model, the tickets for their results, and the pieces of an answer as it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field, replace
+from threading import Lock
+from typing import Any, Generic, TypeVar
+
+from semgrad_guard.engine.answers.answer import Generation
+from semgrad_guard.engine.answers.options import GenerationOptions, Sampling
+from semgrad_guard.engine.answers.sentences import EndedSentences
+from semgrad_guard.engine.answers.text import Piece
+from semgrad_guard.engine.interruption import SLICE, Stop, Stops, current_stop, stopping
+from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.prompts.prompt import Prompt
+from semgrad_guard.engine.writing_model import WritingModel
+from semgrad_guard.errors import AnswerCancelledError, SemGradGuardError
+
+P = TypeVar("P")
+R = TypeVar("R")
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Request(Generic[R]):
+    """Answers to one prompt, one for each of the `options`; their objective is that of later scoring.
+
+    `finish` makes the result of the generations. It runs in the model's thread and within the model's turn, so that a
+    score and the model's identity are of one state: the worker knows neither estimators nor drafts. `on_piece` is
+    called in the model's thread with the pieces of the first answer and of its thought, and must not wait. Samples of
+    the plans in `draws`, which `finish` reads off the evidence, are drawn in the meantime where the answers can be
+    joined by others.
+
+    `on_sentences`, in the place of `on_piece`, gets the sentences of the one answer as they end, in the model's thread
+    and turn; the answer ends behind the last of them where it returns False. Where answers are written in whole runs it
+    is not called.
+    """
+
+    prompt: Prompt
+    options: tuple[GenerationOptions, ...]
+    finish: Callable[[list[Generation]], R]
+    objective: Objective = field(default_factory=Objective)
+    on_piece: Callable[[Piece], None] | None = None
+    on_sentences: Callable[[EndedSentences], bool] | None = None
+    draws: tuple[Sampling, ...] = ()
+
+    def then(self, make: Callable[[R], S]) -> Request[S]:
+        """The same request with another result, made of its own in the model's thread."""
+        other: Any = replace(self, finish=lambda written: make(self.finish(written)))
+        return other
+
+
+class Ticket(Future[R]):
+    """The future of a request. Cancelling it withdraws the request from the queue, or ends it at the next step.
+
+    So `asyncio.wrap_future` passes on the cancellation of a task by itself.
+    """
+
+    def __init__(self, stop: Stop, withdraw: Callable[[Ticket[Any]], bool]) -> None:
+        super().__init__()
+        self._stop, self._withdraw = stop, withdraw
+
+    def cancel(self) -> bool:
+        """As `Future.cancel`; a request that is being written gets an `AnswerCancelledError` soon."""
+        self._stop.cancel()
+        self._withdraw(self)
+        return super().cancel()
+
+    def refuse(self, error: Exception) -> None:
+        """End the request with this error where it still waits, and else by its cancellation."""
+        self._stop.cancel()
+        if self._withdraw(self) and self.set_running_or_notify_cancel():
+            self.set_exception(error)
+
+    def outcome(self) -> R:
+        """The result, waited for under the current stops. A caller that leaves early cancels the request.
+
+        Raises:
+            AnswerInterruptedError: a stop ended it.
+        """
+        try:
+            return waited(self, current_stop())
+        except BaseException:
+            self.cancel()
+            raise
+
+
+def outcomes(tickets: Sequence[Ticket[R]]) -> list[R]:
+    """The results of several requests, as `Ticket.outcome`.
+
+    Raises:
+        Exception: the first in their order; the others are then cancelled.
+    """
+    try:
+        return [ticket.outcome() for ticket in tickets]
+    except BaseException:
+        for ticket in tickets:
+            ticket.cancel()
+        raise
+
+
+def waited(future: Future[R], stops: Stops) -> R:
+    """The result of a future, waited for under these stops.
+
+    Raises:
+        AnswerInterruptedError: a stop ended the waiting.
+    """
+    while stops:
+        try:
+            return future.result(SLICE)
+        except FutureTimeoutError:
+            if future.done():
+                raise  # the work's own
+            stops.check()
+    return future.result()
+
+
+@dataclass(eq=False)
+class Job:
+    """Work for a model's thread: a request to answer, or other `work`. Its ticket is settled once.
+
+    It runs in the caller's context, and so under the caller's stops. `of_several`: its caller submitted others with it.
+    """
+
+    ticket: Ticket[Any]
+    context: Context
+    stops: Stops
+    request: Request[Any] | None = None
+    model: WritingModel | None = None
+    work: Callable[[], Any] | None = None
+    of_several: bool = False
+
+    @classmethod
+    def of(cls, withdraw: Callable[[Ticket[Any]], bool], **given: Any) -> Job:
+        """A job in the present context, under a stop of its own."""
+        stop = Stop()
+        with stopping(stop):
+            return cls(Ticket(stop, withdraw), copy_context(), current_stop(), **given)
+
+    @property
+    def submitted(self) -> tuple[WritingModel, Request[Any]]:
+        """The model and the request.
+
+        Raises:
+            RuntimeError: it is other work.
+        """
+        if self.model is None or self.request is None:
+            raise RuntimeError("this job is no request")
+        return self.model, self.request
+
+    @property
+    def extra_rows(self) -> int:
+        """Its answers that count for no limit: a caller of several decides how many, unless the model limits them."""
+        model, request = self.submitted
+        return len(request.options) if self.of_several and model.max_batch is None else 0
+
+    def begin(self) -> bool:
+        """Whether a caller still waits; from then on, the thread has to settle it."""
+        return self.ticket.set_running_or_notify_cancel()
+
+    def run(self, work: Callable[[], R]) -> R:
+        """The result of `work` in the caller's context, under the stops of the running thread as well."""
+        stops = current_stop()
+
+        def under_both() -> R:
+            with stopping(stops):
+                current_stop().check()
+                return work()
+
+        return self.context.run(under_both)
+
+    def settle(self, work: Callable[[], Any]) -> None:
+        """Give the caller the result of `work`, or its error."""
+        try:
+            result = self.run(work)
+        except BaseException as error:  # noqa: BLE001 - raised by the caller
+            self.fail(error)
+        else:
+            self.ticket.set_result(result)
+
+    def fail(self, error: BaseException) -> None:
+        """Give the caller this error, unless the ticket has been settled."""
+        if not self.ticket.done():
+            # The frames of our own errors hold the states of the model.
+            self.ticket.set_exception(error.with_traceback(None) if isinstance(error, SemGradGuardError) else error)
+
+
+class Pieces(Generic[P]):
+    """Pieces from any thread, for one reader in another one or on an event loop."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._ready: list[P] = []
+        self._has_ended = False
+        self._reader: Future[Sequence[P] | None] | None = None
+
+    def put(self, piece: P) -> None:
+        """One more piece; waits for nothing."""
+        with self._lock:
+            self._ready.append(piece)
+            self._hand_over()
+
+    def end(self) -> None:
+        """There are no more."""
+        with self._lock:
+            self._has_ended = True
+            self._hand_over()
+
+    def next(self) -> Future[Sequence[P] | None]:
+        """All pieces that are there, as soon as there is one; None behind the last."""
+        with self._lock:
+            reader = self._reader = Future()
+            self._hand_over()
+            return reader
+
+    def _hand_over(self) -> None:
+        reader = self._reader
+        if reader is None or not (self._ready or self._has_ended):
+            return
+        self._reader = None
+        if reader.set_running_or_notify_cancel():
+            pieces, self._ready = self._ready or None, []
+            reader.set_result(pieces)
+
+
+class PieceStream(Generic[R]):
+    """The pieces of an answer, and the ticket of its request, whose result may be another than a generation.
+
+    `submit` has the answer written, and the given listener gets the pieces.
+    """
+
+    def __init__(self, submit: Callable[[Callable[[Piece], None]], Ticket[R]]) -> None:
+        # The worker holds the queue and not the stream: else a stream without a holder would live until its end.
+        pieces = self._pieces = Pieces[Piece]()
+        self.ticket = submit(pieces.put)
+        self.ticket.add_done_callback(lambda _: pieces.end())
+
+    def next(self) -> Future[Sequence[Piece] | None]:
+        """The next pieces; None behind the last, or where an error has ended the answer."""
+        return self._pieces.next()
+
+    def close(self) -> None:
+        """Stop the model; harmless at any time."""
+        self.ticket.cancel()
+
+    def __del__(self) -> None:
+        if hasattr(self, "ticket"):
+            self.close()
+
+
+class TextStream(Iterator[str]):
+    """Pieces of an answer's text; joined, they are exactly `generation.text`.
+
+    Text is held back while it might turn out to be the start of a stop string or half a character. The model's worker
+    writes it from the first piece on, under the stops that count where the stream is opened and where that piece is
+    taken; an error there is raised here. Leaving the stream early, dropping it, or `close()` stops the model; the
+    stream then ends, and there is no generation.
+    """
+
+    def __init__(self, submit: Callable[[Callable[[Piece], None]], Ticket[Generation]]) -> None:
+        self._submit, self._opened_under = submit, current_stop()
+        self._waiting_under = Stops()
+        self._stream: PieceStream[Generation] | None = None
+        self._ready: list[str] = []
+        self._is_closed = self._has_ended = False
+
+    def begin(self) -> Ticket[Generation]:
+        """The ticket of the answer, which is written from now on.
+
+        Raises:
+            AnswerCancelledError: the stream was closed.
+        """
+        if self._is_closed:
+            raise AnswerCancelledError("the stream was closed before its answer was complete")
+        if self._stream is None:
+            with stopping(self._opened_under):
+                self._waiting_under = current_stop()
+                self._stream = PieceStream(self._submit)
+        return self._stream.ticket
+
+    def __iter__(self) -> TextStream:
+        return self
+
+    def __next__(self) -> str:
+        if not self._ready and not self._has_ended:
+            self._read()
+        if not self._ready:
+            raise StopIteration
+        return self._ready.pop(0)
+
+    def _read(self) -> None:
+        """Wait for more text, or for the end; a caller under a stop may leave a queue that does not move."""
+        if self._stream is None:
+            if self._is_closed:
+                return
+            self.begin()
+        while self._stream is not None and not self._ready:
+            stops = Stops() if self._is_closed else self._waiting_under
+            pieces = waited(self._stream.next(), stops)
+            if pieces is None:
+                self._has_ended = True
+                ticket = self._stream.ticket
+                if not self._is_closed or not _was_cancelled(ticket):
+                    ticket.result()  # or its error
+                return
+            self._ready += [piece for piece in pieces if isinstance(piece, str)]
+
+    def close(self) -> None:
+        """Stop the model; harmless at any time."""
+        self._is_closed = True
+        if self._stream is not None:
+            self._stream.close()
+
+    def __enter__(self) -> TextStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def generation(self) -> Generation:
+        """The whole answer. Consumes the rest of the stream.
+
+        Raises:
+            AnswerCancelledError: the stream was closed before its answer was complete.
+        """
+        for _ in self:
+            pass
+        if self._stream is None or _was_cancelled(self._stream.ticket):
+            raise AnswerCancelledError("the stream was closed before its answer was complete")
+        return self._stream.ticket.result()
+
+
+def _was_cancelled(ticket: Ticket[Generation]) -> bool:
+    return ticket.cancelled() or isinstance(ticket.exception(), AnswerCancelledError)

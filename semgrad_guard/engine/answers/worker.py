@@ -1,0 +1,304 @@
+"""`Worker`: one thread owns a model, and everything for the model waits in one queue.
+
+Requests are submitted as data, and not as code, so that several of them can be answered together, whichever thread or
+coroutine they come from. The thread begins with the first request and ends after some idle seconds. While it is idle it
+holds neither model nor worker, so that weights are freed with their last user; while it works, its jobs hold both.
+
+Why: docs/adr/0140-one-thread-owns-a-model.md
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, Literal, TypeVar, cast
+from weakref import ReferenceType, WeakKeyDictionary, ref
+
+from semgrad_guard.engine.answers.batching import Batcher, RunningRequests, WholeRuns
+from semgrad_guard.engine.answers.request import Job, Request, Ticket
+from semgrad_guard.engine.interruption import Stop, start_thread
+from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.scores.scorer import Scorer
+from semgrad_guard.engine.writing_model import WritingModel
+from semgrad_guard.errors import AnswerCancelledError, AnswerInterruptedError
+
+R = TypeVar("R")
+
+Batching = Literal["steps", "equal_lengths", "none"]
+"""How requests share a model: they join and leave at any step; those that wait run together, with prompts of equal
+length; not at all.
+"""
+
+ROWS = 8
+"""Answers that are written at once, unless `LanguageModel.max_batch` is another number."""
+IDLE = 5.0
+"""Seconds after which an idle thread ends."""
+_ENDING = "the process is ending; nothing is answered any more"
+
+
+class _Closing(Stop):
+    """Stops the work of the model's thread, and wakes it where it waits."""
+
+    def __init__(self, changed: threading.Condition) -> None:
+        super().__init__()
+        self._changed = changed
+
+    def cancel(self) -> None:
+        """As `Stop.cancel`."""
+        with self._changed:
+            super().cancel()
+            self._changed.notify_all()
+
+
+class _Queue:
+    """The jobs that wait, and the thread that does them: all that an idle thread holds."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.waiting: deque[Job] = deque()
+        self.thread: threading.Thread | None = None
+        self._closing = _Closing(self.changed)
+
+    def put(self, jobs: Sequence[Job], worker: Worker) -> None:
+        """Append jobs, and see to it that a thread runs.
+
+        Raises:
+            AnswerCancelledError: the process is ending.
+        """
+        with self.changed:
+            if self._closing.cancelled:
+                raise AnswerCancelledError(_ENDING)
+            self.waiting.extend(jobs)
+            self.changed.notify()
+            if self.thread is None:
+                self.thread = start_thread(
+                    partial(_serve, ref(worker), self),
+                    name="semgrad-guard-worker",
+                    stop=self._closing,
+                    only_runs_the_model=True,
+                )
+
+    def take(self, wanted: Callable[[Job], bool]) -> Job | None:
+        """Take the first such job out of the queue."""
+        with self.changed:
+            job = next(filter(wanted, self.waiting), None)
+            if job is not None:
+                self.waiting.remove(job)
+            return job
+
+    def listed(self) -> list[Job]:
+        """The jobs in their order."""
+        with self.changed:
+            return list(self.waiting)
+
+    def end(self, error: BaseException) -> None:
+        """Give every caller that waits this error. The thread does no more jobs: the next one begins another thread."""
+        with self.changed:
+            left, self.waiting, self.thread = self.waiting, deque(), None
+        for job in left:
+            if job.begin():
+                job.fail(error)
+
+    def next_comes(self) -> bool:
+        """Wait until there is a job. Where none comes, or the process ends, this thread is no longer the queue's."""
+        with self.changed:
+            comes = self.changed.wait_for(lambda: self.waiting or self._closing.cancelled, IDLE)
+            if comes and not self._closing.cancelled:
+                return True
+            self.thread = None
+        if self._closing.cancelled:
+            self.end(AnswerCancelledError(_ENDING))
+        return False
+
+
+def _serve(reference: ReferenceType[Worker], queue: _Queue) -> None:
+    try:
+        while queue.next_comes():
+            if (worker := reference()) is not None:
+                worker.work()
+            del worker
+    except BaseException as error:
+        queue.end(error)
+        raise
+
+
+class Worker:
+    """Answers the requests to one model in the order of their arrival, together as far as the model allows it."""
+
+    def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin anew: after a fork, thread and requests are the parent's."""
+        self._queue = _Queue()
+        self._running: dict[tuple[WritingModel, Objective], RunningRequests] = {}
+        self._known: WeakKeyDictionary[WritingModel, tuple[tuple[int | None, object], Batching]] = WeakKeyDictionary()
+
+    @property
+    def depth(self) -> int:
+        """How many jobs wait, without those in work."""
+        return len(self._queue.waiting)
+
+    def submit(self, model: WritingModel, requests: Sequence[Request[R]]) -> list[Ticket[R]]:
+        """Have requests answered; waits for nothing. The stops and the context of the caller go along.
+
+        A thread that has the model's turn already, or that is the worker's own, would wait for itself: there the
+        requests are answered at once.
+        """
+        several = len(requests) > 1
+        jobs = [Job.of(self._withdraw, request=request, model=model, of_several=several) for request in requests]
+        return self._put(jobs, here=model.has_turn)
+
+    def run(self, work: Callable[[], R]) -> Ticket[R]:
+        """Have other work done between two steps of the answers that are being written, in its order."""
+        return self._put([Job.of(self._withdraw, work=work)])[0]
+
+    def batching(self, model: WritingModel) -> Batching | None:
+        """How requests share this model; None as long as that is not known."""
+        known = self._known.get(model)
+        return known[1] if known is not None and known[0][0] == model.max_batch else None
+
+    def look(self, model: WritingModel) -> Batching:
+        """How requests share this model as it is now; for the model's thread.
+
+        The first call, and one after a change of the model, makes its self-check: a hook may let rows see each other.
+        """
+        with model.turn:
+            state, known = (model.max_batch, model.changes), self._known.get(model)
+            if known is None or known[0] != state:
+                known = self._known[model] = state, batching_of(model)
+            return known[1]
+
+    def _put(self, jobs: Sequence[Job], *, here: bool = False) -> list[Ticket[Any]]:
+        if here or threading.current_thread() is self._queue.thread:
+            for job in jobs:
+                job.begin()
+                self._do(None if job.work else WholeRuns(1), [job])
+        else:
+            self._queue.put(jobs, self)
+        return [job.ticket for job in jobs]
+
+    def _withdraw(self, ticket: Ticket[Any]) -> bool:
+        """Take a request out of the queue: whether it was still there, and is the caller's to settle."""
+        return self._queue.take(lambda job: job.ticket is ticket) is not None
+
+    # The model's thread.
+
+    def work(self) -> None:
+        """Do the jobs of the queue until there are none, and nothing is being written."""
+        try:
+            while self._running or self._queue.waiting:
+                self._end_the_late()
+                self._do(*self._next())
+                for key, running in list(self._running.items()):
+                    running.step()
+                    if running.is_idle:
+                        del self._running[key]
+        except BaseException as error:
+            for running in self._running.values():
+                running.end(error)
+            self._running.clear()
+            raise
+
+    def _do(self, batcher: Batcher | None, jobs: Sequence[Job]) -> None:
+        """Begin requests together, or do other work."""
+        if batcher is None:
+            for job in jobs:
+                job.settle(cast("Callable[[], Any]", job.work))
+            return
+        turn = nullcontext()
+        if isinstance(batcher, RunningRequests):
+            self._running[batcher.key] = batcher
+            turn = batcher.key[0].turn  # in which the model is looked at once
+        try:
+            with turn:
+                batcher.begin(jobs)
+        except BaseException as error:  # noqa: BLE001 - raised by the callers
+            for job in jobs:
+                job.fail(error)
+
+    def _end_the_late(self) -> None:
+        """Jobs whose callers have left, or whose time is over, do not wait for their turn to learn it."""
+        for job in self._queue.listed():
+            try:
+                job.stops.check()
+            except AnswerInterruptedError as error:
+                if self._takes(job):
+                    job.fail(error)
+
+    def _next(self) -> tuple[Batcher | None, list[Job]]:
+        """The work that begins now: other work, or the oldest request and those that are written together with it.
+
+        The job that has waited longest always begins, so that none is passed by for ever.
+        """
+        first: Batcher | None = None
+        batch: list[Job] = []
+        for job in self._queue.listed():
+            if job.work is not None and not batch:
+                return None, [job] if self._takes(job) else []
+            try:
+                batcher = first or self._batcher(job)
+                others = sum(running.rows for running in self._running.values() if running is not batcher)
+                fits = job.work is None and batcher.has_room([*batch, job], beside=others)
+            except BaseException as error:  # noqa: BLE001 - raised by the caller
+                if self._takes(job):
+                    job.fail(error)
+                continue
+            if fits:
+                if self._takes(job):
+                    first = batcher
+                    batch.append(job)
+            elif not (batch and batcher.looks_behind):
+                break
+        return first, batch
+
+    def _batcher(self, job: Job) -> Batcher:
+        """Where a request would be written."""
+        model, request = job.submitted
+        batching, rows = job.run(lambda: self.look(model)), rows_of(model)
+        if batching == "steps":
+            found = self._running.get((model, request.objective))
+            return found or RunningRequests(model, request.objective, rows)
+        return WholeRuns(1 if batching == "none" else rows)
+
+    def _takes(self, job: Job) -> bool:
+        """Take a job out of the queue to do it: whether its caller still waits."""
+        return self._queue.take(lambda other: other is job) is not None and job.begin()
+
+
+def rows_of(model: WritingModel) -> int:
+    """How many answers of this model are written at once."""
+    return model.max_batch or ROWS
+
+
+def batching_of(model: WritingModel) -> Batching:
+    """How requests can share a model. The first call makes the model's self-check."""
+    if model.joins:
+        return "steps"
+    return "equal_lengths" if model.stacks and rows_of(model) > 1 else "none"
+
+
+_workers: WeakKeyDictionary[Scorer, Worker] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def worker_of(scorer: Scorer) -> Worker:
+    """The one worker of a model, by its scorer: every `LanguageModel` of the same weights shares it."""
+    with _lock:
+        return _workers.setdefault(scorer, Worker())
+
+
+def _renew_all() -> None:
+    """After a fork: the parent's threads do not run here, and its lock may be held for ever."""
+    global _lock
+    _lock = threading.Lock()
+    for worker in list(_workers.values()):
+        worker.renew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_all)

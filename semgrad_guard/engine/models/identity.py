@@ -1,0 +1,173 @@
+"""The identity of a model: a fingerprint of its weights, and the changes of it that are noticed without being told.
+
+A guarded model belongs to its guard: whoever changes it calls `refresh()`. Noticed without that are switched, added and
+merged adapters, weights edited in place or replaced, replaced modules, and hooks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from semgrad_guard.engine.models.architecture import adapters_of
+
+_SAMPLES = 1024
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+# transformers leaves hooks of this module on a model at its first `output_hidden_states=True`; they change no number,
+# nor does the one of this name, which requires gradients.
+_INERT_MODULE, _INERT_NAME = "transformers.utils.output_capturing", "make_inputs_require_grads"
+
+
+class Identity:
+    """What a model was when it was first met, and its fingerprint since."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._versions = {name: _version(weight) for name, weight in model.named_parameters()}
+        self._config = _config_of(model)
+
+    def fingerprint(self, model: nn.Module) -> str:
+        """Sixteen hex digits: those of the weights, as long as the model is as it was loaded, with an adapter or not.
+
+        Weights edited in place are read as a whole, for an edit of few numbers may escape a sample.
+        """
+        departures = {**_switched_adapters(model), **_hooked(model)}
+        if _config_of(model) != self._config:
+            departures["config"] = _config_of(model)
+        for name, weight in model.named_parameters():
+            if _version(weight) != self._versions.get(name, 0) and weight.numel() >= 2 * _SAMPLES:
+                values: Any = weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+                departures[f"weight {name}"] = hashlib.sha256(values).hexdigest()
+        found = weight_fingerprint(model)
+        if departures:
+            listed = "\n".join(f"{place}={departures[place]}" for place in sorted(departures))
+            found = hashlib.sha256(f"{found}\n{listed}".encode()).hexdigest()[:16]
+        return found
+
+
+def parts_of(model: nn.Module) -> list[Hashable]:
+    """All that a twin is made of, by identity: modules, hooks, where weights lie, and which adapters are on."""
+    found: list[Hashable] = []
+    for module in model.modules():
+        found += [id(module), type(module)]
+        for weight in module._parameters.values():
+            found.append(None if weight is None else _place_of(weight))
+        for table in _HOOKS:
+            found += [id(hook) for hook in getattr(module, table).values() if not is_inert(hook)]
+        if is_adapted(module):
+            found.append(repr(_adapter_state(module)))
+    return found
+
+
+def versions_of(model: nn.Module) -> list[int]:
+    """torch's counts of the edits in place of each weight and buffer that a twin shares."""
+    return [_version(tensor) for tensor in (*model.parameters(), *model.buffers())]
+
+
+def is_inert(hook: object) -> bool:
+    """Whether a forward hook changes no number of a forward pass."""
+    return getattr(hook, "__module__", None) == _INERT_MODULE or getattr(hook, "__name__", "") == _INERT_NAME
+
+
+def is_hooked(model: nn.Module) -> bool:
+    """Whether hooks of the user's run in the model's passes."""
+    return bool(_hooked(model))
+
+
+def weight_fingerprint(model: nn.Module) -> str:
+    """Sixteen hex digits that change when the weights do: names, shapes and up to 1,024 values of every tensor.
+
+    The values are read in float32, so that the same checkpoint loaded in bfloat16 and float32 agrees, and under the
+    names that they have in a model that is not compiled.
+    """
+    digest = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        digest.update(f"{name.replace('_orig_mod.', '')}{tuple(parameter.shape)}".encode())
+        digest.update(sampled_bytes(parameter))
+    return digest.hexdigest()[:16]
+
+
+def sampled_bytes(tensor: torch.Tensor) -> bytes:
+    """Up to some 1,024 of a tensor's values; floating-point numbers in float32."""
+    flat = tensor.detach().reshape(-1)
+    sample = flat[:: max(1, flat.numel() // _SAMPLES)]
+    if sample.dtype.is_floating_point:
+        sample = sample.to(torch.float32)
+    return sample.cpu().contiguous().numpy().tobytes()
+
+
+def is_adapted(module: nn.Module) -> bool:
+    """Whether PEFT has put this in the place of a layer that it adapts."""
+    return "_disable_adapters" in vars(module)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _place_of(weight: torch.Tensor) -> Hashable:
+    """Where a weight's numbers lie; the tensor itself where it is a wrapper of others."""
+    try:
+        return weight.data_ptr(), weight.dtype, tuple(weight.shape)
+    except RuntimeError:
+        return id(weight)
+
+
+def _config_of(model: Any) -> str:
+    """The configuration that passes read, without the kind of attention, whose kernels agree up to rounding."""
+    config: Any = getattr(model, "config", None)
+    text: str = config.to_json_string(use_diff=False) if hasattr(config, "to_json_string") else repr(config)
+    return "\n".join(
+        line for line in text.splitlines() if "_attn_implementation" not in line and "use_cache" not in line
+    )
+
+
+def _hooked(model: nn.Module) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for path, module in model.named_modules():
+        hooks = [hook for table in _HOOKS for hook in getattr(module, table).values() if not is_inert(hook)]
+        if hooks:
+            names = [getattr(hook, "__qualname__", type(hook).__qualname__) for hook in hooks]
+            found[f"{path.replace('_orig_mod.', '')}: hooks"] = repr(names)
+    return found
+
+
+def _switched_adapters(model: nn.Module) -> dict[str, str]:
+    """An adapter as its folder brings it is ordinary: the only one, on, not merged, at its own scale."""
+    adapters, found = adapters_of(model), dict[str, str]()
+    for path, layer in _adapted_layers(model):
+        disabled, active, merged, scales = _adapter_state(layer)
+        own = {name: scale for name, scale in scales.items() if name in active and not _is_usual(layer, name, adapters)}
+        if len(adapters) != 1 or disabled or merged or own:
+            found[f"{path}: adapters"] = repr((disabled, active, merged, own))
+    if len(adapters) > 1:
+        found["adapter"] = repr(getattr(model, "active_adapter", None))
+    return found
+
+
+def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    return ((path, module) for path, module in model.named_modules() if is_adapted(module))
+
+
+def _adapter_state(layer: Any) -> tuple[bool, list[str], list[str], dict[str, float]]:
+    scales: Mapping[str, Any] = getattr(layer, "scaling", {})
+    known = {name: float(scale) for name, scale in scales.items() if isinstance(scale, (int, float))}
+    return (
+        bool(layer._disable_adapters),
+        list(layer.active_adapters),
+        list(getattr(layer, "merged_adapters", ())),
+        known,
+    )
+
+
+def _is_usual(layer: Any, adapter: str, adapters: Mapping[str, Any]) -> bool:
+    """Whether the factor of an adapter is the one that its configuration gives; only LoRA's formula is known here."""
+    rank, alpha = (getattr(layer, name, {}).get(adapter) for name in ("r", "lora_alpha"))
+    if not rank or alpha is None:
+        return True
+    divisor = math.sqrt(rank) if getattr(adapters.get(adapter), "use_rslora", False) else rank
+    return bool(layer.scaling[adapter] == alpha / divisor)

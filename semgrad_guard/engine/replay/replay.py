@@ -1,0 +1,219 @@
+"""The replay: rows of live positions once more, with a graph, over constants that a tape holds.
+
+A whole answer, a sentence of one, and a batch of either are rows of one replay:
+
+- the keys of a row are its constants and its live positions, by position; a query sees keys at no later position than
+  its own, and in a layer with a window no further back than that. Rows are padded, and padding sees padding alone;
+- layers below k hand on their input, and layer k gets the kept h^(k). The graph begins with the span's first layer;
+- linear maps answer with what they answered when the text was read (their backward is the product by the weight);
+- the head is not run: its share of the gradient is computed from the states before it (`scores/head.py`).
+
+Models whose layers hold a state, or share the keys of others, have no constants by position. Of a whole answer the live
+positions are one run: there the model's own call goes on from a cache that was cut at the first of them (`continued`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.checkpoint import checkpoint
+from transformers.cache_utils import Cache, DynamicLayer
+
+from semgrad_guard.engine.replay.tape import Row, Span, Tape
+from semgrad_guard.engine.replay.twin import CACHE, InputHook, Twin
+
+Seed = Callable[[torch.Tensor], torch.Tensor]
+"""From the states [n, d] that predict the scored tokens, row after row: d loss / d those states."""
+
+Gradients = list[torch.Tensor]
+"""d loss / d h^(l) at the live positions of each row [B, columns, width], for each layer of a span."""
+
+_NEVER = 1 << 30  # the position of padding
+
+
+class FixedLayer(DynamicLayer):
+    """Keys and values [B, heads, n, d] before the live ones, which `update` joins and does not keep.
+
+    At the columns where `still` [B, columns] is true the new ones let no gradient pass.
+    """
+
+    def __init__(
+        self, keys: torch.Tensor | None = None, values: torch.Tensor | None = None, still: torch.Tensor | None = None
+    ) -> None:
+        super().__init__()
+        self._known, self._still = (keys, values), still
+        if keys is not None:
+            self.keys, self.values = keys, values
+            self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        new = [key_states, value_states]
+        if self._still is not None:
+            new = [torch.where(self._still[:, None, :, None], x.detach(), x) for x in new]
+        joined = [
+            x if known is None else torch.cat([known, x], dim=-2) for known, x in zip(self._known, new, strict=True)
+        ]
+        return joined[0], joined[1]
+
+
+def replay(twin: Twin, rows: Sequence[Row], span: Sequence[int], seed: Seed, *, fits: bool = True) -> Gradients:
+    """The gradients of rows whose tapes hold what they need (`Row.is_on`).
+
+    Where they do not fit, nothing but the layers' inputs is kept for the backward pass.
+    """
+    tapes = [_tape(row) for row in rows]
+    first, device = tapes[0].layer, twin.device
+    live = [_positions(row.live) for row in rows]
+    before = [_positions(row.constants) for row in rows]
+    width = max(map(len, before))
+    queries = pad_sequence(live, batch_first=True, padding_value=_NEVER)
+    fixed = torch.stack([F.pad(places, (width - len(places), 0), value=_NEVER) for places in before])
+    states = pad_sequence([tape.hidden(row.live) for row, tape in zip(rows, tapes, strict=True)], batch_first=True)
+    hidden, table = _leaves(span)
+    if first < span[0]:
+        table[first] = lambda _: states
+    else:
+        leaf = table[first]
+        table[first] = lambda _: leaf(states)
+    still = None
+    if any(row.in_context for row in rows):
+        # The last constant token predicts the first scored one: live as a query, and not as a key.
+        marks = torch.tensor([row.begin - 1 if row.in_context else -1 for row in rows])
+        still = (queries == marks[:, None]).to(device)
+    cache = Cache(layers=list(_fixed_layers(twin, rows, width, still)))
+    ids = pad_sequence(
+        [torch.tensor(row.ids)[places] for row, places in zip(rows, live, strict=True)], batch_first=True
+    )
+    inputs = {
+        "attention_mask": _masks(twin, queries, fixed, states),
+        "position_ids": queries.masked_fill(queries == _NEVER, 0).to(device),
+    }
+    twin.reset()
+    with ExitStack() as stack:
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(nullcontext() if fits else _checkpointed(twin.layers[span[0] :]))
+        stack.enter_context(twin.knowing(_known(rows, tapes)))
+        found = stack.enter_context(twin.headless())
+        with twin.above(first), twin.watching(table):
+            twin.call(ids.to(device), cache=cache, **inputs)
+        final, counts = found.pop(), list(map(len, live))
+        ends = zip(final, rows, counts, strict=True)
+        predicting = torch.cat([own[count - row.length : count] for own, row, count in ends])
+        return _gradients(predicting, [hidden[layer] for layer in span], seed)
+
+
+def continued(twin: Twin, row: Row, span: Sequence[int], seed: Seed) -> Gradients:
+    """The gradients of a whole answer by the model's own call, from a cache that ends where live positions begin."""
+    ids = torch.tensor([row.ids[: row.end]], device=twin.device)
+    (begin, end) = row.live[0]
+    cache: Cache | None = None
+    twin.reset()
+    if begin:
+        with torch.no_grad(), twin.headless():
+            cache = getattr(twin.call(ids[:, :begin], use_cache=True), CACHE)  # of the model's own kind
+    hidden, table = _leaves(span)
+    with torch.enable_grad(), twin.headless() as found, twin.watching(table):
+        twin.call(ids[:, begin:], cache=cache)
+        return _gradients(found[0][0, row.begin - 1 - begin : end - begin], [hidden[layer] for layer in span], seed)
+
+
+def _tape(row: Row) -> Tape:
+    if row.tape is None:
+        raise ValueError("a row without a tape has to be read first")
+    return row.tape
+
+
+def _positions(spans: Sequence[Span]) -> torch.Tensor:
+    return torch.cat([torch.arange(*span) for span in spans])
+
+
+def _leaves(span: Sequence[int]) -> tuple[dict[int, torch.Tensor], dict[int, InputHook]]:
+    """Hooks for a graph that begins at the span's first layer, and where they put its hidden states."""
+    hidden: dict[int, torch.Tensor] = {}
+
+    def leaf(states: torch.Tensor) -> torch.Tensor:
+        hidden[span[0]] = states.detach().requires_grad_()
+        return hidden[span[0]]
+
+    return hidden, {**{layer: partial(hidden.__setitem__, layer) for layer in span[1:]}, span[0]: leaf}
+
+
+def _gradients(predicting: torch.Tensor, hidden: Sequence[torch.Tensor], seed: Seed) -> Gradients:
+    wanted = seed(predicting.detach()).to(predicting.dtype)
+    return list(torch.autograd.grad(predicting, list(hidden), grad_outputs=wanted))
+
+
+def _known(rows: Sequence[Row], tapes: Sequence[Tape]) -> dict[tuple[int, str], torch.Tensor]:
+    """The outputs of linear maps that all tapes hold at the live positions [B, columns, out]."""
+    kept = [tape.outputs(row.live) for row, tape in zip(rows, tapes, strict=True)]
+    places = set(kept[0]).intersection(*kept[1:])
+    return {place: pad_sequence([own[place] for own in kept], batch_first=True) for place in places}
+
+
+def _masks(twin: Twin, queries: torch.Tensor, fixed: torch.Tensor, states: torch.Tensor) -> Any:
+    """What each query sees [B, 1, queries, keys]; by the kind of layer, where a model has layers of several kinds."""
+    keys = torch.cat([fixed, queries], dim=1)[:, None]
+    places = queries[:, :, None]
+    padding = (places == _NEVER) & (keys == _NEVER)  # so that no row of the softmax is empty
+    sees = ((keys <= places) & (keys != _NEVER)) | padding
+
+    def mask(allowed: torch.Tensor) -> torch.Tensor:
+        found = torch.zeros(allowed.shape, dtype=states.dtype).masked_fill_(~allowed, torch.finfo(states.dtype).min)
+        return found[:, None].to(states.device)
+
+    kinds, window = twin.architecture.kinds, twin.architecture.window
+    if window is None or (kinds and "sliding_attention" not in kinds):
+        return mask(sees)
+    near = mask(sees & ((keys > places - window) | padding))
+    return {"full_attention": mask(sees), "sliding_attention": near} if len(kinds) > 1 else near
+
+
+def _fixed_layers(twin: Twin, rows: Sequence[Row], width: int, still: torch.Tensor | None) -> Iterator[DynamicLayer]:
+    """The cache's layers: of those below the tape's, of which nothing is read, as many columns of zeros."""
+    tapes = [_tape(row) for row in rows]
+    lowest = twin.places[tapes[0].layer]
+    for number, layers in enumerate(zip(*(tape.keys for tape in tapes), strict=True)):
+        if number < lowest:
+            nothing = torch.zeros(1, device=twin.device).expand(len(rows), 1, width, 1)
+            yield FixedLayer(nothing, nothing)
+        elif layers[0] is None:
+            yield DynamicLayer()
+        else:
+            halves = zip(*(keys for keys in layers if keys is not None), strict=True)
+            fixed = [_laid_out(half, rows, width) for half in halves]
+            yield FixedLayer(fixed[0], fixed[1], still)
+
+
+def _laid_out(half: Sequence[torch.Tensor], rows: Sequence[Row], width: int) -> torch.Tensor:
+    """The constants of rows' keys, or values, [heads, positions, d]: below each other, padded on the left."""
+    own = [
+        torch.cat([keys[:, begin:end] for begin, end in row.constants], dim=1)
+        if row.in_context
+        else keys[:, : row.first]
+        for keys, row in zip(half, rows, strict=True)
+    ]
+    if len(own) == 1:
+        return own[0][None]
+    return torch.stack([F.pad(keys, (0, 0, width - keys.shape[1], 0)) for keys in own])
+
+
+@contextmanager
+def _checkpointed(layers: Sequence[nn.Module]) -> Iterator[None]:
+    """For the time of a block, the backward pass included, layers keep nothing but their inputs."""
+    with ExitStack() as stack:
+        for layer in layers:
+            patched = {"forward": vars(layer)["forward"]} if "forward" in vars(layer) else {}
+            stack.callback(vars(layer).update, patched)
+            stack.callback(vars(layer).pop, "forward")
+            # Evaluation mode draws no random numbers; the caller's generators are left alone.
+            vars(layer)["forward"] = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+        yield

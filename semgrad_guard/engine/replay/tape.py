@@ -1,0 +1,386 @@
+"""What passes left of texts: keys and values, hidden states from layer k on, outputs of linear maps, the head's output.
+
+A `Recorder` listens to passes over one batch of rows; a `Tape` is one row's part of all the passes that read it, and a
+`Row` names the tokens of its text that are scored. Texts that were written are on tape already, others are `read` once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.utils.rnn import pad_sequence
+from transformers.cache_utils import Cache, DynamicCache
+
+from semgrad_guard.engine.interruption import add_cost
+from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.replay.memory import FRUGAL, Memory
+from semgrad_guard.engine.replay.twin import Place, Twin
+
+Span = tuple[int, int]
+"""Positions of a text, from the first to before the last."""
+
+KeysValues = tuple[torch.Tensor, torch.Tensor] | None
+"""One layer's keys and values of one row [heads, positions, d]; None for a layer that text does not pass through."""
+
+Survey = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""A few numbers [batch, few] about one step, from the states before the head [batch, d] and its output [batch, V]."""
+
+
+class Recorder:
+    """Keeps what passes over one batch of rows leave from column `start` on.
+
+    That is h^(k), k = `layer`, the states before the head, the outputs of as many linear maps of the layers from k on
+    as `memory.outputs` hold, and the head's output as long as all of it stays within `memory.logits`. With a `survey`
+    the head's output leaves its survey alone, and linear maps nothing.
+    """
+
+    def __init__(self, layer: int, start: int = 0, *, memory: Memory = FRUGAL, survey: Survey | None = None) -> None:
+        self.layer, self.start, self.columns = layer, start, 0
+        self.finals: list[torch.Tensor] = []
+        """The states before the head [batch, d], step by step."""
+        self.logits: list[torch.Tensor] | None = None if survey else []
+        """The head's output [batch, V], step by step; None where not all of it was kept."""
+        self.surveys: list[torch.Tensor] = []
+        self.survey_ms = 0.0
+        self._memory = replace(memory, outputs=0) if survey else memory
+        self._survey = survey
+        self._hidden: list[torch.Tensor] = []
+        self._outputs: dict[Place, list[torch.Tensor]] = {}
+        self._left_out = set[Place]()
+        self._shape, self._cut = torch.Size(), 0
+
+    def of_steps(self, memory: Memory) -> Recorder:
+        """One for later passes of the same rows, with budgets of its own."""
+        return Recorder(self.layer, memory=memory, survey=self._survey)
+
+    @contextmanager
+    def listening(self, twin: Twin) -> Iterator[None]:
+        """For the time of a block, keep what passes through the twin."""
+        with ExitStack() as stack:
+            stack.enter_context(twin.watching({self.layer: self.see_hidden}))
+            hook = twin.head.register_forward_hook(lambda *call: self.see_head(call[1][0], call[2]))
+            stack.callback(hook.remove)
+            if self._memory.outputs:
+                stack.enter_context(twin.heard(self.see_output))
+            yield
+
+    @property
+    def positions(self) -> int:
+        """How many columns are kept."""
+        return max(0, self.columns - self.start)
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """Bytes of the head's outputs, and of the linear maps' outputs."""
+        outputs = sum(piece.nbytes for pieces in self._outputs.values() for piece in pieces)
+        return sum(step.nbytes for step in self.logits or ()), outputs
+
+    def see_hidden(self, hidden: torch.Tensor) -> None:
+        """Take in h^(k) [batch, columns, d] of the next columns."""
+        self._cut, self._shape = max(0, self.start - self.columns), hidden.shape[:2]
+        self.columns += hidden.shape[1]
+        if self._cut < hidden.shape[1]:
+            self._hidden.append(hidden[:, self._cut :].detach().clone())
+
+    def see_output(self, place: Place, output: torch.Tensor) -> None:
+        """Take in the output of a linear map [batch, columns, out] in the pass whose h^(k) came last."""
+        if place[0] < self.layer or place in self._left_out or output.shape[:2] != self._shape or output.ndim != 3:
+            return
+        if self._cut < output.shape[1]:  # a copy: code may change the output in place
+            self._outputs.setdefault(place, []).append(output[:, self._cut :].detach().clone())
+        while self.held[1] > self._memory.outputs:
+            self._left_out.add(self._outputs.popitem()[0])
+
+    def see_head(self, final: torch.Tensor, raw: torch.Tensor) -> None:
+        """Take in the states before the head and its output [batch, columns, .] of one step; the last column counts."""
+        final, raw = final[:, -1].detach().clone(), raw[:, -1].detach()
+        self.finals.append(final)
+        if self._survey is not None:
+            began = time.perf_counter()
+            self.surveys.append(self._survey(final, raw))
+            cost = (time.perf_counter() - began) * 1000  # which belongs to the score that reads it, not to writing
+            add_cost(-cost)
+            self.survey_ms += cost / len(final)
+        elif self.logits is not None and (len(self.logits) + 1) * raw.nbytes <= self._memory.logits:
+            self.logits.append(raw.clone())
+        else:
+            self.logits = None
+
+    def see_finals(self, finals: torch.Tensor) -> None:
+        """Take in the states before the head of all columns [batch, columns, d], of a pass without the head."""
+        self.finals += finals[:, max(0, self.start - (self.columns - finals.shape[1])) :].detach().unbind(1)
+        self.logits = None
+
+    def hidden(self) -> torch.Tensor:
+        """h^(k) from column `start` on [batch, positions, d]."""
+        self._hidden = _joined(self._hidden)
+        return self._hidden[0]
+
+    def outputs(self) -> dict[Place, torch.Tensor]:
+        """The outputs of linear maps from column `start` on [batch, positions, out], of those that ran at each."""
+        for place, pieces in self._outputs.items():
+            self._outputs[place] = _joined(pieces)
+        whole = {place: pieces[0] for place, pieces in self._outputs.items()}
+        return {place: output for place, output in whole.items() if output.shape[1] == self.positions}
+
+    def let_go(self) -> None:
+        """Keep no outputs of the head and of linear maps any more."""
+        self._left_out |= self._outputs.keys()
+        self.logits, self._outputs = None, {}
+
+
+def _joined(pieces: list[torch.Tensor]) -> list[torch.Tensor]:
+    return pieces if len(pieces) == 1 else [torch.cat(pieces, dim=1)]
+
+
+@dataclass(frozen=True, eq=False)
+class Tape:
+    """One text's part of the passes that read it.
+
+    `passes` are their recorders, in the order of the text, and the row in each. The first hidden state is that of
+    position `begin`, the first state before the head that of position `predicting`. `keys` are those of every layer's
+    positions from 0 on. `epoch` tells of which state of the model they are (`Scorer.epoch`; None: of any).
+    """
+
+    passes: tuple[tuple[Recorder, int], ...]
+    begin: int
+    predicting: int
+    keys: Sequence[KeysValues]
+    epoch: object = None
+
+    @property
+    def layer(self) -> int:
+        """The layer whose input was kept."""
+        return self.passes[0][0].layer
+
+    @property
+    def end(self) -> int:
+        """The position behind the last hidden state."""
+        return self.begin + sum(recorder.positions for recorder, _ in self.passes)
+
+    def hidden(self, spans: Sequence[Span]) -> torch.Tensor:
+        """h^(k) at these positions [n, d]."""
+        return self._at(spans, lambda recorder: recorder.hidden())
+
+    def outputs(self, spans: Sequence[Span]) -> dict[Place, torch.Tensor]:
+        """The outputs of linear maps at these positions [n, out]: of those that all passes over them have kept."""
+        needed = [recorder for recorder, begin in self._places() if any(_within(begin, recorder, s) for s in spans)]
+        kept = [recorder.outputs() for recorder in needed]
+        places = set(kept[0]).intersection(*kept[1:]) if kept else set[Place]()
+        return {place: self._at(spans, lambda recorder, p=place: recorder.outputs()[p]) for place in places}
+
+    def finals(self, begin: int, end: int) -> torch.Tensor | None:
+        """The states before the head at positions [begin, end) [n, d]; None where some were not kept."""
+        found = self._steps(begin, end, lambda recorder: recorder.finals)
+        return torch.stack(found) if found else None
+
+    def logits(self, begin: int, end: int) -> list[torch.Tensor] | None:
+        """The head's output [V] at positions [begin, end); None where some were not kept."""
+        return self._steps(begin, end, lambda recorder: recorder.logits)
+
+    def surveys(self, begin: int, end: int) -> torch.Tensor | None:
+        """The surveys of positions [begin, end) [n, few]; None where some were not made."""
+        found = self._steps(begin, end, lambda recorder: recorder.surveys)
+        return torch.stack(found) if found else None
+
+    @property
+    def survey_ms(self) -> float:
+        """The time that this text's surveys took while it was written."""
+        return sum(recorder.survey_ms for recorder, _ in self.passes)
+
+    def _places(self) -> Iterator[tuple[Recorder, int]]:
+        """The recorders, and the position of the first hidden state in each."""
+        begin = self.begin
+        for recorder, _ in self.passes:
+            yield recorder, begin
+            begin += recorder.positions
+
+    def _at(self, spans: Sequence[Span], held: Callable[[Recorder], torch.Tensor]) -> torch.Tensor:
+        pieces: list[torch.Tensor] = []
+        for span in spans:
+            for (recorder, begin), (_, row) in zip(self._places(), self.passes, strict=True):
+                if inside := _within(begin, recorder, span):
+                    pieces.append(held(recorder)[row, slice(*inside)])
+        return torch.cat(pieces)
+
+    def _steps(
+        self, begin: int, end: int, held: Callable[[Recorder], Sequence[torch.Tensor] | None]
+    ) -> list[torch.Tensor] | None:
+        found: list[torch.Tensor] = []
+        place = self.predicting
+        for recorder, row in self.passes:
+            steps, count = held(recorder), len(recorder.finals)
+            first, last = max(begin - place, 0), min(end - place, count)
+            if first < last:
+                if steps is None or len(steps) != count:
+                    return None
+                found += [step[row] for step in steps[first:last]]
+            place += count
+        return found if len(found) == end - begin and begin >= self.predicting else None
+
+
+def _within(begin: int, recorder: Recorder, span: Span) -> Span | None:
+    """The part of a span that a recorder holds whose first position is `begin`, counted from there."""
+    first, last = max(span[0] - begin, 0), min(span[1] - begin, recorder.positions)
+    return (first, last) if first < last else None
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """The tokens [begin, end) of a text, scored given all tokens before them.
+
+    `ids` is the text: a prompt of `prompt` tokens, and what was written. `token` is the position of t*, or of the token
+    taken in its place, `grid` where the grid begins. Where a row is `in_context`, keys and values of the tokens between
+    prompt and `begin` are constants to the gradient (earlier sentences); else it passes through them (a thought).
+    """
+
+    ids: tuple[int, ...]
+    prompt: int
+    token: int
+    grid: int
+    begin: int
+    end: int
+    in_context: bool = False
+    tape: Tape | None = None
+
+    @classmethod
+    def of(
+        cls,
+        prompt: Sequence[int],
+        written: Sequence[int],
+        semantic_token: int,
+        objective: Objective,
+        *,
+        before: int = 0,
+        end: int | None = None,
+        in_context: bool = False,
+        tape: Tape | None = None,
+    ) -> Row:
+        """Of what was written after a prompt, the tokens from `before` on, to `end`; t* counts from the prompt's end.
+
+        Raises:
+            InputError: the objective's token lies outside the prompt.
+        """
+        token, grid = objective.positions(semantic_token, len(prompt))
+        n = len(prompt)
+        last = n + len(written) if end is None else n + end
+        within = in_context and before > 0
+        return cls((*prompt, *written), n, n + token, n + grid, n + before, last, within, tape)
+
+    @property
+    def length(self) -> int:
+        """How many tokens are scored."""
+        return self.end - self.begin
+
+    @property
+    def first(self) -> int:
+        """The first position that can matter to a gradient."""
+        return min(self.token, self.grid)
+
+    @property
+    def live(self) -> tuple[Span, ...]:
+        """The positions that are run again with a graph; the last `length` of them predict the scored tokens."""
+        if self.in_context:
+            return (self.first, self.prompt), (self.begin - 1, self.end - 1)
+        return ((self.first, self.end - 1),)
+
+    @property
+    def constants(self) -> tuple[Span, ...]:
+        """All other positions before the last that is run: keys and values that are known."""
+        return ((0, self.first), (self.prompt, self.begin - 1)) if self.in_context else ((0, self.first),)
+
+    @property
+    def live_count(self) -> int:
+        """How many positions are run again."""
+        return sum(end - begin for begin, end in self.live)
+
+    @property
+    def targets(self) -> tuple[int, ...]:
+        """The scored tokens."""
+        return self.ids[self.begin : self.end]
+
+    def is_on(self, tape: Tape, layer: int) -> bool:
+        """Whether a tape holds what a replay of this row from a layer on needs."""
+        needed = self.begin - 1 if self.in_context else self.first
+        known = [keys[0].shape[1] for keys in tape.keys if keys is not None]
+        reaches = tape.begin <= self.first and tape.end >= self.end - 1
+        return tape.layer <= layer and reaches and bool(known) and min(known) >= needed
+
+
+@torch.no_grad()
+def read(
+    twin: Twin, rows: Sequence[Row], layer: int, *, memory: Memory, epoch: object = None, keys: bool = True
+) -> list[Row]:
+    """The rows on tapes of their own, by one pass over all their texts; equal texts are read once.
+
+    Texts are padded on the right, where no token of theirs sees the padding. Without `keys` they can be observed, and
+    not replayed.
+    """
+    ends: dict[tuple[int, ...], int] = {}
+    starts: dict[tuple[int, ...], int] = {}
+    for row in rows:
+        ends[row.ids] = max(row.end, ends.get(row.ids, 0))
+        starts[row.ids] = min(row.first, starts.get(row.ids, row.first))
+    texts = list(ends)
+    lengths = [ends[text] for text in texts]
+    ids = pad_sequence([torch.tensor(text[: ends[text]]) for text in texts], batch_first=True).to(twin.device)
+    recorder, cache = Recorder(layer, min(starts.values()), memory=memory), growing_cache() if keys else None
+    twin.reset()
+    with twin.headless() as finals, recorder.listening(twin):
+        # All positions have a mask of one: padding lies behind every token that is read.
+        twin.call(ids, cache=cache, attention_mask=torch.ones_like(ids))
+    recorder.finals.clear()
+    recorder.see_finals(finals[0])
+    tapes = {
+        text: Tape(
+            ((recorder, place),),
+            recorder.start,
+            recorder.start,
+            keys_of(cache, place, 0, end) if cache is not None else (),
+            epoch,
+        )
+        for place, (text, end) in enumerate(zip(texts, lengths, strict=True))
+    }
+    return [replace(row, tape=tapes[row.ids]) for row in rows]
+
+
+def growing_cache() -> DynamicCache:
+    """An empty cache that keeps every key, sliding windows too: the mask alone decides what a query sees.
+
+    (A `DynamicCache` made from the model's config drops keys outside the window, which a replay would miss.)
+    """
+    return DynamicCache()
+
+
+def keys_of(cache: Cache, row: int, begin: int, end: int | None = None) -> list[KeysValues]:
+    """Views of one row's keys and values in the columns [begin, end), layer by layer."""
+    layers: list[Any] = cache.layers
+    return [
+        (layer.keys[row, :, begin:end], layer.values[row, :, begin:end]) if layer.is_initialized else None
+        for layer in layers
+    ]
+
+
+def below(rows: Sequence[Sequence[KeysValues]]) -> DynamicCache:
+    """A growing cache of rows below each other, the shorter ones filled up with zeros on the left."""
+    longest = max(keys[0].shape[1] for row in rows for keys in row if keys is not None)
+    cache = growing_cache()
+    for number, layer in enumerate(zip(*rows, strict=True)):
+        known = [keys for keys in layer if keys is not None]
+        if known:
+            wide = [[F.pad(half, (0, 0, longest - half.shape[1], 0)) for half in keys] for keys in known]
+            halves = [torch.stack(half) for half in zip(*wide, strict=True)]
+            cache.update(halves[0], halves[1], number)
+    return cache
+
+
+def cache_bytes(cache: Cache) -> int:
+    """Bytes of all keys and values."""
+    layers: list[Any] = cache.layers
+    return sum(half.nbytes for layer in layers if layer.is_initialized for half in (layer.keys, layer.values))

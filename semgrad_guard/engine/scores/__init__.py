@@ -1,0 +1,1 @@
+"""From a replay, or the ordinary call, to numbers."""

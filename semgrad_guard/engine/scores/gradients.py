@@ -1,0 +1,250 @@
+"""The scores of one response, and how they are made of a replay: the head's share, and gradients by hidden states.
+
+Scores are plain numbers: finite, or absent with a reason.
+
+Why: docs/adr/0087-no-score-rather-than-a-wrong-one.md
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Literal
+
+import torch
+
+from semgrad_guard.engine.interruption import current_stop
+from semgrad_guard.engine.objective import LogitTransform, Norm, Objective
+from semgrad_guard.engine.replay.memory import Memory
+from semgrad_guard.engine.replay.replay import Gradients, Seed, continued, replay
+from semgrad_guard.engine.replay.tape import Row
+from semgrad_guard.engine.replay.twin import Twin
+from semgrad_guard.engine.scores.head import HeadScores, score_head
+
+Tier = Literal["replay", "ordinary"]
+"""How a score was computed: by rows of live positions over constants, or by the model's own call and plain autograd."""
+
+NO_GRADIENT = (
+    "no gradient reaches the prompt's hidden states: t* is out of the reach of every layer's attention, or a layer "
+    "lets no gradient through"
+)
+"""Why there is no score where the head has something to send back, and none of it arrives."""
+
+Grid = tuple[tuple[float, ...], ...]
+"""Layers x prompt tokens."""
+
+
+@dataclass(frozen=True)
+class GradientScores:
+    """The scores of one response; all higher = less certain, >= 0. None, with a `reason`, where not finite.
+
+    Nor is there a score where SemGrad is exactly zero and ParaGrad is not: then no gradient reached t*.
+
+    `semgrad` is the mean absolute gradient at t* over the span (Eq. 4), `paragrad` that of the output head,
+    `hybridgrad` their mixture with tau = beta = 1 (another norm or token where the objective has one). `entropies` and
+    `log_probs` hold one value per response token (nats), `mean_entropy` their mean entropy, `greedy_nll` the
+    response's negative log-likelihood (nats). `tier` tells how they were computed; both are exact. `deviation` is how
+    far replays were off from plain autograd in the model's self-check, relatively and in float32 (in float64 for such
+    a model; 0 for "ordinary", which is plain autograd); None where weights are broken.
+
+    `grid[i][j]` is the mean absolute gradient at the span's i-th layer, ascending, and at the prompt's token j - n,
+    n = len(grid[i]) (-1 is the prompt's last token). It covers the prompt from t* on, or its last tokens as the
+    objective needs (all of them, where it has fewer), and is empty where a gradient is not finite. SemGrad of any
+    layers at any of these tokens is the mean of its rows.
+    """
+
+    semgrad: float | None
+    paragrad: float | None
+    mean_entropy: float | None
+    greedy_nll: float | None
+    entropies: tuple[float, ...]
+    log_probs: tuple[float, ...]
+    tier: Tier
+    reason: str | None = None
+    grid: Grid = ()
+    deviation: float | None = field(default=None, compare=False)
+
+    @property
+    def hybridgrad(self) -> float | None:
+        """(1 - a) SemGrad + a ParaGrad with a = exp(-mean entropy)."""
+        return self.hybrid()
+
+    def hybrid(self, *, tau: float = 1.0, beta: float = 1.0) -> float | None:
+        """The appendix's form: (1 - a) SemGrad + beta a ParaGrad with a = exp(-mean entropy / tau)."""
+        if self.semgrad is None or self.paragrad is None or self.mean_entropy is None:
+            return None
+        balance = math.exp(-self.mean_entropy / tau)
+        return (1 - balance) * self.semgrad + beta * balance * self.paragrad
+
+
+def unscored(tier: Tier, reason: str) -> GradientScores:
+    """The record of a response of which nothing could be computed."""
+    return GradientScores(None, None, None, None, (), (), tier, reason)
+
+
+def assembled(
+    tier: Tier,
+    *,
+    semgrad: float,
+    grid: Grid,
+    paragrad: float,
+    entropies: Sequence[float],
+    log_probs: Sequence[float],
+) -> GradientScores:
+    """The record of one response: nothing that is not finite is delivered."""
+    if not all(map(math.isfinite, (*entropies, *log_probs))):
+        return unscored(tier, "the model's logits are not finite")
+    mean, nll = math.fsum(entropies) / len(entropies), -math.fsum(log_probs)
+    facts = (mean, nll, tuple(entropies), tuple(log_probs), tier)
+    if not (math.isfinite(semgrad) and math.isfinite(paragrad)):
+        return GradientScores(None, None, *facts, "a gradient overflowed in the model's dtype")
+    if semgrad == 0 and paragrad > 0:
+        return GradientScores(None, None, *facts, NO_GRADIENT)
+    finite = all(map(math.isfinite, chain.from_iterable(grid)))
+    return GradientScores(semgrad, paragrad, *facts, grid=grid if finite else ())
+
+
+class _Head:
+    """The head's share in the scores of some rows, computed as soon as a replay has the states before it."""
+
+    def __init__(
+        self, twin: Twin, rows: Sequence[Row], objective: Objective, transform: LogitTransform, memory: Memory
+    ) -> None:
+        self._twin, self._rows, self._objective = twin, rows, objective
+        self._transform, self._memory = transform, memory
+        self.found: HeadScores | None = None
+        self.scales: list[float] = []
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        """The seed of the backward pass [n, d].
+
+        A power of two per row keeps it away from float16's and bfloat16's ends; it is divided out exactly.
+        """
+        current_stop().check()
+        lengths = [row.length for row in self._rows]
+        self.found = found = score_head(
+            states,
+            torch.tensor([token for row in self._rows for token in row.targets], device=states.device),
+            lengths=lengths,
+            head=self._twin.head,
+            transform=self._transform,
+            averages=self._objective.averages,
+            weighted=self._objective.weighted,
+            norm=self._objective.norm,
+            raw_logits=_kept_logits(self._rows),
+            kept_bytes=self._memory.logits,
+        )
+        scales = torch.stack([_scale_of(seed) for seed in found.seed.split(lengths)])
+        self.scales = scales.tolist()
+        return found.seed * scales.repeat_interleave(torch.tensor(lengths, device=scales.device))[:, None]
+
+
+def _kept_logits(rows: Sequence[Row]) -> list[torch.Tensor] | None:
+    known = [row.tape and row.tape.logits(row.begin - 1, row.end - 1) for row in rows]
+    return [step for steps in known if steps for step in steps] if all(known) else None
+
+
+def _scale_of(seed: torch.Tensor) -> torch.Tensor:
+    peak = seed.abs().max()
+    usable = torch.isfinite(peak) & (peak > 0)
+    return torch.where(usable, torch.exp2(-torch.floor(torch.log2(peak))), torch.ones_like(peak))
+
+
+def replayed(
+    twin: Twin,
+    rows: Sequence[Row],
+    objective: Objective,
+    *,
+    transform: LogitTransform,
+    memory: Memory,
+    fits: bool = True,
+) -> list[GradientScores]:
+    """The scores of rows on tape, by one replay and one backward pass for all of them."""
+    span = objective.span(twin.architecture.n_layers)
+    head = _Head(twin, rows, objective, transform, memory)
+    return _scores(rows, replay(twin, rows, span, head, fits=fits), head, objective.norm)
+
+
+def continued_scores(
+    twin: Twin, row: Row, objective: Objective, *, transform: LogitTransform, memory: Memory, token_axis: int
+) -> GradientScores:
+    """The scores of a whole answer from a cache that was cut at its first live position; it needs no tape."""
+    span = objective.span(twin.architecture.n_layers)
+    head = _Head(twin, [row], objective, transform, memory)
+    seed: Seed = head
+    gradients = [by_token(gradient, token_axis) for gradient in continued(twin, row, span, seed)]
+    return _scores([row], gradients, head, objective.norm)[0]
+
+
+def _scores(rows: Sequence[Row], gradients: Gradients, head: _Head, norm: Norm) -> list[GradientScores]:
+    if head.found is None:
+        raise RuntimeError("a replay asks for the seed of its backward pass")
+    lengths = [row.length for row in rows]
+    tokens = zip(
+        *(series.double().split(lengths) for series in (head.found.entropies, head.found.log_probs)), strict=True
+    )
+    found: list[GradientScores] = []
+    for place, (row, scale, paragrad, (entropies, log_probs)) in enumerate(
+        zip(rows, head.scales, head.found.paragrad.tolist(), tokens, strict=True)
+    ):
+        semgrad, grid = reduced(row, [gradient[place] for gradient in gradients], row.first, norm)
+        found.append(
+            assembled(
+                "replay",
+                semgrad=semgrad / scale,
+                grid=tuple(tuple(entry / scale for entry in layer) for layer in grid),
+                paragrad=paragrad,
+                entropies=entropies.tolist(),
+                log_probs=log_probs.tolist(),
+            )
+        )
+    return found
+
+
+def reduced(row: Row, gradients: Sequence[torch.Tensor], start: int, norm: Norm) -> tuple[float, Grid]:
+    """One row's number at its token, and its grid, from the gradients [positions, d] of the span's layers."""
+    at_token = torch.stack([gradient[row.token - start].double() for gradient in gradients])
+    prompt = torch.stack([gradient[row.grid - start : row.prompt - start] for gradient in gradients])
+    return norm_of(at_token, norm), tuple(map(tuple, prompt.double().abs().mean(-1).tolist()))
+
+
+def norm_of(gradient: torch.Tensor, norm: Norm) -> float:
+    """Mean absolute value (l1), or root mean square (l2)."""
+    return float(gradient.abs().mean() if norm == "l1" else gradient.square().mean().sqrt())
+
+
+def by_token(states: torch.Tensor, token_axis: int) -> torch.Tensor:
+    """States or their gradients as [B, tokens, width], all residual streams of a token side by side."""
+    if states.ndim == 3:
+        return states if token_axis == 1 else states.transpose(0, 1)
+    return states.movedim((token_axis - 1, token_axis), (0, 1)).flatten(2)
+
+
+def deviation(scores: GradientScores, expected: GradientScores) -> float:
+    """By how much SemGrad or ParaGrad differs, relative to the greater of both; infinite where one of them is none.
+
+    The entries of a layer's row of the grid count as well, relative to its greatest.
+    """
+    if len(scores.grid) != len(expected.grid):
+        return math.inf
+    pairs = ((scores.semgrad, expected.semgrad), (scores.paragrad, expected.paragrad))
+    off = [math.inf if a is None or b is None else _relative((a,), (b,)) for a, b in pairs]
+    return max(*off, *(_relative(ours, theirs) for ours, theirs in zip(scores.grid, expected.grid, strict=True)))
+
+
+def _relative(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """The greatest difference, relative to the greatest entry."""
+    difference = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+    return difference / max(map(abs, (*ours, *theirs))) if difference else 0.0
+
+
+# How far two exact computations may differ in each dtype: kernels of other shapes round differently, and scores of
+# nearly certain answers carry that noise (bfloat16: up to 15 % at a mean entropy of 0.3).
+_TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.float16: 0.05}
+
+
+def tolerance_of(dtype: torch.dtype) -> float:
+    """By how much two exact computations may differ in a dtype, relatively; a quarter in bfloat16, or any other one."""
+    return _TOLERANCE.get(dtype, 0.25)

@@ -1,0 +1,412 @@
+"""The output head outside autograd: entropies, the backward seed and ParaGrad in blocks of the vocabulary.
+
+With H the final states [n, d] of the n scored tokens, W the head [V, d] and w_t the entropy weights,
+
+    A[t, v] = w_t (1[v = y_t] - p_tv) d logit / d z        loss = sum_t w_t log p(y_t)
+    d loss / d H = A W                                      d loss / d W = A^T H
+
+so that ParaGrad = sum |A^T H| / (V d) and the seed of the backward pass are read off one block of A at a time. Neither
+V x d nor, above a small budget, n x V is ever held. (Without entropy weights, w_t = 1; with the l2 norm, ParaGrad is
+the root mean square of A^T H.)
+
+Row v of A^T H has at most the l1 norm q_v = sum_t |A_tv| ||H_t||_1. Rows are not multiplied whose q_v is less than a
+part of the mean one that rounding would hide: 2^-8 in bfloat16, 2^-14 in float32. So all of them together are less than
+that part of sum q_v, too. They count as q_v times the share of the others in theirs. (Answers of SmolLM2: a fifth of
+the rows is multiplied in bfloat16, and the others are 3e-4 of the sum; in float32 three fifths, and 6e-6. They are
+estimated to a twentieth of that: float32's own rounding of A is as great.)
+
+Logits in half precision are rounded: at 16 to 32, a bfloat16 to an eighth, a probability by several per cent. So the
+greatest of each token, and its target's, are computed once more in float32; over the many that are left the roundings
+even out. (Vocabulary of 152,000, 15 spreads: the median entropy is then off by 2e-4 of itself or less, in place of up
+to 6e-3, and 1 - p of the mode by 5e-5 or less, in place of up to 4e-2; entropies of single, nearly
+certain tokens by 1e-3.)
+
+Why: docs/adr/0182-rows-that-rounding-would-hide.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import torch
+from torch import nn
+
+from semgrad_guard.engine.interruption import current_stop
+from semgrad_guard.engine.objective import LogitTransform, Norm
+from semgrad_guard.engine.replay.products import add_product, factor_dtype, greatest, precise_dtype, product
+
+
+@dataclass(frozen=True)
+class HeadScores:
+    """Per scored token `entropies`, `log_probs` [n] in nats, `seed` = d loss / d H [n, d]; per answer `paragrad`.
+
+    The seed is zero where it is not wanted.
+    """
+
+    entropies: torch.Tensor
+    log_probs: torch.Tensor
+    seed: torch.Tensor
+    paragrad: torch.Tensor
+
+
+@torch.no_grad()
+def score_head(  # each is a part of the formulas above, or is known beforehand
+    states: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    lengths: Sequence[int],
+    head: nn.Linear,
+    transform: LogitTransform,
+    averages: bool,
+    weighted: bool = True,
+    norm: Norm = "l1",
+    raw_logits: Sequence[torch.Tensor] | None = None,
+    kept_bytes: int = 0,
+    backward: bool = True,
+) -> HeadScores:
+    """Everything the head contributes to the scores of a batch of answers.
+
+    Args:
+        states: post-norm states that predict the answers' tokens [n, d], answer after answer.
+        targets: those tokens [n].
+        lengths: tokens of each answer; they add up to n.
+        head: the output head, whose weight and bias are read only.
+        transform: the model's map from the head's output to the softmax's input.
+        averages: divide each answer's terms by its length (the official variant).
+        weighted: weigh tokens by their entropy.
+        norm: ParaGrad's norm of the head's gradient, "l1" or "l2", normalised by its size.
+        raw_logits: the head's output [V] for each of the n tokens, where a generation kept it: the head is then read
+            once instead of twice.
+        kept_bytes: logits up to this size are kept between the two passes over them instead of computed again.
+        backward: whether the seed of a backward pass is wanted.
+    """
+    precision = precise_dtype(states)
+    logits = Logits(states, targets, head, transform=transform, raw=raw_logits, kept_bytes=kept_bytes)
+    distribution, aims = logits.survey()
+    weights = distribution.entropies if weighted else torch.ones_like(aims)
+    if averages:
+        weights = weights / torch.cat([weights.new_full((n,), float(n)) for n in lengths])
+    # sum_v |A_tv|, or with a soft cap its bound.
+    limits = 2 * abs(transform.scale) * weights * distribution.complements(aims)
+    means = None if transform.softcap else limits / len(head.weight)
+    products = Products(states.to(factor_dtype(states)), lengths, norm, means=means)
+    by_states = torch.zeros_like(states, dtype=precision)
+    for columns, pieces in logits.blocks():
+        rows = head.weight[columns]
+        sensitivity = states.new_empty(len(states), len(rows), dtype=products.dtype)
+        for some, block in pieces:
+            slopes = None if transform == LogitTransform() else transform.derivative(block)
+            part, local = distribution.part(some), targets[some] - columns.start
+            hit = ((local >= 0) & (local < len(rows))).nonzero().squeeze(1)
+            piece = block.sub_(part.peak[:, None]).exp_().mul_((-weights[some] / (1 + part.rest))[:, None])
+            piece[hit, local[hit]] = (weights[some] * part.complements(aims[some]))[hit]
+            sensitivity[some] = piece if slopes is None else piece.mul_(slopes)
+        if backward:
+            add_product(by_states, sensitivity.to(factor_dtype(rows)), rows)
+        products.add(sensitivity)
+    return HeadScores(
+        distribution.entropies, distribution.log_probs(aims), by_states, products.results(head.weight.numel())
+    )
+
+
+_PRODUCTS = 1 << 18  # entries of A^T H at a time: few enough to stay in a core's cache
+_HALF_PRODUCTS = 1 << 20  # more in half precision, where every product has a cost of its own
+_PRODUCTS_ELSEWHERE = 1 << 24  # on a GPU
+_HIDDEN = {torch.bfloat16: 2**-8, torch.float32: 2**-14}
+"""The part of the mean bound of a row of A^T H below which rounding would hide the row, where products are taken so."""
+
+
+class Products:
+    """sum |A^T H| of each answer, or with "l2" the sum of squares, A arriving block by block.
+
+    `means` [n] are, for each token, the mean of |A_tv| over v, at least.
+    """
+
+    def __init__(
+        self,
+        states: torch.Tensor,
+        lengths: Sequence[int],
+        norm: Norm,
+        *,
+        means: torch.Tensor | None = None,
+    ) -> None:
+        self._sums = torch.zeros(len(lengths), dtype=torch.float64, device=states.device)
+        self.dtype = states.dtype
+        """In which A is wanted."""
+        self._lengths, self._squares = list(lengths), norm == "l2"
+        self._states = states.split(self._lengths)
+        self._magnitudes = [self._total(h.to(torch.float64, copy=True)) for h in self._states]
+        self._least: list[float] | None = None
+        if means is not None and norm == "l1" and (part := _HIDDEN.get(states.dtype)):
+            self._heights = [h.abs().sum(1, keepdim=True, dtype=torch.float32).to(h.dtype).t() for h in self._states]
+            mean = [float((h[0] * m).sum()) for h, m in zip(self._heights, means.split(self._lengths), strict=True)]
+            self._least = [part * value for value in mean]
+        self._bounds = self._sums.new_zeros(len(lengths), 2)  # sums of q_v: of the rows that are multiplied, and of all
+        if states.device.type != "cpu":
+            elements = _PRODUCTS_ELSEWHERE
+        else:
+            elements = _HALF_PRODUCTS if states.dtype.itemsize < 4 else _PRODUCTS
+        rows = max(64, elements // states.shape[1])
+        self._buffer = states.new_empty(rows, states.shape[1])
+
+    def add(self, sensitivity: torch.Tensor) -> None:
+        """Take in the next block of A [n, block]."""
+        for answer, a in enumerate(sensitivity.split(self._lengths)):
+            self._add(answer, a)
+
+    def results(self, size: int) -> torch.Tensor:
+        """The mean absolute value over `size` entries, or the root mean square, of each answer."""
+        means = self._sums / size
+        if self._least is not None:
+            multiplied, every = self._bounds.unbind(1)
+            means = means * torch.where(multiplied == every, 1.0, every / multiplied)
+        return means.sqrt() if self._squares else means
+
+    def _add(self, answer: int, a: torch.Tensor) -> None:
+        h = self._states[answer]
+        if len(a) == 1:  # an outer product: its norm factorises
+            self._sums[answer] += self._total(a.to(torch.float64, copy=True)) * self._magnitudes[answer]
+            return
+        if self._least is not None:
+            bounds = torch.mm(self._heights[answer], a.abs())[0].float()
+            counts = bounds >= self._least[answer]
+            self._bounds[answer] += torch.stack([torch.dot(bounds, counts.float()), bounds.sum()])
+            a = a.index_select(1, counts.nonzero().squeeze(1))
+        for part in a.t().split(len(self._buffer)):
+            self._sums[answer] += self._total(torch.mm(part, h, out=self._buffer[: len(part)]))
+
+    def _total(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum over all entries, which are overwritten."""
+        if self._squares:
+            return values.double().square().sum()  # squares of float32's small numbers vanish in float32
+        # Not torch.norm(p=1): on CPU it accumulates serially in float32 and is wrong for large tensors. (In bfloat16
+        # a row's sum is taken in float32 and rounded; over a vocabulary of rows that evens out.)
+        return values.abs_().sum(-1).sum(dtype=torch.float64)
+
+
+_BLOCK = 8192  # vocabulary entries a step on a CPU, fewer where many tokens share it:
+_ELEMENTS = 1 << 22  # n x block of logits that were kept,
+_FRUGAL_ELEMENTS = 1 << 18  # or of those that are computed, where so little is granted that none can be kept
+_PIECE = 1 << 17  # of them those of a few tokens at a time in float32, which stay in a core's cache
+_ROWS = 1 << 18  # the same of whole rows
+_ELEMENTS_ELSEWHERE = 1 << 22  # where a step costs its launch, and there is no such cache
+_REFINED = 32  # logits of a token that are computed again in float32
+
+Rows = torch.Tensor | Sequence[torch.Tensor]
+"""The head's output for n tokens: [n, V], or n times [V]."""
+
+
+class Logits:
+    """The transformed logits of n tokens in float32 (float64 for float64)."""
+
+    def __init__(
+        self,
+        states: torch.Tensor,
+        targets: torch.Tensor,
+        head: nn.Linear,
+        *,
+        transform: LogitTransform,
+        raw: Rows | None = None,
+        kept_bytes: int = 0,
+    ) -> None:
+        """From the states that predict the tokens [n, d], and the tokens [n].
+
+        `raw` is the head's output [V] for each, where a generation kept it; else it is computed, once where it stays
+        within `kept_bytes`, or whenever it is needed.
+        """
+        self._precise = states.to(precise_dtype(states))
+        self._targets, self._head, self._transform = targets, head, transform
+        n, self._vocabulary = len(states), len(head.weight)
+        factor = states.to(factor_dtype(states))
+        keeps = raw is None and n * self._vocabulary * factor.element_size() <= kept_bytes
+        if on_cpu := states.device.type == "cpu":
+            elements = _ELEMENTS if keeps or raw is not None else _FRUGAL_ELEMENTS
+            self._size = max(1, min(_BLOCK, elements // n))
+        else:
+            self._size = max(1, _ELEMENTS_ELSEWHERE // n)
+        self._at_once = max(1, (_ROWS if on_cpu else _ELEMENTS_ELSEWHERE) // self._vocabulary)
+        """Tokens whose logits over the whole vocabulary are computed together."""
+        self._together = max(1, _PIECE // self._size) if on_cpu else n
+        """Tokens whose logits over one block are computed together."""
+        self._refined: tuple[torch.Tensor, torch.Tensor] | None = None
+        """Entries [n, k] of the vocabulary, and their logits in float32."""
+        self._kept: Rows | None = raw
+        if keeps:
+            self._kept = kept = factor.new_empty(n, self._vocabulary)
+            for columns, _ in self.blocks():
+                kept[:, columns] = self._computed(factor, columns)
+
+    def blocks(self) -> Iterator[tuple[slice, Iterator[tuple[slice, torch.Tensor]]]]:
+        """Successive blocks of the vocabulary: its entries, and (tokens, logits [tokens, block]) of all tokens.
+
+        The logits are the caller's to overwrite.
+        """
+        for start in range(0, self._vocabulary, self._size):
+            current_stop().check()
+            columns = slice(start, min(start + self._size, self._vocabulary))
+            yield columns, self._pieces(columns)
+
+    def survey(self) -> tuple[Distribution, torch.Tensor]:
+        """The tokens' distributions, and the logits of the targets [n]."""
+        if self._kept is not None:
+            return self._by_row(self._kept)[:2]
+        parts: list[Distribution] = []
+        aims = torch.zeros_like(self._precise[:, 0])
+        for columns, pieces in self.blocks():
+            ((_, logits),) = pieces  # none are kept, so those of all tokens are computed together
+            local = (self._targets - columns.start)[:, None]
+            inside = local.clamp(0, logits.shape[1] - 1)
+            aims = torch.where(local == inside, logits.gather(1, inside), aims[:, None]).squeeze(1)
+            parts.append(Distribution.of(logits, greatest(logits, 1)))
+        return reduce(Distribution.joined, parts), aims
+
+    def surveyed(self, surveys: torch.Tensor) -> tuple[Distribution, torch.Tensor]:
+        """`survey` from `surveyed_step` of each token's step [n, 4]: of the head, targets alone are read."""
+        peak, rest, moment, mode = surveys.unbind(1)
+        aims = self._transform(self._exact(self._precise, self._targets[:, None])).squeeze(1)
+        aims = torch.where(self._targets == mode, peak, aims)  # so that a nearly certain token's 1 - p keeps its digits
+        return Distribution(peak, rest, moment), aims
+
+    def _pieces(self, columns: slice) -> Iterator[tuple[slice, torch.Tensor]]:
+        n = len(self._precise)
+        if self._kept is None:
+            yield slice(0, n), self._transform(self._computed(self._precise, columns))
+            return
+        for begin in range(0, n, self._together):
+            tokens = slice(begin, min(begin + self._together, n))
+            z = _filled(
+                self._precise.new_empty(tokens.stop - begin, columns.stop - columns.start), self._kept[tokens], columns
+            )
+            if self._refined is not None:
+                places, values = (tensor[tokens] for tensor in self._refined)
+                inside = (places >= columns.start) & (places < columns.stop)
+                z[inside.nonzero()[:, 0], places[inside] - columns.start] = values[inside]
+            yield tokens, self._transform(z)
+
+    def _computed(self, factor: torch.Tensor, columns: slice) -> torch.Tensor:
+        """The head's output [n, block] from the states, in their dtype."""
+        z = product(factor, self._head.weight[columns])
+        return z if self._head.bias is None else z + self._head.bias[columns]
+
+    def _by_row(self, rows: Rows) -> tuple[Distribution, torch.Tensor, torch.Tensor]:
+        """Over the whole vocabulary, a few tokens at a time; and each token's mode [n]."""
+        parts: list[Distribution] = []
+        aims: list[torch.Tensor] = []
+        modes: list[torch.Tensor] = []
+        refined: list[tuple[torch.Tensor, torch.Tensor]] = []
+        z, scratch = self._precise.new_empty(2, min(self._at_once, len(rows)), self._vocabulary)
+        for begin in range(0, len(rows), len(z)):
+            current_stop().check()
+            kept, targets = rows[begin : begin + len(z)], self._targets[begin:][: len(z), None]
+            some, scratch = _filled(z[: len(kept)], kept, slice(None)), scratch[: len(kept)]
+            if kept[0].dtype == z.dtype:
+                mode = greatest(some, 1)
+            else:
+                columns = torch.cat([greatest(some, min(_REFINED, self._vocabulary)), targets], dim=1)
+                values = self._exact(self._precise[begin:][: len(z)], columns)
+                refined.append((columns, values))
+                some.scatter_(1, columns, values)
+                mode = columns.gather(1, values.argmax(1, keepdim=True))
+            logits = self._transform(some)
+            aims.append(logits.gather(1, targets).squeeze(1))
+            parts.append(Distribution.of(logits, mode, scratch=scratch))
+            modes.append(mode.squeeze(1))
+        if refined:
+            places, values = map(torch.cat, zip(*refined, strict=True))
+            self._refined = places, values
+        return Distribution.stacked(parts), torch.cat(aims), torch.cat(modes)
+
+    def _exact(self, states: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+        """The head's output [m, k] for the vocabulary entries `columns` [m, k] of m tokens with `states` [m, d]."""
+        # (Indexing by a matrix takes four times as long, and so does a product of several small matrices.)
+        weights = self._head.weight.index_select(0, columns.flatten()).to(states.dtype)
+        values = weights.view(*columns.shape, -1).mul_(states[:, None]).sum(2)
+        return values if self._head.bias is None else values + self._head.bias[columns]
+
+
+def surveyed_step(
+    states: torch.Tensor, raw: torch.Tensor, head: nn.Linear, *, transform: LogitTransform
+) -> torch.Tensor:
+    """The arguments of `Logits.surveyed`, from the states [n, d] and the head's output [n, V], which need not be kept.
+
+    Peak, rest and moment of each row's distribution, and its mode [n, 4].
+    """
+    unknown = torch.zeros(len(raw), dtype=torch.long, device=raw.device)  # the targets are yet to be chosen
+    found, _, modes = Logits(states, unknown, head, transform=transform, raw=raw)._by_row(raw)
+    return torch.stack([found.peak, found.rest, found.moment, modes.to(found.peak.dtype)], dim=1)
+
+
+def _filled(z: torch.Tensor, rows: Rows, columns: slice) -> torch.Tensor:
+    """`z` [n, block] with some vocabulary entries of all rows."""
+    if isinstance(rows, torch.Tensor):
+        return z.copy_(rows[:, columns])
+    for own, row in zip(z, rows, strict=True):
+        own.copy_(row[columns])
+    return z
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """n distributions p(v) = exp(logit_v - peak) / (1 + rest), [n] each.
+
+    `peak` is the logit of one token, the mode. `rest` sums every term but its own, so that 1 - p(mode) = rest / (1 +
+    rest) keeps its digits where the model is nearly certain; there the naive difference is rounding noise. `moment`
+    sums (logit_v - peak) exp(logit_v - peak).
+    """
+
+    peak: torch.Tensor
+    rest: torch.Tensor
+    moment: torch.Tensor
+
+    @classmethod
+    def of(cls, logits: torch.Tensor, mode: torch.Tensor, *, scratch: torch.Tensor | None = None) -> Distribution:
+        """That of logits [n, V], which are overwritten, as is `scratch` of the same shape.
+
+        `mode` [n, 1] is the token whose logit is the peak, best the greatest.
+        """
+        peak = logits.gather(1, mode)
+        centred = logits.sub_(peak)
+        terms = torch.softmax(centred, 1, out=scratch)  # in less time than exp: its divisor is multiplied again
+        whole = 1 / terms.gather(1, mode).squeeze(1)
+        moment = centred.mul_(terms).sum(1) * whole
+        return cls(peak.squeeze(1), terms.scatter_(1, mode, 0.0).sum(1) * whole, moment)
+
+    @classmethod
+    def stacked(cls, parts: Sequence[Distribution]) -> Distribution:
+        """Those of all parts, one after the other."""
+        return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in ("peak", "rest", "moment")))
+
+    def part(self, tokens: slice) -> Distribution:
+        """Those of some tokens."""
+        return Distribution(self.peak[tokens], self.rest[tokens], self.moment[tokens])
+
+    def joined(self, other: Distribution) -> Distribution:
+        """The distribution over this one's tokens and the other's."""
+        peak = torch.maximum(self.peak, other.peak)
+        ours, theirs = self._seen_from(peak), other._seen_from(peak)
+        # Every term of both but the mode's own 1, which is in the one of the higher peak (in either, at a tie).
+        higher = self.peak >= other.peak
+        rest = torch.where(higher, self.rest + theirs[0], other.rest + ours[0])
+        return Distribution(peak, rest, ours[1] + theirs[1])
+
+    def _seen_from(self, peak: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sum of all terms, the mode's included, and the moment, both in relation to a higher peak."""
+        shift = self.peak - peak
+        decay = shift.exp()
+        return decay * (1 + self.rest), decay * (self.moment + shift * (1 + self.rest))
+
+    @property
+    def entropies(self) -> torch.Tensor:
+        """In nats."""
+        return (torch.log1p(self.rest) - self.moment / (1 + self.rest)).clamp(min=0)
+
+    def log_probs(self, logits: torch.Tensor) -> torch.Tensor:
+        """log p of the tokens with these logits, one a distribution [n]."""
+        return logits - self.peak - torch.log1p(self.rest)
+
+    def complements(self, logits: torch.Tensor) -> torch.Tensor:
+        """1 - p of the tokens with these logits, one a distribution [n]."""
+        others = 1 + self.rest - (logits - self.peak).exp()
+        return torch.where(logits == self.peak, self.rest, others) / (1 + self.rest)
