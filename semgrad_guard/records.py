@@ -129,7 +129,7 @@ class Score:
 
 
 class FusedWeights(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
-    """A fitted logistic regression as plain numbers: the content of a calibration file about `FusedGrad`.
+    """A fitted logistic regression as plain numbers: the content of a calibration file about `FusedStates`.
 
     One entry per column. A column "ln NAME" takes the logarithm of the feature NAME, a column "NAME" the feature as it
     is. Features are first held to [low, high], the range that fitting saw (for logarithms, its smallest positive value

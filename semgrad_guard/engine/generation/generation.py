@@ -21,7 +21,7 @@ from semgrad_guard.engine.prompts.reasoning import Reasoning
 from semgrad_guard.engine.replay.batch import TokenBatch
 from semgrad_guard.engine.replay.captured_states import CapturedStates
 from semgrad_guard.engine.scoring.gradients import GradientScores
-from semgrad_guard.engine.scoring.observation import AttentionReading, HeadGradient, Observation
+from semgrad_guard.engine.scoring.observation import Observation
 from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
 from semgrad_guard.errors import DetachedRecordError, ScoringError
 from semgrad_guard.records import FinishReason, in_context
@@ -170,26 +170,12 @@ class BatchScoring:
             preceding=[answer.preceding_ids for answer in answers],
         )
 
-    def part(self, rows: Sequence[int]) -> BatchScoring:
-        """Some of the answers as a batch of their own, of which nothing is computed yet: a backward pass for these.
-
-        The states of the generation spare it the prompts, as long as nothing has been scored.
-        """
-        prompts = [self.prompts[row] for row in rows]
-        widths = [max(len(prompt.ids) for prompt in some) for some in (self.prompts, prompts)]
-        captured = self._captured
-        return BatchScoring(
-            self._scorer,
-            prompts,
-            [self._ids[row] for row in rows],
-            None if captured is None else captured.part(rows, skip=widths[0] - widths[1]),
-            texts=[self.texts[row] for row in rows],
-            sampler=self._model[1],
-            stop=self.stop,
-            max_thinking_tokens=self.max_thinking_tokens,
-            reasoning=[self.reasoning[row] for row in rows],
-            preceding=[self.preceding[row] for row in rows],
-        )
+    def captured(self, row: int) -> CapturedStates | None:
+        """The states that the generation left of one row, as long as nothing has been scored."""
+        if self._captured is None or len(self.prompts) == 1:
+            return self._captured
+        longest = max(len(prompt.ids) for prompt in self.prompts)
+        return self._captured.part([row], skip=longest - len(self.prompts[row].ids))
 
     @property
     def evidence(self) -> tuple[Evidence, ...]:
@@ -234,18 +220,6 @@ class BatchScoring:
             return self._scorer.observe(self._laid_out(rows), self._captured)
 
         return self.together("thoughts", work, row)
-
-    def head_gradient(self, objective: Objective, row: int) -> HeadGradient:
-        """One row's gradient by the output head alone; the first call reads the whole batch."""
-
-        def work(_: Sequence[Evidence]) -> Sequence[HeadGradient]:
-            return self._scorer.head_gradients(self._laid_out(self._responses), objective, self._captured)
-
-        return self.together((HeadGradient, objective), work, row)
-
-    def attention(self, row: int) -> AttentionReading:
-        """How one row's tokens attend to each other; the first call reads the whole batch."""
-        return self.together(AttentionReading, lambda _: self._scorer.attention(self._laid_out(self._responses)), row)
 
     def together(
         self, key: Hashable, work: Callable[[Sequence[Evidence]], Sequence[T]], row: int, *, alone: bool = False
@@ -342,17 +316,6 @@ class Evidence:
         of the tokens' own, for which an answer that a limit cut off takes one pass.
         """
         return self.scoring.observed(self.row, own=own) if self.response_ids else None
-
-    def head_gradient(self, objective: Objective | None = None) -> HeadGradient | None:
-        """ParaGrad alone, None if the answer holds no token: no layer is differentiated, nor run again (`observed`)."""
-        return self.scoring.head_gradient(objective or Objective(), self.row) if self.response_ids else None
-
-    def attention(self) -> AttentionReading | None:
-        """How the answer's tokens attend to each other in the middle layers, None if it holds no token.
-
-        One pass over prompt and answer, without a graph.
-        """
-        return self.scoring.attention(self.row) if self.response_ids else None
 
     def alone(self) -> Evidence:
         """The same answer in a batch of its own, of which nothing is computed yet.

@@ -150,7 +150,7 @@ class SentenceScoring(BatchScoring):
             whole._scorer,
             [answer.prompt] * len(sentences),
             [ids[begin:end] for begin, end in pairwise(ends)],
-            whole._captured if len(whole.prompts) == 1 else whole.part([answer.row])._captured,
+            whole.captured(answer.row),
             texts=[text for _, text in sentences],
             sampler=whole._model[1],
             stop=whole.stop,

@@ -25,7 +25,6 @@ from transformers import GenerationConfig
 from transformers.cache_utils import Cache
 
 from semgrad_guard.engine.models.architecture import Architecture, virtual_tokens
-from semgrad_guard.engine.replay.attention_weights import AttentionWeights, Neighbours
 from semgrad_guard.engine.replay.batch import (
     CACHE,
     Memory,
@@ -325,21 +324,6 @@ class Replayer:
                 self._call(batch.inputs(0, batch.end + whole))
         final = recorder.take()
         return batch.end + (alone or whole) - final.shape[1], by_token(seen[0], self.token_axis), final
-
-    def attention(self, batch: TokenBatch, layers: Sequence[int]) -> Mapping[int, Neighbours]:
-        """The attention of the answers' tokens to each other in some layers, by one pass over all columns.
-
-        Rows of [B, H, T] are in the batch's columns from the first scored one on. Layers that cannot be read are
-        missing.
-        """
-        watch = AttentionWeights({index: self.layers[index] for index in layers}, batch.end + 1 - batch.first)
-        with torch.no_grad(), self._swaps.headless() as recorder, watch.watching():
-            if len(batch.lengths) == 1:
-                self._ordinary(batch)
-            else:
-                self._call(batch.inputs(0, batch.end + 1))
-        recorder.take()
-        return watch.found
 
     def record(self, batch: TokenBatch, layer: int) -> CapturedStates:
         """The states that a generation of this batch would have left (for self-checks)."""

@@ -44,7 +44,6 @@ from semgrad_guard.engine.scoring.stratified_rows import StratifiedRows
 class HeadScores:
     """Per scored token `entropies`, `log_probs` [n] in nats, `seed` = d loss / d H [n, d]; per answer `paragrad`.
 
-    The seed is zero where it is not wanted.
     `paragrad_errors` are the standard errors of the answers' ParaGrad, None where it is exact.
     """
 
@@ -56,7 +55,7 @@ class HeadScores:
 
 
 @torch.no_grad()
-def score_head(  # noqa: PLR0913  # each is a part of the formulas above, or is known beforehand
+def score_head(  # each is a part of the formulas above, or is known beforehand
     states: torch.Tensor,
     targets: torch.Tensor,
     *,
@@ -70,7 +69,6 @@ def score_head(  # noqa: PLR0913  # each is a part of the formulas above, or is 
     kept_bytes: int = 0,
     sampled_rows: int | None = None,
     seed: int = 0,
-    backward: bool = True,
 ) -> HeadScores:
     """Everything the head contributes to the scores of a batch of answers.
 
@@ -88,7 +86,6 @@ def score_head(  # noqa: PLR0913  # each is a part of the formulas above, or is 
         kept_bytes: logits up to this size are kept between the two passes over them instead of computed again.
         sampled_rows: estimate ParaGrad's l1 norm from that many draws of the vocabulary's rows, where it has more.
         seed: of the draws, which depend on it and on an answer's tokens alone, not on the batch.
-        backward: whether the seed of a backward pass is wanted.
     """
     precision = precise_dtype(states)
     logits = Logits(states, targets, head, transform=transform, raw=raw_logits, kept_bytes=kept_bytes)
@@ -117,8 +114,7 @@ def score_head(  # noqa: PLR0913  # each is a part of the formulas above, or is 
             piece = block.sub_(part.peak[:, None]).exp_().mul_((-weights[some] / (1 + part.rest))[:, None])
             piece[hit, local[hit]] = (weights[some] * part.complements(aims[some]))[hit]
             sensitivity[some] = piece if slopes is None else piece.mul_(slopes)
-        if backward:
-            add_product(by_states, sensitivity.to(factor_dtype(rows)), rows)
+        add_product(by_states, sensitivity.to(factor_dtype(rows)), rows)
         products.add(sensitivity)
     return HeadScores(
         distribution.entropies, distribution.log_probs(aims), by_states, *products.results(head.weight.numel())

@@ -27,14 +27,8 @@ from semgrad_guard.engine.replay.replayer import Replayer
 from semgrad_guard.engine.scoring.gradients import GradientScores, Rows, States, Tier, score_by, unscored
 from semgrad_guard.engine.scoring.model_states import Kind, ModelStates, OrdinaryCall, clean_slate
 from semgrad_guard.engine.scoring.observation import (
-    UNREADABLE,
-    AttentionReading,
-    HeadGradient,
     Observation,
-    head_gradients,
     observe,
-    read_attention,
-    unread,
 )
 from semgrad_guard.engine.scoring.self_check import (
     Exactness,
@@ -289,23 +283,6 @@ class Scorer(ModelStates):
                 self._kept(batch, captured),
             )
 
-    def head_gradients(
-        self, batch: TokenBatch, objective: Objective, captured: CapturedStates | None = None
-    ) -> tuple[HeadGradient, ...]:
-        """ParaGrad of every row, for which no layer is differentiated; `captured` is left by the generation."""
-        with self.lock, clean_slate():
-            n_layers = self.architecture.n_layers
-            if not self._reads_off(batch, captured):
-                found = chain.from_iterable(self.score_parts(batch, replace(objective, layers=(n_layers - 1,))))
-                return tuple(HeadGradient(part.paragrad, part.paragrad_error, part.reason) for part in found)
-            replayer, way = self.current_replayer(), self.exactness()
-            return self._together(
-                batch,
-                lambda rows, kept: head_gradients(rows, replayer, n_layers, way.transform, kept, objective=objective),
-                lambda reason: HeadGradient(None, reason=reason),
-                self._kept(batch, captured),
-            )
-
     def _kept(self, batch: TokenBatch, captured: CapturedStates | None) -> CapturedStates | None:
         """The states of a batch's generation, where its numbers can be read off."""
         usable = captured is not None and self._left(captured) and captured.holds(batch)
@@ -325,14 +302,6 @@ class Scorer(ModelStates):
             return not call.contradicts_observation(ours, row)
 
         return self._confirmed(batch, "forward", agrees)
-
-    def attention(self, batch: TokenBatch) -> tuple[AttentionReading, ...]:
-        """How the tokens of every row's answer attend to each other in the middle layers."""
-        with self.lock, clean_slate():
-            n_layers, replayer = self.architecture.n_layers, self.current_replayer()
-            if "prefix" not in self._tiers_at(batch.longest):
-                return (unread(UNREADABLE),) * len(batch.parts)
-            return self._together(batch, lambda rows, _: read_attention(rows, replayer, n_layers), unread)
 
     def _together(
         self,
