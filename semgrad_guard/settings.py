@@ -302,16 +302,6 @@ class ScoringOptions:
             shown="the calibration's, or context",
         ),
     ] = None
-    sampled_rows: Annotated[
-        int | None,
-        Option(
-            "Estimate ParaGrad from N rows of the output head (2,000 to 4,000): a little faster, with an error bar.",
-            panel=UNCERTAINTY,
-            metavar="N",
-            bounds=Bounds(2, 10_000_000),
-            shown="the calibration's, or all",
-        ),
-    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

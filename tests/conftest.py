@@ -52,7 +52,6 @@ SLOW = (
     "engine/test_running_batch",
     "engine/test_sampling.py",
     "engine/test_self_check.py",
-    "engine/test_stratified_rows.py",
     "engine/test_threads.py",
     "engine/test_untouched.py",
     "evaluation/test_experiment.py",

@@ -12,7 +12,7 @@ import torch
 
 from langchain_semgrad_guard import ChatSemGrad
 from llama_index_semgrad_guard import SemGradLLM
-from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, ParaGrad, Policy, SemGrad, gradient_scores
+from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Policy, SemGrad, gradient_scores
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import PTrue, Sampling
@@ -85,7 +85,6 @@ NUMBERS = [
     (Sampling, "count", np.int64(7), 7),
     (Objective, "token", np.int64(-2), -2),
     (Objective, "last_tokens", np.int64(2), 2),
-    (ParaGrad, "sampled_rows", np.int64(20), 20),
     (HybridGrad, "tau", 2, 2.0),
     (Policy, "threshold", np.float32(0.5), 0.5),
     (lambda **one: Terms(policy=Policy(threshold=1.0), **one), "timeout", np.int64(3), 3.0),

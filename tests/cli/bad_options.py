@@ -29,7 +29,6 @@ def numbers() -> Iterator[Bad]:
     whole = {
         ("ask", "--max-tokens"): ("0", "-1"),
         ("ask", "--seed"): (),
-        ("ask", "--sampled-rows"): ("1", "0", "-5"),
         ("score", "--batch-size"): ("0", "-1"),
         ("calibrate", "--max-tokens"): ("0",),
         ("calibrate", "--batch-size"): ("0",),
@@ -107,7 +106,6 @@ def conflicts() -> Iterator[Bad]:
         "regrade without answers": ("evaluate", "--output", "{out}/e", "--regrade"),
         "tau for gnll": (*ASK, "--estimator", "gnll", "--tau", "1"),
         "beta for sar": (*ONE, "--estimator", "sar", "--beta", "1"),
-        "rows for semgrad": (*ASK, "--estimator", "semgrad", "--sampled-rows", "40"),
         "beta for states": (*CALIBRATE, "--estimator", "states", "--beta", "2"),
         "a grader twice": (*EVALUATE, "--grader", "exact-match", "--grader", "exact-match"),
         "plot of no kind": (*CALIBRATE, "--plot", "{out}/plot.bmp"),

@@ -113,15 +113,6 @@ def test_calibrations_without_a_choice_are_written_as_before(tmp_path: Path) -> 
     assert Calibration.load(tmp_path / "c.json") == plain
 
 
-def test_a_calibration_with_sampled_rows_is_another_calibration(language_model: LanguageModel) -> None:
-    sampled = HybridGrad(sampled_rows=100)
-    calibration = calibration_for(Guard(language_model, Policy(threshold=0.0), estimator=sampled).binding)
-    policy = Policy.from_calibration(calibration)
-    assert Guard(language_model, policy=policy).estimator == sampled
-    with pytest.raises(BindingMismatchError, match="sampled_rows"):
-        Guard(language_model, policy, estimator=HybridGrad())(ASKED[0])
-
-
 @pytest.mark.parametrize(
     ("given", "example"),
     [("mean_entropy", r"MeanEntropy\(\)"), ("nonsense", r"HybridGrad\(\)"), (MeanEntropy, r"MeanEntropy\(\)")],

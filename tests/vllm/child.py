@@ -32,7 +32,6 @@ QUESTIONS = [
     "Who wrote Hamlet, and when was it played for the first time? Answer in one sentence.",
 ]
 PARAGRAPH = "Tell me about Paris in three sentences."
-SAMPLED = Objective(sampled_rows=2000)
 LONG = GenerationOptions(max_tokens=24)
 
 
@@ -58,13 +57,6 @@ def found(folder: str, dtype: str) -> dict[str, object]:
         "tiers": sorted({score.tier for score in scores}),
         "passes_of_scores": passes_of_scores,
         "same_answers": [numbers(scores_by(own, theirs)), numbers(scores)],
-        "sampled_paragrad": [
-            [[scores.paragrad, scores.paragrad_error] for scores in found]
-            for found in (
-                [answer.evidence.alone().gradients(SAMPLED).scores for answer in theirs],
-                scores_by(own, theirs, SAMPLED),
-            )
-        ],
         "own_answers_scores": [
             [score.semgrad, score.paragrad, score.mean_entropy]
             for score in (a.evidence.gradients().scores for a in ours)

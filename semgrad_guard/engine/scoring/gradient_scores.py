@@ -30,7 +30,6 @@ def gradient_scores(
     norm: Norm = "l1",
     weighted: bool = True,
     last_tokens: int | None = None,
-    sampled_rows: int | None = None,
 ) -> GradientScores: ...
 
 
@@ -46,7 +45,6 @@ def gradient_scores(
     norm: Norm = "l1",
     weighted: bool = True,
     last_tokens: int | None = None,
-    sampled_rows: int | None = None,
 ) -> list[GradientScores]: ...
 
 
@@ -61,7 +59,6 @@ def gradient_scores(
     norm: Norm = "l1",
     weighted: bool = True,
     last_tokens: int | None = None,
-    sampled_rows: int | None = None,
 ) -> GradientScores | list[GradientScores]:
     """SemGrad, ParaGrad and HybridGrad of a response, written by the model or not.
 
@@ -73,7 +70,7 @@ def gradient_scores(
         variant: "paper" (sum over tokens, layers floor(L/2)+1 .. L-1) or "official" (mean over tokens, the last
             floor(L/2) of layers 0 .. L-1). With tied heads both count the head alone.
         layers: another span, as layer numbers 0 .. L-1.
-        norm, weighted, last_tokens, sampled_rows: as in `Objective`.
+        norm, weighted, last_tokens: as in `Objective`.
 
     Returns:
         One `GradientScores`, or a list of them for a list of prompts.
@@ -89,9 +86,7 @@ def gradient_scores(
     offsets = plain("semantic_token", places, tuple[int, ...])
     scorer = scorer_of(model)
     span = None if layers is None else tuple(layers)
-    objective = Objective(
-        variant, span, norm=norm, weighted=weighted, last_tokens=last_tokens, sampled_rows=sampled_rows
-    )
+    objective = Objective(variant, span, norm=norm, weighted=weighted, last_tokens=last_tokens)
     with scorer.lock:  # one turn, in which the model is looked at once
         unless_memory_runs_out(scorer.tiers)  # a reason that rules every score out comes first
         objective.span(scorer.architecture.n_layers)

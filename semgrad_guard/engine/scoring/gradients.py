@@ -51,7 +51,7 @@ class GradientScores:
     `hybridgrad` their mixture with tau = beta = 1 (another norm or token where the objective has one). `entropies` and
     `log_probs` hold one value per response token (nats), `mean_entropy` their mean entropy, `greedy_nll` the
     response's negative log-likelihood (nats). `tier` tells how they were computed; every tier is exact.
-    `paragrad_error` is the standard error of a ParaGrad that was sampled, None where it is exact. `deviation` is how
+    `deviation` is how
     far this tier was off from plain autograd in the model's self-check, relatively and in float32 (in float64 for such
     a model; 0 for "full", which is plain autograd); None where weights are broken.
 
@@ -70,7 +70,6 @@ class GradientScores:
     tier: Tier
     reason: str | None = None
     grid: Grid = ()
-    paragrad_error: float | None = None
     deviation: float | None = field(default=None, compare=False)
 
     @property
@@ -100,22 +99,20 @@ def assemble(
     paragrad: Sequence[float],
     entropies: torch.Tensor,
     log_probs: torch.Tensor,
-    paragrad_errors: Sequence[float | None] | None = None,
 ) -> list[GradientScores]:
-    """One record per response, or part of one: `semgrad`, `grids`, `paragrad` and `paragrad_errors` (None: all exact)
-    have one entry each, the tensors [n] one per token, part after part."""
-    errors = [None] * len(lengths) if paragrad_errors is None else paragrad_errors
+    """One record per response, or part of one: `semgrad`, `grids` and `paragrad` have one entry each, the tensors [n]
+    one per token, part after part."""
     by_token = zip(
         *([t.double().tolist() for t in series.split(list(lengths))] for series in (entropies, log_probs)), strict=True
     )
-    by_part = zip(semgrad, grids, zip(paragrad, errors, strict=True), by_token, strict=True)
+    by_part = zip(semgrad, grids, paragrad, by_token, strict=True)
     return [_finite(*part, tier=tier) for part in by_part]
 
 
 def _finite(
-    semgrad: float, grid: Grid, sampled: tuple[float, float | None], tokens: tuple[list[float], list[float]], tier: Tier
+    semgrad: float, grid: Grid, paragrad: float, tokens: tuple[list[float], list[float]], tier: Tier
 ) -> GradientScores:
-    (paragrad, error), (entropies, log_probs) = sampled, tokens
+    entropies, log_probs = tokens
     if not all(map(math.isfinite, (*entropies, *log_probs))):
         return unscored(tier, "the model's logits are not finite")
     mean, nll = math.fsum(entropies) / len(entropies), -math.fsum(log_probs)
@@ -125,7 +122,7 @@ def _finite(
     if semgrad == 0 and paragrad > 0:
         return GradientScores(None, None, *facts, NO_GRADIENT)
     finite = all(map(math.isfinite, chain.from_iterable(grid)))
-    return GradientScores(semgrad, paragrad, *facts, grid=grid if finite else (), paragrad_error=error)
+    return GradientScores(semgrad, paragrad, *facts, grid=grid if finite else ())
 
 
 def deviation(scores: GradientScores, expected: GradientScores) -> float:
@@ -258,7 +255,6 @@ def through_head(
         norm=objective.norm,
         raw_logits=replayed.kept_logits,
         kept_bytes=kept_bytes,
-        sampled_rows=objective.sampled_rows,
     )
     # A power of two per part keeps the seed away from float16's and bfloat16's ends; it is divided out exactly.
     scales = torch.stack([_scale_of(seed) for seed in result.seed.split(parts)])
@@ -272,8 +268,8 @@ def through_head(
             scale = float(scales[part])
             semgrad[part], grids[part] = at_token / scale, tuple(tuple(x / scale for x in layer) for layer in grid)
     tokens = {"entropies": result.entropies, "log_probs": result.log_probs}
-    paragrad, errors = result.paragrad.tolist(), result.paragrad_errors
-    scores = assemble(parts, tier, semgrad=semgrad, grids=grids, paragrad=paragrad, paragrad_errors=errors, **tokens)
+    paragrad = result.paragrad.tolist()
+    scores = assemble(parts, tier, semgrad=semgrad, grids=grids, paragrad=paragrad, **tokens)
     return _by_row(batch, scores)
 
 
@@ -311,9 +307,7 @@ def through_logits(batch: TokenBatch, objective: Objective, replayed: Replayed) 
         semgrad.append(at_token)
         grids.append(grid)
     tokens = {"entropies": entropies, "log_probs": log_probs.detach()}
-    return tuple(
-        assemble(parts, "full", semgrad=semgrad, grids=grids, paragrad=paragrad, paragrad_errors=None, **tokens)
-    )
+    return tuple(assemble(parts, "full", semgrad=semgrad, grids=grids, paragrad=paragrad, **tokens))
 
 
 def _gradients(

@@ -7,7 +7,7 @@ With H the final states [n, d] of the n scored tokens, W the head [V, d] and w_t
 
 so that ParaGrad = sum |A^T H| / (V d) and the seed of the backward pass are read off one block of A at a time. Neither
 V x d nor, above a small budget, n x V is ever held. (Without entropy weights, w_t = 1; with the l2 norm, ParaGrad is
-the root mean square of A^T H.) The products A^T H can be sampled (`stratified_rows.py`); everything else stays exact.
+the root mean square of A^T H.)
 
 Row v of A^T H has at most the l1 norm q_v = sum_t |A_tv| ||H_t||_1. Rows are not multiplied whose q_v is less than a
 part of the mean one that rounding would hide: 2^-8 in bfloat16, 2^-14 in float32. So all of them together are less than
@@ -26,7 +26,6 @@ Why: docs/adr/0182-rows-that-rounding-would-hide.md
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -37,21 +36,16 @@ from torch import nn
 from semgrad_guard.engine.interruption import current_stop
 from semgrad_guard.engine.objective import LogitTransform, Norm
 from semgrad_guard.engine.replay.kernels import add_product, factor_dtype, greatest, precise_dtype, product
-from semgrad_guard.engine.scoring.stratified_rows import StratifiedRows
 
 
 @dataclass(frozen=True)
 class HeadScores:
-    """Per scored token `entropies`, `log_probs` [n] in nats, `seed` = d loss / d H [n, d]; per answer `paragrad`.
-
-    `paragrad_errors` are the standard errors of the answers' ParaGrad, None where it is exact.
-    """
+    """Per scored token `entropies`, `log_probs` [n] in nats, `seed` = d loss / d H [n, d]; per answer `paragrad`."""
 
     entropies: torch.Tensor
     log_probs: torch.Tensor
     seed: torch.Tensor
     paragrad: torch.Tensor
-    paragrad_errors: tuple[float | None, ...]
 
 
 @torch.no_grad()
@@ -67,8 +61,6 @@ def score_head(  # each is a part of the formulas above, or is known beforehand
     norm: Norm = "l1",
     raw_logits: Sequence[torch.Tensor] | None = None,
     kept_bytes: int = 0,
-    sampled_rows: int | None = None,
-    seed: int = 0,
 ) -> HeadScores:
     """Everything the head contributes to the scores of a batch of answers.
 
@@ -84,26 +76,17 @@ def score_head(  # each is a part of the formulas above, or is known beforehand
         raw_logits: the head's output [V] for each of the n tokens, where a generation kept it: the head is then read
             once instead of twice.
         kept_bytes: logits up to this size are kept between the two passes over them instead of computed again.
-        sampled_rows: estimate ParaGrad's l1 norm from that many draws of the vocabulary's rows, where it has more.
-        seed: of the draws, which depend on it and on an answer's tokens alone, not on the batch.
     """
-    precision = precise_dtype(states)
     logits = Logits(states, targets, head, transform=transform, raw=raw_logits, kept_bytes=kept_bytes)
     distribution, aims = logits.survey()
     weights = distribution.entropies if weighted else torch.ones_like(aims)
     if averages:
         weights = weights / torch.cat([weights.new_full((n,), float(n)) for n in lengths])
-    # sum_v |A_tv|, or with a soft cap its bound.
-    limits = 2 * abs(transform.scale) * weights * distribution.complements(aims)
-    if sampled_rows is None or sampled_rows >= len(head.weight):
-        means = None if transform.softcap else limits / len(head.weight)
-        products = Products(states.to(factor_dtype(states)), lengths, norm, means=means)
-    else:
-        factor = states.to(precision)
-        answers = zip(*(series.split(list(lengths)) for series in (factor, limits, targets)), strict=True)
-        samples = [_sample(*answer, draws=sampled_rows, seed=seed) for answer in answers]
-        products = Products(factor, lengths, "l1", samples=samples)
-    by_states = torch.zeros_like(states, dtype=precision)
+    means = None  # of |A_tv| over v; a soft cap leaves a bound alone
+    if not transform.softcap:
+        means = 2 * abs(transform.scale) * weights * distribution.complements(aims) / len(head.weight)
+    products = Products(states.to(factor_dtype(states)), lengths, norm, means=means)
+    by_states = torch.zeros_like(states, dtype=precise_dtype(states))
     for columns, pieces in logits.blocks():
         rows = head.weight[columns]
         sensitivity = states.new_empty(len(states), len(rows), dtype=products.dtype)
@@ -116,18 +99,8 @@ def score_head(  # each is a part of the formulas above, or is known beforehand
             sensitivity[some] = piece if slopes is None else piece.mul_(slopes)
         add_product(by_states, sensitivity.to(factor_dtype(rows)), rows)
         products.add(sensitivity)
-    return HeadScores(
-        distribution.entropies, distribution.log_probs(aims), by_states, *products.results(head.weight.numel())
-    )
-
-
-def _sample(
-    states: torch.Tensor, limits: torch.Tensor, tokens: torch.Tensor, *, draws: int, seed: int
-) -> StratifiedRows | None:
-    """The draws for one answer; None for an answer of one token, which stays exact."""
-    name = hashlib.sha256(f"{seed} {tokens.tolist()}".encode()).digest()
-    own = int.from_bytes(name[:7])
-    return StratifiedRows(states, limits, draws=draws, seed=own) if len(states) > 1 else None
+    paragrad = products.results(head.weight.numel())
+    return HeadScores(distribution.entropies, distribution.log_probs(aims), by_states, paragrad)
 
 
 _PRODUCTS = 1 << 18  # entries of A^T H at a time: few enough to stay in a core's cache
@@ -140,8 +113,7 @@ _HIDDEN = {torch.bfloat16: 2**-8, torch.float32: 2**-14}
 class Products:
     """sum |A^T H| of each answer, or with "l2" the sum of squares, A arriving block by block.
 
-    `means` [n] are, for each token, the mean of |A_tv| over v, at least. An answer with `samples` is estimated from
-    rows of it.
+    `means` [n] are, for each token, the mean of |A_tv| over v, at least.
     """
 
     def __init__(
@@ -151,7 +123,6 @@ class Products:
         norm: Norm,
         *,
         means: torch.Tensor | None = None,
-        samples: Sequence[StratifiedRows | None] | None = None,
     ) -> None:
         self._sums = torch.zeros(len(lengths), dtype=torch.float64, device=states.device)
         self.dtype = states.dtype
@@ -171,30 +142,19 @@ class Products:
             elements = _HALF_PRODUCTS if states.dtype.itemsize < 4 else _PRODUCTS
         rows = max(64, elements // states.shape[1])
         self._buffer = states.new_empty(rows, states.shape[1])
-        self._samples = samples or (None,) * len(lengths)
 
     def add(self, sensitivity: torch.Tensor) -> None:
         """Take in the next block of A [n, block]."""
-        for answer, (a, sample) in enumerate(zip(sensitivity.split(self._lengths), self._samples, strict=True)):
-            if sample is not None:
-                sample.add(a, at_once=len(self._buffer))
-            else:
-                self._add(answer, a)
+        for answer, a in enumerate(sensitivity.split(self._lengths)):
+            self._add(answer, a)
 
-    def results(self, size: int) -> tuple[torch.Tensor, tuple[float | None, ...]]:
-        """The mean absolute value over `size` entries, or the root mean square, of each answer.
-
-        And the standard errors of the means, None where one is exact.
-        """
-        for answer, sample in enumerate(self._samples):
-            if sample is not None:
-                self._sums[answer] = sample.total
+    def results(self, size: int) -> torch.Tensor:
+        """The mean absolute value over `size` entries, or the root mean square, of each answer."""
         means = self._sums / size
         if self._least is not None:
             multiplied, every = self._bounds.unbind(1)
             means = means * torch.where(multiplied == every, 1.0, every / multiplied)
-        errors = tuple(None if sample is None else sample.error / size for sample in self._samples)
-        return means.sqrt() if self._squares else means, errors
+        return means.sqrt() if self._squares else means
 
     def _add(self, answer: int, a: torch.Tensor) -> None:
         h = self._states[answer]

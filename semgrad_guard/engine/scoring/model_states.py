@@ -314,7 +314,7 @@ class OrdinaryCall:
         tolerance: float,
     ) -> bool:
         """Compare gradients, where a backward pass through the whole sequence fits `Memory.activations`."""
-        if activation_bytes(replayer.layers, row.longest) > replayer.memory.activations or objective.sampled_rows:
+        if activation_bytes(replayer.layers, row.longest) > replayer.memory.activations:
             return self._observed(replayer, ours, row)
         span = objective.span(self.n_layers)
         (expected,) = score_by("full", self.way, replayer=replayer, batch=row, objective=objective, span=span)
