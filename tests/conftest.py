@@ -47,7 +47,6 @@ SLOW = (
     "engine/test_parity.py",
     "engine/test_plain_data.py",
     "engine/test_projections.py",
-    "engine/test_prompt_store.py",
     "engine/test_quantized.py",
     "engine/test_running_batch",
     "engine/test_sampling.py",

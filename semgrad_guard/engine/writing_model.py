@@ -143,14 +143,13 @@ class WritingModel:
 
     @property
     def memory(self) -> Memory:
-        """How much may be held besides the model: `FRUGAL` where memory is short, `Memory(prompts=...)` for chats."""
+        """How much may be held besides the model: `FRUGAL` where memory is short."""
         return self._scorer.memory
 
     @memory.setter
     def memory(self, memory: Memory) -> None:
         with self._scorer.lock:
             self._scorer.memory = memory
-            self._scorer.current_replayer().prompts.trim(memory.prompts)
 
     @property
     def max_batch(self) -> int | None:

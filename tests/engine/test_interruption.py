@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from semgrad_guard import GenerationOptions, LanguageModel, Memory
+from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.generation.options import Sampling
 from semgrad_guard.engine.interruption import InterruptibleLock, Stop, current_stop, stopping
 from semgrad_guard.engine.replay.batch import FRUGAL
@@ -89,12 +89,6 @@ def with_little_memory(model: LanguageModel) -> object:
     return generated(model)
 
 
-def a_second_turn(model: LanguageModel) -> object:
-    model.memory = Memory(prompts=1 << 20)
-    first = model.generate("What is tea?", GenerationOptions(max_tokens=1)).text
-    return first, scores_of(observed(model, GenerationOptions(max_tokens=2)))
-
-
 def samples(model: LanguageModel) -> object:
     evidence = model.evidence("What is tea?", "A drink.")
     return evidence.samples(Sampling(count=2, max_tokens=3))
@@ -112,7 +106,6 @@ SCENARIOS: Sequence[Callable[[LanguageModel], object]] = (
     from_elsewhere,
     in_clauses,
     with_little_memory,
-    a_second_turn,
     samples,
     states,
 )

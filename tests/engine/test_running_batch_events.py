@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from semgrad_guard import LanguageModel, Message
-from semgrad_guard.engine.generation.decoding import BatchRequest, RunningAnswer
+from semgrad_guard import LanguageModel
 from semgrad_guard.engine.generation.sentence_scoring import sentence_evidence
 from semgrad_guard.engine.interruption import Stop, stopping
 from semgrad_guard.engine.objective import Objective
@@ -74,7 +73,6 @@ def test_what_is_heard_makes_the_text() -> None:
 
 def test_a_stop_ends_a_join_and_nothing_else() -> None:
     model = wrapped("llama")
-    model.memory = Memory(prompts=1 << 26)  # prompts are read one after the other
     batch, wanted = model.running_batch(), ("Hi", Options(max_tokens=6))
     rows = joined(model, batch, [wanted])
     stop, read = Stop(), list[int]()
@@ -87,7 +85,7 @@ def test_a_stop_ends_a_join_and_nothing_else() -> None:
     layer: Any = model._scorer.current_replayer().layers[0]
     hook = layer.register_forward_pre_hook(count)
     with stopping(stop), pytest.raises(AnswerCancelledError):
-        joined(model, batch, [("a", Options(max_tokens=6)), ("b", Options(max_tokens=6))])
+        joined(model, batch, [("a", Options(max_tokens=6)), ("b" * 60, Options(max_tokens=6))])  # two passes
     hook.remove()
     assert list(batch.rows) == rows, "the first of the two had been read"
     finished(batch)
@@ -291,25 +289,3 @@ def test_outputs_are_let_go_of_at_scored_tokens_alone() -> None:
             torch.testing.assert_close(rest.output(place, begin, until), whole.output(place, begin, until))
     assert rest.lacks(rest.begins, end)
     assert rest.lacks(rest.begins + past - 1, end)
-
-
-def test_prompts_that_are_known_are_read_from_where_they_differ() -> None:
-    model, whole = wrapped("qwen2"), shared("qwen2")
-    model.memory = Memory(prompts=1 << 26)
-    system = "Answer with a few words, and do not say more than you were asked. "
-    options = Options(max_tokens=4)
-    batch, rows = model.running_batch(), list[RunningAnswer]()
-    questions = [[Message("system", system), Message("user", text)] for text in ("What is tea?", "What is it?", "So?")]
-    for question in questions:
-        prompt = model.render(question)
-        rows += batch.join([BatchRequest(prompt, model.fitted(options, prompt)) for _ in range(2)])
-        finished(batch)
-    found = batch.generations(rows)
-    assert [generation.reused_tokens > len(system) for generation in found] == [False, False, True, True, True, True]
-    for number, one in enumerate(found):
-        single = whole_run(whole, questions[number // 2], options)
-        assert one.response_ids == single.response_ids
-        assert numbers(one.evidence, Objective()) == pytest.approx(numbers(single.evidence, Objective()), rel=1e-4)
-    # and what a batch has read serves a single request
-    assert whole_run(model, questions[0], options).reused_tokens > len(system)
-    assert model._scorer.current_replayer().prompts.bytes > 0

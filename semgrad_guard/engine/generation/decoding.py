@@ -46,16 +46,12 @@ _TOKENS = 1 << 15  # rows x columns of one run that draws samples
 
 @dataclass(frozen=True)
 class Written:
-    """The tokens of an answer as the model produced them, without the end token, and whether there was one.
-
-    `reused` tokens of the prompt had been read by an earlier generation.
-    """
+    """The tokens of an answer as the model produced them, without the end token, and whether there was one."""
 
     prompt: Prompt
     options: GenerationOptions
     ids: tuple[int, ...]
     ended: bool
-    reused: int = 0
 
 
 class Decoder(TokenizerCodec):
@@ -96,12 +92,11 @@ class Decoder(TokenizerCodec):
         with self._scorer.lock:
             capture, epoch = self.capture(prompts, objective), self._scorer.epoch
             with clean_slate():
-                output, reused = self._generate(prompts, options, capture, streamer)
+                output = self._generate(prompts, options, capture, streamer)
         width = max(len(prompt.ids) for prompt in prompts)
         produced = [self._produced(row) for row in output.sequences[:, width:].tolist()]
         written = [
-            Written(prompt, options, tuple(ids), ended, reused)
-            for prompt, (ids, ended) in zip(prompts, produced, strict=True)
+            Written(prompt, options, tuple(ids), ended) for prompt, (ids, ended) in zip(prompts, produced, strict=True)
         ]
         # The captured states belong to the tokens produced: a batch with other tokens is replayed as a whole.
         other = any(self.read(tokens).retokenized for tokens in written)
@@ -140,7 +135,6 @@ class Decoder(TokenizerCodec):
                 finish_reason="stop" if tokens.ended or answer.cut is not None else "length",
                 cut=answer.cut if tokens.ended or answer.cut is not None else tokens.options.max_tokens,
                 completion_tokens=len(tokens.ids) + tokens.ended,
-                reused_tokens=tokens.reused,
                 scoring=scoring,
                 row=row,
                 reasoning=answer.reasoning,
@@ -231,26 +225,19 @@ class Decoder(TokenizerCodec):
         options: GenerationOptions,
         capture: Capture | None,
         streamer: BaseStreamer | None,
-    ) -> tuple[Any, int]:
-        """The output of `generate`, and how many columns of the prompt an earlier run had read."""
+    ) -> Any:
+        """The output of `generate`."""
         ids, mask = self.padded(prompts)
         width = ids.shape[1]
-        replayer, budget = self._scorer.current_replayer(), self.prompt_budget(prompts, options, capture)
-        cache = replayer.prompts.begin(prompts[0].ids, min(capture.start, width - 1)) if capture and budget else None
-        reused = 0 if cache is None else cache.get_seq_length()
-        output = replayer.generate(
+        return self._scorer.current_replayer().generate(
             ids,
             mask,
             capture,
-            cache=cache,
             generation_config=self._config(options.max_tokens),
             logits_processor=self.processors(options, prompts, width),
             stopping_criteria=self._stopping(options.stop, [_thinking(p, options.grammar) for p in prompts], width),
             streamer=streamer,
         )
-        if budget:
-            replayer.prompts.keep(output.sequences[0].tolist(), cache_of(output), budget)
-        return output, reused
 
     def padded(self, prompts: Sequence[Prompt]) -> tuple[torch.Tensor, torch.Tensor]:
         """Token ids and mask [B, N] of prompts that end in one column."""
@@ -258,13 +245,6 @@ class Decoder(TokenizerCodec):
         ids = torch.tensor([[self._pad] * (width - len(p.ids)) + list(p.ids) for p in prompts], device=device)
         mask = torch.tensor([[0] * (width - len(p.ids)) + [1] * len(p.ids) for p in prompts], device=device)
         return ids, mask
-
-    def prompt_budget(self, prompts: Sequence[Prompt], options: GenerationOptions, capture: Capture | None) -> int:
-        """Bytes for the caches that these prompts leave to later ones: none where a cache may not be taken up again."""
-        budget = self._scorer.memory.prompts
-        if not budget or capture is None or len(prompts) > 1:
-            return 0
-        return budget if self._scorer.can_resume(len(prompts[0].ids) + options.max_tokens) else 0
 
     def _config(self, max_tokens: int) -> GenerationConfig:
         """The configuration of every run."""
@@ -365,7 +345,7 @@ class RunningAnswer:
         self.scored, self.reads, self.milliseconds = request.scored, request.reads, 0.0
         self.replayed = False  # whether its states are incomplete, and are computed again for its score
         self.ids: list[int] = []
-        self.ended, self.done, self.reused = False, False, 0
+        self.ended, self.done = False, False
         self.passes: list[tuple[Capture, int]] = []
         self.before: Cache = growing_cache()
         self.keys: Cache | None = None
@@ -379,7 +359,7 @@ class RunningAnswer:
     @property
     def written(self) -> Written:
         """Its tokens."""
-        return Written(self.prompt, self.options, tuple(self.ids), self.ended, self.reused)
+        return Written(self.prompt, self.options, tuple(self.ids), self.ended)
 
     def choose(self, logits: torch.Tensor, likeliest: int) -> int:
         """The next token, from the head's output [V] and its likeliest token."""

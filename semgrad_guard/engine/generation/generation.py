@@ -31,15 +31,14 @@ from semgrad_guard.records import FinishReason, in_context
 class Generation:
     """One answer of the model.
 
-    `text` is the visible text: up to, and without, the end token or a stop string. `response_ids` are the tokens
-    that carry it and exactly the tokens that are scored: the end token and tokens beyond a stop string do not
-    count. `preceding_ids` are the tokens that the model wrote before these: its thought and the thought's marks, given
-    which the answer is scored. `reasoning` is that thought, no part of `text`; None where there is nothing between the
-    marks. Where a stop string begins inside a token, they are the tokens of the text itself. `completion_tokens`
-    counts everything the model produced, `reused_tokens` those of the prompt that an earlier generation had read (see
-    `Memory.prompts`). `cut` is where the answer was cut off: after so many tokens, or at this stop string; None where
-    the model ended it. `evidence` is the material of scoring; while it has not been used, it holds the answer's KV
-    cache, so let generations go once they are scored.
+    `text` is the visible text: up to, and without, the end token or a stop string. `response_ids` are the tokens that
+    carry it and exactly the tokens that are scored: the end token and tokens beyond a stop string do not count.
+    `preceding_ids` are the tokens that the model wrote before these: its thought and the thought's marks, given which
+    the answer is scored. `reasoning` is that thought, no part of `text`; None where there is nothing between the marks.
+    Where a stop string begins inside a token, they are the tokens of the text itself. `completion_tokens` counts
+    everything the model produced. `cut` is where the answer was cut off: after so many tokens, or at this stop string;
+    None where the model ended it. `evidence` is the material of scoring; while it has not been used, it holds the
+    answer's KV cache, so let generations go once they are scored.
     """
 
     prompt: Prompt
@@ -49,7 +48,6 @@ class Generation:
     completion_tokens: int
     scoring: BatchScoring = field(repr=False, compare=False)
     row: int = 0
-    reused_tokens: int = 0
     cut: int | str | None = None
     reasoning: Reasoning | None = None
     preceding_ids: tuple[int, ...] = ()

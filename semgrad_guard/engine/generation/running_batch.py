@@ -114,9 +114,8 @@ class RunningBatch:
             self.require_the_same_model()
             decoder = self._get_decoder()
             rows = [RunningAnswer(request, decoder) for request in requests]
-            known = bool(self._scorer.memory.prompts)  # the cache of an earlier prompt serves one row alone
             try:
-                for group in _of_like_length(rows, prompts=1 if known else len(rows)):
+                for group in _of_like_length(rows):
                     for _ in self._read(group, decoder, piece=None):
                         pass
             except BaseException:
@@ -168,9 +167,7 @@ class RunningBatch:
         cache, most = growing_cache(), ids.shape[1] - 1
         if capture is not None:
             most = min(capture.start, most)
-            if decoder.prompt_budget(prompts, rows[0].options, capture):
-                cache = replayer.prompts.begin(prompts[0].ids, most)
-        reused = begin = cache.get_seq_length()
+        begin = 0
         while piece is not None and begin + piece < most:
             replayer.step(ids[:, begin : begin + piece], mask[:, : begin + piece], cache, None)
             begin += piece
@@ -182,7 +179,7 @@ class RunningBatch:
         if len(prompts) < len(rows):
             logits, mask, cache = logits[owners], mask[owners], kept(cache, owners, 0)
         for row, number in zip(rows, owners, strict=True):
-            row.reused, row.epoch = reused, self._epoch
+            row.epoch = self._epoch
             if capture is not None and row.scored:
                 row.behind = ids.shape[1] - capture.start
                 row.passes.append((capture, number))
@@ -337,16 +334,12 @@ class RunningBatch:
 
     def _leave(self) -> None:
         """Take the answers that are done out of the batch, with their states for scoring."""
-        budget = self._scorer.memory.prompts
         for number, row in enumerate(self._rows):
             if row.done and row.scored:
                 if row.keys is None:
                     row.before = self._cache_before(number)
                 else:
                     self._keep_keys(number)
-                if budget and self._scorer.can_resume(len(row.prompt.ids) + row.options.max_tokens):
-                    cache = kept(self._cache, [number], self._begin(number))
-                    self._scorer.current_replayer().prompts.keep([*row.prompt.ids, *row.ids], cache, budget)
         if any(row.done for row in self._rows):
             self._keep([number for number, row in enumerate(self._rows) if not row.done])
 
@@ -418,13 +411,12 @@ def _write(rows: Sequence[RunningAnswer], logits: torch.Tensor, began: float) ->
         row.milliseconds += share
 
 
-def _of_like_length(rows: Sequence[RunningAnswer], *, prompts: int) -> list[list[RunningAnswer]]:
-    """The rows in groups of at most so many `prompts`, of which none is much longer than another."""
+def _of_like_length(rows: Sequence[RunningAnswer]) -> list[list[RunningAnswer]]:
+    """The rows in groups in which no prompt is much longer than another."""
     groups: list[list[RunningAnswer]] = []
     for row in sorted(rows, key=lambda row: (len(row.prompt.ids), row.reads)):
         last = groups[-1] if groups else []
-        has_room = len({other.reads for other in (*last, row)}) <= prompts
-        if last and has_room and len(row.prompt.ids) <= _ALIKE * len(last[0].prompt.ids) + _FEW:
+        if last and len(row.prompt.ids) <= _ALIKE * len(last[0].prompt.ids) + _FEW:
             last.append(row)
         else:
             groups.append([row])

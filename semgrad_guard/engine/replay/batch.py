@@ -368,10 +368,6 @@ class Memory:
     the layer is run once more (about a forward pass of the upper layers).
     `outputs`: the outputs of the upper layers' linear maps while generating; those beyond it are computed again.
 
-    `prompts`: keys and values kept from one generation to the next, so that the next turn of a chat, or another prompt
-    with the same instructions, is read only from where it differs. 0 (the default) keeps none: then nothing is held
-    between calls, and no answer's last digits depend on earlier requests. Batches of one prompt alone use it.
-
     `running`: keys and values of the answers that are written at once, with room for their longest. Beyond it further
     answers wait; one is always written.
     """
@@ -379,7 +375,6 @@ class Memory:
     logits: int = 96 << 20
     activations: int = 512 << 20
     outputs: int = 96 << 20
-    prompts: int = 0
     running: int = 1 << 30
 
 

@@ -49,7 +49,6 @@ from semgrad_guard.engine.replay.hooks import (
 )
 from semgrad_guard.engine.replay.kernels import Attentions, Outputs, Projections
 from semgrad_guard.engine.replay.own_code import WithoutOriginals
-from semgrad_guard.engine.replay.prompt_store import PromptStore
 
 
 class Replayer:
@@ -64,7 +63,6 @@ class Replayer:
         self.memory = Memory()
         originals = tuple(originals)
         self._guarded = WithoutOriginals(originals) if originals else nullcontext()
-        self.prompts = PromptStore()
         self._bytes_per_position: dict[int, int] = {}  # from a first layer on; a walk over all weights otherwise
         self._architecture = architecture
         self._copy = model_copy
@@ -246,11 +244,10 @@ class Replayer:
         """`model.generate` on the copy: no mode, hook or generation default of the user's model plays a part.
 
         With `capture`, the cache keeps every key, so that `captured` can replay from the states left. A `cache`
-        (see `prefilled` and `PromptStore`) spares the columns that it holds.
+        (see `prefilled`) spares the columns that it holds.
         """
         if capture is not None:
-            cache = growing_cache() if cache is None else cache
-            capture.skip(cache.get_seq_length())
+            cache = growing_cache()
         with torch.no_grad(), self._capturing(capture), self._guarded, stoppable(self._stages()):
             model: Any = self._copy
             return model.generate(input_ids=ids, attention_mask=mask, **{CACHE: cache}, **options)

@@ -177,8 +177,6 @@ class ModelStates:
             self._changes = object()
         if changed or state.uncertain is not None:
             self._epoch = object()
-            for known in self._states:
-                known.replayer.prompts.trim(0)
         if state.uncertain is not None:
             state.inputs, state.fingerprint = InputCheck(state.inputs.branches), None
 
