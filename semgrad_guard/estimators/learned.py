@@ -18,6 +18,7 @@ from semgrad_guard.engine.generation.generation import Evidence
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.scoring.observation import Observation
 from semgrad_guard.errors import FitError, MissingExtraError
+from semgrad_guard.estimators.base import timed
 from semgrad_guard.estimators.observed import OBSERVING, observed_details
 from semgrad_guard.records import LOG, FusedWeights, Score
 
@@ -92,7 +93,7 @@ class FusedStates:
         return {"weights": None if self.weights is None else self.weights.id}
 
     def __call__(self, evidence: Evidence) -> Score:
-        seen, milliseconds = evidence.timed(lambda: evidence.observed(own=True))
+        seen, milliseconds = timed(lambda: evidence.observed(own=True))
         if seen is None:
             return Score(None, evidence.why_empty)
         details = observed_details(seen, milliseconds)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from semgrad_guard.engine.generation.generation import Evidence
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.scoring.observation import Observation
-from semgrad_guard.estimators.base import Likelihoods
+from semgrad_guard.estimators.base import Likelihoods, timed
 from semgrad_guard.estimators.gradients import ReplayEstimator, likelihoods
 from semgrad_guard.records import Score
 
@@ -25,7 +25,7 @@ class ObservedEstimator(ReplayEstimator):
         return OBSERVING
 
     def __call__(self, evidence: Evidence) -> Score:
-        seen, milliseconds = evidence.timed(evidence.observed)
+        seen, milliseconds = timed(evidence.observed)
         if seen is None:
             return Score(None, evidence.why_empty)
         return Score.finite(self.value(seen), seen.reason, observed_details(seen, milliseconds))

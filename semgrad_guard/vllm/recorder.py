@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,6 @@ from semgrad_guard.engine.generation.decoding import BatchRequest, Decoder, Runn
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.running_batch import RunningBatch
 from semgrad_guard.engine.generation.sentence_scoring import EndedSentences
-from semgrad_guard.engine.interruption import add_cost
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.replay.batch import Memory, growing_cache, unless_memory_runs_out
@@ -58,7 +56,6 @@ class Record:
     finals: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     logits: list[torch.Tensor] | None = field(default_factory=list[torch.Tensor])
     surveys: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
-    survey_ms: float = 0.0
     length: int = 0
     """Positions whose states are there."""
 
@@ -272,18 +269,14 @@ class Recorder:
 
     def _look(self, beyond: Sequence[tuple[Record, int]], hidden: torch.Tensor, logits: torch.Tensor) -> None:
         """Survey logits that are not kept, after those kept before them."""
-        began = time.perf_counter()
         for record, _ in beyond:
             self._let_logits_go(record)
         surveyed = [(record, row) for record, row in beyond if not record.replayed]
         if surveyed and self._survey is not None:
             rows = torch.tensor([row for _, row in surveyed], device=logits.device)
             found = _unstopped(self._survey, hidden.index_select(0, rows), logits.index_select(0, rows))
-            cost = (time.perf_counter() - began) * 1000  # that of their scores, and not of writing
-            add_cost(-cost)
             for (record, _), survey in zip(surveyed, found, strict=True):
                 record.surveys.append(survey)
-                record.survey_ms += cost / len(surveyed)
 
     def _let_logits_go(self, record: Record) -> None:
         if record.logits and not record.replayed and self._survey is not None:
@@ -353,7 +346,6 @@ class Recorder:
             epoch,
             by_step([record.finals for record in records]),
             by_step([record.surveys for record in records]),
-            sum(record.survey_ms for record in records),
             tuple(map(len, states)),
             gap,
         )

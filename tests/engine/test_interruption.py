@@ -129,11 +129,9 @@ def test_stopped_at_any_check_the_next_answer_is_a_fresh_models(
     checks = checks_of(scenario, model)
     assert checks > 5
     for at in range(first, checks, 10):
-        model._scorer.current_replayer().prompts.trim(0)
         untouched = unchanged(model._model), unchanged(copy_of(model))
         with model.turn, untouched[0], untouched[1], stopping(Countdown(at)), pytest.raises(AnswerCancelledError):
             scenario(model)
-        model._scorer.current_replayer().prompts.trim(0)
         assert scenario(model) == expected, at
 
 
@@ -142,7 +140,6 @@ def make_settled(make: Make, scenario: Callable[[LanguageModel], object]) -> Lan
     model = make()
     model._scorer.tiers()
     scenario(model)
-    model._scorer.current_replayer().prompts.trim(0)
     return model
 
 

@@ -337,12 +337,12 @@ class RunningAnswer:
 
     `passes` are the captures that hold it, with its row; `behind` is how many columns of its prompt they include.
     `before` is the cache of the columns before those, once it is done, and `keys` that of all columns, where it is read
-    by sentence. `milliseconds` is its share of the steps.
+    by sentence.
     """
 
     def __init__(self, request: BatchRequest, decoder: Decoder) -> None:
         self.prompt, self.options, self._listener = request.prompt, request.options, request.listener
-        self.scored, self.reads, self.milliseconds = request.scored, request.reads, 0.0
+        self.scored, self.reads = request.scored, request.reads
         self.replayed = False  # whether its states are incomplete, and are computed again for its score
         self.ids: list[int] = []
         self.ended, self.done = False, False

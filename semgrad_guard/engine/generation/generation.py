@@ -9,12 +9,10 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, TypeVar
 
 from semgrad_guard.engine.generation.options import Sample, Sampling, SamplingPlan
 from semgrad_guard.engine.generation.sampling import ModelSampler
-from semgrad_guard.engine.interruption import add_cost, with_cost
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.prompts.reasoning import Reasoning
@@ -68,7 +66,7 @@ Written = tuple[Sequence[int], Sequence[int]]
 
 @dataclass(frozen=True)
 class TimedScores:
-    """A row's scores, and its share of the milliseconds that its batch took to score."""
+    """A row's scores, and the milliseconds that the replay of its batch took, divided by the rows."""
 
     scores: GradientScores
     milliseconds: float
@@ -115,9 +113,8 @@ class BatchScoring:
         self._responses = [(before, ids) if ids else ((), (0,)) for before, ids in rows]
         self._captured = captured
         self._done: dict[Objective, tuple[TimedScores, ...]] = {}
-        self._results: dict[Hashable, tuple[Sequence[Any], float]] = {}
+        self._results: dict[Hashable, Sequence[Any]] = {}
         self._epoch: object = None
-        self._name = object()  # an id could be another batch's once this one is gone
 
     def __getstate__(self) -> dict[str, Any]:
         # Also for `deepcopy`: a copy with a model would keep the KV cache of an answer that nobody scores.
@@ -187,11 +184,8 @@ class BatchScoring:
         with self._lock:
             self._forget_another_models()
             if objective not in self._done:
-                self._done[objective], cost = with_cost(partial(self._score, objective))
-                add_cost(-cost)
-            timed = self._done[objective][row]
-            add_cost(timed.milliseconds, once=(self._name, objective, row))
-            return timed
+                self._done[objective] = self._score(objective)
+            return self._done[objective][row]
 
     def observed(self, row: int, *, own: bool = False) -> Observation:
         """The observation of one row's tokens; the first call observes the whole batch and keeps states for scoring."""
@@ -229,32 +223,20 @@ class BatchScoring:
         with self._lock:
             self._forget_another_models()
             if key not in self._results:
-                values, cost = with_cost(partial(work, answers))
-                add_cost(-cost)
-                self._results[key] = values, cost / len(values)
-            values, share = self._results[key]
-            add_cost(share, once=(self._name, key, row))
-            return values[row]
+                self._results[key] = work(answers)
+            return self._results[key][row]
 
-    def keep_samples(self, row: int, plan: Sampling, samples: tuple[Sample, ...], milliseconds: float) -> None:
-        """Take in the samples for one row, which were drawn at this cost while its answer was written."""
+    def keep_samples(self, row: int, plan: Sampling, samples: tuple[Sample, ...]) -> None:
+        """Take in the samples for one row, which were drawn while its answer was written."""
         with self._lock:
             self._forget_another_models()
-            self._results[_ALONE, plan, row] = [samples], milliseconds
+            self._results[_ALONE, plan, row] = [samples]
 
     def has_samples(self, row: int, plan: SamplingPlan) -> bool:
         """Whether samples for this row alone were taken in, of the model as it is."""
         with self._lock:
             self._forget_another_models()
             return (_ALONE, plan, row) in self._results
-
-    def timed(self, work: Callable[[], T]) -> tuple[T, float]:
-        """The result of `work`, and its cost in milliseconds: its own time and its share of joint work.
-
-        The row that happens to come first does not pay for the batch, nor do later rows get it for nothing.
-        """
-        with self._lock:
-            return with_cost(work)
 
     def _forget_another_models(self) -> None:
         """Drop results of the model as it was before its owner changed it."""
@@ -275,8 +257,8 @@ class BatchScoring:
         began = time.perf_counter()
         scored = self._scorer.score(self._laid_out(self._responses, objective), objective, self._captured)
         self._captured = None  # kept until now: a scoring that was interrupted can be taken up again
-        share = (time.perf_counter() - began) * 1000 / len(scored)
-        return tuple(TimedScores(scores, share) for scores in scored)
+        each = (time.perf_counter() - began) * 1000 / len(scored)
+        return tuple(TimedScores(scores, each) for scores in scored)
 
 
 @dataclass(frozen=True)
@@ -390,7 +372,3 @@ class Evidence:
     def together(self, key: Hashable, work: Callable[[Sequence[Evidence]], Sequence[T]]) -> T:
         """The result of `work` for this answer: done once for the whole batch, remembered under `key`."""
         return self.scoring.together(key, work, self.row)
-
-    def timed(self, work: Callable[[], T]) -> tuple[T, float]:
-        """The result of `work` and its cost in milliseconds (see `BatchScoring.timed`)."""
-        return self.scoring.timed(work)

@@ -9,7 +9,6 @@ Why: docs/adr/0146-requests-join-a-running-batch.md
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -155,7 +154,7 @@ class RunningBatch:
 
         The last piece begins no later than the states that are kept for scoring.
         """
-        began, replayer = time.perf_counter(), self._scorer.current_replayer()
+        replayer = self._scorer.current_replayer()
         different = list(dict.fromkeys(row.reads for row in rows))
         owners, capture = [different.index(row.reads) for row in rows], None
         prompts = [rows[owners.index(number)].prompt for number in range(len(different))]
@@ -183,7 +182,7 @@ class RunningBatch:
             if capture is not None and row.scored:
                 row.behind = ids.shape[1] - capture.start
                 row.passes.append((capture, number))
-        _write(rows, logits, began)
+        _write(rows, logits)
         width, masks = max(self._mask.shape[1], mask.shape[1]), [self._mask, mask] if self._rows else [mask]
         self._mask = torch.cat([F.pad(rows_mask, (width - rows_mask.shape[1], 0)) for rows_mask in masks])
         self._cache = stacked([self._cache, cache]) if self._rows else cache
@@ -204,7 +203,7 @@ class RunningBatch:
         if not self._rows:
             return
         with self._scorer.lock, clean_slate():
-            rows, columns, began = list(self._rows), self._mask.shape[1], time.perf_counter()
+            rows, columns = list(self._rows), self._mask.shape[1]
             failed: BaseException | None = None
             if not look:
                 self._scorer.trust()
@@ -213,7 +212,7 @@ class RunningBatch:
                 self._mask = F.pad(self._mask, (0, 1), value=1)
                 ids = torch.tensor([[row.ids[-1]] for row in rows], device=self._scorer.device)
                 logits = self._scorer.current_replayer().step(ids, self._mask, self._cache, self._stretch())
-                _write(rows, logits, began)
+                _write(rows, logits)
                 if not look and any(row.done for row in rows):  # no answer leaves a model that was changed
                     self._scorer.look_again()
                     self.require_the_same_model()
@@ -402,13 +401,10 @@ class RunningBatch:
         self._epoch, self._changes = self._scorer.epoch, changes
 
 
-def _write(rows: Sequence[RunningAnswer], logits: torch.Tensor, began: float) -> None:
-    """Write the next token of each row, from the head's output [B, V] of a pass that began then."""
+def _write(rows: Sequence[RunningAnswer], logits: torch.Tensor) -> None:
+    """Write the next token of each row, from the head's output [B, V]."""
     for row, own, likeliest in zip(rows, logits, logits.argmax(-1).tolist(), strict=True):
         row.write(own, likeliest)
-    share = (time.perf_counter() - began) * 1000 / len(rows)
-    for row in rows:
-        row.milliseconds += share
 
 
 def _of_like_length(rows: Sequence[RunningAnswer]) -> list[list[RunningAnswer]]:

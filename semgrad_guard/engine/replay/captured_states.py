@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
@@ -12,7 +11,6 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import Cache
 
-from semgrad_guard.engine.interruption import add_cost
 from semgrad_guard.engine.replay.batch import (
     FRUGAL,
     Memory,
@@ -50,7 +48,6 @@ class Capture:
         self._steps: list[torch.Tensor] | None = []
         self._finals: list[torch.Tensor] = []
         self._surveys: list[torch.Tensor] = []
-        self.survey_ms = 0.0  # a row
         self._outputs: dict[Place, list[tuple[torch.Tensor, int]]] = {}
         self._left_out: set[Place] = set()
         self._held = 0  # bytes of outputs
@@ -131,13 +128,9 @@ class Capture:
         return tuple(self._surveys)
 
     def _look(self, steps: Sequence[torch.Tensor], survey: Survey) -> None:
-        """Survey the next steps. Their cost belongs to the score that reads it, not to the generation."""
-        began = time.perf_counter()
+        """Survey the next steps."""
         for raw in steps:
             self._surveys.append(survey(self._finals[len(self._surveys)], raw))
-        cost = (time.perf_counter() - began) * 1000
-        add_cost(-cost)
-        self.survey_ms += cost / self._finals[0].shape[0]
 
     def outputs(self) -> Outputs:
         """The output of each linear map at every position from `start` on: [batch, positions, out].
@@ -247,8 +240,8 @@ class CapturedStates:
     they were kept). Of the cache, only the columns before the first state are needed.
     Rows end after so many columns of `states` (`row_columns`; empty: all of them do so together).
     Where a row is read by sentence, `outputs` leave out the columns of `gap`, counted from the first of `states`.
-    `surveys` are there where the head's output is not, and a survey was wanted; they took `survey_ms` of the
-    generation's time. `epoch` is the model's own at that time (`Scorer.epoch`; None: any): the states of another one
+    `surveys` are there where the head's output is not, and a survey was wanted.
+    `epoch` is the model's own at that time (`Scorer.epoch`; None: any): the states of another one
     is of no use.
     """
 
@@ -261,7 +254,6 @@ class CapturedStates:
     epoch: object = None
     finals: Steps = ()
     surveys: Steps = ()
-    survey_ms: float = 0.0
     row_columns: tuple[int, ...] = ()
     gap: tuple[int, int] = (0, 0)
 
@@ -271,8 +263,7 @@ class CapturedStates:
         states, logits, outputs = capture.states(), capture.logits(), capture.outputs()
         begins = cache.get_seq_length() - states.shape[1]
         surveys = () if logits else capture.surveys()
-        cost = capture.survey_ms * len(states)
-        return cls(cache, capture.layer, begins, states, logits, outputs, epoch, capture.finals(), surveys, cost)
+        return cls(cache, capture.layer, begins, states, logits, outputs, epoch, capture.finals(), surveys)
 
     @classmethod
     def gathered(cls, rows: Sequence[RowPasses], epoch: object = None, *, padding: int = 0) -> CapturedStates:
@@ -296,7 +287,6 @@ class CapturedStates:
             epoch,
             by_step([row.steps(Capture.finals) for row in rows]),
             surveys,
-            sum(capture.survey_ms for row in rows for capture, _ in row.passes),
             tuple(length - padding for length in layout.lengths),
             (begin - padding, end - padding),
         )
@@ -353,7 +343,6 @@ class CapturedStates:
             outputs={place: of(output) for place, output in self.outputs.items()},
             finals=[[step[row] for row in rows] for step in self.finals],
             surveys=[[step[row] for row in rows] for step in self.surveys],
-            survey_ms=self.survey_ms * len(rows) / len(self.states),
             row_columns=tuple(self.row_columns[row] - gone for row in rows) if self.row_columns else (),
             gap=(begin - gone, end - gone),
         )

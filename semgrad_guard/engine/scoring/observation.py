@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import torch
 
-from semgrad_guard.engine.interruption import add_cost
 from semgrad_guard.engine.objective import LogitTransform
 from semgrad_guard.engine.replay.batch import TokenBatch
 from semgrad_guard.engine.replay.captured_states import CapturedStates
@@ -73,8 +72,6 @@ def observe(
     averaged = batch.answering(states, start) if own else batch.predicting(states, start)
     surveys = None if raw is not None or captured is None else captured.surveyed(batch)
     logits = Logits(final, batch.targets(), replayer.head, transform=transform, raw=raw)
-    if captured is not None and surveys is not None:
-        add_cost(captured.survey_ms)
     distribution, aims = logits.survey() if surveys is None else logits.surveyed(surveys)
     parts = zip(
         distribution.log_probs(aims).double().split(batch.parts),

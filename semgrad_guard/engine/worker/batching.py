@@ -369,9 +369,8 @@ class RunningRequests:
                     own, job = [next(generations) for _ in writing.answers], writing.job
                     for draw in writing.draws:
                         samples = self._batch.samples(draw.rows)
-                        milliseconds = sum(row.milliseconds for row in draw.rows)
                         for one in own:
-                            one.scoring.keep_samples(one.row, draw.plan, samples, milliseconds)
+                            one.scoring.keep_samples(one.row, draw.plan, samples)
                     if error := writing.error:  # a listener did not take the last piece
                         job.fail(error)
                     else:
