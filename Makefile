@@ -234,7 +234,6 @@ bench-full: $(STAMP)  ## the whole grid, both dtypes, cold start, wrappers (hour
 	$(BIN)/python benchmarks/scoring.py --shape 1.5B --dtype bfloat16 --output output/scoring-1.5B.json --resume
 	$(BIN)/python benchmarks/cold_start.py
 	$(BIN)/python benchmarks/wrappers.py
-	$(BIN)/python benchmarks/turns.py --output output/turns.json
 
 $(POLYGRAPH)/.installed:
 	$(PYTHON) -m venv $(POLYGRAPH)

@@ -1,6 +1,6 @@
 """Servers side by side: answers a second, tokens a second, time to the first token, and waiting times.
 
-    python benchmarks/serving.py --model smollm2 [--servers unguarded hybridgrad cascade max_probability transformers]
+    python benchmarks/serving.py --model smollm2 [--servers unguarded hybridgrad max_probability transformers]
         [--clients 1 8 32] [--threads 1 2] [--others PYTHON] [--rounds 3] [--output serving.json]
 
 Each server is a process of its own; this process is its clients. A client sends a question, waits for the whole answer,
@@ -42,10 +42,10 @@ from research.smollm2.questions import closed_book
 from semgrad_guard.evaluation.files import require_writable
 from semgrad_guard.named import folder_of
 
-OURS = ("unguarded", "hybridgrad", "cascade", "max_probability")
+OURS = ("unguarded", "hybridgrad", "max_probability")
 INSIDE = ("generate",)
 WRITERS = ("transformers", "continuous", "vllm")
-GUARDED = tuple(f"{host}-{score}" for host in ("vllm", "ray") for score in ("hybridgrad", "cascade", "max_probability"))
+GUARDED = tuple(f"{host}-{score}" for host in ("vllm", "ray") for score in ("hybridgrad", "max_probability"))
 """Our scores in other people's servers: `vllm serve` with the plugin, Ray Serve."""
 THEIRS = (*WRITERS, *GUARDED)
 _START = 300  # seconds in which a server has to answer

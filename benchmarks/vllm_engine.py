@@ -32,7 +32,7 @@ from tables import table
 
 from research.smollm2.questions import closed_book
 from semgrad_guard import GenerationOptions, HybridGrad
-from semgrad_guard.estimators import Cascade, MaxProbability
+from semgrad_guard.estimators import MaxProbability
 from semgrad_guard.evaluation.files import require_writable
 from semgrad_guard.guard import Answerer
 from semgrad_guard.vllm import VLLMLanguageModel
@@ -93,7 +93,7 @@ def ways_of(model: VLLMLanguageModel, tokens: int) -> dict[str, Way]:
     def scored(answerer: Answerer) -> Way:
         return lambda questions: sum(draft.answer.completion_tokens for draft in answerer.drafts(list(questions)))
 
-    estimators = {"max_probability": MaxProbability(), "cascade": Cascade(), "hybridgrad": HybridGrad()}
+    estimators = {"max_probability": MaxProbability(), "hybridgrad": HybridGrad()}
     return {
         "vllm": alone,
         "unscored": lambda questions: sum(

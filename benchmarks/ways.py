@@ -11,7 +11,7 @@ from shapes import SEMANTIC_TOKEN, Setting
 from transformers import GenerationConfig
 
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay.batch import FRUGAL, TokenBatch, cache_of
+from semgrad_guard.engine.replay.memory import FRUGAL, TokenBatch, cache_of
 from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
 from semgrad_guard.engine.scores.scorer import scorer_of
 

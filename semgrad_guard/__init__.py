@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.scores.gradients import GradientScores as GradientScores
     from semgrad_guard.errors import SemGradGuardError as SemGradGuardError
     from semgrad_guard.estimators import Estimator as Estimator
-    from semgrad_guard.estimators import FusedGrad as FusedGrad
     from semgrad_guard.estimators import HybridGrad as HybridGrad
     from semgrad_guard.estimators import ParaGrad as ParaGrad
     from semgrad_guard.estimators import SemGrad as SemGrad

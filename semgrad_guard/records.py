@@ -129,7 +129,7 @@ class Score:
 
 
 class FusedWeights(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
-    """A fitted logistic regression as plain numbers: the content of a calibration file about `FusedGrad`.
+    """A fitted logistic regression as plain numbers: the content of a calibration file about `FusedStates`.
 
     One entry per column. A column "ln NAME" takes the logarithm of the feature NAME, a column "NAME" the feature as it
     is. Features are first held to [low, high], the range that fitting saw (for logarithms, its smallest positive value
@@ -220,7 +220,7 @@ class Verdict(BaseModel, frozen=True, allow_inf_nan=False, ser_json_inf_nan="nul
     target of the stage before, and that stage promises only answers of targets that were calibrated behind it.
     `familiar` is whether the prompt is such a one (None: there is no
     calibration), and `unfamiliar` how it differs, or why that is not known. `model` to `prompt_template` are compared
-    with a calibration's binding. `paragrad_error` is the standard error of a sampled ParaGrad. `mean_entropy`, `gnll`
+    with a calibration's binding. `mean_entropy`, `gnll`
     and `max_probability` are the numbers of these estimators, which cost nothing in addition to any other.
     `deviation` is the largest relative error that the self-check found in the way these scores were computed. `cut`
     is where the scored answer was cut off: after so many tokens, or at this stop string; None where its model ended
@@ -267,7 +267,6 @@ class Verdict(BaseModel, frozen=True, allow_inf_nan=False, ser_json_inf_nan="nul
     options: dict[str, Any] | None = None
     semgrad: float | None = None
     paragrad: float | None = None
-    paragrad_error: float | None = None
     mean_entropy: float | None = None
     gnll: float | None = None
     max_probability: float | None = None

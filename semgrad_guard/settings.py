@@ -37,7 +37,6 @@ DRAIN_SECONDS = 30
 Overridable = Literal["mode", "threshold", "timeout"]
 DtypeName = Literal["float32", "bfloat16", "float16"]
 Variant = Literal["paper", "official"]
-Earlier = Literal["context", "differentiated"]
 Thinking = Literal["on", "off", "auto"]
 """Whether a model reasons before its answers; auto leaves that to its chat template."""
 
@@ -293,24 +292,6 @@ class ScoringOptions:
     beta: Annotated[
         float | None,
         Option("hybridgrad's: the weight of ParaGrad.", UNCERTAINTY, "X", Bounds(0), shown="the calibration's, or 1"),
-    ] = None
-    earlier: Annotated[
-        Earlier | None,
-        Option(
-            "hybridgrad's and semgrad's by sentence: all before a sentence is context, or differentiated as well.",
-            UNCERTAINTY,
-            shown="the calibration's, or context",
-        ),
-    ] = None
-    sampled_rows: Annotated[
-        int | None,
-        Option(
-            "Estimate ParaGrad from N rows of the output head (2,000 to 4,000): a little faster, with an error bar.",
-            panel=UNCERTAINTY,
-            metavar="N",
-            bounds=Bounds(2, 10_000_000),
-            shown="the calibration's, or all",
-        ),
     ] = None
 
 

@@ -12,10 +12,10 @@ import torch
 
 from langchain_semgrad_guard import ChatSemGrad
 from llama_index_semgrad_guard import SemGradLLM
-from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, ParaGrad, Policy, SemGrad, gradient_scores
+from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Policy, SemGrad, gradient_scores
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import InputError
-from semgrad_guard.estimators import FusedGrad, PTrue, Sampling
+from semgrad_guard.estimators import PTrue, Sampling
 from semgrad_guard.guard import Terms
 
 
@@ -60,7 +60,7 @@ def test_other_stops_are_refused(make: Any, given: Any) -> None:
 
 
 @pytest.mark.parametrize("given", [[1, 2], (1, 2), range(1, 3), np.array([1, 2]), torch.tensor([1, 2])])
-@pytest.mark.parametrize("kind", [Objective, SemGrad, HybridGrad, FusedGrad])
+@pytest.mark.parametrize("kind", [Objective, SemGrad, HybridGrad])
 def test_layers_come_in_any_sequence(kind: Any, given: Any) -> None:
     made = kind(layers=given)
     assert made == kind(layers=(1, 2))
@@ -69,7 +69,7 @@ def test_layers_come_in_any_sequence(kind: Any, given: Any) -> None:
 
 
 @pytest.mark.parametrize("given", [{1, 2}, 1, "12", [1.5], [True], ["1"]])
-@pytest.mark.parametrize("kind", [Objective, SemGrad, HybridGrad, FusedGrad])
+@pytest.mark.parametrize("kind", [Objective, SemGrad, HybridGrad])
 def test_other_layers_are_refused(kind: Any, given: Any) -> None:
     with pytest.raises(InputError, match="layers"):
         kind(layers=given)
@@ -85,9 +85,7 @@ NUMBERS = [
     (Sampling, "count", np.int64(7), 7),
     (Objective, "token", np.int64(-2), -2),
     (Objective, "last_tokens", np.int64(2), 2),
-    (ParaGrad, "sampled_rows", np.int64(20), 20),
     (HybridGrad, "tau", 2, 2.0),
-    (FusedGrad, "last_tokens", np.int64(2), 2),
     (Policy, "threshold", np.float32(0.5), 0.5),
     (lambda **one: Terms(policy=Policy(threshold=1.0), **one), "timeout", np.int64(3), 3.0),
 ]

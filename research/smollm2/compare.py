@@ -23,14 +23,9 @@ import numpy as np
 from semgrad_guard.calibration import Binding, calibrate
 from semgrad_guard.errors import FitError
 from semgrad_guard.estimators import (
-    Cascade,
     Estimator,
-    FusedGrad,
     FusedStates,
-    MaxProbability,
-    ParaGrad,
 )
-from semgrad_guard.estimators.learned import LearnedEstimator
 from semgrad_guard.evaluation.calibrating import CANDIDATES, LABEL_FREE, LearningSet, calibrate_best, calibrate_learned
 from semgrad_guard.evaluation.graders import GRADERS
 from semgrad_guard.evaluation.graders.grading import grade
@@ -39,8 +34,7 @@ from semgrad_guard.evaluation.metrics import auroc
 from semgrad_guard.evaluation.runs.answers import EvaluatedAnswer
 
 LABELS = (100, 400)
-LEARNED: tuple[LearnedEstimator, ...] = (FusedStates(), FusedGrad())
-SINGLE = tuple(estimator for estimator in CANDIDATES if not isinstance(estimator, LearnedEstimator))
+SINGLE = tuple(estimator for estimator in CANDIDATES if not isinstance(estimator, FusedStates))
 DELTA = 0.1
 Row = dict[str, Any]
 
@@ -54,17 +48,9 @@ def read(folder: Path) -> LearningSet:
     return LearningSet(
         [answer.key for answer in kept],
         [right for _, right in known],
-        {estimator.name: [answer.scores[estimator.name].features for answer in kept] for estimator in LEARNED},
-        {estimator.name: column(estimator, kept) for estimator in (*SINGLE, Cascade())},
+        {FusedStates.name: [answer.scores[FusedStates.name].features for answer in kept]},
+        {estimator.name: [answer.uncertainty(estimator.name) for answer in kept] for estimator in SINGLE},
     )
-
-
-def column(estimator: Estimator, answers: Sequence[EvaluatedAnswer]) -> list[float | None]:
-    """The estimator's scores; the cascade's by those that it is made of."""
-    if not isinstance(estimator, Cascade):
-        return [answer.uncertainty(estimator.name) for answer in answers]
-    free, gradients = column(MaxProbability(), answers), column(ParaGrad(), answers)
-    return [estimator.of(f, g) for f, g in zip(free, gradients, strict=True)]
 
 
 def drawn(answers: LearningSet, labels: int, draw: int) -> tuple[LearningSet, LearningSet]:
@@ -88,12 +74,12 @@ def ranks(estimator: Estimator, answers: LearningSet) -> float | None:
     return auroc(answers.scores(estimator), answers.correct)
 
 
-def fitted(estimator: LearnedEstimator, known: LearningSet) -> LearnedEstimator | None:
-    """The estimator with weights, None where the labels are too few or of one kind."""
+def fitted(known: LearningSet) -> list[Estimator]:
+    """FusedStates with weights; nothing where the labels are too few or of one kind."""
     try:
-        return estimator.fitted(known.features[estimator.name], known.correct)
+        return [FusedStates().fitted(known.features[FusedStates.name], known.correct)]
     except FitError:
-        return None
+        return []
 
 
 def best_single(known: LearningSet) -> Estimator:
@@ -102,9 +88,8 @@ def best_single(known: LearningSet) -> Estimator:
 
 
 def learned(known: LearningSet, others: LearningSet) -> Row:
-    """Each score's AUROC on answers without labels, learned scores after the labels; and the best single one."""
-    weighed = [found for estimator in LEARNED if (found := fitted(estimator, known)) is not None]
-    scores = {estimator.name: ranks(estimator, others) for estimator in (*SINGLE, Cascade(), *weighed)}
+    """Each score's AUROC on answers without labels, the learned one after the labels; and the best single one."""
+    scores = {estimator.name: ranks(estimator, others) for estimator in (*SINGLE, *fitted(known))}
     return {"aurocs": scores, "single": ranks(best_single(known), others)}
 
 
@@ -113,9 +98,7 @@ def chosen(known: LearningSet, others: LearningSet) -> Row:
     made = calibrate_best(known, bind=bind, alpha=0.2, delta=DELTA).calibration.choice
     rows = [known.questions.index(question) for question in (() if made is None else made.questions)]
     part = known.part(rows)
-    weighed = {estimator.name: fitted(estimator, part) for estimator in LEARNED}
-    every = [estimator for estimator in (*SINGLE, *weighed.values()) if estimator is not None]
-    scores = {estimator.name: ranks(estimator, others) for estimator in every}
+    scores = {estimator.name: ranks(estimator, others) for estimator in (*SINGLE, *fitted(part))}
     return {"chosen": "" if made is None else made.estimator, "aurocs": scores}
 
 
@@ -224,22 +207,14 @@ def _learned(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _shift(rows: Sequence[Row]) -> str:
-    table = [
-        [
-            "labels",
-            "learned on, tested on",
-            *(estimator.title for estimator in LEARNED),
-            "best single",
-            "FusedStates - best",
-        ]
-    ]
+    table = [["labels", "learned on, tested on", "FusedStates", "best single", "FusedStates - best"]]
     mine = [row for row in rows if row["job"][0] == "shift"]
     for labels, on, to in dict.fromkeys((row["job"][3], row["job"][1], row["job"][2]) for row in mine):
         here = [row for row in mine if row["job"][1:4] == [on, to, labels]]
         behind = [row["aurocs"]["states"] - row["single"] for row in here if "states" in row["aurocs"]]
-        learned_ones = [f"{_mean(_of(here, estimator.name)):.3f}" for estimator in LEARNED]
+        states = f"{_mean(_of(here, FusedStates.name)):.3f}"
         single = f"{_mean([row['single'] for row in here]):.3f}"
-        table.append([str(labels), f"{on}, {to}", *learned_ones, single, _interval(behind)])
+        table.append([str(labels), f"{on}, {to}", states, single, _interval(behind)])
     return f"Learned on one set, tested on another:\n\n{_table(table)}"
 
 

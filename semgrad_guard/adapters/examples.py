@@ -28,7 +28,7 @@ from semgrad_guard.calibration.prompt_parts import read_slots
 from semgrad_guard.declared import require_known
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.estimators import KIND_OF, NEEDS_LABELS, Estimator
-from semgrad_guard.estimators.learned import LearnedEstimator
+from semgrad_guard.estimators.learned import FusedStates
 from semgrad_guard.evaluation.calibrating import (
     CANDIDATES,
     FREE,
@@ -131,7 +131,7 @@ class ChosenEstimator:
 
 
 def _is_unfitted(estimator: Any) -> bool:
-    return isinstance(estimator, LearnedEstimator) and estimator.weights is None
+    return isinstance(estimator, FusedStates) and estimator.weights is None
 
 
 AnyGrader = str | Grader | AnswerGrader | Callable[[str, Sequence[str]], bool]

@@ -186,14 +186,14 @@ def _named(field: str, mine: Any, theirs: Any) -> str:
     return f"{field} is {now} and was {then} at calibration{follows if field == 'fingerprint' else ''}"
 
 
-EstimatorName = Literal["fused", "states", "auto"]
+EstimatorName = Literal["states", "auto"]
 
 
 class EstimatorChoice(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """The requested estimator, the chosen one, and why.
 
-    `asked` is a learned estimator, or the best one ("auto"); `estimator` the name of the one that the threshold belongs
-    to, and `reason` why it is that one. `weights` are the numbers of a fitted one. `aurocs` compares the candidates on
+    `asked` is the learned one, or the best ("auto"); `estimator` the name of the one that the threshold belongs to, and
+    `reason` why it is that one. `weights` are the numbers of a fitted one. `aurocs` compares the candidates on
     the answers that were learned from (a fitted one on those that it was not fitted on). `questions` names these
     answers' questions: the threshold must be chosen on others.
     """

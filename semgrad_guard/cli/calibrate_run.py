@@ -18,8 +18,8 @@ from semgrad_guard.cli.loading import Cluster
 from semgrad_guard.cli.options import EstimatorSpec, LearnedEstimatorSpec, Sentences, candidates_for, estimators_for
 from semgrad_guard.cli.terminal import say, say_unscored
 from semgrad_guard.engine.answers.options import GenerationOptions
+from semgrad_guard.estimators import NEEDS_LABELS, FusedStates
 from semgrad_guard.evaluation.calibrating import (
-    LEARNED,
     Outcome,
     calibrate_best,
     calibrate_by_hand,
@@ -109,8 +109,8 @@ class Graded:
             return calibrate_scored(known, named, binding=bind(None), **how)
         if spec.estimator == "auto":
             return calibrate_best(known, candidates_for(spec), bind=bind, **how)
-        if spec.estimator in LEARNED:
-            return calibrate_learned(known, spec.set_on(LEARNED[str(spec.estimator)]), bind=bind, **how)
+        if spec.estimator in NEEDS_LABELS:
+            return calibrate_learned(known, spec.set_on(FusedStates()), bind=bind, **how)
         estimator = spec.make()
         binding = bind(estimator)
         also = [other.answered(estimator.name, binding) for other in self.also]

@@ -23,11 +23,10 @@ from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.text_pairs import CrossEncoder
 from semgrad_guard.errors import InputError
-from semgrad_guard.estimators import Estimator
+from semgrad_guard.estimators import Estimator, FusedStates
 from semgrad_guard.estimators.equivalence import NLIEquivalence
 from semgrad_guard.estimators.samples import AskingEstimator
 from semgrad_guard.estimators.suite import paper_suite
-from semgrad_guard.evaluation.calibrating import LEARNED
 from semgrad_guard.evaluation.files import Output, make_folder, read_by, require_outputs
 from semgrad_guard.evaluation.graded import GradedRun, read_graded, write_graded
 from semgrad_guard.evaluation.graders import GRADERS, AnswerGrader, default_grader
@@ -68,7 +67,7 @@ def estimators_of(methods: MethodSettings, answers: AnswerSettings) -> Sequence[
         nli = None if methods.nli is None else NLIEquivalence(entailment_model(methods.nli))
         importance = None if methods.cross_encoder is None else CrossEncoder.from_pretrained(methods.cross_encoder)
     suite = paper_suite(nli, importance, methods.seed, max_tokens=answers.max_tokens)
-    known = {estimator.name: estimator for estimator in (*suite, *LEARNED.values())}
+    known = {estimator.name: estimator for estimator in (*suite, FusedStates())}
     by_sentence = answers.by == "sentence"
     parts = {name for name, one in known.items() if not by_sentence or not isinstance(one, AskingEstimator)}
     wanted = list(dict.fromkeys(methods.methods or (name for name in known if name in parts)))

@@ -57,8 +57,8 @@ ProbeFile = Annotated[
     Path | None, Option("Made by `probe`: the token it recommends is used.", MODEL, "FILE", spelled="--probe")
 ]
 By = Annotated[
-    Literal["sentence", "clause"] | None,
-    Option("Score every sentence or clause of a text by itself, and mark the doubtful ones.", UNCERTAINTY, "UNIT"),
+    Literal["sentence"] | None,
+    Option("Score every sentence of a text by itself, and mark the doubtful ones.", UNCERTAINTY, "UNIT"),
 ]
 CalibrationFile = Annotated[
     Path | None,
@@ -269,8 +269,8 @@ class LearnedEstimatorSpec(EstimatorSpec):
     estimator: Annotated[
         str,
         Option(
-            f"How uncertainty is measured: {', '.join(ESTIMATOR_NAMES)}; states or fused, which are fitted on a part "
-            "of the answers (states needs no gradients); or auto, the best of eight of these on that part.",
+            f"How uncertainty is measured: {', '.join(ESTIMATOR_NAMES)}; states, which is fitted on a part of the "
+            "answers; or auto, the best of seven of these on that part.",
             UNCERTAINTY,
             names=tuple(dict.fromkeys((*METHOD_NAMES, "auto", *REPORTED))),
         ),
@@ -285,11 +285,12 @@ def estimators_for(spec: EstimatorSpec) -> Sequence[Estimator]:
     """The estimators behind an `--estimator`: with it the scores that generating computes anyway, one of which takes
     the place of a learned one where there are too few labels. They share one replay unless a setting that only some of
     them take tells them apart."""
-    from semgrad_guard.evaluation.calibrating import FREE, LEARNED
+    from semgrad_guard.estimators import FusedStates
+    from semgrad_guard.evaluation.calibrating import FREE
 
     own: list[Estimator] = candidates_for(spec) if spec.estimator == "auto" else []
     if not own:
-        own = [spec.set_on(LEARNED[str(spec.estimator)]) if spec.estimator in LEARNED else spec.make()]
+        own = [spec.set_on(FusedStates()) if spec.estimator in NEEDS_LABELS else spec.make()]
     return [*own, *(free for free in FREE if free.name not in [one.name for one in own])]
 
 
@@ -302,9 +303,7 @@ def candidates_for(spec: EstimatorSpec) -> list[Estimator]:
 
 def learns(spec: EstimatorSpec) -> bool:
     """Whether the estimator is fitted, or chosen, on labels."""
-    from semgrad_guard.evaluation.calibrating import LEARNED
-
-    return spec.estimator == "auto" or spec.estimator in LEARNED
+    return spec.estimator == "auto" or spec.estimator in NEEDS_LABELS
 
 
 Promise = Literal["sentence", "answer"]

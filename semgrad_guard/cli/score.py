@@ -88,14 +88,12 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
     text also gets an action, and the scores are compared with the calibration's: have they moved? Use the same system
     message, prompt, examples and passages as the calibration.
 
-    With --by, every sentence or clause has a number of its own; all of them come from one replay. With a calibration by
+    With --by, every sentence has a number of its own; all of them come from one replay. With a calibration by
     sentence, every sentence has an action, and is promised or not.
     """
     from semgrad_guard.evaluation.runs.scoring import TextScorer, no_score, too_long
     from semgrad_guard.guard import judged_by
 
-    if by == "clause" and calibration is not None:
-        raise typer.BadParameter("no calibration is for clauses; give --by sentence, or no --calibration")
     if output == STDOUT:
         output, as_json = None, True
     parts = by if calibration is None else None
@@ -271,7 +269,7 @@ def score_parts(
     output: Path | None,
     as_json: bool,
 ) -> tuple[list[str], list[str]]:
-    """Score the sentences or clauses of every text, and show them.
+    """Score the sentences of every text, and show them.
 
     The result are warnings about texts without numbers: those left out, and those without a score for any segment.
     """

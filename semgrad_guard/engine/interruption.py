@@ -1,14 +1,10 @@
-"""When a model must stop: deadlines and cancellations, checked wherever it works. And the cost of its work.
+"""When a model must stop: deadlines and cancellations, checked wherever it works.
 
 A `Stop` is made where a call begins and set for the calls below with `stopping`; a context variable carries it down, so
 that no function needs a parameter for it. Code that runs a model calls `current_stop().check()` between two pieces of
 work: at each decoder layer, between blocks of the vocabulary, while it waits for a lock. `check` raises; holders of
 resources release them in the usual way, and no result is changed. A new thread begins without the stops of its maker:
 see `start_thread`.
-
-Work whose results are remembered and shared: each caller's cost is that of all work it needed. A remembered result
-takes no time, and the first caller waits for the work of all. So each thread keeps a correction: work served from
-memory adds the time that it once took, and work done for others takes their share off.
 
 Where the process ends, the work of all threads that may run a model is stopped, and the process waits for them. A
 thread that comes back from torch into an interpreter that is gone aborts the whole process ("terminate called without
@@ -23,11 +19,11 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import Context, ContextVar
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 from weakref import WeakKeyDictionary, WeakSet
 
 from semgrad_guard.errors import AnswerCancelledError, DeadlineExceededError, InputError
@@ -297,37 +293,3 @@ def _forget() -> None:
 atexit.register(_end)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
-
-
-T = TypeVar("T")
-
-
-class _Thread(threading.local):
-    correction = 0.0  # milliseconds
-    served: set[Hashable] | None = None  # None where no caller measures: then nothing is kept
-
-
-_thread = _Thread()
-
-
-def with_cost(work: Callable[[], T]) -> tuple[T, float]:
-    """The result of `work`, and its cost in milliseconds: its own time, and that of remembered work it used."""
-    began, correction, served = time.perf_counter(), _thread.correction, _thread.served
-    _thread.served = set()
-    try:
-        value = work()
-    finally:
-        _thread.served = served
-    return value, (time.perf_counter() - began) * 1000 + _thread.correction - correction
-
-
-def add_cost(milliseconds: float, *, once: Hashable | None = None) -> None:
-    """Add the cost of remembered work to the work in progress; below zero: of work done for others.
-
-    Work that uses the same result again pays for it once: `once` names the thing.
-    """
-    if _thread.served is None or once in _thread.served:
-        return
-    if once is not None:
-        _thread.served.add(once)
-    _thread.correction += milliseconds

@@ -288,7 +288,7 @@ class LanguageModel(WritingModel):
     ) -> GradientScores | list[Segment]:
         """Gradient scores of a text as the answer to a conversation, by any author (see `evidence`).
 
-        With `by="sentence"` or `by="clause"`, the text's segments with scores of their own (see `Segment`).
+        With `by="sentence"`, its sentences with scores of their own (see `Segment`).
         """
         evidence = self.evidence(conversation, text)
         if evidence.reasoning is not None and not evidence.response_ids:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from semgrad_guard.declared import declared_options, plain_fields
 from semgrad_guard.errors import EmptyLayerSpanError, InputError
-from semgrad_guard.settings import Earlier, ScoringOptions, Variant
+from semgrad_guard.settings import ScoringOptions, Variant
 
 if TYPE_CHECKING:
     import torch
@@ -34,15 +34,6 @@ class Objective:
     (-1 is its last). `last_tokens` is how many of the prompt's last tokens `GradientScores.grid` covers; by default
     it begins at the differentiated token, which costs nothing.
 
-    `sampled_rows` estimates ParaGrad from that many draws of the head's rows (at least 2; 2,000 to 4,000 are usual)
-    instead of all V of them: without bias, with a standard error (`GradientScores.paragrad_error`), the same one for
-    the same answer every time. Only for the l1 norm; where the vocabulary is no larger, ParaGrad stays exact, as do
-    SemGrad and the entropies.
-
-    `earlier` is about sentences. With "context" the keys and values of all that was written before a sentence, a
-    thought included, are constants: its cost does not grow with their number. With "differentiated" the gradient passes
-    through them as well, as it does through the thought before a whole answer.
-
     With `gradients=False` nothing is differentiated: the answer is only observed (`Evidence.observed`), and its
     generation keeps no more than that takes.
     """
@@ -54,27 +45,18 @@ class Objective:
     weighted: bool = True
     token: int | None = None
     last_tokens: int | None = None
-    sampled_rows: int | None = None
-    earlier: Earlier = "context"
     gradients: bool = True
 
     def __post_init__(self) -> None:
         plain_fields(self)
         options = declared_options(ScoringOptions)
         options["variant"].require(self.variant)
-        options["earlier"].require(self.earlier)
         if self.norm not in ("l1", "l2"):
             raise InputError(f"norm must be 'l1' or 'l2', not {self.norm!r}")
         if self.token is not None and self.token >= 0:
             raise InputError(f"token counts from the prompt's end, -1 being its last token; it is {self.token}")
         if self.last_tokens is not None and self.last_tokens < 1:
             raise InputError(f"last_tokens must be at least 1, not {self.last_tokens}")
-        if self.sampled_rows is not None:
-            options["sampled_rows"].require(self.sampled_rows)
-        if self.sampled_rows is not None and self.norm != "l1":
-            raise InputError(
-                "sampled_rows estimates sums of absolute values, norm='l1'; leave it out for norm='l2', which is exact"
-            )
 
     @property
     def averages(self) -> bool:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from semgrad_guard.engine.interruption import InterruptibleLock, add_cost, with_cost
+from semgrad_guard.engine.interruption import InterruptibleLock
 from semgrad_guard.engine.models.checkpoint import load_classifier
 from semgrad_guard.engine.replay.twin import stoppable
 from semgrad_guard.engine.scores.scorer import clean_slate
@@ -61,7 +60,7 @@ class PairModel:
         self.name = name
         self._model, self._tokenizer, self._batch_size = model, tokenizer, batch_size
         self._stages = [layer for module in model.modules() if isinstance(module, nn.ModuleList) for layer in module]
-        self._known: dict[Pair, tuple[tuple[float, ...], float]] = {}  # outputs and their costs
+        self._known: dict[Pair, tuple[float, ...]] = {}
         self._lock = InterruptibleLock()
         self.prepare()
 
@@ -102,18 +101,15 @@ class PairModel:
     def judged(self, pairs: Sequence[Pair]) -> list[tuple[float, ...]]:
         """The model's output for each pair, one number per label, as `activate` leaves it."""
         with self._lock:
-            wanted = dict.fromkeys(pairs)
-            fresh = [pair for pair in wanted if pair not in self._known]
-            add_cost(sum(self._known[pair][1] for pair in wanted if pair in self._known))
+            fresh = [pair for pair in dict.fromkeys(pairs) if pair not in self._known]
             # Texts of a kind together: little padding.
             fresh.sort(key=lambda pair: len(pair[0]) + len(pair[1]))
-            judged: dict[Pair, tuple[tuple[float, ...], float]] = {}  # after an interruption none of it is kept
+            judged: dict[Pair, tuple[float, ...]] = {}  # after an interruption none of it is kept
             for start in range(0, len(fresh), self._batch_size):
                 batch = fresh[start : start + self._batch_size]
-                rows, cost = with_cost(partial(self._run, batch))
-                judged.update((pair, (row, cost / len(batch))) for pair, row in zip(batch, rows, strict=True))
+                judged.update(zip(batch, self._run(batch), strict=True))
             self._known.update(judged)
-            outputs = [self._known[pair][0] for pair in pairs]
+            outputs = [self._known[pair] for pair in pairs]
             while len(self._known) > _REMEMBERED:
                 del self._known[next(iter(self._known))]
             return outputs

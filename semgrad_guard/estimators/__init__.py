@@ -18,10 +18,6 @@ KINDS = {
     "max_probability": "MaxProbability",
     "mean_entropy": "MeanEntropy",
     "greatest_entropy": "GreatestEntropy",
-    "hidden_score": "HiddenScore",
-    "attention_score": "AttentionScore",
-    "rauq": "RAUQ",
-    "cascade": "Cascade",
     "ln_pe": "LengthNormalisedEntropy",
     "p_true": "PTrue",
     "self_consistency": "SelfConsistency",
@@ -31,12 +27,11 @@ KINDS = {
     "semantic_density": "SemanticDensity",
     "mutual_information": "MutualInformation",
     "sar": "SAR",
-    "fused": "FusedGrad",
     "states": "FusedStates",
 }
 """Name -> class, in the order of tables and help texts."""
 
-NEEDS_LABELS = frozenset({"fused", "states"})
+NEEDS_LABELS = frozenset({"states"})
 """Those that are fitted on graded answers first."""
 
 if TYPE_CHECKING:
@@ -45,22 +40,17 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.answers.options import DiverseBeams as DiverseBeams
     from semgrad_guard.engine.answers.options import Sampling as Sampling
     from semgrad_guard.estimators.base import Estimator as Estimator
-    from semgrad_guard.estimators.cascade import Cascade as Cascade
     from semgrad_guard.estimators.equivalence import ExactMatchEquivalence as ExactMatchEquivalence
     from semgrad_guard.estimators.equivalence import F1Equivalence as F1Equivalence
     from semgrad_guard.estimators.equivalence import NLIEquivalence as NLIEquivalence
-    from semgrad_guard.estimators.fused import FusedGrad as FusedGrad
-    from semgrad_guard.estimators.fused import FusedStates as FusedStates
     from semgrad_guard.estimators.gradients import ExGrad as ExGrad
     from semgrad_guard.estimators.gradients import HybridGrad as HybridGrad
     from semgrad_guard.estimators.gradients import ParaGrad as ParaGrad
     from semgrad_guard.estimators.gradients import SemGrad as SemGrad
+    from semgrad_guard.estimators.learned import FusedStates as FusedStates
     from semgrad_guard.estimators.mutual_information import MutualInformation as MutualInformation
-    from semgrad_guard.estimators.observed import RAUQ as RAUQ
-    from semgrad_guard.estimators.observed import AttentionScore as AttentionScore
     from semgrad_guard.estimators.observed import GreatestEntropy as GreatestEntropy
     from semgrad_guard.estimators.observed import GreedyNLL as GreedyNLL
-    from semgrad_guard.estimators.observed import HiddenScore as HiddenScore
     from semgrad_guard.estimators.observed import MaxProbability as MaxProbability
     from semgrad_guard.estimators.observed import MeanEntropy as MeanEntropy
     from semgrad_guard.estimators.p_true import PTrue as PTrue

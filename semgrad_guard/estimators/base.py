@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Protocol
+import time
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from semgrad_guard.engine.answers.answer import Evidence
 from semgrad_guard.engine.objective import Objective
@@ -31,6 +33,15 @@ class Estimator(Protocol):
     def __call__(self, evidence: Evidence) -> Score:
         """The answer's score; `uncertainty` is None, with a reason, where there is none."""
         ...
+
+
+T = TypeVar("T")
+
+
+def timed(work: Callable[[], T]) -> tuple[T, float]:
+    """The result of `work`, and the milliseconds that it took."""
+    began = time.perf_counter()
+    return work(), (time.perf_counter() - began) * 1000
 
 
 class Likelihoods(Protocol):

@@ -14,14 +14,12 @@ from semgrad_guard.engine.objective import Norm, Objective, Variant
 from semgrad_guard.engine.scores.gradients import GradientScores
 from semgrad_guard.estimators.base import Likelihoods
 from semgrad_guard.records import Score
-from semgrad_guard.settings import Earlier, ScoringOptions
+from semgrad_guard.settings import ScoringOptions
 
 _LATER_SETTINGS: dict[str, Any] = {
     "norm": "l1",
     "weighted": True,
     "token": None,
-    "sampled_rows": None,
-    "earlier": "context",
 }
 """Settings of existing estimators that came later, and their defaults: absent then, as in calibrations made before."""
 
@@ -78,8 +76,6 @@ def read_off(evidence: Evidence, objective: Objective, value: Callable[[Gradient
     }
     if scores.deviation is not None:
         details["deviation"] = scores.deviation
-    if scores.paragrad_error is not None:
-        details["paragrad_error"] = scores.paragrad_error
     return Score.finite(value(scores), scores.reason, details)
 
 
@@ -107,7 +103,6 @@ class SemGrad(ReplayEstimator):
     norm: Norm = "l1"
     weighted: bool = True
     token: int | None = None
-    earlier: Earlier = "context"
     name: ClassVar[str] = "semgrad"
     title: ClassVar[str] = "SemGrad"
 
@@ -123,15 +118,13 @@ class ParaGrad(ReplayEstimator):
         S = 1 / (V d) || d sum_t w_t log p(y_t) / d W_head ||_1
 
     Of a tied head only the head's part counts. `variant="official"` averages over the tokens instead of summing;
-    `norm` and `sampled_rows` (an estimate with a standard error, for less time) are those of `Objective`. Without its
-    weights this is ExGrad.
+    `norm` is that of `Objective`. Without its weights this is ExGrad.
     """
 
     variant: Variant = "paper"
     _: KW_ONLY
     norm: Norm = "l1"
     weighted: bool = True
-    sampled_rows: int | None = None
     name: ClassVar[str] = "paragrad"
     title: ClassVar[str] = "ParaGrad"
 
@@ -183,8 +176,6 @@ class HybridGrad(ReplayEstimator):
     norm: Norm = "l1"
     weighted: bool = True
     token: int | None = None
-    sampled_rows: int | None = None
-    earlier: Earlier = "context"
     name: ClassVar[str] = "hybridgrad"
     title: ClassVar[str] = "HybridGrad"
 

@@ -1,4 +1,4 @@
-"""The base of learned estimators: named numbers about an answer, weighed by a logistic regression on graded answers.
+"""FusedStates: named numbers about an answer, weighed by a logistic regression on graded answers.
 
 Why: docs/adr/0131-learned-scores-lean-on-likelihoods.md
 """
@@ -7,24 +7,23 @@ from __future__ import annotations
 
 import importlib
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple, Self, cast
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from semgrad_guard.engine.answers.answer import Evidence
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.scores.gradients import GradientScores
 from semgrad_guard.engine.scores.observed import Observation
 from semgrad_guard.errors import FitError, MissingExtraError
-from semgrad_guard.estimators.base import Likelihoods
+from semgrad_guard.estimators.base import timed
+from semgrad_guard.estimators.observed import OBSERVING, observed_details
 from semgrad_guard.records import LOG, FusedWeights, Score
 
 MIN_ANSWERS = 50
-"""Fewer graded answers than this are refused (docs/results/fused.md shows why)."""
+"""Fewer graded answers than this are refused (with 30, learned scores are behind likelihoods)."""
 
 MIN_EACH = 8
 """Nor is anything fitted with fewer right, or fewer wrong, answers than this."""
@@ -44,6 +43,17 @@ _AS_IS = frozenset({"mean_entropy", "gnll", "mean_nll", "length", "first_nll", "
 _STATE_RANGE = 5.0  # a state's number counts up to so many standard deviations from its mean
 _DIGITS = 6  # that are kept of a state's weights: calibrations are read, sent and compared
 
+_C = 1.7
+"""scikit-learn's: the inverse of the ridge penalty."""
+
+_PLAIN = 1 / 6
+"""A standardised column is multiplied by this; one of a state's d numbers by 1 / sqrt(d), so that a wide model's states
+weigh no more than a narrow one's."""
+
+_YIELDS = 0.02
+"""The learned score leans on the label-free one (`ANCHOR`), which holds for answers of every kind: by one of `SHARES`,
+the greatest that costs no more than this of cross-validated AUROC."""
+
 _FOLDS, _REPEATS = 5, 2
 
 Features = Mapping[str, float]
@@ -52,47 +62,48 @@ _Matrix = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Shrinkage:
-    """How strongly a fit holds back: scikit-learn's C (the inverse of the ridge penalty), and the columns' worth.
+class FusedStates:
+    """ln P(wrong) / P(correct), any real number, from likelihoods and a middle layer's mean state over the answer.
 
-    A standardised column is multiplied by `plain`; one of a state's d numbers by `state` / sqrt(d), so that a wide
-    model's states weigh no more than a narrow one's.
+    The state is averaged over the positions of the answer's own tokens: of a short answer the last one tells most, and
+    it predicts nothing that the answer holds. No gradient is computed. Generating has read all of these tokens but the
+    last one of an answer that a limit cut off: such an answer takes one more pass.
 
-    The learned score leans on the label-free one (`ANCHOR`), which holds for answers of
-    every kind: by one of `SHARES`, the greatest that costs no more than `yields` of cross-validated AUROC.
+    The score is the logit and not a probability: thresholds and the drift test need a continuous scale, and P(correct)
+    comes from the calibration, as for every estimator. Without `weights` it only collects features (every score is
+    None, with the reason); `FusedStates().fitted(records, correct)` scores. The weights mean nothing for another model:
+    calibrations bind both. Weights of states are worth little on questions of another kind, so it leans on the
+    likelihoods as far as the labels do not speak against it (`_YIELDS`).
+
+    Probes of hidden states: Azaria & Mitchell, "The internal state of an LLM knows when it's lying", 2023. With strong
+    shrinkage a hundred labels are enough.
     """
 
-    c: float
-    plain: float = 1.0
-    state: float = 1.0
-    yields: float = 0.0
-
-
-class LearnedEstimator(ABC):
-    """ln P(wrong) / P(correct), any real number. Subclasses are frozen dataclasses with a field `weights`.
-
-    Without weights one only collects features: every score is None, with the reason.
-    """
-
-    name: ClassVar[str]
-    title: ClassVar[str]
-    shrinkage: ClassVar[Shrinkage]
-    weights: FusedWeights | None
+    weights: FusedWeights | None = None
+    name: ClassVar[str] = "states"
+    title: ClassVar[str] = "FusedStates"
 
     @property
-    @abstractmethod
     def objective(self) -> Objective:
-        """The quantity that is differentiated, if any."""
+        """Nothing is differentiated."""
+        return OBSERVING
 
-    @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """The configuration, and the id of the fitted numbers in their place."""
+        """The id of the fitted numbers."""
+        return {"weights": None if self.weights is None else self.weights.id}
 
-    @abstractmethod
     def __call__(self, evidence: Evidence) -> Score:
-        """The answer's score, and its features."""
+        seen, milliseconds = timed(lambda: evidence.observed(own=True))
+        if seen is None:
+            return Score(None, evidence.why_empty)
+        details = observed_details(seen, milliseconds)
+        if not seen.state:
+            return Score(None, seen.reason or "this architecture's layers are not known, so there is no state", details)
+        features = observed_features(seen)
+        number, reason = self.uncertainty(features)
+        return Score(number, reason, details, features)
 
-    def fitted(self, records: Sequence[Features | None], correct: Sequence[bool]) -> Self:
+    def fitted(self, records: Sequence[Features | None], correct: Sequence[bool]) -> FusedStates:
         """The same estimator, fitted on graded answers; the threshold must be chosen on others, or it promises nothing.
 
         Args:
@@ -113,14 +124,13 @@ class LearnedEstimator(ABC):
         require_enough(wrong, self.title)
         return self.weighed([r for r, use in zip(records, usable, strict=True) if use and r is not None], wrong)
 
-    def weighed(self, records: Sequence[Features], wrong: NDArray[np.bool_]) -> Self:
+    def weighed(self, records: Sequence[Features], wrong: NDArray[np.bool_]) -> FusedStates:
         """`fitted` on usable records, however few they are.
 
         Raises:
             FitError: no feature varies.
         """
-        own: Any = self
-        return cast(Self, replace(own, weights=fit_weights(records, wrong, self.shrinkage)))
+        return replace(self, weights=fit_weights(records, wrong))
 
     def uncertainty(self, features: Features | None) -> tuple[float | None, str | None]:
         """The score for an answer's features, or None and the reason."""
@@ -145,7 +155,7 @@ def require_enough(wrong: NDArray[np.bool_], title: str) -> None:
         )
 
 
-def fit_weights(records: Sequence[Features], wrong: NDArray[np.bool_], shrinkage: Shrinkage) -> FusedWeights:
+def fit_weights(records: Sequence[Features], wrong: NDArray[np.bool_], *, yields: float = _YIELDS) -> FusedWeights:
     """Ridge-penalised logistic regression on the standardised columns of the features that all records have.
 
     Raises:
@@ -159,13 +169,11 @@ def fit_weights(records: Sequence[Features], wrong: NDArray[np.bool_], shrinkage
     if not columns:
         raise FitError("No feature differs between the answers: there is nothing to learn. Use MaxProbability.")
     width = max(1, len(states))
-    worth = np.array(
-        [shrinkage.state / math.sqrt(width) if c.name.startswith(STATE) else shrinkage.plain for c in columns]
-    )
+    worth = np.array([1 / math.sqrt(width) if c.name.startswith(STATE) else _PLAIN for c in columns])
     x = np.stack([(column.values - column.centre) / column.scale for column in columns], axis=1)
     leaning = np.array([column.name.startswith(LOG) and column.name.removeprefix(LOG) in ANCHOR for column in columns])
-    learned, intercept = _regression(x, wrong, worth, shrinkage.c)
-    share = _share(x, wrong, worth, leaning, shrinkage)
+    learned, intercept = _regression(x, wrong, worth)
+    share = _share(x, wrong, worth, leaning, yields)
     weights: list[float] = _leant(learned, leaning, x, share).tolist()
     return FusedWeights(
         columns=tuple(column.name for column in columns),
@@ -182,13 +190,13 @@ def fit_weights(records: Sequence[Features], wrong: NDArray[np.bool_], shrinkage
     )
 
 
-def _regression(x: _Matrix, wrong: NDArray[np.bool_], worth: _Vector, c: float) -> tuple[_Vector, float]:
+def _regression(x: _Matrix, wrong: NDArray[np.bool_], worth: _Vector) -> tuple[_Vector, float]:
     """Weights and intercept of a ridge-penalised logistic regression on standardised columns of this worth."""
     try:
         linear_model: Any = importlib.import_module("sklearn.linear_model")
     except ImportError:
         raise MissingExtraError("scikit-learn", extra="eval") from None
-    fitted = linear_model.LogisticRegression(C=c, max_iter=1000).fit(x * worth, wrong)
+    fitted = linear_model.LogisticRegression(C=_C, max_iter=1000).fit(x * worth, wrong)
     return fitted.coef_[0] * worth, float(fitted.intercept_[0])
 
 
@@ -200,9 +208,7 @@ def _leant(learned: _Vector, leaning: NDArray[np.bool_], x: _Matrix, share: floa
     return (learned + share * width * leaning) / (1 + share)
 
 
-def _share(
-    x: _Matrix, wrong: NDArray[np.bool_], worth: _Vector, leaning: NDArray[np.bool_], shrinkage: Shrinkage
-) -> float:
+def _share(x: _Matrix, wrong: NDArray[np.bool_], worth: _Vector, leaning: NDArray[np.bool_], yields: float) -> float:
     """How much to lean on the label-free score: nothing where it does not rise with wrong answers."""
     sums = x @ leaning.astype(np.float64)
     if not leaning.any() or not wrong.any() or wrong.all() or sums[wrong].mean() <= sums[~wrong].mean():
@@ -215,13 +221,13 @@ def _share(
         scores = {share: np.zeros(len(wrong)) for share in SHARES}
         for fold in range(_FOLDS):
             out, inside = held == fold, held != fold
-            learned, intercept = _regression(x[inside], wrong[inside], worth, shrinkage.c)
+            learned, intercept = _regression(x[inside], wrong[inside], worth)
             for share in SHARES:
                 scores[share][out] = intercept + x[out] @ _leant(learned, leaning, x[inside], share)
         for share in SHARES:
             found[share] += _auroc(scores[share], wrong) / _REPEATS
     best = max(found.values())
-    return next(share for share in SHARES if found[share] >= best - shrinkage.yields)
+    return next(share for share in SHARES if found[share] >= best - yields)
 
 
 def _folds(wrong: NDArray[np.bool_], rng: np.random.Generator) -> NDArray[np.int64]:
@@ -273,63 +279,26 @@ def _short(value: float) -> float:
     return float(f"{value:.{_DIGITS}g}")
 
 
-GRID = "grid"
-"""Begins the names of the gradient grid's cells: `grid/ROW/OFFSET`, see `replay_features`."""
-
-
-def replay_features(scores: GradientScores) -> Mapping[str, float] | None:
-    """The features of one answer, each finite and >= 0; None where a gradient is missing or overflowed.
-
-    `semgrad`, `paragrad`, `mean_entropy`, `gnll` and `mean_nll` (nats) describe the answer, `length` its tokens,
-    `first_nll` and `first_entropy` its first token. A cell `grid/ROW/OFFSET` is the mean |gradient| by the hidden state
-    of one layer (the span's, counted from 0) at one of the prompt's last tokens (-1 is the last).
-    """
-    if scores.semgrad is None or scores.paragrad is None or scores.mean_entropy is None or scores.greedy_nll is None:
-        return None
-    if not scores.grid:
-        return None
-    features = {
-        "semgrad": scores.semgrad,
-        "paragrad": scores.paragrad,
-        **_of_tokens(scores.greedy_nll, scores.mean_entropy, scores),
-        **{
-            f"{GRID}/{number}/{column - len(row)}": value
-            for number, row in enumerate(scores.grid)
-            for column, value in enumerate(row)
-        },
-    }
-    # Rounding leaves some of these a hair below zero (-0.0, or an entropy of -1e-17).
-    return (
-        {name: max(0.0, value) for name, value in features.items()}
-        if all(map(math.isfinite, features.values()))
-        else None
-    )
-
-
-def observed_features(seen: Observation) -> Mapping[str, float] | None:
+def observed_features(seen: Observation) -> Features | None:
     """The features of an answer that was observed; None where there is nothing finite.
 
-    Besides those of `replay_features` that need no gradient: `greatest_entropy` and `greatest_nll` over the answer's
-    tokens, and the mean hidden state to five digits, whose names begin with `STATE`.
+    `mean_entropy`, `gnll` and `mean_nll` (nats) describe the answer, `length` its tokens, `first_nll` and
+    `first_entropy` its first token, `greatest_entropy` and `greatest_nll` the most doubtful one. The names of the mean
+    hidden state's numbers, to five digits, begin with `STATE`.
     """
     if seen.greedy_nll is None or seen.mean_entropy is None or not seen.state:
         return None
+    count = len(seen.log_probs)
     likelihoods = {
-        **_of_tokens(seen.greedy_nll, seen.mean_entropy, seen),
+        "mean_entropy": seen.mean_entropy,
+        "gnll": seen.greedy_nll,
+        "mean_nll": seen.greedy_nll / count,
+        "length": float(count),
+        "first_nll": -seen.log_probs[0],
+        "first_entropy": seen.entropies[0],
         "greatest_entropy": max(seen.entropies),
         "greatest_nll": -min(seen.log_probs),
     }
     states = {f"{STATE}{number}": float(f"{value:.5g}") for number, value in enumerate(seen.state)}
+    # Rounding leaves some of these a hair below zero (-0.0, or an entropy of -1e-17).
     return {name: max(0.0, value) for name, value in likelihoods.items()} | states
-
-
-def _of_tokens(nll: float, mean_entropy: float, tokens: Likelihoods) -> dict[str, float]:
-    count = len(tokens.log_probs)
-    return {
-        "mean_entropy": mean_entropy,
-        "gnll": nll,
-        "mean_nll": nll / count,
-        "length": float(count),
-        "first_nll": -tokens.log_probs[0],
-        "first_entropy": tokens.entropies[0],
-    }

@@ -17,6 +17,7 @@ from semgrad_guard.engine.answers.answer import Evidence
 from semgrad_guard.engine.answers.options import DiverseBeams, Sample, Sampling, SamplingPlan, plan_record
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import DetachedRecordError, InputError, ScoringError
+from semgrad_guard.estimators.base import timed
 from semgrad_guard.estimators.equivalence import SHARED_WORDS, Equivalence, clusters
 from semgrad_guard.records import Score
 
@@ -46,7 +47,6 @@ class AskingEstimator:
         raise NotImplementedError
 
     def __call__(self, evidence: Evidence) -> Score:
-        """`scoring_ms` is the cost of everything the number needs, as if no other estimator had needed it before."""
         if not evidence.response_ids:
             return Score(None, evidence.why_empty)
 
@@ -58,7 +58,7 @@ class AskingEstimator:
             except ScoringError as error:
                 return None, str(error)
 
-        (value, reason), milliseconds = evidence.timed(attempt)
+        (value, reason), milliseconds = timed(attempt)
         details = {"scored_tokens": len(evidence.response_ids), "scoring_ms": round(milliseconds, 3)}
         return Score.finite(value, reason, details)
 

@@ -28,33 +28,31 @@ from semgrad_guard.calibration.sentences import compared_scores
 from semgrad_guard.errors import FitError, MissingExtraError
 from semgrad_guard.estimators import (
     Estimator,
-    FusedGrad,
     FusedStates,
     GreatestEntropy,
     GreedyNLL,
-    HiddenScore,
     HybridGrad,
     MaxProbability,
     MeanEntropy,
     ParaGrad,
     SemGrad,
 )
-from semgrad_guard.estimators.learned import MIN_ANSWERS, LearnedEstimator, require_enough
+from semgrad_guard.estimators.learned import MIN_ANSWERS, require_enough
 from semgrad_guard.evaluation.learning_set import LearningSet
 from semgrad_guard.evaluation.metrics import aurc, auroc
 from semgrad_guard.evaluation.runs.answers import EvaluatedAnswer
 
 CANDIDATES: tuple[Estimator, ...] = (
-    MaxProbability(), MeanEntropy(), GreedyNLL(), FusedStates(), HybridGrad(), SemGrad(), ParaGrad(), FusedGrad(),
+    MaxProbability(), MeanEntropy(), GreedyNLL(), FusedStates(), HybridGrad(), SemGrad(), ParaGrad(),
 )  # fmt: skip
 """The choices of `auto`: those that generating computes anyway, then those that need a replay."""
 
-FREE: tuple[Estimator, ...] = (MaxProbability(), MeanEntropy(), GreedyNLL(), GreatestEntropy(), HiddenScore())
+FREE: tuple[Estimator, ...] = (MaxProbability(), MeanEntropy(), GreedyNLL(), GreatestEntropy())
 """Those that generating computes anyway: every record keeps their scores, and a calibration their AUROC."""
 
 LEARN_SHARE, LEARN_MOST = 1 / 4, 200
 """How many of the answers are learned from: this share, at least `MIN_ANSWERS`, and no more than so many. (The
-threshold lacks the answers that are learned from: docs/results/fused.md.)"""
+threshold lacks the answers that are learned from.)"""
 
 LEARN_FROM, CHOOSE_FROM = 200, 200
 """From how many answers on an estimator is fitted, and chosen by `auto`.
@@ -73,7 +71,7 @@ _MARGIN = 1.0  # standard errors that a preferred estimator may lie behind the b
 
 def calibrate_learned(
     graded: LearningSet,
-    estimator: LearnedEstimator,
+    estimator: FusedStates,
     *,
     bind: Callable[[Estimator], Binding],
     seed: int = 0,
@@ -116,8 +114,8 @@ def calibrate_best(
 ) -> Outcome:
     """Choose an estimator on one part of the answers, and its threshold on the rest.
 
-    The candidate with the highest AUROC; but first a learned one that takes no replay, and then the best of those that
-    take none, where it is behind by no more than one standard error of the difference: their answers cost no more
+    The candidate with the highest AUROC; but first the learned one, and then the best of those that take no replay,
+    where it is behind by no more than one standard error of the difference: their answers cost no more
     than generating them, and learned weights lean on likelihoods where labels are few. Learned candidates
     are judged by repeated cross-validation in that part, and fitted on all of it if they are chosen. Where all answers
     are right, or all are wrong, nothing can be compared: then it is the first candidate that learns nothing. So it is
@@ -126,7 +124,7 @@ def calibrate_best(
     """
     best, part, rest, aurocs, reason = _compared_on_a_part(graded, candidates, seed=seed)
     units = part.units()
-    found = best.fitted(units.features[best.name], units.correct) if isinstance(best, LearnedEstimator) else best
+    found = best.fitted(units.features[best.name], units.correct) if isinstance(best, FusedStates) else best
     choice = _choice("auto", found, reason, part, seed=seed, aurocs=aurocs)
     return calibrate_scored(rest, found, binding=bind(found), choice=choice, auto=found.name, **how)
 
@@ -233,7 +231,7 @@ def _compared(part: LearningSet, candidates: Sequence[Estimator], *, seed: int) 
     refused = ""
     for candidate in candidates:
         try:
-            if not isinstance(candidate, LearnedEstimator):
+            if not isinstance(candidate, FusedStates):
                 columns[candidate.name] = part.scores(candidate)
                 continue
             rows = zip(*(out_of_fold(part, candidate, seed=seed + repeat) for repeat in range(_REPEATS)), strict=True)
@@ -246,7 +244,7 @@ def _compared(part: LearningSet, candidates: Sequence[Estimator], *, seed: int) 
 
 
 def _default(candidates: Sequence[Estimator]) -> Estimator:
-    return next((one for one in candidates if not isinstance(one, LearnedEstimator)), candidates[0])
+    return next((one for one in candidates if not isinstance(one, FusedStates)), candidates[0])
 
 
 def _chosen(
@@ -265,7 +263,7 @@ def _chosen(
     )
     best = ranked[0]
     free = [candidate for candidate in ranked if not candidate.objective.gradients]
-    preferred = [*(candidate for candidate in free if isinstance(candidate, LearnedEstimator)), *free[:1]]
+    preferred = [*(candidate for candidate in free if isinstance(candidate, FusedStates)), *free[:1]]
 
     def is_behind(one: Estimator) -> bool:
         """Whether its AUROC is lower than the best by more than the standard error of the difference."""
@@ -315,7 +313,7 @@ def split(
     return learn, [row for row in range(n) if facts[row] not in learned]
 
 
-def out_of_fold(part: LearningSet, estimator: LearnedEstimator, *, seed: int) -> list[float | None]:
+def out_of_fold(part: LearningSet, estimator: FusedStates, *, seed: int) -> list[float | None]:
     """A learned estimator's scores of answers, each by weights that were fitted without it.
 
     Raises:
@@ -362,7 +360,7 @@ def _choice(
             "asked": request,
             "estimator": found.name,
             "reason": reason,
-            "weights": found.weights if isinstance(found, LearnedEstimator) else None,
+            "weights": found.weights if isinstance(found, FusedStates) else None,
             "aurocs": dict(aurocs or {}),
             "questions": tuple(part.questions),
             "split_seed": seed,
@@ -370,24 +368,18 @@ def _choice(
     )
 
 
-LEARNED: Mapping[str, LearnedEstimator] = {FusedGrad.name: FusedGrad(), FusedStates.name: FusedStates()}
-"""Those that a run keeps features of, by name."""
-
-
-def cross_fitted(
-    name: str, answers: Sequence[EvaluatedAnswer], correct: Sequence[bool]
-) -> tuple[list[float | None], str | None]:
-    """Scores from the features that a run kept, by five-fold cross-validation; none, and the reason, where that fails.
+def cross_fitted(answers: Sequence[EvaluatedAnswer], correct: Sequence[bool]) -> tuple[list[float | None], str | None]:
+    """FusedStates from the features that a run kept, by five-fold cross-validation; none, and why, where that fails.
 
     Each fold has weights of its own, so its scores are on a scale of their own, too: close, not equal.
     """
-    features = {name: [answer.scores[name].features for answer in answers]}
+    features = {FusedStates.name: [answer.scores[FusedStates.name].features for answer in answers]}
     keys = dict.fromkeys(answer.part_of or answer.key for answer in answers)
     places = {key: place for place, key in enumerate(keys)}  # sentences of one answer stay together
     facts = [places[answer.part_of or answer.key] for answer in answers]
     part = LearningSet([answer.key for answer in answers], list(correct), features, {}, facts=facts)
     try:
-        return out_of_fold(part, LEARNED[name], seed=0), None
+        return out_of_fold(part, FusedStates(), seed=0), None
     except (FitError, MissingExtraError) as error:
         return [None] * len(answers), str(error)
 

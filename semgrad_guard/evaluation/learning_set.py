@@ -10,7 +10,7 @@ from typing import TypeVar
 from semgrad_guard.calibration import AnswerSentences
 from semgrad_guard.calibration.calibration_set import Copies
 from semgrad_guard.estimators import NEEDS_LABELS, Estimator
-from semgrad_guard.estimators.learned import Features, LearnedEstimator
+from semgrad_guard.estimators.learned import Features, FusedStates
 from semgrad_guard.evaluation.questions.data import Question, wordings
 from semgrad_guard.evaluation.runs.answers import Answer, AnsweredSentence, AnswerScore
 from semgrad_guard.records import PromptForm
@@ -114,7 +114,7 @@ class LearningSet:
         """Which answers have finite features for all learned ones of these estimators: a fit counts no others. By
         sentence, all their sentences have."""
         units = self.units()
-        columns = [units.features[one.name] for one in estimators if isinstance(one, LearnedEstimator)]
+        columns = [units.features[one.name] for one in estimators if isinstance(one, FusedStates)]
         fit = [
             all(record is not None and all(map(math.isfinite, record.values())) for record in row)
             for row in zip(*columns, strict=True)
@@ -128,7 +128,7 @@ class LearningSet:
         """The uncertainties by an estimator, or of this name: a fitted one's from the features."""
         if isinstance(estimator, str):
             return list(self.uncertainties[estimator])
-        if isinstance(estimator, LearnedEstimator):
+        if isinstance(estimator, FusedStates):
             return [estimator.uncertainty(record)[0] for record in self.features[estimator.name]]
         return list(self.uncertainties[estimator.name])
 

@@ -11,8 +11,8 @@ from typing import Any
 from semgrad_guard.calibration import Binding, Calibration, Drift, drift
 from semgrad_guard.engine.writing_model import DEPARTURES
 from semgrad_guard.errors import GradingError, InputError
-from semgrad_guard.estimators.learned import LearnedEstimator
-from semgrad_guard.evaluation.calibrating import LEARNED, cross_fitted
+from semgrad_guard.estimators.learned import FusedStates
+from semgrad_guard.evaluation.calibrating import cross_fitted
 from semgrad_guard.evaluation.files import first_line, write_table
 from semgrad_guard.evaluation.graded import GradedRun
 from semgrad_guard.evaluation.graders.base import Verdicts
@@ -103,22 +103,20 @@ class Results:
         )
 
     @cached_property
-    def _learned(self) -> dict[str, tuple[dict[int, float | None], str | None]]:
-        """The scores of learned methods, which need the labels first, by answer; or why there are none."""
-        found: dict[str, tuple[dict[int, float | None], str | None]] = {}
-        for name in (name for name in self.titles if name in LEARNED):
-            correct = [bool(next(iter(self.grades.values()))[i]) for i in self.kept]
-            scores, missing = cross_fitted(name, [self.answers[i] for i in self.kept], correct)
-            found[name] = dict(zip(self.kept, scores, strict=True)), missing
-        return found
+    def _learned(self) -> tuple[dict[int, float | None], str | None]:
+        """The scores of FusedStates, which needs the labels first, by answer; or why there are none."""
+        correct = [bool(next(iter(self.grades.values()))[i]) for i in self.kept]
+        scores, missing = cross_fitted([self.answers[i] for i in self.kept], correct)
+        return dict(zip(self.kept, scores, strict=True)), missing
 
     def _uncertainty(self, name: str, i: int) -> float | None:
-        return self._learned[name][0].get(i) if name in self._learned else self.answers[i].uncertainty(name)
+        return self._learned[0].get(i) if name == FusedStates.name else self.answers[i].uncertainty(name)
 
     @property
     def unfitted(self) -> dict[str, str]:
-        """Why learned methods have no scores, by title: those that were requested and have none."""
-        return {self.titles[name]: reason for name, (_, reason) in self._learned.items() if reason is not None}
+        """Why FusedStates has no scores, by its title: nothing where it has some, or was not requested."""
+        reason = self._learned[1] if FusedStates.name in self.titles else None
+        return {} if reason is None else {FusedStates.title: reason}
 
     @property
     def _measured(self) -> dict[str, str]:
@@ -126,11 +124,11 @@ class Results:
 
     @property
     def _note(self) -> dict[str, str]:
+        if FusedStates.name not in self.titles:
+            return {}
+        reason = self._learned[1]
         fitted = "five-fold cross-validation on these answers"
-        return {
-            self.titles[name]: fitted if reason is None else f"left out. {reason}"
-            for name, (_, reason) in self._learned.items()
-        }
+        return {FusedStates.title: fitted if reason is None else f"left out. {reason}"}
 
     def write_csv(self, path: Path) -> Path:
         """One row per question: question, answer, every grader's verdict, every method's score and cost."""
@@ -206,7 +204,7 @@ def hold_against(calibration: Calibration, results: Results) -> Shift:
     settings = results.settings
     stated: Mapping[str, Any] = settings["estimators"][estimator.name]
     measured = {key: value for key, value in stated.items() if key not in ("name", "title")}
-    if isinstance(estimator, LearnedEstimator):  # the run kept the features that its weights read
+    if isinstance(estimator, FusedStates):  # the run kept the features that its weights read
         measured["weights"] = estimator.settings()["weights"]
     departures = {name: settings[name] for name in DEPARTURES if name in settings}
     answered = Binding(  # of a guard's answers in this run: runs are greedy, so decoding does not belong to it
@@ -219,7 +217,7 @@ def hold_against(calibration: Calibration, results: Results) -> Shift:
     )
     bound.require(answered)
     answers = [results.answers[i] for i in results.kept]
-    if isinstance(estimator, LearnedEstimator):
+    if isinstance(estimator, FusedStates):
         scores = [estimator.uncertainty(answer.scores[estimator.name].features)[0] for answer in answers]
     else:
         scores = [answer.uncertainty(estimator.name) for answer in answers]

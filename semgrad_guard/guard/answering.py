@@ -348,7 +348,7 @@ class Answerer:
         if self.by_sentence is not None:
             settings |= {"by": "sentence", "on_doubt": self.by_sentence}
             if estimator.objective.gradients:
-                settings["earlier"] = estimator.objective.earlier
+                settings["earlier"] = "context"  # the only form; it is in files
         return settings
 
     def unscored(self, text: str, reason: str, template_options: TemplateOptions | None = None) -> Verdict:

@@ -10,7 +10,7 @@ from semgrad_guard.calibration import Calibration
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.estimators import KIND_OF, Estimator, HybridGrad
 from semgrad_guard.estimators.gradients import ReplayEstimator
-from semgrad_guard.estimators.learned import LearnedEstimator
+from semgrad_guard.estimators.learned import FusedStates
 from semgrad_guard.estimators.samples import AskingEstimator
 from semgrad_guard.guard.familiarity import judged_by
 from semgrad_guard.guard.policy import Policy
@@ -93,7 +93,7 @@ def _made(kind: Any, settings: Mapping[str, Any], calibration: Calibration) -> E
         for key, value in settings.items()
         if key in names
     }
-    if issubclass(kind, LearnedEstimator):
+    if issubclass(kind, FusedStates):
         if calibration.choice is None or calibration.choice.weights is None:
             raise CalibrationError(f"The calibration was made for {kind.title} and holds no weights. Calibrate again.")
         own["weights"] = calibration.choice.weights

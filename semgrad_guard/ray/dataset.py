@@ -22,7 +22,7 @@ from semgrad_guard.records import METADATA_KEY, Verdict
 from semgrad_guard.settings import DtypeName, JudgedBy, ModelOptions, OnDoubt, Thinking
 
 _TEXTS = ("status", "action", "estimator", "model", "fingerprint", "calibration_id", "prompt_template", "tier")
-_NUMBERS = ("uncertainty", "confidence", "threshold", "semgrad", "paragrad", "paragrad_error", "mean_entropy")
+_NUMBERS = ("uncertainty", "confidence", "threshold", "semgrad", "paragrad", "mean_entropy")
 _MORE_NUMBERS = ("gnll", "max_probability", "deviation", "scoring_ms")
 _FIELDS: Mapping[str, str] = {
     **dict.fromkeys(_TEXTS, "string"),

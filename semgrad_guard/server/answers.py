@@ -66,7 +66,7 @@ _WITHHELD_FIELDS: Mapping[str, Any] = {
 """The other fields of a withheld answer, where they are not None."""
 _SCORES = frozenset(
     (
-        *("uncertainty", "confidence", "semgrad", "paragrad", "paragrad_error"),
+        *("uncertainty", "confidence", "semgrad", "paragrad"),
         *("mean_entropy", "gnll", "max_probability"),
     )
 )

@@ -265,7 +265,7 @@ class ScoreRequest(_Sent):
     model: StrictStr | None = None
     messages: list[ChatMessage] = Field(min_length=1, max_length=10_000)
     text: StrictStr = Field(min_length=1)
-    by: Literal["sentence", "clause"] | None = None
+    by: Literal["sentence"] | None = None
     cut: StrictBool = False
 
 

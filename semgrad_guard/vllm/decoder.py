@@ -11,9 +11,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
-from semgrad_guard.engine.answers.writing import BatchRequest, Decoder, RunningAnswer
 from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.options import GenerationOptions
+from semgrad_guard.engine.answers.writing import BatchRequest, Decoder, RunningAnswer
 from semgrad_guard.engine.interruption import current_stop
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt

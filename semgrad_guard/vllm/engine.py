@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from itertools import count
 from typing import Any
 
-from semgrad_guard.engine.answers.writing import BatchRequest, Decoder
 from semgrad_guard.engine.answers.options import GenerationOptions
+from semgrad_guard.engine.answers.writing import BatchRequest, Decoder
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import AnswerInterruptedError, InputError, UnsupportedModelError
 from semgrad_guard.vllm.recorder import Record, RecordedAnswer, Recorder

@@ -14,15 +14,15 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.cache_utils import Cache
 
-from semgrad_guard.engine.answers.writing import BatchRequest, Decoder, RunningAnswer
 from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.batch import RunningBatch
 from semgrad_guard.engine.answers.sentences import EndedSentences
+from semgrad_guard.engine.answers.writing import BatchRequest, Decoder, RunningAnswer
 from semgrad_guard.engine.interruption import add_cost
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.replay.batch import Memory, growing_cache, unless_memory_runs_out
 from semgrad_guard.engine.replay.captured_states import CapturedStates, Survey, by_step, gap_of
+from semgrad_guard.engine.replay.memory import Memory, growing_cache, unless_memory_runs_out
 from semgrad_guard.engine.scores.scorer import Scorer, clean_slate
 from semgrad_guard.engine.sentences import Span
 from semgrad_guard.vllm.kept_outputs import KeptOutputs, Piece

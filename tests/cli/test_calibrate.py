@@ -190,9 +190,9 @@ def test_settings_of_the_estimator_are_bound_and_come_back(
 
 
 def test_learned_estimators_take_what_they_know(calibrate: Run, right: Path) -> None:
-    refused = calibrate(right, "--estimator", "fused", "--beta", 2)
+    refused = calibrate(right, "--estimator", "states", "--beta", 2)
     assert refused.exit_code == 2
-    assert "fused takes no --beta" in flat(refused.stderr)
+    assert "states takes no --beta" in flat(refused.stderr)
 
 
 def test_auto_sets_what_each_candidate_takes() -> None:
@@ -201,7 +201,7 @@ def test_auto_sets_what_each_candidate_takes() -> None:
         for estimator in estimators_for(LearnedEstimatorSpec(estimator="auto", variant="official", tau=2.0))
     }
     assert {name for name, settings in found.items() if settings.get("variant") == "official"} == {
-        "hybridgrad", "semgrad", "paragrad", "fused",
+        "hybridgrad", "semgrad", "paragrad",
     }  # fmt: skip
     assert found["hybridgrad"]["tau"] == 2.0
     assert set(found) == {one.name for one in (*CANDIDATES, *FREE)}
@@ -343,7 +343,7 @@ def test_a_record_with_more_scores_is_calibrated_by_one_of_them(calibrate: Run, 
     more = jsonl(tmp_path / "more.jsonl", [*right.read_text().splitlines(), '{"question": "new?", "answers": ["x"]}'])
     refused = calibrate(more, "--estimator", "max_probability", "--alpha", 0.3, *record)
     assert refused.exit_code == 1
-    assert "have scores of other estimators as well (fused, " in flat(refused.stderr)
+    assert "have scores of other estimators as well (" in flat(refused.stderr)
     assert "Run the command that began the file on all the questions, then this one again" in flat(refused.stderr)
     assert (tmp_path / "all.jsonl").read_text().splitlines()[1:] == before
     assert calibrate(more, "--estimator", "auto", *record).exit_code in (0, 4)

@@ -316,21 +316,21 @@ def test_a_prompt_that_is_none_is_refused(evaluate: Run, mixed: Path, prompt: st
     assert shown in flat(refused.stderr)
 
 
-def test_fusedgrad_is_left_out_where_there_are_too_few_labels(
+def test_learned_scores_are_left_out_where_there_are_too_few_labels(
     run: Run, model_folder: Path, mixed: Path, tmp_path: Path
 ) -> None:
     result = run(
         "evaluate", "--model", model_folder, "--data", mixed, "--output", tmp_path / "out", "--no-report",
-        "--no-ablations", "--max-tokens", TOKENS, "--methods", "fused", "--methods", "gnll",
+        "--no-ablations", "--max-tokens", TOKENS, "--methods", "states", "--methods", "gnll",
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
-    assert "Note: FusedGrad is left out. FusedGrad takes at least" in flat(result.stderr)
-    assert "FusedGrad" not in result.stdout
+    assert "Note: FusedStates is left out. FusedStates takes at least" in flat(result.stderr)
+    assert "FusedStates" not in result.stdout
     (answer, *_) = kept(tmp_path)
-    features = answer.scores["fused"].features
+    features = answer.scores["states"].features
     assert features is not None
     assert features["gnll"] == pytest.approx(answer.uncertainty("gnll"))
-    assert table(tmp_path)[0]["FusedGrad"] == ""
+    assert table(tmp_path)[0]["FusedStates"] == ""
 
 
 def test_samples_are_drawn_for_some_of_each_kind_and_what_that_costs_is_said(

@@ -113,7 +113,7 @@ def test_grades_by_hand_do_not_go_with_everything(calibrate: Run, wrong: Path, g
     assert "--prediction-powered takes --labels" in flat(result.stderr)
 
 
-@pytest.mark.parametrize("name", ["fused", "auto"])
+@pytest.mark.parametrize("name", ["states", "auto"])
 def test_what_is_learned_is_graded_by_people_too(calibrate: Run, wrong: Path, tmp_path: Path, name: str) -> None:
     sheet = tmp_path / "labels.csv"
     calibrate(wrong, "--labels", sheet, "--estimator", name)

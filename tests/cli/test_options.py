@@ -16,7 +16,6 @@ from typer.main import get_command
 
 from semgrad_guard.cli import app, options
 from semgrad_guard.estimators import FusedStates
-from semgrad_guard.estimators.fused import FusedGrad
 from semgrad_guard.estimators.suite import paper_suite
 
 from .helpers import ASKED, flat, jsonl
@@ -65,7 +64,7 @@ def test_a_wrong_value_is_named_in_our_own_words(run: Run, arguments: tuple[str,
 
 
 def test_methods_are_those_that_an_evaluation_has() -> None:
-    assert {estimator.name for estimator in (*paper_suite(), FusedGrad(), FusedStates())} == set(options.METHOD_NAMES)
+    assert {estimator.name for estimator in (*paper_suite(), FusedStates())} == set(options.METHOD_NAMES)
 
 
 @pytest.mark.parametrize(

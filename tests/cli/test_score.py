@@ -269,13 +269,11 @@ def test_settings_of_an_estimator(score: Run, language_model: LanguageModel) -> 
     for options, estimator in (
         (("--variant", "official"), HybridGrad("official")),
         (("--tau", 0.5, "--beta", 2), HybridGrad(tau=0.5, beta=2)),
-        (("--sampled-rows", 40), HybridGrad(sampled_rows=40)),
         (("--estimator", "semgrad", "--variant", "official"), SemGrad("official")),
     ):
         (record,) = records(score(*given, *options).stdout)
         assert record["uncertainty"] == pytest.approx(estimator(evidence).uncertainty, rel=1e-12)
         assert {**record["settings"], **estimator.settings()} == record["settings"]
-        assert (record["paragrad_error"] is not None) == ("--sampled-rows" in options)
     by = records(score(*given, "--by", "sentence", "--variant", "official").stdout)[0]["segments"][0]
     assert by["uncertainty"] == pytest.approx(HybridGrad("official")(evidence).uncertainty, rel=1e-6)
 
@@ -283,10 +281,9 @@ def test_settings_of_an_estimator(score: Run, language_model: LanguageModel) -> 
 def test_settings_that_an_estimator_does_not_take(score: Run) -> None:
     given = ("--question", "q", "--response", "r")
     for name, option, takers in (
-        ("gnll", ("--variant", "official"), "hybridgrad, semgrad, paragrad, exgrad, fused"),
+        ("gnll", ("--variant", "official"), "hybridgrad, semgrad, paragrad, exgrad"),
         ("semgrad", ("--tau", 2), "hybridgrad"),
         ("sar", ("--beta", 2), "hybridgrad"),
-        ("semgrad", ("--sampled-rows", 40), "hybridgrad, paragrad"),
     ):
         result = score(*given, "--estimator", name, *option)
         assert result.exit_code == 2

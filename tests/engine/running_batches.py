@@ -94,7 +94,7 @@ def numbers(evidence: Evidence, objective: Objective) -> list[float]:
 def require_alike(one: Generation, single: Generation, objective: Objective | None = None) -> None:
     """An answer from a batch is that of a single request."""
     objective = objective or Objective()
-    names = ("response_ids", "text", "finish_reason", "cut", "completion_tokens", "reused_tokens")
+    names = ("response_ids", "text", "finish_reason", "cut", "completion_tokens")
     assert [getattr(one, name) for name in names] == [getattr(single, name) for name in names]
     assert numbers(one.evidence, objective) == pytest.approx(numbers(single.evidence, objective), rel=1e-4, abs=1e-9)
     if one.response_ids:

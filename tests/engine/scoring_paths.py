@@ -11,7 +11,7 @@ import torch
 from transformers import GenerationConfig
 
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay.batch import Memory, TokenBatch, cache_of
+from semgrad_guard.engine.replay.memory import Memory, TokenBatch, cache_of
 from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
 from semgrad_guard.engine.scores.gradients import GradientScores, Rows, States, Tier
 from semgrad_guard.engine.scores.scorer import Branches, InputCheck

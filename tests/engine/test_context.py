@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay.batch import FRUGAL, TokenBatch
+from semgrad_guard.engine.replay.memory import FRUGAL, TokenBatch
 from semgrad_guard.engine.scores.gradients import Tier
 from semgrad_guard.engine.scores.scorer import Scorer
 from semgrad_guard.errors import UnsupportedModelError

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay.batch import Memory
+from semgrad_guard.engine.replay.memory import Memory
 from semgrad_guard.engine.replay.captured_states import Capture
 from semgrad_guard.engine.scores.head import score_head
 from semgrad_guard.engine.scores.scorer import Scorer

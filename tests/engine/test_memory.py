@@ -11,7 +11,7 @@ import torch
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay import kernels
-from semgrad_guard.engine.replay.batch import FRUGAL, Memory
+from semgrad_guard.engine.replay.memory import FRUGAL, Memory
 from semgrad_guard.engine.replay.hooks import activation_bytes
 from semgrad_guard.engine.replay.replayer import Replayer
 from semgrad_guard.engine.scores.scorer import Scorer, clean_slate

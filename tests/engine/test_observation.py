@@ -13,7 +13,7 @@ import torch
 
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay.batch import Memory, TokenBatch, cache_of
+from semgrad_guard.engine.replay.memory import Memory, TokenBatch, cache_of
 from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
 from semgrad_guard.engine.scores.observed import Observation, observed_layer
 from semgrad_guard.engine.scores.scorer import clean_slate, scorer_of

@@ -10,7 +10,7 @@ from torch import nn
 
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay import kernels
-from semgrad_guard.engine.replay.batch import FRUGAL, Memory
+from semgrad_guard.engine.replay.memory import FRUGAL, Memory
 from semgrad_guard.engine.replay.captured_states import Capture
 from semgrad_guard.engine.replay.kernels import Projections
 from semgrad_guard.engine.scores.scorer import Scorer

@@ -261,16 +261,3 @@ def test_readings_do_not_depend_on_how_the_work_is_split(monkeypatch, limit: str
     for one, other in zip(whole, split, strict=True):
         for first, second in zip(one, other, strict=True):
             assert first.log_probs == pytest.approx(second.log_probs, rel=1e-9)
-
-
-# --- costs
-
-
-def test_what_is_done_together_is_shared_in_price(language_model: LanguageModel) -> None:
-    batch = answered(language_model, QUESTIONS)
-    plan = Sampling(count=6, max_tokens=8)
-    costs = [evidence.timed(lambda e=evidence: e.samples(plan))[1] for evidence in batch]
-    later = [evidence.timed(lambda e=evidence: e.samples(plan))[1] for evidence in batch]
-    assert max([*costs, *later]) < 2 * min([*costs, *later])
-    nested = [e.timed(lambda e=e: e.together("twice", lambda rows: [r.samples(plan) for r in rows]))[1] for e in batch]
-    assert max(nested) < 2 * min(costs)

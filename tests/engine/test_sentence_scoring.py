@@ -52,16 +52,8 @@ def test_every_score_is_that_of_the_sentence_as_an_answer_of_its_own(language_mo
             assert seen is not None
             assert expected is not None
             assert seen.state == pytest.approx(expected.state, rel=1e-9)
-            assert (seen.entropies, seen.spread) == (pytest.approx(expected.entropies), pytest.approx(expected.spread))
-        read, other = found.attention(), alone.attention()
-        assert read is not None
-        assert other is not None
-        assert [*read.own, *sum(read.previous, ())] == pytest.approx([*other.own, *sum(other.previous, ())])
+            assert seen.entropies == pytest.approx(expected.entropies)
         assert FusedStates()(found).features == pytest.approx(FusedStates()(alone).features)
-        head, its_own = found.head_gradient(), alone.head_gradient()
-        assert head is not None
-        assert its_own is not None
-        assert head.paragrad == pytest.approx(its_own.paragrad, rel=1e-9)
 
 
 def test_the_states_of_a_generation_serve_the_sentences(language_model: LanguageModel) -> None:

@@ -80,27 +80,6 @@ def test_older_calibrations_stay_valid() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("estimator", [ParaGrad, HybridGrad])
-def test_sampled_rows_reach_the_replay(estimator, evidence) -> None:
-    exact, sampled = estimator()(evidence), estimator(sampled_rows=100)(evidence)
-    scores = evidence.gradients(Objective(sampled_rows=100)).scores
-    assert scores.paragrad_error is not None
-    assert sampled.uncertainty == (scores.paragrad if estimator is ParaGrad else scores.hybridgrad)
-    assert sampled.details["paragrad_error"] == scores.paragrad_error
-    assert "paragrad_error" not in exact.details
-    assert sampled.details["semgrad"] == pytest.approx(exact.details["semgrad"], rel=1e-9)
-    assert abs(sampled.details["paragrad"] - exact.details["paragrad"]) < 5 * scores.paragrad_error
-    assert estimator(sampled_rows=100).settings() == {**estimator().settings(), "sampled_rows": 100}
-
-
-@pytest.mark.parametrize("estimator", [ParaGrad, HybridGrad])
-def test_what_cannot_be_sampled_is_refused_at_once(estimator) -> None:
-    with pytest.raises(InputError, match="norm='l2', which is exact"):
-        estimator(norm="l2", sampled_rows=100)
-    with pytest.raises(InputError, match="at least 2"):
-        estimator(sampled_rows=0)
-
-
 def test_names_and_titles_are_unique() -> None:
     assert len({estimator.name for estimator in ESTIMATORS}) == len(ESTIMATORS)
     assert len({estimator.title for estimator in ESTIMATORS}) == len(ESTIMATORS)

@@ -81,33 +81,33 @@ def test_the_table_has_a_row_per_question_and_a_column_per_method(tmp_path: Path
     assert rows[0]["ms: G-NLL"] == "0.5"
 
 
-def fused_answers(n: int) -> list[EvaluatedAnswer]:
-    """Answers whose features tell right (the even ones) from wrong, as FusedGrad would have kept them."""
+def learned_answers(n: int) -> list[EvaluatedAnswer]:
+    """Answers whose features tell right (the even ones) from wrong, as FusedStates would have kept them."""
     rng = random.Random(0)
-    features = [{"semgrad": math.exp(i % 2 + rng.gauss(0, 0.5)), "length": 1.0 + i % 5} for i in range(n)]
-    scores = [{"fused": AnswerScore(uncertainty=None, reason="not fitted", features=feature)} for feature in features]
+    features = [{"greatest_nll": math.exp(i % 2 + rng.gauss(0, 0.5)), "length": 1.0 + i % 5} for i in range(n)]
+    scores = [{"states": AnswerScore(uncertainty=None, reason="not fitted", features=feature)} for feature in features]
     return [made(i).model_copy(update={"scores": {**made(i).scores, **more}}) for i, more in enumerate(scores)]
 
 
-def test_fusedgrad_is_cross_fitted_once_there_are_labels(tmp_path: Path) -> None:
+def test_fused_states_are_cross_fitted_once_there_are_labels(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
-    titles = {**SETTINGS["estimators"], "fused": {"name": "fused", "title": "FusedGrad"}}
+    titles = {**SETTINGS["estimators"], "states": {"name": "states", "title": "FusedStates"}}
     settings = {**SETTINGS, "estimators": titles}
     labels: Verdicts = [i % 2 == 0 for i in range(80)]
     labels[7] = None
-    found = Results(fused_answers(80), {"human": labels}, settings, "questions")
+    found = Results(learned_answers(80), {"human": labels}, settings, "questions")
     run = found.graded_run
-    assert auroc(run.scores["FusedGrad"], run.correct) == pytest.approx(0.92, abs=0.06)
-    assert run.settings["FusedGrad"] == "five-fold cross-validation on these answers"
-    assert len(run.milliseconds["FusedGrad"]) == 79
+    assert auroc(run.scores["FusedStates"], run.correct) == pytest.approx(0.92, abs=0.06)
+    assert run.settings["FusedStates"] == "five-fold cross-validation on these answers"
+    assert len(run.milliseconds["FusedStates"]) == 79
     with found.write_csv(tmp_path / "graded.csv").open(encoding="utf-8-sig", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["FusedGrad"] == "" for row in rows] == [i == 7 for i in range(80)]
+    assert [row["FusedStates"] == "" for row in rows] == [i == 7 for i in range(80)]
     assert rows[7]["G-NLL"] == "7.0"
 
-    few = Results(fused_answers(20), {"human": labels[8:28]}, settings, "questions").graded_run
+    few = Results(learned_answers(20), {"human": labels[8:28]}, settings, "questions").graded_run
     assert set(few.scores) == set(few.milliseconds) == {"HybridGrad", "G-NLL"}
-    assert "left out. FusedGrad takes at least" in few.settings["FusedGrad"]
+    assert "left out. FusedStates takes at least" in few.settings["FusedStates"]
 
 
 def test_a_table_needs_no_verdict(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, P
 from semgrad_guard.calibration import AnswerSentences, calibrate_sentences
 from semgrad_guard.decision_log.decision_log import DecisionLog
 from semgrad_guard.errors import BindingMismatchError, InputError, LowConfidenceError
-from semgrad_guard.estimators import RAUQ, GreatestEntropy, MaxProbability, ParaGrad, SemanticEntropy
+from semgrad_guard.estimators import GreatestEntropy, MaxProbability, ParaGrad, SemanticEntropy
 from semgrad_guard.guard import undecided
 from semgrad_guard.guard.policy import settle
 from semgrad_guard.guard.sentences import watched_score
@@ -142,7 +142,7 @@ def guard(model: LanguageModel, threshold: float, **changes: Any) -> Guard:
     return Guard(model, Policy(threshold=threshold), **given)
 
 
-@pytest.mark.parametrize("estimator", [HybridGrad(), ParaGrad(), MaxProbability(), GreatestEntropy(), RAUQ()])
+@pytest.mark.parametrize("estimator", [HybridGrad(), ParaGrad(), MaxProbability(), GreatestEntropy()])
 def test_every_sentence_has_a_score(language_model: LanguageModel, estimator: Any) -> None:
     verdict = guard(language_model, 1e9, estimator=estimator)("q")
     assert (verdict.text, shown(verdict)) == (TEXT, ["Tea is old. ", "It is hot! ", "Go."])

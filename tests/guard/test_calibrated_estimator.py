@@ -14,7 +14,7 @@ from semgrad_guard.errors import BindingMismatchError, CalibrationError, InputEr
 from semgrad_guard.estimators import (
     ESTIMATORS,
     Estimator,
-    FusedGrad,
+    FusedStates,
     HybridGrad,
     LengthNormalisedEntropy,
     MeanEntropy,
@@ -26,14 +26,14 @@ ASKED = [f"What is item {i}?" for i in range(6)]
 
 
 @pytest.fixture(scope="module")
-def fitted(language_model: LanguageModel) -> FusedGrad:
+def fitted(language_model: LanguageModel) -> FusedStates:
     """Fitted on copies of the tiny model's own features, jittered, with labels at random."""
     rng = np.random.default_rng(0)
     evidence = language_model.generate("q").evidence
-    own = FusedGrad()(evidence).features
+    own = FusedStates()(evidence).features
     assert own is not None
     records = [{k: v * float(np.exp(rng.normal())) for k, v in own.items()} for _ in range(60)]
-    return FusedGrad().fitted(records, (rng.random(60) < 0.5).tolist())
+    return FusedStates().fitted(records, (rng.random(60) < 0.5).tolist())
 
 
 def calibration_for(binding: Binding, **content: object) -> Calibration:
@@ -42,34 +42,34 @@ def calibration_for(binding: Binding, **content: object) -> Calibration:
     )  # fmt: skip
 
 
-def fused_calibration(model: LanguageModel, fitted: FusedGrad) -> Calibration:
+def learned_calibration(model: LanguageModel, fitted: FusedStates) -> Calibration:
     bound = Guard(model, Policy(threshold=0.0), estimator=fitted).binding
-    choice = EstimatorChoice(asked="fused", estimator="fused", reason="why", weights=fitted.weights, questions=("a",))
+    choice = EstimatorChoice(asked="states", estimator="states", reason="why", weights=fitted.weights, questions=("a",))
     return calibration_for(bound, choice=choice)
 
 
 def test_a_guard_takes_the_fitted_estimator_from_the_file(
-    language_model: LanguageModel, fitted: FusedGrad, tmp_path: Path
+    language_model: LanguageModel, fitted: FusedStates, tmp_path: Path
 ) -> None:
-    saved = fused_calibration(language_model, fitted).save(tmp_path / "c.json")
+    saved = learned_calibration(language_model, fitted).save(tmp_path / "c.json")
     guard = Guard(language_model, policy=Policy.from_calibration(Calibration.load(saved)))
     assert guard.estimator == fitted
     verdict = guard(ASKED[0])
     expected = fitted(language_model.generate(ASKED[0]).evidence)
-    assert verdict.estimator == "fused"
+    assert verdict.estimator == "states"
     assert verdict.uncertainty == pytest.approx(expected.uncertainty)
     assert verdict.confidence is not None
-    assert verdict.semgrad is not None
+    assert verdict.gnll is not None
 
 
 def test_another_model_and_other_weights_are_refused(
     language_model: LanguageModel, fitted, make_language_model
 ) -> None:
-    policy = Policy.from_calibration(fused_calibration(language_model, fitted))
+    policy = Policy.from_calibration(learned_calibration(language_model, fitted))
     with pytest.raises(BindingMismatchError, match="fingerprint"):
         Guard(make_language_model(seed=1), policy=policy)(ASKED[0])
     assert fitted.weights is not None
-    other = FusedGrad(weights=fitted.weights.model_copy(update={"intercept": 1.0}))
+    other = FusedStates(weights=fitted.weights.model_copy(update={"intercept": 1.0}))
     with pytest.raises(BindingMismatchError, match="weights"):
         Guard(language_model, policy, estimator=other)(ASKED[0])
 
@@ -93,13 +93,13 @@ def test_what_cannot_be_made_again_is_named() -> None:
     with pytest.raises(CalibrationError, match="cannot be made again from the file"):
         estimator_of(calibration_for(Binding(model="m", estimator="ln_pe", settings=settings)))
     with pytest.raises(CalibrationError, match="holds no weights"):
-        estimator_of(calibration_for(Binding(model="m", estimator="fused")))
+        estimator_of(calibration_for(Binding(model="m", estimator="states")))
 
 
 def test_a_learned_calibration_is_refused_when_its_weights_were_touched(
-    language_model: LanguageModel, fitted: FusedGrad, tmp_path: Path
+    language_model: LanguageModel, fitted: FusedStates, tmp_path: Path
 ) -> None:
-    path = fused_calibration(language_model, fitted).save(tmp_path / "c.json")
+    path = learned_calibration(language_model, fitted).save(tmp_path / "c.json")
     text = path.read_text()
     assert fitted.weights is not None
     path.write_text(text.replace(repr(fitted.weights.intercept), "0.25"))
@@ -111,15 +111,6 @@ def test_calibrations_without_a_choice_are_written_as_before(tmp_path: Path) -> 
     plain = calibrate([0.1, 0.2], [True, False], alpha=0.1, delta=0.1, created="2026-01-31")
     assert '"choice"' not in plain.save(tmp_path / "c.json").read_text()
     assert Calibration.load(tmp_path / "c.json") == plain
-
-
-def test_a_calibration_with_sampled_rows_is_another_calibration(language_model: LanguageModel) -> None:
-    sampled = HybridGrad(sampled_rows=100)
-    calibration = calibration_for(Guard(language_model, Policy(threshold=0.0), estimator=sampled).binding)
-    policy = Policy.from_calibration(calibration)
-    assert Guard(language_model, policy=policy).estimator == sampled
-    with pytest.raises(BindingMismatchError, match="sampled_rows"):
-        Guard(language_model, policy, estimator=HybridGrad())(ASKED[0])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, P
 from semgrad_guard.engine.generation import running_batch
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.errors import AnswerFailedError, AnswerInterruptedError, LowConfidenceError
-from semgrad_guard.estimators import RAUQ, GreatestEntropy, MaxProbability, ParaGrad
+from semgrad_guard.estimators import GreatestEntropy, MaxProbability, ParaGrad
 from semgrad_guard.guard import Draft, SentencePiece, Terms, Work, run_stream, streamed, unscored
 from semgrad_guard.records import SentenceVerdict, Verdict
 from semgrad_guard.settings import CLOSING_LINE
@@ -38,7 +38,7 @@ def actions(verdict: Verdict) -> list[str]:
     return [sentence.action for sentence in verdict.sentences]
 
 
-@pytest.mark.parametrize("estimator", [HybridGrad(), ParaGrad(), MaxProbability(), GreatestEntropy(), RAUQ()])
+@pytest.mark.parametrize("estimator", [HybridGrad(), ParaGrad(), MaxProbability(), GreatestEntropy()])
 def test_sentences_leave_with_the_scores_of_the_whole_answer(model: FixedModel, estimator: Any) -> None:
     whole = guard(model, 1e9, estimator=estimator)("q")
     stream = guard(model, 1e9, estimator=estimator).stream("q")

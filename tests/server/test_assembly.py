@@ -15,7 +15,7 @@ import httpx
 from pydantic import ValidationError
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, calibrate
-from semgrad_guard.engine.replay.batch import FRUGAL
+from semgrad_guard.engine.replay.memory import FRUGAL
 from semgrad_guard.errors import BindingMismatchError, InputError, ModelNotFoundError
 from semgrad_guard.guard import Answerer
 from semgrad_guard.loading import ModelSource

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from semgrad_guard import LanguageModel
-from semgrad_guard.engine.replay.batch import Memory
+from semgrad_guard.engine.replay.memory import Memory
 from semgrad_guard.errors import (
     AnswerInterruptedError,
     EmptyLayerSpanError,

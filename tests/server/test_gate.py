@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel
-from semgrad_guard.engine.replay.batch import Memory
+from semgrad_guard.engine.replay.memory import Memory
 from semgrad_guard.errors import EmptyLayerSpanError, InputError
 from semgrad_guard.server.app import Limits
 from semgrad_guard.server.gate import Keys

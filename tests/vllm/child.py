@@ -21,7 +21,7 @@ from semgrad_guard.engine.answers.answer import BatchScoring, Evidence, Generati
 from semgrad_guard.engine.interruption import Stop, stopping
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import AnswerCancelledError, BindingMismatchError, InputError
-from semgrad_guard.estimators import Cascade, MaxProbability
+from semgrad_guard.estimators import MaxProbability
 from semgrad_guard.guard import Answerer
 from semgrad_guard.vllm import VLLMLanguageModel
 from semgrad_guard.vllm.shared_weights import shared
@@ -32,7 +32,6 @@ QUESTIONS = [
     "Who wrote Hamlet, and when was it played for the first time? Answer in one sentence.",
 ]
 PARAGRAPH = "Tell me about Paris in three sentences."
-SAMPLED = Objective(sampled_rows=2000)
 LONG = GenerationOptions(max_tokens=24)
 
 
@@ -58,13 +57,6 @@ def found(folder: str, dtype: str) -> dict[str, object]:
         "tiers": sorted({score.tier for score in scores}),
         "passes_of_scores": passes_of_scores,
         "same_answers": [numbers(scores_by(own, theirs)), numbers(scores)],
-        "sampled_paragrad": [
-            [[scores.paragrad, scores.paragrad_error] for scores in found]
-            for found in (
-                [answer.evidence.alone().gradients(SAMPLED).scores for answer in theirs],
-                scores_by(own, theirs, SAMPLED),
-            )
-        ],
         "own_answers_scores": [
             [score.semgrad, score.paragrad, score.mean_entropy]
             for score in (a.evidence.gradients().scores for a in ours)
@@ -84,7 +76,6 @@ def found(folder: str, dtype: str) -> dict[str, object]:
         "beyond": beyond(served),
         "half_apart": half_apart(served, own) if dtype == "bfloat16" else [],
         "doors": doors(served),
-        "cascade": cascaded(served, own),
         "refused": refused(served),
         "rng_untouched": torch.equal(state, torch.random.get_rng_state()),
         "stream": [text, "".join(served.stream(QUESTIONS[0], LONG))],
@@ -211,16 +202,6 @@ def told_of(answer: Generation) -> list[list[float]]:
     seen = answer.evidence.observed()
     assert seen is not None
     return [list(seen.log_probs), list(seen.entropies), list(seen.state)]
-
-
-def cascaded(served: LanguageModel, own: LanguageModel) -> list[list[float | None]]:
-    """Scores of which some took a gradient and some none."""
-    estimator = Cascade(low=0.3, high=0.6)
-    options = GenerationOptions(max_tokens=6)
-    return [
-        [draft.verdict.uncertainty for draft in Answerer(model, estimator, options=options).drafts(QUESTIONS)]
-        for model in (served, own)
-    ]
 
 
 def refused(served: VLLMLanguageModel) -> dict[str, object]:

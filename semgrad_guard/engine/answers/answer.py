@@ -401,8 +401,3 @@ class Evidence:
     def together(self, key: Hashable, work: Callable[[Sequence[Evidence]], Sequence[T]]) -> T:
         """The result of `work` for this answer: done once for the whole batch, remembered under `key`."""
         return self.scoring.together(key, work, self.row)
-
-    def timed(self, work: Callable[[], T]) -> tuple[T, float]:
-        """The result of `work`, and the milliseconds that it took."""
-        began = time.perf_counter()
-        return work(), (time.perf_counter() - began) * 1000

@@ -6,7 +6,6 @@ A `Recorder` listens to passes over one batch of rows; a `Tape` is one row's par
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -17,7 +16,6 @@ import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import Cache, DynamicCache
 
-from semgrad_guard.engine.interruption import add_cost
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.memory import FRUGAL, Memory
 from semgrad_guard.engine.replay.twin import Place, Twin
@@ -47,7 +45,6 @@ class Recorder:
         self.logits: list[torch.Tensor] | None = None if survey else []
         """The head's output [batch, V], step by step; None where not all of it was kept."""
         self.surveys: list[torch.Tensor] = []
-        self.survey_ms = 0.0
         self._memory = replace(memory, outputs=0) if survey else memory
         self._survey = survey
         self._hidden: list[torch.Tensor] = []
@@ -102,11 +99,7 @@ class Recorder:
         final, raw = final[:, -1].detach().clone(), raw[:, -1].detach()
         self.finals.append(final)
         if self._survey is not None:
-            began = time.perf_counter()
             self.surveys.append(self._survey(final, raw))
-            cost = (time.perf_counter() - began) * 1000  # which belongs to the score that reads it, not to writing
-            add_cost(-cost)
-            self.survey_ms += cost / len(final)
         elif self.logits is not None and (len(self.logits) + 1) * raw.nbytes <= self._memory.logits:
             self.logits.append(raw.clone())
         else:
@@ -188,11 +181,6 @@ class Tape:
         """The surveys of positions [begin, end) [n, few]; None where some were not made."""
         found = self._steps(begin, end, lambda recorder: recorder.surveys)
         return torch.stack(found) if found else None
-
-    @property
-    def survey_ms(self) -> float:
-        """The time that this text's surveys took while it was written."""
-        return sum(recorder.survey_ms for recorder, _ in self.passes)
 
     def _places(self) -> Iterator[tuple[Recorder, int]]:
         """The recorders, and the position of the first hidden state in each."""

@@ -40,10 +40,7 @@ from semgrad_guard.engine.replay.products import add_product, factor_dtype, grea
 
 @dataclass(frozen=True)
 class HeadScores:
-    """Per scored token `entropies`, `log_probs` [n] in nats, `seed` = d loss / d H [n, d]; per answer `paragrad`.
-
-    The seed is zero where it is not wanted.
-    """
+    """Per scored token `entropies`, `log_probs` [n] in nats, `seed` = d loss / d H [n, d]; per answer `paragrad`."""
 
     entropies: torch.Tensor
     log_probs: torch.Tensor
@@ -64,7 +61,6 @@ def score_head(  # each is a part of the formulas above, or is known beforehand
     norm: Norm = "l1",
     raw_logits: Sequence[torch.Tensor] | None = None,
     kept_bytes: int = 0,
-    backward: bool = True,
 ) -> HeadScores:
     """Everything the head contributes to the scores of a batch of answers.
 
@@ -80,7 +76,6 @@ def score_head(  # each is a part of the formulas above, or is known beforehand
         raw_logits: the head's output [V] for each of the n tokens, where a generation kept it: the head is then read
             once instead of twice.
         kept_bytes: logits up to this size are kept between the two passes over them instead of computed again.
-        backward: whether the seed of a backward pass is wanted.
     """
     precision = precise_dtype(states)
     logits = Logits(states, targets, head, transform=transform, raw=raw_logits, kept_bytes=kept_bytes)
@@ -103,8 +98,7 @@ def score_head(  # each is a part of the formulas above, or is known beforehand
             piece = block.sub_(part.peak[:, None]).exp_().mul_((-weights[some] / (1 + part.rest))[:, None])
             piece[hit, local[hit]] = (weights[some] * part.complements(aims[some]))[hit]
             sensitivity[some] = piece if slopes is None else piece.mul_(slopes)
-        if backward:
-            add_product(by_states, sensitivity.to(factor_dtype(rows)), rows)
+        add_product(by_states, sensitivity.to(factor_dtype(rows)), rows)
         products.add(sensitivity)
     return HeadScores(
         distribution.entropies, distribution.log_probs(aims), by_states, products.results(head.weight.numel())

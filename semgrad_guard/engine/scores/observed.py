@@ -12,12 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
-from semgrad_guard.engine.interruption import add_cost
-from semgrad_guard.engine.objective import LogitTransform, Objective
-from semgrad_guard.engine.replay.memory import Memory
+from semgrad_guard.engine.objective import LogitTransform
 from semgrad_guard.engine.replay.tape import Row, Tape
 from semgrad_guard.engine.replay.twin import Twin
-from semgrad_guard.engine.scores.head import Logits, score_head
+from semgrad_guard.engine.scores.head import Logits
 
 
 @dataclass(frozen=True)
@@ -45,14 +43,6 @@ class Observation:
         return math.fsum(self.entropies) / len(self.entropies) if self.entropies else None
 
 
-@dataclass(frozen=True)
-class HeadGradient:
-    """ParaGrad of one answer, >= 0, for which no layer is differentiated; None with a `reason` where not finite."""
-
-    paragrad: float | None
-    reason: str | None = None
-
-
 def observed_layer(n_layers: int) -> int:
     """The layer whose states are averaged: the first of the paper's span, which writing keeps anyway."""
     return min(n_layers // 2 + 1, n_layers - 1)
@@ -67,8 +57,6 @@ def observe(twin: Twin, row: Row, transform: LogitTransform, *, own: bool = Fals
         raise ValueError("a tape without the states before the head cannot be observed")
     targets = torch.tensor(row.targets, device=finals.device)
     logits = Logits(finals, targets, twin.head, transform=transform, raw=tape.logits(begin, end))
-    if surveys is not None:
-        add_cost(tape.survey_ms)
     distribution, aims = logits.survey() if surveys is None else logits.surveyed(surveys)
     state = tape.hidden([(begin + own, end + own)]).double().mean(0)
     series = [distribution.log_probs(aims).double(), distribution.entropies.double(), state]
@@ -76,32 +64,6 @@ def observe(twin: Twin, row: Row, transform: LogitTransform, *, own: bool = Fals
         return Observation((), (), reason="the model's logits or hidden states are not finite")
     log_probs, entropies, mean = (tuple(numbers.tolist()) for numbers in series)
     return Observation(log_probs, entropies, mean)
-
-
-@torch.no_grad()
-def head_gradient(
-    twin: Twin, row: Row, objective: Objective, *, transform: LogitTransform, memory: Memory
-) -> HeadGradient:
-    """ParaGrad of one row, whose tape holds the states before the head."""
-    tape, begin, end = _tape_of(row), row.begin - 1, row.end - 1
-    finals = tape.finals(begin, end)
-    if finals is None:
-        raise ValueError("there is no gradient by the head without the states before it")
-    found = score_head(
-        finals,
-        torch.tensor(row.targets, device=finals.device),
-        lengths=[row.length],
-        head=twin.head,
-        transform=transform,
-        averages=objective.averages,
-        weighted=objective.weighted,
-        norm=objective.norm,
-        raw_logits=tape.logits(begin, end),
-        kept_bytes=memory.logits,
-        backward=False,
-    )
-    value = float(found.paragrad)
-    return HeadGradient(value) if math.isfinite(value) else HeadGradient(None, "the gradient is not finite")
 
 
 def can_be_observed(row: Row, tape: Tape, layer: int, *, own: bool = False) -> bool:

@@ -30,10 +30,8 @@ from semgrad_guard.engine.replay.twin import Twin
 from semgrad_guard.engine.scores.exactness import WIDER, Exactness, Way, checked, scores_by, wide_copy
 from semgrad_guard.engine.scores.gradients import GradientScores, deviation, replayed, tolerance_of, unscored
 from semgrad_guard.engine.scores.observed import (
-    HeadGradient,
     Observation,
     can_be_observed,
-    head_gradient,
     observe,
     observed_layer,
 )
@@ -262,22 +260,6 @@ class Scorer:
                 for row in seen
             ]
 
-    def head_gradients(self, rows: Sequence[Row], objective: Objective) -> list[HeadGradient]:
-        """ParaGrad of every row, for which no layer is differentiated."""
-        with self.lock, clean_slate():
-            seen = self._observable(rows)
-            if seen is None:
-                last = replace(objective, layers=(self.architecture.n_layers - 1,))
-                return [HeadGradient(one.paragrad, one.reason) for one in self.score(rows, last)]
-            options: dict[str, Any] = {"transform": self.exactness().transform, "memory": self.memory}
-            without = HeadGradient(None, OUT_OF_MEMORY)
-            return [
-                unless_memory_runs_out(lambda row=row: head_gradient(self.twin, row, objective, **options)) or without
-                if row.tape
-                else without
-                for row in seen
-            ]
-
     def _scored(self, rows: Sequence[Row], way: Way, objective: Objective) -> list[GradientScores]:
         """The scores of rows together; where memory runs out one by one, and one that has no room has no score."""
         known = self.exactness()
@@ -365,7 +347,7 @@ class Scorer:
     # Real scores are compared with the ordinary call.
 
     def _is_due(self, row: Row, kind: Kind) -> bool:
-        """Whether a text has to be verified: the first, one twice as long, and one beyond a limit for the first time."""
+        """Whether a text has to be verified: the first, one twice as long, one beyond a limit for the first time."""
         known = self._current().verified.get(kind, 0)
         return not known or row.end >= 2 * known or any(known <= limit < row.end for limit in self._limits)
 

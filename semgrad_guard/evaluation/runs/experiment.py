@@ -13,11 +13,11 @@ from typing import Any, cast
 
 from semgrad_guard.engine.answers.answer import Evidence, Generation
 from semgrad_guard.engine.answers.options import GenerationOptions
-from semgrad_guard.engine.interruption import with_cost
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
+from semgrad_guard.estimators.base import timed
 from semgrad_guard.estimators.samples import AskingEstimator
 from semgrad_guard.evaluation.job_record import JobRecord, Progress
 from semgrad_guard.evaluation.questions.data import Question
@@ -49,15 +49,15 @@ class Ablation:
 
     def __call__(self, evidence: Evidence) -> float | None:
         """The variant's uncertainty, None where there is none."""
-        timed = evidence.gradients(self.objective)
-        if timed is None or timed.scores.semgrad is None:
+        replayed = evidence.gradients(self.objective)
+        if replayed is None or replayed.scores.semgrad is None:
             return None
         if self.layers is None:
-            return timed.scores.semgrad
-        if not timed.scores.grid:
+            return replayed.scores.semgrad
+        if not replayed.scores.grid:
             return None
         # The objective names every layer from 1 on, and the grid begins at t*.
-        return fmean(timed.scores.grid[layer - 1][-1 if self.last_token else 0] for layer in self.layers)
+        return fmean(replayed.scores.grid[layer - 1][-1 if self.last_token else 0] for layer in self.layers)
 
 
 def semgrad_ablations(n_layers: int) -> Mapping[str, Ablation]:
@@ -232,7 +232,7 @@ class Experiment:
         on_step: Step | None,
     ) -> list[EvaluatedAnswer]:
         generate = partial(self.model.generate_batch, conversations, seeded(self.options, start), objective=Objective())
-        generations, generating = with_cost(generate)
+        generations, generating = timed(generate)
         if self.by_sentence:
             return [self._by_sentence(*pair) for pair in zip(questions, generations, strict=True)]
         part.begin([question.key for question in questions], [generation.response_ids for generation in generations])
@@ -251,15 +251,15 @@ class Experiment:
         share = round(generating / len(questions), 3)
         found: list[EvaluatedAnswer] = []
         for question, generation, row, samples in zip(questions, generations, measured, drawn, strict=True):
-            timed = generation.evidence.gradients(Objective())  # the replay that the methods share
+            replayed = generation.evidence.gradients(Objective())  # the replay that the methods share
             found.append(
                 _answered(
                     question,
                     text=generation.text,
                     finish_reason=generation.finish_reason,
                     token_ids=generation.evidence.response_ids,
-                    entropies=timed.scores.entropies if timed else (),
-                    log_probs=timed.scores.log_probs if timed else (),
+                    entropies=replayed.scores.entropies if replayed else (),
+                    log_probs=replayed.scores.log_probs if replayed else (),
                     scores={name: row[name].score if name in row else _NOT_ASKED for name in self._named},
                     milliseconds={name: cell.milliseconds for name, cell in row.items()},
                     rows=len(questions),

@@ -7,8 +7,7 @@ continued (greedily, or from their seeds), and the record counts only for the sa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,10 +15,12 @@ from pydantic import BaseModel
 
 from semgrad_guard.engine.answers.answer import BatchScoring, Evidence
 from semgrad_guard.engine.answers.options import plan_record
-from semgrad_guard.engine.interruption import with_cost
 from semgrad_guard.errors import BindingMismatchError, DetachedRecordError, InputError, ScoringError
 from semgrad_guard.estimators import Estimator
+from semgrad_guard.estimators.base import timed
+from semgrad_guard.estimators.gradients import ReplayEstimator
 from semgrad_guard.estimators.mutual_information import MutualInformation
+from semgrad_guard.estimators.observed import ObservedEstimator
 from semgrad_guard.estimators.samples import AskingEstimator
 from semgrad_guard.evaluation.job_record import JobRecord
 from semgrad_guard.evaluation.runs.answers import AnswerScore, SampleSet
@@ -133,20 +134,22 @@ def measure(
 
     Method after method, since a batch shares work among its rows; those that draw samples take `sample_batch`
     answers at a time (None: all), and only the rows `sampled` (None: all): the others have no cell of theirs. Cells
-    `part` knows is not measured again.
+    `part` knows is not measured again. What several methods need (samples, a replay, an observation) is done before
+    the first of them, and its time counts for each.
     """
     asking = [list(group) for group in _groups(answers, sampled, sample_batch)]
     whole = [list(enumerate(answers))]
     measured: list[dict[str, Cell]] = [{} for _ in answers]
+    common: dict[tuple[Hashable, int], float] = {}
     for name in observing_first(estimators):
         estimator = estimators[name]
         if on_step is not None:
             on_step(estimator.title)
         for group in asking if isinstance(estimator, AskingEstimator) else whole:
-            known = {row: part.cell(name, row) for row, _ in group}
-            cells = {row: known[row] or _cell(estimator, evidence) for row, evidence in group}
             plan = getattr(estimator, "plan", None)
-            if None in known.values():
+            cells = {row: cell for row, _ in group if (cell := part.cell(name, row)) is not None}
+            if new := [(row, evidence) for row, evidence in group if row not in cells]:
+                cells |= _cells(estimator, new, plans, common)
                 drawn = [
                     (row, evidence) for row, evidence in group if plan in plans and part.samples(plan, row) is None
                 ]
@@ -181,9 +184,32 @@ def price_of_samples(estimators: Sequence[Estimator], *, sampled: int, questions
     )
 
 
-def _cell(estimator: Estimator, evidence: Evidence) -> Cell:
-    score, cost = with_cost(partial(estimator, evidence))
-    return Cell(score=kept_score(score), milliseconds=round(cost, 3))
+def _cells(
+    estimator: Estimator,
+    rows: Sequence[tuple[int, Evidence]],
+    plans: Mapping[Any, float],
+    common: dict[tuple[Hashable, int], float],
+) -> dict[int, Cell]:
+    """One method's cells; `common` keeps the milliseconds an answer of what others need as well, by its first row."""
+    name, work = _needed(estimator, plans)
+    answers, key = [evidence for _, evidence in rows], (name, rows[0][0])
+    if key not in common:
+        common[key] = timed(lambda: [work(evidence) for evidence in answers])[1] / len(answers)
+    scores, own = timed(lambda: [estimator(evidence) for evidence in answers])
+    each = round(common[key] + own / len(answers), 3)
+    return {row: Cell(score=kept_score(score), milliseconds=each) for (row, _), score in zip(rows, scores, strict=True)}
+
+
+def _needed(estimator: Estimator, plans: Mapping[Any, float]) -> tuple[Hashable, Callable[[Evidence], object]]:
+    """What a method needs as others do: its name among such things, and the work for an answer."""
+    plan = getattr(estimator, "plan", None)
+    if plan in plans:
+        return plan, lambda evidence: _samples(evidence, plan, plans[plan]) if evidence.response_ids else None
+    if isinstance(estimator, ObservedEstimator):
+        return ObservedEstimator, lambda evidence: evidence.observed()
+    if isinstance(estimator, ReplayEstimator):
+        return estimator.objective, lambda evidence: evidence.gradients(estimator.objective)
+    return estimator, lambda _: None
 
 
 def _samples(evidence: Evidence, plan: Any, temperature: float) -> SampleSet | None:

@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 from langchain_core.load import dumpd
-from langchain_core.messages import HumanMessage
 
 from langchain_semgrad_guard import ChatSemGrad, get_verdict
-from semgrad_guard import HybridGrad, LanguageModel, Memory, SemGrad
+from semgrad_guard import HybridGrad, LanguageModel, SemGrad
 from semgrad_guard.errors import EmptyPromptError, InputError, ModelNotFoundError
 from tests.steps import LIMIT
 
@@ -215,18 +214,6 @@ def test_the_estimator_and_template_stand_in_the_record(language_model: Language
 
 def test_it_is_not_serialised(chat: ChatSemGrad) -> None:
     assert not ChatSemGrad.is_lc_serializable()
-
-
-def test_what_an_earlier_turn_read_is_counted(tiny: str) -> None:
-    model = LanguageModel.from_pretrained(tiny)
-    model.memory = Memory(prompts=1 << 24)
-    chat = ChatSemGrad.from_model(model, max_tokens=12)
-    first = chat.invoke(QUESTION)
-    second = chat.invoke([HumanMessage(QUESTION), first, HumanMessage("And why?")])
-    assert "input_token_details" not in (first.usage_metadata or {})
-    assert second.usage_metadata is not None
-    reused = second.usage_metadata["input_token_details"]["cache_read"]  # type: ignore[typeddict-item]
-    assert len(model.render(QUESTION).ids) - 12 <= reused < second.usage_metadata["input_tokens"]
 
 
 @pytest.mark.parametrize("seconds", [-1, 0, float("nan")])

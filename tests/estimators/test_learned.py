@@ -1,4 +1,4 @@
-"""FusedGrad: what it reads, what it fits (against scikit-learn's own pipeline), and what it refuses."""
+"""FusedStates: what it reads, what it fits (against scikit-learn's own pipeline), and what it refuses."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from sklearn.linear_model import LogisticRegression
 
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.errors import FitError, MissingExtraError
-from semgrad_guard.estimators import FusedGrad, HybridGrad, SemGrad
-from semgrad_guard.estimators.learned import MIN_ANSWERS, MIN_EACH, SHARES, STATE, Shrinkage, fit_weights
+from semgrad_guard.estimators import FusedStates
+from semgrad_guard.estimators.learned import MIN_ANSWERS, MIN_EACH, SHARES, STATE, fit_weights
 from semgrad_guard.records import FusedWeights
 
 Record = dict[str, float]
@@ -27,7 +27,7 @@ def graded(n: int = 120, *, seed: int = 0, extra: int = 2) -> tuple[list[Record]
     """Answers whose features all speak of one hidden difficulty, and whether they are right."""
     rng = np.random.default_rng(seed)
     hard = rng.normal(size=n)
-    names = ["semgrad", "paragrad", "mean_entropy", "gnll", "length", *(f"grid/0/{-1 - i}" for i in range(extra))]
+    names = ["greatest_nll", "mean_entropy", "gnll", "length", *(f"more/{i}" for i in range(extra))]
     values = np.exp(hard[:, None] + rng.normal(size=(n, len(names))))
     return [dict(zip(names, row, strict=True)) for row in values.tolist()], (rng.normal(size=n) > hard).tolist()
 
@@ -37,68 +37,53 @@ def evidence(language_model: LanguageModel):
     return language_model.generate("q", GenerationOptions(max_tokens=6, temperature=1.0, seed=0)).evidence
 
 
-def test_features_are_what_the_replay_says(evidence) -> None:
-    scores = evidence.gradients().scores
-    score = FusedGrad()(evidence)
+def test_features_are_what_generating_has_seen(evidence) -> None:
+    seen = evidence.observed(own=True)
+    score = FusedStates()(evidence)
     found = score.features
-    assert found["semgrad"] == SemGrad()(evidence).uncertainty
-    assert (found["gnll"], found["length"]) == (pytest.approx(-sum(scores.log_probs)), 6)
+    assert (found["gnll"], found["length"]) == (pytest.approx(-sum(seen.log_probs)), 6)
     assert found["mean_nll"] == pytest.approx(found["gnll"] / 6)
-    assert (found["first_nll"], found["first_entropy"]) == (-scores.log_probs[0], scores.entropies[0])
-    cells = {name: value for name, value in found.items() if name.startswith("grid/")}
-    columns = len(scores.grid[0])
-    assert list(cells) == [f"grid/{i}/{j - columns}" for i in range(len(scores.grid)) for j in range(columns)]
-    assert list(cells.values()) == [value for row in scores.grid for value in row]
+    assert (found["first_nll"], found["first_entropy"]) == (-seen.log_probs[0], seen.entropies[0])
+    assert (found["greatest_nll"], found["greatest_entropy"]) == (-min(seen.log_probs), max(seen.entropies))
+    states = [value for name, value in found.items() if name.startswith(STATE)]
+    assert states == pytest.approx(seen.state, rel=1e-4)
     assert json.loads(json.dumps(found)) == found
 
 
-def test_the_default_reads_the_replay_of_hybridgrad(evidence) -> None:
-    assert FusedGrad().objective == HybridGrad().objective
-    details = dict(FusedGrad()(evidence).details or {})
-    assert details == dict(HybridGrad()(evidence).details or {})
-
-
-def test_the_whole_grid_is_a_setting(evidence) -> None:
-    whole = FusedGrad(layers=(0, 1, 2, 3), last_tokens=8)
-    cells = [name for name in whole(evidence).features if name.startswith("grid/")]
-    assert len(cells) == 4 * 8
-    assert whole.settings() == {"variant": "paper", "layers": [0, 1, 2, 3], "last_tokens": 8, "weights": None}
-
-
 def test_without_weights_there_are_features_and_no_score(evidence) -> None:
-    score = FusedGrad()(evidence)
+    score = FusedStates()(evidence)
     assert score.uncertainty is None
     assert "not fitted" in str(score.reason)
-    assert score.details["semgrad"] > 0
+    assert score.details["gnll"] > 0
 
 
 def test_fitted_it_scores_by_its_features(evidence) -> None:
     rng = np.random.default_rng(0)
-    own = FusedGrad()(evidence).features
+    own = FusedStates()(evidence).features
     records = [{k: v * math.exp(rng.normal()) for k, v in own.items()} for _ in range(60)]
-    fitted = FusedGrad().fitted(records, [i % 2 == 0 for i in range(60)])
+    fitted = FusedStates().fitted(records, [i % 2 == 0 for i in range(60)])
     score = fitted(evidence)
     assert score.uncertainty == fitted.weights.logit(own)
     assert score.reason is None
     assert fitted.settings()["weights"] == fitted.weights.id
-    assert fitted.objective == FusedGrad().objective
+    assert not fitted.objective.gradients
 
 
 def test_an_empty_answer_has_nothing_to_read(evidence) -> None:
-    score = FusedGrad()(replace(evidence, response_ids=()))
+    score = FusedStates()(replace(evidence, response_ids=()))
     assert (score.uncertainty, score.reason, score.features) == (None, "the response is empty", None)
 
 
 def test_the_fit_is_that_of_a_pipeline_written_out() -> None:
     records, right = graded()
-    fitted = FusedGrad().fitted(records, right)
+    fitted = FusedStates().fitted(records, right)
     logs = [*records[0]]
     as_is = ["mean_entropy", "gnll", "length"]
     x = np.array([[*(math.log(r[k]) for k in logs), *(r[k] for k in as_is)] for r in records])
     z = (x - x.mean(0)) / x.std(0)
     wrong = [not r for r in right]
-    regression = LogisticRegression(C=0.3, max_iter=1000).fit(z, wrong)
-    learned, label_free = z @ regression.coef_[0], z[:, logs.index("mean_entropy")]
+    regression = LogisticRegression(C=1.7, max_iter=1000).fit(z / 6, wrong)
+    learned, label_free = z / 6 @ regression.coef_[0], z[:, logs.index("mean_entropy")]
     expected = [
         regression.intercept_[0] + (learned + share * label_free * learned.std() / label_free.std()) / (1 + share)
         for share in SHARES
@@ -125,7 +110,7 @@ def other_kind(
 
 def lean(records: list[Record], wrong: list[bool], yields: float = 0.0) -> float:
     """By how much the likelihood outweighs the states."""
-    weights = fit_weights(records, np.array(wrong), Shrinkage(c=1.7, plain=1 / 6, yields=yields))
+    weights = fit_weights(records, np.array(wrong), yields=yields)
     by_name = dict(zip(weights.columns, weights.weights, strict=True))
     spread = math.sqrt(sum(w * w for name, w in by_name.items() if name.startswith(STATE)))
     return by_name["ln mean_nll"] / spread
@@ -148,24 +133,24 @@ def test_it_learns_what_single_scores_only_hint_at() -> None:
 
     records, right = graded(300)
     new, truth = graded(400, seed=1)
-    fitted = FusedGrad().fitted(records, right)
-    fused = auroc([fitted.uncertainty(r)[0] for r in new], truth)
-    singles = [auroc([r[k] for r in new], truth) for k in ("semgrad", "paragrad", "gnll")]
-    assert fused > max(singles) + 0.02
+    fitted = FusedStates().fitted(records, right)
+    learned = auroc([fitted.uncertainty(r)[0] for r in new], truth)
+    singles = [auroc([r[k] for r in new], truth) for k in ("greatest_nll", "gnll")]
+    assert learned > max(singles) + 0.01
 
 
 def test_zeros_are_small_numbers_and_not_minus_infinity() -> None:
     records, right = graded()
-    smallest = min(r["semgrad"] for r in records[1:])
-    records[0] = {**records[0], "semgrad": 0.0}
-    weights = FusedGrad().fitted(records, right).weights
-    assert weights.lows[weights.columns.index("ln semgrad")] == smallest
-    assert weights.logit(records[0]) == weights.logit({**records[0], "semgrad": smallest})
+    smallest = min(r["greatest_nll"] for r in records[1:])
+    records[0] = {**records[0], "greatest_nll": 0.0}
+    weights = FusedStates().fitted(records, right).weights
+    assert weights.lows[weights.columns.index("ln greatest_nll")] == smallest
+    assert weights.logit(records[0]) == weights.logit({**records[0], "greatest_nll": smallest})
 
 
 def test_what_lies_beyond_the_fitted_range_is_held_to_it() -> None:
     records, right = graded()
-    weights = FusedGrad().fitted(records, right).weights
+    weights = FusedStates().fitted(records, right).weights
     far, top = dict.fromkeys(records[0], 1e30), {k: max(r[k] for r in records) for k in records[0]}
     assert weights.logit(far) == weights.logit(top)
 
@@ -174,14 +159,14 @@ def test_constant_vanished_and_partly_missing_features_are_left_out() -> None:
     records, right = graded()
     for number, record in enumerate(records):
         record |= {"constant": 4.0, "vanished": 0.0, **({"at_times": float(number)} if number else {})}
-    read = FusedGrad().fitted(records, right).weights.features
+    read = FusedStates().fitted(records, right).weights.features
     assert read == set(records[0]) - {"constant", "vanished"}
 
 
 def test_answers_without_finite_features_are_left_out() -> None:
     records, right = graded()
     spoiled = [None, {**records[1], "gnll": math.nan}, {**records[2], "gnll": math.inf}, *records[3:]]
-    assert FusedGrad().fitted(spoiled, right) == FusedGrad().fitted(records[3:], right[3:])
+    assert FusedStates().fitted(spoiled, right) == FusedStates().fitted(records[3:], right[3:])
 
 
 @pytest.mark.parametrize(
@@ -197,44 +182,44 @@ def test_answers_without_finite_features_are_left_out() -> None:
 def test_too_few_labels_are_counted(right: list[bool], words: str) -> None:
     records, _ = graded(60)
     with pytest.raises(FitError, match=words):
-        FusedGrad().fitted(records[: len(right)], right)
+        FusedStates().fitted(records[: len(right)], right)
 
 
 def test_other_bad_input_is_named() -> None:
     records, right = graded()
     with pytest.raises(FitError, match="120 records and 119 labels"):
-        FusedGrad().fitted(records, right[1:])
+        FusedStates().fitted(records, right[1:])
     with pytest.raises(FitError, match="True or False"):
-        FusedGrad().fitted(records, [0.5, *right[1:]])
+        FusedStates().fitted(records, [0.5, *right[1:]])
     with pytest.raises(FitError, match="nothing to learn"):
-        FusedGrad().fitted([records[0]] * 120, right)
+        FusedStates().fitted([records[0]] * 120, right)
 
 
 def test_scikit_learn_is_asked_for_only_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     records, right = graded()
-    weights = FusedGrad().fitted(records, right).weights
+    weights = FusedStates().fitted(records, right).weights
     monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
     with pytest.raises(MissingExtraError, match=r"semgrad-guard\[eval\]"):
-        FusedGrad().fitted(records, right)
-    assert FusedGrad(weights=weights).uncertainty(records[0]) == (weights.logit(records[0]), None)
+        FusedStates().fitted(records, right)
+    assert FusedStates(weights=weights).uncertainty(records[0]) == (weights.logit(records[0]), None)
 
 
 def test_a_missing_feature_is_a_reason_and_no_score() -> None:
     records, right = graded()
-    fitted = FusedGrad().fitted(records, right)
-    number, reason = fitted.uncertainty({k: v for k, v in records[0].items() if k != "grid/0/-1"})
+    fitted = FusedStates().fitted(records, right)
+    number, reason = fitted.uncertainty({k: v for k, v in records[0].items() if k != "more/0"})
     assert number is None
-    assert "has no grid/0/-1" in str(reason)
+    assert "has no more/0" in str(reason)
     assert fitted.uncertainty(None) == (None, "the score is not finite")
 
 
 @settings(deadline=None)
-@given(st.dictionaries(st.sampled_from([*graded(60)[0][0]]), st.floats(0, 1e300), min_size=7))
+@given(st.dictionaries(st.sampled_from([*graded(60)[0][0]]), st.floats(0, 1e300), min_size=6))
 def test_any_finite_features_have_a_finite_score(features: Record) -> None:
     assert math.isfinite(_FITTED.logit(features))
 
 
-_FITTED = FusedGrad().fitted(*graded(60)).weights
+_FITTED = FusedStates().fitted(*graded(60)).weights
 
 
 def test_weights_survive_json_and_are_named_by_their_content() -> None:
