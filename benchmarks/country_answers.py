@@ -231,7 +231,7 @@ def score(model: LanguageModel, kind: str, written: list[dict[str, Any]], record
             continue
         row: dict[str, Any] = {"country": answer["country"], "text": answer["text"], "sentences": []}
         if model.tokenizer(answer["text"], add_special_tokens=False)["input_ids"] == answer["ids"]:
-            question, objective = conversation(answer["country"], kind, known), Objective(earlier="differentiated")
+            question, objective = conversation(answer["country"], kind, known), Objective()
             found = model.score(question, answer["text"], by="sentence")
             full = model.score(question, answer["text"], by="sentence", objective=objective)
             row["sentences"] = [

@@ -27,7 +27,7 @@ from tables import ranged, table
 from ways import Bench
 
 STRICT = {"MALLOC_MMAP_THRESHOLD_": "131072"}
-WAYS = ("captured", "frugal")
+WAYS = ("written", "frugal")
 HEADER = ("scoring", "tensors, MB", "peak, MB", "strict peak, MB", "strict time over usual")
 Figures = dict[str, dict[str, float]]
 

@@ -39,10 +39,9 @@ def scored(model: LanguageModel, rows: int, tokens: int) -> tuple[Callable[[], o
     def run() -> None:
         options = GenerationOptions(max_tokens=tokens)
         generations = model.generate_batch([QUESTION] * rows, options, objective=OBSERVING)
-        captured = generations[0].scoring._captured
-        if captured is not None:
-            tensors = [captured.states, *captured.finals, *captured.logits]
-            kept.append(sum(tensor.nbytes for tensor in tensors))
+        tapes = [one.scoring.tape(one.row) for one in generations]
+        recorders = {recorder for tape in tapes if tape for recorder, _ in tape.passes}
+        kept.append(sum(step.nbytes for recorder in recorders for step in (recorder.hidden(), *recorder.finals)))
         for generation in generations:
             FusedStates()(generation.evidence)
             MaxProbability()(generation.evidence)

@@ -53,8 +53,8 @@ def floor_steps(row: Row) -> Sequence[float] | None:
 
 SHARES = (
     Curve("official algorithm", MUTED, ":", "^", share("naive")),
-    Curve("HybridGrad of any text", POINT, "--", "s", share("prefix")),
-    Curve("HybridGrad", LINE, "-", "o", share("captured")),
+    Curve("HybridGrad of any text", POINT, "--", "s", share("read")),
+    Curve("HybridGrad", LINE, "-", "o", share("written")),
 )
 STEPS = (
     Curve("HybridGrad", LINE, "-", "o", lambda row: row.get("decode_steps")),

@@ -35,11 +35,11 @@ def _kind(report: Mapping[str, Any]) -> str:
 def _worse(row: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
     where = f"{row['dtype']} {row['setting']}"
     found: list[str] = []
-    for way in ("capturing", "captured", "prefix"):
+    for way in ("capturing", "written", "read"):
         new, old = row["share_of_plain"][way][1], before["share_of_plain"][way][1]
         if new > TOLERANCE * old:
             found.append(f"{where}: {way} takes {new:.3f} of plain generation at best, recorded {old:.3f}")
-    new, old = row["peak_mb"]["captured"], before["peak_mb"]["captured"]
+    new, old = row["peak_mb"]["written"], before["peak_mb"]["written"]
     if new > old + MEMORY_TOLERANCE_MB:
         found.append(f"{where}: scoring holds {new:.0f} MB at its peak, recorded {old:.0f}")
     return found

@@ -38,7 +38,7 @@ from semgrad_guard.errors import InputError
 from semgrad_guard.files import atomic_write
 
 GENERATING = ("plain", "first_token", "capturing")
-SCORING = ("captured", "prefix", "frugal", "naive")
+SCORING = ("written", "read", "frugal", "naive")
 CELLS = {"quick": QUICK, "usual": USUAL, "full": FULL}
 
 
@@ -125,8 +125,8 @@ def measure(model: Any, setting: Setting, rates: Rates, rounds: int, *, frugal: 
         "without_official": reason,
         "seconds": seconds,
         "peak_mb": memory,
-        "worst_relative_difference_to_naive": None if reason else difference(results["captured"], results["naive"]),
-        "worst_relative_difference_to_frugal": difference(results["captured"], results["frugal"]) if frugal else None,
+        "worst_relative_difference_to_naive": None if reason else difference(results["written"], results["naive"]),
+        "worst_relative_difference_to_frugal": difference(results["written"], results["frugal"]) if frugal else None,
         "floor_seconds": floor,
         **ratios(seconds, setting, floor),
     }
@@ -148,13 +148,13 @@ def ratios(seconds: Mapping[str, list[float]], setting: Setting, floor: float | 
     shares = {way: divided(values, seconds["plain"]) for way, values in seconds.items() if way != "plain"}
     found: dict[str, Any] = {"share_of_plain": {way: spread(values) for way, values in shares.items()}}
     if "naive" in seconds:
-        found["naive_over_captured"] = spread(divided(seconds["naive"], seconds["captured"]))
+        found["naive_over_written"] = spread(divided(seconds["naive"], seconds["written"]))
     if setting.answer > 1:
         pairs = zip(seconds["plain"], seconds["first_token"], strict=True)
         steps = [(plain - first) / (setting.answer - 1) for plain, first in pairs]
-        found["decode_steps"] = spread(divided(seconds["captured"], steps))
+        found["decode_steps"] = spread(divided(seconds["written"], steps))
     if floor is not None:
-        found["over_floor"] = spread([value / floor for value in seconds["captured"]])
+        found["over_floor"] = spread([value / floor for value in seconds["written"]])
     return found
 
 

@@ -43,7 +43,6 @@ QUESTIONS = (
 WAYS: dict[str, Estimator] = {
     "free": MeanEntropy(),
     "context": HybridGrad(),
-    "differentiated": HybridGrad(earlier="differentiated"),
 }
 
 

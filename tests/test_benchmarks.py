@@ -118,17 +118,17 @@ class TestRatios:
         seconds = {
             "plain": [9.0, 18.0, 9.0],
             "first_token": [2.0, 4.0, 2.0],
-            "captured": [1.0, 6.0, 3.0],
+            "written": [1.0, 6.0, 3.0],
             "naive": [10.0, 30.0, 60.0],
         }
         found = load("scoring").ratios(seconds, load("shapes").Setting(60, 8), 0.5)
-        assert found["share_of_plain"]["captured"] == pytest.approx([1 / 3, 1 / 9, 1 / 3])
-        assert found["naive_over_captured"] == pytest.approx([10, 5, 20])
+        assert found["share_of_plain"]["written"] == pytest.approx([1 / 3, 1 / 9, 1 / 3])
+        assert found["naive_over_written"] == pytest.approx([10, 5, 20])
         assert found["decode_steps"] == pytest.approx([3, 1, 3])  # steps of 1, 2 and 1 seconds
         assert found["over_floor"] == pytest.approx([6, 2, 12])
 
     def test_one_token_has_no_decode_step(self, load: Load) -> None:
-        seconds = {"plain": [1.0], "first_token": [1.0], "captured": [0.5]}
+        seconds = {"plain": [1.0], "first_token": [1.0], "written": [0.5]}
         assert "decode_steps" not in load("scoring").ratios(seconds, load("shapes").Setting(60, 1), None)
 
     def test_a_rival_measured_less_often_is_compared_with_its_own_rounds(self, load: Load) -> None:
@@ -162,8 +162,8 @@ class TestWorsened:
         row = {
             "dtype": "float32",
             "setting": "60/8",
-            "share_of_plain": {way: [9.0, least, 9.0] for way in ("capturing", "captured", "prefix")},
-            "peak_mb": {"captured": peak},
+            "share_of_plain": {way: [9.0, least, 9.0] for way in ("capturing", "written", "read")},
+            "peak_mb": {"written": peak},
         }
         return {"machine": {"cpu": "A", "capability": "AVX2"}, "rows": [{**row, **changes}]}
 
@@ -216,7 +216,7 @@ class TestPicture:
             pictures.draw(report, "float16", tmp_path / "none.svg")
 
     def row(self, setting: str) -> dict[str, Any]:
-        shares = {"captured": [0.2, 0.1, 0.3], "prefix": [0.4, 0.3, 0.5]}
+        shares = {"written": [0.2, 0.1, 0.3], "read": [0.4, 0.3, 0.5]}
         row: dict[str, Any] = {"dtype": "float32", "setting": setting, "share_of_plain": shares}
         if not setting.endswith("/1"):
             row |= {"decode_steps": [3, 2, 4], "over_floor": [1.5, 1.2, 1.9]}
@@ -227,7 +227,7 @@ def test_the_frugal_way_says_the_same_and_leaves_the_budgets_alone(load: Load) -
     torch.manual_seed(0)
     config = Qwen2Config(**{**vars(CONFIG), "hidden_size": 16, "intermediate_size": 24, "vocab_size": 2100})
     bench = load("ways").Bench(Qwen2ForCausalLM(config).eval(), load("shapes").Setting(9, 4, 2))
-    usual = bench.captured()
+    usual = bench.written()
     bench.capturing()
     assert bench.frugal() == [pytest.approx(scores, rel=1e-4) for scores in usual]
     assert bench.scorer.memory == Memory()

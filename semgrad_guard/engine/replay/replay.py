@@ -5,6 +5,7 @@ A whole answer, a sentence of one, and a batch of either are rows of one replay:
 - the keys of a row are its constants and its live positions, by position; a query sees keys at no later position than
   its own, and in a layer with a window no further back than that. Rows are padded, and padding sees padding alone;
 - layers below k hand on their input, and layer k gets the kept h^(k). The graph begins with the span's first layer;
+- attention takes a few queries over keys of which most are constants (`attention.py`);
 - linear maps answer with what they answered when the text was read (their backward is the product by the weight);
 - the head is not run: its share of the gradient is computed from the states before it (`scores/head.py`).
 
@@ -26,6 +27,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 from transformers.cache_utils import Cache, DynamicLayer
 
+from semgrad_guard.engine.replay.attention import attending
 from semgrad_guard.engine.replay.tape import Row, Span, Tape
 from semgrad_guard.engine.replay.twin import CACHE, InputHook, Twin
 
@@ -103,7 +105,7 @@ def replay(twin: Twin, rows: Sequence[Row], span: Sequence[int], seed: Seed, *, 
         stack.enter_context(nullcontext() if fits else _checkpointed(twin.layers[span[0] :]))
         stack.enter_context(twin.knowing(_known(rows, tapes)))
         found = stack.enter_context(twin.headless())
-        with twin.above(first), twin.watching(table):
+        with twin.above(first), twin.watching(table), attending(twin.attention_configs):
             twin.call(ids.to(device), cache=cache, **inputs)
         final, counts = found.pop(), list(map(len, live))
         ends = zip(final, rows, counts, strict=True)

@@ -159,14 +159,13 @@ class Tape:
 
     def hidden(self, spans: Sequence[Span]) -> torch.Tensor:
         """h^(k) at these positions [n, d]."""
-        return self._at(spans, lambda recorder: recorder.hidden())
+        return torch.cat([recorder.hidden()[row, places] for recorder, row, places in self._pieces(spans)])
 
     def outputs(self, spans: Sequence[Span]) -> dict[Place, torch.Tensor]:
         """The outputs of linear maps at these positions [n, out]: of those that all passes over them have kept."""
-        needed = [recorder for recorder, begin in self._places() if any(_within(begin, recorder, s) for s in spans)]
-        kept = [recorder.outputs() for recorder in needed]
-        places = set(kept[0]).intersection(*kept[1:]) if kept else set[Place]()
-        return {place: self._at(spans, lambda recorder, p=place: recorder.outputs()[p]) for place in places}
+        pieces = [(recorder.outputs(), row, places) for recorder, row, places in self._pieces(spans)]
+        common = set[Place]().union(*(kept for kept, *_ in pieces[:1])).intersection(*(kept for kept, *_ in pieces))
+        return {place: torch.cat([kept[place][row, some] for kept, row, some in pieces]) for place in common}
 
     def finals(self, begin: int, end: int) -> torch.Tensor | None:
         """The states before the head at positions [begin, end) [n, d]; None where some were not kept."""
@@ -182,20 +181,17 @@ class Tape:
         found = self._steps(begin, end, lambda recorder: recorder.surveys)
         return torch.stack(found) if found else None
 
-    def _places(self) -> Iterator[tuple[Recorder, int]]:
-        """The recorders, and the position of the first hidden state in each."""
-        begin = self.begin
-        for recorder, _ in self.passes:
-            yield recorder, begin
-            begin += recorder.positions
-
-    def _at(self, spans: Sequence[Span], held: Callable[[Recorder], torch.Tensor]) -> torch.Tensor:
-        pieces: list[torch.Tensor] = []
-        for span in spans:
-            for (recorder, begin), (_, row) in zip(self._places(), self.passes, strict=True):
-                if inside := _within(begin, recorder, span):
-                    pieces.append(held(recorder)[row, slice(*inside)])
-        return torch.cat(pieces)
+    def _pieces(self, spans: Sequence[Span]) -> list[tuple[Recorder, int, slice]]:
+        """Where these positions are: in which recorders, in which row, and there at which places."""
+        found: list[tuple[Recorder, int, slice]] = []
+        for first, last in spans:
+            begin = self.begin
+            for recorder, row in self.passes:
+                places = slice(max(first - begin, 0), min(last - begin, recorder.positions))
+                begin += recorder.positions
+                if places.start < places.stop:
+                    found.append((recorder, row, places))
+        return found
 
     def _steps(
         self, begin: int, end: int, held: Callable[[Recorder], Sequence[torch.Tensor] | None]
@@ -211,12 +207,6 @@ class Tape:
                 found += [step[row] for step in steps[first:last]]
             place += count
         return found if len(found) == end - begin and begin >= self.predicting else None
-
-
-def _within(begin: int, recorder: Recorder, span: Span) -> Span | None:
-    """The part of a span that a recorder holds whose first position is `begin`, counted from there."""
-    first, last = max(span[0] - begin, 0), min(span[1] - begin, recorder.positions)
-    return (first, last) if first < last else None
 
 
 @dataclass(frozen=True, eq=False)

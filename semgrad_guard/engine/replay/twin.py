@@ -27,6 +27,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from semgrad_guard.engine.interruption import current_stop
 from semgrad_guard.engine.models.architecture import has_plain_weight, inspect_architecture
+from semgrad_guard.engine.replay.attention import configs_of
 from semgrad_guard.engine.replay.products import input_gradient
 from semgrad_guard.errors import UnsupportedModelError
 
@@ -60,6 +61,8 @@ class Twin:
         self.places = [place for place in range(len(members)) if place not in self.architecture.idle]
         """The decoder layers' places in their list, and so in a cache."""
         self.layers = [members[place] for place in self.places]
+        self.attention_configs = configs_of(self.layers)
+        """The configurations that name the attention of its layers."""
         self._sees: Callable[[Place, torch.Tensor], None] | None = None
         self._knows: Mapping[Place, torch.Tensor] = {}
         for number, layer in enumerate(self.layers):
