@@ -14,10 +14,9 @@ from transformers.integrations.peft import MIN_PEFT_VERSION
 
 from semgrad_guard import GenerationOptions, LanguageModel, gradient_scores
 from semgrad_guard.engine.models import architecture
-from semgrad_guard.engine.replay.batch import Memory
 from semgrad_guard.errors import UnsupportedModelError
 
-from .scoring_paths import CASES, Case
+from .cases import CASES, Case
 from .snapshots import unchanged
 from .switches import plain_scores
 from .tiny_models import build
@@ -131,7 +130,6 @@ def test_answers_and_their_scores_follow_the_switch(kind: str, tokenizer: PreTra
     config = peft.LoraConfig(task_type="CAUSAL_LM", **LORA) if kind == "adapter" else TUNED[kind]()
     model = varied(peft.get_peft_model(build("llama", **changes), config, autocast_adapter_dtype=False))
     language_model = LanguageModel.from_transformers(model, tokenizer, name="adapted")
-    language_model.memory = Memory(prompts=1 << 24)
 
     def answer() -> tuple[int, ...]:
         with unchanged(model):

@@ -14,14 +14,14 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay.batch import FRUGAL
+from semgrad_guard.engine.replay.memory import FRUGAL
 from semgrad_guard.engine.scores.gradient_scores import gradient_scores
 from semgrad_guard.engine.scores.scorer import scorer_of
 from semgrad_guard.estimators import Estimator, HybridGrad, MeanEntropy
 from tests.random_llama import random_llama
 
 from .generated_models import build as generated
-from .scoring_paths import Case, batch_of
+from .cases import Case, batch_of
 from .switches import plain_scores
 from .tiny_models import build, token_ids
 

@@ -14,7 +14,7 @@ import torch
 from semgrad_guard import GenerationOptions, LanguageModel, Memory
 from semgrad_guard.engine.answers.options import Sampling
 from semgrad_guard.engine.interruption import InterruptibleLock, Stop, current_stop, stopping
-from semgrad_guard.engine.replay.batch import FRUGAL
+from semgrad_guard.engine.replay.memory import FRUGAL
 from semgrad_guard.engine.text_pairs import Entailment
 from semgrad_guard.engine.worker import TextStream
 from semgrad_guard.errors import AnswerCancelledError, DeadlineExceededError, InputError

@@ -11,14 +11,14 @@ import torch
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay import kernels
-from semgrad_guard.engine.replay.batch import FRUGAL, Memory
+from semgrad_guard.engine.replay.memory import FRUGAL, Memory
 from semgrad_guard.engine.replay.hooks import activation_bytes
 from semgrad_guard.engine.replay.replayer import Replayer
 from semgrad_guard.engine.scores.scorer import Scorer, clean_slate
 from tests.pairwise import in_turn
 
 from .oracle import worst_relative_error
-from .scoring_paths import CASES, batch_of
+from .cases import CASES, batch_of
 from .tiny_models import shared
 
 pytestmark = pytest.mark.usefixtures("softmax_in_the_dtype_of_its_input")

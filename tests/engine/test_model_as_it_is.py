@@ -13,7 +13,7 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from semgrad_guard import GenerationOptions, Guard, LanguageModel, Policy
-from semgrad_guard.engine.replay.batch import Memory
+from semgrad_guard.engine.replay.memory import Memory
 from semgrad_guard.engine.scoring import scorer as scorer_module
 from semgrad_guard.engine.scores.gradient_scores import gradient_scores
 from semgrad_guard.engine.scores.gradients import GradientScores
@@ -21,7 +21,7 @@ from semgrad_guard.engine.scores.scorer import Scorer, scorer_of
 from semgrad_guard.engine.scores.exactness import self_check
 from semgrad_guard.errors import UnsupportedModelError
 
-from .scoring_paths import CASES, Case
+from .cases import CASES, Case
 from .snapshots import unchanged
 from .switches import PREPARED, REFUSED, SWITCHES, Switch, plain_scores
 from .tiny_models import build

@@ -17,7 +17,7 @@ from semgrad_guard.engine.answers.sentences import sentence_evidence
 from semgrad_guard.engine.interruption import Stop, stopping
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.grammar import one_of, text_rule
-from semgrad_guard.engine.replay.batch import FRUGAL, Memory
+from semgrad_guard.engine.replay.memory import FRUGAL, Memory
 from semgrad_guard.engine.replay.captured_states import CapturedStates
 from semgrad_guard.errors import AnswerCancelledError, AnswerInterruptedError
 from tests.pairwise import in_turn
