@@ -3,7 +3,8 @@
 A whole answer, a sentence of one, and a batch of either are rows of one replay:
 
 - the keys of a row are its constants and its live positions, by position; a query sees keys at no later position than
-  its own, and in a layer with a window no further back than that. Rows are padded, and padding sees padding alone;
+  its own, and in a layer with a window, or with chunks, no further back than that. Rows are padded, and padding sees
+  padding alone;
 - layers below k hand on their input, and layer k gets the kept h^(k). The graph begins with the span's first layer;
 - linear maps answer with what they answered when the text was read (their backward is the product by the weight);
 - the head is not run: its share of the gradient is computed from the states before it (`scores/head.py`).
@@ -170,11 +171,15 @@ def _masks(twin: Twin, queries: torch.Tensor, fixed: torch.Tensor, states: torch
         found = torch.zeros(allowed.shape, dtype=states.dtype).masked_fill_(~allowed, torch.finfo(states.dtype).min)
         return found[:, None].to(states.device)
 
-    kinds, window = twin.architecture.kinds, twin.architecture.window
-    if window is None or (kinds and "sliding_attention" not in kinds):
+    kinds, window, chunk = twin.architecture.kinds, twin.architecture.window, twin.architecture.chunk
+    if chunk is not None and "chunked_attention" in kinds:
+        kind, near = "chunked_attention", keys // chunk == places // chunk
+    elif window is not None and (not kinds or "sliding_attention" in kinds):
+        kind, near = "sliding_attention", keys > places - window
+    else:
         return mask(sees)
-    near = mask(sees & ((keys > places - window) | padding))
-    return {"full_attention": mask(sees), "sliding_attention": near} if len(kinds) > 1 else near
+    some = mask(sees & (near | padding))
+    return {"full_attention": mask(sees), kind: some} if len(kinds) > 1 else some
 
 
 def _fixed_layers(twin: Twin, rows: Sequence[Row], width: int, still: torch.Tensor | None) -> Iterator[DynamicLayer]:
