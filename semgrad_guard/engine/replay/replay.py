@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd.graph import allow_mutation_on_saved_tensors
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 from transformers.cache_utils import Cache, DynamicLayer
@@ -122,8 +123,13 @@ def continued(twin: Twin, row: Row, span: Sequence[int], seed: Seed) -> Gradient
         with torch.no_grad(), twin.headless():
             cache = getattr(twin.call(ids[:, :begin], use_cache=True), CACHE)  # of the model's own kind
     hidden, table = _leaves(span)
-    with torch.enable_grad(), twin.headless() as found, twin.watching(table):
-        twin.call(ids[:, begin:], cache=cache)
+    with ExitStack() as stack:
+        stack.enter_context(torch.enable_grad())
+        # A layer's state is written over in its cache, while the backward pass needs the one before.
+        stack.enter_context(allow_mutation_on_saved_tensors())
+        found = stack.enter_context(twin.headless())
+        with twin.watching(table):
+            twin.call(ids[:, begin:], cache=cache)
         return _gradients(found[0][0, row.begin - 1 - begin : end - begin], [hidden[layer] for layer in span], seed)
 
 
