@@ -13,21 +13,25 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.replay.tape import Row
+from semgrad_guard.engine.replay.twin import CACHE
 from semgrad_guard.engine.scores.gradient_scores import gradient_scores
-from semgrad_guard.engine.scores.scorer import clean_slate, scorer_of
+from semgrad_guard.engine.scores.scorer import scorer_of
 from semgrad_guard.errors import SemGradGuardError
 
+from .cases import CASES, Case
 from .generated_models import build
-from .scoring_paths import CASES, Case, batch_of
 
 Outcome = Literal["exact", "refused", "inexact", "crashed", "not built"]
 EXACT = 1e-4
 """The worst relative error over every number of a score, in float32."""
 NOISE = 3.0
 """How many times its own noise a score in bfloat16 may be off."""
+PARTS = (2, 3), (3, 6)
+"""The sentences of the last case that have others before them."""
 _LEAST_NOISE = 2.0**-8
 """Of a single rounding: where a model's own passes happen to agree, its noise is no less."""
 
@@ -36,7 +40,7 @@ _LEAST_NOISE = 2.0**-8
 class Verdict:
     """What happened to one architecture.
 
-    `tier` is the cheapest that scored it; `error` the worst relative error in float32 over its tiers, `noise_ratio`
+    `tier` is what scored it; `error` the worst relative error in float32, `noise_ratio`
     that of SemGrad and ParaGrad in bfloat16, in units of the model's own (None where it was not scored); `message`
     the message where it was not scored.
     """
@@ -59,7 +63,7 @@ class Expected:
 
 
 def check(model_type: str) -> Verdict:
-    """Build it, score it in every tier that its self-check allows, in float32 and bfloat16, and compare."""
+    """Build it, score it alone, in a batch and by sentence, in float32 and bfloat16, and compare."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -77,30 +81,35 @@ def check(model_type: str) -> Verdict:
         except Exception as error:  # noqa: BLE001
             return Verdict(model_type, "crashed", message=f"plain autograd: {_said(error)}")
         error = max(_error(ours, theirs) for row in found for ours, theirs in zip(row, expected, strict=True))
+        try:
+            parts = [expectation(model, CASES[-1], part=part) for part in PARTS] if (own := sentences(model)) else []
+        except Exception as error:  # noqa: BLE001
+            return Verdict(model_type, "crashed", message=f"in context: {_said(error)}")
+        error = max([error, *map(_error, own, parts)])
         if not error < EXACT:
             return Verdict(model_type, "inexact", tier, error)
         return Verdict(model_type, "exact", tier, error, _noise_ratio(model, expected))
 
 
 def scores(model: PreTrainedModel) -> tuple[list[list[Expected]], str]:
-    """The cases alone, as one batch, and from states as a generation would have left them; and the cheapest tier."""
+    """The cases alone, and as one batch; and the tier of the last."""
     prompts, responses = [case.prompt for case in CASES], [case.response for case in CASES]
     tokens = [case.semantic_token for case in CASES]
     alone = [gradient_scores(model, case.prompt, case.response, semantic_token=case.semantic_token) for case in CASES]
     together = gradient_scores(model, prompts, responses, semantic_token=tokens)
-    found = [alone, together]
-    scorer = scorer_of(model)
-    tiers = scorer.tiers()
-    if "captured" in tiers:
-        objective = Objective()
-        for rows in [CASES[:1], CASES]:
-            batch = batch_of(rows, objective)
-            with clean_slate():
-                layer = objective.span(scorer.architecture.n_layers)[0]
-                captured = scorer.current_replayer().record(batch, layer)
-            rescored = list(scorer.score(batch, objective, captured))
-            found.append([*rescored, *together[len(rows) :]])
-    return [[_plain(gradients) for gradients in row] for row in found], tiers[0]
+    return [[_plain(found) for found in row] for row in (alone, together)], together[-1].tier
+
+
+def sentences(model: PreTrainedModel) -> list[Expected]:
+    """The last two parts of a response, given the parts before; none where the model rules context out."""
+    scorer, objective = scorer_of(model), Objective()
+    if scorer.exactness().in_context is None:
+        return []
+    return [_plain(found) for found in scorer.score([_part(begin, end) for begin, end in PARTS], objective)]
+
+
+def _part(begin: int, end: int) -> Row:
+    return CASES[-1].row(Objective(), before=begin, end=end, in_context=True)
 
 
 def _plain(found: Any) -> Expected:
@@ -109,12 +118,31 @@ def _plain(found: Any) -> Expected:
     return Expected(found.semgrad, found.paragrad, (*found.entropies, *found.log_probs))
 
 
-def expectation(model: PreTrainedModel, case: Case) -> Expected:
+class Detaching(DynamicCache):
+    """A cache in which the keys and values of some positions let no gradient through."""
+
+    def __init__(self, begin: int, end: int) -> None:
+        super().__init__()
+        self.begin, self.end = begin, end
+
+    def update(self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        halves = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        before, after = slice(0, self.begin), slice(self.end, None)
+        return tuple(
+            torch.cat([x[:, :, before], x[:, :, self.begin : self.end].detach(), x[:, :, after]], dim=2) for x in halves
+        )
+
+
+def expectation(model: PreTrainedModel, case: Case, *, part: tuple[int, int] | None = None) -> Expected:
     """The definition: gradients of sum_t H_t log p_t at t* over the upper layers, by the model's own record of them.
 
     Nothing is given to the model but the tokens. A hidden state is whatever the record holds for a layer; where it
     has more axes than batch, tokens and width (several residual streams), all entries at t* are one vector.
+    Of a `part` of the response the keys and values of the tokens before it are constants, and none follow it.
     """
+    begin, end = part or (0, len(case.response))
+    first = len(case.prompt) - 1
+    context = {CACHE: Detaching(first + 1, first + 1 + begin), "use_cache": True} if part else {"use_cache": False}
     model = copy.deepcopy(model).eval().requires_grad_(False)
     head: Any = model.get_output_embeddings()
     weight = head.weight.detach().clone().requires_grad_()
@@ -122,12 +150,11 @@ def expectation(model: PreTrainedModel, case: Case) -> Expected:
     embedding: Any = model.get_input_embeddings()
     embedding.register_forward_hook(lambda _, __, output: output.requires_grad_().clone())
     with _layer_inputs(model) as inputs, torch.enable_grad():
-        ids = torch.tensor([[*case.prompt, *case.response]])
-        output: Any = model(input_ids=ids, output_hidden_states=True, use_cache=False, return_dict=True)
-        first, length = len(case.prompt) - 1, len(case.response)
-        log_p = output.logits[0, first : first + length].double().log_softmax(-1)
+        ids = torch.tensor([[*case.prompt, *case.response[:end]]])
+        output: Any = model(input_ids=ids, output_hidden_states=True, return_dict=True, **context)
+        log_p = output.logits[0, first + begin : first + end].double().log_softmax(-1)
         entropies = -(log_p.detach().exp() * log_p.detach()).sum(-1)
-        log_probs = log_p[torch.arange(length), torch.tensor(case.response)]
+        log_probs = log_p[torch.arange(end - begin), torch.tensor(case.response[begin:end])]
         loss = (entropies * log_probs).sum()
     record = [_in_graph(states, inputs) for states in output.hidden_states]
     begins = max((k for k, states in inputs if k and states is record[0]), default=0)  # Mamba's, from layer 1 on

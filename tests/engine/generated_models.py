@@ -17,7 +17,7 @@ from packaging.version import Version
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from .tiny_models import VOCABULARY, spread_weights
+from .tiny_models import LONG_ROPE, VOCABULARY, spread_weights
 
 MODEL_TYPES = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 LAYERS = 4
@@ -98,6 +98,9 @@ _STUDENT = {
     "text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0, "num_kv_shared_layers": 4}
 }
 _DOTS_3 = {"layer_types": ["indexed_attention"] * 4, "num_key_value_heads": 4}
+_LINEAR_AND_FULL = {"layer_types": ["linear_attention", "full_attention"] * 2}
+_NEAR_AND_FULL = {"layer_types": ["sliding_attention", "full_attention"] * 2}
+_INKLING = {"layer_types": ["hybrid_sliding", "hybrid"] * 2}
 _QWEN_4 = {
     "indexer_n_heads": 2,
     "indexer_kv_heads": 1,
@@ -108,12 +111,15 @@ _QWEN_4 = {
 }
 
 DIFFERENCES: Mapping[str, Mapping[str, Any]] = {
-    "bamba": _MAMBA_HEADS,
+    "bailing_hybrid": _LINEAR_AND_FULL,
+    "bamba": {**_MAMBA_HEADS, "attn_layer_indices": [1, 3]},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {**_ROPE, "mrope_section": [2, 1, 1]}}},
     "dbrx": {"attn_config": {"rope_theta": 1e4, "clip_qkv": 2.0}},
     "dots1": {"n_shared_experts": 1},
     "dots3_note": {"text_config": _DOTS_3, "vision_config": {"pyramid_num_routed": [-1, -1, 2, 2]}},
     "dots3_note_text": _DOTS_3,
+    "gemma3": {"text_config": _NEAR_AND_FULL},
+    "gemma3_text": _NEAR_AND_FULL,
     "gemma3n": {"text_config": _GEMMA_3N},
     "gemma3n_text": _GEMMA_3N,
     "gemma4": {"text_config": _GEMMA_4},
@@ -123,11 +129,20 @@ DIFFERENCES: Mapping[str, Mapping[str, Any]] = {
     # attention last: an mlp, the default's last layer, passes nothing on from token to token
     "nemotron_h": {"layers_block_type": ["linear_attention", "moe", "mlp", "full_attention"]},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
-    "granitemoehybrid": _MAMBA_HEADS,
+    "granitemoehybrid": {**_MAMBA_HEADS, "layer_types": ["mamba", "attention"] * 2},
+    "inkling2_loop_text": _INKLING,
+    "inkling2_text": _INKLING,
+    "inkling_text": _INKLING,
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "kimi_linear": _LINEAR_AND_FULL,
+    "kolibri1": _NEAR_AND_FULL,
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "lfm3": {"layer_types": ["conv", "sliding_attention", "conv", "full_attention"]},
     "hrm_text": {"num_hidden_layers": 16},
     "longcat_flash": {"head_dim": 4},
     "mamba2": {"num_heads": 8},
+    # a layer that looks at pictures, and none where there is only text
+    "mllama": {"text_config": {"num_hidden_layers": 5, "cross_attention_layers": [1]}},
     "minicpm3": {"dim_model_base": 24},
     "qwen4_exp": {"text_config": _QWEN_4},
     "qwen4_exp_text": _QWEN_4,
@@ -152,12 +167,14 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "falcon, alibi": ("falcon", {"alibi": True}),
     "olmo, clipped": ("olmo", {"clip_qkv": 0.5}),
     "granitemoehybrid, attention only": ("granitemoehybrid", {"layer_types": ["attention"] * 4}),
-    "bamba, with attention": ("bamba", {"attn_layer_indices": [1, 3]}),
-    "jamba, with attention": ("jamba", {"attn_layer_period": 2, "attn_layer_offset": 1}),
-    "kimi_linear, with attention": ("kimi_linear", {"layer_types": ["linear_attention", "full_attention"] * 2}),
     "gemma2, deeper": ("gemma2", {"num_hidden_layers": 7}),
     "bert, both directions": ("bert", {"is_decoder": False}),
-    "llama, dynamic positions": ("llama", {"rope_parameters": {**_ROPE, "rope_type": "dynamic", "factor": 4.0}}),
+    "llama, dynamic positions": (
+        "llama",
+        {"max_position_embeddings": 16, "rope_parameters": {**_ROPE, "rope_type": "dynamic", "factor": 4.0}},
+    ),
+    "phi3, long positions": ("phi3", LONG_ROPE),
+    "qwen3, with a window": ("qwen3", {"use_sliding_window": True, "max_window_layers": 2}),
     "mixtral, tied": ("mixtral", {"tie_word_embeddings": True}),
 }
 """Settings of an architecture that make its code take another path."""

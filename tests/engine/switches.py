@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from .oracle import official_span
-from .scoring_paths import Case
+from .cases import Case
 
 Switch = Callable[[Any], Any]
 

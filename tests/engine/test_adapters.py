@@ -16,7 +16,7 @@ from semgrad_guard import GenerationOptions, LanguageModel, gradient_scores
 from semgrad_guard.engine.models import architecture
 from semgrad_guard.errors import UnsupportedModelError
 
-from .scoring_paths import CASES, Case
+from .cases import CASES, Case
 from .snapshots import unchanged
 from .switches import plain_scores
 from .tiny_models import build

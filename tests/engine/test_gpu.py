@@ -21,7 +21,7 @@ from tests.scripts import load
 from tests.thinking import thinking_model
 
 from .oracle import reference_scores, worst_relative_error
-from .scoring_paths import CASES
+from .cases import CASES
 from .tiny_models import build
 
 ROOT = Path(__file__).parents[2]

@@ -21,7 +21,7 @@ from semgrad_guard.estimators import Estimator, HybridGrad, MeanEntropy
 from tests.random_llama import random_llama
 
 from .generated_models import build as generated
-from .scoring_paths import Case, batch_of
+from .cases import Case, batch_of
 from .switches import plain_scores
 from .tiny_models import build, token_ids
 

@@ -16,7 +16,7 @@ from semgrad_guard.engine.scores.scorer import scorer_of
 from tests.pairwise import in_turn, pairwise
 
 from .oracle import worst_relative_error
-from .scoring_paths import CASES, batch_of
+from .cases import CASES, batch_of
 from .tiny_models import build, token_ids
 
 PROMPTS = [token_ids(6 + i % 9, 100 + i) for i in range(30)]

@@ -18,7 +18,7 @@ from semgrad_guard.engine.scores.scorer import Scorer, clean_slate
 from tests.pairwise import in_turn
 
 from .oracle import worst_relative_error
-from .scoring_paths import CASES, batch_of
+from .cases import CASES, batch_of
 from .tiny_models import shared
 
 pytestmark = pytest.mark.usefixtures("softmax_in_the_dtype_of_its_input")

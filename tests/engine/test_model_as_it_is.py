@@ -13,6 +13,7 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from semgrad_guard import GenerationOptions, Guard, LanguageModel, Policy
+from semgrad_guard.engine.replay.memory import Memory
 from semgrad_guard.engine.scoring import scorer as scorer_module
 from semgrad_guard.engine.scores.gradient_scores import gradient_scores
 from semgrad_guard.engine.scores.gradients import GradientScores
@@ -20,7 +21,7 @@ from semgrad_guard.engine.scores.scorer import Scorer, scorer_of
 from semgrad_guard.engine.scores.exactness import self_check
 from semgrad_guard.errors import UnsupportedModelError
 
-from .scoring_paths import CASES, Case
+from .cases import CASES, Case
 from .snapshots import unchanged
 from .switches import PREPARED, REFUSED, SWITCHES, Switch, plain_scores
 from .tiny_models import build
@@ -83,19 +84,23 @@ def test_code_that_runs_the_users_modules_is_refused_and_its_end_is_scored(name:
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "memory"),
     [
-        pytest.param(name, marks=() if number % 3 == 0 else pytest.mark.heavy)
-        for number, name in enumerate((*SWITCHES, *PREPARED))
+        *(
+            pytest.param(name, Memory(prompts=1 << 24), marks=() if number % 3 == 0 else pytest.mark.heavy)
+            for number, name in enumerate((*SWITCHES, *PREPARED))
+        ),
+        *((name, Memory()) for name in ("activation", "weights in place", "a hook", "a hook's closure")),
     ],
 )
 def test_a_switch_is_seen_by_the_next_answer_and_by_an_earlier_answers_score(
-    name: str, tokenizer: PreTrainedTokenizerFast
+    name: str, memory: Memory, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     """Every third switch, and in `make check-heavy` the others, which the test above takes."""
     model = build("llama", vocab_size=258, eos_token_id=None)
     switch = prepared(name, model)
     language_model = LanguageModel.from_transformers(model, tokenizer)
+    language_model.memory = memory
     early, late = (language_model.generate(PROMPT, BRIEF) for _ in range(2))
     first = late.evidence.gradients()
     switch(model)
@@ -105,6 +110,7 @@ def test_a_switch_is_seen_by_the_next_answer_and_by_an_earlier_answers_score(
         case = Case(list(generation.prompt.ids), list(generation.response_ids), generation.prompt.semantic_token.offset)
         check(timed.scores, model, case)
     assert first is not None
+    assert generation.reused_tokens == 0
     ids = torch.tensor([generation.prompt.ids])
     with torch.compiler.set_stance("force_eager"):
         own = model.generate(ids, max_new_tokens=6, do_sample=False, eos_token_id=257, pad_token_id=257)

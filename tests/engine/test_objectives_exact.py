@@ -16,7 +16,7 @@ from semgrad_guard.errors import InputError
 from tests.pairwise import in_turn
 
 from .oracle import reference_scores, worst_relative_error
-from .scoring_paths import CASES, Case, batch_of, score_in_tier, score_parts_in_tier
+from .cases import CASES, Case, batch_of, score_in_tier, score_parts_in_tier
 from .test_exactness import TIERS, tolerance
 from .tiny_models import shared, token_ids
 

@@ -12,12 +12,12 @@ from transformers import PreTrainedTokenizerFast
 
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay.batch import is_out_of_memory
+from semgrad_guard.engine.replay.memory import is_out_of_memory
 from semgrad_guard.engine.scores.gradient_scores import gradient_scores
 from semgrad_guard.engine.scores.scorer import Scorer
 
 from .oracle import worst_relative_error
-from .scoring_paths import CASES, batch_of
+from .cases import CASES, batch_of
 from .snapshots import unchanged
 from .tiny_models import build
 

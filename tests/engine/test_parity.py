@@ -17,7 +17,7 @@ from semgrad_guard.engine.scores.gradients import Tier
 from tests.pairwise import in_turn
 
 from .oracle import reference_scores
-from .scoring_paths import Case, score_in_tier
+from .cases import Case, score_in_tier
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "parity"
 MODELS = sorted(path.name for path in FIXTURES.iterdir() if path.is_dir())

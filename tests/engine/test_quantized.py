@@ -26,7 +26,7 @@ from semgrad_guard.errors import UnsupportedModelError
 from tests.pairwise import in_turn
 
 from .oracle import worst_relative_error
-from .scoring_paths import CASES, score_in_tier
+from .cases import CASES, score_in_tier
 from .snapshots import unchanged
 from .switches import plain_scores
 from .tiny_models import build, shared

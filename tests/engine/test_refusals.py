@@ -29,7 +29,7 @@ from semgrad_guard.errors import (
 
 from .architectures import expectation
 from .generated_models import tiny_config
-from .scoring_paths import Case
+from .cases import Case
 from .snapshots import unchanged
 from .tiny_models import VOCABULARY, build, shared, spread_weights, token_ids
 

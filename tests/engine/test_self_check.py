@@ -28,7 +28,7 @@ from tests.pairwise import in_turn
 from .architectures import expectation
 from .generated_models import build as generated
 from .oracle import worst_relative_error
-from .scoring_paths import CASES, batch_of
+from .cases import CASES, batch_of
 from .tiny_models import ARCHITECTURES, LONG_ROPE, VOCABULARY, build, shared, spread_weights
 
 

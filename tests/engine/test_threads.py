@@ -16,7 +16,7 @@ from semgrad_guard.engine.scores.gradients import GradientScores
 from semgrad_guard.engine.scores.scorer import Scorer, scorer_of
 from semgrad_guard.engine.scores.exactness import self_check
 
-from .scoring_paths import CASES
+from .cases import CASES
 from .tiny_models import LONG_ROPE, build, token_ids
 
 ROUNDS = 6

@@ -25,7 +25,7 @@ from tests.leaks import smallest_growth, tensors_alive
 from tests.pairwise import in_turn, pairwise
 
 from .oracle import worst_relative_error
-from .scoring_paths import CASES, batch_of, score_in_tier
+from .cases import CASES, batch_of, score_in_tier
 from .snapshots import unchanged
 from .switches import scaled
 from .tiny_models import LONG_ROPE, build, token_ids

@@ -399,7 +399,7 @@ class WholeRun(LogitsProcessor):
                 stopping_criteria=StoppingCriteriaList([_AllDone(self._rows)]),
             )
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:  # type: ignore[override]
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         """Leave one token of each row [B, V]: the one that it has written, or the end where it is done."""
         for row, own, likeliest in zip(self._rows, scores, scores.argmax(-1).tolist(), strict=True):
             before = len(row.ids)

@@ -41,7 +41,8 @@ class Architecture:
     look at pictures or sound, which text does not pass through, and `n_layers` counts the others. `kinds` are the
     configuration's words for its layers. `attends` says that
     tokens meet in attention alone and in no recurrent state, `cuttable` whether the KV cache may be cut at t* as well;
-    `takes_positions` whether left-padded rows can be told their positions. No layer has a shorter `window`.
+    `takes_positions` whether left-padded rows can be told their positions. No layer has a shorter `window`; chunked
+    layers see the tokens of their own `chunk` of so many alone.
     Past `fixed_positions` tokens, rotary frequencies change with the length (dynamic and long rope), so that cached
     keys differ from those of one pass over the whole sequence.
     """
@@ -57,6 +58,7 @@ class Architecture:
     takes_logits_to_keep: bool = False
     idle: frozenset[int] = frozenset()
     window: int | None = None
+    chunk: int | None = None
     kinds: frozenset[str] = frozenset()
 
 
@@ -101,6 +103,7 @@ def inspect_architecture(model: nn.Module) -> Architecture:
         fixed_positions=_fixed_positions(config),
         idle=idle,
         window=min((size for name in _WINDOWS if isinstance(size := getattr(config, name, None), int)), default=None),
+        chunk=getattr(config, "attention_chunk_size", None),
         kinds=frozenset(getattr(config, "layer_types", None) or ()),
     )
 

@@ -3,7 +3,8 @@
 A whole answer, a sentence of one, and a batch of either are rows of one replay:
 
 - the keys of a row are its constants and its live positions, by position; a query sees keys at no later position than
-  its own, and in a layer with a window no further back than that. Rows are padded, and padding sees padding alone;
+  its own, and in a layer with a window, or with chunks, no further back than that. Rows are padded, and padding sees
+  padding alone;
 - layers below k hand on their input, and layer k gets the kept h^(k). The graph begins with the span's first layer;
 - attention takes a few queries over keys of which most are constants (`attention.py`);
 - linear maps answer with what they answered when the text was read (their backward is the product by the weight);
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd.graph import allow_mutation_on_saved_tensors
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 from transformers.cache_utils import Cache, DynamicLayer
@@ -123,8 +125,13 @@ def continued(twin: Twin, row: Row, span: Sequence[int], seed: Seed) -> Gradient
         with torch.no_grad(), twin.headless():
             cache = getattr(twin.call(ids[:, :begin], use_cache=True), CACHE)  # of the model's own kind
     hidden, table = _leaves(span)
-    with torch.enable_grad(), twin.headless() as found, twin.watching(table):
-        twin.call(ids[:, begin:], cache=cache)
+    with ExitStack() as stack:
+        stack.enter_context(torch.enable_grad())
+        # A layer's state is written over in its cache, while the backward pass needs the one before.
+        stack.enter_context(allow_mutation_on_saved_tensors())
+        found = stack.enter_context(twin.headless())
+        with twin.watching(table):
+            twin.call(ids[:, begin:], cache=cache)
         return _gradients(found[0][0, row.begin - 1 - begin : end - begin], [hidden[layer] for layer in span], seed)
 
 
@@ -172,11 +179,15 @@ def _masks(twin: Twin, queries: torch.Tensor, fixed: torch.Tensor, states: torch
         found = torch.zeros(allowed.shape, dtype=states.dtype).masked_fill_(~allowed, torch.finfo(states.dtype).min)
         return found[:, None].to(states.device)
 
-    kinds, window = twin.architecture.kinds, twin.architecture.window
-    if window is None or (kinds and "sliding_attention" not in kinds):
+    kinds, window, chunk = twin.architecture.kinds, twin.architecture.window, twin.architecture.chunk
+    if chunk is not None and "chunked_attention" in kinds:
+        kind, near = "chunked_attention", keys // chunk == places // chunk
+    elif window is not None and (not kinds or "sliding_attention" in kinds):
+        kind, near = "sliding_attention", keys > places - window
+    else:
         return mask(sees)
-    near = mask(sees & ((keys > places - window) | padding))
-    return {"full_attention": mask(sees), "sliding_attention": near} if len(kinds) > 1 else near
+    some = mask(sees & (near | padding))
+    return {"full_attention": mask(sees), kind: some} if len(kinds) > 1 else some
 
 
 def _fixed_layers(twin: Twin, rows: Sequence[Row], width: int, still: torch.Tensor | None) -> Iterator[DynamicLayer]:

@@ -125,7 +125,7 @@ class _Check:
         self._span = tuple(sorted({observed_layer(n), n - 1}))
         self._tolerance = tolerance_of(twin.head.weight.dtype)
         self.why = ""
-        window = twin.architecture.window or 0
+        window = twin.architecture.window or twin.architecture.chunk or 0
         self._prompt = max(_PROMPT, window + 2) if window <= 2 * _PROMPT else _PROMPT  # rows that exceed a small window
         self._long: Ordinary | None = None
 

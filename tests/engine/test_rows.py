@@ -1,0 +1,241 @@
+"""Every row of any answer in any batch equals the ordinary call, by the suite's own oracle.
+
+A row is a whole answer, what follows a thought, or a sentence in context; its text was written in a running batch that
+others joined and left, or comes from elsewhere; it is scored beside any others, for any objective, with any memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from semgrad_guard import GenerationOptions, LanguageModel, Memory
+from semgrad_guard.engine.answers.writing import BatchRequest, WrittenAnswer
+from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.replay.tape import Row, Tape
+from semgrad_guard.engine.scores.gradients import NO_GRADIENT, GradientScores
+from semgrad_guard.engine.scores.observed import Observation, observed_layer
+from semgrad_guard.engine.scores.scorer import scorer_of
+from tests.pairwise import every
+
+from .oracle import Reference, reference_scores, worst_relative_error
+from .running import SETTINGS, batch_request, named, wrapped
+from .test_adapters import LORA, peft, varied
+from .tiny_models import ARCHITECTURES, STATEFUL, build, shared, token_ids
+
+RANDOM = settings(
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # a smaller example takes minutes to find
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+EXACT = 1e-5
+"""Weights are float64; norms, angles and routers are float32 in some models, whose last digit may fall either way."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A prompt, its t* counted from the end, what was written, and what writing left of it."""
+
+    prompt: tuple[int, ...]
+    offset: int
+    written: tuple[int, ...]
+    tape: Tape | None = None
+
+
+@cache
+def writing(name: str) -> LanguageModel:
+    if name == "llama, adapted":
+        config = peft.LoraConfig(task_type="CAUSAL_LM", **LORA)
+        return named(varied(peft.get_peft_model(build("llama", **SETTINGS), config, autocast_adapter_dtype=False)))
+    return wrapped(name, dtype=torch.float64)
+
+
+OPTIONS = st.builds(
+    GenerationOptions,
+    max_tokens=st.integers(1, 9),
+    temperature=st.sampled_from([0.0, 1.5]),
+    top_p=st.sampled_from([1.0, 0.8]),
+    seed=st.integers(0, 9),
+    stop=st.lists(st.text("ab ", min_size=1, max_size=2), max_size=2),
+)
+QUESTIONS = st.text("xyz ", max_size=40).map("q".__add__)
+MEMORIES = st.builds(
+    Memory,
+    logits=st.sampled_from([0, 5_000, 96 << 20]),
+    activations=st.sampled_from([0, 512 << 20]),
+    outputs=st.sampled_from([0, 20_000, 96 << 20]),
+)
+
+
+@st.composite
+def objectives(draw: st.DrawFn, n_layers: int) -> Objective:
+    some = st.lists(st.integers(0, n_layers - 1), min_size=1, unique=True).map(tuple)
+    return Objective(
+        draw(st.sampled_from(["paper", "official"])),
+        draw(st.none() | some),
+        norm=draw(st.sampled_from(["l1", "l2"])),
+        weighted=draw(st.booleans()),
+        token=draw(st.none() | st.integers(-5, -1)),
+        last_tokens=draw(st.sampled_from([None, None, 1, 3, 1000])),
+    )
+
+
+def written(
+    data: st.DataObject, model: LanguageModel, objective: Objective, requests: Sequence[BatchRequest]
+) -> list[Text]:
+    """What a batch makes of requests that join and leave it at random steps; some texts are taken before their end."""
+    batch, left, rows, gone = model.running_batch(objective), list(requests), list[WrittenAnswer](), set[int]()
+    texts: list[Text] = []
+
+    def text(row: WrittenAnswer, tape: Tape | None) -> Text:
+        return Text(row.prompt.ids, row.prompt.semantic_token.offset, tuple(row.ids), tape)
+
+    while left or batch.rows:
+        event = data.draw(st.sampled_from(["step", "step", "join", "pieces", "leave", "score", "let go"]))
+        some = data.draw(st.sampled_from(batch.rows)) if batch.rows else None
+        if left and (some is None or event == "join"):
+            count = data.draw(st.integers(1, 3))
+            rows += batch.join(left[:count])
+            left = left[count:]
+        elif left and event == "pieces":
+            for found in batch.join_in_pieces([left.pop(0)], data.draw(st.integers(1, 9))):
+                rows += found or ()
+                batch.step()
+        elif some is not None and event == "leave":
+            gone.add(id(some))
+            batch.drop([some])
+        elif some is not None and event == "score":
+            texts.append(text(some, batch._tape_so_far(some)))
+        elif some is not None and event == "let go":
+            batch.let_go([(some, data.draw(st.integers(1, len(some.ids))))])
+        else:
+            batch.step()
+    assert [row.error for row in rows] == [None] * len(requests)
+    alone = model.write_whole(requests)
+    for row, single in zip(rows, alone, strict=True):
+        whole = [*single.preceding_ids, *single.response_ids]
+        assert row.ids[: len(whole)] == whole or id(row) in gone or single.scoring.answers[single.row].written
+    return [*texts, *(text(row, row.tape()) for row in rows if id(row) not in gone and row.ids)]
+
+
+def rows_of(data: st.DataObject, texts: Sequence[Text], objective: Objective, *, in_context: bool) -> list[Row]:
+    """Parts of texts in any order, each with its tape or without."""
+    found: list[Row] = []
+    for text in texts:
+        for _ in range(data.draw(st.integers(1, 3))):
+            begin = data.draw(st.integers(0, len(text.written) - 1))
+            end = data.draw(st.integers(begin + 1, len(text.written)))
+            part: dict[str, Any] = {"before": begin, "end": end, "in_context": in_context and data.draw(st.booleans())}
+            tape = text.tape if data.draw(st.integers(0, 3)) else None
+            found.append(Row.of(text.prompt, text.written, text.offset, objective, tape=tape, **part))
+    return data.draw(st.permutations(found))
+
+
+def reference(model: Any, row: Row, objective: Objective, **options: Any) -> Reference:
+    """The row by the model's own ordinary call, which nothing follows."""
+    before, n = row.begin - row.prompt, objective.last_tokens
+    return reference_scores(
+        model,
+        row.ids[: row.prompt],
+        row.ids[row.prompt : row.end],
+        row.token - row.prompt,
+        objective.variant,
+        objective.layers and sorted(objective.layers),
+        norm=objective.norm,
+        weighted=objective.weighted,
+        grid_tokens=None if n is None else min(n, row.prompt),
+        part=slice(before, None),
+        context=before if row.in_context else 0,
+        **options,
+    )
+
+
+def require_equal(found: GradientScores, expected: Reference, row: Row) -> None:
+    if found.reason == NO_GRADIENT:  # t* is beyond the reach of windows
+        assert expected.semgrad == 0, row
+    else:
+        assert found.reason is None, (found, row)
+        assert worst_relative_error(found, expected) < EXACT, row
+
+
+def observation(model: Any, row: Row, *, own: bool) -> Observation:
+    """By one call of the model as any user makes it."""
+    with torch.no_grad():
+        output = model(input_ids=torch.tensor([row.ids[: row.end]]), output_hidden_states=True)
+    log_p = output.logits[0, row.begin - 1 : -1].double().log_softmax(-1)
+    states = output.hidden_states[observed_layer(model.config.num_hidden_layers)][0, row.begin - 1 + own :]
+    state = (states if own else states[:-1]).double().mean(0)
+    chosen = log_p[range(row.length), list(row.targets)]
+    return Observation(tuple(chosen.tolist()), tuple((-(log_p.exp() * log_p).sum(-1)).tolist()), tuple(state.tolist()))
+
+
+def require_seen(found: Observation, expected: Observation) -> None:
+    for name in ("log_probs", "entropies", "state"):
+        assert getattr(found, name) == pytest.approx(getattr(expected, name), rel=EXACT, abs=1e-8)
+
+
+@pytest.mark.parametrize("name", every(2, [*ARCHITECTURES, "llama, adapted"]))
+@settings(RANDOM, max_examples=6)
+@given(data=st.data())
+def test_rows_of_answers_that_a_batch_wrote(name: str, data: st.DataObject) -> None:
+    model = writing(name)
+    scorer = model._scorer
+    assert scorer.joins
+    scorer.memory = data.draw(MEMORIES)
+    objective = data.draw(objectives(scorer.architecture.n_layers))
+    wanted = data.draw(st.lists(st.tuples(QUESTIONS, OPTIONS, st.none() | st.integers(-9, -1)), min_size=1, max_size=5))
+    requests = [batch_request(model, (question, options), token=token) for question, options, token in wanted]
+    looks = data.draw(st.integers(0, 3)) == 0
+    texts = written(data, model, Objective(gradients=False) if looks else objective, requests)
+    if not texts:
+        return
+    rows = rows_of(data, texts, objective, in_context=True)
+    found = [] if looks else scorer.score(rows, objective)
+    assert {one.tier for one in found} <= {"replay"}
+    for one, row in zip(found, rows, strict=False):
+        require_equal(one, reference(model._model, row, objective), row)
+    own = data.draw(st.booleans())
+    for seen, row in zip(scorer.observe(rows, own=own), rows, strict=True):
+        require_seen(seen, observation(model._model, row, own=own))
+
+
+@st.composite
+def foreign(draw: st.DrawFn) -> Text:
+    length = draw(st.integers(5, 25))
+    written = token_ids(draw(st.integers(1, 8)), draw(st.integers(0, 99)))
+    return Text(tuple(token_ids(length, draw(st.integers(0, 99)))), -draw(st.integers(1, length)), tuple(written))
+
+
+@pytest.mark.parametrize("name", every(2, [*ARCHITECTURES, *STATEFUL]))
+@settings(RANDOM, max_examples=6)
+@given(data=st.data(), texts=st.lists(foreign(), min_size=1, max_size=4))
+def test_rows_of_texts_from_elsewhere(name: str, data: st.DataObject, texts: list[Text]) -> None:
+    """Also of models whose layers hold a state, and have no context."""
+    model = shared(name)
+    scorer = scorer_of(model)
+    scorer.memory = data.draw(MEMORIES)
+    objective = data.draw(objectives(scorer.architecture.n_layers))
+    rows = rows_of(data, texts, objective, in_context=scorer.exactness().in_context is not None)
+    # The Mamba models' own record of hidden states leaves the embedding out.
+    options = {"first_recorded": 1} if name in ("mamba", "mamba2") else {}
+    if options and 0 in objective.span(scorer.architecture.n_layers):
+        return
+    found = scorer.score(rows, objective)
+    assert {one.tier for one in found} <= ({"replay"} if name in ARCHITECTURES else {"replay", "ordinary"})
+    for one, row in zip(found, rows, strict=True):
+        require_equal(one, reference(model, row, objective, **options), row)
+
+
+def test_which_of_them_have_a_cheap_way() -> None:
+    ways = {name: scorer_of(shared(name)).exactness() for name in STATEFUL}
+    assert {name for name, found in ways.items() if found.way == "continued"} >= {
+        *("falcon-h1", "qwen3-next", "lfm2", "llama4-chunked")
+    }
+    assert all(scorer_of(shared(name)).exactness().way == "rows" for name in ARCHITECTURES)
