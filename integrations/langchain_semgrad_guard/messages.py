@@ -59,13 +59,11 @@ def to_conversation(messages: Sequence[BaseMessage]) -> tuple[Message, ...]:
 
 
 def usage(generation: Generation) -> UsageMetadata:
-    """Tokens read, how many of them an earlier prompt had in common, and tokens produced (the end token counts)."""
+    """Tokens read, and tokens produced (the end token counts)."""
     read, produced = len(generation.prompt.ids), generation.completion_tokens
     found = UsageMetadata(input_tokens=read, output_tokens=produced, total_tokens=read + produced)
     if generation.reasoning is not None:
         found["output_token_details"] = {"reasoning": len(generation.reasoning.ids)}
-    if generation.reused_tokens:
-        found["input_token_details"] = {"cache_read": generation.reused_tokens}
     return found
 
 

@@ -78,8 +78,6 @@ def read_off(evidence: Evidence, objective: Objective, value: Callable[[Gradient
     }
     if scores.deviation is not None:
         details["deviation"] = scores.deviation
-    if scores.paragrad_error is not None:
-        details["paragrad_error"] = scores.paragrad_error
     return Score.finite(value(scores), scores.reason, details)
 
 

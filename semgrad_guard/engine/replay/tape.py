@@ -7,7 +7,7 @@ A `Recorder` listens to passes over one batch of rows; a `Tape` is one row's par
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -52,7 +52,7 @@ class Recorder:
         self._survey = survey
         self._hidden: list[torch.Tensor] = []
         self._outputs: dict[Place, list[torch.Tensor]] = {}
-        self._left_out = set[Place]()
+        self._left_out, self._output_bytes = set[Place](), 0
         self._shape, self._cut = torch.Size(), 0
 
     def of_steps(self, memory: Memory) -> Recorder:
@@ -78,8 +78,7 @@ class Recorder:
     @property
     def held(self) -> tuple[int, int]:
         """Bytes of the head's outputs, and of the linear maps' outputs."""
-        outputs = sum(piece.nbytes for pieces in self._outputs.values() for piece in pieces)
-        return sum(step.nbytes for step in self.logits or ()), outputs
+        return sum(step.nbytes for step in self.logits or ()), self._output_bytes
 
     def see_hidden(self, hidden: torch.Tensor) -> None:
         """Take in h^(k) [batch, columns, d] of the next columns."""
@@ -94,8 +93,11 @@ class Recorder:
             return
         if self._cut < output.shape[1]:  # a copy: code may change the output in place
             self._outputs.setdefault(place, []).append(output[:, self._cut :].detach().clone())
-        while self.held[1] > self._memory.outputs:
-            self._left_out.add(self._outputs.popitem()[0])
+            self._output_bytes += self._outputs[place][-1].nbytes
+        while self._output_bytes > self._memory.outputs:
+            last, pieces = self._outputs.popitem()
+            self._output_bytes -= sum(piece.nbytes for piece in pieces)
+            self._left_out.add(last)
 
     def see_head(self, final: torch.Tensor, raw: torch.Tensor) -> None:
         """Take in the states before the head and its output [batch, columns, .] of one step; the last column counts."""
@@ -132,7 +134,14 @@ class Recorder:
     def let_go(self) -> None:
         """Keep no outputs of the head and of linear maps any more."""
         self._left_out |= self._outputs.keys()
-        self.logits, self._outputs = None, {}
+        self.logits, self._outputs, self._output_bytes = None, {}, 0
+
+
+def left_of(memory: Memory, recorders: Iterable[Recorder]) -> Memory:
+    """The rest of the budgets beyond what some recorders hold."""
+    held = [recorder.held for recorder in recorders]
+    logits, outputs = (sum(some) for some in zip((0, 0), *held, strict=True))
+    return replace(memory, logits=max(0, memory.logits - logits), outputs=max(0, memory.outputs - outputs))
 
 
 def _joined(pieces: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -166,14 +175,15 @@ class Tape:
 
     def hidden(self, spans: Sequence[Span]) -> torch.Tensor:
         """h^(k) at these positions [n, d]."""
-        return self._at(spans, lambda recorder: recorder.hidden())
+        return torch.cat([recorder.hidden()[row, slice(*inside)] for recorder, row, inside in self._parts(spans)])
 
     def outputs(self, spans: Sequence[Span]) -> dict[Place, torch.Tensor]:
         """The outputs of linear maps at these positions [n, out]: of those that all passes over them have kept."""
-        needed = [recorder for recorder, begin in self._places() if any(_within(begin, recorder, s) for s in spans)]
-        kept = [recorder.outputs() for recorder in needed]
-        places = set(kept[0]).intersection(*kept[1:]) if kept else set[Place]()
-        return {place: self._at(spans, lambda recorder, p=place: recorder.outputs()[p]) for place in places}
+        kept = [(recorder.outputs(), row, inside) for recorder, row, inside in self._parts(spans)]
+        places = set.intersection(*(set(outputs) for outputs, *_ in kept))
+        return {
+            place: torch.cat([outputs[place][row, slice(*inside)] for outputs, row, inside in kept]) for place in places
+        }
 
     def finals(self, begin: int, end: int) -> torch.Tensor | None:
         """The states before the head at positions [begin, end) [n, d]; None where some were not kept."""
@@ -194,20 +204,14 @@ class Tape:
         """The time that this text's surveys took while it was written."""
         return sum(recorder.survey_ms for recorder, _ in self.passes)
 
-    def _places(self) -> Iterator[tuple[Recorder, int]]:
-        """The recorders, and the position of the first hidden state in each."""
-        begin = self.begin
-        for recorder, _ in self.passes:
-            yield recorder, begin
-            begin += recorder.positions
-
-    def _at(self, spans: Sequence[Span], held: Callable[[Recorder], torch.Tensor]) -> torch.Tensor:
-        pieces: list[torch.Tensor] = []
+    def _parts(self, spans: Sequence[Span]) -> Iterator[tuple[Recorder, int, Span]]:
+        """The recorders that hold some positions, in their order: the row, and the part that is theirs."""
         for span in spans:
-            for (recorder, begin), (_, row) in zip(self._places(), self.passes, strict=True):
-                if inside := _within(begin, recorder, span):
-                    pieces.append(held(recorder)[row, slice(*inside)])
-        return torch.cat(pieces)
+            place = self.begin
+            for recorder, row in self.passes:
+                if inside := _within(place, recorder, span):
+                    yield recorder, row, inside
+                place += recorder.positions
 
     def _steps(
         self, begin: int, end: int, held: Callable[[Recorder], Sequence[torch.Tensor] | None]
