@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Self, cast
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
-from semgrad_guard.engine.answers.options import GenerationOptions, ThoughtLimit
+from semgrad_guard.engine.answers.answer import Generation
+from semgrad_guard.engine.answers.writing import BatchRequest
 from semgrad_guard.engine.language_model import LanguageModel
-from semgrad_guard.engine.objective import LogitTransform, Objective
-from semgrad_guard.engine.prompts.prompt import Prompt, render
+from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.semantic_token import TokenChoice
-from semgrad_guard.engine.scores.head import surveyed_step
-from semgrad_guard.engine.scores.observed import observed_layer
 from semgrad_guard.engine.writing_model import ModelIdentity, name_of
 from semgrad_guard.named import folder_of
-from semgrad_guard.vllm.decoder import VLLMBatch, VLLMDecoder
-from semgrad_guard.vllm.engine import Engine
-from semgrad_guard.vllm.recorder import Recorder, WrittenAnswers
-from semgrad_guard.vllm.shared_weights import kept_weights, library, twin_of
+from semgrad_guard.vllm.engine import Engine, VLLMBatch, WrittenAnswers
+from semgrad_guard.vllm.listener import Listener
+from semgrad_guard.vllm.shared_weights import keep_weights, library, twin_of
 
 _BUDGET = 512 << 20
 """Of `Memory`, for logits and outputs: vLLM writes many answers at once (32 of 32 tokens, 0.5B: 311 MB of each)."""
@@ -45,12 +41,11 @@ class TwinLanguageModel(LanguageModel):
         tokenizer: PreTrainedTokenizerBase | None = None,
         *,
         name: str | None = None,
-        semantic_token: int | TokenChoice | None = None,
-        template_options: Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> Self:
-        """Wrap vLLM's model, which was made under `kept_weights`; `config` is vLLM's `ModelConfig`.
+        """Wrap vLLM's model, which was made under `keep_weights`; `config` is vLLM's `ModelConfig`.
 
-        The tokenizer is the one that it names, unless there is one at hand.
+        The tokenizer is the one that it names, unless there is one at hand. `options` as in `from_transformers`.
 
         Raises:
             UnsupportedModelError: the layout of its weights is not known, or they are not whole.
@@ -61,8 +56,7 @@ class TwinLanguageModel(LanguageModel):
             twin,
             tokenizer or AutoTokenizer.from_pretrained(config.tokenizer, revision=config.tokenizer_revision),
             name=name or name_of(str(config.model)),
-            semantic_token=semantic_token,
-            template_options=template_options,
+            **options,
         )
         made._window = int(config.max_model_len)
         made._scorer.memory = replace(made._scorer.memory, logits=_BUDGET, outputs=_BUDGET)
@@ -73,25 +67,13 @@ class TwinLanguageModel(LanguageModel):
         """The tokens that end an answer."""
         return self._end_tokens
 
-    def thought_limit(self, prompt: Prompt, options: GenerationOptions) -> ThoughtLimit | None:
-        """The end of the thought in an answer with these options, None where there is none."""
-        return self._decoder.thought_limit(prompt, options)
+    def written(self, objective: Objective, listener: Listener) -> WrittenAnswers:
+        """Answers that vLLM writes, to be scored by their tokens."""
+        return WrittenAnswers(lambda: self._writer, objective, self._make_sampler, listener=listener)
 
-    def written(self, recorder: Recorder | None) -> WrittenAnswers:
-        """The answers that vLLM writes, to be scored by their tokens."""
-        return WrittenAnswers(self._scorer, lambda: self._decoder, recorder=recorder)
-
-    def listening(self, runner: Any) -> Recorder | None:
-        """From now on keep the states of vLLM's passes for scoring; None for a model of one layer."""
-        layer, scorer = observed_layer(self.n_layers), self._scorer
-        if layer == 0:  # such a model shows only the embeddings
-            return None
-        head: Any = self._model.get_submodule(scorer.architecture.head)
-        twins: Any = self._model.get_submodule(scorer.architecture.layers or "")
-        # vLLM's logits come after the transform, and scores take its input.
-        transforms = scorer.architecture.transform != LogitTransform()
-        survey = None if transforms else partial(surveyed_step, head=head, transform=LogitTransform())
-        return Recorder(runner, layer, twins, memory=lambda: scorer.memory, survey=survey)
+    def record(self, listener: Listener) -> None:
+        """From now on keep what vLLM's passes leave, for scoring."""
+        listener.record(self._scorer)
 
     @property
     def identity(self) -> ModelIdentity:
@@ -120,7 +102,7 @@ class VLLMLanguageModel(TwinLanguageModel):
         semantic_token: int | TokenChoice | None = None,
         template_options: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Wrap a `vllm.LLM` that runs in this process and was made under `kept_weights` (see `from_pretrained`).
+        """Wrap a `vllm.LLM` that runs in this process and was made under `keep_weights` (see `from_pretrained`).
 
         From now on its steps are taken here: use this model, and not the `LLM` itself, while answers are written.
 
@@ -138,7 +120,7 @@ class VLLMLanguageModel(TwinLanguageModel):
             template_options=template_options,
         )
         made._llm, made._engine = llm, engine
-        engine.recorder = made.listening(engine.runner)
+        made.record(engine.listener)
         return made
 
     @classmethod
@@ -166,8 +148,11 @@ class VLLMLanguageModel(TwinLanguageModel):
         known: dict[str, Any] = {"structured_outputs_config": {"backend": "guidance"}}  # it reads our grammars
         if dtype is not None:
             known["dtype"] = dtype
-        with kept_weights():
+        undo = keep_weights()
+        try:
             llm: Any = vllm.LLM(place, **{"enforce_eager": True, "load_format": "safetensors", **known, **engine})
+        finally:
+            undo()
         return cls.from_vllm(
             llm, name=name_of(name_or_path), semantic_token=semantic_token, template_options=template_options
         )
@@ -179,14 +164,17 @@ class VLLMLanguageModel(TwinLanguageModel):
 
     def running_batch(self, objective: Objective | None = None) -> VLLMBatch:
         """vLLM's own running batch. For one thread."""
-        return VLLMBatch(self._engine, self._scorer, lambda: self._decoder, objective)
+        return VLLMBatch(self._engine, lambda: self._writer, objective or Objective(), self._make_sampler)
 
-    def _decoder_ending(self, end_tokens: tuple[int, ...]) -> VLLMDecoder:
-        return VLLMDecoder(
-            self._engine,
-            self._scorer,
-            self.tokenizer,
-            end_tokens=end_tokens,
-            render=partial(render, self.tokenizer, template_options=self._template_options),
-            window=self.context_window,
-        )
+    def write_whole(self, requests: Sequence[BatchRequest]) -> list[Generation]:
+        """As `WritingModel.write_whole`, in a batch of vLLM's."""
+        self.require_known([request.prompt for request in requests])
+        batch = self.running_batch()
+        rows = batch.join(requests)
+        while batch.rows:
+            batch.step()
+        answers = batch.generations(rows)
+        for row in rows:
+            if row.error is not None:
+                raise row.error
+        return answers

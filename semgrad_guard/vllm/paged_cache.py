@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import torch
-from transformers.cache_utils import DynamicCache, DynamicLayer
+
+from semgrad_guard.engine.replay.tape import KeysValues
 
 _BASE = 128  # bfloat16 and float16 hold every whole number up to it
-_AT_ONCE = 1 << 22  # entries that are looked up at a time: their places take eight bytes each
 
 
 class PagedCache:
@@ -24,6 +24,8 @@ class PagedCache:
 
     def __init__(self, attentions: Sequence[Any], first: int, places: torch.Tensor) -> None:
         self._attentions, self._first, self._places = list(attentions), first, places
+        windows: list[int | None] = [getattr(attention.impl, "sliding_window", None) for attention in attentions]
+        self._windows = [window for window in windows if window is not None and window > 0]
 
     @classmethod
     def of(cls, attentions: Sequence[Any], first: int) -> Self | None:
@@ -45,59 +47,31 @@ class PagedCache:
         return None if places is None else cls(attentions, first, places)
 
     @property
-    def bytes_per_position(self) -> int:
-        """The bytes of a position in all of the layers."""
-        return len(self._attentions) * self._places[0].numel() * self._attentions[0].kv_cache.itemsize
+    def has_windows(self) -> bool:
+        """Whether some layer lets positions go that are behind its window."""
+        return bool(self._windows)
 
     def holds_all(self, positions: int) -> bool:
         """Whether so many positions are in the windows of all layers: vLLM gives the pages of others to other rows."""
-        windows: list[int] = [getattr(attention.impl, "sliding_window", None) or -1 for attention in self._attentions]
-        return all(window < 0 or positions <= window for window in windows)
+        return all(positions <= window for window in self._windows)
 
-    def read(self, tables: Mapping[str, Any], wanted: Sequence[tuple[int, int, int]]) -> Sequence[torch.Tensor]:
-        """The n positions from `first` on of the rows of a pass, for each wanted (row, first, n): [layers, n, 2, H, d].
+    @torch.inference_mode(False)
+    def read(self, tables: Mapping[str, Any], row: int, positions: int) -> list[KeysValues]:
+        """The keys and values of the first positions of a row of a pass, by layer; None below the first.
 
-        `tables` is the attention metadata of the pass, by layer.
+        `tables` is the attention metadata of the pass, by layer. What is outside a layer's window, and never read, is
+        zero.
         """
-        rows = torch.cat([torch.full((count,), row) for row, _, count in wanted])
-        positions = torch.cat([torch.arange(first, first + count) for _, first, count in wanted])
-        shape = self._places.shape[1:]
-        found = self._attentions[0].kv_cache.new_empty(len(self._attentions), len(rows), shape.numel())
-        for begin in range(0, len(rows), max(1, _AT_ONCE // shape.numel())):
-            part = slice(begin, begin + max(1, _AT_ONCE // shape.numel()))
-            self._read(tables, rows[part], positions[part], found[:, part])
-        counts = [count for *_, count in wanted]
-        # A copy of each: a view would keep the others' alive.
-        return [values.clone().unflatten(2, shape) for values in found.split(counts, dim=1)]
-
-    def _read(
-        self, tables: Mapping[str, Any], rows: torch.Tensor, positions: torch.Tensor, found: torch.Tensor
-    ) -> None:
-        size, known = len(self._places), dict[int, tuple[torch.Tensor, torch.Tensor]]()
-        for number, attention in enumerate(self._attentions):
-            table, page = tables[attention.layer_name].block_table, attention.kv_cache
-            if id(table) not in known:  # layers of one group share it
-                blocks = table[rows.to(table.device), (positions // size).to(table.device)].long()
-                inside = self._places.flatten(1)[positions % size].to(blocks.device)
-                known[id(table)] = blocks, blocks[:, None] * page[0].numel() + inside
-            blocks, index = known[id(table)]
-            found[number].copy_(torch.take(page, index))
-            # Block 0 replaces those outside a layer's window, which are never read.
-            found[number].masked_fill_((blocks == 0)[:, None], 0)
-
-    def joined(self, rows: Sequence[torch.Tensor]) -> DynamicCache:
-        """The read keys and values of several rows as a cache of transformers', padded with zeros on the left.
-
-        Layers before the first have its length, and no memory.
-        """
-        longest, shape = max(values.shape[1] for values in rows), rows[0].shape
-        whole = rows[0].new_zeros(shape[0], 2, len(rows), shape[3], longest, shape[4])
-        for row, values in enumerate(rows):
-            whole[:, :, row, :, longest - values.shape[1] :] = values.permute(0, 2, 3, 1, 4)
-        nothing = whole.new_zeros(1).expand(whole.shape[2:])
-        cache: Any = DynamicCache()
-        cache.layers = [_layer(nothing, nothing) for _ in range(self._first)] + [_layer(*halves) for halves in whole]
-        return cache
+        size, *shape = self._places.shape
+        found: list[KeysValues] = [None] * self._first
+        for attention in self._attentions:
+            page: torch.Tensor = attention.kv_cache
+            blocks = tables[attention.layer_name].block_table[row, : -(-positions // size)].long()
+            whole = page.flatten(1)[blocks].index_select(1, self._places.flatten())
+            whole.masked_fill_((blocks == 0)[:, None], 0)  # block 0 is in the place of those that are gone
+            keys, values = whole.view(-1, *shape)[:positions].permute(1, 2, 0, 3)
+            found.append((keys, values))
+        return found
 
 
 def _places(attention: Any, page: torch.Tensor) -> torch.Tensor | None:
@@ -118,10 +92,3 @@ def _places(attention: Any, page: torch.Tensor) -> torch.Tensor | None:
     if not torch.equal(found.sort().values, numbers.flatten()):
         return None
     return found.argsort().view(numbers.shape)
-
-
-def _layer(keys: torch.Tensor, values: torch.Tensor) -> DynamicLayer:
-    layer: Any = DynamicLayer()
-    layer.keys, layer.values = keys, values
-    layer.dtype, layer.device, layer.is_initialized = keys.dtype, keys.device, True
-    return layer

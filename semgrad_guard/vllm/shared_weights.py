@@ -69,12 +69,6 @@ def twin_of(served: nn.Module, config: Any, dtype: torch.dtype) -> PreTrainedMod
         return model.eval()
 
 
-def shared(twin: nn.Module, served: nn.Module) -> int:
-    """How many of the twin's parameters lie in the memory of the served model's."""
-    storages = {weight.untyped_storage().data_ptr() for weight in served.parameters()}
-    return sum(weight.untyped_storage().data_ptr() in storages for weight in twin.parameters())
-
-
 def keep_weights() -> Callable[[], None]:
     """From now on vLLM keeps a linear layer's weight next to the packed copy that a CPU computes with; how to undo it.
 
@@ -91,16 +85,6 @@ def keep_weights() -> Callable[[], None]:
 
     utils.dispatch_cpu_unquantized_gemm = keeping
     return undo
-
-
-@contextmanager
-def kept_weights() -> Generator[None]:
-    """`keep_weights` for the time of a block."""
-    undo = keep_weights()
-    try:
-        yield
-    finally:
-        undo()
 
 
 def parts_of(fused: str) -> tuple[str, ...]:

@@ -58,7 +58,7 @@ from semgrad_guard.server.service import Service
 from semgrad_guard.server.settings import ServerSettings
 from semgrad_guard.server.writing import AnswerRequest, ForeignText
 from semgrad_guard.vllm.language_model import TwinLanguageModel
-from semgrad_guard.vllm.thought_limits import ThoughtLimits
+from semgrad_guard.vllm.listener import Listener
 from tests.fixed_model import PIECES, TEXT
 from tests.random_llama import byte_tokenizer, random_llama
 from tests.thinking import ANSWERS, THOUGHTS, thinking_model
@@ -78,9 +78,7 @@ def twin() -> TwinLanguageModel:
 def say(twin: TwinLanguageModel) -> Callable[..., Any]:
     """`say(READ, to_read(request))`: what the worker answers to a message; it listens to no pass of vLLM's."""
     config = SimpleNamespace(structured_outputs_config=SimpleNamespace(backend="auto"))
-    scoring = Scoring(
-        twin, Opening(settings=ServerSettings(mode="annotate"), name="tiny"), config, None, ThoughtLimits(runner())
-    )
+    scoring = Scoring(twin, Opening(settings=ServerSettings(mode="annotate"), name="tiny"), config, Listener(runner()))
 
     return asking_of(scoring)
 
@@ -142,7 +140,7 @@ def test_tokens_are_scored_as_one_process_scores_them(twin: TwinLanguageModel, s
 
 def test_sentences_are_scored_in_the_worker(twin: TwinLanguageModel) -> None:
     settings = ServerSettings(mode="annotate", by="sentence", on_doubt="drop")
-    scoring = Scoring(twin, Opening(settings=settings, name="tiny"), None, None, ThoughtLimits(runner()))
+    scoring = Scoring(twin, Opening(settings=settings, name="tiny"), None, Listener(runner()))
     request, ids = request_of(QUESTIONS[0]), twin.tokenizer(TEXT, add_special_tokens=False)["input_ids"]
     request = replace(request, options=replace(request.options, max_tokens=len(ids) + 1))
     ask = asking_of(scoring)
@@ -185,7 +183,7 @@ async def written_in_parts(
 async def test_sentences_leave_while_their_answer_is_written(twin: TwinLanguageModel) -> None:
     """Of several answers at once; one ends behind a doubtful sentence, and one whose reader has left hands on none."""
     opening = Opening(settings=ServerSettings(threshold=1.0, by="sentence"), name="tiny")
-    ask = asking_of(Scoring(twin, opening, None, None, ThoughtLimits(runner())))
+    ask = asking_of(Scoring(twin, opening, None, Listener(runner())))
     ids = [*twin.tokenizer(TEXT, add_special_tokens=False)["input_ids"], twin.end_tokens[0]]
     expected = Answerer(twin, HybridGrad(), by_sentence="stop").scored(QUESTIONS[0], TEXT).verdict
     first, second, third = (one.uncertainty or 0.0 for one in expected.sentences)
@@ -207,13 +205,13 @@ async def test_sentences_leave_while_their_answer_is_written(twin: TwinLanguageM
     answers = [(*one, own.append) for one, own in zip(wanted, pieces, strict=True)] + [(high, Cuts(), gone)]
     whole, other, cut, _, left = await asyncio.gather(
         *(
-            written_in_parts(ask, parts, ids, str(number), Part(LetThrough(terms_of(at), hear), cuts), twin._decoder)
+            written_in_parts(ask, parts, ids, str(number), Part(LetThrough(terms_of(at), hear), cuts), twin._writer)
             for number, (at, cuts, hear) in enumerate(answers)
         ),
         return_exceptions=True,
     )
     shown = "".join(piece.text for piece in pieces[3])
-    assert shown == twin._decoder.decode(ids[:limit])  # a client's limit is kept
+    assert shown == twin._writer.decode(ids[:limit])  # a client's limit is kept
     for verdict, own in ((whole, pieces[0]), (other, pieces[1])):
         assert isinstance(verdict, Verdict)
         assert [piece.text for piece in own] == list(PIECES[:2])  # the last one comes with the answer's end
@@ -430,13 +428,13 @@ def test_reasoning_is_told_apart_where_vllm_writes() -> None:
     thinker, question = thinking_model(), next(iter(ANSWERS))
     twin = TwinLanguageModel.from_transformers(thinker._model, thinker.tokenizer, name="thinker")
     opening = Opening(settings=ServerSettings(mode="annotate"), name="thinker")
-    scoring = Scoring(twin, opening, SimpleNamespace(), None, ThoughtLimits(runner()))
+    scoring = Scoring(twin, opening, SimpleNamespace(), Listener(runner()))
     request = replace(request_of(question), options=GenerationOptions(max_tokens=64))
     ask = asking_of(scoring)
     read = ask(READ, to_read(request))
     (ids,) = thinker.tokenizer([f"{thought_through(question)}<|im_end|>"], add_special_tokens=False)["input_ids"]
     pieces = list[Any]()
-    answer = BegunAnswer(thinker._decoder, read, read.options[0], pieces.append)
+    answer = BegunAnswer(thinker._writer, read, read.options[0], pieces.append)
     for token in ids:
         answer.add([token])
     assert "".join(piece.text for piece in pieces if isinstance(piece, ThoughtPiece)) == THOUGHTS[question]
@@ -455,11 +453,11 @@ def test_a_thought_is_ended_where_vllm_writes() -> None:
     thinker, question = thinking_model(), next(iter(ANSWERS))
     twin = TwinLanguageModel.from_transformers(thinker._model, thinker.tokenizer, name="thinker")
     of_vllm, options = runner(), GenerationOptions(max_tokens=64, max_thinking_tokens=4)
-    thoughts, opening = ThoughtLimits(of_vllm), Opening(settings=ServerSettings(mode="annotate"), name="thinker")
-    scoring = Scoring(twin, opening, SimpleNamespace(speculative_config=None), None, thoughts)
+    listener, opening = Listener(of_vllm), Opening(settings=ServerSettings(mode="annotate"), name="thinker")
+    scoring = Scoring(twin, opening, SimpleNamespace(speculative_config=None), listener)
     request = replace(request_of(question), options=options)
     READ.read(scoring.answered(READ.name, READ.sent.dump_json(to_read(request)).decode()))
-    usual, closing = thinker.generate(question).preceding_ids, thinker._decoder.encode("\n</think>\n\n")
+    usual, closing = thinker.generate(question).preceding_ids, thinker._writer.encode("\n</think>\n\n")
     ids = list(usual[:3])
     of_vllm.input_batch.req_ids = ["other", f"{to_read(request).names[0]}-0a1b"]
     of_vllm.input_batch.req_output_token_ids = [list(usual[:4]), ids]
@@ -467,12 +465,12 @@ def test_a_thought_is_ended_where_vllm_writes() -> None:
     for _ in range(len(closing) + 3):
         logits = torch.zeros(2, 500)
         logits[:, chosen] = 1.0
-        other, mine = thoughts.apply(logits).argmax(-1).tolist()
+        other, mine = listener.apply(logits).argmax(-1).tolist()
         assert other == chosen
         ids.append(mine)
     assert tuple(ids) == (*usual[:4], *closing, chosen, chosen)
     asking_of(scoring)(SCORE, [written_by_vllm(ids)])
-    assert not thoughts.limits
-    guessing = Scoring(twin, opening, SimpleNamespace(speculative_config=object()), None, thoughts)
+    assert not listener.answers
+    guessing = Scoring(twin, opening, SimpleNamespace(speculative_config=object()), listener)
     with pytest.raises(InputError, match="speculative decoding"):
         READ.read(guessing.answered(READ.name, READ.sent.dump_json(to_read(request)).decode()))

@@ -13,18 +13,17 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from passes import passes_of
+from passes import evidence_by, passes_of, shared
 
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
+from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.writing import BatchRequest
-from semgrad_guard.engine.answers.answer import BatchScoring, Evidence, Generation
 from semgrad_guard.engine.interruption import Stop, stopping
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import AnswerCancelledError, BindingMismatchError, InputError
 from semgrad_guard.estimators import MaxProbability
 from semgrad_guard.guard import Answerer
 from semgrad_guard.vllm import VLLMLanguageModel
-from semgrad_guard.vllm.shared_weights import shared
 
 QUESTIONS = [
     "What is the capital of Mongolia?",
@@ -33,6 +32,7 @@ QUESTIONS = [
 ]
 PARAGRAPH = "Tell me about Paris in three sentences."
 LONG = GenerationOptions(max_tokens=24)
+PLAIN = Objective(gradients=False)
 
 
 def found(folder: str, dtype: str) -> dict[str, object]:
@@ -73,7 +73,6 @@ def found(folder: str, dtype: str) -> dict[str, object]:
         "observed": observed(served, own),
         "sentences": sentences(served, own),
         "sentence_stream": sentence_stream(served),
-        "beyond": beyond(served),
         "half_apart": half_apart(served, own) if dtype == "bfloat16" else [],
         "doors": doors(served),
         "refused": refused(served),
@@ -93,13 +92,22 @@ def observed(served: LanguageModel, own: LanguageModel) -> dict[str, object]:
     found = [told_of(answer) for answer in answers]
     count = len(passes)
     theirs = own.generate_batch([*QUESTIONS, QUESTIONS[0] * 3], GenerationOptions(max_tokens=9))
-    return {"told": found, "own": [told_of(answer) for answer in theirs], "passes": count}
+    without = served.generate_batch([*QUESTIONS, QUESTIONS[0] * 3], GenerationOptions(max_tokens=9), objective=PLAIN)
+    before, tape = len(passes), cast("Any", without[0].evidence.scoring.tape(0))
+    told = [told_of(answer) for answer in without]
+    return {
+        "told": found,
+        "own": [told_of(answer) for answer in theirs],
+        "surveyed": [bool(one.surveys) for one, _ in tape.passes],
+        "without": told,
+        "passes": count + len(passes) - before,
+    }
 
 
 def sentences(served: LanguageModel, own: LanguageModel) -> list[list[list[float | None]]]:
     """Each sentence's scores by estimators that take a gradient and by one that takes none, here and by our engine."""
     answer = served.generate(PARAGRAPH, GenerationOptions(max_tokens=60))
-    again = evidence_by(own, answer)
+    again = evidence_by(own, [answer])[0]
     found: list[list[list[float | None]]] = []
     for estimator in (HybridGrad(), MaxProbability()):
         sides = [model.sentences(evidence) for model, evidence in ((served, answer.evidence), (own, again))]
@@ -127,42 +135,9 @@ def sentence_stream(served: LanguageModel) -> dict[str, Any]:
     }
 
 
-def beyond(served: LanguageModel) -> list[object]:
-    """What is observed where some or all of the head's outputs are not kept, and whether each step was surveyed."""
-    memory, objective, found = served._scorer.memory, Objective(gradients=False), list[object]()
-    prompts, options = [*QUESTIONS, QUESTIONS[0] * 3], GenerationOptions(max_tokens=9)
-    whole = served.generate_batch(prompts, options, objective=objective)
-    own: Any = whole[0].evidence.scoring._captured
-    step = sum(part.nbytes for steps in own.logits[:1] for part in steps)  # 0: vLLM's are transformed, and not kept
-    for kept in (0, step, 3 * step, 20 * step):
-        try:
-            served._scorer.memory = replace(memory, logits=kept)
-            answers = served.generate_batch(prompts, options, objective=objective)
-        finally:
-            served._scorer.memory = memory
-        captured: Any = answers[0].evidence.scoring._captured
-        sides = [[answer.completion_tokens for answer in answers], len(captured.logits), len(captured.surveys)]
-        found.append([sides, [told_of(answer) for answer in answers], [told_of(answer) for answer in whole]])
-    return found
-
-
-def scores_by(own: LanguageModel, answers: Sequence[Generation], objective: Objective | None = None) -> list[Any]:
+def scores_by(own: LanguageModel, answers: Sequence[Generation]) -> list[Any]:
     """The scores of the same tokens, as our engine reads them, each by itself."""
-    return [evidence_by(own, a).scoring.scores(objective or Objective(), 0).scores for a in answers]
-
-
-def evidence_by(own: LanguageModel, answer: Generation) -> Evidence:
-    """The same tokens as our engine sees them, by themselves."""
-    scoring = BatchScoring(
-        own._scorer,
-        [answer.prompt],
-        [answer.response_ids],
-        texts=[answer.text],
-        sampler=own._decoder.sampler,
-        reasoning=[answer.reasoning],
-        preceding=[answer.preceding_ids],
-    )
-    return scoring.evidence[0]
+    return [one.scoring.scores(Objective(), 0).scores for answer in answers for one in evidence_by(own, [answer])]
 
 
 def numbers(scores: Sequence[Any]) -> list[list[float]]:

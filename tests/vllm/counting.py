@@ -11,9 +11,8 @@ import torch
 
 from semgrad_guard.server.in_vllm.messages import OPEN
 from semgrad_guard.server.in_vllm.worker import ScoringWorker
-from semgrad_guard.vllm.shared_weights import shared
 
-from .passes import passes_of
+from .passes import passes_of, shared
 
 COUNTED = "TEST_COUNTED"
 
@@ -31,16 +30,15 @@ class CountingWorker(ScoringWorker):
         if scoring is not None:
             model: Any = scoring._model
             if name == OPEN.name:
-                model._scorer.tiers_in_context()  # has passes of its own
                 worker["counted"], worker["again"] = passes_of(model._scorer), list[bool]()
-                last: Any = model._scorer._current().replayer.layers[-1]
+                last: Any = model._scorer.twin.layers[-1]
                 last.register_forward_pre_hook(lambda *_: worker["again"].append(not torch.is_grad_enabled()))
             found = {
                 "passes": len(worker["counted"]),
                 "again": sum(worker["again"]),
                 "shared": shared(model._model, worker["model_runner"].model),
                 "weights": len(list(model._model.parameters())),
-                "records": len(scoring._recorder.records),
+                "answers": len(scoring._written._listener.answers),
             }
             Path(os.environ[COUNTED]).write_text(json.dumps(found))
         return reply

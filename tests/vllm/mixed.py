@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
 
-from passes import passes_of
+from passes import evidence_by, passes_of
 
 from semgrad_guard import GenerationOptions, LanguageModel
-from semgrad_guard.engine.answers.writing import BatchRequest, RunningAnswer
-from semgrad_guard.engine.answers.answer import BatchScoring, Evidence, Generation
+from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.batch import RunningBatch
+from semgrad_guard.engine.answers.writing import BatchRequest, WrittenAnswer
 from semgrad_guard.vllm import VLLMLanguageModel
 from semgrad_guard.vllm.shared_weights import library
 
@@ -75,7 +75,7 @@ class Mixed:
         """All of them, in a batch that is never the same for long."""
         alone, again, batch = self.written_alone(), self.written_alone(), self.served.running_batch()
         self.found.unsteady = [n for n, (one, other) in enumerate(zip(alone, again, strict=True)) if one != other]
-        waiting, running, done = iter(enumerate(self.asked)), dict[int, RunningAnswer](), dict[int, RunningAnswer]()
+        waiting, running, done = iter(enumerate(self.asked)), dict[int, WrittenAnswer](), dict[int, WrittenAnswer]()
         while self.join(batch, waiting, running) or running:
             batch.step()
             for number, row in list(running.items()):
@@ -93,7 +93,7 @@ class Mixed:
         return self.found
 
     def join(
-        self, batch: RunningBatch, waiting: Iterator[tuple[int, BatchRequest]], running: dict[int, RunningAnswer]
+        self, batch: RunningBatch, waiting: Iterator[tuple[int, BatchRequest]], running: dict[int, WrittenAnswer]
     ) -> bool:
         """As many as there is place for, several at a time or none; more than vLLM works on at once."""
         room = min(2 * ROWS - len(running), self.random.randint(0, 8) if running else 8)
@@ -127,43 +127,26 @@ class Mixed:
                 tie = self.is_near_tie(answer, theirs, alone[number])
                 (self.found.near_ties if tie else self.found.changed).append(number)
             if mine is not None:
-                its = self.again(answer, theirs).observed()
+                its = evidence_by(self.own, [answer])[0].observed()
                 assert its is not None
                 values, true = ([*side.log_probs, *side.entropies, *side.state] for side in (mine, its))
                 self.found.observed_apart.append(apart(values, true))
         written = [answer for answer in answers if answer.response_ids]
         if not written:
             return
-        scoring = BatchScoring(
-            self.own._scorer,
-            [generation.prompt for generation in written],
-            [generation.response_ids for generation in written],
-            texts=[generation.text for generation in written],
-            sampler=self.own._decoder.sampler,
-        )
-        for answer, its in zip(written, scoring.evidence, strict=True):
+        for answer, its in zip(written, evidence_by(self.own, written), strict=True):
             gradients, true = answer.evidence.gradients(), its.gradients()
             assert gradients is not None
             assert true is not None
-            self.found.replayed += gradients.scores.tier == "captured"
+            self.found.replayed += gradients.scores.tier == "replay"
             pairs = [(side.scores.semgrad or 0.0, side.scores.paragrad or 0.0) for side in (gradients, true)]
             self.found.scores_apart.append(max(abs(a - b) / b for a, b in zip(*pairs, strict=True)))
-
-    def again(self, answer: Generation, ids: Sequence[int] | None = None) -> Evidence:
-        """The same tokens, as our engine sees them."""
-        scoring = BatchScoring(
-            self.own._scorer,
-            [answer.prompt],
-            [answer.response_ids if ids is None else ids],
-            texts=[answer.text],
-            sampler=self.own._decoder.sampler,
-        )
-        return scoring.evidence[0]
 
     def is_near_tie(self, answer: Generation, one: Sequence[int], other: Sequence[int]) -> bool:
         """Whether two answers part where two tokens are as likely as each other."""
         first = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-        likeliest = self.again(answer, [*other[:first], 0]).likeliest(2)[first]
+        own = evidence_by(self.own, [answer])[0]
+        likeliest = own.sampler.likeliest(own.prompt, (*other[:first], 0), 2)[first]
         return likeliest[0][1] - likeliest[1][1] < NEAR_TIE
 
 

@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
+
+from torch import nn
+
+from semgrad_guard.engine.answers.answer import BatchScoring, Evidence, Generation
+from semgrad_guard.engine.language_model import LanguageModel
 
 
 def passes_of(scorer: Any) -> list[int]:
-    """Grows by one entry with each pass through the scoring model's first layer, but for those that verify scores."""
-    assert scorer.tiers()  # the self-check has passes of its own
+    """Grows by one entry with each pass through the scoring model's first layer, but for those that verify scores.
+
+    A replay begins above that layer.
+    """
+    scorer.exactness()  # the self-check has passes of its own
     passes, state = list[int](), scorer._current()
-    state.inputs._verified |= {"gradient": sys.maxsize, "forward": sys.maxsize}
-    state.replayer.layers[0].register_forward_pre_hook(lambda *_: passes.append(1))
+    state.verified.update(dict.fromkeys(("gradient", "context", "forward"), sys.maxsize))
+    state.twin.layers[0].self_attn.register_forward_pre_hook(lambda *_: passes.append(1))
     return passes
+
+
+def shared(twin: nn.Module, served: nn.Module) -> int:
+    """How many of the twin's parameters lie in the memory of the served model's."""
+    storages = {weight.untyped_storage().data_ptr() for weight in served.parameters()}
+    return sum(weight.untyped_storage().data_ptr() in storages for weight in twin.parameters())
+
+
+def evidence_by(own: LanguageModel, answers: Sequence[Generation]) -> tuple[Evidence, ...]:
+    """The same tokens as our engine sees them, as one batch."""
+    return BatchScoring(own._scorer, [one.evidence.answer for one in answers], own._make_sampler).evidence

@@ -8,7 +8,7 @@ import pytest
 
 from semgrad_guard.engine.answers.batch import RunningBatch
 from semgrad_guard.engine.language_model import LanguageModel
-from semgrad_guard.vllm.decoder import VLLMBatch
+from semgrad_guard.vllm.engine import VLLMBatch
 from semgrad_guard.vllm.language_model import VLLMLanguageModel
 
 FACE = [name for name, _ in inspect.getmembers(RunningBatch, inspect.isfunction) if not name.startswith("_")]
@@ -24,4 +24,5 @@ def test_its_batch_is_driven_like_ours(name: str) -> None:
 @pytest.mark.parametrize("name", ["submit", "stream", "generate", "worker"])
 def test_it_takes_requests_like_any_other(name: str) -> None:
     assert inspect.getattr_static(VLLMLanguageModel, name) is inspect.getattr_static(LanguageModel, name)
-    assert VLLMLanguageModel.joins is not LanguageModel.joins  # by steps: vLLM's batch takes every request
+    for name_of_its_own in ("joins", "write_whole"):  # by steps, and vLLM writes what cannot join as well
+        assert inspect.getattr_static(VLLMLanguageModel, name_of_its_own) is not getattr(LanguageModel, name_of_its_own)

@@ -46,21 +46,15 @@ def test_what_was_written_is_read(dtype: torch.dtype) -> None:
         layer.do_kv_cache_update(layer, keys, values, layer.kv_cache, slots)
         layer.do_kv_cache_update(layer, keys[:3] + 1, values[:3] + 1, layer.kv_cache, other)
     metadata = {layer.layer_name: SimpleNamespace(block_table=tables) for layer in layers}
-    long, short, gone = pages.read(metadata, [(1, 0, 10), (0, 0, 3), (2, 0, 6)])
-    torch.testing.assert_close(long, written.transpose(1, 2), rtol=0, atol=0)
-    torch.testing.assert_close(short, written.transpose(1, 2)[:, :3] + 1, rtol=0, atol=0)
-    assert not gone[:, :4].any()
-    torch.testing.assert_close(gone[:, 4:], long[:, 4:6], rtol=0, atol=0)  # the same page
-    (later,) = pages.read(metadata, [(1, 3, 6)])
-    torch.testing.assert_close(later, long[:, 3:9], rtol=0, atol=0)
-    assert long.nbytes == 10 * pages.bytes_per_position
-    cache = pages.joined([long, short])
-    assert [layer.get_seq_length() for layer in cache.layers] == [10] * 8
-    assert cache.layers[0].keys.untyped_storage().nbytes() <= dtype.itemsize
-    keys, values = cache.layers[6].keys, cache.layers[6].values
-    torch.testing.assert_close(keys[0], written[1, 0].transpose(0, 1), rtol=0, atol=0)
-    torch.testing.assert_close(values[1, :, 7:], (written[1, 1, :3] + 1).transpose(0, 1), rtol=0, atol=0)
-    assert not keys[1, :, :7].any()
+    long, short, gone = pages.read(metadata, 1, 10), pages.read(metadata, 0, 3), pages.read(metadata, 2, 6)
+    assert [keys is None for keys in long] == [True] * 5 + [False] * 3
+    expected = written.transpose(2, 3)  # layers, halves, heads, positions
+    for number, halves in enumerate(expected, start=5):
+        for half, own, other, lost in zip(halves, *(found[number] or () for found in (long, short, gone)), strict=True):
+            torch.testing.assert_close(own, half, rtol=0, atol=0)
+            torch.testing.assert_close(other, half[:, :3] + 1, rtol=0, atol=0)
+            assert not lost[:, :4].any()
+            torch.testing.assert_close(lost[:, 4:], half[:, 4:6], rtol=0, atol=0)  # the same page
 
 
 def test_positions_beyond_a_window_are_not_all_there() -> None:
@@ -69,7 +63,11 @@ def test_positions_beyond_a_window_are_not_all_there() -> None:
     pages = PagedCache.of(layers, 0)
     assert pages is not None
     assert pages.holds_all(99)
+    assert not pages.has_windows
     layers[1].sliding_window = 5
+    pages = PagedCache.of(layers, 0)
+    assert pages is not None
+    assert pages.has_windows
     assert pages.holds_all(5)
     assert not pages.holds_all(6)
 

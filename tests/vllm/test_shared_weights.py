@@ -10,9 +10,10 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from semgrad_guard.errors import UnsupportedModelError
-from semgrad_guard.vllm.shared_weights import SUPPORTED, shared, twin_of
+from semgrad_guard.vllm.shared_weights import SUPPORTED, twin_of
 
 from .conftest import SIZES
+from .passes import shared
 
 PADDING = 5
 

@@ -35,7 +35,7 @@ def test_scores_given_the_thought_are_our_engines(thoughts: dict[str, Any]) -> N
     mine, its = thoughts["scores"]
     for one, other in zip(mine, its, strict=True):
         assert one == pytest.approx(other, rel=1e-5)
-    assert thoughts["tiers"] == ["captured"]
+    assert thoughts["tiers"] == ["replay"]
     assert thoughts["passes"] == 0
 
 

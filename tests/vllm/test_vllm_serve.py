@@ -149,7 +149,7 @@ def test_scores_are_read_off_vllms_passes(folder: Path, own: LanguageModel, tmp_
     counted = json.loads((tmp_path / "counted.json").read_text())
     assert counted["passes"] == 0
     assert counted["shared"] == counted["weights"] >= 27
-    assert counted["records"] == 0
+    assert counted["answers"] == 0
 
 
 def test_stop_strings_seeds_and_several_answers(annotated: httpx.Client, own: LanguageModel) -> None:

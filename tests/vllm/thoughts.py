@@ -15,8 +15,8 @@ from child import numbers, scores_by
 from passes import passes_of
 
 from semgrad_guard import GenerationOptions, Guard, LanguageModel, Policy
-from semgrad_guard.engine.answers.writing import BatchRequest
 from semgrad_guard.engine.answers.answer import Generation
+from semgrad_guard.engine.answers.writing import BatchRequest
 from semgrad_guard.vllm import VLLMLanguageModel
 
 QUESTIONS = ["What is the capital of Mongolia?", "Name a metal.", "Who wrote Hamlet, and when?"]
@@ -43,7 +43,7 @@ def found(folder: str, long: int) -> dict[str, object]:
         "scores": [numbers([found.scores for found in scored]), numbers(own_scores(own, theirs))],
         "tiers": sorted({found.scores.tier for found in scored}),
         "passes": len(passes),
-        "limits": len(served._engine._thoughts.limits),
+        "limits": len(served._engine.listener.answers),
         "cut": cut(served),
         "withheld": withheld(served),
         "plain": tokens(served.generate_batch(QUESTIONS[:1], GenerationOptions(max_tokens=40))),

@@ -12,7 +12,6 @@ Why: docs/adr/0146-requests-join-a-running-batch.md
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -30,7 +29,7 @@ from semgrad_guard.engine.answers.writing import BatchRequest, Writer, WrittenAn
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.replay.memory import Memory, give_back_memory, is_out_of_memory
-from semgrad_guard.engine.replay.tape import Recorder, Tape, below, growing_cache, keys_of
+from semgrad_guard.engine.replay.tape import Recorder, Tape, below, growing_cache, keys_of, left_of
 from semgrad_guard.engine.scores.scorer import Scorer, clean_slate
 from semgrad_guard.engine.sentences import Span
 from semgrad_guard.errors import AnswerInterruptedError
@@ -339,10 +338,7 @@ class RunningBatch:
 
     def _left(self) -> Memory:
         """The rest of the budgets beyond the answers that are being written."""
-        held = [recorder.held for recorder in {one for row in self._rows for one, _ in row.passes}]
-        logits, outputs = (sum(some) for some in zip((0, 0), *held, strict=True))
-        memory = self._scorer.memory
-        return replace(memory, logits=max(0, memory.logits - logits), outputs=max(0, memory.outputs - outputs))
+        return left_of(self._scorer.memory, {one for row in self._rows for one, _ in row.passes})
 
     def require_the_same_model(self) -> None:
         """Return if the present answers can continue.

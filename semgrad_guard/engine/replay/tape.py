@@ -6,7 +6,7 @@ A `Recorder` listens to passes over one batch of rows; a `Tape` is one row's par
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -49,7 +49,7 @@ class Recorder:
         self._survey = survey
         self._hidden: list[torch.Tensor] = []
         self._outputs: dict[Place, list[torch.Tensor]] = {}
-        self._left_out = set[Place]()
+        self._left_out, self._output_bytes = set[Place](), 0
         self._shape, self._cut = torch.Size(), 0
 
     def of_steps(self, memory: Memory) -> Recorder:
@@ -75,8 +75,7 @@ class Recorder:
     @property
     def held(self) -> tuple[int, int]:
         """Bytes of the head's outputs, and of the linear maps' outputs."""
-        outputs = sum(piece.nbytes for pieces in self._outputs.values() for piece in pieces)
-        return sum(step.nbytes for step in self.logits or ()), outputs
+        return sum(step.nbytes for step in self.logits or ()), self._output_bytes
 
     def see_hidden(self, hidden: torch.Tensor) -> None:
         """Take in h^(k) [batch, columns, d] of the next columns."""
@@ -91,8 +90,11 @@ class Recorder:
             return
         if self._cut < output.shape[1]:  # a copy: code may change the output in place
             self._outputs.setdefault(place, []).append(output[:, self._cut :].detach().clone())
-        while self.held[1] > self._memory.outputs:
-            self._left_out.add(self._outputs.popitem()[0])
+            self._output_bytes += self._outputs[place][-1].nbytes
+        while self._output_bytes > self._memory.outputs:
+            last, pieces = self._outputs.popitem()
+            self._output_bytes -= sum(piece.nbytes for piece in pieces)
+            self._left_out.add(last)
 
     def see_head(self, final: torch.Tensor, raw: torch.Tensor) -> None:
         """Take in the states before the head and its output [batch, columns, .] of one step; the last column counts."""
@@ -125,7 +127,14 @@ class Recorder:
     def let_go(self) -> None:
         """Keep no outputs of the head and of linear maps any more."""
         self._left_out |= self._outputs.keys()
-        self.logits, self._outputs = None, {}
+        self.logits, self._outputs, self._output_bytes = None, {}, 0
+
+
+def left_of(memory: Memory, recorders: Iterable[Recorder]) -> Memory:
+    """The rest of the budgets beyond what some recorders hold."""
+    held = [recorder.held for recorder in recorders]
+    logits, outputs = (sum(some) for some in zip((0, 0), *held, strict=True))
+    return replace(memory, logits=max(0, memory.logits - logits), outputs=max(0, memory.outputs - outputs))
 
 
 def _joined(pieces: list[torch.Tensor]) -> list[torch.Tensor]:

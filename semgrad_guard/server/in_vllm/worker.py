@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -35,8 +34,7 @@ from semgrad_guard.server.in_vllm.messages import (
 from semgrad_guard.server.writing import Assignment, ForeignText, Writer
 from semgrad_guard.vllm.engine import require_taken
 from semgrad_guard.vllm.language_model import TwinLanguageModel
-from semgrad_guard.vllm.recorder import Record, Recorder, VLLMTokens
-from semgrad_guard.vllm.thought_limits import ThoughtLimits
+from semgrad_guard.vllm.listener import Listener, VLLMAnswer
 
 S = TypeVar("S")
 S_contra = TypeVar("S_contra", contravariant=True)
@@ -66,45 +64,24 @@ def _open(worker: Any, opening: Opening) -> str:
     model = TwinLanguageModel.on(
         worker.model_runner.model, worker.model_config, template_options=opening.settings.template_options
     )
-    # Compiled graphs cannot be recorded.
-    recorder = model.listening(worker.model_runner) if worker.model_config.enforce_eager else None
-    thoughts = ThoughtLimits(worker.model_runner)
-    worker.semgrad_guard_scoring = Scoring(model, opening, worker.vllm_config, recorder, thoughts)
+    listener = Listener(worker.model_runner)
+    if worker.model_config.enforce_eager:  # compiled graphs cannot be recorded
+        model.record(listener)
+    worker.semgrad_guard_scoring = Scoring(model, opening, worker.vllm_config, listener)
     return model.identity.fingerprint
-
-
-@dataclass(frozen=True)
-class _Answer:
-    """An answer that vLLM writes: its request, which was read, and the states of its passes."""
-
-    assignment: Assignment
-    request: BatchRequest
-    record: Record
-
-    def tokens(self, tokens: Sequence[int], *, again: bool, stopped: bool = False) -> VLLMTokens:
-        """Its tokens so far, to be scored; `again`: without the states that were left of them."""
-        record = Record(self.record.prompt) if again else self.record
-        return VLLMTokens(request=self.request, tokens=tokens, record=record, stopped=stopped)
 
 
 class Scoring:
     """One model, and the replies to all messages about it; `config` is vLLM's `VllmConfig`.
 
-    `recorder` keeps the states of vLLM's passes over the answers, and `thoughts` the ends of their thoughts. All is
-    kept from the moment that a request is read until its answers are scored, or abandoned.
+    `listener` hears vLLM's passes over the answers. Each is kept from the moment that its request is read until it is
+    scored, or abandoned.
 
     Raises:
         BindingMismatchError: the calibration is not of this model, engine and estimator.
     """
 
-    def __init__(
-        self,
-        model: TwinLanguageModel,
-        opening: Opening,
-        config: Any,
-        recorder: Recorder | None,
-        thoughts: ThoughtLimits,
-    ) -> None:
+    def __init__(self, model: TwinLanguageModel, opening: Opening, config: Any, listener: Listener) -> None:
         policy = policy_of(opening.settings, opening.name)
         self._model, self._estimator = model, load_estimator(opening.settings.estimator, policy)
         if self._estimator.objective.gradients:
@@ -114,8 +91,8 @@ class Scoring:
         self._has_sentences = (
             by_sentence is not None and self._estimator.objective.gradients
         )  # with replays of their own
-        self._recorder, self._thoughts = recorder, thoughts
-        self._answers: dict[str, _Answer] = {}
+        self._written = model.written(self._estimator.objective, listener)
+        self._answers: dict[str, tuple[Assignment, VLLMAnswer]] = {}
         policy.check(self._writer.answerer(options_of(opening.settings)).binding())
 
     @torch.inference_mode(False)
@@ -139,14 +116,7 @@ class Scoring:
         assignment = self._writer.assigned(request.request)
         require_taken(assignment.options[0], self._config)
         for name, options in zip(request.names, assignment.options, strict=True):
-            record = Record(len(assignment.prompt.ids))
-            if self._recorder is not None:
-                record = Record.for_scoring(assignment.prompt, self._estimator.objective)
-                record.by_sentence = self._has_sentences
-                self._recorder.records[name] = record
-            self._answers[name] = _Answer(assignment, BatchRequest(assignment.prompt, options), record)
-            if limit := self._model.thought_limit(assignment.prompt, options):
-                self._thoughts.limits[name] = limit
+            self._answers[name] = assignment, self._written.begin(name, BatchRequest(assignment.prompt, options))
         return Read(
             ids=tuple(assignment.prompt.ids),
             options=assignment.options,
@@ -156,33 +126,33 @@ class Scoring:
         )
 
     def _let_go(self, name: str) -> None:
-        self._answers.pop(name, None)
-        self._thoughts.limits.pop(name, None)
-        if self._recorder is not None:
-            self._recorder.records.pop(name, None)
+        if name in self._answers:
+            self._written.drop([self._answers.pop(name)[1]])
+
+    def _told(self, name: str, tokens: Sequence[int], *, again: bool, stopped: bool = False) -> VLLMAnswer:
+        """An answer with its tokens so far; `again`: without what passes left of it."""
+        row = self._answers[name][1]
+        row.replayed = again
+        self._written.take(row, tokens, stopped=stopped)
+        return row
 
     def _sentences(self, begun: list[Begun]) -> list[ScoredPart | Failed | None]:
         return _together(begun, self._parts)
 
     def _parts(self, begun: Sequence[Begun], *, again: bool) -> Sequence[ScoredPart | None]:
-        answers = [self._answers[one.name] for one in begun]
+        assignments = [self._answers[one.name][0] for one in begun]
         with self._model.turn:  # in which the model is looked at once
-            ended = self._model.written(self._recorder).ended_of(
-                [own.tokens(one.tokens, again=again) for own, one in zip(answers, begun, strict=True)],
-                [one.spans for one in begun],
-                [_count(one.known) for one in begun],
-            )
-            for own, found in zip(answers, ended, strict=True):
-                if found is not None:
-                    own.record.let_go(found.scored)
+            rows = [self._told(one.name, one.tokens, again=again) for one in begun]
+            ended = self._written.ended(rows, [one.spans for one in begun], [_count(one.known) for one in begun])
+            self._written.let_go([(row, found.scored) for row, found in zip(rows, ended, strict=True) if found])
             return [
                 found
                 and ScoredPart(
-                    draft=ScoredDraft.of(own.assignment.opened(found, one.known)),
+                    draft=ScoredDraft.of(own.opened(found, one.known)),
                     tokens=found.tokens,
-                    pieces=own.assignment.pieces(found.answer),
+                    pieces=own.pieces(found.answer),
                 )
-                for own, one, found in zip(answers, begun, ended, strict=True)
+                for own, one, found in zip(assignments, begun, ended, strict=True)
             ]
 
     def _score(self, written: list[Written]) -> list[list[ScoredDraft] | Failed]:
@@ -194,19 +164,19 @@ class Scoring:
                     self._let_go(name)
 
     def _drafts(self, written: Sequence[Written], *, again: bool) -> Sequence[list[ScoredDraft]]:
-        tokens = [
-            self._answers[name].tokens(own, stopped=one.stopped, again=again)
-            for one in written
-            for name, own in zip(one.names, one.answers, strict=True)
-        ]
         with self._model.turn:  # in which the model is looked at once
+            rows = [
+                self._told(name, own, stopped=one.stopped, again=again)
+                for one in written
+                for name, own in zip(one.names, one.answers, strict=True)
+            ]
             known = [_count(one.known) for one in written for _ in one.names] if self._has_sentences else ()
-            generations = iter(self._model.written(self._recorder).generations_of(tokens, known))
+            generations = iter(self._written.generations(rows, known))
             return [
                 [
                     ScoredDraft.of(draft)
                     for draft in self._writer.drafts(
-                        self._answers[one.names[0]].assignment, [next(generations) for _ in one.names], known=one.known
+                        self._answers[one.names[0]][0], [next(generations) for _ in one.names], known=one.known
                     )
                 ]
                 for one in written
