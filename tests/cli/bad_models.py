@@ -124,7 +124,7 @@ def models() -> Iterator[Bad]:
     yield Bad("ask a model of NaN for JSON", (*nan, "--json"), (6,), "cannot be scored")
     score = instead(ONE, model="{models}/NaN weights")
     yield Bad("score with a model of NaN", score, (6,), "has no score")
-    yield Bad("score claims with a model of NaN", (*score, "--by", "clause"), (6,), "has no score")
+    yield Bad("score claims with a model of NaN", (*score, "--by", "sentence"), (6,), "has no score")
     for command, base in WITH_DATA.items():
         code = 1 if command == "probe" else 6
         yield Bad(f"{command} a model of NaN", instead(base, model="{models}/NaN weights"), (code,), keeps=True)

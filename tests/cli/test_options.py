@@ -125,7 +125,7 @@ def test_one_of_two_texts_comes_from_stdin(run: Run, model_folder: Path, piped: 
     assert {name: record[name] for name in texts} == texts
 
 
-@pytest.mark.parametrize("by", [(), ("--by", "clause")])
+@pytest.mark.parametrize("by", [(), ("--by", "sentence")])
 def test_scores_go_to_stdout(
     run: Run, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: tuple[str, ...]
 ) -> None:

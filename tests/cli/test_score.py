@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ from click.testing import Result
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, SemGrad, calibrate
 from semgrad_guard.calibration import AnswerSentences, calibrate_sentences
-from semgrad_guard.engine.replay.batch import TokenBatch
-from semgrad_guard.engine.scores.scorer import Scorer
+from semgrad_guard.engine.replay.tape import Row
+from semgrad_guard.engine.scores import scorer
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.evaluation.runs.run import run_binding
@@ -180,11 +180,11 @@ def test_by_sentence_over_a_file(score: Run, tmp_path: Path) -> None:
         tmp_path / "r.jsonl",
         [{"question": "q", "response": "One, two. Three."}, {"question": "q", "response": "long " * 100}],
     )
-    result = score("--data", data, "--by", "clause", "--json", "--estimator", "gnll")
+    result = score("--data", data, "--by", "sentence", "--json", "--estimator", "gnll")
     assert result.exit_code == 5
     assert "is left out" in result.stderr
     (record,) = records(result.stdout)
-    assert (record["by"], record["estimator"], len(record["segments"])) == ("clause", "gnll", 3)
+    assert (record["by"], record["estimator"], len(record["segments"])) == ("sentence", "gnll", 2)
 
 
 def test_a_calibration_by_sentence_decides_about_every_sentence(
@@ -220,8 +220,6 @@ def test_a_calibration_by_sentence_decides_about_every_sentence(
     assert "It grows in Assam." in shown
     single = score("--question", ASKED[0], "--response", text, "--calibration", calibration).stdout
     assert "judged by sentence" in single
-    whole = score(*given, "--by", "clause")
-    assert (whole.exit_code, "no calibration is for clauses" in flat(whole.stderr)) == (2, True)
 
 
 def test_a_calibration_of_whole_answers_does_not_decide_about_sentences(
@@ -252,13 +250,13 @@ def test_batches_change_nothing_but_the_time(score: Run, tmp_path: Path, size: i
 
 def test_a_batch_is_one_replay(score: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[int] = []
-    score_parts = Scorer.score_parts
+    replayed = scorer.replayed
 
-    def counted(self: Scorer, batch: TokenBatch, *arguments: Any) -> Any:
-        rows.append(len(batch.lengths))
-        return score_parts(self, batch, *arguments)
+    def counted(twin: Any, batch: Sequence[Row], *arguments: Any, **options: Any) -> Any:
+        rows.append(len(batch))
+        return replayed(twin, batch, *arguments, **options)
 
-    monkeypatch.setattr(Scorer, "score_parts", counted)
+    monkeypatch.setattr(scorer, "replayed", counted)
     score("--data", responses(tmp_path, 5), "--json", "--batch-size", 3)
     assert rows == [3, 2]
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
-from semgrad_guard.engine.answers.writing import BatchRequest, Written
 from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.options import DiverseBeams
+from semgrad_guard.engine.answers.request import Request
 from semgrad_guard.engine.answers.text import Piece, ThoughtPiece
-from semgrad_guard.engine.worker import Request
+from semgrad_guard.engine.answers.writing import BatchRequest, WrittenAnswer
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import MeanEntropy, Sampling, SelfConsistency, SemanticEntropy
 from semgrad_guard.guard import Answerer
@@ -108,9 +108,10 @@ def test_a_call_in_a_thought_is_no_call(model: LanguageModel) -> None:
     asking = LanguageModel.from_transformers(model._model, model.tokenizer, template_options=given)
     call = '<tool_call>\n{"name": "%s", "arguments": {}}\n</tool_call>'
     text = f"<think>\nI could call {call % 'g'}\n</think>\n\n{call % 'f'}"
-    ids = tuple(model.tokenizer(text, add_special_tokens=False)["input_ids"])
-    wrote = Written(asking.render("Hi", tools=tools), GenerationOptions(), ids, ended=True)
-    (generation,) = asking._decoder.generations([wrote], None)
+    row = WrittenAnswer(BatchRequest(asking.render("Hi", tools=tools), GenerationOptions(max_tokens=99)), asking._writer)
+    for token in model.tokenizer(text, add_special_tokens=False)["input_ids"]:
+        row.take(token)
+    (generation,) = asking._writer.generations([row], [None], asking._make_sampler)
     assert [call.name for call in asking.tool_answer(generation).calls] == ["f"]
 
 
@@ -133,7 +134,7 @@ def test_a_thought_is_closed_after_its_budget(model: LanguageModel, way: str, le
     assert usual[0].reasoning is not None
     budget = usual[0].reasoning.span[1] - left_out
     options = GenerationOptions(max_tokens=64, max_thinking_tokens=budget)
-    closing = model._decoder.encode("\n</think>\n\n")
+    closing = model._writer.encode("\n</think>\n\n")
     for question, generation, free in zip([*QUESTIONS, UNTHOUGHT], written_by(model, way, options), usual, strict=True):
         before, answer = generation.preceding_ids, generation.response_ids
         assert generation.reasoning is None or generation.reasoning.finished
@@ -175,7 +176,7 @@ def test_samples_are_compared_by_their_answers(model: LanguageModel, make: Any) 
     [(Sampling(3, temperature=0.01), False), (Sampling(3, temperature=0.01), True), (DiverseBeams(3), False)],
 )
 def test_the_thoughts_of_samples_have_the_answers_budget(model: LanguageModel, plan: Any, together: bool) -> None:
-    options, closing = GenerationOptions(max_tokens=64, max_thinking_tokens=4), model._decoder.encode("\n</think>\n\n")
+    options, closing = GenerationOptions(max_tokens=64, max_thinking_tokens=4), model._writer.encode("\n</think>\n\n")
     draws = (plan,) if together else ()  # drawn while the answer is written
     request = Request(prompt=model.render(QUESTIONS[0]), options=(options,), draws=draws, finish=itemgetter(0))
     evidence = model.submit(request).result().evidence

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
-from semgrad_guard.engine.generation import running_batch
+from semgrad_guard.engine.answers import batch
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.errors import AnswerFailedError, AnswerInterruptedError, LowConfidenceError
 from semgrad_guard.estimators import GreatestEntropy, MaxProbability, ParaGrad
@@ -224,13 +224,13 @@ def test_a_sentence_ends_while_a_character_is_being_written(language_model: Lang
 
 
 def test_sentences_whose_tokens_do_not_spell_them_yet_wait(model: FixedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended, calls = running_batch.ended_sentences, list[int]()
+    ended, calls = batch.ended_sentences, list[int]()
 
     def not_at_first(*given: Any, known: int) -> Any:
         calls.append(known)
         return None if len(calls) == 1 else ended(*given, known=known)
 
-    monkeypatch.setattr(running_batch, "ended_sentences", not_at_first)
+    monkeypatch.setattr(batch, "ended_sentences", not_at_first)
     stream = guard(model, 1e9).stream("q")
     assert "".join(stream) == TEXT
     assert calls[:2] == [0, 0]

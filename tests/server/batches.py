@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Message
 from semgrad_guard.adapters.calls import AnswerForm
@@ -19,8 +18,7 @@ from semgrad_guard.guard import Answerer, Draft
 from semgrad_guard.server.answers import Answer
 from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.writing import AnswerRequest
-from tests.engine.generated_models import require_known, tiny_config
-from tests.engine.tiny_models import build, spread_weights
+from tests.engine.tiny_models import build
 from tests.random_llama import byte_tokenizer
 
 CHAT = "/v1/chat/completions"
@@ -110,8 +108,8 @@ def fails() -> None:
 
 def refuses(model: LanguageModel, letters: str) -> None:
     """From now on, a prompt with these letters cannot be read: a model's own error in the middle of its pass."""
-    ids = model._decoder.encode(letters)
-    embedding: Any = model._scorer.current_replayer()._copy.get_input_embeddings()
+    ids = model._writer.encode(letters)
+    embedding: Any = model._scorer.twin.model.get_input_embeddings()
 
     def check(_: Any, args: tuple[torch.Tensor, ...]) -> None:
         for row in args[0].tolist():
@@ -129,18 +127,9 @@ def mixed(output: Any) -> Any:
 
 
 def of_kind(kind: str) -> LanguageModel:
-    """A model whose requests join at any step, run together, run together where they are as long, or run one by one."""
-    if kind == "together":
-        require_known("gemma3n_text")
-        config = tiny_config("gemma3n_text")
-        config.vocab_size, config.eos_token_id = 258, 257
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            model = AutoModelForCausalLM.from_config(config).eval()
-            spread_weights(model)
-    else:
-        name = {"steps": "llama", "equal_lengths": "jamba", "none": "jamba"}.get(kind, kind)
-        model = build(name, dtype=torch.float32, vocab_size=258, eos_token_id=257, pad_token_id=257)
+    """A model whose requests join at any step, run together where they are as long, or run one by one."""
+    name = {"steps": "llama", "equal_lengths": "jamba", "none": "jamba"}.get(kind, kind)
+    model = build(name, dtype=torch.float32, vocab_size=258, eos_token_id=257, pad_token_id=257)
     if kind == "none":  # rows that see each other
         layer: Any = model.get_submodule("model.layers.0")
         layer.register_forward_hook(lambda *call: mixed(call[2]))

@@ -155,19 +155,19 @@ async def test_an_error_is_told_to_whose_it_is(
         require_alone(language_model, wanted, drafts)
 
 
-@pytest.mark.parametrize("kind", ["steps", "together", "equal_lengths", "none"])
+@pytest.mark.parametrize("kind", ["steps", "equal_lengths", "none"])
 async def test_every_kind_of_batching(start: Start, serve: Serve, kind: str) -> None:
     model = of_kind(kind)
     alike = [request("hello"), request("a longer question"), request("x", count=2)]
     requests = [*alike, request("late", max_tokens=3), request("y", temperature=1.0, seed=3, count=2)]
     scheduler, rows = start(model), list[int]()
     await scheduler.work(lambda: None)  # the model was looked at: those passes are no requests
-    layer: Any = model._scorer.current_replayer().layers[0]
+    layer: Any = model._scorer.twin.layers[0]
     model.generate("Hi", Options(max_tokens=1)).evidence.gradients()  # the self-check is no request
     hook = layer.register_forward_pre_hook(lambda _, args, kwargs: rows.append(len(args[0])), with_kwargs=True)
     found = await answered(scheduler, requests)
     hook.remove()
-    assert max(rows) == {"steps": 7, "together": 4, "equal_lengths": 2, "none": 1}[kind]
+    assert max(rows) == {"steps": 7, "equal_lengths": 2, "none": 1}[kind]
     for wanted, drafts in zip(requests, found, strict=True):
         require_alone(model, wanted, drafts)
     async with serve(ALL, model=model, scheduler=scheduler) as client:
@@ -184,12 +184,12 @@ async def test_a_limit_of_rows_holds_in_every_kind_of_batching(start: Start, kin
     scheduler = start(model)
     await scheduler.work(lambda: None)
     requests = [request("hello"), request("a longer question"), request("x", count=3), request("late", max_tokens=3)]
-    layer: Any = model._scorer.current_replayer().layers[0]
+    layer: Any = model._scorer.twin.layers[0]
     model.generate("Hi", Options(max_tokens=1)).evidence.gradients()  # the self-check is no request
     hook = layer.register_forward_pre_hook(lambda _, args, kwargs: rows.append(len(args[0])), with_kwargs=True)
     found = await answered(scheduler, requests)
     hook.remove()
     assert max(rows) <= most
-    assert scheduler.batching == (kind if most > 1 else "none")
+    assert scheduler.batching == kind
     for wanted, drafts in zip(requests, found, strict=True):
         require_alone(model, wanted, drafts)

@@ -57,7 +57,7 @@ async def test_where_layers_keep_a_state_prompts_of_equal_length_run_together(st
     await scheduler.work(lambda: None)
     begun, _ = watched(scheduler)
     whole_run(model, "Hi", Options(max_tokens=1)).evidence.gradients()
-    layer: Any = model._scorer.current_replayer().layers[0]
+    layer: Any = model._scorer.twin.layers[0]
     hook = layer.register_forward_pre_hook(lambda *call: rows.append(len(next(iter((*call[1], *call[2].values()))))),
                                            with_kwargs=True)  # fmt: skip
     found = await answered(scheduler, requests)
@@ -85,7 +85,7 @@ async def test_other_work_is_passed_by_once(start: Start) -> None:
     assert order == [None, "one", "two", None, "longer"]
 
 
-@pytest.mark.parametrize("kind", ["steps", "together"])
+@pytest.mark.parametrize("kind", ["steps", "equal_lengths"])
 async def test_a_prompt_that_breaks_the_pass_breaks_its_own(start: Start, kind: str) -> None:
     model = of_kind(kind)
     assert model.joins == (kind == "steps")

@@ -21,8 +21,8 @@ import pytest
 import uvicorn
 
 from semgrad_guard import GenerationOptions, LanguageModel, Message
+from semgrad_guard.engine.answers import worker
 from semgrad_guard.engine.interruption import current_stop
-from semgrad_guard.engine.worker import worker
 from semgrad_guard.errors import AnswerCancelledError
 from semgrad_guard.server.app import make_app
 from semgrad_guard.server.hosting import listen
