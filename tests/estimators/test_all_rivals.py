@@ -48,7 +48,7 @@ def test_a_score_does_not_depend_on_its_batch(estimator, evidence, language_mode
 @pytest.mark.parametrize("estimator", ASKING)
 def test_an_empty_answer_has_no_score(estimator, make_language_model) -> None:
     model = make_language_model()
-    model._writer.end_tokens = tuple(range(258))
+    model._model.generation_config.eos_token_id = list(range(258))
     empty = model.generate("q", GenerationOptions(max_tokens=3)).evidence
     assert empty.response_ids == ()
     assert brief(estimator)(empty).uncertainty is None

@@ -33,7 +33,7 @@ def test_a_score_does_not_depend_on_its_batch(answers) -> None:
 
 def test_an_empty_answer_has_no_score(make_language_model) -> None:
     model = make_language_model()
-    model._writer.end_tokens = tuple(range(258))
+    model._model.generation_config.eos_token_id = list(range(258))
     empty = model.generate("q", GenerationOptions(max_tokens=3)).evidence
     assert {estimator(empty).reason for estimator in FREE} == {"the response is empty"}
     cut = replace(empty, cut="\n")

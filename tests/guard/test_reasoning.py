@@ -108,7 +108,8 @@ def test_a_call_in_a_thought_is_no_call(model: LanguageModel) -> None:
     asking = LanguageModel.from_transformers(model._model, model.tokenizer, template_options=given)
     call = '<tool_call>\n{"name": "%s", "arguments": {}}\n</tool_call>'
     text = f"<think>\nI could call {call % 'g'}\n</think>\n\n{call % 'f'}"
-    row = WrittenAnswer(BatchRequest(asking.render("Hi", tools=tools), GenerationOptions(max_tokens=99)), asking._writer)
+    request = BatchRequest(asking.render("Hi", tools=tools), GenerationOptions(max_tokens=99))
+    row = WrittenAnswer(request, asking._writer)
     for token in model.tokenizer(text, add_special_tokens=False)["input_ids"]:
         row.take(token)
     (generation,) = asking._writer.generations([row], [None], asking._make_sampler)

@@ -156,7 +156,7 @@ def read(scorer: Scorer, prompt: Ids, answers: Sequence[tuple[Ids, Ids]], *, tem
     """
     with scorer.lock, clean_slate(), torch.no_grad():
         known = [number for number, (_, ids) in enumerate(answers) if ids]
-        longest = max((len(before) + len(ids) for before, ids in answers), default=1)
+        longest = max((len(before) + len(ids) for before, ids in answers if ids), default=1)
         shares = scorer.joins and len(prompt) > 1
         step = max(1, _LOGITS // (longest * scorer.vocabulary)) if shares else 1
         cache = _prefilled(scorer, prompt[:-1]) if shares and known else None
