@@ -257,8 +257,8 @@ class BatchScoring:
         began = time.perf_counter()
         scored = self._scorer.score(self._laid_out(self._responses, objective), objective, self._captured)
         self._captured = None  # kept until now: a scoring that was interrupted can be taken up again
-        each = (time.perf_counter() - began) * 1000 / len(scored)
-        return tuple(TimedScores(scores, each) for scores in scored)
+        time_of_one = (time.perf_counter() - began) * 1000 / len(scored)
+        return tuple(TimedScores(scores, time_of_one) for scores in scored)
 
 
 @dataclass(frozen=True)

@@ -185,11 +185,11 @@ class SentenceScoring(BatchScoring):
         group = [one for one in others if objective not in one._done] or [self]
         rows = [(one._laid_out(one._responses, objective), one._captured) for one in group]
         scored = self._scorer.score_sentences(rows, objective)
-        each = (time.perf_counter() - began) * 1000 / sum(map(len, scored))
+        time_of_one = (time.perf_counter() - began) * 1000 / sum(map(len, scored))
         for one, parts in zip(group, scored, strict=True):
             one._forget_another_models()
             one._captured, one.beside = None, ()
-            one._done[objective] = tuple(TimedScores(scores, each) for scores in parts)
+            one._done[objective] = tuple(TimedScores(scores, time_of_one) for scores in parts)
         return self._done[objective]
 
 
