@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from socket import create_connection
 from typing import Any
 
 from pydantic import ValidationError
@@ -27,12 +28,10 @@ from semgrad_guard.loading import ModelSource
 from semgrad_guard.records import METADATA_KEY
 from semgrad_guard.settings import JudgedBy, ModelOptions, OnDoubt
 
-_FIELDS = {
-    **dict.fromkeys(("status", "action", "reason"), "string"),
-    **dict.fromkeys(("uncertainty", "confidence", "threshold"), "float64"),
-    "promised": "bool_",
-}
+_NUMBERS = dict.fromkeys(("uncertainty", "confidence", "threshold"), "float64")
+_FIELDS = dict.fromkeys(("status", "action", "reason"), "string") | _NUMBERS | {"promised": "bool_"}
 """The fields of a row's verdict by Arrow's types, the same in every block. The whole of it is JSON, in `record`."""
+_SECONDS = 10  # in which a cluster that is there answers
 _BATCHES_A_BLOCK = 8  # Ray's own work is done once a block
 
 
@@ -56,7 +55,7 @@ def score(
 
     Args:
         dataset: a `ray.data.Dataset` with the columns `question` and `response`, and perhaps `context` and `id`.
-        model: a name, a folder that every machine has, a hub id, or a `ModelSource` with further options of loading.
+        model: a name, a folder that every machine has, a hub id, or a `ModelSource` with options of loading.
         estimator: the calibration's, or HybridGrad.
         calibration: gives confidence, a threshold and its promise.
         by: `sentence` scores every sentence of a text by itself, and decides about it; default: as the calibration.
@@ -67,8 +66,7 @@ def score(
 
     Raises:
         MissingExtraError: Ray is not installed.
-        InputError: a number is out of its range, `by` is not the calibration's unit, or the dataset lacks a column, or
-            has one of that name.
+        InputError: a number or `by` is out of its range, or the dataset lacks a column, or has one of that name.
         CalibrationError: the calibration cannot be used.
     """
     library()
@@ -77,10 +75,8 @@ def score(
             raise InputError(f"{name} must be at least 1, not {number}")
     columns: list[str] = dataset.columns() or []
     if lacking := [name for name in ("question", "response") if name not in columns]:
-        raise InputError(
-            f'the dataset has no column "{lacking[0]}" (it has {", ".join(columns) or "none"}); rename one: '
-            "dataset.rename_columns({...})"
-        )
+        has = ", ".join(columns) or "none"
+        raise InputError(f'the dataset has no column "{lacking[0]}" (it has {has}): dataset.rename_columns({{...}})')
     if METADATA_KEY in columns:
         raise InputError(f'the dataset has a column "{METADATA_KEY}" already; drop it: dataset.drop_columns([...])')
     held = Calibration.load(calibration) if isinstance(calibration, str | Path) else calibration
@@ -113,13 +109,16 @@ def score_texts(rows: Sequence[Question], scoring: Scoring, *, batch_size: int, 
         ClusterError: there is no cluster where Ray looks for one, or its workers fail.
     """
     ray = library()
+    host, colon, port = os.environ.get("RAY_ADDRESS", "").removeprefix("ray://").rpartition(":")
     try:
+        if colon:  # where nothing listens, Ray would try for ever
+            create_connection((host, int(port)), timeout=_SECONDS).close()
         ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level="ERROR")
         given = ray.data.from_items([{"text": row.model_dump_json()} for row in rows])
         found = _mapped(given, _JsonScorer, scoring, batch_size, workers)
         for row in found.iter_rows():
             yield ScoredText.model_validate_json(row["text"])
-    except (ConnectionError, ray.exceptions.RayError) as error:
+    except (OSError, ValueError, ray.exceptions.RayError) as error:
         raise ClusterError(
             f"Ray could not do this: {first_line(error)}. RAY_ADDRESS names the cluster (HOST:PORT, ray://HOST:PORT); "
             "without it Ray takes the one of this machine, or starts one."
