@@ -165,10 +165,10 @@ WHERE_BUILT = @if $(MAKE) --no-print-directory $(1)/.installed; then $(2); else 
 $(RAY)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(RAY)
 	$(RAY)/bin/pip install --quiet -c constraints.txt torch==2.13.0
-	$(RAY)/bin/pip install --quiet -c constraints.txt -e '.[ray,serve,langchain,llama-index,eval]' 'psycopg>=3.2' 'psycopg-binary>=3.2' 'pytest>=8.4' 'pytest-asyncio>=1.1' 'hypothesis>=6.130'
+	$(RAY)/bin/pip install --quiet -c constraints.txt -e '.[ray,langchain,llama-index,eval]' 'pytest>=8.4' 'pytest-asyncio>=1.1' 'hypothesis>=6.130'
 	touch $@
 
-check-ray:  ## Ray Data and Ray Serve on a cluster of one: the single process's numbers, kills, memory (fifteen minutes; environment of its own)
+check-ray:  ## Ray Data on a cluster of one: the single process's numbers, kills, memory (minutes; environment of its own)
 	$(call WHERE_BUILT,$(RAY),$(RAY)/bin/python -m pytest tests/ray -m heavy --require)
 
 $(VLLM)/.installed: pyproject.toml constraints.txt

@@ -9,8 +9,7 @@ nothing. `generate` is not a server: one padded batch of as many prompts after t
 
 Other people's servers come from the environment whose Python is --others. `transformers` is `transformers serve` (`make
 check-upstreams` makes such an environment), and `continuous` the same with `--continuous-batching`. `vllm` is the
-program of `vllm serve`, and `vllm-hybridgrad` the same with our plugin (`make check-vllm`). `ray-hybridgrad` is our
-server behind Ray Serve, one replica (`make check-ray`).
+program of `vllm serve`, and `vllm-hybridgrad` the same with our plugin (`make check-vllm`).
 
 The servers take turns, round by round. Time to the first token is a streamed request's, one client at a time, next to
 `model.stream` in a process of its own ("stream").
@@ -45,8 +44,8 @@ from semgrad_guard.named import folder_of
 OURS = ("unguarded", "hybridgrad", "max_probability")
 INSIDE = ("generate",)
 WRITERS = ("transformers", "continuous", "vllm")
-GUARDED = tuple(f"{host}-{score}" for host in ("vllm", "ray") for score in ("hybridgrad", "max_probability"))
-"""Our scores in other people's servers: `vllm serve` with the plugin, Ray Serve."""
+GUARDED = ("vllm-hybridgrad", "vllm-max_probability")
+"""Our scores in `vllm serve` with the plugin."""
 THEIRS = (*WRITERS, *GUARDED)
 _START = 300  # seconds in which a server has to answer
 _FIRST_TOKENS = 8  # streamed requests of which the time to the first token is the median
@@ -236,8 +235,6 @@ def _command(name: str, given: argparse.Namespace, port: int, folder: Path) -> S
         raise SystemExit(f"{name} takes --others, the Python of an environment that has it")
     host, _, score = name.partition("-")
     settings = {"mode": "annotate", "estimator": score, "no_log": True, "max_tokens": given.tokens}
-    if host == "ray":
-        return _on_ray(given, {**settings, "model": own}, port, folder)
     weights = str(_folder(own))
     where = ["--host", "127.0.0.1", "--port", str(port)]
     if host == "vllm":
@@ -264,15 +261,6 @@ def _vllm(
     named.write_text(json.dumps(settings))
     worker = ["--worker-extension-cls", "semgrad_guard.server.in_vllm.worker.ScoringWorker"]
     return [*command, *worker], more | {"VLLM_PLUGINS": "semgrad_guard", "SEMGRAD_GUARD_SETTINGS": str(named)}
-
-
-def _on_ray(given: argparse.Namespace, settings: dict[str, Any], port: int, folder: Path) -> Start:
-    application = {"name": "guard", "route_prefix": "/", "import_path": "semgrad_guard.ray:app", "args": settings}
-    config = {"http_options": {"host": "127.0.0.1", "port": port}, "applications": [application]}
-    named = folder / "serve.yaml"
-    named.write_text(json.dumps(config))  # JSON is YAML
-    command = [str(given.others.parent / "serve"), "run", str(named)]
-    return command, str(settings["model"]), {"RAY_USAGE_STATS_ENABLED": "0"}
 
 
 def _folder(name: str) -> Path:

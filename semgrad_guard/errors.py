@@ -28,7 +28,7 @@
     ├── QueueFullError              too many requests wait for a model already
     ├── UpstreamError               another server failed, was late, or sent unreadable data
     ├── DecisionLogError            the decision log cannot be read or written
-    ├── ClusterError                a Ray cluster cannot be reached, or its workers keep dying
+    ├── ClusterError                a Ray cluster cannot be reached, or its workers fail
     ├── LowConfidenceError          an answer is not let through (it holds the verdict)
     └── MissingExtraError           an optional dependency is absent (also an ImportError)
 
@@ -221,7 +221,7 @@ class DecisionLogError(SemGradGuardError):
 
 
 class ClusterError(SemGradGuardError):
-    """A Ray cluster cannot be reached, has no room, or its workers keep dying; the message has the reason."""
+    """A Ray cluster cannot be reached, or its workers fail; the message has the reason."""
 
 
 class UnenforcedPolicyError(SemGradGuardError):

@@ -15,7 +15,7 @@ from llama_index_semgrad_guard import SemGradLLM
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Policy, SemGrad, gradient_scores
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import InputError
-from semgrad_guard.estimators import PTrue, Sampling
+from semgrad_guard.estimators import Sampling
 from semgrad_guard.guard import Terms
 
 
@@ -116,10 +116,3 @@ def test_t_star_is_any_whole_number(language_model: LanguageModel) -> None:
             gradient_scores(model, [5, 6, 7, 8], [9, 10], semantic_token=wrong)  # type: ignore[arg-type]
     made = LanguageModel(model, language_model.tokenizer, name="m", semantic_token=np.int64(-2))  # type: ignore[arg-type]
     assert type(made.semantic_token) is int
-
-
-def test_examples_of_p_true() -> None:
-    assert PTrue(examples=[["q", "a", np.bool_(True)]]) == PTrue(examples=(("q", "a", True),))  # type: ignore[arg-type]
-    for wrong in ([["q", "a"]], [("q", "a", 1)], "qa"):
-        with pytest.raises(InputError, match="examples"):
-            PTrue(examples=wrong)  # type: ignore[arg-type]

@@ -28,7 +28,6 @@ from semgrad_guard.estimators import HybridGrad
 from semgrad_guard.guard import Guard, Policy, RouterOptions, Terms
 from semgrad_guard.loading import EstimatorChoice, ModelSource
 from semgrad_guard.ray import score
-from semgrad_guard.ray.serving import ReplicaSettings
 from semgrad_guard.server.app import Limits
 from semgrad_guard.server.protocol import Overrides
 from semgrad_guard.server.settings import LogOptions, OtherServers, ServeOptions, ServerSettings
@@ -41,7 +40,7 @@ GROUPS = [
 DECLARED = {name: option for group in GROUPS for name, option in declared_options(group).items()}
 """The declaration of every option."""
 CLASSES = (
-    *(GenerationOptions, Policy, Terms, ServerSettings, ReplicaSettings, Overrides, Limits, Decoding),
+    *(GenerationOptions, Policy, Terms, ServerSettings, Overrides, Limits, Decoding),
     *(ChatSemGrad, SemGradLLM, GuardedChatModel, HybridGrad, Objective, Sampling),
 )
 FUNCTIONS = (Guard, UncertaintyRouterCallback, Policy.from_calibration, score)
@@ -61,7 +60,6 @@ APART: Mapping[tuple[str, str], str] = {
     ("Overrides", "mode"): "None leaves it to the server",
     ("UncertaintyRouterCallback", "on_unscored"): "None leaves it to the policy",
     ("ServerSettings", "model"): "one or several, with an upstream by its own names",
-    ("ReplicaSettings", "model"): "as above",
     ("serve", "model"): "as above",
     ("demo", "model"): "one of those with a name",
     ("calibrate", "upstream"): "a calibration's id",
@@ -150,15 +148,9 @@ def test_the_command_line_has_the_declared_options() -> None:
     assert seen > 60
 
 
-def test_an_option_of_a_server_is_one_of_its_command_and_of_ray() -> None:
+def test_an_option_of_a_server_is_one_of_its_command() -> None:
     command = {option.name for option in COMMANDS["serve"].params}
     assert set(declared_options(ServerSettings)) <= command
-    assert set(declared_options(ServerSettings)) <= set(ReplicaSettings.model_fields)
-
-
-def test_ray_takes_every_option_of_loading_a_model() -> None:
-    names = {*declared_options(settings.LoadingOptions), "template_options"} - {"template_option"}
-    assert names <= set(inspect.signature(score).parameters)
 
 
 def read(name: str, value: str) -> Any:

@@ -38,7 +38,7 @@ EXIT_CODES = """
 5  some data lines were skipped (takes precedence over 4)
 6  ask, score: an answer has no score; calibrate, evaluate: none has one
 7  gate: coverage or error has left the recorded band
-130  interrupted by Ctrl-C (143, 129: ended by SIGTERM, SIGHUP); run again: calibrate, evaluate, probe and score --ray
+130  interrupted by Ctrl-C (143, 129: ended by SIGTERM, SIGHUP); run again: calibrate, evaluate and probe
      resume where they stopped, and the others begin anew
 """.strip()
 
@@ -87,10 +87,7 @@ _COMMANDS = {
         'echo "Who wrote Emma?" | semgrad-guard ask - --json',
     ),
     score: _page(
-        (
-            "0 done, 5 some texts were left out, 6 some have no score, 1 error, 2 wrong usage, 130 interrupted (kept "
-            "with --ray)"
-        ),
+        "0 done, 5 some texts were left out, 6 some have no score, 1 error, 2 wrong usage",
         'semgrad-guard score --question "Who wrote Emma?" --response "Jane Austen"',
         "semgrad-guard score --data answers.jsonl --output scores.jsonl",
         "semgrad-guard score --data answers.jsonl --calibration calibration.json",

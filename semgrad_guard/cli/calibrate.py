@@ -14,7 +14,6 @@ import typer
 
 from semgrad_guard.cli import loading, options, values
 from semgrad_guard.cli.command import ExitCode, code_of_run
-from semgrad_guard.cli.loading import Cluster
 from semgrad_guard.cli.options import LearnedEstimatorSpec, PromisedSentences, estimators_for, learns
 from semgrad_guard.cli.terminal import ERR, note, say
 from semgrad_guard.declared import Bounds, Option
@@ -167,7 +166,6 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
             "URL",
         ),
     ] = None,
-    cluster: Cluster,
     strict: options.Strict = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -220,7 +218,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     grading.check_labels(labels, begun_at=labels)
     source = ModelSource(**vars(model), semantic_token=None if server is not None else loading.load_token(probe))
     if server is not None:
-        require_at_server(model, probe=probe, also=also, ray=cluster.ray)
+        require_at_server(model, probe=probe, also=also)
     conversations = [] if extra_prompts is None else loading.read_conversations(extra_prompts)
     run = Run(
         source=source,
@@ -228,7 +226,6 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
         phrasing=phrasing,
         decoding=loading.decoding(decoding),
         batch_size=batch_size,
-        cluster=cluster,
         also=runs,
         conversations=conversations,
         slots=read_slots(slot or ()),

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from semgrad_guard.calibration import Binding, EngineIdentity
 from semgrad_guard.calibration.call_options import call_options
-from semgrad_guard.cli.loading import Cluster, spreading
 from semgrad_guard.cli.terminal import kept_on_interrupt
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
@@ -28,14 +27,11 @@ from semgrad_guard.evaluation.runs.run import (
     Answering,
     collect_answers,
     complete,
-    in_turn,
-    recipe_of,
     run_binding,
     run_settings,
 )
 from semgrad_guard.guard import template_name
 from semgrad_guard.guard.reported import ReportedScorer, prompt_of
-from semgrad_guard.loading import ModelSource
 from semgrad_guard.records import Message, PromptForm, SentenceVerdict, Verdict
 from semgrad_guard.settings import REPORTED, UPSTREAM_KEY, EngineOptions, OnDoubt
 
@@ -45,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelWriter:
-    """The answers of `model`, which `source` loads in other processes; `batch_size` are requested together."""
+    """The answers of `model`; `batch_size` are requested together."""
 
     model: LanguageModel
     estimators: Mapping[str, Estimator]
@@ -53,8 +49,6 @@ class ModelWriter:
     decoding: GenerationOptions
     phrasing: Phrasing
     batch_size: int
-    cluster: Cluster
-    source: ModelSource
     on_doubt: OnDoubt | None = None
     """The action at a doubtful sentence, where every sentence is scored by itself."""
 
@@ -71,11 +65,8 @@ class ModelWriter:
         """The answers; Ctrl-C tells how many are kept, and how to resume."""
         by_sentence = self.on_doubt is not None
         answering = Answering(self.model, self.estimators, self.decoding, self.phrasing, by_sentence)
-        with (
-            kept_on_interrupt("Answering", f"answers are kept in {path}") as tell,
-            spreading(self.cluster, self.model, self.source, recipe_of(answering)) as spread,
-        ):
-            return collect_answers(rows, path, answering, batch_size=self.batch_size, spread=spread, on_progress=tell)
+        with kept_on_interrupt("Answering", f"answers are kept in {path}") as tell:
+            return collect_answers(rows, path, answering, batch_size=self.batch_size, on_progress=tell)
 
     def binding(self, grader: str, upstream: str | None) -> Callable[[Estimator], Binding]:
         """The binding of a calibration on these answers, for each estimator."""
@@ -183,12 +174,15 @@ class ServerWriter:
         whole = replace(self.scorer, by_sentence=None)
         settings |= {"generation": self.options, "estimators": dict.fromkeys(REPORTED, whole.settings)}
         settings |= {} if self.scorer.by_sentence is None else {"by": "sentence"}
+
+        def answer(batch: Sequence[Question], _: int) -> list[Answer]:
+            return asyncio.run(self._answered(batch))
+
         with (
             kept_on_interrupt("Answering", f"answers are kept in {path}") as tell,
             JobRecord(path, settings, Answer) as record,
         ):
-            spread = in_turn(lambda batch, _: asyncio.run(self._answered(batch)))
-            return complete(record, rows, spread, batch_size=self.at_once, on_progress=tell)
+            return complete(record, rows, answer, batch_size=self.at_once, on_progress=tell)
 
     def binding(self, grader: str, upstream: str | None) -> Callable[[object], Binding]:
         """The binding of a calibration on these answers."""

@@ -14,7 +14,6 @@ from semgrad_guard.calibration.calibration_set import Copies, doubt_of_grader
 from semgrad_guard.cli import grading, loading
 from semgrad_guard.cli.calibrate_answers import ModelWriter, OtherRun, ServerWriter
 from semgrad_guard.cli.grading import ByHand, Files, Grades
-from semgrad_guard.cli.loading import Cluster
 from semgrad_guard.cli.options import EstimatorSpec, LearnedEstimatorSpec, Sentences, candidates_for, estimators_for
 from semgrad_guard.cli.terminal import say, say_unscored
 from semgrad_guard.engine.answers.options import GenerationOptions
@@ -126,7 +125,6 @@ class Run:
     phrasing: Phrasing
     decoding: GenerationOptions
     batch_size: int
-    cluster: Cluster
     also: Sequence[Path]
     conversations: Sequence[Sequence[Message]]
     slots: Sequence[str]
@@ -209,8 +207,6 @@ class Run:
                 self.decoding,
                 self.phrasing,
                 self.batch_size,
-                self.cluster,
-                self.source,
                 None if self.sentences is None else self.sentences.on_doubt,
             )
         given = self.estimator.estimator

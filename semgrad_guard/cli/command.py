@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import functools
 import inspect
-import itertools
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -178,19 +177,16 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments of this command."""
-        # `--ray` alone starts a cluster here
-        pairs = itertools.pairwise([*args, "--"])
-        given = ["--ray=local" if one == "--ray" and after.startswith("-") else one for one, after in pairs]
         try:
             if not ctx.resilient_parsing:  # else a shell completes a command line
                 parser: Any = self.make_parser(ctx)
-                order: list[Any] = parser.parse_args(args=list(given))[2]
+                order: list[Any] = parser.parse_args(args=list(args))[2]
                 single = [option for option in order if not getattr(option, "multiple", False) and not option.is_eager]
                 # Of an option that is given twice one would be lost, and only one was meant.
                 if twice := [option for option in single if single.count(option) > 1]:
                     names = " or ".join([*twice[0].opts, *twice[0].secondary_opts])
                     raise _UsageError(f"{names} is given {single.count(twice[0])} times; give it once.")
-            return super().parse_args(ctx, given)
+            return super().parse_args(ctx, args)
         except _UsageError as error:
             # typer's check of values is pydantic's, which puts these words before everything
             text = str(cast("Any", error).message).removeprefix("Value error, ")

@@ -9,7 +9,6 @@ import typer
 
 from semgrad_guard.cli import loading, options, values
 from semgrad_guard.cli.command import code_of_run
-from semgrad_guard.cli.loading import Cluster
 from semgrad_guard.cli.terminal import say_unscored
 from semgrad_guard.declared import Bounds, Option
 from semgrad_guard.evaluation.files import sole_writer
@@ -70,7 +69,6 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     probe: Annotated[
         Path | None, Option("Made by `probe`: its t* is used, its maps are in the report.", options.MODEL, "FILE")
     ] = None,
-    cluster: Cluster,
     strict: options.Strict = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -109,9 +107,7 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
             else:
                 token = None if probed is None else probed.semantic_token
                 source = ModelSource(**vars(model), semantic_token=token)
-                run = steps.answer(
-                    questions, files, answers, measured, phrasing=phrasing, source=source, cluster=cluster
-                )
+                run = steps.answer(questions, files, answers, measured, phrasing=phrasing, source=source)
             results = steps.grade_run(run, graders, labels, files, questions)
             steps.write(results, files)
             if report:

@@ -16,11 +16,9 @@ from rich.table import Table
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.cli import loading
 from semgrad_guard.cli.grading import recorded_keys, show_grades
-from semgrad_guard.cli.loading import Cluster, spreading
 from semgrad_guard.cli.options import AnswerSettings, Columns, MethodSettings
 from semgrad_guard.cli.terminal import OUT, detail, kept_on_interrupt, note, say, show_line, status
 from semgrad_guard.engine.answers.options import GenerationOptions
-from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.text_pairs import CrossEncoder
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator, FusedStates
@@ -55,7 +53,6 @@ from semgrad_guard.evaluation.results import Results, hold_against, is_graded_ta
 from semgrad_guard.evaluation.runs.answers import EvaluatedAnswer
 from semgrad_guard.evaluation.runs.experiment import Experiment, SampledQuestions, semgrad_ablations
 from semgrad_guard.evaluation.runs.measuring import price_of_samples
-from semgrad_guard.evaluation.runs.run import AnswerBatch
 from semgrad_guard.guard.calibrated_estimator import require_by_sentence
 from semgrad_guard.loading import ModelSource
 
@@ -96,34 +93,6 @@ def read(data: str | None, columns: Columns, *, limit: int | None, strict: bool,
     return replace(questions, rows=questions.rows[:limit])
 
 
-@dataclass(frozen=True)
-class Measuring:
-    """Turns a worker's model into a function that answers and measures a batch; plain data."""
-
-    methods: MethodSettings
-    settings: AnswerSettings
-    phrasing: Phrasing
-    sampled: SampledQuestions | None = None
-
-    def __call__(self, model: LanguageModel) -> AnswerBatch[EvaluatedAnswer]:
-        """The function of this model."""
-        return self.experiment(model, estimators_of(self.methods, self.settings)).answering()
-
-    def experiment(self, model: LanguageModel, estimators: Sequence[Estimator]) -> Experiment:
-        """The experiment with a model."""
-        settings = self.settings
-        return Experiment(
-            model,
-            estimators,
-            GenerationOptions(max_tokens=settings.max_tokens, stop=settings.stop),
-            phrasing=self.phrasing,
-            ablations=semgrad_ablations(model.n_layers) if settings.ablations and settings.by != "sentence" else {},
-            sampled=self.sampled,
-            sample_batch=settings.sample_batch,
-            by_sentence=settings.by == "sentence",
-        )
-
-
 def answer(
     questions: QuestionFile | None,
     files: Files,
@@ -132,25 +101,29 @@ def answer(
     *,
     phrasing: Phrasing,
     source: ModelSource,
-    cluster: Cluster,
 ) -> Run:
     """Answer and measure the missing questions; Ctrl-C tells how many are kept."""
     rows = () if questions is None else questions.rows
     phrasing.require(rows)
     sampled = SampledQuestions.of(rows, count=settings.sampled_questions, seed=methods.seed)
-    measuring = Measuring(methods, settings, phrasing, sampled)
     estimators = estimators_of(methods, settings)
     model = loading.load(source)
-    experiment = measuring.experiment(model, estimators)
+    experiment = Experiment(
+        model,
+        estimators,
+        GenerationOptions(max_tokens=settings.max_tokens, stop=settings.stop),
+        phrasing=phrasing,
+        ablations=semgrad_ablations(model.n_layers) if settings.ablations and settings.by != "sentence" else {},
+        sampled=sampled,
+        sample_batch=settings.sample_batch,
+        by_sentence=settings.by == "sentence",
+    )
     drawn_for = len(rows) if sampled is None else len(sampled.keys)
     if (price := price_of_samples(estimators, sampled=drawn_for, questions=len(rows))) is not None:
         say(price, label="Warning")
-    with (
-        kept_on_interrupt("Answering", f"answers are kept in {files.answers}") as tell,
-        spreading(cluster, model, source, measuring) as spread,
-    ):
+    with kept_on_interrupt("Answering", f"answers are kept in {files.answers}") as tell:
         answers = experiment.run(
-            rows, files.answers, batch_size=settings.batch_size, spread=spread, on_progress=tell, on_step=tell.step
+            rows, files.answers, batch_size=settings.batch_size, on_progress=tell, on_step=tell.step
         )
     return Run([row for one in answers for row in one.rows_by_sentence], experiment.settings(rows))
 

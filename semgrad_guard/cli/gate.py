@@ -13,7 +13,6 @@ import typer
 
 from semgrad_guard.cli import loading, options, values
 from semgrad_guard.cli.command import ExitCode
-from semgrad_guard.cli.loading import Cluster
 from semgrad_guard.cli.terminal import say, say_unscored
 from semgrad_guard.declared import Bounds, Option
 from semgrad_guard.errors import BindingMismatchError, InputError
@@ -158,7 +157,7 @@ def writer_for(
     if server is None:
         estimator = estimator_of(policy.calibration)
         named = {estimator.name: estimator}
-        writer = ModelWriter(loading.load(source), named, template, decoding, phrasing, batch_size, Cluster(), source)
+        writer = ModelWriter(loading.load(source), named, template, decoding, phrasing, batch_size)
         mine = writer.binding(bound.grader or "", bound.upstream)(estimator)
     else:
         scorer = ReportedScorer.of(source.model, policy.calibration)

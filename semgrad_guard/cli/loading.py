@@ -1,20 +1,18 @@
-"""From options to models, prompts, data and policies, here and in a Ray cluster; torch is imported when needed."""
+"""From options to models, prompts, data and policies; torch is imported when needed."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import typer
 
 from semgrad_guard import loading
-from semgrad_guard.cli.options import CLUSTER, Columns, Decoding, Wording
+from semgrad_guard.cli.options import Columns, Decoding, Wording
 from semgrad_guard.cli.terminal import detail, is_verbose, note, note_problems, say_problems, status
-from semgrad_guard.declared import Bounds, Option
 from semgrad_guard.engine.prompts.semantic_token import TokenChoice
 from semgrad_guard.errors import InputError
 from semgrad_guard.evaluation.files import STDIN, read_text
@@ -23,14 +21,12 @@ from semgrad_guard.evaluation.questions.data import Need, Question, QuestionFile
 from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.loading import ModelSource
 from semgrad_guard.records import Message
-from semgrad_guard.settings import ONE_THRESHOLD, PolicyOptions, require_name
+from semgrad_guard.settings import ONE_THRESHOLD, PolicyOptions
 
 if TYPE_CHECKING:
     from semgrad_guard.engine.answers.options import GenerationOptions
     from semgrad_guard.engine.language_model import LanguageModel
-    from semgrad_guard.evaluation.runs.run import Batch, Spread
     from semgrad_guard.guard import Policy
-    from semgrad_guard.ray.cluster import Recipe
 
 A = TypeVar("A", bound="Row")
 
@@ -178,69 +174,3 @@ def tell_promise(policy: Policy) -> None:
 
         promised = report(made)
         note(promised.get("kinds", promised["promise"]), label="Promise")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cluster:
-    """The options: where the cluster is, if there is to be one, and how many workers load the model.
-
-    Raises:
-        BadParameter: workers without a cluster.
-        MissingExtraError: Ray is not installed.
-    """
-
-    ray: Annotated[
-        str | None,
-        Option(
-            "Spread the work over a Ray cluster: auto, HOST:PORT or ray://HOST:PORT. Without an address, one "
-            "starts in this process.",
-            CLUSTER,
-            "[ADDRESS]",
-            check=require_name,
-            spelled="--ray",
-        ),
-    ] = None
-    workers: Annotated[
-        int | None,
-        Option(
-            "With --ray: how many processes load the model. They share the CPUs, or the GPUs.",
-            CLUSTER,
-            "N",
-            Bounds(1, 1_000_000),
-            shown="one a GPU, or one a machine without",
-            spelled="--workers",
-        ),
-    ] = None
-
-    def __post_init__(self) -> None:
-        if self.ray is not None:
-            from semgrad_guard.ray.cluster import library
-
-            library()
-        elif self.workers is not None:
-            raise typer.BadParameter("--workers is for --ray; give both")
-
-
-@contextmanager
-def spreading(
-    cluster: Cluster, model: LanguageModel, source: ModelSource, recipe: Recipe[list[A]]
-) -> Generator[Spread[A] | None]:
-    """A function that spreads batches for as long as this lasts, on request; the first batch starts the cluster."""
-    address = cluster.ray
-    if address is None:
-        yield None
-        return
-    if source.engine is not None:
-        raise typer.BadParameter("--ray spreads answers of transformers; leave out --engine, or --ray")
-    from semgrad_guard.ray.cluster import Job, spread
-    from semgrad_guard.ray.cluster import cluster as connected
-
-    job = Job(source.for_workers(model.identity), recipe)
-    with ExitStack() as opened:
-
-        def run(batches: Iterable[Batch]) -> Iterator[list[A]]:
-            with status("Starting Ray …"):
-                ray = opened.enter_context(connected(address, verbose=is_verbose()))
-            return spread(ray, job, batches, workers=cluster.workers)
-
-        yield run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,9 +13,8 @@ import typer
 
 from semgrad_guard.cli import loading, options, values
 from semgrad_guard.cli.command import code_of_run
-from semgrad_guard.cli.loading import Cluster, spreading
 from semgrad_guard.cli.options import EstimatorSpec
-from semgrad_guard.cli.terminal import OUT, kept_on_interrupt, note, progress, say, say_problems
+from semgrad_guard.cli.terminal import OUT, note, progress, say, say_problems
 from semgrad_guard.declared import Bounds, Option
 from semgrad_guard.errors import EmptyPromptError, EmptyResponseError, InputError, PromptTooLongError, ReasoningError
 from semgrad_guard.evaluation.files import Output, require_outputs, sole_writer
@@ -78,7 +78,20 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
     probe: options.ProbeFile = None,
     wording: options.Wording,
     columns: options.Columns,
-    cluster: Cluster,
+    ray: Annotated[
+        bool,
+        Option("Score on the cluster to which Ray connects (RAY_ADDRESS), or on one of this machine.", options.CLUSTER),
+    ] = False,
+    workers: Annotated[
+        int | None,
+        Option(
+            "With --ray: how many processes load the model.",
+            options.CLUSTER,
+            "N",
+            Bounds(1, 1_000_000),
+            shown="1",
+        ),
+    ] = None,
     strict: options.Strict = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -97,11 +110,10 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
     if output == STDOUT:
         output, as_json = None, True
     parts = by if calibration is None else None
-    if cluster.ray and (parts is not None or data is None or output is None):
-        raise typer.BadParameter(
-            "--ray is for whole answers of a file: give --data and --output FILE, next to which everything is kept "
-            "as it comes, and no --by without a calibration"
-        )
+    if workers is not None and not ray:
+        raise typer.BadParameter("--workers is for --ray; give both")
+    if ray and (parts is not None or data is None):
+        raise typer.BadParameter("--ray is for whole answers of a file: give --data, and no --by without a calibration")
     phrasing, sources = loading.phrasing(wording)
     given = [path for path in (data, calibration, probe, Path(model.model)) if path is not None]
     written = [] if output is None else [Output(output, "file of scores", are_scores)]
@@ -121,8 +133,7 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
         estimate = estimator.make(policy)
         on_doubt = None if policy is None else judged_by(policy.calibration, "sentence" if by else None, None)
         scorer = TextScorer(loading.load(source), estimate, policy, phrasing, on_doubt)
-        kept = output.with_name(f"{output.name}.run") if cluster.ray and output is not None else None
-        texts = score_texts(rows, scorer, batch_size=batch_size, kept=kept, cluster=cluster, source=source)
+        texts = score_texts(rows, scorer, source, batch_size=batch_size, workers=(workers or 1) if ray else 0)
         scored = [(row, text.verdict) for row, text in zip(rows, texts, strict=True) if text.verdict is not None]
         left_out = [too_long(row, text.too_long) for row, text in zip(rows, texts, strict=True) if text.too_long]
         say_problems(left_out)
@@ -132,8 +143,6 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
         if moved is not None:
             scored = [(row, verdict.model_copy(update={"drift": moved.moved})) for row, verdict in scored]
         show_texts(scored, moved, output, as_json=as_json, decided=policy is not None, single=data is None)
-        if kept is not None:
-            kept.unlink(missing_ok=True)
         unscored = [no_score(row, verdict.reason) for row, verdict in scored if verdict.status != "scored"]
         say_problems(unscored)
         raise typer.Exit(code_of_run(unscored=unscored, broken=left_out or problems))
@@ -187,27 +196,24 @@ def deliver(records: Iterable[Mapping[str, object]], output: Path | None, *, as_
 
 
 def score_texts(
-    rows: Sequence[Question],
-    scorer: TextScorer,
-    *,
-    batch_size: int,
-    kept: Path | None,
-    cluster: Cluster,
-    source: ModelSource,
+    rows: Sequence[Question], scorer: TextScorer, source: ModelSource, *, batch_size: int, workers: int
 ) -> list[ScoredText]:
-    """The scored texts; with `kept`, the record of a resumable run, by a cluster's workers."""
-    from semgrad_guard.evaluation.runs.run import recipe_of
-    from semgrad_guard.evaluation.runs.scoring import score_kept
-
-    if kept is not None:
-        with (
-            kept_on_interrupt("Scoring", f"scores are kept in {kept}") as tell,
-            spreading(cluster, scorer.model, source, recipe_of(scorer)) as spread,
-        ):
-            return score_kept(rows, kept, scorer, spread=spread, batch_size=batch_size, on_progress=tell)
+    """The scored texts: of this process, or of so many workers of Ray, which load the same model from `source`."""
     texts: list[ScoredText] = []
     with progress("Scoring") as tell:
         tell(0, len(rows))
+        if workers:
+            from semgrad_guard.ray.dataset import Scoring
+            from semgrad_guard.ray.dataset import score_texts as spread
+
+            given = source.for_workers(scorer.model.identity)
+            stated = os.environ.get("OMP_NUM_THREADS", "")
+            threads = int(stated) if stated.isdigit() else 1
+            scoring = Scoring(given, scorer.estimator, scorer.policy, scorer.phrasing, scorer.by_sentence, threads)
+            for text in spread(rows, scoring, batch_size=batch_size, workers=workers):
+                texts.append(text)
+                tell(len(texts), len(rows))
+            return texts
         for start in range(0, len(rows), batch_size):
             texts += scorer(rows[start : start + batch_size])
             tell(len(texts), len(rows))

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.answers.options import DiverseBeams as DiverseBeams
     from semgrad_guard.engine.answers.options import Sampling as Sampling
     from semgrad_guard.estimators.base import Estimator as Estimator
-    from semgrad_guard.estimators.equivalence import ExactMatchEquivalence as ExactMatchEquivalence
     from semgrad_guard.estimators.equivalence import F1Equivalence as F1Equivalence
     from semgrad_guard.estimators.equivalence import NLIEquivalence as NLIEquivalence
     from semgrad_guard.estimators.gradients import ExGrad as ExGrad
@@ -48,19 +47,19 @@ if TYPE_CHECKING:
     from semgrad_guard.estimators.gradients import ParaGrad as ParaGrad
     from semgrad_guard.estimators.gradients import SemGrad as SemGrad
     from semgrad_guard.estimators.learned import FusedStates as FusedStates
-    from semgrad_guard.estimators.mutual_information import MutualInformation as MutualInformation
     from semgrad_guard.estimators.observed import GreatestEntropy as GreatestEntropy
     from semgrad_guard.estimators.observed import GreedyNLL as GreedyNLL
     from semgrad_guard.estimators.observed import MaxProbability as MaxProbability
     from semgrad_guard.estimators.observed import MeanEntropy as MeanEntropy
-    from semgrad_guard.estimators.p_true import PTrue as PTrue
+    from semgrad_guard.estimators.reading import SAR as SAR
+    from semgrad_guard.estimators.reading import MutualInformation as MutualInformation
+    from semgrad_guard.estimators.reading import PTrue as PTrue
     from semgrad_guard.estimators.samples import Degree as Degree
     from semgrad_guard.estimators.samples import Inside as Inside
     from semgrad_guard.estimators.samples import LengthNormalisedEntropy as LengthNormalisedEntropy
     from semgrad_guard.estimators.samples import SelfConsistency as SelfConsistency
     from semgrad_guard.estimators.samples import SemanticDensity as SemanticDensity
     from semgrad_guard.estimators.samples import SemanticEntropy as SemanticEntropy
-    from semgrad_guard.estimators.sar import SAR as SAR
 
     ESTIMATORS: tuple[type[Any], ...]
     KIND_OF: Mapping[str, Any]

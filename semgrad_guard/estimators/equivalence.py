@@ -10,8 +10,6 @@ from semgrad_guard.engine.text_pairs import Entailment, EntailmentScores, Pair
 from semgrad_guard.engine.words import normalise, token_f1
 from semgrad_guard.errors import InputError
 
-_SAME, _DIFFERENT = EntailmentScores(1.0, 0.0, 0.0), EntailmentScores(0.0, 0.0, 1.0)
-
 
 class Equivalence(Protocol):
     """Compares answers to one question; symmetric in the two texts of a pair."""
@@ -28,22 +26,6 @@ class Equivalence(Protocol):
     def relations(self, pairs: Sequence[Pair], question: str) -> list[EntailmentScores]:
         """How the answers of each pair relate, the mean of both directions."""
         ...
-
-
-@dataclass(frozen=True)
-class ExactMatchEquivalence:
-    """The same words, apart from case, punctuation and articles."""
-
-    @property
-    def name(self) -> str:
-        return "exact-match"
-
-    def __call__(self, pairs: Sequence[Pair], question: str) -> list[bool]:
-        return [normalise(first) == normalise(second) for first, second in pairs]
-
-    def relations(self, pairs: Sequence[Pair], question: str) -> list[EntailmentScores]:
-        """Entailment or contradiction with probability 1."""
-        return [_SAME if same else _DIFFERENT for same in self(pairs, question)]
 
 
 @dataclass(frozen=True)
@@ -76,19 +58,18 @@ SHARED_WORDS = F1Equivalence()
 class NLIEquivalence:
     """Each answer entails the other, both read after the question.
 
-    `strict=False` requires less: no contradiction, and not neutral both ways. Source: Farquhar et al., "Detecting
+    Source: Farquhar et al., "Detecting
     hallucinations in large language models using semantic entropy", Nature 2024, and its published code.
     """
 
     model: Entailment
-    strict: bool = True
 
     @property
     def name(self) -> str:
-        return f"nli:{self.model.name}" + ("" if self.strict else ":lenient")
+        return f"nli:{self.model.name}"
 
     def __call__(self, pairs: Sequence[Pair], question: str) -> list[bool]:
-        return [self._same(*scores) for scores in self._both_ways(pairs, question)]
+        return [there.entails and back.entails for there, back in self._both_ways(pairs, question)]
 
     def relations(self, pairs: Sequence[Pair], question: str) -> list[EntailmentScores]:
         """The mean of the model's probabilities in both directions."""
@@ -98,11 +79,6 @@ class NLIEquivalence:
         in_context = [(f"{question} {first}", f"{question} {second}") for first, second in pairs]
         scores = self.model.probabilities([*in_context, *((second, first) for first, second in in_context)])
         return list(zip(scores[: len(in_context)], scores[len(in_context) :], strict=True))
-
-    def _same(self, there: EntailmentScores, back: EntailmentScores) -> bool:
-        if self.strict:
-            return there.entails and back.entails
-        return not (there.contradicts or back.contradicts) and (there.entails or back.entails)
 
 
 def clusters(texts: Sequence[str], question: str, equivalence: Equivalence) -> list[int]:

@@ -124,12 +124,8 @@ class LengthNormalisedEntropy(AskingEstimator):
 
     def value(self, evidence: Evidence) -> float:
         """The mean over the samples that are not empty."""
-        return predictive_entropy([mean_log_prob(sample) for sample in with_tokens(evidence.samples(self.plan))])
-
-
-def predictive_entropy(log_likelihoods: Sequence[float]) -> float:
-    """-1/K sum_k log-likelihood_k."""
-    return -sum(log_likelihoods) / len(log_likelihoods)
+        samples = with_tokens(evidence.samples(self.plan))
+        return -math.fsum(map(mean_log_prob, samples)) / len(samples)
 
 
 @dataclass(frozen=True)
@@ -139,14 +135,12 @@ class SemanticEntropy(AskingEstimator):
         S = -sum_c p(c) log p(c),    p(c) proportional to the sum of its samples' likelihoods
 
     The journal version: likelihoods are length-normalised and the cluster probabilities normalised over the clusters
-    seen (Rao-Blackwellised). `discrete=True` takes the share of samples instead (the journal's version for models
-    without likelihoods). Source: Farquhar et al., "Detecting hallucinations in large language models using semantic
+    seen (Rao-Blackwellised). Source: Farquhar et al., "Detecting hallucinations in large language models using semantic
     entropy", Nature 2024. The paper's setting: 10 samples at temperature 1, equivalence by NLI.
     """
 
     plan: Sampling = _AT_ONE
     equivalence: Equivalence = SHARED_WORDS
-    discrete: bool = False
     name: ClassVar[str] = "semantic_entropy"
     title: ClassVar[str] = "Semantic Entropy"
 
@@ -154,8 +148,7 @@ class SemanticEntropy(AskingEstimator):
         """The entropy over the clusters of the samples that are not empty."""
         samples = with_tokens(evidence.samples(self.plan))
         numbers = clusters(texts_of(samples), evidence.question, self.equivalence)
-        weights = [0.0 if self.discrete else mean_log_prob(sample) for sample in samples]
-        return cluster_entropy(numbers, weights)
+        return cluster_entropy(numbers, [mean_log_prob(sample) for sample in samples])
 
 
 def cluster_entropy(cluster_of: Sequence[int], log_weights: Sequence[float]) -> float:
@@ -186,12 +179,7 @@ class SelfConsistency(AskingEstimator):
         others = [text for text in dict.fromkeys(texts) if text != answer]
         same = self.equivalence([(answer, other) for other in others], evidence.question)
         agreeing = {answer, *(other for other, agrees in zip(others, same, strict=True) if agrees)}
-        return disagreement([text in agreeing for text in texts])
-
-
-def disagreement(agrees: Sequence[bool]) -> float:
-    """The share of False."""
-    return 1 - sum(agrees) / len(agrees)
+        return 1 - sum(text in agreeing for text in texts) / len(texts)
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ from semgrad_guard.engine.answers.options import DiverseBeams, Sampling
 from semgrad_guard.estimators.base import Estimator
 from semgrad_guard.estimators.equivalence import Equivalence, F1Equivalence
 from semgrad_guard.estimators.gradients import ExGrad, HybridGrad, ParaGrad, SemGrad
-from semgrad_guard.estimators.mutual_information import MutualInformation
 from semgrad_guard.estimators.observed import GreatestEntropy, GreedyNLL, MaxProbability, MeanEntropy
-from semgrad_guard.estimators.p_true import PTrue
+from semgrad_guard.estimators.reading import SAR, MutualInformation, PTrue, Similarity, WordOverlap
 from semgrad_guard.estimators.samples import (
     Degree,
     Inside,
@@ -17,7 +16,6 @@ from semgrad_guard.estimators.samples import (
     SemanticDensity,
     SemanticEntropy,
 )
-from semgrad_guard.estimators.sar import SAR, Similarity, WordOverlap
 
 
 def paper_suite(

@@ -45,7 +45,7 @@ from semgrad_guard.evaluation.probe_record import (
 from semgrad_guard.evaluation.questions.data import Question, with_paraphrases
 from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.evaluation.runs.answers import Answer
-from semgrad_guard.evaluation.runs.run import complete, in_turn, run_settings, where_it_fits
+from semgrad_guard.evaluation.runs.run import complete, run_settings, where_it_fits
 from semgrad_guard.files import atomic_write
 from semgrad_guard.guard import template_name
 from semgrad_guard.records import Message
@@ -119,7 +119,7 @@ def collect_grids(
         return GridAnswer.to(question, text=None, scores={}, reason=reason)
 
     with JobRecord(path, settings, GridAnswer) as record:
-        return complete(record, questions, in_turn(answer), batch_size=plan.batch_size, on_progress=on_progress)
+        return complete(record, questions, answer, batch_size=plan.batch_size, on_progress=on_progress)
 
 
 def _answered(question: Question, generation: Generation, *, objective: Objective) -> GridAnswer:

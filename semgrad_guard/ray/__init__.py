@@ -1,8 +1,3 @@
-"""Answers and scores by many processes, on one machine or many: Ray loads a model in each, once (extra `ray`).
-
-score    the rows of a Ray dataset, scored
-app      the server behind Ray Serve
-"""
+"""Texts scored by many processes, on one machine or many: workers of Ray Data load a model once each (extra `ray`)."""
 
 from semgrad_guard.ray.dataset import score as score
-from semgrad_guard.ray.serving import app as app

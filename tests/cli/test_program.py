@@ -43,7 +43,7 @@ def test_every_command_has_examples_and_exit_codes(run: Run, command: str) -> No
 
 
 def test_help_says_what_holds_for_each_command(run: Run) -> None:
-    assert "evaluate, probe and score --ray resume where they stopped" in flat(run("--help").stdout)
+    assert "calibrate, evaluate and probe resume where they stopped" in flat(run("--help").stdout)
     assert "CSV or Parquet" in flat(run("evaluate", "--help").stdout)  # as calibrate and score
     assert "exit code 6" not in flat(run("serve", "--help").stdout)  # a server has none for each answer
 

@@ -19,21 +19,23 @@ def data(tmp_path: Path) -> Path:
     return jsonl(tmp_path / "d.jsonl", [{"question": "q", "answers": ["a"], "response": "r"}])
 
 
-@pytest.mark.parametrize("command", ["score", "calibrate", "evaluate"])
-@pytest.mark.parametrize("given", [("--ray",), ("--ray", "auto"), ("--ray=10.0.0.1:6379",)], ids=" ".join)
-def test_without_ray(run: Run, data: Path, tmp_path: Path, command: str, given: tuple[str, ...]) -> None:
+def test_without_ray(run: Run, data: Path) -> None:
     if find_spec("ray"):
         pytest.skip("ray is installed")
-    result = run(command, *given, "--data", data, "--output", tmp_path / "out")
+    result = run("score", "--ray", "--model", "pocket", "--data", data)
     assert result.exit_code == 1
     assert "ray is not installed. Run: pip install 'semgrad-guard[ray]'" in flat(result.stderr)
 
 
-@pytest.mark.parametrize("command", ["score", "calibrate", "evaluate"])
-def test_workers_are_rays(run: Run, data: Path, tmp_path: Path, command: str) -> None:
-    result = run(command, "--data", data, "--output", tmp_path / "out", "--workers", 2)
-    assert result.exit_code == 2
-    assert "--workers is for --ray; give both" in flat(result.stderr)
+def test_what_does_not_go_together(run: Run, data: Path) -> None:
+    for given, says in (
+        (("--data", data, "--workers", 2), "--workers is for --ray; give both"),
+        (("--ray", "--question", "q", "--response", "r"), "--ray is for whole answers of a file: give --data"),
+        (("--ray", "--data", data, "--by", "clause"), "and no --by without a calibration"),
+    ):
+        result = run("score", *given)
+        assert result.exit_code == 2, result.stderr
+        assert says in flat(result.stderr)
 
 
 def test_parquet_without_its_library(run: Run, tmp_path: Path) -> None:

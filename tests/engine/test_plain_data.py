@@ -14,7 +14,7 @@ from semgrad_guard import Generation, GenerationOptions, HybridGrad, LanguageMod
 from semgrad_guard.engine.answers.options import Sampling
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import DetachedRecordError, ScoringError
-from semgrad_guard.estimators.p_true import PTrue
+from semgrad_guard.estimators.reading import PTrue
 from semgrad_guard.estimators.samples import SemanticEntropy
 from tests.warm_python import WarmPython
 

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from semgrad_guard.engine.text_pairs import Entailment
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators.equivalence import (
-    ExactMatchEquivalence,
     F1Equivalence,
     NLIEquivalence,
     clusters,
@@ -27,11 +26,9 @@ def test_by_words() -> None:
         ("New York", "New Delhi"),
         ("New York City", "New York"),
     ]
-    assert ExactMatchEquivalence()(pairs, "q") == [True, False, False, False]
     assert F1Equivalence()(pairs, "q") == [True, False, False, True]
     assert F1Equivalence(0.25)(pairs, "q") == [True, True, True, True]
     assert [scores.entailment for scores in F1Equivalence().relations(pairs, "q")] == pytest.approx([1, 0.5, 0.5, 0.8])
-    assert [scores.contradiction for scores in ExactMatchEquivalence().relations(pairs, "q")] == [0, 1, 1, 1]
     with pytest.raises(InputError):
         F1Equivalence(1.0)
 
@@ -42,22 +39,20 @@ def test_nli_asks_both_ways_after_the_question(make_pair_model) -> None:
     answers = ["Paris", "Rome", "It is Paris.", "x", "yes", "no", "42", "A long answer that says little"]
     pairs = [(first, second) for first in answers for second in answers if first < second]
     strict = NLIEquivalence(model)(pairs, "Where?")
-    lenient = NLIEquivalence(model, strict=False)(pairs, "Where?")
     relations = NLIEquivalence(model).relations(pairs, "Where?")
-    for (first, second), same, loosely, scores in zip(pairs, strict, lenient, relations, strict=True):
+    for (first, second), same, scores in zip(pairs, strict, relations, strict=True):
         there, back = model.probabilities(
             [(f"Where? {first}", f"Where? {second}"), (f"Where? {second}", f"Where? {first}")]
         )
         assert same == (there.entails and back.entails)
-        assert loosely == (not there.contradicts and not back.contradicts and (there.entails or back.entails))
         assert scores.entailment == pytest.approx((there.entailment + back.entailment) / 2)
         assert scores.neutral == pytest.approx((there.neutral + back.neutral) / 2)
         assert scores.contradiction == pytest.approx((there.contradiction + back.contradiction) / 2)
     assert NLIEquivalence(model).relations(pairs, "When?") != relations
-    assert 0 < sum(strict) < sum(lenient) < len(pairs)
+    assert 0 < sum(strict) < len(pairs)
 
 
-@given(TEXTS, st.sampled_from([ExactMatchEquivalence(), F1Equivalence(), F1Equivalence(0.25)]))
+@given(TEXTS, st.sampled_from([F1Equivalence(), F1Equivalence(0.25)]))
 def test_clusters_one_text_after_the_other(texts: list[str], equivalence) -> None:
     heads: list[str] = []
     expected = []

@@ -9,27 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semgrad_guard.estimators.p_true import p_false
+from semgrad_guard.estimators.reading import p_false, relevant_energy, sentence_sar
 from semgrad_guard.estimators.samples import (
     cluster_entropy,
     degree_uncertainty,
     density,
-    disagreement,
     eigen_score,
-    predictive_entropy,
 )
-from semgrad_guard.estimators.sar import relevant_energy, sentence_sar
 
 LOG_PROBS = st.floats(-30, 0)
-
-
-def test_predictive_entropy_by_hand() -> None:
-    assert predictive_entropy([-0.5, -1.5, -4.0]) == pytest.approx(2.0)
-
-
-def test_disagreement_by_hand() -> None:
-    assert disagreement([True, True, False, True]) == 0.25
-    assert (disagreement([True] * 3), disagreement([False] * 3)) == (0.0, 1.0)
 
 
 def similarities(size: int) -> st.SearchStrategy[np.ndarray]:
@@ -137,6 +125,5 @@ def test_sar(energies: list[float], similarity: np.ndarray, order: list[int]) ->
 
 def test_p_false_by_hand() -> None:
     true, false = [math.log(0.3), math.log(0.1)], [math.log(0.05), math.log(0.05)]
-    assert p_false(true, false, normalised=True) == pytest.approx(0.2)
-    assert p_false(true, false, normalised=False) == pytest.approx(0.6)
-    assert p_false([-2000.0], [-2001.0], normalised=True) == pytest.approx(1 / (1 + math.e))
+    assert p_false(true, false) == pytest.approx(0.2)
+    assert p_false([-2000.0], [-2001.0]) == pytest.approx(1 / (1 + math.e))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from semgrad_guard import Binding, GenerationOptions, LanguageModel, Message
+from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.answers.options import DiverseBeams, Sampling
 from semgrad_guard.engine.text_pairs import CrossEncoder, Entailment
 from semgrad_guard.estimators import (
@@ -22,7 +22,7 @@ from semgrad_guard.estimators import (
     SemanticDensity,
     SemanticEntropy,
 )
-from semgrad_guard.estimators.equivalence import ExactMatchEquivalence, NLIEquivalence
+from semgrad_guard.estimators.equivalence import F1Equivalence, NLIEquivalence, clusters
 from semgrad_guard.estimators.samples import cluster_entropy
 
 SHORT = Sampling(count=5, temperature=0.8, max_tokens=4)
@@ -36,12 +36,9 @@ def test_likelihood_methods_read_their_samples(evidence) -> None:
         embeddings = np.array([sample.embedding for sample in samples])
         eigenvalues = np.linalg.eigvalsh(np.cov(embeddings) + 1e-3 * np.eye(len(samples)))
         assert Inside(SHORT)(row).uncertainty == pytest.approx(np.log(eigenvalues).mean(), rel=1e-6)
-        texts = [sample.text.strip().lower() for sample in samples]
-        numbers = [texts.index(text) for text in texts]
-        by_words = SemanticEntropy(SHORT, ExactMatchEquivalence())(row).uncertainty
+        numbers = clusters([sample.text.strip() for sample in samples], row.question, F1Equivalence())
+        by_words = SemanticEntropy(SHORT, F1Equivalence())(row).uncertainty
         assert by_words == pytest.approx(cluster_entropy(numbers, means), abs=1e-9)
-        discrete = SemanticEntropy(SHORT, ExactMatchEquivalence(), discrete=True)(row).uncertainty
-        assert discrete == pytest.approx(cluster_entropy(numbers, [0.0] * len(samples)), abs=1e-9)
 
 
 def test_meaning_methods_ask_the_nli_model(evidence, nli: Entailment) -> None:
@@ -114,31 +111,6 @@ def test_p_true_asks_through_the_chat_template(evidence, language_model: Languag
         p = {form: math.exp(likelihood(language_model, prompt.ids, ids)) for form, ids in tokens.items()}
         true, false = p["True"] + p["(A)"], p["False"] + p["(B)"]
         assert PTrue()(row).uncertainty == pytest.approx(false / (true + false))
-        assert PTrue(normalised=False)(row).uncertainty == pytest.approx(1 - true)
-
-
-def test_p_true_shows_examples_as_turns(make_language_model) -> None:
-    model = make_language_model(max_position_embeddings=512)
-    row = model.generate("q", GenerationOptions(max_tokens=3)).evidence
-    template = (
-        "Question: {}\nProposed Answer: {}\nIs the proposed answer:\n (A) True\n (B) False\nThe proposed answer is:"
-    )
-    turns = [
-        Message("user", template.format("1 + 1?", "3")),
-        Message("assistant", "False"),
-        Message("user", template.format("q", row.text.strip())),
-    ]
-    ids = model.render(turns).ids
-    true, false = (
-        sum(math.exp(likelihood(model, ids, model.tokenizer(form)["input_ids"])) for form in forms)
-        for forms in (("True", "(A)"), ("False", "(B)"))
-    )
-    shown = PTrue(examples=(("1 + 1?", "3", False),))
-    assert shown(row).uncertainty == pytest.approx(false / (true + false))
-    assert Binding(model="m", estimator="p_true", settings=shown.settings()).settings == {
-        "normalised": True,
-        "examples": ["1 + 1?", "3", False],
-    }
 
 
 def test_p_true_writes_a_blank_before_the_word_where_the_prompt_ends_in_none(make_language_model) -> None:

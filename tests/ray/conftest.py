@@ -27,10 +27,12 @@ def _one_thread() -> None:
 @pytest.fixture(scope="session")
 def ray() -> Generator[Any]:
     pytest.importorskip("ray")
-    from semgrad_guard.ray.cluster import cluster
+    from semgrad_guard.ray.dataset import library
 
-    with cluster(num_cpus=2, object_store_memory=OBJECT_STORE) as library:
-        yield library
+    found = library()
+    found.init("local", num_cpus=2, object_store_memory=OBJECT_STORE, include_dashboard=False, log_to_driver=False)
+    yield found
+    found.shutdown()
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import re
@@ -35,6 +36,11 @@ def alone(model: LanguageModel, rows: list[dict[str, Any]]) -> list[Verdict]:
     return [text.verdict for text in texts if text.verdict]
 
 
+def record_of(row: dict[str, Any]) -> dict[str, Any]:
+    """The whole verdict of a row."""
+    return json.loads(row["semgrad_guard"]["record"])
+
+
 def numbers(found: list[dict[str, Any]]) -> list[Any]:
     return [row["semgrad_guard"]["uncertainty"] for row in found]
 
@@ -49,7 +55,7 @@ def test_rows_and_numbers_are_the_single_processs(
     found = score(given, workers=2).take_all()
     assert [{k: v for k, v in row.items() if k != "semgrad_guard"} for row in found] == given.take_all()
     assert numbers(found) == [verdict.uncertainty for verdict in alone]
-    written = found[0]["semgrad_guard"]
+    written = record_of(found[0])
     assert {name: written[name] for name in ("gnll", "action", "model", "fingerprint", "scored_tokens")} == {
         name: getattr(alone[0], name) for name in ("gnll", "action", "model", "fingerprint", "scored_tokens")
     }
@@ -78,13 +84,9 @@ def test_every_sentence_has_a_score_and_an_action(ray: Any, model: LanguageModel
     found, empty = score(given, by="sentence").take_all()
     (expected,) = TextScorer(model, HybridGrad(), by_sentence="stop")([Question.model_validate(row)])
     assert expected.verdict is not None
-    kept = [
-        {name: getattr(one, name) for name in written}
-        for one, written in zip(expected.verdict.sentences, found["semgrad_guard"]["sentences"], strict=True)
-    ]
-    assert found["semgrad_guard"]["sentences"] == kept
-    assert len(kept) == 3
-    assert empty["semgrad_guard"]["sentences"] == []
+    assert record_of(found)["sentences"] == expected.verdict.metadata()["sentences"]
+    assert len(record_of(found)["sentences"]) == 3
+    assert record_of(empty)["sentences"] == []
     whole = calibrate([1.0] * 40, [True] * 40, alpha=0.2, delta=0.1)
     with pytest.raises(InputError, match=r"not the unit of the calibration .*: leave by out"):
         score(given, calibration=whole, by="sentence")

@@ -25,11 +25,8 @@ from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.evaluation.runs.answers import AnswerScore, EvaluatedAnswer
 from semgrad_guard.evaluation.runs.measuring import Part, Step, measure
 from semgrad_guard.evaluation.runs.run import (
-    AnswerBatch,
-    Spread,
     check_run,
     complete,
-    in_turn,
     run_settings,
     scores_of,
     seeded,
@@ -160,7 +157,6 @@ class Experiment:
         path: Path,
         *,
         batch_size: int = 8,
-        spread: Spread[EvaluatedAnswer] | None = None,
         on_progress: Progress | None = None,
         on_step: Step | None = None,
     ) -> list[EvaluatedAnswer]:
@@ -168,7 +164,7 @@ class Experiment:
         order.
 
         An interrupted batch keeps the measurements of its methods (see `measuring`). `on_step` is called with the
-        method measures. With `spread`, other processes answer and measure (see `answering`).
+        method measures.
 
         Raises:
             BindingMismatchError: the record belongs to a run with other settings; the message names them.
@@ -180,17 +176,12 @@ class Experiment:
         settings = self.settings(questions)
         with JobRecord(path, settings, EvaluatedAnswer) as record, Part.beside(path, settings) as part:
             record.require_continuable()  # a report is about the methods of its run, and no others
-            if spread is None and any(question.key not in record.rows for question in questions):
+            if any(question.key not in record.rows for question in questions):
                 self._warm_up()
-            here = in_turn(partial(self._answer, part=part, on_step=on_step))
-            answers = complete(record, questions, spread or here, batch_size=batch_size, on_progress=on_progress)
+            answer = partial(self._answer, part=part, on_step=on_step)
+            answers = complete(record, questions, answer, batch_size=batch_size, on_progress=on_progress)
             part.end()
             return answers
-
-    def answering(self) -> AnswerBatch[EvaluatedAnswer]:
-        """A function that answers and measures a batch in a process without a record."""
-        self._warm_up()
-        return partial(self._answer, part=Part(None, {}), on_step=None)
 
     @property
     def _named(self) -> dict[str, Estimator]:

@@ -19,8 +19,8 @@ from semgrad_guard.errors import BindingMismatchError, DetachedRecordError, Inpu
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.estimators.base import timed
 from semgrad_guard.estimators.gradients import ReplayEstimator
-from semgrad_guard.estimators.mutual_information import MutualInformation
 from semgrad_guard.estimators.observed import ObservedEstimator
+from semgrad_guard.estimators.reading import MutualInformation
 from semgrad_guard.estimators.samples import AskingEstimator
 from semgrad_guard.evaluation.job_record import JobRecord
 from semgrad_guard.evaluation.runs.answers import AnswerScore, SampleSet
@@ -129,8 +129,7 @@ def measure(
     sample_batch: int | None = None,
     on_step: Step | None = None,
 ) -> tuple[list[dict[str, Cell]], list[tuple[SampleSet, ...]]]:
-    """For every answer each method's cell, by name, and the samples of each plan, read at the temperature that `plans`
-    name.
+    """For every answer each method's cell, by name, and the samples of each plan, at the temperature in `plans`.
 
     Method after method, since a batch shares work among its rows; those that draw samples take `sample_batch`
     answers at a time (None: all), and only the rows `sampled` (None: all): the others have no cell of theirs. Cells
@@ -196,8 +195,9 @@ def _cells(
     if key not in common:
         common[key] = timed(lambda: [work(evidence) for evidence in answers])[1] / len(answers)
     scores, own = timed(lambda: [estimator(evidence) for evidence in answers])
-    each = round(common[key] + own / len(answers), 3)
-    return {row: Cell(score=kept_score(score), milliseconds=each) for (row, _), score in zip(rows, scores, strict=True)}
+    milliseconds = round(common[key] + own / len(answers), 3)
+    cells = [Cell(score=kept_score(score), milliseconds=milliseconds) for score in scores]
+    return {row: cell for (row, _), cell in zip(rows, cells, strict=True)}
 
 
 def _needed(estimator: Estimator, plans: Mapping[Any, float]) -> tuple[Hashable, Callable[[Evidence], object]]:

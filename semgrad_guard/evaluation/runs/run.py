@@ -1,8 +1,8 @@
 """A resumable run: a model answers questions, estimators score the answers, and every answer is kept as it comes.
 
-Batches are fixed by the order of the questions and the batch size, so a run that was interrupted and continued, or
-whose batches were spread over other processes, gives exactly the answers and scores of one that was not: a batch of
-which some answers are missing is answered again as a whole. (Another batch size may change the last digits of a score.)
+Batches are fixed by the order of the questions and the batch size, so a run that was interrupted and continued gives
+exactly the answers and scores of one that was not: a batch of which some answers are missing is answered again as a
+whole. (Another batch size may change the last digits of a score.)
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 from semgrad_guard.calibration import Binding
 from semgrad_guard.engine.answers.answer import Evidence, Generation
@@ -45,13 +45,11 @@ D = TypeVar("D")
 Scores = dict[str, AnswerScore]
 AnswerBatch = Callable[[Sequence[Question], int], list[R]]
 """Answers a batch; the second argument is the index of its first question."""
-Spread = Callable[[Iterable[Batch]], Iterable[list[R]]]
-"""Answers many batches, elsewhere perhaps, and gives each one's answers as soon as they are there, in any order."""
 
 
 @dataclass(frozen=True)
 class Answering:
-    """How a model answers and scores a batch. Everything but the model is plain data, to be sent to other processes.
+    """How a model answers and scores a batch.
 
     The estimators go by names of the caller's choice; they share a replay if their objectives agree. `by_sentence`:
     every sentence is scored by itself.
@@ -87,19 +85,12 @@ class Answering:
         return Answer.to(question, text=None, scores=none)
 
 
-def recipe_of(whole: D) -> Callable[[LanguageModel], D]:
-    """A dataclass with a `model`, to be made with another copy of it; the recipe pickles, and holds no model."""
-    plain = {one.name: getattr(whole, one.name) for one in fields(cast(Any, whole)) if one.name != "model"}
-    return partial(type(whole), **plain)
-
-
 def collect_answers(
     questions: Sequence[Question],
     path: Path,
     answering: Answering,
     *,
     batch_size: int = 8,
-    spread: Spread[Answer] | None = None,
     on_progress: Progress | None = None,
 ) -> list[Answer]:
     """Answer and score the questions, in order, keeping every answer at `path`; recorded answers are not redone.
@@ -111,7 +102,6 @@ def collect_answers(
         path: the record of the run (see `JobRecord`).
         answering: how a batch is answered. Sampled runs need a seed.
         batch_size: questions answered and scored at once.
-        spread: answers the batches in the model's place, by copies of it in other processes.
         on_progress: called with (recorded answers, questions in all), at the start and after every batch.
     """
     check_run(answering.estimators, answering.options, batch_size)
@@ -124,12 +114,7 @@ def collect_answers(
         by_sentence=answering.by_sentence,
     )
     with JobRecord(path, settings, Answer) as record:
-        return complete(record, questions, spread or in_turn(answering), batch_size=batch_size, on_progress=on_progress)
-
-
-def in_turn(answer: AnswerBatch[R]) -> Spread[R]:
-    """One batch after the other, here."""
-    return lambda batches: (answer(batch.rows, batch.start) for batch in batches)
+        return complete(record, questions, answering, batch_size=batch_size, on_progress=on_progress)
 
 
 def batches_of(questions: Iterable[Question], size: int) -> Iterator[Batch]:
@@ -145,7 +130,7 @@ def batches_of(questions: Iterable[Question], size: int) -> Iterator[Batch]:
 def complete(
     record: JobRecord[R],
     questions: Sequence[Question],
-    spread: Spread[R],
+    answer: AnswerBatch[R],
     *,
     batch_size: int,
     key: Callable[[Question], str] = attrgetter("key"),
@@ -165,8 +150,8 @@ def complete(
     ]
     if missing:
         record.require_continuable()
-    for answers in spread(missing) if missing else ():
-        new = [found for found in answers if found.key not in record.rows]
+    for batch in missing:
+        new = [found for found in answer(batch.rows, batch.start) if found.key not in record.rows]
         record.append(new)
         done += len(new)
         tell(done, len(questions))

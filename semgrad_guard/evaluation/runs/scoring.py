@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field
 
 from pydantic import BaseModel
 
@@ -13,10 +11,8 @@ from semgrad_guard.engine.answers.answer import BatchScoring, Evidence
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.errors import PromptTooLongError
 from semgrad_guard.estimators import Estimator
-from semgrad_guard.evaluation.job_record import JobRecord, Progress
-from semgrad_guard.evaluation.questions.data import Question, identity
+from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.questions.prompts import Phrasing
-from semgrad_guard.evaluation.runs.run import Spread, complete, in_turn
 from semgrad_guard.guard import Answerer, Policy, settle, unscored
 from semgrad_guard.guard.calibrated_estimator import require_by_sentence
 from semgrad_guard.guard.policy import lets_every_score_through
@@ -25,16 +21,15 @@ from semgrad_guard.settings import OnDoubt
 
 
 class ScoredText(BaseModel, frozen=True, extra="forbid"):
-    """A text in the record of a run: its verdict, or why it does not fit the context window."""
+    """A text's verdict, or why it does not fit the context window."""
 
-    key: str
     verdict: Verdict | None = None
     too_long: str | None = None
 
 
 @dataclass(frozen=True)
 class TextScorer:
-    """How texts are scored and decided about. Everything but the model is plain data, to be sent to other processes.
+    """How texts are scored and decided about.
 
     With `by_sentence`, the action at a doubtful one, every sentence is, and the verdict has the whole text.
     """
@@ -49,9 +44,8 @@ class TextScorer:
         if self.by_sentence is not None:
             require_by_sentence(self.estimator)
 
-    def __call__(self, rows: Sequence[Question], start: int = 0) -> list[ScoredText]:
+    def __call__(self, rows: Sequence[Question]) -> list[ScoredText]:
         """The texts of a batch, in its order, from one backward pass for all of them."""
-        del start  # texts that are there already draw nothing from a seed
         fitting: dict[int, Evidence] = {}
         unread: dict[int, str] = {}
         for i, row in enumerate(rows):
@@ -61,9 +55,7 @@ class TextScorer:
                 unread[i] = str(error)
         together = BatchScoring.joined([*fitting.values()]).evidence if fitting else ()
         verdicts = {i: self._verdict(rows[i], evidence) for i, evidence in zip(fitting, together, strict=True)}
-        return [
-            ScoredText(key=text_key(row), verdict=verdicts.get(i), too_long=unread.get(i)) for i, row in enumerate(rows)
-        ]
+        return [ScoredText(verdict=verdicts.get(i), too_long=unread.get(i)) for i in range(len(rows))]
 
     def unscored(self, text: str, reason: str) -> Verdict:
         """The verdict on a text that cannot be scored."""
@@ -78,44 +70,6 @@ class TextScorer:
         policy = self.policy or lets_every_score_through("abstain")
         mode = "enforce" if self.by_sentence is None else "annotate"  # no sentence is left out
         return settle(draft, policy, mode, can_escalate=False, prompt=prompt).verdict
-
-
-def text_key(row: Question) -> str:
-    """The name of a text in a run, from question and response."""
-    return identity(row, "response")
-
-
-def score_kept(
-    rows: Sequence[Question],
-    path: Path,
-    scorer: TextScorer,
-    *,
-    spread: Spread[ScoredText] | None,
-    batch_size: int,
-    on_progress: Progress | None = None,
-) -> list[ScoredText]:
-    """Score the texts, keeping all as they come in the record at `path`; recorded texts are not redone.
-
-    Raises:
-        BindingMismatchError: the record belongs to a run with other settings.
-        InputError: it cannot be written, or is not such a record.
-    """
-    with JobRecord(path, _settings(scorer, batch_size), ScoredText, kind="scores") as record:
-        return complete(
-            record, rows, spread or in_turn(scorer), batch_size=batch_size, key=text_key, on_progress=on_progress
-        )
-
-
-def _settings(scorer: TextScorer, batch_size: int) -> dict[str, Any]:
-    """Everything that the numbers depend on, to their last digits."""
-    calibration = None if scorer.policy is None else scorer.policy.calibration
-    return {
-        "model": asdict(scorer.model.identity),
-        "estimator": {"name": scorer.estimator.name, **scorer.estimator.settings()},
-        "calibration": None if calibration is None else calibration.id,
-        "prompt": scorer.phrasing.settings(),
-        "batch_size": batch_size,
-    }
 
 
 def score_record(row: Question, verdict: Verdict) -> dict[str, object]:
