@@ -27,12 +27,12 @@ from semgrad_guard.engine.generation.options import (
     ThoughtLimit,
     sampling_processors,
 )
-from semgrad_guard.engine.generation.sampling import ModelSampler
-from semgrad_guard.engine.generation.visible import CertainText, Piece, StopStrings, TokenizerCodec, Visible, answered
+from semgrad_guard.engine.generation.sampling import Draws, ModelSampler
+from semgrad_guard.engine.generation.visible import CertainText, Piece, StopStrings, Visible, answered
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.grammar import GrammarCompiler
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.prompts.reasoning import Thinking
+from semgrad_guard.engine.prompts.responses import Thinking
 from semgrad_guard.engine.replay.batch import Memory, TokenBatch, cache_of, growing_cache, unless_memory_runs_out
 from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
 from semgrad_guard.engine.scoring.head import surveyed_step
@@ -58,7 +58,7 @@ class Written:
     reused: int = 0
 
 
-class Decoder(TokenizerCodec):
+class Decoder(Draws):
     """Generates with one model. Holds the model's lock for the time of a run.
 
     `render` and `window` (positions the model can attend over) are for estimators that draw samples.
@@ -282,7 +282,7 @@ class Decoder(TokenizerCodec):
 
     def stop_strings(self, stop: Sequence[str], thinking: Sequence[Thinking | None], *, width: int = 0) -> StopStrings:
         """A finder of stop strings in answers after prompts of `width` columns; each row thinks in its own way."""
-        return StopStrings(self._tokenizer, stop, codec=self, thinking=thinking, width=width)
+        return StopStrings(stop, codec=self, thinking=thinking, width=width)
 
     def processors(self, options: GenerationOptions, prompts: Sequence[Prompt], width: int) -> LogitsProcessorList:
         """Those that make a greedy search the options' sampling, none where it is greedy.

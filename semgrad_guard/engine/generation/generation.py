@@ -17,7 +17,7 @@ from semgrad_guard.engine.generation.sampling import ModelSampler
 from semgrad_guard.engine.interruption import add_cost, with_cost
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.prompts.reasoning import Reasoning
+from semgrad_guard.engine.prompts.responses import Reasoning
 from semgrad_guard.engine.replay.batch import TokenBatch
 from semgrad_guard.engine.replay.captured_states import CapturedStates
 from semgrad_guard.engine.scoring.gradients import GradientScores

@@ -6,16 +6,16 @@ Answers are read in one pass over a whole batch, without a graph; a prompt is re
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 
 from semgrad_guard.engine.generation.options import Ids, Sample, SamplingPlan
 from semgrad_guard.engine.generation.visible import Visible, answered
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.prompts.reasoning import Codec
+from semgrad_guard.engine.prompts.responses import Codec
 from semgrad_guard.engine.replay.batch import TokenBatch
 from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
 from semgrad_guard.records import Conversation
@@ -39,9 +39,10 @@ class Reading:
     embedding: tuple[float, ...] | None = None
 
 
-class Draws(Codec, Protocol):
+class Draws(Codec, ABC):
     """The part of a decoder that a sampler uses."""
 
+    @abstractmethod
     def draw(
         self,
         prompts: Sequence[Prompt],

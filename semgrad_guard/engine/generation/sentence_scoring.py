@@ -18,7 +18,7 @@ from semgrad_guard.engine.generation.generation import BatchScoring, Evidence, T
 from semgrad_guard.engine.generation.visible import Piece
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.prompts.reasoning import Codec
+from semgrad_guard.engine.prompts.responses import Codec
 from semgrad_guard.engine.prompts.semantic_token import TokenizedText
 from semgrad_guard.engine.replay.batch import TokenBatch
 from semgrad_guard.engine.scoring.gradients import GradientScores

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.generation.sentence_scoring import OpenSentences
 from semgrad_guard.engine.generation.visible import CertainText, Piece
-from semgrad_guard.engine.prompts.reasoning import Codec
+from semgrad_guard.engine.prompts.responses import Codec
 from semgrad_guard.engine.worker.batching import is_time
 from semgrad_guard.guard import LetThrough
 from semgrad_guard.server.answers import Cuts, pieces_of

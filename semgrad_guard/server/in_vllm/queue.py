@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.generation.sentence_scoring import Segment
-from semgrad_guard.engine.prompts.reasoning import Codec
+from semgrad_guard.engine.prompts.responses import Codec
 from semgrad_guard.engine.sentences import By
 from semgrad_guard.engine.worker import Batching
 from semgrad_guard.errors import InputError, QueueFullError, ScoringError
