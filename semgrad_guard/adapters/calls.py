@@ -20,7 +20,7 @@ from semgrad_guard.calibration.call_options import FIELDS, call_options
 from semgrad_guard.engine.answers.answer import Evidence, Generation
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.prompts.grammar import FORM_FIELDS, json_rule, one_of
-from semgrad_guard.engine.prompts.tool_format import Tool, ToolAnswer
+from semgrad_guard.engine.prompts.tool_calls import Tool, ToolAnswer, call_rule
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard import unscored
@@ -76,7 +76,7 @@ class AnswerForm:
 
     def taken_apart(self, model: LanguageModel, generation: Generation) -> ToolAnswer:
         """An answer in this form: its text, its calls, and calls that cannot be read."""
-        return model.tool_answer(generation) if self.tools else ToolAnswer(generation.text)
+        return model.tool_answer(generation, self.tools) if self.tools else ToolAnswer(generation.text)
 
     def instructed(self, conversation: tuple[Message, ...]) -> tuple[Message, ...]:
         """The conversation with the schema after the user's last message (not every template has a system message)."""
@@ -98,7 +98,7 @@ class AnswerForm:
         if not self.forced and self.schema is None:
             return None
         calls = self.forced or self.tools
-        rules = [model.tool_format.rule(calls, model.special_tokens)] if calls else []
+        rules = [call_rule(model.tool_format, calls, model.special_tokens)] if calls else []
         if self.schema is not None and not self.forced:
             rules.append(json_rule(self.schema))
         return one_of(rules)

@@ -32,7 +32,7 @@ from semgrad_guard.declared import require_known as require_known
 from semgrad_guard.engine.answers.answer import Evidence
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
-from semgrad_guard.engine.prompts.tool_format import known_format
+from semgrad_guard.engine.prompts.tool_calls import known_form
 from semgrad_guard.errors import InputError, ModelNotFoundError
 from semgrad_guard.estimators import Estimator, HybridGrad
 from semgrad_guard.guard import Answerer, JudgedBy, OnDoubt, as_estimator, judged_by, with_unit
@@ -235,7 +235,7 @@ def template_calls_tools(name_or_path: str, revision: str | None, options: Mappi
     template = (options or {}).get("chat_template") or apart or tokenizer.get("chat_template") or ""
     if isinstance(template, list):  # several named ones
         template = "\n".join(named["template"] for named in cast("list[dict[str, str]]", template))
-    return known_format(template) is not None or ("tools" in template and bool(tokenizer.get("response_template")))
+    return known_form(template) is not None or ("tools" in template and bool(tokenizer.get("response_template")))
 
 
 def _read(name_or_path: str, file: str, revision: str | None) -> str | None:

@@ -19,9 +19,9 @@ from semgrad_guard.engine.answers.worker import Worker, worker_of
 from semgrad_guard.engine.models.checkpoint import load
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt, require_bounded, tokenize
-from semgrad_guard.engine.prompts.reasoning import Foreign
+from semgrad_guard.engine.prompts.responses import Foreign
 from semgrad_guard.engine.prompts.semantic_token import TokenChoice
-from semgrad_guard.engine.prompts.tool_format import ToolAnswer
+from semgrad_guard.engine.prompts.tool_calls import Tool, ToolAnswer, calls_in
 from semgrad_guard.engine.scores.gradients import GradientScores
 from semgrad_guard.engine.scores.semantic_preservation import last_states
 from semgrad_guard.engine.sentences import By, Span
@@ -206,16 +206,17 @@ class LanguageModel(WritingModel):
         """The owner of the model's thread; all `LanguageModel`s of the same weights share it."""
         return worker_of(self._scorer)
 
-    def tool_answer(self, generation: Generation) -> ToolAnswer:
+    def tool_answer(self, generation: Generation, tools: Sequence[Tool] = ()) -> ToolAnswer:
         """An answer to a prompt with tools, taken apart into text and calls.
+
+        By the `tools` arguments that are written without types get those of their schemas.
 
         Raises:
             UnsupportedToolsError: the chat template knows no tools, or an unknown form of calls.
         """
-        raw = self._writer.decode(generation.response_ids, special=True)
-        if generation.reasoning is not None and self.tool_format.reads_thoughts:
-            raw = self._writer.decode((*generation.reasoning.ids, *generation.response_ids), special=True)
-        found = self.tool_format.parse(raw, generation.prompt.text)
+        before = generation.preceding_ids if self.tool_format.reads_thoughts else ()
+        raw = self._writer.decode((*before, *generation.response_ids), special=True)
+        found = calls_in(self.tool_format, raw, prompt=generation.prompt.text, tools=tools)
         return found if found.calls or found.broken else ToolAnswer(generation.text)
 
     def evidence(
@@ -230,9 +231,9 @@ class LanguageModel(WritingModel):
         """Evidence about an answer that came from anywhere: another server, an edit, a cache.
 
         The text is tokenised as a continuation of the rendered prompt, without an end token. Where it holds its
-        reasoning by the template's marks, the answer behind it is scored given the reasoning. `reasoning` is that of an
-        author who gives it separately, "" where it is not known: then the answer has no score, for the reason in
-        `why_empty`. With `cut` a limit ended the text.
+        reasoning, by the marks of any family, the answer behind it is scored given the reasoning, in the template's own
+        marks. `reasoning` is that of an author who gives it separately, "" where it is not known: then, and where the
+        template has no place for it, the answer has no score (`why_empty`). With `cut` a limit ended the text.
 
         Raises:
             EmptyResponseError: the text holds nothing but white space.

@@ -29,8 +29,9 @@ from semgrad_guard.engine.prompts.prompt import (
     render,
     template_fingerprint,
 )
+from semgrad_guard.engine.prompts.response_templates import CallForm
 from semgrad_guard.engine.prompts.semantic_token import TokenChoice
-from semgrad_guard.engine.prompts.tool_format import ToolFormat, tool_format
+from semgrad_guard.engine.prompts.tool_calls import call_form
 from semgrad_guard.engine.replay.memory import Memory
 from semgrad_guard.engine.replay.products import lacks_units
 from semgrad_guard.engine.scores.scorer import scorer_of
@@ -185,14 +186,14 @@ class WritingModel:
         self._max_batch = rows
 
     @cached_property
-    def tool_format(self) -> ToolFormat:
+    def tool_format(self) -> CallForm:
         """How this model writes tool calls.
 
         Raises:
             UnsupportedToolsError: its chat template knows no tools, or an unknown form of calls.
         """
         # A tokenizer may hold a second template for conversations with tools, chosen where there are any.
-        return tool_format(self.tokenizer, chat_template(self.tokenizer, {"tools": [], **self._template_options}))
+        return call_form(self.tokenizer, chat_template(self.tokenizer, {"tools": [], **self._template_options}))
 
     @property
     def knows_tools(self) -> bool:

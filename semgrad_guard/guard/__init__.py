@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.interruption import Stop as Stop
     from semgrad_guard.engine.interruption import current_stop as current_stop
     from semgrad_guard.engine.interruption import stopping as stopping
-    from semgrad_guard.engine.prompts.reasoning import HeldText as HeldText
+    from semgrad_guard.engine.prompts.responses import HeldText as HeldText
     from semgrad_guard.guard.answering import Answerer as Answerer
     from semgrad_guard.guard.answering import template_name as template_name
     from semgrad_guard.guard.answering import without_calls as without_calls

@@ -18,6 +18,7 @@ from semgrad_guard.engine.answers.request import Request, Ticket, outcomes
 from semgrad_guard.engine.answers.sentences import EndedSentences
 from semgrad_guard.engine.answers.text import Piece
 from semgrad_guard.engine.language_model import LanguageModel
+from semgrad_guard.engine.prompts.tool_calls import ToolAnswer, shown_text
 from semgrad_guard.engine.replay.memory import OUT_OF_MEMORY, give_back_memory, is_out_of_memory
 from semgrad_guard.errors import InputError, UnsupportedToolsError
 from semgrad_guard.estimators import Estimator
@@ -127,13 +128,10 @@ class Answerer:
 
         `known` is the undecided verdict on its beginning, whose sentences were scored while it was written.
         """
-        text, calls = generation.text, tuple[ToolCall, ...]()
-        if _has_tools(template_options):
-            answer = self.model.tool_answer(generation)
-            text, calls = answer.text, answer.calls
-        verdict = self.assessed(
-            generation.evidence, text, template_options=template_options, tool_calls=calls, known=known
-        )
+        tools = (template_options or {}).get("tools")
+        answer = self.model.tool_answer(generation, tools) if tools else ToolAnswer(generation.text)
+        given: Any = {"template_options": template_options, "tool_calls": answer.calls, "known": known}
+        verdict = self.assessed(generation.evidence, answer.text, **given)
         return Draft(verdict, generation, generation.prompt.form)
 
     def request(
@@ -237,8 +235,8 @@ class Answerer:
     ) -> Draft[None]:
         """A text from elsewhere as this model's answer to a conversation; or unscored, with the reason.
 
-        `cut`: a limit stopped its author; `reasoning`: its author's, "" where that is not known. Reasoning between the
-        template's marks goes from `verdict.text` into `verdict.reasoning`.
+        `cut`: a limit stopped its author; `reasoning`: its author's, "" where that is not known. Reasoning in the text
+        goes from `verdict.text` into `verdict.reasoning`.
         """
         try:
             if _has_tools(template_options):
@@ -381,7 +379,7 @@ def without_calls(model: LanguageModel, listener: Callable[[Piece], None]) -> Ca
             listener(piece)
             return
         text += piece
-        if (end := model.tool_format.shown(text)) > shown:
+        if (end := shown_text(model.tool_format, text)) > shown:
             begin, shown = shown, end
             listener(text[begin:end])
 

@@ -21,6 +21,7 @@ from operator import itemgetter
 from typing import Any, Self, cast
 
 from semgrad_guard.calibration import Binding, Calibration
+from semgrad_guard.engine.prompts.responses import doubted_from
 from semgrad_guard.engine.sentences import Span, leanings, sentences
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.guard.sentences import WITHOUT_END, most_doubtful
@@ -253,8 +254,8 @@ def _tokens_of(text: str, entries: Any, *, is_part: bool = False) -> tuple[list[
         reason, tokens = None, [(min(after, end), entry) for place, after, entry in found if place < end]
     else:
         reason, tokens = reason or _OTHER_TEXT, [(after, entry) for _, after, entry in found if after <= end]
-    if marks := [place for mark in ("<think>", "</think>") if (place := text.find(mark)) >= 0]:
-        reason, end = _THOUGHT, _bytes_until(text, min(marks)) - shift
+    if (doubted := doubted_from(text)) is not None:
+        reason, end = _THOUGHT, _bytes_until(text, doubted) - shift
         tokens = [(after, entry) for after, entry in tokens if after <= end]
     return [(after + shift, entry) for after, entry in tokens], reason
 

@@ -14,7 +14,7 @@ from starlette.background import BackgroundTask
 from starlette.responses import StreamingResponse
 
 from semgrad_guard.calibration.call_options import call_options, cutting_options
-from semgrad_guard.engine.prompts.reasoning import HeldText
+from semgrad_guard.engine.prompts.responses import HeldText
 from semgrad_guard.errors import InputError, UpstreamError
 from semgrad_guard.guard import (
     Draft,

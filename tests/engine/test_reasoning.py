@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.answers.text import CertainText, Piece, ThoughtPiece, Visible, answered
 from semgrad_guard.engine.prompts.prompt import Prompt, render, template_fingerprint
-from semgrad_guard.engine.prompts.reasoning import Foreign, Thinking
+from semgrad_guard.engine.prompts.response_templates import EVERY, Marks
+from semgrad_guard.engine.prompts.responses import Codec, Foreign, HeldText, Thinking, doubted_from
 from semgrad_guard.errors import InputError
+from tests.thoughts import MARKS, OWN, WRITTEN, Written
 
 from .chat_templates import FOLDER, PUBLISHED, with_template
 
@@ -113,99 +114,8 @@ def family_of_tokens(name: str) -> bool:
     return bool(FAMILIES[name].seen or FAMILIES[name].control)
 
 
-CASES: tuple[tuple[str, str, str, str | None, bool], ...] = (
-    # family, what was written, the answer, the thought (None: no reasoning), whether a limit ended it
-    ("qwen3", f"<think>\n{THOUGHT}\n</think>\n\nMilan", "Milan", THOUGHT, False),
-    ("qwen3", f"\n <think>{THOUGHT}</think>Milan", "Milan", THOUGHT, False),
-    ("qwen3", "<think>\nIt is", "", "It is", True),
-    ("qwen3", "<think>\n\n</think>\n\nMilan", "Milan", None, False),
-    ("qwen3", "<think>\n\n</think>\n\n<think>a</think>Milan", "Milan", "a", False),
-    ("qwen3", f"{THOUGHT}\n</think>\n\nMilan", "Milan", THOUGHT, False),
-    ("qwen3", "Milan", "Milan", None, True),
-    ("qwen3", "Write <think> and </think> around it", "Write <think> and </think> around it", "", False),
-    ("qwen3", "<think>a</think>Milan<think>b</think>Rome", "Milan<think>b</think>Rome", "a", False),
-    ("qwen3", "<think>a</think>", "", "a", False),
-    ("qwen3", "<think>a", "", "a", False),
-    ("qwen3", f"<think>{THOUGHT}</think>Write </think> behind", "Write </think> behind", THOUGHT, False),
-    ("qwen3 off", " Milan </think> Rome", " Milan </think> Rome", "", False),
-    ("qwen3 off", f"<think>{THOUGHT}</think>Milan", "Milan", THOUGHT, False),
-    ("r1", f"{THOUGHT}\n</think>\n\nMilan", "Milan", THOUGHT, False),
-    ("r1", "It is", "", "It is", True),
-    ("r1", "\n</think>\n\nMilan", "Milan", None, False),
-    ("r1", f"<think>{THOUGHT}</think>Milan", "Milan", THOUGHT, False),
-    ("r1 first", f"{THOUGHT}</think>Milan", "Milan", THOUGHT, False),
-    ("r1 first", "It is", "", "It is", True),
-    ("r1 first", "Milan", "Milan", None, False),
-    ("v3.1 off", "Milan", "Milan", None, True),
-    ("magistral", f"[THINK]{THOUGHT}[/THINK]Milan", "Milan", THOUGHT, False),
-    ("magistral", "Milan", "Milan", None, False),
-    (
-        "seed-oss",
-        f"<seed:think>{THOUGHT}<seed:cot_budget_reflect>Half.</seed:cot_budget_reflect></seed:think>Milan",
-        "Milan",
-        f"{THOUGHT}<seed:cot_budget_reflect>Half.</seed:cot_budget_reflect>",
-        False,
-    ),
-    ("seed-oss, budget 0", "</seed:think>Milan", "Milan", None, False),
-    (
-        "gpt-oss",
-        f"<|channel|>analysis<|message|>{THOUGHT}<|end|><|start|>assistant<|channel|>final<|message|>Milan",
-        "Milan",
-        THOUGHT,
-        False,
-    ),
-    (
-        "gpt-oss",
-        "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|>b<|end|>"
-        "<|start|>assistant<|channel|>final<|message|>Milan<|end|>",
-        "Milan",
-        "a\n\nb",
-        False,
-    ),
-    ("gpt-oss", "<|channel|>analysis<|message|>The user", "", "The user", True),
-    ("gpt-oss", "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>fin", "", "a", True),
-    ("gpt-oss", '<|channel|>commentary to=functions.f<|message|>{"a": 1}', "", "", False),
-    ("gpt-oss", "<|channel|>final<|message|>Milan", "Milan", None, False),
-    ("gpt-oss", "Milan", "Milan", None, False),
-    ("gemma 4", f"<|channel>thought\n{THOUGHT}<channel|>Milan", "Milan", THOUGHT, False),
-    ("granite", f"<think>{THOUGHT}</think><response>Milan</response>", "Milan", THOUGHT, False),
-    ("granite", f"<think>{THOUGHT}</think> Milan", "Milan", THOUGHT, False),
-    ("granite", "<thi", "", "<thi", True),
-    ("nemotron", f"{THOUGHT}</think>\n\nMilan", "Milan", THOUGHT, False),
-    ("apriel", f"{THOUGHT}\n[BEGIN FINAL RESPONSE]\nMilan\n[END FINAL RESPONSE]", "Milan\n", THOUGHT, False),
-    ("apriel 1.5", f"{THOUGHT}\n[BEGIN FINAL RESPONSE]\nMilan\n[END FINAL RESPONSE]", "Milan\n", THOUGHT, False),
-    ("apriel 1.5", "It is", "", "It is", True),
-    (
-        "kimi k3",
-        f"{THOUGHT}<|close|>think<|sep|><|open|>response<|sep|>Milan<|close|>response<|sep|>",
-        "Milan",
-        THOUGHT,
-        False,
-    ),
-    ("kimi k3", "It is", "", "It is", True),
-    (
-        "command a",
-        f"<|START_THINKING|>{THOUGHT}<|END_THINKING|><|START_RESPONSE|>Milan<|END_RESPONSE|>",
-        "Milan",
-        THOUGHT,
-        False,
-    ),
-    ("r7b off", "<|START_RESPONSE|>Milan<|END_RESPONSE|>", "Milan", None, False),
-    ("plain", f"<think>{THOUGHT}</think>Milan", f"<think>{THOUGHT}</think>Milan", None, True),
-)
-
-
-class Codec:
-    """A tokenizer, as a decoder uses it."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        self.tokenizer = tokenizer
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    def decode(self, ids: Any, *, special: bool = False) -> str:
-        return self.tokenizer.decode(list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
+CASES: list[tuple[str, str, str, str | None, bool]] = OWN
+"""The family, what its model wrote, the answer, the thought (None: no reasoning), and whether a limit ended it."""
 
 
 def rendered(name: str, question: str = "What is it?", **how: Any) -> tuple[Prompt, Codec]:
@@ -231,11 +141,12 @@ def test_an_answer_begins_behind_its_reasoning(
     assert tuple(ids)[: len(found.preceding) + len(found.ids)] == found.preceding + found.ids
     assert codec.decode(found.ids).strip() == answer.strip()
     if found.reasoning is not None:
-        assert found.reasoning.finished == (bool(answer) or text.endswith("</think>"))
+        unfinished = "within its reasoning" in (found.reasoning.why_unscored or "")
+        assert unfinished == (not answer and not text.endswith("</think>"))
         begin, end = found.reasoning.span
         if thought and "\n\n" not in thought and family_of_tokens(name):
             assert codec.decode(found.preceding[begin:end]).strip() == thought
-    has_mark = any(mark in answer for mark in (*THINK,)) and name != "plain"
+    has_mark = any(mark in answer for mark in (*THINK, "[THINK]"))
     assert found.scored_ids == (() if has_mark else found.ids), "an answer with a mark in it is not scored"
 
 
@@ -259,7 +170,7 @@ def test_a_stream_shows_the_answer_and_its_thought(
     assert (thought or "").startswith(live[1]), "the record holds all that was shown"
     reasoning = answered(ids, (), codec, prompt.thinking, cut=cut).reasoning
     assert parts([*pieces, *certain.rest(answer, reasoning)]) == (answer, thought or "")
-    if thought and answer:
+    if thought and answer and (name, text[:7]) not in (("qwen3", "[THINK]"), ("magistral", "<think>")):
         assert len([piece for piece in pieces if isinstance(piece, str)]) > 1, "it streams once the thought has ended"
 
 
@@ -311,7 +222,9 @@ def test_a_stop_string_ends_the_answer_and_is_no_part_of_it() -> None:
     found, _, _ = read("qwen3", "<think>\na.\n</think>\n\nMilan. Or", cut=False, stop=(".",))
     assert (found.text, found.cut) == ("Milan", "."), "the thought's own full stop is another"
     found, _, _ = read("qwen3", "<think>\na.", cut=False, stop=(".",))
-    assert (found.text, found.cut, found.reasoning and found.reasoning.finished) == ("", None, False)
+    assert (found.text, found.cut) == ("", None)
+    assert found.reasoning is not None
+    assert "within its reasoning" in (found.reasoning.why_unscored or "")
 
 
 def test_a_response_template_names_the_marks() -> None:
@@ -381,21 +294,49 @@ def test_a_text_from_elsewhere_is_taken_apart() -> None:
         (opened, "<think>a</think>Milan", None, ("Milan", "a", "<think>a</think>Milan")),
         (None, "Milan", "", ("Milan", "", None)),
         (None, "Milan", "a", ("Milan", "a", None)),
-        (None, "<think>Milan", None, ("<think>Milan", None, "<think>Milan")),
-        (None, "<think>a</think>Milan", None, ("Milan", "a", None)),
-        (None, "<thinking>a</thinking>Milan", None, ("Milan", "a", None)),
-        (None, "<|begin_of_thought|>a<|end_of_thought|>Milan", None, ("Milan", "a", None)),
-        (None, "Write <think>a</think>", None, ("Write <think>a</think>", None, "Write <think>a</think>")),
+        (qwen, "[THINK]a[/THINK]Milan", None, ("Milan", "a", qwen_text)),
+        (qwen, "<think></think>Milan", "a", ("Milan", "a", qwen_text)),
+        (qwen, "Milan <think>", "a", ("Milan <think>", "a", None)),
+        (opened, "[THINK][/THINK]Milan", None, ("Milan", None, "\n</think>\n\nMilan")),
         (channels, "analysisThe user asks.assistantfinalMilan", None, ("Milan", "The user asks.")),
         (channels, "Milan", "a", ("Milan", "a", f"{channel}a{final}Milan")),
-        (channels, "analysisThe user", None, ("", "The user", None)),
-        (channels, "analysis of Milan", None, ("analysis of Milan", None, "analysis of Milan")),
     ):
         read_text = Foreign.of(text, thinking, thought=thought)
         reasoning = read_text.reasoning
         known = read_text.answer, None if reasoning is None else reasoning.text, read_text.written
         assert known[: len(found)] == found
         assert (read_text.written is None) == bool(reasoning and reasoning.why_unscored)
+
+
+@pytest.mark.parametrize("scorer", [None, *EVERY], ids=lambda marks: marks and marks.open)
+@pytest.mark.parametrize("header", ["none", "open"])
+def test_every_scorer_reads_every_family(scorer: Marks | None, header: Literal["none", "open"]) -> None:
+    """And writes it in its own marks, where it has a place for a thought."""
+    own = None if scorer is None else Thinking(scorer, header)
+    for one in WRITTEN:
+        found = Foreign.of(one.text, own)
+        if own is not None and header == "open" and (own.marks.first in one.text or own.marks.alone in one.text):
+            continue  # all of it is in the thought that the prompt has opened, up to its own mark
+        unknown = own is not None and header == "open" and one.answer == one.text
+        assert found.answer == one.answer, one
+        assert (found.reasoning and found.reasoning.text) == ("" if unknown else one.thought), one
+        if unknown or (one.thought and scorer is None):
+            assert found.written is None, one
+        elif one.scored is not None:
+            assert (found.written is not None) == one.scored, one
+        assert (found.written is None) == bool(found.reasoning and found.reasoning.why_unscored), one
+        assert found.written is None or found.written.endswith(one.answer.strip()) or scorer is None, one
+        assert (doubted_from(one.text) is None) == (one.thought is None and one.answer == one.text), one
+
+
+@pytest.mark.parametrize("one", WRITTEN, ids=lambda one: one.name)
+def test_a_stream_from_elsewhere_is_held_while_it_begins_like_a_thought(one: Written) -> None:
+    held = HeldText()
+    shown = "".join(map(held.add, one.text))
+    begins = one.text.lstrip().startswith(tuple(marks["open"] for marks in MARKS.values()))
+    assert shown == ("" if begins or held.held else one.text)
+    if one.thought is None and not begins:
+        assert shown == one.text or one.answer != one.text, "an answer is shown"
 
 
 def test_a_mark_spelled_in_other_tokens_is_text() -> None:

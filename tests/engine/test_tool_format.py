@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from semgrad_guard import ToolCall
-from semgrad_guard.engine.prompts.tool_format import ToolAnswer, known_format, tool_format
+from semgrad_guard.engine.prompts.tool_calls import ToolAnswer, call_form, call_rule, calls_in, known_form, shown_text
 from semgrad_guard.errors import InputError, UnsupportedToolsError
 
 from .chat_templates import FOLDER, template
@@ -20,149 +21,81 @@ KNOWN = {
     "qwen3": "<tool_call>",
     "mistral-nemo": "[TOOL_CALLS]",
     "mistral-v0.3": "[TOOL_CALLS]",
-    "llama-3.1-tools": "bare JSON",
+    "llama-3.1-tools": "",
 }
-
-
-def form(name: str) -> Any:
-    return known_format(template(name))
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.jinja")), ids=lambda path: path.stem)
 def test_the_form_is_read_off_the_template(path: Path) -> None:
-    found = known_format(template(path.stem))
-    assert (found.name if found else None) == KNOWN.get(path.stem)
+    found = known_form(template(path.stem))
+    assert (found.open if found else None) == KNOWN.get(path.stem)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "expected"),
-    [
-        ("qwen2.5", '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>', ToolAnswer("", (ADD,))),
-        ("qwen2.5", 'Well.\n<tool_call>{"name": "add", "arguments": {"a": 1}}', ToolAnswer("Well.", (ADD,))),
-        ("qwen2.5", '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>', ToolAnswer("", (ADD,))),
-        ("qwen2.5", '<tool_call>{"name": "wait"}</tool_call>', ToolAnswer("", (ToolCall("wait", {}),))),
-        (
-            "qwen2.5",
-            '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>\n<tool_call>{"name": "ad',
-            ToolAnswer("", (ADD,), ('<tool_call>{"name": "ad',)),
-        ),
-        ("qwen2.5", "<tool_call>3</tool_call>", ToolAnswer("", (), ("<tool_call>3</tool_call>",))),
-        ("qwen2.5", '{"name": "add", "arguments": {"a": 1}}\n', ToolAnswer('{"name": "add", "arguments": {"a": 1}}\n')),
-        (
-            "mistral-nemo",
-            '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}, "id": "abcdef123"}, {"name": "add", "arguments": {}}]',
-            ToolAnswer("", (ToolCall("add", {"a": 1}, "abcdef123"), ToolCall("add", {}))),
-        ),
-        ("mistral-nemo", "[TOOL_CALLS] [{", ToolAnswer("", (), ("[TOOL_CALLS] [{",))),
-        ("mistral-nemo", "[1, 2]", ToolAnswer("[1, 2]")),
-        ("llama-3.1-tools", '{"name": "add", "parameters": {"a": 1}}', ToolAnswer("", (ADD,))),
-        ("llama-3.1-tools", '<|python_tag|>{"name": "add", "parameters": {"a": 1}}', ToolAnswer("", (ADD,))),
-        (
-            "llama-3.1-tools",
-            '{"name": "add", "parameters": {"a": 1}}; {"name": "add", "parameters": {"a": 1}}',
-            ToolAnswer("", (ADD, ADD)),
-        ),
-        ("llama-3.1-tools", '{"name": 3, "parameters": {}}', ToolAnswer('{"name": 3, "parameters": {}}')),
-        ("llama-3.1-tools", '{"answer": 3}', ToolAnswer('{"answer": 3}')),
-        ("llama-3.1-tools", "Three.", ToolAnswer("Three.")),
-    ],
-)
-def test_answers_are_taken_apart(name: str, text: str, expected: ToolAnswer) -> None:
-    assert form(name).parse(text, "") == expected
+TABLE: dict[str, Any] = json.loads((FOLDER.parent / "tool_calls.json").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("", ""),
-        (" \n", ""),
-        ("Let me see", "Let me see"),
-        ("Let me see.\n", "Let me see."),
-        ("Is 1 <", "Is 1"),
-        ("Is 1 < 2?", "Is 1 < 2?"),
-        ("Well.\n<tool_c", "Well."),
-        ('Well. <tool_call>{"name"', "Well."),
-        ('{"name"', ""),
-        (" [", ""),
-    ],
-)
-def test_a_stream_shows_what_cannot_be_a_call(text: str, shown: str) -> None:
-    assert text[: form("qwen2.5").shown(text)] == shown
-
-
-def test_a_tokenizers_own_parser_reads_the_rest() -> None:
-    def parse_response(text: str, *, prefix: str) -> dict[str, Any]:
-        assert prefix == "the prompt"
-        if text == "bad":
-            raise ValueError(text)
-        call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
-        return {"content": "Well.", "tool_calls": [call] if "call" in text else []}
-
-    tokenizer = SimpleNamespace(response_template={}, parse_response=parse_response)
-    own = tool_format(tokenizer, "{{ tools }} <odd>")
-    assert own.parse("a call", "the prompt") == ToolAnswer("Well.", (ADD,))
-    assert own.parse("bad", "the prompt") == ToolAnswer("", (), ("bad",))
-    assert own.parse("text", "the prompt") == ToolAnswer("text")
-    assert own.shown("Anything") == 0, "special tokens are not seen in a stream"
-    with pytest.raises(InputError, match="forced"):
-        own.rule([], {})
-
-
-MISTRAL_SMALL = "{{ tools }} [TOOL_CALLS]{{ name }}[ARGS]{{ arguments }}"
-DEEPSEEK = "{{ tools }}<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ name }}<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
-KIMI = "{{ tools }}<|tool_call_begin|>{{ id }}<|tool_call_argument_begin|>{}<|tool_call_end|>"
-GRANITE = "{{ tools }} write <|tool_call|> and a list"
-
-
-@pytest.mark.parametrize(
-    ("source", "text", "expected"),
-    [
-        (MISTRAL_SMALL, '[TOOL_CALLS]add[ARGS]{"a": 1}', ToolAnswer("", (ADD,))),
-        (MISTRAL_SMALL, 'Well. [TOOL_CALLS]add[CALL_ID]x9[ARGS]{"a": 1}[TOOL_CALLS]add[ARGS]{"a": 1}', [ADD, ADD]),
-        (MISTRAL_SMALL, '[TOOL_CALLS]add[ARGS]{"a": "[TOOL_CALLS]pay[ARGS]{}"}', "one call"),
-        (MISTRAL_SMALL, '[TOOL_CALLS]add[ARGS]{"a": ', "broken"),
-        (MISTRAL_SMALL, "[TOOL_CALLS]add[ARGS]3", "broken"),
-        (MISTRAL_SMALL, "[TOOL_CALLS]add[ARGS]{} and more", "broken"),
-        (
-            DEEPSEEK,
-            '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>'
-            '<｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
-            [ADD, ADD],
-        ),
-        (
-            KIMI,
-            "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>"
-            '{"a": 1}<|tool_call_end|><|tool_calls_section_end|>',
-            [ADD],
-        ),
-        (GRANITE, 'Well. <|tool_call|>[{"name": "add", "arguments": {"a": 1}}]', [ADD]),
-        (GRANITE, "<|tool_call|>[{", "broken"),
-        (GRANITE, "Three.", ToolAnswer("Three.")),
-        (KIMI, "Three.", ToolAnswer("Three.")),
-    ],
-)
-def test_further_families_are_taken_apart(source: str, text: str, expected: Any) -> None:
-    found = known_format(source)
+@pytest.mark.parametrize(("name", "text", "expected"), TABLE["answers"])
+def test_answers_are_taken_apart(name: str, text: str, expected: Any) -> None:
+    """Into text, calls and broken calls; where only calls are given, none is broken."""
+    found = known_form(TABLE["templates"].get(name) or template(name))
     assert found is not None
-    answer = found.parse(text, "")
+    answer = calls_in(found, text)
     if expected == "broken":
         assert answer.broken
     elif expected == "one call":
         assert [call.name for call in answer.calls] == ["add"]
-    elif isinstance(expected, list):
-        assert list(answer.calls) == expected
-        assert not answer.broken
     else:
-        assert answer == expected
+        assert [[call.name, call.arguments, call.id] for call in answer.calls] == expected["calls"]
+        assert answer.text == expected.get("text", answer.text)
+        assert list(answer.broken) == expected.get("broken", [])
+
+
+@pytest.mark.parametrize(("text", "shown"), TABLE["streams"])
+def test_a_stream_shows_what_cannot_be_a_call(text: str, shown: str) -> None:
+    found = known_form(template("qwen2.5"))
+    assert found is not None
+    assert text[: shown_text(found, text)] == shown
+
+
+def test_a_tokenizers_own_response_template_reads_the_rest() -> None:
+    """By transformers' parser, which sees what the prompt has opened."""
+    call = {"open": "<call>", "close": "</call>", "repeats": True, "content": "json"}
+    fields = {"thinking": {"open": "<t>", "close": "</t>"}, "content": {}, "tool_calls": call}
+    tokenizer = SimpleNamespace(response_template={"start_anchor": "<a>", "fields": fields})
+    own = call_form(tokenizer, "{{ tools }} <odd>")
+    written = 'It is 3.</t>Well.<call>{"name": "add", "arguments": {"a": 1}}</call>'
+    assert calls_in(own, written, prompt="<a><t>") == ToolAnswer("Well.", (ADD,))
+    assert calls_in(own, "<call>{", prompt="<a>") == ToolAnswer("", (), ("<call>{",))
+    assert calls_in(own, "text", prompt="<a>") == ToolAnswer("text")
+    assert shown_text(own, "Anything") == 0, "special tokens are not seen in a stream"
+    with pytest.raises(InputError, match="forced"):
+        call_rule(own, [], {})
+
+
+CODER = "{{ tools }}<tool_call>\n<function={{ name }}>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
+GLM = "{{ tools }}<tool_call>{{ name }}\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"properties": {"a": {"type": "integer"}}}}}
+
+
+@pytest.mark.parametrize("source", [CODER, GLM], ids=["Qwen3-Coder", "GLM 4.5"])
+def test_calls_that_are_tags_get_the_types_of_their_schema(source: str) -> None:
+    text, found = source.removeprefix("{{ tools }}").replace("{{ name }}", "add"), known_form(source)
+    assert found is not None
+    assert calls_in(found, text, tools=[TOOL]) == ToolAnswer("", (ADD,))
+    assert calls_in(found, f"Well.\n{text}\n{text}", tools=[TOOL]) == ToolAnswer("Well.", (ADD, ADD))
+    assert calls_in(found, text) == ToolAnswer("", (ToolCall("add", {"a": "1"}),)), "no type is known"
+    assert calls_in(found, cut := text[: text.index("</")]).broken == (cut,), "a call that is cut off is none"
+    assert calls_in(found, "Three.") == ToolAnswer("Three.")
+    assert shown_text(found, "Well.") == 0
 
 
 def test_templates_that_cannot_be_used_are_named() -> None:
     bare = SimpleNamespace(response_template=None)
     for unusable in (None, "{{ messages }}", "{{ messages }} <tool_call>"):
         with pytest.raises(UnsupportedToolsError, match="knows no tools"):
-            tool_format(bare, unusable)
+            call_form(bare, unusable)
     gpt_oss = "{{ tools }}<|start|>assistant to=functions.{{ name }}<|channel|>commentary json<|message|>"
     deepseek_v3 = "{{ tools }}<｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ name }}\n```json"
-    for relative in ("<tool_call><function={{ tools }}>", gpt_oss, deepseek_v3):
+    for relative in (gpt_oss, deepseek_v3):
         with pytest.raises(UnsupportedToolsError, match="response_template"):
-            tool_format(bare, relative)
+            call_form(bare, relative)

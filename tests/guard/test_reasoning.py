@@ -138,7 +138,7 @@ def test_a_thought_is_closed_after_its_budget(model: LanguageModel, way: str, le
     closing = model._writer.encode("\n</think>\n\n")
     for question, generation, free in zip([*QUESTIONS, UNTHOUGHT], written_by(model, way, options), usual, strict=True):
         before, answer = generation.preceding_ids, generation.response_ids
-        assert generation.reasoning is None or generation.reasoning.finished
+        assert generation.reasoning is None or generation.reasoning.why_unscored is None
         if free.reasoning is None or budget > free.reasoning.span[1]:
             assert (before, answer) == (free.preceding_ids, free.response_ids)
             continue

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
 from semgrad_guard import GenerationOptions, HybridGrad, Message
-from semgrad_guard.engine.answers.text import TokenizerCodec
+from semgrad_guard.engine.prompts.responses import Codec
 from semgrad_guard.errors import InputError, PromptTooLongError, ScoringError
 from semgrad_guard.server.in_vllm.messages import READ, Failed
 from semgrad_guard.server.in_vllm.queue import WorkerQueue
@@ -45,7 +45,7 @@ class Client:
 
 async def test_names_of_abandoned_answers_are_sent_until_the_worker_has_them() -> None:
     client = Client(unreachable=2)
-    queue = WorkerQueue(client, "tiny", HybridGrad(), TokenizerCodec(byte_tokenizer()), limit=8)
+    queue = WorkerQueue(client, "tiny", HybridGrad(), Codec(byte_tokenizer()), limit=8)
     message = Message(role="user", content="hello")
     request = AnswerRequest(conversation=(message,), options=GenerationOptions(max_tokens=4))
     for error in (InputError, InputError, PromptTooLongError, PromptTooLongError):

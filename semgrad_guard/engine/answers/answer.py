@@ -16,7 +16,7 @@ from semgrad_guard.engine.answers.options import Sample, Sampling, SamplingPlan
 from semgrad_guard.engine.answers.sampling import ModelSampler
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.prompts.reasoning import Reasoning
+from semgrad_guard.engine.prompts.responses import Reasoning
 from semgrad_guard.engine.replay.tape import Row, Tape
 from semgrad_guard.engine.scores.gradients import GradientScores
 from semgrad_guard.engine.scores.observed import Observation

@@ -17,7 +17,7 @@ from transformers.cache_utils import Cache
 from semgrad_guard.engine.answers.options import DiverseBeams, GenerationOptions, Ids, Sample, SamplingPlan
 from semgrad_guard.engine.answers.text import Visible
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.prompts.reasoning import Codec
+from semgrad_guard.engine.prompts.responses import Codec
 from semgrad_guard.engine.replay.tape import growing_cache
 from semgrad_guard.engine.scores.scorer import Scorer, clean_slate
 from semgrad_guard.records import Conversation

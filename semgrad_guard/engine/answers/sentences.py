@@ -15,7 +15,7 @@ from semgrad_guard.engine.answers.answer import BatchScoring, Evidence
 from semgrad_guard.engine.answers.text import Piece
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.prompts.reasoning import Codec
+from semgrad_guard.engine.prompts.responses import Codec
 from semgrad_guard.engine.prompts.semantic_token import TokenizedText
 from semgrad_guard.engine.replay.tape import Row
 from semgrad_guard.engine.scores.gradients import GradientScores

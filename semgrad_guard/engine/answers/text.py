@@ -5,42 +5,28 @@ While an answer is written, `CertainText` shows its text as far as later tokens 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
-
-import torch
-from transformers import PreTrainedTokenizerBase, StopStringCriteria
 
 from semgrad_guard.engine.answers.options import GenerationOptions
-from semgrad_guard.engine.prompts.reasoning import (
+from semgrad_guard.engine.prompts.responses import (
     AnswerTokens,
     Codec,
     Decode,
     Reasoning,
     Thinking,
     answer_tokens,
+    held,
+    joined,
+    may_open,
+    opening,
+    read,
+    reasoning_of,
     up_to,
 )
 
-
-class TokenizerCodec:
-    """The `Codec` of a tokenizer."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer = tokenizer
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        """The tokens of a piece of text, without the special tokens that the tokenizer would add."""
-        encoding: Any = self._tokenizer(text, add_special_tokens=False)
-        return tuple(encoding["input_ids"])
-
-    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
-        """The text of response tokens, white space as it is; special tokens show only with `special`."""
-        text: Any = self._tokenizer.decode(
-            list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False
-        )
-        return text
+_CONTEXT = 8
+"""Tokens that are decoded again before new ones, whose text may depend on them."""
 
 
 @dataclass(frozen=True)
@@ -68,16 +54,12 @@ class Visible:
 def answered(
     ids: Sequence[int], stop: Sequence[str], codec: Codec, thinking: Thinking | None, *, cut: bool = False
 ) -> Visible:
-    """The answer among the tokens produced, up to the first stop string, and the reasoning before it.
-
-    `cut`: a limit ended the tokens.
-    """
-    if thinking is None:
-        return visible(ids, stop, codec)
+    """The answer among the tokens produced, up to the first stop string, and the reasoning before it (`cut`: a limit
+    ended them)."""
     whole = codec.decode(ids, special=True)
-    seen = thinking.seen(ids, whole, codec.decode)
-    parts = thinking.parts(seen, cut=cut)
-    reasoning = thinking.reasoning(whole, seen, parts, cut=cut)
+    seen = whole if thinking is None else thinking.seen(ids, whole, codec.decode)
+    by, parts = read(seen, thinking, cut=cut)
+    reasoning = reasoning_of(whole, seen, parts, (thinking, by), cut=cut)
     if parts.answer == (0, len(whole)):
         return replace(visible(ids, stop, codec), reasoning=reasoning)
     tokens = answer_tokens(ids, whole, parts.answer or (len(whole), len(whole)), codec.decode)
@@ -88,57 +70,49 @@ def answered(
         reasoning = replace(reasoning, ids=before, span=(begin, end))
     if parts.answer is None:
         return Visible("", (), preceding=before, reasoning=reasoning)
-    found = visible(ids[tokens.begin : tokens.end], stop, codec)
-    return replace(found, text=tokens.clean(found.text), preceding=before, reasoning=reasoning)
+    found = visible(ids[tokens.begin : tokens.end], stop, codec, tokens.clean)
+    return replace(found, preceding=before, reasoning=reasoning)
 
 
-def visible(ids: Sequence[int], stop: Sequence[str], codec: Codec) -> Visible:
-    """The text before the first stop string, and the tokens that carry it; none where the text is blank."""
+def visible(ids: Sequence[int], stop: Sequence[str], codec: Codec, clean: Callable[[str], str] = str) -> Visible:
+    """The text before the first stop string, and the tokens that carry it; none where the text is blank.
+
+    `clean` leaves out of it what a thought's closing mark, and the white space behind it, have in the first token.
+    """
     text = codec.decode(ids)
-    ends = [(text.find(string), string) for string in stop if string in text]
-    if not ends:
-        return Visible(text, tuple(ids) if text.strip() else ())
-    end, cut = min(ends)
-    delivered = text[:end]
-    if not delivered.strip():
-        return Visible(delivered, (), cut=cut)
+    shown = clean(text)
+    ends = [(place, string) for string in stop if (place := shown.find(string)) >= 0]
+    end, cut = min(ends, default=(len(shown), None))
+    if not shown[:end].strip():
+        return Visible(shown[:end], (), cut=cut)
+    if cut is None:
+        return Visible(shown, tuple(ids))
+    delivered = text[: len(text) - len(shown) + end]
     count = next(n for n in range(len(ids) + 1) if codec.decode(ids[:n]).startswith(delivered))
     kept = codec.decode(ids[:count])
     if kept == delivered:
-        return Visible(delivered, tuple(ids[:count]), cut=cut)
+        return Visible(shown[:end], tuple(ids[:count]), cut=cut)
     raw = codec.decode(ids[:count], special=True)  # marks of tool calls must not get lost
     own = codec.encode(raw[: len(raw) - (len(kept) - len(delivered))])
-    return Visible(delivered, own, cut=cut, retokenized=True)
+    return Visible(shown[:end], own, cut=cut, retokenized=True)
 
 
 class StopStrings:
     """Whether the text of an answer holds one of these strings, whatever its thought holds.
 
-    transformers' search in the tokens' own spelling comes first, since it costs little. It also finds strings that the
-    text does not hold: with the space before a first word, or with a beginning in the prompt. So the text decides.
+    The newest tokens' text is looked through first, for it costs little; where it holds one, the whole answer is read.
     """
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, strings: Sequence[str], *, codec: Codec, thinking: Thinking | None
-    ) -> None:
-        self._strings = [string for string in strings if _can_be_spelled(tokenizer, string)]
-        self._spelled: Any = StopStringCriteria(tokenizer, self._strings) if self._strings else None
-        self._codec, self._thinking = codec, thinking
+    def __init__(self, strings: Sequence[str], *, codec: Codec, thinking: Thinking | None) -> None:
+        self._strings, self._codec, self._thinking = strings, codec, thinking
+        self._reach = _CONTEXT + 4 * max(map(len, strings), default=0)  # a character has up to four tokens
 
     def end(self, ids: Sequence[int]) -> bool:
         """Whether an answer ends with these tokens."""
-        if self._spelled is None or not bool(self._spelled(torch.tensor([list(ids)]), None).all()):
+        newest = self._codec.decode(ids[-self._reach :]) if self._strings else ""
+        if not any(string in newest for string in self._strings):
             return False
         return answered(ids, self._strings, self._codec, self._thinking, cut=True).cut is not None
-
-
-def _can_be_spelled(tokenizer: PreTrainedTokenizerBase, string: str) -> bool:
-    """Whether transformers can look for it; where it cannot, the text is cut there after the generation."""
-    try:
-        StopStringCriteria(tokenizer, [string])
-    except ValueError:  # no token of the vocabulary matches a part of it
-        return False
-    return True
 
 
 @dataclass(frozen=True)
@@ -150,8 +124,6 @@ class ThoughtPiece:
 
 Piece = str | ThoughtPiece
 """A part of an answer that is being written: of its text, or of the thought before it."""
-_CONTEXT = 8
-"""Tokens that are decoded again before new ones, whose text may depend on them."""
 
 
 class CertainText:
@@ -168,38 +140,42 @@ class CertainText:
     def add(self, token: int) -> list[Piece]:
         """The pieces that have become certain with one more token."""
         self._ids.append(token)
-        if self._thinking is None:
-            text = self._decode(self._ids)
-            return self._pieces("", text, safe_length(text, self._stop))
-        thought = ""
+        thought = self._begun() if self._answer is None else ""
         if self._answer is None:
-            thought, self._answer = self._begun(self._thinking)
-        if (answer := self._answer) is None:
             return self._pieces(thought, "", 0)
-        own = self._ids[answer.begin :]
-        if self._thinking.ends:  # marks that may hold control tokens, which the text does not show
+        own, ends = self._ids[self._answer.begin :], () if self._thinking is None else self._thinking.ends
+        if ends:  # marks that may hold control tokens, which the text does not show
             shown = self._decode(own, special=True)
-            end = safe_length(shown, self._thinking.ends)
+            end = safe_length(shown, ends)
             own = own if end == len(shown) else own[: up_to(end, own, self._decode)]
         text = self._decode(own)
-        text = answer.clean(text) if answer.begin else text
+        text = self._answer.clean(text) if self._answer.begin else text
         return self._pieces(thought, text, safe_length(text, self._stop))
 
     def rest(self, text: str, reasoning: Reasoning | None = None) -> list[Piece]:
         """The rest of the whole text, and of the thought before it."""
         return self._pieces("" if reasoning is None else reasoning.text, text, len(text))
 
-    def _begun(self, thinking: Thinking) -> tuple[str, AnswerTokens | None]:
-        """The thought as far as it is certain, and the tokens with which the answer begins, once that is."""
+    def _begun(self) -> str:
+        """The thought as far as it is certain; the answer's tokens are known once it has certainly begun."""
         begin = max(0, self._at - _CONTEXT)  # only the last tokens are decoded again
         known = self._decode(self._ids[begin : self._at], special=True)
         whole = self._whole + self._decode(self._ids[begin:], special=True)[len(known) :]
         if not whole.endswith("\ufffd"):
             self._whole, self._at = whole, len(self._ids)
+        if self._thinking is None and may_open(whole):
+            return ""
+        if self._thinking is None and (marks := opening(whole)):
+            self._thinking = Thinking(marks)
+        if (thinking := self._thinking) is None:
+            self._answer = AnswerTokens(0, 0)
+            return ""
         seen = thinking.seen(self._ids, whole, self._decode)
-        thought, start = thinking.begun(whole, seen, safe_length), thinking.begins(seen)
-        answer = None if start is None else answer_tokens(self._ids, whole, (start, len(whole)), self._decode)
-        return thought, answer
+        seen = seen[: held(seen, thinking.marks.every)]
+        thoughts, answer = (parts := thinking.parts(seen)).thoughts, parts.answer or (0, 0)
+        if seen[slice(*answer)].strip() and (answer[0] or thinking.settled):  # else a closing mark may still come
+            self._answer = answer_tokens(self._ids, whole, (answer[0], len(whole)), self._decode)
+        return joined(whole[begin:end] for begin, end in thoughts)
 
     def _pieces(self, thought: str, text: str, end: int) -> list[Piece]:
         pieces: list[Piece] = []
@@ -214,11 +190,5 @@ class CertainText:
 
 def safe_length(text: str, stops: Sequence[str]) -> int:
     """How much of `text` later tokens can no longer change."""
-    limits = [len(text.rstrip("\ufffd"))]
-    for stop in stops:
-        at = text.find(stop)
-        if at < 0:  # the longest end of the text that is a start of the stop string
-            overlaps = (n for n in range(min(len(text), len(stop)), 0, -1) if stop.startswith(text[-n:]))
-            at = len(text) - next(overlaps, 0)
-        limits.append(at)
-    return min(limits)
+    places = (place for stop in stops if (place := text.find(stop)) >= 0)
+    return min(len(text.rstrip("\ufffd")), held(text, stops), *places)

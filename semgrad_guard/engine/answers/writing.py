@@ -13,11 +13,11 @@ from transformers import LogitsProcessorList, PreTrainedTokenizerBase
 
 from semgrad_guard.engine.answers.answer import Answer, BatchScoring, Generation
 from semgrad_guard.engine.answers.options import GenerationOptions, ThoughtLimit, force, sampling_processors
-from semgrad_guard.engine.answers.text import CertainText, Piece, StopStrings, TokenizerCodec, Visible, answered
+from semgrad_guard.engine.answers.text import CertainText, Piece, StopStrings, Visible, answered
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.grammar import GrammarCompiler
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.prompts.reasoning import Thinking
+from semgrad_guard.engine.prompts.responses import Codec, Thinking
 from semgrad_guard.engine.replay.memory import Memory
 from semgrad_guard.engine.replay.tape import KeysValues, Recorder, Tape
 from semgrad_guard.engine.scores.head import surveyed_step
@@ -131,7 +131,7 @@ class WrittenAnswer:
         self.done = len(self.ids) >= self.options.max_tokens or self._stop.end(self.ids)
 
 
-class Writer(TokenizerCodec):
+class Writer(Codec):
     """The settings by which one model writes, and what is made of the tokens that it has written."""
 
     def __init__(self, scorer: Scorer, tokenizer: PreTrainedTokenizerBase, *, end_tokens: tuple[int, ...]) -> None:
@@ -214,7 +214,7 @@ class Writer(TokenizerCodec):
 
     def stop_strings(self, stop: Sequence[str], thinking: Thinking | None) -> StopStrings:
         """A finder of stop strings in an answer."""
-        return StopStrings(self._tokenizer, stop, codec=self, thinking=thinking)
+        return StopStrings(stop, codec=self, thinking=thinking)
 
     def processors(self, prompt: Prompt, options: GenerationOptions) -> LogitsProcessorList:
         """Those that make the likeliest token the options' choice, none where it is greedy.

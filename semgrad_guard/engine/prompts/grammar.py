@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, cast
 
-import numpy as np
 import torch
 from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
@@ -115,9 +114,16 @@ class GrammarProcessor(LogitsProcessor):
         for new in input_ids[:, self._seen :].T.tolist():
             for row, token in enumerate(new):
                 self._take(row, token)
-        self._seen = input_ids.shape[1]
-        allowed = np.stack([self._allowed(row, scores.shape[1]) for row in range(len(self._matchers))])
-        return scores.masked_fill(torch.from_numpy(~allowed).to(scores.device), float("-inf"))
+        self._seen, found = input_ids.shape[1], scores.clone()  # the model's own scores are kept for scoring
+        for row, matcher in enumerate(self._matchers):
+            if matcher.is_stopped() and not self._ended[row]:  # the grammar is complete: only an end may come
+                found[row] = float("-inf")
+                found[row, self._end_tokens] = scores[row, self._end_tokens]
+            elif not self._ended[row]:
+                bias = torch.frombuffer(bytearray(matcher.compute_logit_bias()), dtype=torch.uint8)
+                allowed = bias[: scores.shape[1]].nonzero().flatten().to(scores.device)
+                found[row] = torch.full_like(found[row], float("-inf")).index_copy(0, allowed, scores[row, allowed])
+        return found
 
     def _take(self, row: int, token: int) -> None:
         self._ended[row] = self._ended[row] or token in self._end_tokens
@@ -126,16 +132,3 @@ class GrammarProcessor(LogitsProcessor):
             raise InputError(
                 "this model's tokens cannot follow this schema or call; leave its form to the model"
             ).about(*FORM_FIELDS)
-
-    def _allowed(self, row: int, vocabulary: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Which tokens may come next [vocabulary]; where the grammar is complete, only an end."""
-        matcher, allowed = self._matchers[row], np.zeros(vocabulary, dtype=np.bool_)
-        if self._ended[row]:
-            allowed[:] = True
-        elif matcher.is_stopped():
-            allowed[self._end_tokens] = True
-        else:
-            bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
-            size = min(vocabulary, len(bits))
-            allowed[:size] = bits[:size] == 1
-        return allowed

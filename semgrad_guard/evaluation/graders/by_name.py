@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from semgrad_guard.calibration.prompt_parts import common_subsequence
+from semgrad_guard.engine.prompts.responses import Foreign
 from semgrad_guard.engine.words import normalise, token_f1
 from semgrad_guard.errors import GradingError, InputError, MissingExtraError
 from semgrad_guard.evaluation.graders.base import (
@@ -246,8 +247,6 @@ class Judge:
 
 def read_verdict(reply: str) -> bool | None:
     """CORRECT or INCORRECT, with punctuation and a thought before it at most; None for any other reply."""
-    from semgrad_guard.engine.prompts.reasoning import Foreign  # slow to import, and a judge's alone
-
     found = _VERDICT.fullmatch(Foreign.of(reply, None).answer.strip())
     if found is None:
         logger.warning("semgrad-guard: the judge's reply is no verdict: %r", reply[:200])

@@ -10,7 +10,7 @@ from semgrad_guard.engine.answers.batching import is_time
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.answers.sentences import OpenSentences
 from semgrad_guard.engine.answers.text import CertainText, Piece
-from semgrad_guard.engine.prompts.reasoning import Codec
+from semgrad_guard.engine.prompts.responses import Codec
 from semgrad_guard.guard import LetThrough
 from semgrad_guard.server.answers import Cuts, pieces_of
 from semgrad_guard.server.in_vllm.messages import Begun, Failed, Read, ScoredPart

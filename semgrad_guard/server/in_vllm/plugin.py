@@ -88,7 +88,7 @@ class GuardPlugin:
         keys, hosts = admission(self._settings, args)
         from transformers import AutoTokenizer
 
-        from semgrad_guard.engine.answers.text import TokenizerCodec
+        from semgrad_guard.engine.prompts.responses import Codec
         from semgrad_guard.loading import load_estimator
         from semgrad_guard.server.assembly import assemble, policy_of
         from semgrad_guard.server.in_vllm.queue import WorkerQueue
@@ -101,7 +101,7 @@ class GuardPlugin:
         estimator = load_estimator(settings.estimator, policy_of(settings, name))
         config = engine_client.model_config
         tokenizers: Any = AutoTokenizer
-        codec = TokenizerCodec(tokenizers.from_pretrained(config.tokenizer, revision=config.tokenizer_revision))
+        codec = Codec(tokenizers.from_pretrained(config.tokenizer, revision=config.tokenizer_revision))
         queue = WorkerQueue(engine_client, name, estimator, codec, limit=settings.connections)
         await queue.open(settings)
         self._server = assemble(settings, keys=keys, hosts=hosts, queue=queue)

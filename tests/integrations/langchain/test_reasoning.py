@@ -65,6 +65,7 @@ def test_reasoning_is_withheld_with_its_answer(stream: bool) -> None:
     assert THOUGHT not in repr(message)
 
 
+FINAL = "<|start|>assistant<|channel|>final<|message|>"
 FORMS: dict[str, AIMessage] = {
     "a block": AIMessage([{"type": "reasoning", "reasoning": THOUGHT}, {"type": "text", "text": ANSWER}]),
     "reasoning_content": AIMessage(ANSWER, additional_kwargs={"reasoning_content": THOUGHT}),
@@ -75,6 +76,9 @@ FORMS: dict[str, AIMessage] = {
     ),
     "usage": AIMessage(ANSWER, usage_metadata={**USAGE, "output_token_details": {"reasoning": 28}}),  # type: ignore[typeddict-item]
     "raw": AIMessage(written(QUESTION)),
+    "raw, of another family": AIMessage(f"[THINK]{THOUGHT}[/THINK]{ANSWER}"),
+    "raw, in channels": AIMessage(f"<|channel|>analysis<|message|>{THOUGHT}<|end|>{FINAL}{ANSWER}"),
+    "raw, glued": AIMessage(f"analysis{THOUGHT}assistantfinal{ANSWER}"),
     "none": AIMessage(
         ANSWER,
         additional_kwargs={"reasoning_content": None, "reasoning": {"effort": "low"}},
@@ -93,7 +97,7 @@ def test_an_answer_from_elsewhere_is_scored_given_its_reasoning(form: str, strea
     verdict = get_verdict(message)
     assert verdict is not None
     assert (message.text, verdict.text) == (ANSWER, ANSWER)
-    known = form in ("a block", "reasoning_content", "metadata", "raw")
+    known = form in ("a block", "reasoning_content", "metadata") or form.startswith("raw")
     assert verdict.status == ("scored" if known or form == "none" else "unscored")
     if form != "none":
         assert known or "reasoning" in (verdict.reason or "")
@@ -101,7 +105,7 @@ def test_an_answer_from_elsewhere_is_scored_given_its_reasoning(form: str, strea
         held = delivered(GuardedChatModel(served, UncertaintyRouterCallback(policy), scorer=scorer), stream=stream)
         assert held.text == "I don't know."
         assert THOUGHT not in repr(held)
-    if form == "raw":
+    if form.startswith("raw"):
         assert message.additional_kwargs["reasoning_content"] == THOUGHT
     scored = ChatSemGrad.from_model(scorer).score(QUESTION, FORMS[form])
     assert get_verdict(scored) is not None

@@ -1,97 +1,31 @@
-"""The marks by which a model tells its thought from its answer.
+"""How a chat template's model thinks: by which marks, whether its prompt has opened a thought, and by which switch.
 
-They are those of the tokenizer's `response_template`, else those that the chat template writes around the thought of an
-earlier turn, else those of a known family that its text names.
+The marks are those of the tokenizer's `response_template`, else those that the chat template writes around the thought
+of an earlier turn, else those of a known family that its text names.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-TEMPLATE_FAILURES = (
-    TemplateError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,  # a range that Jinja's sandbox finds too long
-    RecursionError,
-    MemoryError,
-)
+from semgrad_guard.engine.prompts.response_templates import CHANNELS, FAMILIES, REGIONS, TAG, Marks
+from semgrad_guard.engine.prompts.responses import Thinking
+from semgrad_guard.errors import InputError
+
+# An ArithmeticError is a range that Jinja's sandbox finds too long.
+_REFUSALS = (TemplateError, ValueError, TypeError, LookupError, AttributeError)
+TEMPLATE_FAILURES = (*_REFUSALS, ArithmeticError, RecursionError, MemoryError)
 """How the rendering of a chat template may fail."""
 _FIELDS = ("reasoning_content", "thinking", "reasoning")
 """How templates call the field of a thought."""
-
-
-@dataclass(frozen=True)
-class Marks:
-    """The marks that open and close a thought.
-
-    `answer` opens an answer, in families where it does not just follow the thought, and `turn` leads from a thought to
-    it; `region` then opens any part, calls of tools among them. `wrap` may enclose an answer. `unopened`: the template
-    nowhere writes the opening mark: the model may leave it out. `gaps` are the white space behind the opening mark, and
-    around the closing one, as the family writes them.
-    """
-
-    open: str
-    close: str
-    answer: str | None = None
-    turn: str = ""
-    region: str = ""
-    wrap: tuple[str, str] | None = None
-    unopened: bool = False
-    gaps: tuple[str, str, str] = ("", "", "")
-
-    @property
-    def closing(self) -> str:
-        """The text between a thought and its answer."""
-        if self.answer:
-            return self.close + self.turn + self.answer
-        return f"{self.gaps[1]}{self.close}{self.gaps[2]}{self.wrap[0] if self.wrap else ''}"
-
-
-_RESPONSE = ("<response>", "</response>")
-FAMILIES = (
-    Marks(
-        "Here are my reasoning steps:",
-        "[BEGIN FINAL RESPONSE]",
-        wrap=("", "[END FINAL RESPONSE]"),
-        gaps=("\n", "\n", "\n"),
-    ),
-    Marks("<think>", "</think>", wrap=_RESPONSE, gaps=("\n", "\n", "\n\n")),
-    Marks("[THINK]", "[/THINK]"),
-    Marks("<seed:think>", "</seed:think>"),
-    Marks("◁think▷", "◁/think▷"),
-    Marks("<|START_THINKING|>", "<|END_THINKING|>", wrap=("<|START_RESPONSE|>", "<|END_RESPONSE|>")),
-    Marks("<|channel>thought", "<channel|>", gaps=("\n", "", "")),
-    Marks("<|inner_prefix|>", "<|inner_suffix|>"),
-    Marks("<thought>", "</thought>"),
-    Marks("<thinking>", "</thinking>"),
-    Marks("<reasoning>", "</reasoning>"),
-    Marks("<|begin_of_thought|>", "<|end_of_thought|>", wrap=("<|begin_of_solution|>", "<|end_of_solution|>")),
-    Marks("Here is my thought process:", "Here is my response:"),
-)
-CHANNELS = Marks(
-    "<|channel|>analysis<|message|>",
-    "<|end|>",
-    answer="<|channel|>final<|message|>",
-    turn="<|start|>assistant",
-    region="<|channel|>",
-)
-_REGIONS = Marks(
-    "<|open|>think<|sep|>",
-    "<|close|>think<|sep|>",
-    answer="<|open|>response<|sep|>",
-    region="<|open|>",
-    wrap=("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
-)
 
 
 @lru_cache(maxsize=64)
@@ -103,7 +37,7 @@ def marks_of(template: str, response: str) -> Marks | None:
     if "<|channel|>" in template and "<|message|>" in template:
         return CHANNELS
     if "<|open|>" in template and "<|sep|>" in template:
-        return _REGIONS
+        return REGIONS
     return _shown(template) or _named(template)
 
 
@@ -128,7 +62,6 @@ def _named(template: str) -> Marks | None:
 
 
 _THOUGHT, _ANSWER = "A thought that no template holds.", "An answer that no template holds."
-_MARK = re.compile(r"[<\[][^<>\[\]\s]+[>\]]")
 
 
 def _shown(template: str) -> Marks | None:
@@ -144,7 +77,7 @@ def _shown(template: str) -> Marks | None:
         return None  # it takes no such message, or needs more
     before, _, rest = history.partition(_THOUGHT)
     between, answered, after = rest.partition(_ANSWER)
-    closing = _MARK.match(between.strip())
+    closing = TAG.match(between.strip())
     if not answered or not closing:
         return None
     shared = next((at for at, pair in enumerate(zip(prompt, before, strict=False)) if len({*pair}) > 1), len(prompt))
@@ -158,11 +91,58 @@ def _shown(template: str) -> Marks | None:
         left, right = between.split(closing[0], 1)
         return Marks(opening.lstrip(), closing[0], gaps=(before[len(before.rstrip()) :], left, right))
     turn = next((behind[:size] for size in range(len(behind), 0, -1) if prompt.endswith(behind[:size])), "")
-    answer, end = behind.removeprefix(turn), _MARK.match(after.strip())
+    answer, end = behind.removeprefix(turn), TAG.match(after.strip())
     return Marks(opening, closing[0], answer, turn=turn, wrap=(answer, end[0]) if end else None)
 
 
 def _last_mark(text: str) -> str:
     """The mark with which a text ends; "" if there is none."""
-    found = re.search(rf"{_MARK.pattern}\s*\Z", text)
+    found = re.search(rf"{TAG.pattern}\s*\Z", text)
     return found[0].strip() if found else ""
+
+
+def thinking_of(tokenizer: Any, marks: Marks, header: str) -> Thinking:
+    """How a model thinks behind a prompt that ends in `header`."""
+    places = {header.rfind(marks.open): "open", header.rfind(marks.close): "closed"}
+    if marks.answer:
+        places[header.rfind(marks.answer)] = "answer"
+    last: Any = places[max(places)] if max(places) >= 0 else "none"
+    every = " ".join((marks.open, marks.close, marks.answer or "", *(marks.wrap or ())))
+    known: dict[str, int] = tokenizer.get_added_vocab()
+    return Thinking(marks, last, tuple((mark, own) for mark, own in known.items() if mark in every and mark.strip()))
+
+
+_SWITCHES: dict[str, tuple[Any, Any]] = {
+    "enable_thinking": (False, True),
+    "thinking": (False, True),
+    "thinking_budget": (0, -1),
+    "thinking_mode": ("disabled", "enabled"),
+    "reasoning_effort": ("no_think", "high"),
+}
+"""How templates call their switch for thinking, and its values for off and on."""
+
+
+def switch_of(template: str, render: Callable[..., str], *, on: bool, thinks: bool) -> dict[str, Any]:
+    """The option by which a chat template turns thinking on or off; none where its model thinks in any case.
+
+    `render` makes a prompt with the template's options; `thinks`: its marks of thoughts are known.
+
+    Raises:
+        InputError: the template has no such option.
+    """
+    for name, values in _SWITCHES.items():
+        named = all(value in template for value in values if isinstance(value, str))
+        if named and has_option(render, name, values):
+            return {name: values[on]}
+    if on and thinks:
+        return {}
+    raise InputError(f"this model's chat template has no switch that turns thinking {'on' if on else 'off'}").about(
+        "chat_template_kwargs",
+        "reasoning_effort",
+        advice="leave thinking at auto, or name the template's own option: --template-option, template_options={...}",
+    )
+
+
+def has_option(render: Callable[..., str], name: str, values: tuple[Any, Any]) -> bool:
+    """Whether an option changes prompts: a template may use its name for something else."""
+    return len({render(**{name: value}) for value in values}) == 2

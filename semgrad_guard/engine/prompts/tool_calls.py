@@ -1,0 +1,184 @@
+"""Tool calls as chat templates write them: read from answers, and described for answers that must be one.
+
+Which form a model uses is read off its template's text, by the table `CALL_FORMS`. A tokenizer that brings a
+`response_template` of its own is read by transformers' parser instead, where the table knows no better.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from transformers.utils.chat_parsing import parse_response
+
+from semgrad_guard.engine.prompts.grammar import json_rule, text_rule
+from semgrad_guard.engine.prompts.response_templates import CALL_FORMS, CallForm
+from semgrad_guard.engine.prompts.responses import held
+from semgrad_guard.errors import InputError, UnsupportedToolsError
+from semgrad_guard.records import ToolCall
+
+Tool = Mapping[str, Any]
+"""A tool as transformers and OpenAI describe it: {"type": "function", "function": {"name", "parameters", ...}}."""
+
+
+@dataclass(frozen=True)
+class ToolAnswer:
+    """An answer taken apart: its text, its calls, and calls that cannot be parsed, as they were written."""
+
+    text: str
+    calls: tuple[ToolCall, ...] = ()
+    broken: tuple[str, ...] = ()
+
+
+def known_form(template: str) -> CallForm | None:
+    """The form in which a template writes calls, None if the table does not hold it."""
+    if not re.search(r"\btools\b", template):
+        return None
+    return next((form for form in CALL_FORMS if re.search(form.template, template, re.DOTALL)), None)
+
+
+def call_form(tokenizer: Any, template: str | None) -> CallForm:
+    """The form in which a model writes its calls.
+
+    Raises:
+        UnsupportedToolsError: its template knows no tools, or writes calls in a form that is not known here.
+    """
+    form = known_form(template or "")
+    if form is not None:
+        return form
+    if not re.search(r"\btools\b", template or ""):
+        raise UnsupportedToolsError("this model's chat template knows no tools").about(
+            *UnsupportedToolsError.fields,
+            advice="use a model that was trained to call them, or give its template by "
+            'template_options={"chat_template": ...}',
+        )
+    own = getattr(tokenizer, "response_template", None)
+    if own is None:
+        raise UnsupportedToolsError(
+            "this model's chat template writes tool calls in a form that is not known here, and its tokenizer brings "
+            "no response_template to read them by"
+        ).about(*UnsupportedToolsError.fields, advice="set tokenizer.response_template")
+    return CallForm("", parsed=own, reads_thoughts=True)
+
+
+def calls_in(form: CallForm, text: str, *, prompt: str = "", tools: Sequence[Tool] = ()) -> ToolAnswer:
+    """The calls in an answer, special tokens and all.
+
+    With a form that `reads_thoughts` the text includes those before the answer. `prompt` and `tools` are for
+    transformers' parser, which gives up an answer as a whole: one that it cannot read is one broken call.
+    """
+    if form.parsed is not None:
+        try:
+            message = parse_response(text, dict(form.parsed), prefix=prompt, tools=[dict(tool) for tool in tools])
+            found = tuple(_as_call(call) for call in message.get("tool_calls") or ())
+        except (ValueError, KeyError, TypeError):
+            return ToolAnswer("", (), (text,))
+        return ToolAnswer(str(message.get("content") or ""), found) if found else ToolAnswer(text)
+    texts, calls, broken, at = [""], list[ToolCall](), list[str](), 0
+    while at < len(text) and (begin := text.find(form.open, at)) >= 0:
+        texts.append(text[at:begin])
+        try:
+            found, at = _read(form, text, begin)
+            calls += found
+        except (ValueError, KeyError, TypeError):
+            if not form.open:
+                return ToolAnswer(text)
+            end = text.find(form.close, begin)
+            at = len(text) if end < 0 else end + len(form.close)
+            broken.append(text[begin:at].strip())
+    if not calls and not broken:
+        return ToolAnswer(text)
+    left = "".join([*texts, text[at:]])
+    for mark in form.frame:
+        left = left.replace(mark, "")
+    return ToolAnswer(left.rstrip(), tuple(calls), tuple(broken))
+
+
+def _read(form: CallForm, text: str, at: int) -> tuple[list[ToolCall], int]:
+    """The calls that begin at a place of a text, and where they end; ValueError, KeyError or TypeError if none do."""
+    pattern, decoder, values = form.head or rf"{re.escape(form.open)}\s*", json.JSONDecoder(), list[Any]()
+    head = re.compile(pattern).match(text, at)
+    if head is None:
+        raise ValueError("a call begins otherwise")
+    at, name = head.end(), head.groupdict().get("name")
+    while not values or (name is None and text[at : at + 1] in ("{", "[")):
+        value, at = decoder.raw_decode(text, at)
+        values += value if isinstance(value, list) and name is None else [value]
+        at = len(text) - len(text[at:].lstrip(";\n\t "))
+    tail = re.compile(form.tail).match(text, at)
+    if tail is None or not values:
+        raise ValueError("a call ends otherwise")
+    calls = values if name is None else [{"name": name.strip(), "arguments": values[0]}]
+    return [_as_call(call) for call in calls], tail.end()
+
+
+def _as_call(value: Any) -> ToolCall:
+    """A call from its JSON, whatever its parts are called; ValueError, KeyError or TypeError if it is none."""
+    function = value.get("function", value) if isinstance(value, dict) else {}
+    arguments = function["parameters"] if "parameters" in function else function.get("arguments", {})
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments)
+    if not isinstance(function["name"], str) or not isinstance(arguments, dict):
+        raise TypeError("a call is a name and an object of arguments")
+    made: Any = cast("dict[str, Any]", value).get("id") or function.get("id")
+    return ToolCall(function["name"], arguments, made if isinstance(made, str) else None)
+
+
+def shown_text(form: CallForm, text: str) -> int:
+    """How much of a growing answer cannot be part of a call, so that a stream may show it already.
+
+    Special tokens are not in this text, so an answer that begins like JSON may be a call in any form. Where a name
+    comes first, any text may be one.
+    """
+    if form.parsed is not None or form.between is not None or not text.strip() or text.lstrip()[0] in "[{":
+        return 0
+    before, mark, _ = text.partition(form.open or "<tool_call>")
+    return len((before if mark else text[: held(text, (form.open or "<tool_call>",))]).rstrip())
+
+
+def call_rule(form: CallForm, tools: Sequence[Tool], special_tokens: Mapping[str, int]) -> str:
+    """The grammar rule of an answer that is exactly one call of one of these tools.
+
+    Raises:
+        InputError: answers in this form cannot be constrained.
+    """
+    if form.parsed is not None:
+        raise InputError("a tool call cannot be forced in this model's form; leave tool_choice out").about(
+            "tool_choice"
+        )
+    named = [(tool["function"]["name"], tool["function"].get("parameters") or _NO_PARAMETERS) for tool in tools]
+    before, after = form.around or (form.open, "")
+    end = text_rule(after, special_tokens)
+    if form.between is not None:
+        rules = (
+            f"{text_rule(f'{before}{name}{form.between}', special_tokens)} {json_rule(parameters)} {end}"
+            for name, parameters in named
+        )
+        return f"({' | '.join(rules)})"
+    place = "#/items/anyOf" if form.listed else "#/anyOf"
+    calls: list[dict[str, Any]] = []
+    for number, (name, parameters) in enumerate(named):
+        moved = _moved(parameters, f"{place}/{number}/properties/{form.arguments}")
+        properties = {"name": {"const": name}, form.arguments: moved}
+        calls.append({"type": "object", "properties": properties, "required": list(properties)})
+    schema: dict[str, Any] = {"anyOf": calls}
+    if form.listed:
+        schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": 1}
+    return f"({text_rule(before, special_tokens)} {json_rule(schema)} {end})"
+
+
+_NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """A schema as a part of a larger one: its references begin at its place there."""
+    if isinstance(schema, list):
+        return [_moved(part, place) for part in cast("list[Any]", schema)]
+    if not isinstance(schema, Mapping):
+        return schema
+    parts = {key: _moved(value, place) for key, value in cast("Mapping[str, Any]", schema).items()}
+    reference = parts.get("$ref")
+    return {**parts, "$ref": place + reference[1:]} if isinstance(reference, str) and reference[:1] == "#" else parts

@@ -1,0 +1,56 @@
+"""Texts with thoughts in the marks of all families and in all their forms, and how each is read: a table for tests.
+
+In `fixtures/thoughts.json`, `scored` tells whether an answer can be scored given its thought, by a scorer that has a
+place for it; null where that depends on the scorer's own marks.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_TABLE: dict[str, Any] = json.loads((Path(__file__).parent / "fixtures" / "thoughts.json").read_text(encoding="utf-8"))
+OWN: list[Any] = [tuple(row) for row in _TABLE["own"]]
+MARKS: dict[str, dict[str, str]] = {
+    name: {"next": family["close"], **family} for name, family in _TABLE["families"].items()
+}
+
+
+@dataclass(frozen=True)
+class Written:
+    """A text, and what a reader has to find in it; no thought is None, and an unknown one ""."""
+
+    name: str
+    text: str
+    answer: str
+    thought: str | None
+    scored: bool | None
+
+
+def _written(name: str, row: dict[str, Any], marks: dict[str, str]) -> Written:
+    def filled(text: str | None) -> Any:
+        for mark, own in marks.items():
+            text = text and text.replace(f"{{{mark}}}", own)
+        return text
+
+    return Written(name, filled(row["text"]), filled(row["answer"]), filled(row["thought"]), row["scored"])
+
+
+WRITTEN = (
+    *(
+        _written(f"{family}: {form}", row, marks)
+        for form, row in _TABLE["forms"].items()
+        for family, marks in MARKS.items()
+        if family in row.get("families", MARKS)
+    ),
+    *(_written(row["text"][:40], row, {}) for row in _TABLE["others"]),
+)
+SHORT = tuple(
+    one
+    for one in WRITTEN
+    if one.name.partition(": ")[0] not in MARKS
+    or one.name in ("r1: whole", "magistral: cut", "r1: opening left out", "gpt-oss: whole", "seed: a quoted mark")
+)
+"""A few of each kind, for readers that take long."""
