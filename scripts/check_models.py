@@ -119,13 +119,13 @@ Checked on {results["date"]} with transformers {results["transformers"]} and tor
 `make check-models`: {summary(every)}.
 
 Every entry of transformers' own list of causal language models is built from a tiny config with random weights, and so
-are some variants of them (named after a comma). Each is scored alone and in a padded batch, and where the `captured`
-tier is offered, from captured states. The scores are compared with plain automatic differentiation by the model's own
-ordinary call, `model(input_ids=...)`.
+are some variants of them (named after a comma). Each is scored alone, in a batch, by its lower layers, and where its
+layers have keys for each token, sentence by sentence. The scores are compared with plain automatic differentiation by
+the model's own ordinary call, `model(input_ids=...)`.
 
 - **Exact** means: SemGrad, ParaGrad, every entropy and every log-probability agree within 1e-4 in float32.
-- **Tier** is the cheapest that is exact ([how it works](../how-it-works.md)): {tiers["captured"]} `captured`,
-  {tiers["prefix"]} `prefix`, {tiers["full"]} `full`.
+- **Tier** is the cheapest that is exact ([how it works](../how-it-works.md)): {tiers["replay"]} `replay`,
+  {tiers["ordinary"]} `ordinary`.
 - **bfloat16** is the worst error of SemGrad and ParaGrad in bfloat16, in units of what the model's own bfloat16 pass is
   off by. It is below 3 for {quiet} of {len(half)}. Rounding can choose other experts where that is a close call.
 

@@ -16,7 +16,6 @@ from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay.tape import Row
 from semgrad_guard.engine.replay.twin import CACHE
 from semgrad_guard.engine.scores.gradient_scores import gradient_scores
 from semgrad_guard.engine.scores.scorer import scorer_of
@@ -28,6 +27,8 @@ from .generated_models import build
 Outcome = Literal["exact", "refused", "inexact", "crashed", "not built"]
 EXACT = 1e-4
 """The worst relative error over every number of a score, in float32."""
+EXACT_BELOW = 1e-3
+"""The same at lower layers: rounding grows on the way down (most through layers with a state)."""
 NOISE = 3.0
 """How many times its own noise a score in bfloat16 may be off."""
 PARTS = (2, 3), (3, 6)
@@ -62,6 +63,10 @@ class Expected:
     tokens: tuple[float, ...]
 
 
+LOWER = (1, 2)
+"""Layers that the paper's span leaves out."""
+
+
 def check(model_type: str) -> Verdict:
     """Build it, score it alone, in a batch and by sentence, in float32 and bfloat16, and compare."""
     with warnings.catch_warnings():
@@ -82,17 +87,17 @@ def check(model_type: str) -> Verdict:
             return Verdict(model_type, "crashed", message=f"plain autograd: {_said(error)}")
         error = max(_error(ours, theirs) for row in found for ours, theirs in zip(row, expected, strict=True))
         try:
-            parts = [expectation(model, CASES[-1], part=part) for part in PARTS] if (own := sentences(model)) else []
+            (lower, expected_below), *parts = others(model)
         except Exception as error:  # noqa: BLE001
-            return Verdict(model_type, "crashed", message=f"in context: {_said(error)}")
-        error = max([error, *map(_error, own, parts)])
-        if not error < EXACT:
+            return Verdict(model_type, "crashed", message=f"lower layers, or in context: {_said(error)}")
+        error = max([error, *(_error(ours, theirs) for ours, theirs in parts)])
+        if not (error < EXACT and _error(lower, expected_below) < EXACT_BELOW):
             return Verdict(model_type, "inexact", tier, error)
         return Verdict(model_type, "exact", tier, error, _noise_ratio(model, expected))
 
 
 def scores(model: PreTrainedModel) -> tuple[list[list[Expected]], str]:
-    """The cases alone, and as one batch; and the tier of the last."""
+    """The cases alone, and as one batch; and their tier."""
     prompts, responses = [case.prompt for case in CASES], [case.response for case in CASES]
     tokens = [case.semantic_token for case in CASES]
     alone = [gradient_scores(model, case.prompt, case.response, semantic_token=case.semantic_token) for case in CASES]
@@ -100,16 +105,16 @@ def scores(model: PreTrainedModel) -> tuple[list[list[Expected]], str]:
     return [[_plain(found) for found in row] for row in (alone, together)], together[-1].tier
 
 
-def sentences(model: PreTrainedModel) -> list[Expected]:
-    """The last two parts of a response, given the parts before; none where the model rules context out."""
-    scorer, objective = scorer_of(model), Objective()
-    if scorer.exactness().in_context is None:
-        return []
-    return [_plain(found) for found in scorer.score([_part(begin, end) for begin, end in PARTS], objective)]
-
-
-def _part(begin: int, end: int) -> Row:
-    return CASES[-1].row(Objective(), before=begin, end=end, in_context=True)
+def others(model: PreTrainedModel) -> list[tuple[Expected, Expected]]:
+    """Scores of lower layers, and of sentences where the model allows context, each with what is expected."""
+    scorer, case = scorer_of(model), CASES[-1]
+    lower = gradient_scores(model, case.prompt, case.response, semantic_token=case.semantic_token, layers=LOWER)
+    found = [(_plain(lower), expectation(model, case, layers=LOWER))]
+    if scorer.exactness().in_context is not None:
+        rows = [case.row(Objective(), before=begin, end=end, in_context=True) for begin, end in PARTS]
+        parts = [expectation(model, case, part=part) for part in PARTS]
+        found += zip(map(_plain, scorer.score(rows, Objective())), parts, strict=True)
+    return found
 
 
 def _plain(found: Any) -> Expected:
@@ -133,7 +138,9 @@ class Detaching(DynamicCache):
         )
 
 
-def expectation(model: PreTrainedModel, case: Case, *, part: tuple[int, int] | None = None) -> Expected:
+def expectation(
+    model: PreTrainedModel, case: Case, *, part: tuple[int, int] | None = None, layers: Sequence[int] | None = None
+) -> Expected:
     """The definition: gradients of sum_t H_t log p_t at t* over the upper layers, by the model's own record of them.
 
     Nothing is given to the model but the tokens. A hidden state is whatever the record holds for a layer; where it
@@ -158,8 +165,8 @@ def expectation(model: PreTrainedModel, case: Case, *, part: tuple[int, int] | N
         loss = (entropies * log_probs).sum()
     record = [_in_graph(states, inputs) for states in output.hidden_states]
     begins = max((k for k, states in inputs if k and states is record[0]), default=0)  # Mamba's, from layer 1 on
-    layers = len(record) - 1
-    span = [record[layer - begins] for layer in range(layers // 2 + 1, layers)]
+    n_layers = len(record) - 1
+    span = [record[layer - begins] for layer in layers or range(n_layers // 2 + 1, n_layers)]
     by_weight, *by_states = torch.autograd.grad(loss, [weight, *span])
     token = len(case.prompt) + case.semantic_token
     at_token = torch.cat([_at(gradient, token, ids.shape[1]) for gradient in by_states])

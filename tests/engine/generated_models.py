@@ -97,7 +97,7 @@ _GEMMA_4 = {"vocab_size_per_layer_input": VOCABULARY, **_SHARED_KEYS}
 _STUDENT = {
     "text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0, "num_kv_shared_layers": 4}
 }
-_DOTS_3 = {"layer_types": ["indexed_attention"] * 4, "num_key_value_heads": 4}
+_DOTS_3 = {"layer_types": ["indexed_attention", "sliding_attention"] * 2, "num_key_value_heads": 4}
 _LINEAR_AND_FULL = {"layer_types": ["linear_attention", "full_attention"] * 2}
 _NEAR_AND_FULL = {"layer_types": ["sliding_attention", "full_attention"] * 2}
 _INKLING = {"layer_types": ["hybrid_sliding", "hybrid"] * 2}
