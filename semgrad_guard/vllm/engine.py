@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import Context
 from itertools import count
 from typing import Any, cast
@@ -21,7 +21,7 @@ from semgrad_guard.vllm.shared_weights import library
 _NUMBERS = count()
 
 
-class Engine:
+class Engine(Listener):
     """vLLM's engine: a step continues all answers that it writes, of all batches. Not for two threads at a time.
 
     Raises:
@@ -40,10 +40,8 @@ class Engine:
                 f"vLLM spreads this model over {size} processes, and scoring takes whole weights: load it with "
                 "tensor_parallel_size=1 and pipeline_parallel_size=1"
             )
-        (self.runner,) = llm.collective_rpc(lambda worker: worker.model_runner)
-        """vLLM's model runner."""
-        self.listener = Listener(self.runner)
-        self._running: dict[str, VLLMAnswer] = {}
+        (runner,) = llm.collective_rpc(lambda worker: worker.model_runner)
+        super().__init__(runner)
 
     def add(self, answer: VLLMAnswer) -> None:
         """Have an answer written.
@@ -55,35 +53,32 @@ class Engine:
         sampling = sampling_of(answer.options, detokenize=False)  # where an answer ends is ours to see
         try:
             [prompt] = self._engine.renderer.render_cmpl([{"prompt_token_ids": list(answer.prompt.ids)}])
-            answer.inner = self._engine.add_request(answer.name, prompt, sampling)
+            self._engine.add_request(answer.name, prompt, sampling)
         except (ValueError, library("vllm.exceptions").VLLMClientError) as error:
             raise InputError(f"vLLM does not take this request: {error}") from error
-        self._running[answer.name] = self.listener.answers[answer.inner] = answer
+        super().add(answer)
 
     def step(self) -> None:
         """One step of the engine: one more token of each answer whose prompt has been read."""
         for output in self._engine.step():
-            answer = self._running.get(output.request_id)
-            if answer is None:  # it was let go
-                continue
-            completion = output.outputs[0]
-            for token in completion.token_ids[len(answer.ids) :]:
-                if not answer.done:
-                    answer.take(token)
-            if output.finished and not answer.done:
-                answer.fail(AnswerInterruptedError(f"vLLM ended the answer early ({completion.finish_reason})"))
-        self.abort([answer for answer in self._running.values() if answer.done])
+            if answer := self.answers.get(output.request_id):  # else it was let go
+                completion = output.outputs[0]
+                answer.take_all(completion.token_ids)
+                if output.finished and not answer.done:
+                    answer.fail(AnswerInterruptedError(f"vLLM ended the answer early ({completion.finish_reason})"))
+        self.forget([answer for answer in self.answers.values() if answer.done])
 
-    def abort(self, answers: Iterable[VLLMAnswer]) -> None:
-        """Stop writing these answers."""
-        gone = [answer for answer in answers if self._running.pop(answer.name, None)]
-        self._engine.abort_request([answer.name for answer in gone])
-        for answer in gone:
-            self.listener.forget(answer)
+    def forget(self, answers: Sequence[VLLMAnswer]) -> None:
+        """Write these no further."""
+        self._engine.abort_request([answer.name for answer in answers if answer.name in self.answers])
+        super().forget(answers)
 
 
-class RecordedBatch(RunningBatch):
-    """A running batch whose answers are on vLLM's tapes: `listener` hears its passes."""
+class WrittenAnswers(RunningBatch):
+    """Answers that vLLM writes: in this process, or for another program, which tells their tokens.
+
+    `listener` hears the passes that write them.
+    """
 
     def __init__(
         self, writer: Callable[[], Writer], objective: Objective, sampler: Callable[[], Any], *, listener: Listener
@@ -91,10 +86,17 @@ class RecordedBatch(RunningBatch):
         super().__init__(writer, objective, sampler)
         self._listener = listener
 
+    def begin(self, name: str, request: BatchRequest) -> VLLMAnswer:
+        """An answer that vLLM writes under this name."""
+        row = VLLMAnswer(request, self._get_writer(), self._objective, name)
+        self._listener.add(row)
+        self._rows.append(row)
+        return row
+
     def let_go(self, scored: Sequence[tuple[WrittenAnswer, int]]) -> None:
         """As `RunningBatch.let_go`."""
         super().let_go(scored)
-        self._listener.end_stretches()
+        self._listener.stretches.clear()
 
     def _tape(self, row: WrittenAnswer) -> Tape | None:
         return self._listener.tape(cast(VLLMAnswer, row))
@@ -110,86 +112,47 @@ class RecordedBatch(RunningBatch):
         Context().run(self._forget, gone)  # under no stop: it may be the one that ended them
 
     def _forget(self, rows: Sequence[VLLMAnswer]) -> None:
-        for row in rows:
-            self._listener.forget(row)
+        with self._scorer.lock:
+            self._listener.forget(rows)
 
 
-class VLLMBatch(RecordedBatch):
-    """A running batch that vLLM keeps: it reads prompts in pieces, shares their common beginnings, makes room."""
-
-    def __init__(
-        self, engine: Engine, writer: Callable[[], Writer], objective: Objective, sampler: Callable[[], Any]
-    ) -> None:
-        super().__init__(writer, objective, sampler, listener=engine.listener)
-        self._engine = engine
+class VLLMBatch(WrittenAnswers):
+    """A running batch that vLLM's engine keeps: it reads prompts in pieces, shares common beginnings, makes room."""
 
     def takes(self, prompt: Prompt, options: GenerationOptions) -> bool:
         """Whether this answer can join: vLLM takes every one."""
-        del prompt, options
         return True
 
     def join(self, requests: Sequence[BatchRequest]) -> list[WrittenAnswer]:
-        """As `RunningBatch.join`, but that the next steps read the prompts.
-
-        Raises:
-            AnswerInterruptedError: the current stop ended it, or the model was changed while it wrote the others.
-            InputError: vLLM does not take a request.
-        """
+        """As `RunningBatch.join`, but that the next steps read the prompts. InputError: vLLM does not take one."""
         with self._scorer.lock:
             current_stop().check()
             self.require_the_same_model()
-            writer, names = self._get_writer(), (f"semgrad-guard-{number}" for number in _NUMBERS)
-            rows = [VLLMAnswer(request, writer, self._objective, next(names)) for request in requests]
+            rows = list[WrittenAnswer]()
             try:
-                for row in rows:
-                    self._engine.add(row)
+                for request in requests:
+                    rows.append(self.begin(f"semgrad-guard-{next(_NUMBERS)}", request))
             except BaseException:
-                self._engine.abort(rows)
+                self.drop(rows)
                 raise
-            self._rows += rows
-            return list(rows)
+            return rows
 
     def join_in_pieces(self, requests: Sequence[BatchRequest], piece: int) -> Iterator[list[WrittenAnswer] | None]:
         """Like `join`: vLLM itself reads prompts in pieces."""
-        del piece
         yield self.join(requests)
 
     def step(self, *, look: bool = True) -> None:
         """As `RunningBatch.step`, for the answers whose prompt was read; every step looks at the model."""
-        del look
         with self._scorer.lock:
             try:
                 current_stop().check()
                 self.require_the_same_model()
                 if not all(row.done for row in self._rows):  # another batch's step may have ended them
-                    self._engine.step()
+                    cast(Engine, self._listener).step()
             except BaseException:
                 self.drop(self._rows)
                 raise
             self._leave()
-
-    def _forget(self, rows: Sequence[VLLMAnswer]) -> None:
-        with self._scorer.lock:
-            self._engine.abort(rows)
-
-
-class WrittenAnswers(RecordedBatch):
-    """Answers that vLLM writes for another program, which tells their tokens, and drops them."""
-
-    def begin(self, name: str, request: BatchRequest) -> VLLMAnswer:
-        """An answer that vLLM will write under this name."""
-        row = VLLMAnswer(request, self._get_writer(), self._objective, name)
-        self._listener.answers[name] = row
-        self._rows.append(row)
-        return row
-
-    def take(self, row: VLLMAnswer, tokens: Sequence[int], *, stopped: bool = False) -> None:
-        """All tokens of an answer so far, the one that ended it included; `stopped`: their reader ended it."""
-        for token in tokens[len(row.ids) :]:
-            if not row.done:
-                row.take(token)
-        if stopped:
-            row.end(len(tokens))
 
 
 def require_taken(options: GenerationOptions, config: Any) -> None:
@@ -218,9 +181,7 @@ def sampling_of(options: GenerationOptions, **more: Any) -> Any:
     A grammar is read by llguidance, there as here. Thoughts are ended by `Listener`.
     """
     vllm = library("vllm.sampling_params")
-    form: dict[str, Any] = {}
-    if options.grammar is not None:
-        form["structured_outputs"] = vllm.StructuredOutputsParams(grammar=options.grammar)
+    form = options.grammar and vllm.StructuredOutputsParams(grammar=options.grammar)
     return vllm.SamplingParams(
         max_tokens=options.max_tokens,
         temperature=options.temperature,
@@ -228,6 +189,6 @@ def sampling_of(options: GenerationOptions, **more: Any) -> Any:
         top_k=options.top_k or -1,
         seed=options.seed,
         ignore_eos=True,
-        **form,
+        structured_outputs=form,
         **more,
     )

@@ -34,30 +34,18 @@ class TwinLanguageModel(LanguageModel):
     _window: int | None = None
 
     @classmethod
-    def on(
-        cls,
-        served: Any,
-        config: Any,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-        *,
-        name: str | None = None,
-        **options: Any,
-    ) -> Self:
+    def on(cls, served: Any, config: Any, tokenizer: PreTrainedTokenizerBase | None = None, **options: Any) -> Self:
         """Wrap vLLM's model, which was made under `keep_weights`; `config` is vLLM's `ModelConfig`.
 
-        The tokenizer is the one that it names, unless there is one at hand. `options` as in `from_transformers`.
+        It names the tokenizer, unless there is one at hand, and the model. `options` as in `from_transformers`.
 
         Raises:
             UnsupportedModelError: the layout of its weights is not known, or they are not whole.
         """
         twin = twin_of(served, config.hf_config, config.dtype)
         cast(Any, twin.generation_config).update(**config.try_get_generation_config())  # it names tokens that end
-        made = cls(
-            twin,
-            tokenizer or AutoTokenizer.from_pretrained(config.tokenizer, revision=config.tokenizer_revision),
-            name=name or name_of(str(config.model)),
-            **options,
-        )
+        tokenizer = tokenizer or AutoTokenizer.from_pretrained(config.tokenizer, revision=config.tokenizer_revision)
+        made = cls(twin, tokenizer, **{"name": name_of(str(config.model)), **options})
         made._window = int(config.max_model_len)
         made._scorer.memory = replace(made._scorer.memory, logits=_BUDGET, outputs=_BUDGET)
         return made
@@ -94,33 +82,19 @@ class VLLMLanguageModel(TwinLanguageModel):
     _engine: Engine
 
     @classmethod
-    def from_vllm(
-        cls,
-        llm: Any,
-        *,
-        name: str | None = None,
-        semantic_token: int | TokenChoice | None = None,
-        template_options: Mapping[str, Any] | None = None,
-    ) -> Self:
+    def from_vllm(cls, llm: Any, **options: Any) -> Self:
         """Wrap a `vllm.LLM` that runs in this process and was made under `keep_weights` (see `from_pretrained`).
 
-        From now on its steps are taken here: use this model, and not the `LLM` itself, while answers are written.
+        From now on use this model, and not the `LLM` itself. `options` as in `from_transformers`.
 
         Raises:
             UnsupportedModelError: the layout of its weights is not known, or they are not whole.
             InputError: its engine runs in another process.
         """
         engine = Engine(llm)
-        made = cls.on(
-            engine.runner.model,
-            llm.model_config,
-            llm.get_tokenizer(),
-            name=name,
-            semantic_token=semantic_token,
-            template_options=template_options,
-        )
+        made = cls.on(engine.runner.model, llm.model_config, llm.get_tokenizer(), **options)
         made._llm, made._engine = llm, engine
-        made.record(engine.listener)
+        made.record(engine)
         return made
 
     @classmethod
@@ -148,11 +122,8 @@ class VLLMLanguageModel(TwinLanguageModel):
         known: dict[str, Any] = {"structured_outputs_config": {"backend": "guidance"}}  # it reads our grammars
         if dtype is not None:
             known["dtype"] = dtype
-        undo = keep_weights()
-        try:
+        with keep_weights():
             llm: Any = vllm.LLM(place, **{"enforce_eager": True, "load_format": "safetensors", **known, **engine})
-        finally:
-            undo()
         return cls.from_vllm(
             llm, name=name_of(name_or_path), semantic_token=semantic_token, template_options=template_options
         )
@@ -164,7 +135,7 @@ class VLLMLanguageModel(TwinLanguageModel):
 
     def running_batch(self, objective: Objective | None = None) -> VLLMBatch:
         """vLLM's own running batch. For one thread."""
-        return VLLMBatch(self._engine, lambda: self._writer, objective or Objective(), self._make_sampler)
+        return VLLMBatch(lambda: self._writer, objective or Objective(), self._make_sampler, listener=self._engine)
 
     def write_whole(self, requests: Sequence[BatchRequest]) -> list[Generation]:
         """As `WritingModel.write_whole`, in a batch of vLLM's."""
@@ -174,7 +145,6 @@ class VLLMLanguageModel(TwinLanguageModel):
         while batch.rows:
             batch.step()
         answers = batch.generations(rows)
-        for row in rows:
-            if row.error is not None:
-                raise row.error
+        for error in filter(None, (row.error for row in rows)):
+            raise error
         return answers

@@ -1,12 +1,12 @@
 """`Listener`: vLLM's own passes fill the recorders of its answers, so that a score reads nothing again.
 
-It also ends thoughts where our engine would end them. (vLLM's own `thinking_token_budget` takes one pair of marks for a
-whole engine, named when it starts, and counts from the opening mark. Here each answer has those of its own prompt.)
+It also ends thoughts where our engine would end them, by the marks of each prompt. (vLLM's own `thinking_token_budget`
+takes one pair of marks for a whole engine, and counts from the opening mark.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextvars import Context
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,19 +26,18 @@ from semgrad_guard.engine.scores.head import surveyed_step
 from semgrad_guard.engine.scores.observed import observed_layer
 from semgrad_guard.engine.scores.scorer import Scorer
 from semgrad_guard.vllm.paged_cache import PagedCache
-from semgrad_guard.vllm.shared_weights import library, parts_of
+from semgrad_guard.vllm.shared_weights import FUSED, library
 
 
 class VLLMAnswer(WrittenAnswer):
-    """An answer that vLLM writes under a name; `inner` is the one that vLLM gives it inside.
+    """An answer that vLLM writes under a name.
 
     States are there from position `begin` to before `reached`, and those before the head for `predicted` tokens.
     """
 
     def __init__(self, request: BatchRequest, writer: Writer, objective: Objective, name: str) -> None:
         super().__init__(request, writer)
-        self.name = self.inner = name
-        self.epoch = writer.scorer.epoch
+        self.name, self.epoch = name, writer.scorer.epoch
         self.gradients, length = objective.gradients, len(request.prompt.ids)
         first = min(objective.positions(request.prompt.semantic_token.offset, length)) if self.gradients else -1
         self.begin = self.reached = length + first
@@ -49,6 +48,12 @@ class VLLMAnswer(WrittenAnswer):
         self.begin = self.reached = position
         self.passes, self.keys, self.predicted = [], (), 0
 
+    def take_all(self, tokens: Sequence[int]) -> None:
+        """All of its tokens so far, the one that ended it included."""
+        for token in tokens[len(self.ids) :]:
+            if not self.done:
+                self.take(token)
+
     def forced(self, written: Sequence[int]) -> int | None:
         """The token that ends its thought, where one has to come next."""
         return None if self._limit is None else self._limit.forced(written)
@@ -56,12 +61,12 @@ class VLLMAnswer(WrittenAnswer):
 
 @dataclass(frozen=True)
 class _Group:
-    """The rows of a pass that one recorder takes, equally many of each answer; `heads` are rows of the head's input."""
+    """The rows of a pass that one recorder takes, equally many of each answer; whether the last `predicts` a token."""
 
     recorder: Recorder
     answers: Sequence[VLLMAnswer]
     rows: torch.Tensor
-    heads: Sequence[int]
+    predicts: bool
 
     def taken(self, states: torch.Tensor) -> torch.Tensor:
         """These rows alone [answers, positions, d], as a copy."""
@@ -73,28 +78,31 @@ class Listener:
 
     def __init__(self, runner: Any) -> None:
         self.answers: dict[str, VLLMAnswer] = {}
-        self._runner = runner
+        self.runner = runner
         self._scheduled: Any = None
         self._groups: Sequence[_Group] = ()
-        self._stretches: dict[bool, tuple[Recorder, list[VLLMAnswer]]] = {}
+        self.stretches: dict[bool, tuple[Recorder, list[VLLMAnswer]]] = {}
+        """The recorders of steps with the same answers: with gradients, and without."""
         # Of the last pass: until the next, the pages of its rows are theirs.
         self._tables: Any = None
         self._rows = WeakKeyDictionary[VLLMAnswer, int]()
         self._pages: PagedCache | None = None
+        self._survey: Survey | None = None
+        """None where the output of vLLM's head is of no use to a score: it comes after a transform."""
         runner.input_batch.logitsprocs.non_argmax_invariant.append(self)
         runner.input_batch.logitsprocs_need_output_token_ids = True
 
     def record(self, scorer: Scorer) -> None:
-        """From now on keep the states of answers for scoring; a model of one layer has none but the embeddings.
-
-        That is h^(k), the head's input and output, and where the pages can be read back, keys, values and outputs of
-        linear maps.
-        """
+        """From now on keep what passes leave of answers; a model of one layer shows nothing but the embeddings."""
         self._layer = observed_layer(scorer.architecture.n_layers)
         if self._layer == 0:
             return
-        runner, layers = self._runner, self._runner.model.model.layers
-        self._scorer, self._survey = scorer, _survey_of(scorer)
+        runner, layers = self.runner, self.runner.model.model.layers
+        self._scorer = scorer
+        if scorer.architecture.transform == LogitTransform():
+            # Under no stop: in the middle of a pass one answer's end must not be that of all.
+            survey = partial(surveyed_step, head=scorer.twin.head, transform=LogitTransform())
+            self._survey = partial(Context().run, survey)
         attentions = [block.self_attn.attn for block in layers[self._layer :]]
         if all(attention.attn_backend.get_name() == "CPU_ATTN" for attention in attentions):  # no other one was tried
             self._pages = PagedCache.of(attentions, self._layer)
@@ -109,14 +117,15 @@ class Listener:
         """What passes have left of an answer, which may still be written; None where some were not recorded."""
         return answer.tape(self._keys_of(answer)) if answer.predicted >= len(answer.ids) else None
 
-    def forget(self, answer: VLLMAnswer) -> None:
-        """Hear it no more."""
-        self.answers.pop(answer.inner, None)
-        self.end_stretches()
+    def add(self, answer: VLLMAnswer) -> None:
+        """Hear an answer."""
+        self.answers[answer.name] = answer
 
-    def end_stretches(self) -> None:
-        """Let later passes fill recorders of their own."""
-        self._stretches.clear()
+    def forget(self, answers: Sequence[VLLMAnswer]) -> None:
+        """Hear these no more."""
+        for answer in answers:
+            self.answers.pop(answer.name, None)
+        self.stretches.clear()
 
     # vLLM's logits processor.
 
@@ -125,7 +134,7 @@ class Listener:
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """The logits of vLLM's rows [B, V], changed where a thought is to end."""
-        batch = self._runner.input_batch
+        batch = self.runner.input_batch
         for row, request in enumerate(batch.req_ids if self.answers else ()):
             answer = self._answer(request)
             if answer and (token := answer.forced(batch.req_output_token_ids[row])) is not None:
@@ -133,14 +142,14 @@ class Listener:
         return logits
 
     def _answer(self, request: str) -> VLLMAnswer | None:
-        """That of a request by vLLM's own name, which is the given one with a random end, or the given."""
+        """That of a request by vLLM's own name, which is the given one, or that with a random end."""
         return self.answers.get(request) or self.answers.get(request.rpartition("-")[0])
 
     # One pass.
 
     def _execute_model(self, scheduled: Any, *args: Any, **kwargs: Any) -> Any:
         for answer, row in self._rows.items():
-            if self._runner.input_batch.req_ids[row] not in scheduled.num_scheduled_tokens:
+            if self.runner.input_batch.req_ids[row] not in scheduled.num_scheduled_tokens:
                 answer.keys = self._keys_of(answer)  # this pass may write into its pages
         self._scheduled, self._rows = scheduled, WeakKeyDictionary()
         try:
@@ -150,10 +159,11 @@ class Listener:
             raise
         finally:
             self._scheduled, self._groups = None, ()
-        if self._pages is not None and self._pages.has_windows:  # they will let the first positions go
+        if pages := self._pages:
             for answer, row in self._rows.items():
-                if answer.gradients and not answer.keys:
-                    answer.keys = self._pages.read(self._tables, row, answer.begin)
+                longest = len(answer.prompt.ids) + answer.options.max_tokens
+                if answer.gradients and not answer.keys and not pages.holds_all(longest):
+                    answer.keys = pages.read(self._tables, row, answer.begin)  # vLLM will let go of what they are on
         return output
 
     def _see_layer(self, _module: Any, _args: Any, output: Any) -> None:
@@ -176,10 +186,10 @@ class Listener:
     def _see_head(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """Take in the head's input and output for the next token of answers. The sampler writes into the output."""
         logits = self._compute_logits(hidden, *args, **kwargs)
-        if logits is not None and len(hidden) == len(self._runner.input_batch.req_ids):
+        if logits is not None and len(hidden) == len(self.runner.input_batch.req_ids):
             for group in self._groups:
-                if group.heads:
-                    rows = torch.tensor(group.heads, device=hidden.device)
+                if group.predicts:
+                    rows = torch.tensor([self._rows[answer] for answer in group.answers], device=hidden.device)
                     group.recorder.see_head(hidden[rows, None], logits[rows, None])
                     for answer in group.answers:
                         answer.predicted += 1
@@ -190,8 +200,8 @@ class Listener:
 
         A request that was preempted is read again, and its own tokens with it; these are not new.
         """
-        batch, end = self._runner.input_batch, 0
-        steps: dict[bool, list[tuple[VLLMAnswer, int, int]]] = {True: [], False: []}
+        batch, end = self.runner.input_batch, 0
+        steps: dict[bool, dict[VLLMAnswer, int]] = {}
         for row, request in enumerate(batch.req_ids):
             count: int = self._scheduled.num_scheduled_tokens.get(request, 0)
             end += count
@@ -205,20 +215,13 @@ class Listener:
                 continue
             answer.reached, self._rows[answer] = first + count, row
             if new == 1 and predicts:
-                steps[answer.gradients].append((answer, end - 1, row))
+                steps.setdefault(answer.gradients, {})[answer] = end - 1
             else:
-                recorder = self._recorder([answer])
-                yield _Group(recorder, [answer], torch.arange(end - new, end), [row] if predicts else [])
-        for gradients, some in steps.items():
-            if some:
-                answers = [answer for answer, *_ in some]
-                recorder, known = self._stretches.get(gradients, (None, []))
-                if recorder is None or known != answers:
-                    recorder = self._recorder(answers)
-                    self._stretches[gradients] = recorder, answers
-                yield _Group(
-                    recorder, answers, torch.tensor([place for _, place, _ in some]), [row for *_, row in some]
-                )
+                yield _Group(self._recorder([answer]), [answer], torch.arange(end - new, end), predicts)
+        for gradients, places in steps.items():
+            if [*places] != self.stretches.get(gradients, (None, []))[1]:
+                self.stretches[gradients] = self._recorder([*places]), [*places]
+            yield _Group(*self.stretches[gradients], torch.tensor([*places.values()]), True)
 
     def _recorder(self, answers: Sequence[VLLMAnswer]) -> Recorder:
         """One more of some answers, with what the others leave of the budgets."""
@@ -240,22 +243,11 @@ class Listener:
         return self._pages.read(self._tables, row, answer.reached)
 
 
-def _survey_of(scorer: Scorer) -> Survey | None:
-    """One under no stop: in the middle of a pass one answer's end must not be that of all.
-
-    None where the output of vLLM's head is of no use to a score: it comes after a transform, and scores take its input.
-    """
-    if scorer.architecture.transform != LogitTransform():
-        return None
-    survey: Callable[..., torch.Tensor] = partial(surveyed_step, head=scorer.twin.head, transform=LogitTransform())
-    return lambda states, raw: Context().run(survey, states, raw)
-
-
 def _maps(number: int, layer: nn.Module, twin: nn.Module) -> Iterator[tuple[nn.Module, list[tuple[Place, int]]]]:
     """The linear maps in a layer of vLLM's, and those of the twin that each holds, with their widths."""
     known = {path: module for path, module in twin.named_modules() if isinstance(module, nn.Linear)}
     for path, module in layer.named_modules():
         above, _, leaf = path.rpartition(".")
-        names = [path] if path in known else [f"{above}.{part}" for part in parts_of(leaf)]
+        names = [path] if path in known else [f"{above}.{part}" for part in FUSED.get(leaf, ())]
         if names and all(name in known for name in names):
             yield module, [((number, name), known[name].out_features) for name in names]

@@ -35,21 +35,12 @@ class PagedCache:
         them are less exact than float32: vLLM's attention on a CPU approximates the tanh of a soft cap (Gemma 2).
         """
         pages: list[Any] = [attention.kv_cache for attention in attentions]
-        if not all(
-            isinstance(page, torch.Tensor) and page.shape == pages[0].shape and page.is_contiguous() for page in pages
-        ):
+        first_page, are_whole = pages[0], all(isinstance(page, torch.Tensor) and page.is_contiguous() for page in pages)
+        approximates = any(getattr(attention.impl, "logits_soft_cap", None) for attention in attentions)
+        if not are_whole or any(page.shape != first_page.shape for page in pages):
             return None
-        if pages[0].dtype == torch.float32 and any(
-            getattr(attention.impl, "logits_soft_cap", None) for attention in attentions
-        ):
-            return None
-        places = _places(attentions[0], pages[0])
+        places = None if approximates and first_page.dtype == torch.float32 else _places(attentions[0], first_page)
         return None if places is None else cls(attentions, first, places)
-
-    @property
-    def has_windows(self) -> bool:
-        """Whether some layer lets positions go that are behind its window."""
-        return bool(self._windows)
 
     def holds_all(self, positions: int) -> bool:
         """Whether so many positions are in the windows of all layers: vLLM gives the pages of others to other rows."""
@@ -59,8 +50,7 @@ class PagedCache:
     def read(self, tables: Mapping[str, Any], row: int, positions: int) -> list[KeysValues]:
         """The keys and values of the first positions of a row of a pass, by layer; None below the first.
 
-        `tables` is the attention metadata of the pass, by layer. What is outside a layer's window, and never read, is
-        zero.
+        `tables` is the attention metadata of the pass, by layer. What is outside a layer's window is zero.
         """
         size, *shape = self._places.shape
         found: list[KeysValues] = [None] * self._first

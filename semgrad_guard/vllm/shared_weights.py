@@ -9,8 +9,8 @@ Why: docs/adr/0165-a-twin-on-vllms-weights.md
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -23,14 +23,8 @@ from semgrad_guard.errors import InputError, UnsupportedModelError
 SUPPORTED = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3")
 """`model_type` of the configurations whose layouts are known, and tested."""
 
-_FUSED = {
-    "q_proj": ("qkv_proj", ()),
-    "k_proj": ("qkv_proj", ("q_proj",)),
-    "v_proj": ("qkv_proj", ("q_proj", "k_proj")),
-    "gate_proj": ("gate_up_proj", ()),
-    "up_proj": ("gate_up_proj", ("gate_proj",)),
-}
-"""Which of vLLM's matrices holds a projection, and which others are above it there."""
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+"""vLLM's matrices that hold several projections, one above the other."""
 
 
 def library(module: str = "vllm") -> Any:
@@ -60,36 +54,24 @@ def twin_of(served: nn.Module, config: Any, dtype: torch.dtype) -> PreTrainedMod
     with torch.inference_mode(False):
         with _parameters_on_meta():
             model: Any = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype)
-        theirs = {name: weight.data for name, weight in served.named_parameters(remove_duplicate=False)}
         wanted = dict(model.named_parameters(remove_duplicate=False))
+        theirs = _taken_apart(dict(served.named_parameters(remove_duplicate=False)), wanted)
         for name, parameter in wanted.items():
             module, _, leaf = name.rpartition(".")
-            view = nn.Parameter(_view(name, wanted, theirs, parameter.dtype), requires_grad=False)
-            setattr(model.get_submodule(module), leaf, view)
+            setattr(model.get_submodule(module), leaf, _view(name, parameter, theirs))
         return model.eval()
 
 
-def keep_weights() -> Callable[[], None]:
-    """From now on vLLM keeps a linear layer's weight next to the packed copy that a CPU computes with; how to undo it.
+def keep_weights() -> ExitStack:
+    """Have vLLM keep a linear layer's weight next to the packed copy that a CPU computes with, until this is closed.
 
     On a CPU vLLM empties it after packing. (On CUDA nothing is packed: read in the code of vLLM 0.32, not run.)
     """
-    utils: Any = library("vllm.model_executor.layers.utils")
+    utils, undo = library("vllm.model_executor.layers.utils"), ExitStack()
     dispatch: Callable[..., None] = utils.dispatch_cpu_unquantized_gemm
-
-    def keeping(layer: nn.Module, remove_weight: bool) -> None:
-        dispatch(layer, remove_weight=False)
-
-    def undo() -> None:
-        utils.dispatch_cpu_unquantized_gemm = dispatch
-
-    utils.dispatch_cpu_unquantized_gemm = keeping
+    undo.callback(setattr, utils, "dispatch_cpu_unquantized_gemm", dispatch)
+    utils.dispatch_cpu_unquantized_gemm = lambda layer, remove_weight: dispatch(layer, remove_weight=False)
     return undo
-
-
-def parts_of(fused: str) -> tuple[str, ...]:
-    """The maps that one of vLLM's holds, in their order; none where it is not a fused one."""
-    return tuple(part for part, (whole, _) in _FUSED.items() if whole == fused)
 
 
 @contextmanager
@@ -109,29 +91,26 @@ def _parameters_on_meta() -> Generator[None]:
         nn.Module.register_parameter = register
 
 
-def _view(
-    name: str, wanted: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor], dtype: torch.dtype
-) -> torch.Tensor:
+def _taken_apart(theirs: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """vLLM's weights by name, and the projections of those that are fused."""
+    found = {name: weight.data for name, weight in theirs.items()}
+    for name, weight in theirs.items():
+        fused = next((fused for fused in FUSED if f".{fused}." in name), "")
+        parts = [name.replace(fused, part) for part in FUSED.get(fused, ())]
+        sizes = [len(wanted[part]) for part in parts if part in wanted]
+        if sizes and sum(sizes) == len(weight):
+            found.update(zip(parts, weight.data.split(sizes), strict=True))
+    return found
+
+
+def _view(name: str, wanted: torch.Tensor, theirs: Mapping[str, torch.Tensor]) -> nn.Parameter:
     """The part of vLLM's weights that is this parameter of the twin."""
-    for whole, first in _places(name, wanted, theirs):
-        view = whole[first : first + len(wanted[name])]
-        if view.shape == wanted[name].shape and view.dtype == dtype:
-            return view
+    tied = ["model.embed_tokens.weight"] if name == "lm_head.weight" else []
+    for whole in (theirs[one] for one in (name, *tied) if one in theirs):
+        view = whole[: len(wanted)]  # a vocabulary may be padded at its end
+        if view.shape == wanted.shape and view.dtype == wanted.dtype:
+            return nn.Parameter(view, requires_grad=False)
     raise UnsupportedModelError(
-        f"vLLM holds no {name} of shape {tuple(wanted[name].shape)} in {str(dtype).removeprefix('torch.')}: scoring "
+        f"vLLM holds no {name} of shape {tuple(wanted.shape)} in {str(wanted.dtype).removeprefix('torch.')}: scoring "
         "inside vLLM takes weights that are neither quantized nor spread over processes (tensor_parallel_size=1)"
     )
-
-
-def _places(
-    name: str, wanted: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]
-) -> Iterator[tuple[torch.Tensor, int]]:
-    """Where it may be: a weight of vLLM's, and the first row."""
-    if name in theirs:
-        yield theirs[name], 0  # a vocabulary may be padded at its end
-    for part, (fused, above) in _FUSED.items():
-        there = name.replace(f".{part}.", f".{fused}.")
-        if there != name and there in theirs:
-            yield theirs[there], sum(len(wanted[name.replace(f".{part}.", f".{other}.")]) for other in above)
-    if name == "lm_head.weight":
-        yield theirs["model.embed_tokens.weight"], 0  # tied

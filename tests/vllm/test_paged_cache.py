@@ -63,11 +63,9 @@ def test_positions_beyond_a_window_are_not_all_there() -> None:
     pages = PagedCache.of(layers, 0)
     assert pages is not None
     assert pages.holds_all(99)
-    assert not pages.has_windows
     layers[1].sliding_window = 5
     pages = PagedCache.of(layers, 0)
     assert pages is not None
-    assert pages.has_windows
     assert pages.holds_all(5)
     assert not pages.holds_all(6)
 

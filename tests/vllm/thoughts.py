@@ -43,7 +43,7 @@ def found(folder: str, long: int) -> dict[str, object]:
         "scores": [numbers([found.scores for found in scored]), numbers(own_scores(own, theirs))],
         "tiers": sorted({found.scores.tier for found in scored}),
         "passes": len(passes),
-        "limits": len(served._engine.listener.answers),
+        "limits": len(served._engine.answers),
         "cut": cut(served),
         "withheld": withheld(served),
         "plain": tokens(served.generate_batch(QUESTIONS[:1], GenerationOptions(max_tokens=40))),

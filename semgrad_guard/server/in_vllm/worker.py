@@ -133,7 +133,9 @@ class Scoring:
         """An answer with its tokens so far; `again`: without what passes left of it."""
         row = self._answers[name][1]
         row.replayed = again
-        self._written.take(row, tokens, stopped=stopped)
+        row.take_all(tokens)
+        if stopped:
+            row.end(len(tokens))
         return row
 
     def _sentences(self, begun: list[Begun]) -> list[ScoredPart | Failed | None]:
