@@ -29,26 +29,11 @@ from semgrad_guard.calibration.thresholds import upwards
 
 
 def report(calibration: Calibration) -> dict[str, str]:
-    """Sentences by their subject: promise, assumption, effect, kinds, languages, prompts, labels, chance, scores; those
-    that apply."""
+    """Sentences by their subject: promise, assumption, effect, languages, prompts, labels, chance, scores; those that
+    apply."""
     sentences = {"promise": promise(calibration), "assumption": calibration.assumption}
     if calibration.effect is not None and calibration.threshold is not None:
         sentences["effect"] = str(calibration.effect)
-    if calibration.kinds:
-        sentences["kinds"] = "; ".join(
-            f"{kind}: {one.n} answers, "
-            + (
-                f"no promise. {one.reason}"
-                if one.threshold is None
-                else f"{one.coverage:.0%} let through up to {one.threshold:.4g}"
-            )
-            + (
-                ""
-                if one.requested is None
-                else f", of which at most {upwards(one.alpha)} are wrong ({_requested(one.requested)})"
-            )
-            for kind, one in calibration.kinds.items()
-        )
     if calibration.languages:
         grader = None if calibration.binding is None else calibration.binding.grader
         doubt = doubt_of_grader(calibration.languages, grader or "")
@@ -76,7 +61,6 @@ def report(calibration: Calibration) -> dict[str, str]:
 def promise(calibration: Calibration) -> str:
     """The promise in one sentence, whether or not a threshold keeps it."""
     to = {"keep": " to traffic like this", "once": " to distinct questions", None: ""}[calibration.copies]
-    to += " of each kind by itself" if calibration.kinds else ""
     rate = f"{100 * calibration.alpha:g}%" if calibration.requested is None else upwards(calibration.alpha)
     sure = f"with {100 * (1 - calibration.delta):g}% probability"
     text = f"Among the answers let through{to}, at most {rate} are wrong, {sure}"
@@ -103,14 +87,11 @@ def _requested(alpha: float) -> str:
 
 def shortfall(calibration: Calibration) -> str:
     """Why no threshold keeps the promise, and the one that is reachable."""
-    reason = calibration.reason or "All questions together keep it, and no kind of question by itself."
-    found = {kind: one for kind, one in (calibration.kinds or {"": calibration}).items() if one.reachable is not None}
-    offers = [
-        (f"Of the kind {kind!r}: " if kind else "") + one.reachable.in_words(one.n_tested, requested=one.alpha)
-        for kind, one in found.items()
-        if one.reachable is not None
-    ]
-    return " ".join([reason, *offers, "To deliver these: --on-no-threshold reachable."] if offers else [reason])
+    reason = calibration.reason or ""
+    if (found := calibration.reachable) is None:
+        return reason
+    offer = found.in_words(calibration.n_tested, requested=calibration.alpha)
+    return f"{reason} {offer} To deliver these: --on-no-threshold reachable."
 
 
 @dataclass(frozen=True)

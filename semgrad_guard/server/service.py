@@ -341,9 +341,7 @@ class Service:
             }
         sentences = report(calibration)
         promise = f"Nothing is promised: {shortfall(calibration)}"
-        if calibration.kinds:
-            promise = "Nothing is promised: the promise is by kind, and no request can state the kind of its question."
-        elif calibration.keeps_a_promise:
+        if calibration.threshold is not None:
             at = f"{calibration.threshold:.3g}"
             promise = f"Promised at {at}: {sentences['promise']} Another threshold promises nothing. " + " ".join(
                 f"{name.capitalize()}: {text}." for name, text in sentences.items() if name != "promise"

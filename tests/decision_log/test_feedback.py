@@ -102,12 +102,11 @@ def test_a_log_of_an_older_version_is_opened(tmp_path: Path) -> None:
         assert "older than the log's watch" in str(log.feedback(old, right=True, sampling="random").note)
 
 
-def test_a_guard_decides_by_the_calibrations_of_kinds(language_model: LanguageModel, tmp_path: Path) -> None:
-    made = calibrate([0.1, 0.2], [True, True], alpha=0.1, delta=0.1, kind=["easy", "hard"])
+def test_a_guard_names_the_calibration_that_decides(language_model: LanguageModel, tmp_path: Path) -> None:
+    made = calibrate([0.1, 0.2], [True, True], alpha=0.1, delta=0.1)
     with DecisionLog(tmp_path / "log.db") as log:
         guard = Guard(language_model, Policy.from_calibration(made), log=log)
-        for one in (made, *made.kinds.values()):
-            (current,) = written(log, 1, calibration_id=one.id)
-            assert guard.feedback(current, True, sampling="random").note is None
-        (older,) = written(log, 1, calibration_id="older")
-        assert "calibration older, which decides no longer" in str(guard.feedback(older, True, sampling="random").note)
+        current, older = (*written(log, 1, calibration_id=made.id), *written(log, 1, calibration_id="older"))
+        log.database.mark_drawn([current, older])
+        assert guard.feedback(current, True).note is None
+        assert "calibration older, which decides no longer" in str(guard.feedback(older, True).note)

@@ -175,14 +175,6 @@ async def test_a_summary_by_day(serve: Serve, tmp_path: Path, language_model: La
         assert (await client.get("/v1/decisions/summary")).status_code == 404
 
 
-async def test_a_calibration_by_kind_promises_nothing(serve: Serve) -> None:
-    scores, kinds = [i / 100 for i in range(100)] * 2, ["easy"] * 100 + ["hard"] * 100
-    calibration = calibrate(scores, [score < 0.8 for score in scores], alpha=0.2, delta=0.1, kind=kinds)
-    async with serve(Policy.from_calibration(calibration)) as client:
-        promise = (await client.get("/v1/calibration")).json()["promise"]
-    assert promise.startswith("Nothing is promised: the promise is by kind")
-
-
 async def test_only_the_log_makes_a_grade_a_random_one(serve: Serve, tmp_path: Path) -> None:
     """A client grades its own answers: neither its word nor their number breaks or keeps a promise."""
     calibration = made()
