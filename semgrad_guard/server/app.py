@@ -37,8 +37,6 @@ from semgrad_guard.server.completions import (
 )
 from semgrad_guard.server.fields import error_about
 from semgrad_guard.server.gate import Gate, Keys, response_to
-from semgrad_guard.server.gateway import PATH as GUARDRAIL
-from semgrad_guard.server.gateway import GuardrailRequest, LiteLLMGuardrail
 from semgrad_guard.server.metrics import CONTENT_TYPE
 from semgrad_guard.server.protocol import (
     ChatRequest,
@@ -158,7 +156,6 @@ class Routes:
     def __init__(self, service: Service, limits: Limits) -> None:
         self._service, self._limits = service, limits
         self._began = int(time.time())
-        self._guardrail = LiteLLMGuardrail(service)
 
     def add_to(self, app: FastAPI) -> None:
         """Make an application of them."""
@@ -179,7 +176,6 @@ class Routes:
             ("/v1/responses", self.responses, ResponsesRequest),
             ("/v1/score", self.score, ScoreRequest),
             ("/v1/feedback", self.feedback, FeedbackRequest),
-            (GUARDRAIL, self.guardrail, GuardrailRequest),
         )
         for path, route in get:
             app.add_api_route(path, route, methods=["GET"], response_model=None)
@@ -250,11 +246,6 @@ class Routes:
         """Whether a delivered answer was right."""
         body = await self._read(request, FeedbackRequest)
         return await asyncio.to_thread(decisions.feedback, self._log, body, current=self._service.calibrations)
-
-    async def guardrail(self, request: Request) -> Mapping[str, Any]:
-        """LiteLLM's generic guardrail API: whether a gateway may let an answer through."""
-        body = await self._read(request, GuardrailRequest)
-        return (await unless_gone(request, self._guardrail.answer(body))).as_json()
 
     async def decisions(self, request: Request) -> Mapping[str, Any]:
         """Decisions, the latest first."""
