@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from typing import Any, cast
 
 from semgrad_guard.calibration import Binding, DriftMonitor
-from semgrad_guard.decision_log.entries import DecisionSink, Feedback, FeedbackLog, Sampling
+from semgrad_guard.decision_log.entries import DecisionSink, Feedback
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions, knows_its_options
 from semgrad_guard.engine.generation.visible import Piece
@@ -196,29 +196,27 @@ class Guard:
         """Answers with their scores and without a decision, for a calibration to grade."""
         return [draft.verdict for draft in self._drafts(conversations, tools)]
 
-    def feedback(
-        self, decision_id: str, correct: bool, *, sampling: Sampling | None = None, grader: str | None = None
-    ) -> Feedback:
+    def feedback(self, decision_id: str, correct: bool, *, grader: str | None = None) -> Feedback:
         """Tell the decision log whether a delivered answer (`verdict.decision_id`) was correct.
+
+        Only grades of answers that the log has drawn at random (`semgrad-guard sample`) count for the promise.
 
         Args:
             decision_id: the answer's decision.
             correct: whether it was correct.
-            sampling: why it was graded; by default "random" where the log has drawn it (`semgrad-guard sample`), or
-                else "user". Only answers that were drawn at random count for a claim about the promise.
             grader: the name of the person or the program that graded it.
 
         Raises:
             InputError: the guard has no log, or the log no such decision.
             DecisionLogError: the feedback cannot be written.
         """
-        if not isinstance(self.terms.log, FeedbackLog):
+        log: Any = self.terms.log
+        if not hasattr(log, "feedback"):
             raise InputError(
                 "feedback goes into the decision log, and this guard has none: Guard(..., log=DecisionLog(path))"
             )
         made = self.policy.calibration
-        current = () if made is None else (made.id,)
-        return self.terms.log.feedback(decision_id, right=correct, sampling=sampling, grader=grader, current=current)
+        return log.feedback(decision_id, right=correct, grader=grader, current=() if made is None else (made.id,))
 
     def _answers(
         self, conversations: Sequence[Conversation], tools: Tools | None

@@ -43,7 +43,6 @@ from semgrad_guard.server.protocol import (
     DecisionsRequest,
     FeedbackRequest,
     ScoreRequest,
-    SummaryRequest,
     parse_json,
 )
 from semgrad_guard.server.responses import ResponsesRequest, ResponsesTranslation
@@ -165,9 +164,7 @@ class Routes:
             ("/metrics", self.metrics),
             ("/v1/models", self.models),
             ("/v1/models/{name:path}", self.model),
-            ("/v1/calibration", self.calibration),
             ("/v1/decisions", self.decisions),
-            ("/v1/decisions/summary", self.summary),
             ("/v1/promises", self.promises),
         )
         post: tuple[tuple[str, Callable[..., Any], type[BaseModel]], ...] = (
@@ -222,10 +219,6 @@ class Routes:
         """One model."""
         return self._service.model(name).described(self._began)
 
-    async def calibration(self, model: str | None = None) -> Mapping[str, Any]:
-        """How many of a model's calibration answers thresholds would let through, and how many of those are wrong."""
-        return self._service.calibration(model)
-
     async def chat(self, request: Request) -> Response:
         """A guarded chat completion, whole or streamed."""
         return await self._answered(request, Translation.of)
@@ -251,12 +244,6 @@ class Routes:
         """Decisions, the latest first."""
         return await asyncio.to_thread(
             decisions.decisions, self._log, _checked(dict(request.query_params), DecisionsRequest)
-        )
-
-    async def summary(self, request: Request) -> Mapping[str, Any]:
-        """Rates and coverage by day, and in all."""
-        return await asyncio.to_thread(
-            decisions.summary, self._log, _checked(dict(request.query_params), SummaryRequest)
         )
 
     async def promises(self) -> Mapping[str, Any]:
