@@ -68,11 +68,11 @@ class Case:
         Deliver, Abstain, Escalate or Raise; then p where it is promised, u where the prompt is unfamiliar, and the
         action at each sentence. An answer that the policy refuses to judge has the error's name.
         """
-        made = self.policy.calibration
-        policy = self.policy.of_kind(row["kind"]) if made is not None and made.kinds else self.policy
         draft = draft_of(row, facts, self)
         try:
-            found = settle(draft, policy, self.mode, can_escalate=self.can_escalate, prompt=PromptForm(**row["form"]))
+            found = settle(
+                draft, self.policy, self.mode, can_escalate=self.can_escalate, prompt=PromptForm(**row["form"])
+            )
         except SemGradGuardError as error:
             return type(error).__name__, None, str(error)
         verdict = found.verdict
@@ -132,7 +132,6 @@ def cases(rows: Sequence[Row], facts: Mapping[str, Any]) -> list[Case]:
         Case("reachable", of(made(0.2), on_no_threshold="reachable"), can_escalate=True),
         Case("two walks", of(made(0.85, robust=True, confidence="platt"))),
         Case("by hand", of(made(0.85, by_hand=120, groups=range(len(own))))),
-        Case("by kind", of(made(0.85, kind=[row["kind"] for row in own]))),
         *(Case(name, of(made(0.85, name)), score=name) for name in FREE),
     ]
     embedded = Calibration.load(CALIBRATION_PATH)
@@ -279,7 +278,6 @@ def _row(source: Row, draft: Verdict, form: PromptForm, right: Callable[[str], b
     scores = {name: getattr(draft, name) for name in FREE} | {"hybridgrad": draft.uncertainty}
     row = {
         "question": source["question"],
-        "kind": source["kind"],
         "form": {name: getattr(form, name) for name in ("text", "tokens", "roles", "user_text")},
         **{name: getattr(draft, name) for name in DRAFT},
         "scores": {name: _rounded(value) for name, value in scores.items() if value is not None},

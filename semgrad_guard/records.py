@@ -215,7 +215,7 @@ class Verdict(BaseModel, frozen=True, allow_inf_nan=False, ser_json_inf_nan="nul
     or without one (no threshold was given). `promised` tells whether a calibrated threshold let the delivered text
     through, to a prompt like those of the calibration; bare thresholds and unscored targets promise nothing. `alpha` is
     the promised error rate of the answers that the threshold lets through, and `requested_alpha` the lower one that was
-    asked for, where the calibration's labels did not support it. `kind` is the kind of question, where it was given.
+    asked for, where the calibration's labels did not support it.
     `upstream` is the calibration that `calibration_id` was made after: such a stage promises an answer only as the
     target of the stage before, and that stage promises only answers of targets that were calibrated behind it.
     `familiar` is whether the prompt is such a one (None: there is no
@@ -252,7 +252,6 @@ class Verdict(BaseModel, frozen=True, allow_inf_nan=False, ser_json_inf_nan="nul
     calibration_id: str | None = None
     alpha: float | None = None
     requested_alpha: float | None = None
-    kind: str | None = None
     upstream: str | None = None
     promised: bool = False
     familiar: bool | None = None

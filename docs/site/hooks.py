@@ -24,7 +24,6 @@ SHOWN = (
     "examples/*.py",
     "examples/languages.jsonl",
     "examples/DOCUMENTS.md",
-    "examples/litellm/config.yaml",
     "deploy/*",
     "benchmarks/recorded.json",
     "LICENSE",

@@ -241,22 +241,6 @@ def test_a_withheld_draft_is_nowhere(open_page: Open) -> None:
     assert not any(DRAFT in body for body in bodies)
 
 
-def test_the_threshold_moves_with_risk_and_coverage(open_page: Open) -> None:
-    page = open_page("/")
-    slider = page.get_by_label("Let through up to")
-    words = page.locator("#threshold-words")
-    expect(words).to_contain_text("coverage")
-    slider.fill("0")
-    expect(words).to_contain_text("coverage 0.1 %")
-    slider.press("End")
-    expect(words).to_contain_text("coverage 100 %")
-    ask(page, KNOWN)
-    expect(words).to_contain_text("would be let through")
-    slider.press("Home")
-    expect(words).to_contain_text("would be withheld")
-    expect(page.locator("guard-threshold")).to_contain_text("Promised at")
-
-
 def test_a_passage_and_the_history(open_page: Open) -> None:
     page = open_page("/")
     ask(page, "What colour is the roof?", PASSAGE)

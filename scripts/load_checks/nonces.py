@@ -225,7 +225,7 @@ async def block(folder: Path, scorer: Scorer, *, number: int, size: int) -> Bloc
             numbers = iter(range(number * BLOCK, number * BLOCK + size))
             async with connected(server.url) as http:
                 await asyncio.gather(*(run.client(http, numbers) for _ in range(CLIENTS)))
-                for path in ("decisions?limit=1000", "decisions/summary", "models", "calibration"):
+                for path in ("decisions?limit=1000", "promises", "models"):
                     places += run.search([(path, (await http.get(f"/{path}")).text)])
                 places += run.search([("metrics", (await http.get(f"{server.url[:-3]}/metrics")).text)])
             places += run.search(_files(folder))

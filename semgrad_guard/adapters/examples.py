@@ -94,12 +94,9 @@ class ChosenEstimator:
         answered: Sequence[AnsweredExample],
         correct: Sequence[bool],
         binding: Binding,
-        *,
-        kinds: Sequence[str] | None = None,
         **how: Any,
     ) -> Outcome:
-        """The calibration on answered and graded examples, by kind where `kinds` are given; `how` are further options
-        of `calibrate`."""
+        """The calibration on answered and graded examples; `how` are further options of `calibrate`."""
 
         def scored(name: str) -> list[RecordedScore | None]:
             return [one.scores.get(name) for one in answered]
@@ -116,7 +113,6 @@ class ChosenEstimator:
             {name: [score and score.features for score in scored(name)] for name in names if name in NEEDS_LABELS},
             {name: [score and score.uncertainty for score in scored(name)] for name in names},
             [one.prompt for one in answered],
-            kinds=kinds,
         )
         if self.request is None:
             own = {**graded.uncertainties, binding.estimator: [one.uncertainty for one in answered]}
@@ -145,7 +141,6 @@ class ExampleOptions(TypedDict, total=False):
     estimator: Estimator | Calibration | str | None
     extra_prompts: Iterable[Any]
     slots: Iterable[str]
-    kind: Sequence[str] | None
     languages: Iterable[str]
     upstream: str | None
     grid: Iterable[float] | None
@@ -200,11 +195,10 @@ class ExampleCalibration:
         **options: `labels` (a CSV file for people's grades, begun or extended by the answers that it lacks, never
             overwritten), `estimator` (its name, an object or "auto", as on the command line, instead of the model's
             own; a learned one is fitted on a part of the examples), `extra_prompts` (further inputs, without answers:
-            they are run, and their prompts are familiar as well), `slots` (see `calibrate`), `kind` (the kind of each
-            example's question: a promise for each kind, see `calibrate`), `languages` (those of the questions, as tags
-            of BCP 47, which the calibration keeps), `upstream` (the id of the
-            calibration of the stage before, where these examples are the questions that it does not let through), and
-            `grid`, `robust`, `confidence` and `created`, as in `calibrate`.
+            they are run, and their prompts are familiar as well), `slots` (see `calibrate`), `languages` (those
+            of the questions, as tags of BCP 47, which the calibration keeps), `upstream` (the id of the calibration of
+            the stage before, where these examples are the questions that it does not let through), and `grid`,
+            `robust`, `confidence` and `created`, as in `calibrate`.
 
     Raises:
         InputError: bad examples, an unknown grader or an unknown option.
@@ -234,11 +228,6 @@ class ExampleCalibration:
         self.grader, self._labelled = as_grader(grader), read_examples(examples)
         if given is None and (remark := doubt_of_grader(options["languages"], self.grader.name)) is not None:
             logger.warning("semgrad-guard: %s.", remark)
-        self._kinds = None if (kinds := options.pop("kind", None)) is None else list(kinds)
-        if self._kinds is not None and len(self._kinds) != len(self._labelled):
-            raise InputError(
-                f"kind names the kind of each example: {len(self._labelled)} texts, not {len(self._kinds)}"
-            )
         self.examples = [*self._labelled, *(read_examples(extra) if extra else ())]
         """Those to run: the labelled ones first, then the inputs whose prompts alone count."""
 
@@ -278,7 +267,6 @@ class ExampleCalibration:
             correct,
             binding.model_copy(update=named),
             **self._rates,
-            kinds=None if self._kinds is None else [self._kinds[i] for i in rows],
             extra_prompts=extra,
             n_recorded=len({one.key for one in kept if one.recorded}),
             **self._options,
@@ -320,7 +308,6 @@ class ExampleCalibration:
             return {}
         labels = [(one.key, right) for one, right in zip(answered, correct, strict=True)]  # a split looks at the order
         how = {name: repr(self._options.get(name)) for name in ("robust", "copies", "grid")}
-        how |= {} if self._kinds is None else {"kind": repr(self._kinds)}
         estimator = {"estimator": repr(self.estimator.request), "labels": digest_of(json.dumps(labels))}
         return {"tries": number_of_try(record, {**estimator, **self._rates, **how})}
 

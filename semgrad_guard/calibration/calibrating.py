@@ -25,7 +25,6 @@ from semgrad_guard.calibration.binding import Binding, EstimatorChoice
 from semgrad_guard.calibration.calibration_record import Calibration, is_score
 from semgrad_guard.calibration.calibration_set import (
     Copies,
-    read_column,
     read_grid,
     read_languages,
     read_prompts,
@@ -76,7 +75,6 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
     by_hand: int | None = None,
     machine: Iterable[Any] | None = None,
     sentences: SentenceSet | None = None,
-    kind: Iterable[str] | None = None,
     languages: Iterable[str] = (),
 ) -> Calibration:
     """Find the largest threshold whose error rate is at most alpha, with probability at least 1 - delta.
@@ -122,15 +120,10 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
 
     `sentences` are those of the answers (see `calibrate_sentences`).
 
-    `kind` names the kind of each answer's question. Each kind is calibrated by itself, with its own threshold and
-    promise at delta (`calibration.kinds`), and later questions have to come with their kind.
-
     `languages` are those of the questions, as tags of BCP 47. They are kept, and nothing is refused by them.
 
     Where no threshold keeps the promise, `threshold` is None, with a `reason`: nothing is then let through.
     """
-    if kind is not None:
-        return _of_kinds(kind, **{name: value for name, value in locals().items() if name != "kind"})
     alpha, delta = read_rate(alpha, "alpha"), read_rate(delta, "delta")
     _require_choices(confidence, copies, by_hand, machine, others=grid is not None or robust or bool(also))
     if sentences is not None and (grid is not None or also or by_hand is not None):
@@ -190,31 +183,6 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
         sentences=None if parts is None else parts.record(outcome["threshold"]),
         **outcome,
     )
-
-
-def _of_kinds(
-    kind: Iterable[str], *, prompts: Any, groups: Any, extra_prompts: Any, slots: Any, languages: Any, **how: Any
-) -> Calibration:
-    """The calibration of all answers, with those of each kind in it.
-
-    Raises:
-        CalibrationError: a kind is no text, or an option does not go with kinds.
-    """
-    if how["also"] or any(how[name] is not None for name in ("by_hand", "grid", "sentences")):
-        raise CalibrationError("`kind` takes no `grid`, `by_hand`, `sentences` or `also`: leave them out.")
-    columns = {"uncertainties": how.pop("uncertainties"), "correct": how.pop("correct")}
-    columns |= {name: column for name, column in (("prompts", prompts), ("groups", groups)) if column is not None}
-    columns = {name: read_column(column, name) for name, column in columns.items()}
-    how |= {"extra_prompts": list(extra_prompts), "slots": read_slots(slots)}
-    named = read_column(kind, "kind")
-    if len(named) != len(columns["correct"]) or not all(isinstance(one, str) and one.strip() for one in named):
-        raise CalibrationError("`kind` names the kind of question of each answer, a text; give one for each.")
-    parts: dict[str, Calibration] = {}
-    for one in dict.fromkeys(named):
-        rows = [row for row, own in enumerate(named) if own == one]
-        part = calibrate(**{name: [column[row] for row in rows] for name, column in columns.items()}, **how)
-        parts[one] = part.with_content(kind=one)
-    return calibrate(**columns, **how, languages=languages).with_content(kinds=parts)
 
 
 def _require_choices(confidence: object, copies: object, by_hand: int | None, machine: object, *, others: bool) -> None:
@@ -298,14 +266,9 @@ def recalibrate(
         tries: numbers the proposals on these grades, this one included; 0: there is no other.
 
     Raises:
-        CalibrationError: the old calibration has no threshold, no answer is graded, or the promise is by kind of
-            question, by engine, or about sentences.
+        CalibrationError: the old calibration has no threshold, no answer is graded, or the promise is by engine, or
+            about sentences.
     """
-    if old.kinds:
-        raise CalibrationError(
-            f"Calibration {old.id} has a promise for each kind of question. Make a new one, by kind, from graded "
-            "answers instead."
-        )
     if old.threshold is None or not grades:
         why = "it lets nothing through" if old.threshold is None else "none of its answers drawn at random is graded"
         raise CalibrationError(
@@ -336,7 +299,6 @@ def recalibrate(
         coverage=sum(threshold is not None and score <= threshold for score in known) / len(scores),
         binding=None if old.binding is None else old.binding.model_copy(update={"grader": "human"}),
         choice=old.choice,
-        kind=old.kind,
         shape=old.shape,
         requested=old.requested,
         languages=old.languages,

@@ -34,30 +34,28 @@ class Calibration(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """A threshold, the promise it keeps, and everything needed to check it. Made by `calibrate`, or `load`ed.
 
     `threshold` lets through uncertainties up to it, and lies between two scores; None, with a `reason`, lets nothing
-    through. `coverage` is
-    the share of the calibration questions at or below it, in [0, 1]. Of the `n_answered` tested answers there,
-    `n_answered_wrong` were wrong. `bound_if_fixed` is the exact upper bound (at the tests' `level`) on their error
-    rate, were the threshold fixed beforehand: it was selected, so alpha is the promise, and not this bound. `n` counts
-    questions, `n_wrong` the errors among them, `n_unscored` those without a finite score, `n_duplicates` repeats that
-    were left out, `n_tested` the scored ones that were tested. `copies` tells what became of repeated questions: the
-    promise is about the traffic that they are drawn from ("keep"), or about distinct questions ("once", None). `tries`
-    counts the calibrations on these labels up to this one, where they are counted (see `gates.py`). `procedure`
-    names the tests (see `gates.Procedure`), at the thresholds `grid`; None: the grid came from outside, or from a part
-    of the answers. `scores` are the calibration scores, rising, kept for
-    `drift`. `choice` tells how the estimator was chosen or fitted, where that was learned from labels (not those of the
-    threshold). `shape` is that of the prompts; a calibration without one gives a threshold and promises nothing. Where
-    the answers of several engines were tested (`binding.also`), the promise holds for each of them, and all of this is
-    about the engine that set the threshold. `n_recorded` counts the questions whose answers were read from a record and
-    not given anew. `auroc` is that of the scores, and `aurocs` those of all estimators that scored the answers, by
-    name; of these, `auto` would take `auto`. Where people graded only a part of the surest answers, `by_hand` tells
-    which: `n_wrong`, the tested answers, `auroc` and P(correct) are about these alone. `sentences` makes it a
-    calibration by sentence: the threshold is compared with sentences' scores, `n_answered` are the answers from which
-    something is delivered, `n_answered_wrong` those that are wrong by its promise, `n_wrong` those with a wrong
-    sentence, `scores` their most certain sentences', `auroc` and P(correct) those of single sentences. `kinds` are
-    calibrations of kinds of questions, each with its own promise, and of this `kind`; one that has them promises
-    nothing about questions whose kind is not known. `languages` are those of the questions, where the user declared
-    them. Where no threshold keeps the promise, `reachable` is the one that these labels support, and `reached` a
-    calibration with it; `requested` is the alpha that its labels did not support. `id` is a hash over all of it.
+    through. `coverage` is the share of the calibration questions at or below it, in [0, 1]. Of the `n_answered` tested
+    answers there, `n_answered_wrong` were wrong. `bound_if_fixed` is the exact upper bound (at the tests' `level`) on
+    their error rate, were the threshold fixed beforehand: it was selected, so alpha is the promise, and not this bound.
+    `n` counts questions, `n_wrong` the errors among them, `n_unscored` those without a finite score, `n_duplicates`
+    repeats that were left out, `n_tested` the scored ones that were tested. `copies` tells what became of repeated
+    questions: the promise is about the traffic that they are drawn from ("keep"), or about distinct questions ("once",
+    None). `tries` counts the calibrations on these labels up to this one, where they are counted (see `gates.py`).
+    `procedure` names the tests (see `gates.Procedure`), at the thresholds `grid`; None: the grid came from outside, or
+    from a part of the answers. `scores` are the calibration scores, rising, kept for `drift`. `choice` tells how the
+    estimator was chosen or fitted, where that was learned from labels (not those of the threshold). `shape` is that of
+    the prompts; a calibration without one gives a threshold and promises nothing. Where the answers of several engines
+    were tested (`binding.also`), the promise holds for each of them, and all of this is about the engine that set the
+    threshold. `n_recorded` counts the questions whose answers were read from a record and not given anew. `auroc` is
+    that of the scores, and `aurocs` those of all estimators that scored the answers, by name; of these, `auto` would
+    take `auto`. Where people graded only a part of the surest answers, `by_hand` tells which: `n_wrong`, the tested
+    answers, `auroc` and P(correct) are about these alone. `sentences` makes it a calibration by sentence: the threshold
+    is compared with sentences' scores, `n_answered` are the answers from which something is delivered,
+    `n_answered_wrong` those that are wrong by its promise, `n_wrong` those with a wrong sentence, `scores` their most
+    certain sentences', `auroc` and P(correct) those of single sentences. `languages` are those of the questions, where
+    the user declared them. Where no threshold keeps the promise, `reachable` is the one that these labels support, and
+    `reached` a calibration with it; `requested` is the alpha that its labels did not support. `id` is a hash over all
+    of it.
     """
 
     schema_version: Literal[2]
@@ -91,8 +89,6 @@ class Calibration(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     auto: str | None = None
     by_hand: HandGrades | None = None
     sentences: SentencePromise | None = None
-    kind: str | None = None
-    kinds: dict[str, Calibration] = Field(default_factory=dict[str, "Calibration"])
     languages: tuple[str, ...] = ()
     reachable: Reachable | None = None
     requested: Alpha | None = None
@@ -137,16 +133,6 @@ class Calibration(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         return Effect(self.n, self.n_wrong, self.n_answered, self.n_answered_wrong)
 
     @property
-    def with_kinds(self) -> tuple[Calibration, ...]:
-        """This calibration, and those of its kinds of questions."""
-        return (self, *self.kinds.values())
-
-    @property
-    def keeps_a_promise(self) -> bool:
-        """Whether a threshold keeps the promise: of a kind, where the promise is by kind."""
-        return any(one.threshold is not None for one in self.kinds.values() or (self,))
-
-    @property
     def is_about_answers(self) -> bool:
         """Whether the promise is about answers as wholes, so that grades of these tell whether it holds."""
         return self.sentences is None or self.sentences.promise == "answer"
@@ -154,17 +140,14 @@ class Calibration(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     def reached(self) -> Self:
         """The calibration with the reachable promise in the place of the one that was asked for, and an id of its own.
 
-        Itself where a threshold keeps that one. By kind of question, each kind by itself.
+        Itself where a threshold keeps that one.
 
         Raises:
             CalibrationError: these labels support no promise either.
         """
-        if any(one.reachable for one in self.kinds.values()):
-            kinds = {kind: one.reached() if one.reachable else one for kind, one in self.kinds.items()}
-            return self.with_content(kinds=kinds)
-        if self.keeps_a_promise:
+        if self.threshold is not None:
             return self
-        if self.reachable is None or self.kinds:
+        if self.reachable is None:
             raise CalibrationError(
                 f'on_no_threshold="reachable" is no help with calibration {self.id}: its labels support no promise. '
                 f"{self.reason or ''}".rstrip()

@@ -1,15 +1,17 @@
 """The promise of a calibration: in words, with a report from its record alone, and whether it still holds.
 
-The report is for the terminal, for the server's page and for its models. `risk_curve` is a calibration's risk against
-coverage, threshold by threshold, for people who choose one by looking.
+The report is for the terminal, for the server's page and for its models.
 
 Does a promise still hold? Grades of delivered answers that were drawn at random, with a look after each of them.
 
-*broken*: a betting e-process against "the error rate is at most alpha". Each bet is the likelihood ratio of a higher
-rate to alpha: a supermartingale for every sequence of rates up to alpha, also one that changes with what was seen. So a
-promise that holds is ever called broken with a probability of at most delta, in the whole life of a calibration.
-*kept*: a confidence sequence for the error rate lies at or below alpha. It is Robbins' beta-binomial mixture, and holds
-at all times together with probability 1 - delta where the rate does not change. Where it may, "broken" wins.
+The range of the error rate has two ends. *Low*: every rate has a betting e-process against "the error rate is at most
+this". Each bet is the likelihood ratio of a higher rate: a supermartingale for every sequence of rates up to this one,
+also one that changes with what was seen. A rate whose evidence ever reaches 1 / delta is refuted for good, and the
+range begins above all of these. *High*: that of a confidence sequence, Robbins' beta-binomial mixture, which holds at
+all times together where the rate does not change.
+
+*broken*: the range begins above alpha. A promise that holds is ever called so with a probability of at most delta, in
+the whole life of a calibration. *kept*: the range ends at or below alpha. Where it may be both, "broken" wins.
 """
 
 from __future__ import annotations
@@ -29,26 +31,11 @@ from semgrad_guard.calibration.thresholds import upwards
 
 
 def report(calibration: Calibration) -> dict[str, str]:
-    """Sentences by their subject: promise, assumption, effect, kinds, languages, prompts, labels, chance, scores; those
-    that apply."""
+    """Sentences by their subject: promise, assumption, effect, languages, prompts, labels, chance, scores; those that
+    apply."""
     sentences = {"promise": promise(calibration), "assumption": calibration.assumption}
     if calibration.effect is not None and calibration.threshold is not None:
         sentences["effect"] = str(calibration.effect)
-    if calibration.kinds:
-        sentences["kinds"] = "; ".join(
-            f"{kind}: {one.n} answers, "
-            + (
-                f"no promise. {one.reason}"
-                if one.threshold is None
-                else f"{one.coverage:.0%} let through up to {one.threshold:.4g}"
-            )
-            + (
-                ""
-                if one.requested is None
-                else f", of which at most {upwards(one.alpha)} are wrong ({_requested(one.requested)})"
-            )
-            for kind, one in calibration.kinds.items()
-        )
     if calibration.languages:
         grader = None if calibration.binding is None else calibration.binding.grader
         doubt = doubt_of_grader(calibration.languages, grader or "")
@@ -76,7 +63,6 @@ def report(calibration: Calibration) -> dict[str, str]:
 def promise(calibration: Calibration) -> str:
     """The promise in one sentence, whether or not a threshold keeps it."""
     to = {"keep": " to traffic like this", "once": " to distinct questions", None: ""}[calibration.copies]
-    to += " of each kind by itself" if calibration.kinds else ""
     rate = f"{100 * calibration.alpha:g}%" if calibration.requested is None else upwards(calibration.alpha)
     sure = f"with {100 * (1 - calibration.delta):g}% probability"
     text = f"Among the answers let through{to}, at most {rate} are wrong, {sure}"
@@ -103,51 +89,11 @@ def _requested(alpha: float) -> str:
 
 def shortfall(calibration: Calibration) -> str:
     """Why no threshold keeps the promise, and the one that is reachable."""
-    reason = calibration.reason or "All questions together keep it, and no kind of question by itself."
-    found = {kind: one for kind, one in (calibration.kinds or {"": calibration}).items() if one.reachable is not None}
-    offers = [
-        (f"Of the kind {kind!r}: " if kind else "") + one.reachable.in_words(one.n_tested, requested=one.alpha)
-        for kind, one in found.items()
-        if one.reachable is not None
-    ]
-    return " ".join([reason, *offers, "To deliver these: --on-no-threshold reachable."] if offers else [reason])
-
-
-@dataclass(frozen=True)
-class CurvePoint:
-    """The share of a calibration's answers that a threshold lets through, and their risk.
-
-    `coverage` is their share among all its questions, `risk` the error rate among them as its confidence map has it;
-    both in [0, 1]. They describe these answers and promise nothing; the calibration's own threshold does.
-    """
-
-    threshold: float
-    coverage: float
-    risk: float
-
-
-def risk_curve(calibration: Calibration) -> tuple[CurvePoint, ...]:
-    """Points of rising threshold, at a hundred quantiles of the calibration's scores; none where it has no scores.
-
-    The calibration's own threshold is among them. A record holds no labels, so the risk is the mean of
-    1 - P(correct): for an isotonic map this is the error rate, up to its rounding towards one half. By sentence there
-    are no points: the scores are those of answers, and P(correct) that of a sentence.
-    """
-    if calibration.sentences is not None:
-        return ()
-    known = [right for score in calibration.scores if (right := calibration.confidence(score)) is not None]
-    if not known:
-        return ()
-    scores, wrong = np.asarray(calibration.scores[: len(known)], dtype=np.float64), 1 - np.array(known)
-    levels = np.quantile(scores, np.linspace(0, 1, 100), method="inverted_cdf")
-    own = [] if calibration.threshold is None else [calibration.threshold]
-    thresholds = np.unique(np.append(levels, own))
-    answered = np.searchsorted(scores, thresholds, side="right")
-    risks = np.concatenate(([0.0], np.cumsum(wrong)))[answered] / np.maximum(answered, 1)
-    return tuple(
-        CurvePoint(float(threshold), int(count) / calibration.n, float(risk))
-        for threshold, count, risk in zip(thresholds, answered, risks, strict=True)
-    )
+    reason = calibration.reason or ""
+    if (found := calibration.reachable) is None:
+        return reason
+    offer = found.in_words(calibration.n_tested, requested=calibration.alpha)
+    return f"{reason} {offer} To deliver these: --on-no-threshold reachable."
 
 
 MOST = 1e100
@@ -180,7 +126,9 @@ State = Literal["kept", "unknown", "broken"]
 
 _SCHEDULE = Schedule(at_once=0.5, slowness=200)
 _RATES = np.array([1.25, 1.5, 2.0, 3.0, 5.0])
-"""The error rates that are bet on, as multiples of alpha."""
+"""The error rates that are bet on, as multiples of the one that they are bet against."""
+_STEP = 0.02
+"""Between the logarithms of two rates that may be refuted."""
 _PRIOR = (0.5, 4.5)
 """Of the mixture: a beta distribution."""
 _HALVINGS = 60
@@ -189,10 +137,11 @@ _HALVINGS = 60
 class PromiseState(BaseModel, frozen=True):
     """Whether a promise holds, by the `labels` of answers drawn at random, of which `wrong` were wrong.
 
-    The error rate lies between `low` and `high` with probability 1 - delta, at all looks together. `evidence` against
-    the promise reaches 1 / delta where it is broken.
+    The error rate lies at or above `low`, and at or below `high`, each with probability 1 - delta at all looks
+    together. `ungraded` answers were drawn, and are not graded yet.
     """
 
+    calibration_id: str | None = None
     state: State
     alpha: float
     delta: float
@@ -200,29 +149,32 @@ class PromiseState(BaseModel, frozen=True):
     wrong: int
     low: float
     high: float
-    evidence: float
+    ungraded: int = 0
 
     def __str__(self) -> str:
         promised = f"Promised: at most {100 * self.alpha:.4g}% of the answers let through are wrong."
+        missing = f" {self.ungraded} drawn answers are not graded yet: if these are the hard ones, the grades flatter."
+        missing = missing if self.ungraded else ""
         if not self.labels:
-            return f"Unknown: no answer that was drawn at random is graded yet. {promised}"
+            return f"Unknown: no answer that was drawn at random is graded yet. {promised}{missing}"
         advice = {
             "kept": "",
             "unknown": " More grades of answers drawn at random will tell.",
             "broken": " Lower the threshold, or calibrate again.",
         }
+        above = "" if self.low == 0 else f"above {self.low:.1%} and "
         return (
             f"{self.state.capitalize()}: of {self.labels} answers drawn at random {self.wrong} were wrong, so the error"
-            f" rate of those let through lies between {self.low:.1%} and {self.high:.1%} ("
-            f"{100 * (1 - self.delta):.4g}% confidence, at every look). {promised}{advice[self.state]}"
+            f" rate of those let through is {above}at most {self.high:.1%} ({100 * (1 - self.delta):.4g}% confidence "
+            f"each, at every look). {promised}{advice[self.state]}{missing}"
         )
 
 
 class Bets:
-    """The evidence against a promise in several streams of grades at once."""
+    """The evidence against error rates up to `alpha`: one for all streams of grades, or one for each."""
 
-    def __init__(self, alpha: float, *, streams: int = 1) -> None:
-        rates = np.minimum(_RATES * alpha, (1 + alpha) / 2)[:, None]
+    def __init__(self, alpha: float | NDArray[np.float64], *, streams: int = 1) -> None:
+        rates = np.minimum(_RATES[:, None] * alpha, (1 + alpha) / 2)
         self._wrong, self._right = rates / alpha, (1 - rates) / (1 - alpha)
         self._capital = np.full((len(_RATES), streams), _SCHEDULE.at_once / len(_RATES))
         self._n = 0
@@ -241,43 +193,38 @@ class PromiseMonitor:
 
     def __init__(self, alpha: float, delta: float) -> None:
         self.alpha, self.delta = read_rate(alpha, "alpha"), read_rate(delta, "delta")
-        self._bets = Bets(self.alpha)
-        self._labels, self._wrong, self._evidence, self._is_broken = 0, 0, 1.0, False
+        steps = np.arange(math.ceil(math.log(0.01) / _STEP), math.ceil(-math.log(self.alpha) / _STEP))
+        self._rates = self.alpha * np.exp(_STEP * steps)  # alpha is one of them, exactly
+        self._bets, self._refuted = Bets(self._rates, streams=len(steps)), np.zeros(len(steps), dtype=bool)
+        self._labels = self._wrong = 0
 
-    def add(self, wrong: bool) -> State:
+    def add(self, wrong: bool) -> None:
         """Take in one grade."""
         self._labels += 1
         self._wrong += bool(wrong)
-        self._evidence = float(self._bets.add(np.array([bool(wrong)]))[0])
-        self._is_broken |= self._evidence >= 1 / self.delta
-        return self.state
+        self._refuted |= self._bets.add(np.full(len(self._rates), bool(wrong))) >= 1 / self.delta
 
-    @property
-    def state(self) -> State:
-        """Whether the promise is kept, broken (once and for all), or neither is known."""
-        if self._is_broken:
-            return "broken"
-        is_below = self._wrong <= self.alpha * self._labels
-        return "kept" if is_below and self._excludes(self.alpha) else "unknown"
-
-    def report(self) -> PromiseState:
-        """The state with its numbers."""
+    def report(self, *, calibration_id: str | None = None, ungraded: int = 0) -> PromiseState:
+        """The state with its numbers, and further facts about the promise."""
         low, high = self.interval()
         return PromiseState(
-            state=self.state,
+            calibration_id=calibration_id,
+            state="broken" if low > self.alpha else "kept" if high <= self.alpha and self._labels else "unknown",
             alpha=self.alpha,
             delta=self.delta,
             labels=self._labels,
             wrong=self._wrong,
             low=low,
             high=high,
-            evidence=self._evidence,
+            ungraded=ungraded,
         )
 
     def interval(self) -> tuple[float, float]:
-        """The lowest and the highest error rate that the grades do not exclude."""
+        """The lowest and the highest error rate that the grades do not exclude; never an empty range."""
+        refuted = self._rates[self._refuted]
+        low = float(np.nextafter(refuted.max(), 1)) if len(refuted) else 0.0
         seen = self._wrong / self._labels if self._labels else 0.5
-        return self._end(seen, 0.0), self._end(seen, 1.0)
+        return low, max(low, self._end(seen, 1.0))
 
     def _end(self, inside: float, outside: float) -> float:
         """The end of the interval between a rate in it and one beyond it, or at most at it."""

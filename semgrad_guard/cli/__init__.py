@@ -172,7 +172,7 @@ _COMMANDS = {
     feedback: _page(
         "0 done, 1 error, 2 wrong usage, 5 some rows could not be taken",
         "semgrad-guard feedback sheet.csv",
-        "semgrad-guard feedback complaints.csv --sampling user",
+        "semgrad-guard feedback complaints.csv --grader users",
     ),
     recalibrate: _page(
         "0 done, 4 no threshold keeps the promise (it is saved all the same), 1 error, 2 wrong usage",

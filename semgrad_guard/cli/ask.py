@@ -39,10 +39,6 @@ def ask(  # a command's options are its arguments
     context: Annotated[
         str | None, Option("The passage to answer from; @FILE reads it from a file.", options.ANSWERS, "TEXT")
     ] = None,
-    kind: Annotated[
-        str | None,
-        Option("The kind of the question, where the calibration was made --by-kind.", options.DECISION, "TEXT"),
-    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Ask a local model, and see how uncertain its answer is.
@@ -84,21 +80,19 @@ def ask(  # a command's options are its arguments
         except BindingMismatchError as error:
             note(f"The embedded model's calibration does not fit and is left out. {error}")
     from semgrad_guard.guard.policy import lets_every_score_through
-    from semgrad_guard.guard.verdicts import questions_of_kind
 
-    with questions_of_kind(kind):
-        guard = Guard(
-            answerer.model,
-            policy or lets_every_score_through(decision.on_unscored),
-            estimator=chosen,
-            options=answerer.options,
-            prompt_template=answerer.prompt_template,
-            by="answer" if by_sentence is None else "sentence",
-            on_doubt=by_sentence,
-            closing_line=sentences.closing_line,
-        )
-        with status("Answering …"):
-            verdict = guard(phrasing.conversation(row))
+    guard = Guard(
+        answerer.model,
+        policy or lets_every_score_through(decision.on_unscored),
+        estimator=chosen,
+        options=answerer.options,
+        prompt_template=answerer.prompt_template,
+        by="answer" if by_sentence is None else "sentence",
+        on_doubt=by_sentence,
+        closing_line=sentences.closing_line,
+    )
+    with status("Answering …"):
+        verdict = guard(phrasing.conversation(row))
     _show(verdict, text, as_json=as_json)
     if verdict.action == "answer":
         raise typer.Exit(ExitCode.OK)

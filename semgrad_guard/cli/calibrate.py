@@ -130,14 +130,6 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
         ),
     ] = None,
     sentences: PromisedSentences,
-    by_kind: Annotated[
-        bool,
-        Option(
-            'A promise for each kind of question ("kind" in the file), which later questions have to come with.',
-            options.DECISION,
-            spelled="--by-kind",
-        ),
-    ] = False,
     language: Annotated[
         str | None,
         Option(
@@ -185,7 +177,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
 
     values.one_from_stdin(data=data, prompt=wording.prompt, system=wording.system, labels=labels)
     runs = tuple(also or ())
-    alone = {"--also": runs, "--by-kind": by_kind, "--prediction-powered": prediction_powered}
+    alone = {"--also": runs, "--prediction-powered": prediction_powered}
     promised = sentences.form(alone)
     files = grading.Files(output, answers, plot, labels)
     if runs and learns(estimator):
@@ -209,8 +201,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     few = labels is not None and not learns(estimator)
     questions = _drawn_questions(questions, by_hand) if promised and few else questions
     hand = grading.ByHand(by_hand, prediction_powered) if few and len(questions.rows) > by_hand else None
-    beside = {"--robust": robust, "--prediction-powered": prediction_powered, "--by-kind": by_kind, "--also": runs}
-    _require_together(questions, hand, {name for name, value in beside.items() if value})
+    _require_together(hand, robust=robust, prediction_powered=prediction_powered)
     known = estimators_for(estimator) if server is None else ()  # before any work, also settings that they do not take
     for one in known if promised else ():
         require_by_sentence(one)
@@ -239,7 +230,6 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
         robust=robust,
         upstream=upstream,
         copies=copies,
-        by_kind=by_kind,
     )
     with sole_writer(output):
         outcome = run(questions, files)
@@ -254,23 +244,17 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
         say(doubt, label="Warning")
     show_calibration(outcome, questions, files, as_json=as_json)
     made = outcome.calibration
-    kept = ExitCode.OK if made.keeps_a_promise else ExitCode.NO_THRESHOLD
+    kept = ExitCode.OK if made.threshold is not None else ExitCode.NO_THRESHOLD
     raise typer.Exit(code_of_run(unscored=made.n_unscored == made.n, broken=questions.problems, otherwise=kept))
 
 
-def _require_together(questions: QuestionFile, hand: ByHand | None, given: set[str]) -> None:
-    """Refuse options that do not go with each other, with the number of questions, or with their kinds."""
-    if (hand is None and "--prediction-powered" in given) or (hand is not None and "--robust" in given):
+def _require_together(hand: ByHand | None, *, robust: bool, prediction_powered: bool) -> None:
+    """Refuse options that do not go with the number of questions."""
+    if (hand is None and prediction_powered) or (hand is not None and robust):
         raise InputError(
             "--prediction-powered takes --labels, an estimator that learns nothing from labels, and more questions "
             "than --by-hand; --robust takes no more questions than --by-hand, so that people grade all answers"
         )
-    if "--by-kind" not in given:
-        return
-    if hand is not None or "--also" in given:
-        raise InputError("--by-kind takes no --also, and grades of all answers: no more questions than --by-hand")
-    if without := [row.question for row in questions.rows if not (row.kind or "").strip()]:
-        raise InputError(f"--by-kind needs the kind of each question; {without[0]!r:.100} has none in {questions.path}")
 
 
 def _languages(given: str | None, questions: QuestionFile) -> tuple[str, ...]:

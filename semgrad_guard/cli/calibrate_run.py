@@ -69,7 +69,6 @@ class Graded:
     prompts: Sequence[PromptForm | None] | None
     also: Sequence[GradedOther]
     copies: Copies | None
-    kinds: Sequence[str] | None
     sentences: Sequence[Sequence[bool]] | None
 
     def labels(self) -> str:
@@ -101,7 +100,6 @@ class Graded:
             [right is True for right in self.correct],
             prompts=self.prompts,
             copies=self.copies,
-            kinds=self.kinds,
             sentences=self.sentences,
         )
         if named is not None:
@@ -138,7 +136,6 @@ class Run:
     robust: bool
     upstream: str | None
     copies: Copies | None
-    by_kind: bool
 
     def __call__(self, questions: QuestionFile, files: Files) -> Outcome:
         """Answer the missing questions, grade, and calibrate."""
@@ -173,14 +170,13 @@ class Run:
             GradedOther(other, grading.grade(rows, other.answers, grader, book=files.grades)) for other in others
         ]
         correct = [right.get(row) for row in places]
-        kinds = [row.kind or "" for row in kept] if self.by_kind else None
         found = [answers[i] for i in places]
         parts = [grades.units[row] for row in places] if by_sentence else None
-        graded = Graded(kept, found, correct, prompts, of_others, self.copies, kinds, parts)
+        graded = Graded(kept, found, correct, prompts, of_others, self.copies, parts)
         extra = [form for turns in self.conversations if (form := writer.form(turns)) is not None]
         how: dict[str, Any] = {name: getattr(self, name) for name in ("alpha", "delta", "robust", "languages")}
         how |= {} if self.sentences is None else asdict(self.sentences)
-        promise = how | ({"by_kind": True} if self.by_kind else {})
+        promise = dict(how)
         if self.hand is not None:
             how["by_hand"] = self.hand.count
             promise |= {"by_hand": self.hand.count, "prediction_powered": self.hand.machine}

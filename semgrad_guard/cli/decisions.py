@@ -6,8 +6,10 @@ import csv
 import io
 import json
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import UTC
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -16,12 +18,12 @@ from rich.table import Table
 from semgrad_guard.cli import options, values
 from semgrad_guard.cli.command import ExitCode
 from semgrad_guard.cli.terminal import OUT, note, say_problems
-from semgrad_guard.decision_log.entries import Decision, Row, Summary, by_day, parse_since
+from semgrad_guard.decision_log.entries import Decision, Row, parse_since
 from semgrad_guard.declared import Bounds, Option
 from semgrad_guard.errors import InputError
 from semgrad_guard.settings import LogAddress, require_name
 
-_COLUMNS = ("decisions", "answer", "escalate", "abstain", "unscored")
+_COLUMNS = ("decisions", "answer", "escalate", "abstain", "unscored", "drift")
 
 
 def decisions(
@@ -35,64 +37,83 @@ def decisions(
 ) -> None:
     """Count the decisions: how many answers were let through, by day and in all.
 
-    Where the mode enforces nothing (annotate, observe), every answer went out. Those that went out against the advice
-    are counted below the table.
+    Where the mode enforces nothing (annotate), every answer went out. Those that went out against the advice
+    are counted below the table, and so are those that went out without some of their sentences.
 
-    Feedback is counted by how the answers came to be graded. Only answers that were drawn at random speak for the
-    others (`semgrad-guard sample`). By their grades, the promise of each calibration is kept, unknown or broken.
+    Feedback on answers that were drawn at random (`semgrad-guard sample`) is counted apart: by it, the promise of each
+    calibration is kept, unknown or broken.
     """
     if as_csv and as_json:
         raise typer.BadParameter("give --csv or --json, not both")
     from semgrad_guard.decision_log.database import opened
-    from semgrad_guard.decision_log.decision_log import PromiseWatch
+    from semgrad_guard.decision_log.decision_log import watched_promises
 
     moment = parse_since(since)
     with opened(log) as database:
         rows = database.decisions(since=moment)
-        promises = PromiseWatch(database).look()
-    whole, days = Summary.of(f"since {since}", rows), by_day(rows)
+        promises = watched_promises(database)
+    whole, days = _summary(f"since {since}", rows), _by_day(rows)
     if as_csv:
         typer.echo(_csv(rows), nl=False)
     elif as_json:
-        found = {
-            "summary": whole.model_dump(mode="json"),
-            "days": [day.model_dump(mode="json") for day in days],
-            "promises": [one.as_json() for one in promises],
-        }
-        typer.echo(json.dumps(found, ensure_ascii=False))
+        found = [{**one.model_dump(), "words": str(one)} for one in promises]
+        typer.echo(json.dumps({"summary": whole, "days": days, "promises": found}, ensure_ascii=False))
     else:
         OUT.print(_table([*days, whole]))
-        if whole.flagged:
-            OUT.print(f"Flagged: {whole.flagged} answers went out against the advice, as nothing was enforced.")
-        for way, graded in whole.feedback.items():
-            OUT.print(f"Feedback ({way}): {graded.right} right, {graded.wrong} wrong.")
+        if whole["partly"]:
+            OUT.print(f"Partly withheld: some sentences of {whole['partly']} answers were left out.")
+        if whole["flagged"]:
+            OUT.print(f"Flagged: {whole['flagged']} answers went out against the advice, as nothing was enforced.")
+        for way, graded in whole["feedback"].items():
+            OUT.print(f"Feedback ({way}): {graded['right']} right, {graded['wrong']} wrong.")
         for one in promises:
             OUT.print(f"Promise of calibration {one.calibration_id}: {one}")
 
 
-def _csv(rows: list[Row]) -> str:
-    names = [name for name in Decision.model_fields if name != "kind"]
+def _summary(label: str, rows: Sequence[Row]) -> dict[str, Any]:
+    """Counts of decisions; `coverage` is the share whose own answer was delivered, whole or in part."""
+    made = [decision for decision, _ in rows]
+    actions = Counter(decision.delivery for decision in made)
+    grades = Counter((feedback.sampling, feedback.right) for _, feedback in rows if feedback is not None)
+    return {
+        "label": label,
+        "decisions": len(made),
+        **{action: actions[action] for action in ("answer", "escalate", "abstain")},
+        "partly": sum(decision.is_part for decision in made),
+        "flagged": sum(decision.action != decision.delivery for decision in made),
+        "unscored": sum(decision.uncertainty is None for decision in made),
+        "drift": sum(bool(decision.drift) for decision in made),
+        "coverage": actions["answer"] / len(made) if made else None,
+        "feedback": {
+            way: {"right": grades[way, True], "wrong": grades[way, False]} for way in sorted({way for way, _ in grades})
+        },
+    }
+
+
+def _by_day(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """One summary for each day (UTC) that has decisions, the first day first."""
+    days: dict[str, list[Row]] = {}
+    for row in rows:
+        days.setdefault(row[0].at.astimezone(UTC).date().isoformat(), []).append(row)
+    return [_summary(day, days[day]) for day in sorted(days)]
+
+
+def _csv(rows: Sequence[Row]) -> str:
     out = io.StringIO()
-    writer = csv.DictWriter(out, [*names, "right", "sampling", "delivery"])
+    writer = csv.DictWriter(out, [*Decision.model_fields, "right", "sampling", "delivery"])
     writer.writeheader()
     for decision, feedback in rows:
         graded = {} if feedback is None else {"right": feedback.right, "sampling": feedback.sampling}
-        row = decision.model_dump(mode="json", exclude={"kind"})
-        writer.writerow({**row, **graded, "delivery": decision.delivery})
+        writer.writerow({**decision.model_dump(mode="json"), **graded, "delivery": decision.delivery})
     return out.getvalue()
 
 
-def _table(summaries: list[Summary]) -> Table:
+def _table(summaries: Sequence[Mapping[str, Any]]) -> Table:
     # "drift" are those made while the drift alarm was on. All columns fit into 80 characters.
-    table = Table("", *_COLUMNS, "drift", "coverage", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for summary in summaries:
-        numbers = [str(getattr(summary, name)) for name in _COLUMNS]
-        table.add_row(
-            summary.label,
-            *numbers,
-            str(summary.drifted),
-            "-" if summary.coverage is None else f"{summary.coverage:.2f}",
-        )
+    table = Table("", *_COLUMNS, "coverage", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for one in summaries:
+        coverage = "-" if one["coverage"] is None else f"{one['coverage']:.2f}"
+        table.add_row(one["label"], *(str(one[name]) for name in _COLUMNS), coverage)
     return table
 
 
@@ -138,34 +159,26 @@ def feedback(
         ),
     ],
     *,
-    sampling: Annotated[
-        Literal["random", "all", "uncertain", "user"] | None,
-        Option(
-            "Why they were graded: random (drawn at random), all, uncertain, or user (a user chose them).",
-            options.GRADING,
-            metavar="WHY",
-            shown="random for answers that the log has drawn, else user",
-        ),
-    ] = None,
     grader: Annotated[str | None, Option("Who graded them.", options.GRADING, check=require_name)] = None,
     log: LogAddress = None,
 ) -> None:
     """Put grades of delivered answers into the decision log.
 
     The column "key" names a decision, "correct" is TRUE or FALSE, yes or no, 1 or 0; rows without a grade are passed
-    over. Rows that cannot be taken are named, and all others are kept.
+    over. Rows that cannot be taken are named, and all others are kept. Only grades of answers that the log has drawn
+    (`semgrad-guard sample`) count for a promise.
     """
-    from semgrad_guard.decision_log.database import require_log
-    from semgrad_guard.decision_log.decision_log import open_log
+    from semgrad_guard.decision_log.database import log_address
+    from semgrad_guard.decision_log.decision_log import DecisionLog
     from semgrad_guard.evaluation.graders.grading import read_grades
 
-    require_log(log)
+    address = log_address(log, known=True)
     grades, problems = read_grades(file)
-    with open_log(log) as written_to:
+    with DecisionLog(address) as written_to:
         written = Counter[str]()
         for key, right in grades:
             try:
-                entry = written_to.feedback(key, right=right, sampling=sampling, grader=grader)
+                entry = written_to.feedback(key, right=right, grader=grader)
             except InputError as error:
                 problems.append(f"{key!r} is passed over: {error}.")
             else:

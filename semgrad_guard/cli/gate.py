@@ -188,20 +188,11 @@ def measure(
     answers = writer.answers(rows, files.answers, writer.phrasing.name(rows))
     say_unscored(answers)
     grades = grading.grade(rows, answers, grader, book=files.grades)
-    by_kind = policy.calibration is not None and bool(policy.calibration.kinds)
     estimator = "" if policy.binding is None else policy.binding.estimator
+    prompts = writer.phrasing.forms(rows, writer.form)
     decisions = [
-        decided(
-            answer,
-            right,
-            policy,
-            score=answer.uncertainty(estimator),
-            kind=row.kind if by_kind else None,
-            prompt=prompt,
-        )
-        for row, answer, right, prompt in zip(
-            rows, answers, grades.correct, writer.phrasing.forms(rows, writer.form), strict=True
-        )
+        decided(answer, right, policy, score=answer.uncertainty(estimator), prompt=prompt)
+        for answer, right, prompt in zip(answers, grades.correct, prompts, strict=True)
     ]
     return Measured(digest(rows), grades.grader, policy.calibration_id or "", decisions)
 

@@ -169,8 +169,7 @@ def load_policy(calibration: Path | None, options: PolicyOptions | None = None) 
 def tell_promise(policy: Policy) -> None:
     """A note where the promise is not the one that was asked for."""
     made = policy.calibration
-    if made is not None and any(one.requested is not None for one in made.with_kinds):
-        from semgrad_guard.calibration.promise import report
+    if made is not None and made.requested is not None:
+        from semgrad_guard.calibration.promise import promise
 
-        promised = report(made)
-        note(promised.get("kinds", promised["promise"]), label="Promise")
+        note(promise(made), label="Promise")

@@ -263,11 +263,10 @@ def percent(value: float | None) -> str:
 
 def _promise(calibration: Calibration) -> Panel:
     text = promise(calibration)
-    if calibration.keeps_a_promise:
+    if calibration.threshold is not None:
         text += f" This assumes: {calibration.assumption}."
         return Panel(text, title="The promise holds", title_align="left", border_style="green", box=box.ROUNDED)
-    nothing = "Nothing will be let through. " if calibration.threshold is None else ""
-    body = Text(f"{text}\n\n{nothing}{shortfall(calibration)}")
+    body = Text(f"{text}\n\nNothing will be let through. {shortfall(calibration)}")
     return Panel(
         body, title="No threshold keeps the promise", title_align="left", border_style="yellow", box=box.ROUNDED
     )

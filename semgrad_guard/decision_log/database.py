@@ -1,22 +1,19 @@
-"""The database of a decision log: SQLite in a file, or any that SQLAlchemy reaches by URL (PostgreSQL is tested); its
-tables, and the steps from each version of them to the next.
-"""
+"""The database of a decision log: SQLite in a file, or PostgreSQL."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from semgrad_guard.decision_log.entries import Decision, Entry, Feedback
+from semgrad_guard.decision_log.entries import Decision, Entry, Feedback, Row
 from semgrad_guard.errors import DecisionLogError, InputError, MissingExtraError
 from semgrad_guard.files import make_private, reason, state_folder, take_back
 from semgrad_guard.settings import LOG_VARIABLE
@@ -34,64 +31,33 @@ decisions = sa.Table(
     "semgrad_guard_decisions",
     metadata,
     sa.Column("id", sa.String(64), primary_key=True),
-    sa.Column("at", sa.Float, nullable=False, index=True),  # seconds since 1970, UTC: alike in every database
-    *(sa.Column(name, sa.Text) for name in ("request_id", "served")),
-    sa.Column("model", sa.Text, nullable=False),
-    sa.Column("estimator", sa.Text, nullable=False),
-    sa.Column("calibration_id", sa.String(64)),
+    sa.Column("at", sa.Double, nullable=False, index=True),  # seconds since 1970, UTC: alike in both databases
     sa.Column("action", sa.String(16), nullable=False, index=True),
-    sa.Column("enforced", sa.Boolean, nullable=False),
-    sa.Column("promised", sa.Boolean, nullable=False),
-    sa.Column("status", sa.String(16), nullable=False),
-    *(sa.Column(name, sa.Double) for name in ("uncertainty", "confidence", "threshold")),
-    sa.Column("reason", sa.Text),
-    sa.Column("drift", sa.Boolean),
-    sa.Column("tokens", sa.Integer),
-    *(sa.Column(name, sa.Double) for name in ("seconds", "scoring_ms")),
-    sa.Column("escalated_to", sa.Text),
-    *(sa.Column(name, sa.Text) for name in ("question", "delivered")),
-    *(sa.Column(name, sa.Double) for name in ("alpha", "delta")),
     sa.Column("drawn", sa.Double, index=True),
+    *(sa.Column(name, sa.Boolean) for name in ("enforced", "promised", "drift")),
+    *(sa.Column(name, sa.Double) for name in ("uncertainty", "confidence", "threshold", "alpha", "delta")),
+    *(sa.Column(name, sa.Double) for name in ("seconds", "scoring_ms")),
+    *(sa.Column(name, sa.Text) for name in ("request_id", "served", "model", "estimator", "calibration_id")),
+    *(sa.Column(name, sa.Text) for name in ("status", "reason", "escalated_to", "question", "delivered")),
+    sa.Column("tokens", sa.Integer),
     sa.Column("sentences", sa.JSON(none_as_null=True)),
 )
 feedback = sa.Table(
     "semgrad_guard_feedback",
     metadata,
     sa.Column("id", sa.String(64), primary_key=True),
-    sa.Column("at", sa.Float, nullable=False),
+    sa.Column("at", sa.Double, nullable=False),
     sa.Column("decision_id", sa.String(64), nullable=False, index=True),
     sa.Column("right", sa.Boolean, nullable=False),
     sa.Column("sampling", sa.String(16), nullable=False),
     sa.Column("grader", sa.Text),
 )
-schema = sa.Table("semgrad_guard_schema", sa.MetaData(), sa.Column("version", sa.Integer, primary_key=True))
+TABLES: Mapping[sa.Table, type[Decision] | type[Feedback]] = {decisions: Decision, feedback: Feedback}
+"""The entries of each table."""
 
 PROMISED = sa.and_(decisions.c.promised, decisions.c.action == "answer", decisions.c.escalated_to.is_(None))
 """The answers that the promise of a decision's own calibration is about."""
 RANDOMLY_GRADED = sa.select(feedback.c.decision_id).where(feedback.c.sampling == "random")
-
-KINDS: Mapping[sa.Table, type[Decision] | type[Feedback]] = {decisions: Decision, feedback: Feedback}
-"""The entries of each table."""
-
-
-def _add_columns(names: AbstractSet[str], connection: sa.Connection) -> None:
-    there = {column["name"] for column in sa.inspect(connection).get_columns(decisions.name)}
-    for name in names - there:
-        kind = decisions.c[name].type.compile(connection.dialect)
-        connection.execute(sa.text(f"ALTER TABLE {decisions.name} ADD COLUMN {name} {kind}"))
-    for index in decisions.indexes:
-        index.create(connection, checkfirst=True)
-
-
-MIGRATIONS: tuple[Callable[[sa.Connection], None], ...] = (
-    metadata.create_all,
-    partial(_add_columns, {"alpha", "delta", "drawn"}),
-    partial(_add_columns, {"sentences"}),
-)
-"""The step from each version of the tables to the next; the first makes the tables, with every column of today.
-
-Version 2 has the promise that a decision was made under, and when it was drawn to be graded; version 3 its sentences.
-"""
 
 _LONGEST_REASON = 300
 _AT_ONCE = 500
@@ -100,7 +66,7 @@ E = TypeVar("E", bound=Entry)
 
 
 class Database:
-    """The tables of a log, in SQLite or another database.
+    """The tables of a log, in SQLite or PostgreSQL.
 
     SQLite is in WAL mode with `synchronous=FULL`: a row is on the disk once `add` returns, and readers never wait.
 
@@ -109,7 +75,7 @@ class Database:
         patience: seconds for which SQLite waits where another program holds the lock.
 
     Raises:
-        InputError: SQLAlchemy does not know the URL, or its driver is missing.
+        InputError: it is no URL of one of them, or its driver is missing.
         DecisionLogError: from every method that reads or writes, if the database cannot be reached or refuses; the
             message gives the reason.
     """
@@ -120,16 +86,14 @@ class Database:
                 self.url = sa.make_url(url)
             else:
                 self.url = sa.URL.create("sqlite", database=str(Path(url).expanduser().resolve()))
-        except sa_exc.ArgumentError as error:
-            raise InputError("the decision log's URL cannot be read; give dialect+driver://user@host/name") from error
-        try:
             self._engine = sa.create_engine(self.url, pool_pre_ping=True)
-        except (sa_exc.ArgumentError, ImportError) as error:
+            self._insert: Any = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}[self._engine.name]
+        except (sa_exc.ArgumentError, ImportError, KeyError) as error:
             raise InputError(
-                f"{self.url.render_as_string()} cannot be used as a decision log: {error}. Take the path of a file, or "
-                "a URL such as postgresql+psycopg://user@host/name"
+                f"this is no decision log ({type(error).__name__}): give the path of an SQLite file, or a "
+                "URL such as postgresql+psycopg://user@host/name, and install its driver"
             ) from error
-        if self.url.get_backend_name() == "sqlite":
+        if self._engine.name == "sqlite":
             wait = f"busy_timeout={patience * 1000:.0f}"
             settings = (wait, "journal_mode=WAL", "synchronous=FULL", "secure_delete=ON")  # no text stays in free pages
             sa_event.listen(self._engine, "do_connect", _protect_sqlite)
@@ -138,8 +102,8 @@ class Database:
 
     @property
     def file(self) -> Path | None:
-        """The file of an SQLite database; None in memory, and for other databases."""
-        return _file_of(self.url.database or "") if self.url.get_backend_name() == "sqlite" else None
+        """The file of an SQLite database; None in memory, and for PostgreSQL."""
+        return _file_of(self.url.database or "") if self._engine.name == "sqlite" else None
 
     def open(self) -> None:
         """Make sure that the database can be reached, and that its tables are there."""
@@ -148,19 +112,16 @@ class Database:
 
     def add(self, entries: Sequence[Entry]) -> None:
         """Add entries in one transaction; those that are there already stay as they are."""
-        dialect: Any = {"postgresql": postgresql, "sqlite": sqlite}.get(self.url.get_backend_name())
         with self._transaction() as connection:
-            for table, kind in KINDS.items():
-                # One that is there stays: an entry may be brought over from the journal twice.
-                insert = sa.insert(table) if dialect is None else dialect.insert(table).on_conflict_do_nothing()
+            for table, kind in TABLES.items():
                 if rows := [_row(entry) for entry in entries if isinstance(entry, kind)]:
-                    connection.execute(insert, rows)
+                    connection.execute(self._insert(table).on_conflict_do_nothing(), rows)
 
     def oldest(self, limit: int) -> list[Entry]:
         """The first entries of an SQLite file that is a journal, in the order in which each table got them."""
         entries: list[Entry] = []
         with self._transaction() as connection:
-            for table, kind in KINDS.items():
+            for table, kind in TABLES.items():
                 query = sa.select(table).order_by(sa.text("rowid")).limit(limit - len(entries))
                 entries += [_entry(kind, row) for row in connection.execute(query).mappings()]
         return entries
@@ -168,28 +129,27 @@ class Database:
     def remove(self, entries: Sequence[Entry]) -> None:
         """Remove entries."""
         with self._transaction() as connection:
-            for table, kind in KINDS.items():
+            for table, kind in TABLES.items():
                 ids = [entry.id for entry in entries if isinstance(entry, kind)]
                 connection.execute(sa.delete(table).where(table.c.id.in_(ids)))
 
     def count(self) -> int:
         """How many entries there are."""
         with self._transaction() as connection:
-            return sum(connection.scalar(sa.select(sa.func.count()).select_from(table)) or 0 for table in KINDS)
+            return sum(connection.scalar(sa.select(sa.func.count()).select_from(table)) or 0 for table in TABLES)
 
     def decisions(
         self,
         *,
         since: datetime | None = None,
-        until: datetime | None = None,
         action: str | None = None,
         limit: int | None = None,
         before: str | None = None,
-    ) -> list[tuple[Decision, Feedback | None]]:
+    ) -> list[Row]:
         """Decisions, the latest first, each with the latest feedback on it.
 
         Args:
-            since, until: from the first time, and before the second.
+            since: from this time on.
             action: only decisions with this `Decision.delivery`.
             limit: at most so many.
             before: only decisions that come after the decision of this id in this order.
@@ -197,26 +157,21 @@ class Database:
         query = sa.select(decisions).order_by(decisions.c.at.desc(), decisions.c.id.desc())
         if since is not None:
             query = query.where(decisions.c.at >= since.timestamp())
-        if until is not None:
-            query = query.where(decisions.c.at < until.timestamp())
         if action is not None:
             enforced = sa.and_(decisions.c.enforced, decisions.c.action == action)
             query = query.where(sa.or_(enforced, sa.not_(decisions.c.enforced)) if action == "answer" else enforced)
+        if before is not None:
+            last = sa.select(decisions.c.at).where(decisions.c.id == before).scalar_subquery()
+            query = query.where(sa.tuple_(decisions.c.at, decisions.c.id) < sa.tuple_(last, sa.literal(before)))
         graded: dict[str, Feedback] = {}
         with self._transaction() as connection:
-            if before is not None:
-                last = connection.execute(sa.select(decisions.c.at).where(decisions.c.id == before)).scalar()
-                if last is None:
-                    return []
-                place = sa.tuple_(decisions.c.at, decisions.c.id)
-                query = query.where(place < sa.tuple_(sa.literal(last), sa.literal(before)))
-            rows = connection.execute(query if limit is None else query.limit(limit)).mappings().all()
+            rows = connection.execute(query.limit(limit)).mappings().all()
             for some in _some_of([row["id"] for row in rows], feedback.c.decision_id):
                 for row in connection.execute(sa.select(feedback).where(some).order_by(feedback.c.at)).mappings():
                     graded[row["decision_id"]] = _entry(Feedback, row)
         return [(_entry(Decision, row), graded.get(row["id"])) for row in rows]
 
-    def find(self, decision_id: str) -> tuple[Decision, Feedback | None] | None:
+    def find(self, decision_id: str) -> Row | None:
         """The decision of this id, with the latest feedback on it; None where there is none."""
         with self._transaction() as connection:
             row = connection.execute(sa.select(decisions).where(decisions.c.id == decision_id)).mappings().first()
@@ -225,18 +180,15 @@ class Database:
         return None if row is None else (_entry(Decision, row), None if latest is None else _entry(Feedback, latest))
 
     def draw(self, size: int, *, since: datetime) -> list[Decision]:
-        """Draw watched promised answers at random to be graded: so many of those that were never drawn or graded so."""
-        since_then = decisions.c.at >= since.timestamp()
-        ungraded = decisions.c.id.not_in(RANDOMLY_GRADED)
-        fresh = sa.and_(PROMISED, decisions.c.alpha.is_not(None), decisions.c.drawn.is_(None), ungraded, since_then)
+        """Draw watched promised answers at random to be graded: so many of those that were never drawn."""
+        fresh = sa.and_(decisions.c.alpha.is_not(None), decisions.c.drawn.is_(None))
+        query = sa.select(decisions.c.id).where(PROMISED, fresh, decisions.c.at >= since.timestamp())
         with self._transaction() as connection:
-            ids = list(connection.execute(sa.select(decisions.c.id).where(fresh)).scalars())
-            drawn = secrets.SystemRandom().sample(ids, min(size, len(ids)))
+            ids = connection.scalars(query).all()
             found: list[Decision] = []
-            for some in _some_of(drawn):
-                found += [
-                    _entry(Decision, row) for row in connection.execute(sa.select(decisions).where(some)).mappings()
-                ]
+            for some in _some_of(secrets.SystemRandom().sample(ids, min(size, len(ids)))):
+                rows = connection.execute(sa.select(decisions).where(some)).mappings()
+                found += [_entry(Decision, row) for row in rows]
         return found
 
     def mark_drawn(self, ids: Sequence[str]) -> None:
@@ -251,14 +203,14 @@ class Database:
         """
         columns = decisions.c
         rates = (columns.alpha.between(0.0001, 0.9999), columns.delta.between(0.000001, 0.9999))
-        known = sa.and_(PROMISED, columns.calibration_id.is_not(None), *rates)
-        numbers = (sa.func.max(columns.alpha), sa.func.max(columns.delta))
-        by_calibration = sa.select(columns.calibration_id, *numbers).where(known).group_by(columns.calibration_id)
+        numbers = (columns.calibration_id, sa.func.max(columns.alpha), sa.func.max(columns.delta))
+        known = sa.select(*numbers).where(PROMISED, columns.calibration_id.is_not(None), *rates)
         waiting = sa.select(columns.calibration_id, sa.func.count()).where(
             columns.drawn.is_not(None), columns.id.not_in(RANDOMLY_GRADED)
         )
+        latest_first = sa.func.max(columns.at).desc()
         with self._transaction() as connection:
-            rows = connection.execute(by_calibration.order_by(sa.func.max(columns.at).desc())).all()
+            rows = connection.execute(known.group_by(columns.calibration_id).order_by(latest_first)).all()
             ungraded = {row[0]: row[1] for row in connection.execute(waiting.group_by(columns.calibration_id))}
         return {name: (alpha, delta, ungraded.get(name, 0)) for name, alpha, delta in rows}
 
@@ -298,7 +250,7 @@ class Database:
 
     @contextmanager
     def _transaction(self) -> Generator[sa.Connection]:
-        """One transaction, on tables that are up to date."""
+        """One transaction, on tables that are there."""
         began = False
         try:
             self._prepare()
@@ -308,68 +260,49 @@ class Database:
         except sa_exc.SQLAlchemyError as error:
             # A driver's text may quote rows, and rows may hold questions and answers.
             why = "" if began else f": {_reason(error, self.url)}"
-            hint = "Is there room?" if began else "Check the address, the user, the password and the database's name"
+            hint = "Is there room, and was it made by this version?"
+            if not began and self._engine.name != "sqlite":
+                hint = "Check the address, the user, the password and the database's name"
             raise DecisionLogError(
                 f"the decision log at {self.url.render_as_string()} cannot be used ({type(error).__name__}{why}). "
                 f"{hint}"
             ) from error
 
     def _prepare(self) -> None:
-        """Bring the tables up to date, before the first transaction of this process."""
+        """Make the tables where they are missing, before the first transaction of this process."""
         with self._preparing:
             if not self._ready:
                 try:
-                    self._migrate()
+                    metadata.create_all(self._engine)
                 except (sa_exc.OperationalError, sa_exc.ProgrammingError, sa_exc.IntegrityError):
-                    self._migrate()  # another process has made the same tables at the same moment
+                    metadata.create_all(self._engine)  # another process has made the same tables at the same moment
                 self._ready = True
 
-    def _migrate(self) -> None:
-        with self._engine.begin() as connection:
-            schema.create(connection, checkfirst=True)
-            version = connection.execute(sa.select(sa.func.max(schema.c.version))).scalar() or 0
-            if version > len(MIGRATIONS):
-                raise DecisionLogError(
-                    f"the decision log was written by a newer version (schema {version}, known: {len(MIGRATIONS)}); "
-                    "update semgrad-guard"
-                )
-            for number in range(version, len(MIGRATIONS)):
-                MIGRATIONS[number](connection)
-                connection.execute(sa.insert(schema).values(version=number + 1))
 
-
-def log_address(given: str | None) -> str | Path:
-    """The URL or the file of a decision log; without one that of the environment, or the default file."""
-    given = given or os.environ.get(LOG_VARIABLE)
-    if given is not None:
-        return given if "://" in given else Path(given)
-    return state_folder(otherwise="Name a file: --log decisions.db") / "decisions.db"
-
-
-def require_log(given: str | None) -> None:
-    """Refuse the address of a file that is not there.
+def log_address(given: str | None, *, known: bool = False) -> str | Path:
+    """The URL or the file of a decision log; without one that of the environment, or the default file.
 
     Raises:
-        DecisionLogError: it is one.
+        DecisionLogError: the file is not there, and has to be `known`.
     """
-    address = log_address(given)
-    if isinstance(address, Path) and not address.is_file():
-        raise DecisionLogError(f"there is no decision log at {address}; name the one that you mean with --log")
+    given = given or os.environ.get(LOG_VARIABLE)
+    if given is not None and "://" in given:
+        return given
+    path = state_folder(otherwise="Name a file: --log decisions.db") / "decisions.db" if given is None else Path(given)
+    if known and not path.is_file():
+        raise DecisionLogError(f"there is no decision log at {path}; name the one that you mean with --log")
+    return path
 
 
 @contextmanager
 def opened(given: str | None) -> Generator[Database]:
-    """The database at a file or a URL, or at the address of the environment, or in the default file.
+    """The database of a known log at a file or a URL, or else as `log_address` finds it.
 
     Raises:
         DecisionLogError: there is no such file.
     """
-    require_log(given)
-    database = Database(log_address(given))
-    try:
+    with closing(Database(log_address(given, known=True))) as database:
         yield database
-    finally:
-        database.close()
 
 
 def _some_of(ids: Sequence[str], column: sa.Column[Any] = decisions.c.id) -> Iterator[sa.ColumnElement[bool]]:
@@ -416,7 +349,7 @@ def _set_up_sqlite(settings: Sequence[str], connection: Any, _: object) -> None:
 
 def _row(entry: Entry) -> dict[str, Any]:
     moments = {name: value.timestamp() for name, value in entry if isinstance(value, datetime)}
-    return {**entry.model_dump(exclude={"kind", "note"}), **moments}
+    return {**entry.model_dump(exclude={"note"}), **moments}
 
 
 def _entry(kind: type[E], row: Mapping[Any, Any]) -> E:

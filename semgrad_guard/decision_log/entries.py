@@ -1,26 +1,20 @@
-"""The rows of a decision log: decisions, and feedback on them. Plain data; nothing of a withheld answer. Summaries of
-them are counts, rates and coverage, by day and in all.
-"""
+"""The rows of a decision log: decisions, and feedback on them. Plain data; nothing of a withheld answer."""
 
 from __future__ import annotations
 
-import math
 import re
 import secrets
-from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from statistics import median
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol
 
 from pydantic import AwareDatetime, BaseModel
 
 from semgrad_guard.errors import InputError
 from semgrad_guard.records import Action, SentenceVerdict, Status, Verdict, delivery_of
 
-Sampling = Literal["user", "random", "all", "uncertain"]
-"""Why an answer was graded: a user chose to; it was drawn at random; all answers were; it was uncertain."""
+Sampling = Literal["random", "user"]
+"""Whether an answer was graded because the log drew it at random, or because a user chose to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,21 +43,6 @@ class DecisionSink(Protocol):
         ...
 
 
-@runtime_checkable
-class FeedbackLog(DecisionSink, Protocol):
-    """A log that also takes feedback on its decisions."""
-
-    def feedback(
-        self,
-        decision_id: str,
-        *,
-        right: bool,
-        sampling: Sampling | None = None,
-        grader: str | None = None,
-        current: Collection[str] = (),
-    ) -> Feedback: ...
-
-
 _OF_THE_VERDICT = (
     *("model", "estimator", "calibration_id", "action", "enforced", "promised", "status", "uncertainty"),
     *("confidence", "threshold", "reason", "drift", "scoring_ms"),
@@ -81,7 +60,6 @@ class Decision(BaseModel, frozen=True, extra="ignore", allow_inf_nan=False):
     answer that was judged by sentence, with their ranges in the delivered text.
     """
 
-    kind: Literal["decision"] = "decision"
     id: str
     at: AwareDatetime
     request_id: str | None = None
@@ -115,6 +93,12 @@ class Decision(BaseModel, frozen=True, extra="ignore", allow_inf_nan=False):
         return delivery_of(self.action, enforced=self.enforced)
 
     @property
+    def is_part(self) -> bool:
+        """Whether some sentences of the answer were withheld, and others delivered."""
+        held = [one.action not in ("deliver", "mark") for one in self.sentences or ()]
+        return self.delivery == "answer" and self.enforced and any(held) and not all(held)
+
+    @property
     def is_promised(self) -> bool:
         """Whether the promise of its calibration is about it: its own answer was delivered by the threshold."""
         return self.promised and self.action == "answer" and self.escalated_to is None
@@ -141,8 +125,8 @@ class Decision(BaseModel, frozen=True, extra="ignore", allow_inf_nan=False):
             tokens=verdict.scored_tokens if verdict.shows_draft else None,
             seconds=seconds,
             escalated_to=None if verdict.escalated is None else verdict.escalated.model,
-            question=_writable(facts.question) if text else None,
-            delivered=_writable(verdict.text) if text else None,
+            question=writable(facts.question) if text else None,
+            delivered=writable(verdict.text) if text else None,
             alpha=facts.alpha,
             delta=facts.delta,
             sentences=verdict.sentences or None,
@@ -150,13 +134,12 @@ class Decision(BaseModel, frozen=True, extra="ignore", allow_inf_nan=False):
 
 
 class Feedback(BaseModel, frozen=True, extra="ignore"):
-    """Whether a delivered answer was right, and why it was graded. The latest feedback counts.
+    """Whether a delivered answer was right. The latest feedback counts.
 
     `note` tells in words what the feedback does not count for, and how it differs from earlier feedback. The log does
     not keep it.
     """
 
-    kind: Literal["feedback"] = "feedback"
     id: str
     at: AwareDatetime
     decision_id: str
@@ -165,89 +148,17 @@ class Feedback(BaseModel, frozen=True, extra="ignore"):
     grader: str | None = None
     note: str | None = None
 
-    @classmethod
-    def of(cls, decision_id: str, *, right: bool, sampling: Sampling, grader: str | None = None) -> Feedback:
-        """A new entry."""
-        return cls(
-            id=f"fb_{secrets.token_hex(12)}",
-            at=datetime.now(UTC),
-            decision_id=decision_id,
-            right=right,
-            sampling=sampling,
-            grader=_writable(grader),
-        )
-
 
 Entry = Decision | Feedback
+Row = tuple[Decision, Feedback | None]
 
 
-def _writable(text: str | None) -> str | None:
+def writable(text: str | None) -> str | None:
     """A text without null characters and halves of characters, which databases refuse."""
     return None if text is None else text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-
-Row = tuple[Decision, Feedback | None]
-
-
-class Graded(BaseModel, frozen=True):
-    """The grades of delivered answers that were graded for one reason."""
-
-    right: int = 0
-    wrong: int = 0
-
-
-class Summary(BaseModel, frozen=True):
-    """Decisions of one time, by delivery. `coverage` is the share whose own answer was delivered.
-
-    `flagged` are those among them that were delivered because nothing was enforced (`annotate`): the advice
-    was to withhold or to escalate them. `feedback` is by the reason of grading.
-    """
-
-    label: str
-    decisions: int
-    answer: int
-    escalate: int
-    abstain: int
-    flagged: int
-    unscored: int
-    promised: int
-    drifted: int
-    coverage: float | None
-    median_uncertainty: float | None
-    median_seconds: float | None
-    feedback: dict[str, Graded]
-
-    @classmethod
-    def of(cls, label: str, rows: Sequence[Row], *, withheld: bool = True) -> Summary:
-        """Of these decisions; without `withheld`, scores and times are those of delivered answers."""
-        made = [decision for decision, _ in rows]
-        shown = [decision for decision in made if withheld or decision.shows_draft]
-        actions = Counter(decision.delivery for decision in made)
-        return cls(
-            label=label,
-            decisions=len(made),
-            answer=actions["answer"],
-            escalate=actions["escalate"],
-            abstain=actions["abstain"],
-            flagged=sum(decision.action != decision.delivery for decision in made),
-            unscored=sum(decision.uncertainty is None for decision in shown),
-            promised=sum(decision.promised for decision in made),
-            drifted=sum(bool(decision.drift) for decision in shown),
-            coverage=actions["answer"] / len(made) if made else None,
-            median_uncertainty=_median(decision.uncertainty for decision in shown),
-            median_seconds=_median(decision.seconds for decision in shown),
-            feedback=_graded(feedback for _, feedback in rows if feedback is not None),
-        )
-
-
-def by_day(rows: Sequence[Row], *, withheld: bool = True) -> list[Summary]:
-    """One summary for each day (UTC) that has decisions, the first day first; `withheld` as for `Summary.of`."""
-    days: dict[str, list[Row]] = {}
-    for row in rows:
-        days.setdefault(row[0].at.astimezone(UTC).date().isoformat(), []).append(row)
-    return [Summary.of(day, days[day], withheld=withheld) for day in sorted(days)]
 
 
 def parse_since(text: str, *, now: datetime | None = None) -> datetime:
@@ -266,15 +177,3 @@ def parse_since(text: str, *, now: datetime | None = None) -> datetime:
         raise InputError(f"{text[:40]!r} is not a time: write 7d, 12h, 30m or 2026-01-31").about(
             "since", "until"
         ) from error
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    return median(known) if known else None
-
-
-def _graded(entries: Iterable[Feedback]) -> dict[str, Graded]:
-    counts: dict[str, Counter[bool]] = {}
-    for entry in entries:
-        counts.setdefault(entry.sampling, Counter())[entry.right] += 1
-    return {way: Graded(right=count[True], wrong=count[False]) for way, count in sorted(counts.items())}

@@ -67,11 +67,8 @@ class Measured:
         return first, second
 
 
-def decided(
-    answer: Answer, right: bool, policy: Policy, *, score: float | None, kind: str | None, prompt: PromptForm | None
-) -> Decided:
+def decided(answer: Answer, right: bool, policy: Policy, *, score: float | None, prompt: PromptForm | None) -> Decided:
     """The decision of a guard with this policy about a recorded answer and its score."""
-    policy = policy.of_kind(kind)
 
     def verdict(uncertainty: float | None) -> Verdict:
         draft = unscored(answer.text or "", reason="").model_copy(update={"uncertainty": uncertainty})

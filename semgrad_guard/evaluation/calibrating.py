@@ -163,7 +163,6 @@ def calibrate_scored(
         own.uncertainties,
         own.correct,
         groups=own.groups,
-        kind=graded.kinds,
         also=also,
         **how,
     )

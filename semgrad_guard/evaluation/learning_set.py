@@ -33,7 +33,7 @@ class LearningSet:
 
     `prompts` are the forms of the questions' prompts; nothing is promised without them. `facts` numbers the
     questions, copies and near-duplicates alike: they stay on one side of a split (of traffic, every row is a draw by
-    itself). `kinds` are the questions' kinds, where each has a promise of its own. By sentence, `sentences` holds those
+    itself). By sentence, `sentences` holds those
     of each answer, and the other columns are about the whole (all sentences right, the most doubtful one's score).
     """
 
@@ -43,7 +43,6 @@ class LearningSet:
     uncertainties: Mapping[str, Sequence[float | None]]
     prompts: Sequence[PromptForm | None] | None = None
     facts: Sequence[int] | None = None
-    kinds: Sequence[str] | None = None
     sentences: Sequence[GradedSentences] | None = None
 
     @classmethod
@@ -55,7 +54,6 @@ class LearningSet:
         *,
         prompts: Sequence[PromptForm | None] | None = None,
         copies: Copies | None = None,
-        kinds: Sequence[str] | None = None,
         sentences: Sequence[Sequence[bool]] | None = None,
     ) -> LearningSet:
         """The graded answers of a run whose estimators go by their own names; `sentences` are the grades of each
@@ -66,7 +64,6 @@ class LearningSet:
             *_columns([answer.scores for answer in answers], answers[0].scores if answers else ()),
             prompts,
             None if copies == "keep" else wordings(questions),
-            kinds,
         )
         if sentences is None:
             return found
@@ -85,7 +82,6 @@ class LearningSet:
             {name: [column[i] for i in rows] for name, column in self.uncertainties.items()},
             _some(self.prompts, rows),
             _some(self.facts, rows),
-            _some(self.kinds, rows),
             _some(self.sentences, rows),
         )
 

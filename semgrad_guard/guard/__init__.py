@@ -98,7 +98,6 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.verdicts import external as external
     from semgrad_guard.guard.verdicts import handed_on as handed_on
     from semgrad_guard.guard.verdicts import is_withheld as is_withheld
-    from semgrad_guard.guard.verdicts import questions_of_kind as questions_of_kind
     from semgrad_guard.guard.verdicts import record_draft as record_draft
     from semgrad_guard.guard.verdicts import recording as recording
     from semgrad_guard.guard.verdicts import undecided as undecided

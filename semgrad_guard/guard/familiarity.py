@@ -16,11 +16,9 @@ _OWN_CODE = "the model runs code that cannot be compared with that of the calibr
 _OTHER_PROMPT = "the answer was given to another prompt (it comes from a cache, say)"
 
 
-def unlike(
-    draft: Verdict, calibration: Calibration | None, *, kind: str | None, prompt: PromptForm | None
-) -> tuple[str, ...]:
-    """The differences from the calibration, in words; empty without one: of the kind of question, of the prompt, of the
-    place where the answer ends (see `Binding.cut_elsewhere`), and of a call to another server (see `unlike_calls`).
+def unlike(draft: Verdict, calibration: Calibration | None, prompt: PromptForm | None) -> tuple[str, ...]:
+    """The differences from the calibration, in words; empty without one: of the prompt, of the place where the answer
+    ends (see `Binding.cut_elsewhere`), and of a call to another server (see `unlike_calls`).
 
     Of several answers in one verdict only the prompt, and the place of the cut, is compared here: the code that joins
     them compares each.
@@ -33,23 +31,12 @@ def unlike(
     elsewhere = None if bound is None else bound.cut_elsewhere(draft.cut, tokens=tokens, text=text)
     other = draft.prompt is not None and prompt is not None and draft.prompt != digest_of(prompt.text)
     return (
-        *_unlike_kind(calibration, kind),
         *calibration.unfamiliar(prompt),
         *(() if elsewhere is None else (elsewhere,)),
         *unlike_calls(draft.options, bound, tokens=tokens, text=text),
         *((_OTHER_PROMPT,) if other and not joined else ()),
         *((_OWN_CODE,) if OWN_CODE in (draft.fingerprint or "") else ()),
     )
-
-
-def _unlike_kind(calibration: Calibration, kind: str | None) -> tuple[str, ...]:
-    """Why nothing is promised about a question of this kind; empty where the calibration is about it."""
-    if kind == calibration.kind and not calibration.kinds:
-        return ()
-    known = ", ".join(map(repr, calibration.kinds or filter(None, [calibration.kind]))) or "no kinds"
-    if kind is None:
-        return (f"the kind of the question was not given, and the promise is by kind: {known}",)
-    return (f"the calibration does not know questions of the kind {kind!r:.60}; it knows {known}",)
 
 
 # The unit of scores and promises: a whole answer, a sentence, or a question, which may take several answers.
@@ -71,8 +58,7 @@ def require_same_unit(calibration: Calibration, binding: Binding) -> None:
     """Refuse a threshold for whole answers about sentences, and the other way round: its promise is another.
 
     Raises:
-        BindingMismatchError: the calibration is about another unit than the scores, or another `on_doubt`; one by kind,
-            all of its kinds are.
+        BindingMismatchError: the calibration is about another unit than the scores, or another `on_doubt`.
     """
     if is_of_question(calibration.binding) and not is_of_question(binding):
         raise BindingMismatchError(
@@ -80,12 +66,8 @@ def require_same_unit(calibration: Calibration, binding: Binding) -> None:
             "chain or engine that was calibrated through guarded(...), or within asking(router)."
         )
     judged: Any = (binding.settings or {}).get("on_doubt")
-    units = [
-        None if one.sentences is None else one.sentences.on_doubt
-        for one in calibration.kinds.values() or (calibration,)
-    ]
-    if judged not in units:
-        calibrated = units[0]
+    calibrated = None if calibration.sentences is None else calibration.sentences.on_doubt
+    if judged != calibrated:
         raise BindingMismatchError(
             f"The calibration {calibration.id} is about {_unit(calibrated)}, and the answers are judged as "
             f"{_unit(judged)}. Calibrate again in that form, or give the guard the calibration's."
@@ -98,9 +80,8 @@ def judged_by(calibration: Calibration | None, by: JudgedBy | None, on_doubt: On
     Raises:
         InputError: `on_doubt` is given for whole answers.
     """
-    made = () if calibration is None else calibration.with_kinds
-    forms: list[OnDoubt] = [one.sentences.on_doubt for one in made if one.sentences is not None]
-    calibrated = forms[0] if forms else None
+    made = None if calibration is None else calibration.sentences
+    calibrated = None if made is None else made.on_doubt
     if (by or ("answer" if calibrated is None else "sentence")) == "sentence":
         return on_doubt or calibrated or "stop"
     if on_doubt is not None:

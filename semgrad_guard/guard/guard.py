@@ -7,10 +7,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from typing import Any, cast
 
 from semgrad_guard.calibration import Binding, DriftMonitor
-from semgrad_guard.decision_log.entries import DecisionSink, Feedback, FeedbackLog, Sampling
+from semgrad_guard.decision_log.entries import DecisionSink, Feedback
 from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.options import GenerationOptions, knows_its_options
-from semgrad_guard.engine.answers.request import Ticket
 from semgrad_guard.engine.answers.text import Piece
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.errors import InputError
@@ -24,7 +23,6 @@ from semgrad_guard.guard.policy import AbstainMessage, Policy, Terms, require_po
 from semgrad_guard.guard.promise import Promise, promise_along, require_sequel
 from semgrad_guard.guard.streams import LiveAnswer, StreamSteps, arun_stream, run_stream, streamed
 from semgrad_guard.guard.timing import Steps, Work, adrive, drive, off_loop
-from semgrad_guard.guard.verdicts import questions_of_kind
 from semgrad_guard.records import Conversation, SentenceVerdict, Verdict
 from semgrad_guard.settings import JudgedBy, Mode, OnDoubt, OnError, Timeout
 
@@ -162,79 +160,62 @@ class Guard:
         """The binding for a calibration of this guard (pass it to `calibrate`, with a grader)."""
         return self._answerer.binding()
 
-    def __call__(self, conversation: Conversation, *, tools: Tools | None = None, kind: str | None = None) -> Verdict:
-        """Answer one conversation and decide. The model's calls of `tools` are in `verdict.tool_calls`.
+    def __call__(self, conversation: Conversation, *, tools: Tools | None = None) -> Verdict:
+        """Answer one conversation and decide. The model's calls of `tools` are in `verdict.tool_calls`."""
+        return self.batch([conversation], tools=tools)[0]
 
-        `kind` is that of the question, where the calibration has a promise for each kind.
-        """
-        return self.batch([conversation], tools=tools, kind=kind)[0]
-
-    async def acall(
-        self, conversation: Conversation, *, tools: Tools | None = None, kind: str | None = None
-    ) -> Verdict:
+    async def acall(self, conversation: Conversation, *, tools: Tools | None = None) -> Verdict:
         """Like a call, without blocking the event loop; cancelling the task stops the model."""
-        return (await self.abatch([conversation], tools=tools, kind=kind))[0]
+        return (await self.abatch([conversation], tools=tools))[0]
 
-    def batch(
-        self, conversations: Sequence[Conversation], *, tools: Tools | None = None, kind: str | None = None
-    ) -> list[Verdict]:
+    def batch(self, conversations: Sequence[Conversation], *, tools: Tools | None = None) -> list[Verdict]:
         """Answer several conversations at once, next to other callers, then escalate those that need it together.
 
         Raises:
             Exception: the first in an answer's place, after all conversations have been answered.
         """
-        with questions_of_kind(kind):
-            return [one([outcome]).verdict for outcome in drive(self._answers(conversations, tools))]
+        return [one([outcome]).verdict for outcome in drive(self._answers(conversations, tools))]
 
-    async def abatch(
-        self, conversations: Sequence[Conversation], *, tools: Tools | None = None, kind: str | None = None
-    ) -> list[Verdict]:
+    async def abatch(self, conversations: Sequence[Conversation], *, tools: Tools | None = None) -> list[Verdict]:
         """Like `batch`, without blocking the event loop."""
-        with questions_of_kind(kind):
-            return [one([outcome]).verdict for outcome in await adrive(self._answers(conversations, tools))]
+        return [one([outcome]).verdict for outcome in await adrive(self._answers(conversations, tools))]
 
-    def stream(
-        self, conversation: Conversation, *, tools: Tools | None = None, kind: str | None = None
-    ) -> GuardedStream:
+    def stream(self, conversation: Conversation, *, tools: Tools | None = None) -> GuardedStream:
         """Answer piece by piece, the verdict at the end.
 
         Where the answer may be withheld, it comes in one piece; by="sentence" in sentences, as they are let through.
         """
-        return GuardedStream(self._streamed(conversation, tools, kind))
+        return GuardedStream(self._streamed(conversation, tools))
 
-    def astream(
-        self, conversation: Conversation, *, tools: Tools | None = None, kind: str | None = None
-    ) -> AsyncGuardedStream:
+    def astream(self, conversation: Conversation, *, tools: Tools | None = None) -> AsyncGuardedStream:
         """Like `stream`, without blocking the event loop."""
-        return AsyncGuardedStream(self._streamed(conversation, tools, kind))
+        return AsyncGuardedStream(self._streamed(conversation, tools))
 
     def drafts(self, conversations: Sequence[Conversation], *, tools: Tools | None = None) -> list[Verdict]:
         """Answers with their scores and without a decision, for a calibration to grade."""
         return [draft.verdict for draft in self._drafts(conversations, tools)]
 
-    def feedback(
-        self, decision_id: str, correct: bool, *, sampling: Sampling | None = None, grader: str | None = None
-    ) -> Feedback:
+    def feedback(self, decision_id: str, correct: bool, *, grader: str | None = None) -> Feedback:
         """Tell the decision log whether a delivered answer (`verdict.decision_id`) was correct.
+
+        Only grades of answers that the log has drawn at random (`semgrad-guard sample`) count for the promise.
 
         Args:
             decision_id: the answer's decision.
             correct: whether it was correct.
-            sampling: why it was graded; by default "random" where the log has drawn it (`semgrad-guard sample`), or
-                else "user". Only answers that were drawn at random count for a claim about the promise.
             grader: the name of the person or the program that graded it.
 
         Raises:
             InputError: the guard has no log, or the log no such decision.
             DecisionLogError: the feedback cannot be written.
         """
-        if not isinstance(self.terms.log, FeedbackLog):
+        log: Any = self.terms.log
+        if not hasattr(log, "feedback"):
             raise InputError(
                 "feedback goes into the decision log, and this guard has none: Guard(..., log=DecisionLog(path))"
             )
         made = self.policy.calibration
-        current = () if made is None else tuple(one.id for one in made.with_kinds)
-        return self.terms.log.feedback(decision_id, right=correct, sampling=sampling, grader=grader, current=current)
+        return log.feedback(decision_id, right=correct, grader=grader, current=() if made is None else (made.id,))
 
     def _answers(
         self, conversations: Sequence[Conversation], tools: Tools | None
@@ -252,20 +233,18 @@ class Guard:
             count=len(conversations),
         )
 
-    def _streamed(self, conversation: Conversation, tools: Tools | None, kind: str | None) -> StreamSteps[Any, None]:
+    def _streamed(self, conversation: Conversation, tools: Tools | None) -> StreamSteps[Any, None]:
         def ask(waiting: Sequence[Waiting[Any]]) -> Steps[Any]:
-            with questions_of_kind(kind):
-                return (yield self._asking(waiting, [conversation], tools))
+            return (yield self._asking(waiting, [conversation], tools))
 
         def submit(on_piece: Callable[[Piece], None]) -> Ticket[Draft[Generation]]:
             options = _template_options(tools)
             request = self._answerer.request(
-                self._seen(conversation), template_options=options, on_piece=on_piece, terms=terms
+                self._seen(conversation), template_options=options, on_piece=on_piece, terms=self.terms
             )
             return self.model.submit(request)
 
-        terms = self.terms.of_kind(kind)
-        return streamed(terms, LiveAnswer(submit), lambda waiting: Work.of(lambda: ask(waiting)))
+        return streamed(self.terms, LiveAnswer(submit), lambda waiting: Work.of(lambda: ask(waiting)))
 
     def _drafts(self, conversations: Sequence[Conversation], tools: Tools | None) -> list[Draft[Generation]]:
         seen = [self._seen(conversation) for conversation in conversations]

@@ -7,9 +7,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 from semgrad_guard.calibration import DriftMonitor
@@ -30,9 +29,7 @@ from semgrad_guard.guard.verdicts import (
     Settlement,
     abstained,
     binding_of,
-    current_kind,
     is_withheld,
-    require_kind,
     says_nothing,
     with_promise,
     without_text,
@@ -74,8 +71,6 @@ class Policy(PolicyOptions):
     `on_no_threshold` is for a calibration without a threshold: "abstain" delivers nothing, "reachable" what its labels
     support, under the promise that they support (`calibration` is then `calibration.reached()`).
 
-    `kind` is that of the questions (see `of_kind`).
-
     Raises:
         InputError: an argument is not as described, or `on_unfamiliar` needs a shape that the calibration lacks.
         CalibrationError: the calibration was changed after it was made, or its labels support no promise.
@@ -84,7 +79,6 @@ class Policy(PolicyOptions):
     on_unfamiliar: OnUnfamiliar = "threshold"
     on_other_options: OnOtherOptions = "refuse"
     calibration: Calibration | None = None
-    kind: str | None = None
 
     def __post_init__(self) -> None:
         require_valid(self)
@@ -138,26 +132,6 @@ class Policy(PolicyOptions):
             on_no_threshold=on_no_threshold,
             calibration=calibration,
         )
-
-    def of_kind(self, kind: str | None) -> Policy:
-        """The policy for questions of a kind: its own calibration, or this one, which then promises nothing about them.
-
-        Raises:
-            InputError: the kind is no text.
-        """
-        if kind is None:
-            return self
-        return self._of_kinds.get(require_kind(kind)) or replace(self, kind=kind)
-
-    def of_current_kind(self) -> Policy:
-        """The policy for the questions that are asked now (see `questions_of_kind`)."""
-        return self if self.kind else self.of_kind(current_kind())
-
-    @cached_property
-    def _of_kinds(self) -> Mapping[str, Policy]:
-        kinds = {} if self.calibration is None else self.calibration.kinds
-        own = replace(self, on_no_threshold="abstain")  # of a kind whose labels support no promise nothing is delivered
-        return {kind: replace(own, kind=kind, calibration=one, threshold=one.threshold) for kind, one in kinds.items()}
 
     @property
     def calibration_id(self) -> str | None:
@@ -295,10 +269,6 @@ class Terms(DeliveryOptions):
         if self.log is not None and not callable(getattr(self.log, "write", None)):
             raise InputError(f"log must be a DecisionLog, not a {type(self.log).__name__}")
 
-    def of_kind(self, kind: str | None) -> Terms:
-        """The terms for questions of a kind."""
-        return replace(self, policy=self.policy.of_kind(kind))
-
     @property
     def withholds(self) -> bool:
         """Whether an answer may be kept back, so that nothing of it may leave before it is judged."""
@@ -423,13 +393,12 @@ def decide(
         BindingMismatchError: the policy was calibrated for another model, estimator, setting or template.
         UnfamiliarPromptError: the prompt is unlike those calibrated on, and the policy is to raise.
     """
-    policy = policy.of_current_kind()
     if draft.estimator != UNSCORED:  # else there is nothing to bind to, and `on_unscored` decides
         strange += policy.check(binding_of(draft), options=policy.on_other_options == "refuse")
     calibrated = policy.calibration is not None
     unfamiliar: tuple[str, ...] = ()
     if calibrated:
-        differences = unlike(draft, policy.calibration, kind=policy.kind, prompt=prompt)
+        differences = unlike(draft, policy.calibration, prompt)
         unfamiliar = tuple(dict.fromkeys((*differences, *strange)))
     action = _action(draft, policy, can_escalate=can_escalate, unfamiliar=unfamiliar)
     let_through = action == "answer"
@@ -452,7 +421,6 @@ def decide(
         "calibration_id": policy.calibration_id,
         "alpha": None if policy.calibration is None or policy.threshold is None else policy.calibration.alpha,
         "requested_alpha": None if policy.calibration is None else policy.calibration.requested,
-        "kind": policy.kind,
         "upstream": None if policy.binding is None else policy.binding.upstream,
         "familiar": not unfamiliar if calibrated else None,
         "unfamiliar": unfamiliar,

@@ -61,11 +61,10 @@ def combined_promise(policies: Sequence[Policy], *, enforced: bool = True) -> Pr
     """The promise for a chain's delivered answers, its policies given in order; None where there is none.
 
     There is none where a stage is uncalibrated, or its calibration is about sentences, found no threshold, has no shape
-    of its prompts or was graded by rules that have changed since, or where it lets answers without a score through; nor
-    for several stages of which one has kinds of questions. A stage that was not calibrated on the questions that the
-    stage before it hands on is an error, not a weaker promise. `enforced`: every stage withholds the answers that it
-    does not let through; without that, or where a policy decides about unfamiliar prompts by the threshold, more is
-    delivered than the promise covers.
+    of its prompts or was graded by rules that have changed since, or where it lets answers without a score through. A
+    stage that was not calibrated on the questions that the stage before it hands on is an error, not a weaker promise.
+    `enforced`: every stage withholds the answers that it does not let through; without that, or where a policy decides
+    about unfamiliar prompts by the threshold, more is delivered than the promise covers.
     """
     if not policies:
         raise InputError("A chain has at least one stage: pass its policies in order.")
@@ -83,21 +82,12 @@ def combined_promise(policies: Sequence[Policy], *, enforced: bool = True) -> Pr
                 f"Stage {position} ({stage.id}) follows {follows} but was calibrated on {_questions(made_after)}. "
                 f"Calibrate it again on {_questions(needed)}, with Binding(upstream={needed!r})."
             )
-    by_kind = any(stage.kinds for stage in stages)
-    if by_kind and len(stages) > 1:
-        return None
-    if by_kind:  # each kind fails with its own delta, and together they deliver a mixture of these answers
-        stages = [one for one in stages[0].kinds.values() if one.threshold is not None]
-    if (
-        not stages
-        or any(stage.sentences is not None for stage in stages)
-        or any(stage.shape is None or stage.threshold is None for stage in stages)
-    ):
+    if any(stage.sentences is not None or stage.shape is None or stage.threshold is None for stage in stages):
         return None
     if any(stage.binding is not None and stage.binding.outdated_grader for stage in stages):
         return None
     total = math.fsum(stage.delta for stage in stages)
-    whole = enforced and not (by_kind or any(policy.delivers_unfamiliar for policy in policies))
+    whole = enforced and not any(policy.delivers_unfamiliar for policy in policies)
     return Promise(
         alpha=max(stage.alpha for stage in stages),
         delta=min(1.0, total),

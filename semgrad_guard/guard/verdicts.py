@@ -1,7 +1,7 @@
 """Drafts on record: what happens to each, and what holds for all drafts of a block.
 
 A draft is delivered, withheld, or replaced by a target's answer. Those of a block may be recorded, for calibrations on
-the real prompts of a chain, and may answer questions of one kind.
+the real prompts of a chain.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict
 
 from semgrad_guard.calibration.binding import Binding
-from semgrad_guard.errors import InputError
 from semgrad_guard.guard.sentences import delivers, none_delivered, undecided_sentences
 from semgrad_guard.records import PromptForm, ToolCall, Verdict
 
@@ -42,7 +41,6 @@ def undecided(verdict: Verdict) -> Verdict:
         "calibration_id": None,
         "alpha": None,
         "requested_alpha": None,
-        "kind": None,
         "upstream": None,
         "promised": False,
         "familiar": None,
@@ -322,40 +320,3 @@ def record_draft(verdict: Verdict, prompt: PromptForm | None, *, source: str | N
     recorder = current_recorder()
     if recorder is not None:
         recorder.add(verdict, prompt, source=source)
-
-
-# The kind of the questions that the drafts of a block answer: a promise for each, by the calibration of that kind.
-
-_kind: ContextVar[str | None] = ContextVar("semgrad_guard_kind", default=None)
-
-
-@contextmanager
-def questions_of_kind(kind: str | None) -> Generator[None]:
-    """While this lasts, questions are of this kind, in every front: guards, models of frameworks, chains and agents.
-
-    None changes nothing.
-
-    Raises:
-        InputError: the kind is no text.
-    """
-    token = _kind.set(current_kind() if kind is None else require_kind(kind))
-    try:
-        yield
-    finally:
-        _kind.reset(token)
-
-
-def current_kind() -> str | None:
-    """The kind of the questions that are asked now; None where none was given."""
-    return _kind.get()
-
-
-def require_kind(kind: object) -> str:
-    """The kind itself.
-
-    Raises:
-        InputError: it is no text, or an empty one.
-    """
-    if not isinstance(kind, str) or not kind.strip():
-        raise InputError(f"kind is the name of a kind of questions, a text, not {kind!r:.60}")
-    return kind

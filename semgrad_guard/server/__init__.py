@@ -15,6 +15,5 @@ upstream      another server that writes drafts, or answers instead; its routes 
 answers       answers, verdicts and errors as they leave, and a client's cuts of them
 completions   answers in OpenAI's form, each with its verdict, whole or as server-sent events
 responses, text_completions   other protocols of OpenAI's, as chat completions
-gateway       LiteLLM's generic guardrail API
 in_vllm       the guard inside `vllm serve`
 """

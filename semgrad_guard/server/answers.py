@@ -51,8 +51,7 @@ _OF_ANY_DRAFT = frozenset(
     (
         *("schema", "digest", "action", "enforced", "promised", "decision_id", "escalated"),
         *("estimator", "settings", "threshold", "calibration_id", "alpha", "requested_alpha"),
-        *("kind", "upstream"),
-        *("model", "revision", "fingerprint", "prompt_template"),
+        *("upstream", "model", "revision", "fingerprint", "prompt_template"),
     )
 )
 """The fields about the model, the policy and the delivered text: they are the same whatever the draft was."""

@@ -37,15 +37,12 @@ from semgrad_guard.server.completions import (
 )
 from semgrad_guard.server.fields import error_about
 from semgrad_guard.server.gate import Gate, Keys, response_to
-from semgrad_guard.server.gateway import PATH as GUARDRAIL
-from semgrad_guard.server.gateway import GuardrailRequest, LiteLLMGuardrail
 from semgrad_guard.server.metrics import CONTENT_TYPE
 from semgrad_guard.server.protocol import (
     ChatRequest,
     DecisionsRequest,
     FeedbackRequest,
     ScoreRequest,
-    SummaryRequest,
     parse_json,
 )
 from semgrad_guard.server.responses import ResponsesRequest, ResponsesTranslation
@@ -158,7 +155,6 @@ class Routes:
     def __init__(self, service: Service, limits: Limits) -> None:
         self._service, self._limits = service, limits
         self._began = int(time.time())
-        self._guardrail = LiteLLMGuardrail(service)
 
     def add_to(self, app: FastAPI) -> None:
         """Make an application of them."""
@@ -168,9 +164,7 @@ class Routes:
             ("/metrics", self.metrics),
             ("/v1/models", self.models),
             ("/v1/models/{name:path}", self.model),
-            ("/v1/calibration", self.calibration),
             ("/v1/decisions", self.decisions),
-            ("/v1/decisions/summary", self.summary),
             ("/v1/promises", self.promises),
         )
         post: tuple[tuple[str, Callable[..., Any], type[BaseModel]], ...] = (
@@ -179,7 +173,6 @@ class Routes:
             ("/v1/responses", self.responses, ResponsesRequest),
             ("/v1/score", self.score, ScoreRequest),
             ("/v1/feedback", self.feedback, FeedbackRequest),
-            (GUARDRAIL, self.guardrail, GuardrailRequest),
         )
         for path, route in get:
             app.add_api_route(path, route, methods=["GET"], response_model=None)
@@ -226,10 +219,6 @@ class Routes:
         """One model."""
         return self._service.model(name).described(self._began)
 
-    async def calibration(self, model: str | None = None) -> Mapping[str, Any]:
-        """How many of a model's calibration answers thresholds would let through, and how many of those are wrong."""
-        return self._service.calibration(model)
-
     async def chat(self, request: Request) -> Response:
         """A guarded chat completion, whole or streamed."""
         return await self._answered(request, Translation.of)
@@ -251,21 +240,10 @@ class Routes:
         body = await self._read(request, FeedbackRequest)
         return await asyncio.to_thread(decisions.feedback, self._log, body, current=self._service.calibrations)
 
-    async def guardrail(self, request: Request) -> Mapping[str, Any]:
-        """LiteLLM's generic guardrail API: whether a gateway may let an answer through."""
-        body = await self._read(request, GuardrailRequest)
-        return (await unless_gone(request, self._guardrail.answer(body))).as_json()
-
     async def decisions(self, request: Request) -> Mapping[str, Any]:
         """Decisions, the latest first."""
         return await asyncio.to_thread(
             decisions.decisions, self._log, _checked(dict(request.query_params), DecisionsRequest)
-        )
-
-    async def summary(self, request: Request) -> Mapping[str, Any]:
-        """Rates and coverage by day, and in all."""
-        return await asyncio.to_thread(
-            decisions.summary, self._log, _checked(dict(request.query_params), SummaryRequest)
         )
 
     async def promises(self) -> Mapping[str, Any]:

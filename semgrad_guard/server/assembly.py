@@ -16,7 +16,8 @@ from fastapi import FastAPI
 from semgrad_guard.adapters.traces import EvaluationLog
 from semgrad_guard.calibration import DriftMonitor
 from semgrad_guard.calibration.call_options import usual_options
-from semgrad_guard.decision_log.decision_log import open_log
+from semgrad_guard.decision_log.database import log_address
+from semgrad_guard.decision_log.decision_log import DecisionLog
 from semgrad_guard.declared import values_of
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.interruption import start_thread
@@ -89,7 +90,8 @@ def assemble(
     log = None
     if not settings.no_log:
         keep = None if settings.keep_log is None else timedelta(days=settings.keep_log)
-        log = open_log(settings.log, journal=settings.journal, text=settings.log_text, keep=keep)
+        address = log_address(settings.log)
+        log = DecisionLog(address, journal=settings.journal, text=settings.log_text, keep=keep)
     # Where OpenTelemetry is installed, events go to it; its settings decide whether they leave the process.
     traced = find_spec("opentelemetry") is not None and find_spec("opentelemetry._logs") is not None
     service = Service(models, log=log, evaluations=EvaluationLog("semgrad_guard.server") if traced else None)

@@ -7,17 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.calibration.promise import PromiseMonitor
-from semgrad_guard.decision_log.entries import Summary, by_day, parse_since
+from semgrad_guard.decision_log.entries import parse_since
 from semgrad_guard.errors import InputError
 from semgrad_guard.server.answers import HttpError
-from semgrad_guard.server.protocol import DecisionsRequest, FeedbackRequest, SummaryRequest
+from semgrad_guard.server.protocol import DecisionsRequest, FeedbackRequest
 
 if TYPE_CHECKING:  # they need the extra `log`
     from semgrad_guard.decision_log.decision_log import DecisionLog
     from semgrad_guard.decision_log.entries import Decision, Feedback
-
-SUMMARIZED = 50_000
-"""How many decisions a summary reads at most, the latest."""
 
 
 def feedback(log: DecisionLog, request: FeedbackRequest, *, current: Collection[str]) -> dict[str, Any]:
@@ -31,7 +28,7 @@ def feedback(log: DecisionLog, request: FeedbackRequest, *, current: Collection[
         entry = log.feedback(request.decision_id, right=request.right, grader=request.grader, current=current)
     except InputError as error:
         raise HttpError(404, "decision_not_found", str(error), fields=("decision_id",)) from error
-    return {"object": "feedback", **entry.model_dump(mode="json", exclude={"kind"})}
+    return {"object": "feedback", **entry.model_dump(mode="json")}
 
 
 def decisions(log: DecisionLog, request: DecisionsRequest) -> dict[str, Any]:
@@ -41,10 +38,9 @@ def decisions(log: DecisionLog, request: DecisionsRequest) -> dict[str, Any]:
         InputError: a time cannot be read.
         DecisionLogError: it cannot be read.
     """
-    log.flush(timeout=2.0)
+    log.flush()
     rows = log.database.decisions(
         since=None if request.since is None else parse_since(request.since),
-        until=None if request.until is None else parse_since(request.until),
         action=request.action,
         limit=request.limit + 1,
         before=request.after,
@@ -53,47 +49,25 @@ def decisions(log: DecisionLog, request: DecisionsRequest) -> dict[str, Any]:
     return {"object": "list", "data": data, "has_more": len(rows) > request.limit}
 
 
-def summary(log: DecisionLog, request: SummaryRequest) -> dict[str, Any]:
-    """Rates and coverage by day, and in all, of the latest `SUMMARIZED` decisions; `complete` if these are all.
-
-    A summary of one withheld answer would be its score, so scores and times are those of delivered answers.
-
-    Raises:
-        InputError: the time cannot be read.
-        DecisionLogError: it cannot be read.
-    """
-    log.flush(timeout=2.0)
-    latest = log.database.decisions(since=parse_since(request.since), limit=SUMMARIZED + 1)
-    rows = latest[:SUMMARIZED]
-    return {
-        "object": "summary",
-        "total": Summary.of("in all", rows, withheld=False).model_dump(mode="json"),
-        "days": [day.model_dump(mode="json") for day in by_day(rows, withheld=False)],
-        "complete": len(latest) == len(rows),
-    }
-
-
 def promises(log: DecisionLog, *, current: Mapping[str, Calibration]) -> dict[str, Any]:
     """Whether the promises in the log hold, those of the calibrations that decide (`current`) first.
 
     Raises:
         DecisionLogError: it cannot be read.
     """
-    from semgrad_guard.decision_log.decision_log import WatchedPromise
-
-    logged = {one.calibration_id: one for one in log.promises()}
+    logged = {str(one.calibration_id): one for one in log.promises()}
     for name, calibration in current.items():
         if calibration.threshold is not None and calibration.is_about_answers and name not in logged:
-            state = PromiseMonitor(calibration.alpha, calibration.delta).report()
-            logged[name] = WatchedPromise(calibration_id=name, state=state, ungraded=0)
-    data = [{**one.as_json(), "current": name in current} for name, one in logged.items()]
+            logged[name] = PromiseMonitor(calibration.alpha, calibration.delta).report(calibration_id=name)
+    data = [{**one.model_dump(), "words": str(one), "current": name in current} for name, one in logged.items()]
     return {"object": "list", "data": sorted(data, key=lambda one: not one["current"])}
 
 
 def _listed(decision: Decision, feedback: Feedback | None) -> dict[str, Any]:
     shown = (
-        None if feedback is None else feedback.model_dump(mode="json", exclude={"kind", "id", "decision_id", "note"})
+        None if feedback is None else feedback.model_dump(mode="json", include={"at", "right", "sampling", "grader"})
     )
+    partly = decision.is_part
     decision = decision if decision.shows_draft else decision.without_score()
-    row = decision.model_dump(mode="json", exclude={"kind"})
-    return {"object": "decision", **row, "delivery": decision.delivery, "feedback": shown}
+    row = decision.model_dump(mode="json")
+    return {"object": "decision", **row, "delivery": decision.delivery, "partly_withheld": partly, "feedback": shown}

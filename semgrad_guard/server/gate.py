@@ -114,9 +114,7 @@ class Gate:
     def _checked(self, scope: Scope, receive: Receive) -> _Entry:
         headers, path = Headers(scope=scope), scope["path"].removeprefix(scope.get("root_path", ""))  # as routed
         self._check_host(scope["method"], headers, path)
-        key = headers.get("x-api-key")  # as LiteLLM's guardrails send it
-        authorization = headers.get("authorization") or (None if key is None else f"Bearer {key}")
-        if path not in self._open_paths and not self._keys.open_to(authorization):
+        if path not in self._open_paths and not self._keys.open_to(headers.get("authorization")):
             challenge = {"www-authenticate": "Bearer"}
             raise HttpError(401, "invalid_api_key", "send the header Authorization: Bearer KEY", headers=challenge)
         entry = _Entry(receive, partial(self.enter, limited=path not in _HEALTH))

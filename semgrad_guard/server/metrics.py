@@ -6,18 +6,15 @@ import platform
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 import semgrad_guard
-from semgrad_guard.calibration.promise import State
+from semgrad_guard.calibration.promise import PromiseState, State
 from semgrad_guard.records import Verdict
-
-if TYPE_CHECKING:  # it needs the extra `log`
-    from semgrad_guard.decision_log.decision_log import WatchedPromise
 
 _SCORES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 _WAITS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
@@ -105,7 +102,7 @@ class Metrics:
         self._log_failures.count = failures
         self._log_pending.set_function(pending)
 
-    def watch_promises(self, promises: Callable[[], Sequence[WatchedPromise]]) -> None:
+    def watch_promises(self, promises: Callable[[], Sequence[PromiseState]]) -> None:
         """Read the states of the promises at every scrape."""
         self._promises.read = promises
 
@@ -118,7 +115,7 @@ class _Promises(Collector):
     """Whether promises hold, by the grades of answers that were drawn at random."""
 
     def __init__(self) -> None:
-        self.read: Callable[[], Sequence[WatchedPromise]] = lambda: ()
+        self.read: Callable[[], Sequence[PromiseState]] = lambda: ()
 
     def collect(self) -> Iterable[Metric]:
         """Their states now."""
@@ -128,11 +125,12 @@ class _Promises(Collector):
         bound = GaugeMetricFamily("semgrad_guard_promise_error", bounds, labels=["calibration", "bound"])
         grades = GaugeMetricFamily("semgrad_guard_promise_grades", "Random grades that count.", labels=["calibration"])
         for one in self.read():
+            calibration = str(one.calibration_id)
             for name in get_args(State):
-                state.add_metric([one.calibration_id, name], float(one.state.state == name))
-            for name, value in (("low", one.state.low), ("high", one.state.high)):
-                bound.add_metric([one.calibration_id, name], value)
-            grades.add_metric([one.calibration_id], one.state.labels)
+                state.add_metric([calibration, name], float(one.state == name))
+            for name, value in (("low", one.low), ("high", one.high)):
+                bound.add_metric([calibration, name], value)
+            grades.add_metric([calibration], one.labels)
         return state, bound, grades
 
 

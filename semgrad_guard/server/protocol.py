@@ -278,19 +278,12 @@ class FeedbackRequest(_Sent):
 
 
 class DecisionsRequest(_Sent):
-    """The query of GET /v1/decisions. `since` and `until` are as for the command; `after` names a decision."""
+    """The query of GET /v1/decisions. `since` is as for the command; `after` names a decision."""
 
     since: str | None = Field(default=None, max_length=64)
-    until: str | None = Field(default=None, max_length=64)
     action: Literal["answer", "escalate", "abstain"] | None = None
     limit: int = Field(default=100, ge=1, le=1000)
     after: str | None = Field(default=None, max_length=64)
-
-
-class SummaryRequest(_Sent):
-    """The query of GET /v1/decisions/summary; `since` is as for the command."""
-
-    since: str = Field(default="7d", max_length=64)
 
 
 def parse_json(body: bytes) -> dict[str, Any]:

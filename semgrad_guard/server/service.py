@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from semgrad_guard.adapters.traces import EvaluationLog
 from semgrad_guard.calibration import Calibration
-from semgrad_guard.calibration.promise import report, risk_curve, shortfall
+from semgrad_guard.calibration.promise import report
 from semgrad_guard.decision_log.entries import DecisionSink, Facts
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.interruption import Stop
@@ -316,47 +316,6 @@ class Service:
                 {"text": segment.text, "start": segment.start, "end": segment.end, "uncertainty": uncertainty}
                 for segment, uncertainty in segments
             ],
-        }
-
-    def calibration(self, name: str | None) -> dict[str, Any]:
-        """The effect of thresholds on the answers that a model was calibrated on; no points without a calibration.
-
-        Raises:
-            HttpError: the model is unknown.
-        """
-        served = self.model(name)
-        policy = served.terms.policy
-        model = {"object": "calibration", "model": served.name, "threshold": policy.recorded_threshold}
-        calibration = policy.calibration
-        if calibration is None:
-            reason = "This model has no calibration, so the effect of a threshold is not known."
-            return {
-                **model,
-                "calibration_id": None,
-                "n": 0,
-                "curve": [],
-                "reason": reason,
-                "promise": None,
-                "drift": None,
-            }
-        sentences = report(calibration)
-        promise = f"Nothing is promised: {shortfall(calibration)}"
-        if calibration.kinds:
-            promise = "Nothing is promised: the promise is by kind, and no request can state the kind of its question."
-        elif calibration.keeps_a_promise:
-            at = f"{calibration.threshold:.3g}"
-            promise = f"Promised at {at}: {sentences['promise']} Another threshold promises nothing. " + " ".join(
-                f"{name.capitalize()}: {text}." for name, text in sentences.items() if name != "promise"
-            )
-        curve = [asdict(point) for point in risk_curve(calibration)]
-        return {
-            **model,
-            "calibration_id": calibration.id,
-            "n": calibration.n,
-            "curve": curve,
-            "reason": None if curve else "The answers of this calibration have no scores.",
-            "promise": promise,
-            "drift": None if served.terms.monitor is None else served.terms.monitor.in_words(),
         }
 
     def close(self) -> None:

@@ -257,7 +257,7 @@ def test_fields_at_their_defaults_are_in_no_file_and_so_in_no_id(tmp_path: Path)
     assert again.read_text() == CALIBRATION_PATH.read_text()
     assert Calibration.load(again) == shipped.require_intact()
     content = json.loads(again.read_text())
-    assert not {"copies", "tries", "kinds", "languages"} & content.keys()
+    assert not {"copies", "tries", "languages"} & content.keys()
     assert "stop" not in content["binding"]
 
     class Later(Calibration, frozen=True):

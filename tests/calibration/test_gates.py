@@ -60,7 +60,7 @@ def test_half_way_is_in_the_logarithm_where_scores_are_positive() -> None:
     assert found == pytest.approx([-1.0, 5e-7, 1e-4, 0.2, math.sqrt(4 * 4.0625)])
 
 
-@pytest.mark.parametrize("by", ["answer", "traffic", "hand", "two walks", "kinds"])
+@pytest.mark.parametrize("by", ["answer", "traffic", "hand", "two walks"])
 def test_no_decision_about_a_calibration_answer_hangs_on_rounding(by: str) -> None:
     rng = np.random.default_rng(5)
     for _ in range(20):
@@ -72,18 +72,15 @@ def test_no_decision_about_a_calibration_answer_hangs_on_rounding(by: str) -> No
             "traffic": {"copies": "keep"},  # half of the questions were asked twice
             "hand": {"by_hand": 70, "groups": range(120)},
             "two walks": {"robust": True},
-            "kinds": {"kind": ["a", "b"] * 60},
         }[by]
         if by == "traffic":
             scores[60:], again[60:], correct[60:] = again[:60], scores[:60], rng.random(60) > scores[:60] / 8
         made = calibrate(scores, correct, alpha=0.3, delta=0.1, **extra)
-        for one in made.kinds.values() or (made,):
-            assert one.threshold is not None
-            assert [one.lets_through(u) for u in scores] == [one.lets_through(u) for u in again]
-            assert not one.kinds
-            known = [(one.confidence(u), one.confidence(v)) for u, v in zip(scores, again, strict=True)]
-            assert all((a is None) == (b is None) for a, b in known)
-            assert all(abs(a - b) < 0.05 for a, b in known if a is not None and b is not None)
+        assert made.threshold is not None
+        assert [made.lets_through(u) for u in scores] == [made.lets_through(u) for u in again]
+        known = [(made.confidence(u), made.confidence(v)) for u, v in zip(scores, again, strict=True)]
+        assert all((a is None) == (b is None) for a, b in known)
+        assert all(abs(a - b) < 0.05 for a, b in known if a is not None and b is not None)
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 30)), min_size=1, max_size=140))

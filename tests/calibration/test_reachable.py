@@ -178,19 +178,6 @@ def test_it_is_offered_only_where_it_is_proved() -> None:
     assert by_hand.n_answered <= 60
 
 
-def test_each_kind_of_question_by_itself() -> None:
-    scores, correct = weak()
-    columns = [*scores, *range(100)], [*correct, *[True] * 100]
-    made = calibrate(*columns, kind=["hard"] * 80 + ["easy"] * 100, **RATES)
-    assert (made.kinds["hard"].threshold, made.kinds["easy"].reachable) == (None, None)
-    assert "Of the kind 'hard': At u <=" in shortfall(made)
-    policy = Policy.from_calibration(made, on_no_threshold="reachable")
-    hard, easy = policy.of_kind("hard").calibration, policy.of_kind("easy").calibration
-    assert hard is not None
-    assert hard.requested == 0.1
-    assert easy == made.kinds["easy"]
-
-
 def test_a_proposal_keeps_the_promise_that_was_reached() -> None:
     old = calibrate(*weak(), **RATES).reached()
     new = recalibrate(old, [-1.0] * 60, [(-1.0 - 1e-3 * i, True) for i in range(60)]).new

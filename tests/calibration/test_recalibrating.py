@@ -67,14 +67,6 @@ def test_it_is_refused_without_grades() -> None:
         recalibrate(none, [0.1], [(0.1, True)])
 
 
-def test_a_calibration_by_kind_is_refused_and_that_of_one_kind_keeps_it() -> None:
-    scores = np.linspace(0, 1, 200)
-    by_kind = calibrate(scores, scores < 0.8, alpha=0.2, delta=0.1, binding=BINDING, kind=["easy"] * 200)
-    with pytest.raises(CalibrationError, match="a promise for each kind of question"):
-        proposed(by_kind, wrong_from=0.5)
-    assert proposed(by_kind.kinds["easy"], wrong_from=0.5).new.kind == "easy"
-
-
 def test_a_calibration_of_several_engines_is_refused() -> None:
     """The log does not tell which of them answered, and their answers keep the promise each by themselves."""
     binding = BINDING.model_copy(update={"also": (EngineIdentity(fingerprint="f"),)})

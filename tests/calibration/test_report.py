@@ -7,7 +7,7 @@ import pytest
 
 from semgrad_guard.calibration import Calibration, calibrate
 from semgrad_guard.calibration.planning import plan
-from semgrad_guard.calibration.promise import report, shortfall
+from semgrad_guard.calibration.promise import report
 from semgrad_guard.pocket import CALIBRATION_PATH
 
 from .made_prompts import closed_book, drawn
@@ -51,13 +51,3 @@ def test_odd_records_have_a_report_too(made: Calibration) -> None:
     assert ("effect" in sentences) == (made.threshold is not None and made.n_tested == made.n)
     assert ("chance" in sentences) == (made.auroc is not None)
     assert made.threshold is not None or made.reason
-
-
-def test_kinds_that_keep_no_promise_make_none_together() -> None:
-    """All answers have a threshold, which promises nothing about questions of any kind."""
-    kinds = [f"kind {number // 5}" for number in range(40)]
-    made = calibrate([number / 40 for number in range(40)], [True] * 40, alpha=0.2, delta=0.1, kind=kinds)
-    assert made.threshold is not None
-    assert not made.keeps_a_promise
-    assert shortfall(made) == "All questions together keep it, and no kind of question by itself."
-    assert [one.keeps_a_promise for one in made.with_kinds] == [False] * 9

@@ -441,22 +441,3 @@ def test_the_report_is_in_the_record_and_on_the_terminal(calibrate: Run, tmp_pat
     assert "; a second turn is not promised" in sentences["prompts"]
     free = made_by(calibrate, tmp_path / "mixed.jsonl", tmp_path, "--estimator", "gnll")  # no answer is given anew
     assert (free.auroc, free.tries) == (pytest.approx(made.aurocs["gnll"]), 2)
-
-
-def test_each_kind_of_question_has_a_promise_of_its_own(
-    calibrate: Run, run: Run, right: Path, model_folder: Path, tmp_path: Path
-) -> None:
-    rows = [json.loads(line) for line in right.read_text().splitlines()]
-    mixed = [row | {"kind": "item" if number < 45 else "rare"} for number, row in enumerate(rows)]
-    result = calibrate(jsonl(tmp_path / "kinds.jsonl", mixed), "--by-kind")
-    assert result.exit_code == 0, result.stderr
-    assert "of each kind by itself" in flat(result.stdout)
-    assert "rare: 15 answers, no promise. Too few answers" in flat(result.stdout)
-    made = Calibration.load(tmp_path / "c.json")
-    assert [(one.n, one.threshold is None) for one in made.kinds.values()] == [(45, False), (15, True)]
-    fixed = ("ask", rows[0]["question"], "--model", model_folder, "--calibration", tmp_path / "c.json")
-    for kind, promised in ((("--kind", "item"), True), (("--kind", "rare"), False), ((), False)):
-        verdict = json.loads(run(*fixed, "--max-tokens", TOKENS, "--json", *kind).stdout)
-        assert (verdict["promised"], verdict["kind"]) == (promised, kind[1] if kind else None)
-    without = calibrate(right, "--by-kind")
-    assert "--by-kind needs the kind of each question" in flat(without.stderr)

@@ -89,7 +89,7 @@ def test_what_is_no_tag_is_refused(tag: Any) -> None:
 
 def test_languages_go_with_a_calibration(tmp_path: Path) -> None:
     answers = {"uncertainties": [0.1] * 60, "correct": [True] * 60, "alpha": 0.1, "delta": 0.1}
-    made = calibrate_scores(**answers, languages=iter(["fr", "de-AT"]), kind=["a"] * 60)
+    made = calibrate_scores(**answers, languages=iter(["fr", "de-AT"]))
     assert made.languages == ("de", "fr")
     assert Calibration.load(made.save(tmp_path / "c.json")) == made
     assert calibrate_scores(**answers).id != calibrate_scores(**answers, languages=["de"]).id

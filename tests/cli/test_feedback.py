@@ -34,8 +34,8 @@ def test_a_sheet_goes_out_and_comes_back(tmp_path: Path, run: Run) -> None:
     assert "3 grades are in the log; 3 of them are new, and count for a promise" in flat(result.stdout)
     assert "row 4 has 'maybe' under correct" in flat(result.stderr)
     assert "'dec_no' is passed over: there is no decision of this id" in flat(result.stderr)
-    again = run("feedback", sheet, "--log", path, "--sampling", "user")
-    assert "2 grades: the answer was graded right before (random): it counts once; it was not" in flat(again.stderr)
+    again = run("feedback", sheet, "--log", path)
+    assert "2 grades: the answer was graded right before (random): it counts once." in flat(again.stderr)
     run("sample", "--log", path, "--output", sheet)
     empty = run("sample", "--log", path, "--output", sheet)
     assert "no promised answer that was not drawn before" in flat(empty.stderr)
@@ -43,7 +43,7 @@ def test_a_sheet_goes_out_and_comes_back(tmp_path: Path, run: Run) -> None:
     assert run("feedback", tmp_path / "no.csv", "--log", path).exit_code == 1
     assert "there is no decision log at" in flat(run("feedback", sheet, "--log", tmp_path / "no.db").stderr)
     database = Database(path)
-    assert {feedback.sampling for _, feedback in database.decisions() if feedback} == {"user"}
+    assert {feedback.sampling for _, feedback in database.decisions() if feedback} == {"random"}
     database.close()
 
 
@@ -55,8 +55,9 @@ def test_a_proposal_is_a_file_of_its_own(tmp_path: Path, run: Run) -> None:
         changes = {"calibration_id": old.id, "threshold": old.threshold}
         ids = [written(log, 1, uncertainty=n / 100, **changes)[0] for n in range(60)]
         written(log, 40, action="abstain", promised=False, uncertainty=0.9, **changes)
+        log.database.mark_drawn(ids)
         for n, one in enumerate(ids):
-            log.feedback(one, right=n < 45, sampling="random")
+            log.feedback(one, right=n < 45)
     result = run("recalibrate", "--calibration", given, "--log", path, "--output", output)
     assert result.exit_code == 0, result.stderr
     assert "by the grades of 60 answers drawn at random, 15 of them wrong" in flat(result.stdout)

@@ -12,7 +12,6 @@ import pytest
 import torch
 from click.testing import Result
 
-from semgrad_guard.calibration import Calibration
 from semgrad_guard.errors import DataFileError, InputError
 from semgrad_guard.evaluation.band import Band, Decided, Measured
 
@@ -109,21 +108,6 @@ def test_unpromised_answers_are_no_coverage(gate: Run, band: Path) -> None:
     refused = gate("--system", "You are a pirate.", "--record")
     assert "Nothing is let through on these questions under the promise" in flat(refused.stderr)
     assert (refused.exit_code, Band.load(band).delivered > 0) == (1, True)
-
-
-def test_kinds_have_thresholds_of_their_own(gate: Run, run: Run, model_folder: Path, tmp_path: Path) -> None:
-    data = tmp_path / "right.jsonl"
-    rows = [json.loads(line) | {"kind": "ab"[i % 2]} for i, line in enumerate(data.read_text().splitlines())]
-    jsonl(data, rows)
-    made = tmp_path / "kinds.json"
-    run(
-        *("calibrate", "--model", model_folder, "--data", data, "--output", made, "--max-tokens", TOKENS),
-        *("--by-kind", "--alpha", 0.2),
-    )
-    assert Calibration.load(made).keeps_a_promise
-    assert gate("--record", "--calibration", made).exit_code == 0
-    jsonl(data, [row | {"kind": "c"} for row in rows])
-    assert gate("--calibration", made).exit_code == 1  # other kinds are other questions
 
 
 @pytest.mark.parametrize(

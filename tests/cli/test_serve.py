@@ -17,7 +17,7 @@ import httpx
 
 from semgrad_guard.decision_log.decision_log import DecisionLog
 from semgrad_guard.decision_log.entries import Facts
-from semgrad_guard.records import Verdict
+from semgrad_guard.records import SentenceVerdict, Verdict
 from tests.steps import LIMIT
 from tests.warm_python import WarmPython
 
@@ -67,7 +67,8 @@ def test_decisions_are_shown(tmp_path: Path, run: Run) -> None:
     with DecisionLog(tmp_path / "log.db") as log:
         first = str(log.write(verdict, facts=Facts(served="s")))
         log.write(verdict.model_copy(update={"action": "abstain", "drift": True}))
-        log.feedback(first, right=True, sampling="random")
+        log.database.mark_drawn([first])
+        log.feedback(first, right=True)
     shown = flat(run("decisions", "--log", tmp_path / "log.db").stdout)
     assert "decisions answer escalate abstain unscored drift coverage" in shown
     assert "since 7d 2 1 0 1 0 1 0.50" in shown
@@ -76,8 +77,11 @@ def test_decisions_are_shown(tmp_path: Path, run: Run) -> None:
     assert json.loads(run("decisions", "--log", tmp_path / "log.db", "--json").stdout)["summary"]["coverage"] == 0.5
     with DecisionLog(tmp_path / "log.db") as log:
         log.write(verdict.model_copy(update={"action": "abstain", "enforced": False}))
+        judged = (SentenceVerdict(start=0, end=3, uncertainty=0.2), SentenceVerdict(start=3, end=3, action="drop"))
+        log.write(verdict.model_copy(update={"sentences": judged}))
     shown = flat(run("decisions", "--log", tmp_path / "log.db").stdout)
-    assert "since 7d 3 2 0 1 0 1 0.67" in shown
+    assert "since 7d 4 3 0 1 0 1 0.75" in shown
+    assert "Partly withheld: some sentences of 1 answers were left out." in shown
     assert "Flagged: 1 answers went out against the advice" in shown
     assert run("decisions", "--log", tmp_path / "log.db", "--csv").stdout.splitlines()[1].endswith(",answer")
     assert "Promise of calibration" not in shown

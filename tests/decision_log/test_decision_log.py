@@ -25,9 +25,8 @@ pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
 
 from semgrad_guard.decision_log.database import Database
 from semgrad_guard.decision_log.decision_log import DecisionLog
-from semgrad_guard.decision_log.entries import Decision, Facts, Summary, by_day, parse_since
+from semgrad_guard.decision_log.entries import Decision, Facts, parse_since
 from tests.ports import free_port
-from tests.steps import LIMIT
 
 OPTIONS = GenerationOptions(max_tokens=4)
 
@@ -51,7 +50,7 @@ def test_the_sentences_of_an_answer_are_in_its_row(tmp_path: Path) -> None:
     with DecisionLog(tmp_path / "log.db") as log:
         log.write(verdict("A is one.", draft="A is one. B is two.", sentences=judged))
         log.write(verdict())
-        assert log.flush(timeout=LIMIT)
+        assert log.flush()
         (whole, _), (part, _) = log.database.decisions()
     assert (part.sentences, whole.sentences) == (judged, None)
     assert part.without_score().sentences is None
@@ -61,8 +60,9 @@ def test_a_decision_is_a_row(tmp_path: Path) -> None:
     with DecisionLog(tmp_path / "log.db") as log:
         one = log.write(verdict(), seconds=1.5, facts=Facts(request_id="r", served="s", question="secret question"))
         other = log.write(verdict("no", action="abstain", draft="secret draft"))
-        log.feedback(str(one), right=False, sampling="random")
-        assert log.flush(timeout=LIMIT)
+        log.database.mark_drawn([str(one)])
+        log.feedback(str(one), right=False)
+        assert log.flush()
         assert log.pending == 0
         found = log.database.decisions()
     assert {decision.id for decision, _ in found} == {one, other}
@@ -173,9 +173,9 @@ def test_a_locked_file_costs_neither_ids_nor_decisions(tmp_path: Path, caplog: p
             ids += [log.write(verdict("an answer")) for _ in range(3)]
             assert log.feedback(str(ids[-1]), right=True).decision_id == ids[-1]
             assert log.pending == 4
-            assert log.flush(timeout=0.5) is False
+            assert log.flush() is False
             assert len(log.database.decisions()) == 1  # readers do not wait for the lock
-        assert log.flush(timeout=LIMIT)
+        assert log.flush()
         assert log.pending == 0
         ids.append(log.write(verdict()))
         assert log.pending == 0  # in the file itself again
@@ -192,7 +192,7 @@ def test_the_database_may_be_away(tmp_path: Path) -> None:
     try:
         ids = {log.write(verdict()) for _ in range(3)}
         assert None not in ids
-        assert log.flush(timeout=0.2) is False
+        assert log.flush() is False
         assert log.pending == 3
         with pytest.raises(DecisionLogError, match="cannot be used"):
             log.database.decisions()
@@ -220,14 +220,14 @@ def test_an_unreachable_log_says_why_once(tmp_path: Path, caplog: pytest.LogCapt
         while not (errors := [record for record in caplog.records if record.levelname == "ERROR"]):
             threading.Event().wait(0.01)
         assert log.write(verdict("the secret answer")) is not None
-        assert log.flush(timeout=2.5) is False  # it has been tried again
+        assert log.flush() is False  # it has been tried again
         assert [record for record in caplog.records if record.levelname == "ERROR"] == errors
         assert why in errors[0].getMessage()
         assert "a-password" not in caplog.text
         assert "secret" not in caplog.text
         if kind == "no folder":
             (tmp_path / "away").mkdir()
-            assert log.flush(timeout=LIMIT)
+            assert log.flush()
             assert "the decision log is up to date again" in caplog.text
 
 
@@ -283,28 +283,17 @@ def test_pages_and_forgetting(tmp_path: Path) -> None:
     with DecisionLog(tmp_path / "log.db") as log:
         ids = [str(log.write(verdict(action=action))) for action in ("answer", "abstain", "answer")]
         log.feedback(ids[0], right=True)
-        log.flush(timeout=LIMIT)
+        log.flush()
         read: Callable[..., Any] = log.database.decisions
         assert [decision.id for decision, _ in read(limit=2)] == [ids[2], ids[1]]
         assert [decision.id for decision, _ in read(before=ids[1])] == [ids[0]]
         assert [decision.id for decision, _ in read(action="abstain")] == [ids[1]]
-        assert read(until=datetime.now(UTC) - timedelta(days=1)) == []
+        assert read(since=datetime.now(UTC) + timedelta(days=1)) == []
         assert read(before="nothing") == []
         with pytest.raises(InputError, match="no decision"):
             log.feedback("dec_nothing", right=True)
         assert log.database.forget(datetime.now(UTC) + timedelta(seconds=1)) == 3
         assert read() == []
-
-
-def test_a_summary() -> None:
-    made = [verdict(uncertainty=u, action=a) for u, a in ((0.1, "answer"), (0.3, "abstain"), (None, "abstain"))]
-    rows = [(Decision.of(verdict, seconds=2.0, facts=Facts(), text=False), None) for verdict in made]
-    found = Summary.of("all", rows)
-    assert (found.decisions, found.answer, found.abstain, found.unscored) == (3, 1, 2, 1)
-    assert found.coverage == pytest.approx(1 / 3)
-    assert found.median_uncertainty == pytest.approx(0.2)
-    assert [day.decisions for day in by_day(rows)] == [3]
-    assert Summary.of("none", []).coverage is None
 
 
 def test_times() -> None:
@@ -318,24 +307,12 @@ def test_times() -> None:
 
 
 def test_what_cannot_be_a_log(tmp_path: Path) -> None:
-    for url in ("nonsense://x", "postgresql+nodriver://host/x"):
-        with pytest.raises(InputError, match=r"cannot be used|cannot be read"):
+    for url in ("nonsense://x", "postgresql+nodriver://host/x", "mysql+pymysql://host/x", "://"):
+        with pytest.raises(InputError, match="is no decision log"):
             DecisionLog(url, journal=tmp_path / "journal")
-    with pytest.raises(InputError, match="needs journal"):
-        DecisionLog("sqlite://")
     (tmp_path / "file").write_text("")
     with pytest.raises(DecisionLogError, match=r"cannot be kept"):
         DecisionLog(tmp_path / "log.db", journal=tmp_path / "file" / "x")
-
-
-def test_a_newer_log_is_refused(tmp_path: Path) -> None:
-    with DecisionLog(tmp_path / "log.db") as log:
-        log.write(verdict())
-    with sqlite3.connect(tmp_path / "log.db") as connection:
-        connection.execute("insert into semgrad_guard_schema values (99)")
-    connection.close()
-    with pytest.raises(DecisionLogError, match="newer version"):
-        rows(tmp_path / "log.db")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="rights of groups and others")

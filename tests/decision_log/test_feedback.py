@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,14 @@ def written(log: DecisionLog, count: int, **changes: Any) -> list[str]:
     return [str(log.write(verdict(**{**PROMISED, **changes}), facts=facts)) for _ in range(count)]
 
 
-def test_the_way_of_sampling_is_the_logs_own_where_it_has_drawn(tmp_path: Path) -> None:
+def graded(log: DecisionLog, ids: Sequence[str], *, right: bool) -> None:
+    """Draw these answers, and grade them."""
+    log.database.mark_drawn(ids)
+    for one in ids:
+        assert log.feedback(one, right=right).sampling == "random"
+
+
+def test_only_the_log_makes_a_grade_a_random_one(tmp_path: Path) -> None:
     with DecisionLog(tmp_path / "log.db") as log:
         ids = written(log, 30)
         others = written(log, 3, promised=False) + written(log, 3, action="abstain")
@@ -38,27 +45,25 @@ def test_the_way_of_sampling_is_the_logs_own_where_it_has_drawn(tmp_path: Path) 
         log.database.mark_drawn([one.id for one in drawn])
         again = log.database.draw(100, since=datetime.now(UTC) - DAY)
         assert {one.id for one in again} == set(ids) - {one.id for one in drawn}
-        log.feedback(again[-1].id, right=True, sampling="random")  # drawn in another way
-        assert len(log.database.draw(100, since=datetime.now(UTC) - DAY)) == 19
         assert log.database.draw(5, since=datetime.now(UTC) + DAY) == []
         chosen = log.feedback(drawn[0].id, right=True)
         assert (chosen.sampling, chosen.note) == ("random", None)
         complaint = log.feedback(again[0].id, right=False)
         assert complaint.sampling == "user"
-        assert "not drawn at random (user)" in str(complaint.note)
-        assert "was not promised" in str(log.feedback(others[0], right=True, sampling="random").note)
-        assert "was not promised" in str(log.feedback(others[-1], right=True, sampling="random").note)
+        assert "has not drawn it at random" in str(complaint.note)
+        for one in (others[0], others[-1]):
+            assert "was not promised" in str(log.feedback(one, right=True).note)
 
 
 @pytest.mark.parametrize(
     ("second", "says"),
-    [(True, "graded right before (random): it counts once"), (False, "the latest of a random sample counts")],
+    [(True, "graded right before (random): it counts once"), (False, "the latest grade counts")],
 )
 def test_a_second_grade_is_kept_and_named(tmp_path: Path, second: bool, says: str) -> None:
     with DecisionLog(tmp_path / "log.db") as log:
         (one,) = written(log, 1)
-        log.feedback(one, right=True, sampling="random")
-        entry = log.feedback(one, right=second, sampling="random")
+        graded(log, [one], right=True)
+        entry = log.feedback(one, right=second)
         assert says in str(entry.note)
         assert log.database.count() == 3
         ((_, latest),) = log.database.decisions()
@@ -77,37 +82,19 @@ def test_a_guard_takes_feedback(tmp_path: Path, language_model: LanguageModel) -
         ((decision, _),) = log.database.decisions()
         assert (decision.alpha, decision.delta) == (0.2, 0.1)
         (other,) = written(log, 1)
-        assert "calibration c1, which decides no longer" in str(guard.feedback(other, True, sampling="random").note)
+        log.database.mark_drawn([other])
+        assert "calibration c1, which decides no longer" in str(guard.feedback(other, True).note)
         with pytest.raises(InputError, match="no decision"):
             guard.feedback("dec_nothing", True)
     with pytest.raises(InputError, match="this guard has none"):
         Guard(language_model, Policy(threshold=1.0), options=options).feedback("dec_x", True)
 
 
-def test_a_log_of_an_older_version_is_opened(tmp_path: Path) -> None:
-    """Its rows stay, and have no promise; what an older server still writes is taken, too."""
-    path = tmp_path / "log.db"
-    with DecisionLog(path) as log:
-        (old,) = written(log, 1)
-    with sqlite3.connect(path) as connection:
-        connection.execute("drop index ix_semgrad_guard_decisions_drawn")
-        for name in ("alpha", "delta", "drawn", "sentences"):
-            connection.execute(f"alter table semgrad_guard_decisions drop column {name}")
-        connection.execute("delete from semgrad_guard_schema where version >= 2")
-    connection.close()
-    with DecisionLog(path) as log:
-        (new,) = written(log, 1)
-        found = {decision.id: decision for decision, _ in log.database.decisions()}
-        assert (found[old].alpha, found[new].alpha) == (None, 0.1)
-        assert "older than the log's watch" in str(log.feedback(old, right=True, sampling="random").note)
-
-
-def test_a_guard_decides_by_the_calibrations_of_kinds(language_model: LanguageModel, tmp_path: Path) -> None:
-    made = calibrate([0.1, 0.2], [True, True], alpha=0.1, delta=0.1, kind=["easy", "hard"])
+def test_a_guard_names_the_calibration_that_decides(language_model: LanguageModel, tmp_path: Path) -> None:
+    made = calibrate([0.1, 0.2], [True, True], alpha=0.1, delta=0.1)
     with DecisionLog(tmp_path / "log.db") as log:
         guard = Guard(language_model, Policy.from_calibration(made), log=log)
-        for one in (made, *made.kinds.values()):
-            (current,) = written(log, 1, calibration_id=one.id)
-            assert guard.feedback(current, True, sampling="random").note is None
-        (older,) = written(log, 1, calibration_id="older")
-        assert "calibration older, which decides no longer" in str(guard.feedback(older, True, sampling="random").note)
+        current, older = (*written(log, 1, calibration_id=made.id), *written(log, 1, calibration_id="older"))
+        log.database.mark_drawn([current, older])
+        assert guard.feedback(current, True).note is None
+        assert "calibration older, which decides no longer" in str(guard.feedback(older, True).note)

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from semgrad_guard.calibration.promise import PromiseState
+
 pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
 
-from semgrad_guard.decision_log.decision_log import DecisionLog, WatchedPromise
+from semgrad_guard.decision_log.decision_log import DecisionLog
 from tests.steps import LIMIT
 
 from .test_decision_log import verdict
-from .test_feedback import written
+from .test_feedback import graded, written
 
 
 def test_only_random_grades_of_promised_answers_count(tmp_path: Path) -> None:
@@ -21,50 +23,43 @@ def test_only_random_grades_of_promised_answers_count(tmp_path: Path) -> None:
         others = written(log, 9, promised=False)
         others += written(log, 9, action="escalate", escalated=verdict("another answer"))
         ids, later = written(log, 30), written(log, 3, calibration_id="c2")
-        for one in ids[:20]:
-            log.feedback(one, right=True, sampling="random")
+        graded(log, ids[:20], right=True)
+        graded(log, others, right=False)
         for one in ids[20:]:
-            log.feedback(one, right=False, sampling="user")
-            log.feedback(one, right=False, sampling="all")
-        for one in others:
-            log.feedback(one, right=False, sampling="random")
+            log.feedback(one, right=False)
         first, second = log.promises()
         assert [first.calibration_id, second.calibration_id] == ["c2", "c1"]
-        assert (second.state.labels, second.state.wrong, second.state.alpha) == (20, 0, 0.1)
-        assert (first.state.labels, first.state.state) == (0, "unknown")
-        log.database.mark_drawn([ids[0], *later])
+        assert (second.labels, second.wrong, second.alpha) == (20, 0, 0.1)
+        assert (first.labels, first.state) == (0, "unknown")
+        log.database.mark_drawn(later)
         assert [one.ungraded for one in log.promises()] == [3, 0]
         assert "3 drawn answers are not graded yet" in str(log.promises()[0])
 
 
-def test_a_corrected_grade_counts_as_corrected_and_a_complaint_does_not_correct(tmp_path: Path) -> None:
+def test_a_corrected_grade_counts_as_corrected(tmp_path: Path) -> None:
     with DecisionLog(tmp_path / "log.db") as log:
         ids = written(log, 40)
-        for one in ids:
-            log.feedback(one, right=False, sampling="random")
-        assert log.promises()[0].state.state == "broken"
-        for one in ids:
-            log.feedback(one, right=True, sampling="random")
-        log.feedback(ids[0], right=False, sampling="user")
+        graded(log, ids, right=False)
+        assert log.promises()[0].state == "broken"
+        graded(log, ids, right=True)
         (found,) = log.promises()
-        assert (found.state.state, found.state.labels, found.state.wrong) == ("kept", 40, 0)
+        assert (found.state, found.labels, found.wrong) == ("kept", 40, 0)
 
 
 def test_a_callback_is_called_once_for_grades_by_any_process(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    notified, event = list[WatchedPromise](), threading.Event()
+    notified, event = list[PromiseState](), threading.Event()
 
-    def tell(promise: WatchedPromise) -> None:
+    def tell(promise: PromiseState) -> None:
         notified.append(promise)
         event.set()
         raise ValueError("the user's own error")
 
     with DecisionLog(tmp_path / "log.db", on_promise=tell) as log, DecisionLog(tmp_path / "log.db") as other:
-        for one in written(log, 30):
-            other.feedback(one, right=False, sampling="random")
+        graded(other, written(log, 30), right=False)
         assert event.wait(LIMIT)
-        assert log.watched[0].state.state == "broken"
+        assert log.watched[0].state == "broken"
         log.promises()
-    assert [promise.state.state for promise in notified] == ["broken"]
+    assert [promise.state for promise in notified] == ["broken"]
     assert "the callback for changed promises failed" in caplog.text
     with DecisionLog(tmp_path / "log.db", on_promise=notified.append):
         pass

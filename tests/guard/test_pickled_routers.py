@@ -15,7 +15,6 @@ from semgrad_guard.guard import Router, unscored
 pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
 
 from semgrad_guard.decision_log.decision_log import DecisionLog
-from tests.steps import LIMIT
 
 
 def test_a_router_with_a_log_and_a_monitor(tmp_path: Path) -> None:
@@ -29,7 +28,7 @@ def test_a_router_with_a_log_and_a_monitor(tmp_path: Path) -> None:
         assert other == router
         assert other.terms.log is not None
         assert other.terms.log.write(unscored("text", reason="none")) is not None
-        assert log.flush(timeout=LIMIT)
+        assert log.flush()
         assert len(log.database.decisions()) == 1
         assert other.terms.monitor is not None
         assert other.terms.monitor.add(0.5).n == 2

@@ -23,7 +23,6 @@ from semgrad_guard.guard import DecisionSink
 pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
 
 from semgrad_guard.decision_log.decision_log import DecisionLog
-from tests.steps import LIMIT
 
 NONE = Policy(threshold=-1.0)
 Ask = Callable[[LanguageModel, DecisionSink], Any]
@@ -82,7 +81,7 @@ def test_a_door_writes_its_decisions_down(
     model = make_language_model(max_position_embeddings=2048)
     with DecisionLog(tmp_path / "log.db") as log:
         decision_id = ask(model, log)
-        assert log.flush(timeout=LIMIT)
+        assert log.flush()
         ((decision, _),) = log.database.decisions()
     assert decision.id == decision_id
     assert (decision.action, decision.model) == ("abstain", "random-llama")

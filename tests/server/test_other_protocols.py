@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Policy, calibrate
+from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel
 from semgrad_guard.server.completions import LIMIT_HEADER
 from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.upstream import RemoteServer, Upstream
@@ -115,32 +115,6 @@ async def test_a_response_has_the_parts_of_a_chats_message(serve: Serve) -> None
         for name in ("scoring_ms", "escalated_from"):
             one["semgrad_guard"].pop(name, None)
     assert last == body
-
-
-KIND = {"kind": "easy"}
-
-
-@pytest.mark.parametrize(("path", "body"), [(CHAT, asking()), (TEXT, prompting()), (RESPONSES, responding())])
-async def test_no_request_states_the_kind_of_its_question(serve: Serve, path: str, body: dict[str, Any]) -> None:
-    """A client would choose the threshold of its own answer."""
-    scores, kinds = [i / 100 for i in range(100)], ["easy"] * 100 + ["hard"] * 100
-    right = [True] * 100 + [False] * 100
-    calibration = calibrate([*scores, *(1 + score for score in scores)], right, alpha=0.2, delta=0.1, kind=kinds)
-    assert "easy" in calibration.kinds
-    async with serve(Policy.from_calibration(calibration), mode="annotate", overridable=frozenset({"mode"})) as client:
-        refused = [
-            await client.post(path, json={**body, "semgrad_guard": {"mode": "annotate", **KIND}}),
-            await client.post(path, json={**body, "stream": True, "semgrad_guard": KIND}),
-            await client.post(path, json={**body, **KIND}),
-        ]
-        headers = {"x-semgrad-guard-kind": "easy", "semgrad_guard": json.dumps(KIND)}
-        marked = await client.post(f"{path}?kind=easy", json={**body, "metadata": KIND}, headers=headers)
-    assert [response.status_code for response in refused] == [400, 400, 400]
-    assert all("kind" in response.json()["error"]["message"] for response in refused)
-    assert marked.status_code == 200
-    record = marked.json()["semgrad_guard"]
-    assert (record["kind"], record["calibration_id"]) == (None, calibration.id)
-    assert record["promised"] is False
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -10,7 +10,6 @@ import pytest
 from semgrad_guard import LanguageModel, calibrate
 from semgrad_guard.calibration import DriftMonitor
 from semgrad_guard.decision_log.decision_log import DecisionLog
-from tests.steps import LIMIT
 
 from .conftest import ALL, NONE, OPTIONS, Serve, asking, events
 
@@ -85,7 +84,7 @@ async def test_an_error_in_the_answers_place_is_a_decision_too(serve: Serve, tmp
             response = await client.post(CHAT, json=asking())
             assert response.status_code == 422
             decision_id = response.headers["x-semgrad-guard-decision-id"]
-        assert log.flush(timeout=LIMIT)
+        assert log.flush()
         assert [decision.id for decision, _ in log.database.decisions()] == [decision_id]
 
 
@@ -147,8 +146,6 @@ async def test_what_is_delivered_counts_as_delivered(serve: Serve, tmp_path: Pat
             assert 'semgrad_guard_requests_total{action="answer",model="tiny"} 1.0' in text
             assert 'semgrad_guard_flagged_total{model="tiny"} 1.0' in text
             assert 'action="abstain"' not in text
-            total = (await client.get("/v1/decisions/summary")).json()["total"]
-            assert (total["answer"], total["abstain"], total["flagged"], total["coverage"]) == (1, 0, 1, 1.0)
             listed = (await client.get("/v1/decisions", params={"action": "answer"})).json()["data"]
             assert [(row["action"], row["enforced"], row["delivery"]) for row in listed] == [
                 ("abstain", False, "answer")

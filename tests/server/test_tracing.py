@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 
 from .conftest import ALL, NONE, OPTIONS, Serve, asking
@@ -23,8 +22,6 @@ from semgrad_guard.adapters.traces import EvaluationLog
 from semgrad_guard.decision_log.decision_log import DecisionLog
 from semgrad_guard.guard import unscored
 from semgrad_guard.guard.verdicts import UNSCORED
-from semgrad_guard.server.app import make_app
-from semgrad_guard.server.service import Service
 
 CHAT = "/v1/chat/completions"
 
@@ -112,14 +109,3 @@ async def test_an_event_without_a_span_and_with_a_log(serve: Serve, exported: Ex
             with exported.tracer_provider.get_tracer("mine").start_as_current_span("mine"):
                 await client.post(CHAT, json=asking())
     assert [event.span_id != 0 for event in exported.events] == [False, False, True]
-
-
-async def test_what_a_gateway_asks_is_an_event_too(make_served: Any, exported: Exported) -> None:
-    app = make_app(Service([make_served(NONE)], **exported.service))
-    body = {"input_type": "response", "texts": ["a draft"], "structured_messages": asking()["messages"]}
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
-        await client.post("/beta/litellm_basic_guardrail_api", json=body)
-        await client.post("/v1/score", json={"messages": body["structured_messages"], "text": "a draft"})
-    (event,) = exported.events  # a score is advice, and no decision
-    assert event.attributes["gen_ai.evaluation.score.label"] == "abstain"
-    assert "a draft" not in str(event)

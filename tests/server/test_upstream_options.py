@@ -11,10 +11,7 @@ import pytest
 from semgrad_guard import HybridGrad, LanguageModel, Policy, calibrate
 from semgrad_guard.guard import binding_of
 from semgrad_guard.records import Message
-from semgrad_guard.server.app import make_app
-from semgrad_guard.server.gateway import PATH
 from semgrad_guard.server.scheduler import Scheduler
-from semgrad_guard.server.service import ServedModel, Service
 from semgrad_guard.server.upstream import RemoteServer, Upstream
 from semgrad_guard.server.writing import ForeignText
 
@@ -72,17 +69,3 @@ async def test_options_that_the_calibration_did_not_have_are_not_promised(
             assert any(f"the option {name} of the call" in reason for name in option for reason in record["unfamiliar"])
         for cut in ({"max_tokens": 1}, {"stop": ["x"]}):
             assert not (await record_of(**cut))["promised"], cut
-
-
-async def test_a_gateway_does_not_tell_its_options_and_nothing_is_promised(make_served: Any, scorer: Scheduler) -> None:
-    served: ServedModel = make_served(await served_policy(scorer), scheduler=scorer)
-    body = {
-        "input_type": "response",
-        "texts": [SAID],
-        "structured_messages": [{"role": "user", "content": "hello"}],
-    }
-    app = make_app(Service([served]))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
-        (record,) = (await client.post(PATH, json=body)).json()["semgrad_guard"]
-    assert not record["promised"]
-    assert record["unfamiliar"] == ["LiteLLM does not send the options of the call (its temperature, for instance)"]

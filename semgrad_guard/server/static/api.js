@@ -87,7 +87,12 @@ export const ACTIONS = { answer: "Let through", escalate: "Escalated", abstain: 
 const FLAGGED = { escalate: "Delivered (advice: escalate)", abstain: "Delivered (advice: withhold)" };
 // What became of an answer: where nothing is enforced, its action is advice, and it was delivered.
 export const delivery = ({ action, enforced }) => enforced ? action : "answer";
-export const outcome = (verdict) => ({
+// Some sentences of the answer went out, and others did not.
+const isPart = (verdict) => {
+  const shown = (verdict.sentences ?? []).map(({ action }) => ["deliver", "mark"].includes(action));
+  return verdict.partly_withheld ?? (verdict.enforced && verdict.action === "answer" && shown.includes(true) && shown.includes(false));
+};
+export const outcome = (verdict) => isPart(verdict) ? { label: "Partly withheld", className: "escalate" } : {
   label: verdict.enforced ? ACTIONS[verdict.action] : FLAGGED[verdict.action] ?? ACTIONS.answer,
   className: verdict.enforced || verdict.action === "answer" ? verdict.action : "flagged",
-});
+};

@@ -1,4 +1,4 @@
-import { ACTIONS, element, json, number, outcome, percent, withKey } from "./api.js";
+import { element, json, number, outcome, percent, withKey } from "./api.js";
 
 const $ = (name) => document.querySelector(name);
 const COLUMNS = ["Time", "Outcome", "Uncertainty", "Threshold", "P(correct)", "Promised", "Took", "Model", "Why", "Right?"];
@@ -44,44 +44,14 @@ async function promises() {
   $("#promises").hidden = false;
 }
 
-function share(day) {
-  const label = Object.keys(ACTIONS).map((action) => `${day[action]} ${ACTIONS[action].toLowerCase()}`).join(", ");
-  const made = svg("svg", { class: "share", viewBox: "0 0 100 10", preserveAspectRatio: "none", role: "img", "aria-label": label });
-  let x = 0;
-  for (const action of Object.keys(ACTIONS)) {
-    const width = day.decisions ? 100 * day[action] / day.decisions : 0;
-    made.append(svg("rect", { class: action, x, y: 0, width, height: 10 }));
-    x += width;
-  }
-  return element("td", { role: "cell" }, [made]);
-}
 const query = (more = {}) => new URLSearchParams({ since: $("#since").value, ...($("#action").value && { action: $("#action").value }), ...more });
 
-function grades(feedback) {
-  const parts = Object.entries(feedback).map(([sampling, { right, wrong }]) => `${right} right, ${wrong} wrong (${sampling})`);
-  return parts.join("; ") || "–";
-}
-
-async function days() {
-  const found = await json(`/v1/decisions/summary?${new URLSearchParams({ since: $("#since").value })}`);
-  const names = ["Day", "Decisions", "", "Let through", "Flagged", "Escalated", "Withheld", "No score", "Promised", "Drift alarm", "Median", "Graded"];
-  const rows = [...found.days, found.total].map((day) => line(names, [
-    element("th", { scope: "row", role: "rowheader", textContent: day.label }), cell(day.decisions, "number"), share(day),
-    cell(percent(day.coverage), "number"), cell(day.flagged, "number"), cell(day.escalate, "number"), cell(day.abstain, "number"), cell(day.unscored, "number"),
-    cell(day.promised, "number"), cell(day.drifted ? `on ${day.drifted}` : "none"), cell(number(day.median_uncertainty), "number"),
-    cell(grades(day.feedback)),
-  ]));
-  $("#days table").replaceChildren(head(names), element("tbody", { role: "rowgroup" }, rows));
-  $("#days .cut")?.remove();
-  if (!found.complete) $("#days").append(element("p", { className: "note cut", textContent: "These are the latest decisions only; the command semgrad-guard decisions counts all of them." }));
-  $("#days").hidden = false;
-}
-
+// People grade what they can read: a log without texts has a sheet for it (semgrad-guard sample).
 function graded(decision) {
   const made = cell("", "");
-  const show = (feedback) => made.replaceChildren(`${feedback.right ? "Right" : "Wrong"} (${feedback.sampling})`);
+  const show = (feedback) => made.replaceChildren(`${feedback.right ? "Right" : "Wrong"}${feedback.sampling === "random" ? " (drawn)" : ""}`);
   if (decision.feedback) { show(decision.feedback); return made; }
-  if (decision.delivery !== "answer" && !decision.escalated_to) { made.textContent = "–"; return made; }
+  if (decision.delivery === "abstain" || !decision.question || !decision.delivered) { made.textContent = "–"; return made; }
   for (const [label, right] of [["Right", true], ["Wrong", false]]) {
     const button = element("button", { type: "button", className: "plain", textContent: label, ariaLabel: `${label}: ${decision.id}` });
     button.addEventListener("click", async () => {
@@ -89,7 +59,7 @@ function graded(decision) {
         const given = await withKey(() => json("/v1/feedback", { decision_id: decision.id, right }));
         show(given);
         say(given.note ? `Kept: ${given.note}.` : "Kept: it counts for the promise.");
-        await Promise.all([days(), promises()]);
+        await promises();
       } catch (error) { say(error.message, true); }
     });
     made.append(button);
@@ -128,7 +98,6 @@ async function show() {
   say("");
   try {
     await withKey(promises);
-    await withKey(days);
     await withKey(() => list(null));
   } catch (error) { say(error.message, true); }
 }

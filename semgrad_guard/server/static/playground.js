@@ -134,71 +134,6 @@ function words(verdict) {
   ];
 }
 
-class GuardThreshold extends HTMLElement {
-  // `curve` are points of rising threshold with the coverage and the error rate that the calibration's answers had.
-  load(calibration) {
-    this.calibration = calibration;
-    this.hidden = false;
-    const title = element("h2", { textContent: "Threshold" });
-    if (!calibration.curve.length) {
-      this.replaceChildren(title, element("p", { textContent: calibration.reason }));
-      return;
-    }
-    const { curve } = calibration;
-    const at = calibration.threshold === null ? 0 : curve.findLastIndex((point) => point.threshold <= calibration.threshold);
-    this.slider = element("input", { id: "threshold", type: "range", min: 0, max: curve.length - 1, value: Math.max(0, at) });
-    this.slider.addEventListener("input", () => this.move());
-    this.words = element("p", { id: "threshold-words" });
-    this.picture = element("div");
-    this.replaceChildren(
-      title,
-      element("p", { className: "note" }, [
-        element("span", { className: "key-coverage", textContent: "Coverage" }), " is the share of answers let through, ",
-        element("span", { className: "key-risk", textContent: "risk" }), ` the share of those that are wrong, both on the ${calibration.n} answers of the calibration.`,
-      ]),
-      this.picture,
-      element("label", { htmlFor: "threshold", textContent: "Let through up to" }), this.slider, this.words,
-      element("p", { className: "note", textContent: calibration.promise }),
-      ...(calibration.drift ? [element("p", { className: calibration.drift.startsWith("Drift") ? "error" : "note", textContent: calibration.drift })] : []),
-    );
-    this.move();
-  }
-
-  mark(uncertainty) {
-    this.own = uncertainty ?? null;
-    if (this.calibration?.curve.length) this.move();
-  }
-
-  move() {
-    const { curve } = this.calibration, here = curve[this.slider.value];
-    const own = this.own === null || this.own === undefined ? "" : ` The answer shown (${number(this.own)}) would be ${this.own <= here.threshold ? "let through" : "withheld"}.`;
-    this.words.textContent = `Threshold ${number(here.threshold)}: coverage ${percent(here.coverage)}, risk ${percent(here.risk)}.${own}`;
-    this.slider.ariaValueText = this.words.textContent;
-    this.picture.replaceChildren(drawn(curve, Number(this.slider.value), this.own));
-  }
-}
-customElements.define("guard-threshold", GuardThreshold);
-
-function drawn(curve, at, own) {
-  const svg = (name, attributes, text) => {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
-    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-    if (text) made.textContent = text;
-    return made;
-  };
-  const x = (index) => 44 + (index / Math.max(1, curve.length - 1)) * 268, y = (share) => 130 - share * 118;
-  const line = (name) => curve.map((point, index) => `${index ? "L" : "M"}${x(index).toFixed(1)} ${y(point[name]).toFixed(1)}`).join("");
-  const made = svg("svg", { class: "curve", viewBox: "0 0 320 150", role: "img", "aria-label": "Coverage and risk against the threshold" });
-  for (const share of [0, 0.5, 1]) made.append(svg("path", { class: "axis", d: `M44 ${y(share)}H312` }), svg("text", { x: 2, y: y(share) + 4 }, `${100 * share} %`));
-  made.append(svg("path", { class: "coverage", d: line("coverage") }), svg("path", { class: "risk", d: line("risk") }));
-  made.append(svg("path", { class: "here", d: `M${x(at)} 8V134` }));
-  if (own !== null && own !== undefined) {
-    const index = curve.findIndex((point) => point.threshold >= own);
-    made.append(svg("circle", { class: "own", cx: x(index < 0 ? curve.length - 1 : index), cy: 140, r: 4 }));
-  }
-  return made;
-}
-
 const models = new Map();
 const answered = [];
 let running = null, shownLast = null;
@@ -209,12 +144,13 @@ async function begin() {
     models.set(model.id, model.semgrad_guard);
     $("#model").append(element("option", { value: model.id, textContent: model.id }));
   }
-  await choose();
+  choose();
 }
 
-async function choose() {
-  const found = await withKey(() => json(`/v1/calibration?model=${encodeURIComponent($("#model").value)}`));
-  $("guard-threshold").load(found);
+function choose() {
+  const guard = models.get($("#model").value);
+  const compared = guard.threshold === null ? "" : ` Threshold: ${number(guard.threshold)}.`;
+  $("#promise").textContent = (guard.report?.promise ?? "This model has no calibration, so nothing is promised.") + compared;
 }
 
 async function ask(question, passage, system) {
@@ -262,7 +198,6 @@ function show(one) {
   $("#follow-up").hidden = false;
   $("#examples").hidden = true;
   $("guard-answer").show(one, { focus: true });
-  $("guard-threshold").mark(one.verdict?.uncertainty);
 }
 
 function remember(one) {
@@ -325,5 +260,5 @@ $("#examples").append("Try: ", ...EXAMPLES.map(([question, passage = ""]) => {
   return button;
 }));
 $("#stop").addEventListener("click", () => running?.abort());
-$("#model").addEventListener("change", () => choose().catch((error) => say(error.message, true)));
+$("#model").addEventListener("change", choose);
 begin().catch((error) => say(error.message, true));
