@@ -10,6 +10,7 @@ from semgrad_guard.calibration import Binding, DriftMonitor
 from semgrad_guard.decision_log.entries import DecisionSink, Feedback
 from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.options import GenerationOptions, knows_its_options
+from semgrad_guard.engine.answers.request import Ticket
 from semgrad_guard.engine.answers.text import Piece
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.errors import InputError
