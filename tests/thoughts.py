@@ -1,8 +1,4 @@
-"""Texts with thoughts in the marks of all families and in all their forms, and how each is read: a table for tests.
-
-In `fixtures/thoughts.json`, `scored` tells whether an answer can be scored given its thought, by a scorer that has a
-place for it; null where that depends on the scorer's own marks.
-"""
+"""Texts with thoughts in the marks of all families and in all their forms, and how each is read: a table for tests."""
 
 from __future__ import annotations
 
@@ -13,6 +9,9 @@ from typing import Any
 
 _TABLE: dict[str, Any] = json.loads((Path(__file__).parent / "fixtures" / "thoughts.json").read_text(encoding="utf-8"))
 OWN: list[Any] = [tuple(row) for row in _TABLE["own"]]
+"""The family, what its model wrote, the answer, the thought (None: no reasoning), and whether a limit ended it."""
+GRADED: list[tuple[str, str, bool]] = [tuple(row) for row in _TABLE["graded"]]
+"""What a thinking model wrote, the reference, and whether its answer is right."""
 MARKS: dict[str, dict[str, str]] = {
     name: {"next": family["close"], **family} for name, family in _TABLE["families"].items()
 }
@@ -20,7 +19,9 @@ MARKS: dict[str, dict[str, str]] = {
 
 @dataclass(frozen=True)
 class Written:
-    """A text, and what a reader has to find in it; no thought is None, and an unknown one ""."""
+    """A text, and what a reader has to find in it: no thought is None, an unknown one "".
+
+    `scored`: by a scorer that has a place for its thought; None where that depends on the scorer's own marks."""
 
     name: str
     text: str
@@ -47,10 +48,6 @@ WRITTEN = (
     ),
     *(_written(row["text"][:40], row, {}) for row in _TABLE["others"]),
 )
-SHORT = tuple(
-    one
-    for one in WRITTEN
-    if one.name.partition(": ")[0] not in MARKS
-    or one.name in ("r1: whole", "magistral: cut", "r1: opening left out", "gpt-oss: whole", "seed: a quoted mark")
-)
+_SHORT = ("r1: whole", "magistral: cut", "r1: opening left out", "gpt-oss: whole", "seed: a quoted mark")
+SHORT = tuple(one for one in WRITTEN if one.name in _SHORT or one.name.partition(": ")[0] not in MARKS)
 """A few of each kind, for readers that take long."""

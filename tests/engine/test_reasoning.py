@@ -14,7 +14,7 @@ from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.answers.text import CertainText, Piece, ThoughtPiece, Visible, answered
 from semgrad_guard.engine.prompts.prompt import Prompt, render, template_fingerprint
 from semgrad_guard.engine.prompts.response_templates import EVERY, Marks
-from semgrad_guard.engine.prompts.responses import Codec, Foreign, HeldText, Thinking, doubted_from
+from semgrad_guard.engine.prompts.responses import Codec, Foreign, HeldText, Parts, Thinking, doubted_from
 from semgrad_guard.errors import InputError
 from tests.thoughts import MARKS, OWN, WRITTEN, Written
 
@@ -109,15 +109,6 @@ SHOWN = {
 THOUGHT = "It is Rome."
 
 
-def family_of_tokens(name: str) -> bool:
-    """Whether the tokenizer knows the family's marks as tokens, so that no other token holds a part of one."""
-    return bool(FAMILIES[name].seen or FAMILIES[name].control)
-
-
-CASES: list[tuple[str, str, str, str | None, bool]] = OWN
-"""The family, what its model wrote, the answer, the thought (None: no reasoning), and whether a limit ended it."""
-
-
 def rendered(name: str, question: str = "What is it?", **how: Any) -> tuple[Prompt, Codec]:
     family = FAMILIES[name]
     tokenizer = with_template(family.template, family.control)
@@ -131,7 +122,7 @@ def read(name: str, text: str, *, cut: bool, stop: tuple[str, ...] = ()) -> tupl
     return answered(ids, stop, codec, prompt.thinking, cut=cut), ids, codec
 
 
-@pytest.mark.parametrize(("name", "text", "answer", "thought", "cut"), CASES)
+@pytest.mark.parametrize(("name", "text", "answer", "thought", "cut"), OWN)
 def test_an_answer_begins_behind_its_reasoning(
     name: str, text: str, answer: str, thought: str | None, cut: bool
 ) -> None:
@@ -144,7 +135,8 @@ def test_an_answer_begins_behind_its_reasoning(
         unfinished = "within its reasoning" in (found.reasoning.why_unscored or "")
         assert unfinished == (not answer and not text.endswith("</think>"))
         begin, end = found.reasoning.span
-        if thought and "\n\n" not in thought and family_of_tokens(name):
+        in_tokens = FAMILIES[name].seen or FAMILIES[name].control  # so that no other token holds a part of a mark
+        if thought and "\n\n" not in thought and in_tokens:
             assert codec.decode(found.preceding[begin:end]).strip() == thought
     has_mark = any(mark in answer for mark in (*THINK, "[THINK]"))
     assert found.scored_ids == (() if has_mark else found.ids), "an answer with a mark in it is not scored"
@@ -157,7 +149,7 @@ def parts(pieces: Sequence[Piece]) -> tuple[str, str]:
     return text, "".join(piece.text for piece in pieces if isinstance(piece, ThoughtPiece))
 
 
-@pytest.mark.parametrize(("name", "text", "answer", "thought", "cut"), CASES)
+@pytest.mark.parametrize(("name", "text", "answer", "thought", "cut"), OWN)
 def test_a_stream_shows_the_answer_and_its_thought(
     name: str, text: str, answer: str, thought: str | None, cut: bool
 ) -> None:
@@ -221,6 +213,9 @@ def test_a_mark_that_the_user_writes_moves_no_border(name: str, question: str, h
 def test_a_stop_string_ends_the_answer_and_is_no_part_of_it() -> None:
     found, _, _ = read("qwen3", "<think>\na.\n</think>\n\nMilan. Or", cut=False, stop=(".",))
     assert (found.text, found.cut) == ("Milan", "."), "the thought's own full stop is another"
+    found, ids, codec = read("qwen3", "<think>a</think> capital it", cut=False, stop=(" ",))
+    assert codec.decode(ids[-3:-2]) == " capital", "the white space behind the mark is in the answer's first token"
+    assert (found.text, found.cut, codec.decode(found.ids)) == ("capital", " ", " capital")
     found, _, _ = read("qwen3", "<think>\na.", cut=False, stop=(".",))
     assert (found.text, found.cut) == ("", None)
     assert found.reasoning is not None
@@ -228,21 +223,12 @@ def test_a_stop_string_ends_the_answer_and_is_no_part_of_it() -> None:
 
 
 def test_a_response_template_names_the_marks() -> None:
-    fields = {
-        "thinking": {"open": "<t>", "close": "</t>", "content": "text"},
-        "content": {"open": "<r>", "close": "</r>"},
-    }
     tokenizer = with_template(turns("<u>", "", "<a>"))
-    tokenizer.response_template = {"fields": fields}
+    regions = {"thinking": {"open": "<t>", "close": "</t>"}, "content": {"open": "<r>", "close": "</r>"}}
+    tokenizer.response_template = {"fields": regions}
     thinking = render(tokenizer, "Hi").thinking
     assert isinstance(thinking, Thinking)
-    text = "<t>It is Rome.</t><r>Milan</r>"
-    assert [
-        text[begin:end] for begin, end in (*thinking.parts(text).thoughts, thinking.parts(text).answer or (0, 0))
-    ] == [
-        "It is Rome.",
-        "Milan",
-    ]
+    assert thinking.parts("<t>It is Rome.</t><r>Milan</r>") == Parts(((3, 14),), (21, 26))
 
 
 @pytest.mark.parametrize("name", SHOWN)

@@ -1,4 +1,4 @@
-"""What looks like a thought in a text from elsewhere is never scored as the answer, whoever reads the text."""
+"""What looks like a thought in a text from elsewhere is never scored as the answer, by any reader."""
 
 from __future__ import annotations
 

@@ -49,6 +49,7 @@ async def test_reasoning_is_delivered_apart_and_withheld_with_the_answer(serve: 
 
 
 RAW = f"<think>\n{THOUGHT}\n</think>\n\n"
+CHANNELS = "<|channel|>analysis<|message|>{}<|end|><|start|>assistant<|channel|>final<|message|>{}"
 FORMS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     # fields of the message, of the usage, and the reasoning that is delivered
     "reasoning_content": ({"reasoning_content": THOUGHT}, {}, THOUGHT),
@@ -61,6 +62,8 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "half tokens": ({}, {"output_tokens_details": {"reasoning_tokens": 9.0}}, ""),
     "usage": ({}, {"completion_tokens_details": {"reasoning_tokens": 9}}, ""),
     "raw": ({"content": RAW + ANSWER}, {}, THOUGHT),
+    "raw, of another family": ({"content": f"[THINK]{THOUGHT}[/THINK]{ANSWER}"}, {}, THOUGHT),
+    "raw, in channels": ({"content": CHANNELS.format(THOUGHT, ANSWER)}, {}, THOUGHT),
     "none": (
         {"reasoning_content": None, "reasoning": {"effort": "low", "summary": "auto"}, "annotations": ["a"]},
         {"completion_tokens_details": {"reasoning_tokens": 0}, "details": {"a": 1}},

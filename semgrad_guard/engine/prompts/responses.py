@@ -257,8 +257,8 @@ class Foreign:
         Where the prompt opens a thought that the text does not close, its author has left the thought out.
         """
         if glued := GLUED.match(text):
-            said, answer = (glued[3], None) if glued[1] is None else (glued[1], glued[2])
-            return cls._placed(own, said.strip(), answer, cut=cut)
+            inside, answer = (glued[3], None) if glued[1] is None else (glued[1], glued[2])
+            return cls._placed(own, inside.strip(), answer, cut=cut)
         by, parts = read(text, own, cut=cut, foreign=True)
         if by is own and _is_left_out(text, own, parts):
             return cls._placed(own, thought or "", text, cut=cut)

@@ -7,9 +7,16 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 
-from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, UncertaintyRouterCallback, get_verdict
-from semgrad_guard import Policy
-from tests.thinking import ANSWERS, THOUGHTS, thinking_model, written
+from langchain_semgrad_guard import (
+    ChatSemGrad,
+    GuardedChatModel,
+    UncertaintyRouterCallback,
+    calibrate_chain,
+    get_verdict,
+)
+from semgrad_guard import LanguageModel, Policy
+from semgrad_guard.errors import CalibrationError
+from tests.thinking import ANSWERS, QUESTIONS, THOUGHTS, thinking_model, written
 
 from .scripted import Scripted
 
@@ -120,3 +127,25 @@ def test_the_reasoning_of_a_served_model_comes_before_its_text() -> None:
     assert places == [0]
     assert chunks[0].additional_kwargs["reasoning_content"] == THOUGHT
     assert "".join(chunk.text for chunk in chunks) == ANSWER
+
+
+@pytest.mark.parametrize("scorer", ["thinking", "plain", "reported"])
+def test_a_thought_without_its_opening_mark_is_not_graded_or_promised(scorer: str) -> None:
+    """As R1's distills are served: the thought names the right city, and half of the answers do."""
+    examples = [(f"{how}{question}", [right]) for how in ("", "Now: ") for question, right in QUESTIONS.items()]
+    texts = {q: f"It is {right[0]}.\n</think>\n\n{ANSWERS[q.removeprefix('Now: ')]}" for q, right in examples}
+    served = Scripted(script=lambda messages: texts[messages[-1].text], logprobs=scorer == "reported")
+    local = {"thinking": thinking_model, "plain": lambda: LanguageModel.from_pretrained("pocket")}.get(scorer)
+    guarded = GuardedChatModel(served, UncertaintyRouterCallback(ALL, mode="annotate"), scorer=local and local())
+    if scorer == "thinking":
+        made = calibrate_chain(guarded, examples, "contains", alpha=0.4, delta=0.2)
+        assert made.n_wrong == sum(ANSWERS[question] != right for question, right in QUESTIONS.items()) * 2
+    else:
+        with pytest.raises(CalibrationError, match="reasoning"):
+            calibrate_chain(guarded, examples, "contains", alpha=0.4, delta=0.2)
+
+
+@pytest.mark.parametrize("stop", ["\n\n", "\n", "It is", "</think>"])
+def test_a_stop_string_looks_at_the_answer_alone(stop: str) -> None:
+    message = ChatSemGrad.from_model(thinking_model()).invoke(QUESTION, stop=[stop])
+    assert (message.text, message.response_metadata["finish_reason"]) == (ANSWER, "stop")

@@ -58,8 +58,11 @@ def test_earlier_reasoning_is_no_part_of_the_next_prompt(llm: SemGradLLM) -> Non
 def test_a_completion_and_a_text_from_elsewhere(llm: SemGradLLM) -> None:
     response: Any = llm.complete(QUESTION)
     assert (response.text, response.raw["reasoning_content"]) == (ANSWER, THOUGHT)
-    verdict = llm.score(QUESTION, written(QUESTION))
-    assert (verdict.status, verdict.text, verdict.reasoning) == ("scored", ANSWER, THOUGHT)
+    for text in (written(QUESTION), f"[THINK]{THOUGHT}[/THINK]{ANSWER}", f"{THOUGHT}\n</think>\n\n{ANSWER}"):
+        verdict = llm.score(QUESTION, text)
+        assert (verdict.status, verdict.text, verdict.reasoning) == ("scored", ANSWER, THOUGHT)
+    cut: Any = llm.complete(QUESTION, stop=["\n\n", "It is"])
+    assert (cut.text, cut.raw["finish_reason"]) == (ANSWER, "stop"), "a stop string looks at the answer alone"
 
 
 class Engine(CustomQueryEngine):
