@@ -1,7 +1,7 @@
 """The identity of a model: a fingerprint of its weights, and the changes of it that are noticed without being told.
 
 A guarded model belongs to its guard: whoever changes it calls `refresh()`. Noticed without that are switched, added and
-merged adapters, weights edited in place or replaced, replaced modules, and hooks.
+merged adapters, weights edited in place or replaced, replaced modules, hooks, and a `forward` of one object's own.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def parts_of(model: nn.Module) -> list[Hashable]:
     """All that a twin is made of, by identity: modules, hooks, where weights lie, and which adapters are on."""
     found: list[Hashable] = []
     for module in model.modules():
-        found += [id(module), type(module)]
+        found += [id(module), type(module), id(vars(module).get("forward"))]
         for weight in module._parameters.values():
             found.append(None if weight is None else _place_of(weight))
         for table in _HOOKS:
