@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import secrets
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 
 from semgrad_guard.engine.models.architecture import adapters_of
+from semgrad_guard.records import OWN_CODE
 
 _SAMPLES = 1024
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
@@ -33,7 +35,8 @@ class Identity:
     def fingerprint(self, model: nn.Module) -> str:
         """Sixteen hex digits: those of the weights, as long as the model is as it was loaded, with an adapter or not.
 
-        Weights edited in place are read as a whole, for an edit of few numbers may escape a sample.
+        Weights edited in place are read as a whole, for an edit of few numbers may escape a sample. A hook, or a method
+        of one object's own, may read what nothing shows: then a mark follows that is never the same twice.
         """
         departures = {**_switched_adapters(model), **_hooked(model)}
         if _config_of(model) != self._config:
@@ -46,7 +49,7 @@ class Identity:
         if departures:
             listed = "\n".join(f"{place}={departures[place]}" for place in sorted(departures))
             found = hashlib.sha256(f"{found}\n{listed}".encode()).hexdigest()[:16]
-        return found
+        return f"{found}{OWN_CODE}{secrets.token_hex(8)}" if _hooked(model) else found
 
 
 def parts_of(model: nn.Module) -> list[Hashable]:
@@ -127,12 +130,15 @@ def _config_of(model: Any) -> str:
 
 
 def _hooked(model: nn.Module) -> dict[str, str]:
+    """The hooks of each module, and a `forward` of its own, by name."""
     found: dict[str, str] = {}
     for path, module in model.named_modules():
         hooks = [hook for table in _HOOKS for hook in getattr(module, table).values() if not is_inert(hook)]
-        if hooks:
-            names = [getattr(hook, "__qualname__", type(hook).__qualname__) for hook in hooks]
-            found[f"{path.replace('_orig_mod.', '')}: hooks"] = repr(names)
+        own = vars(module).get("forward")
+        code = [*hooks, *([own] if own is not None else [])]
+        if code:
+            names = [getattr(one, "__qualname__", type(one).__qualname__) for one in code]
+            found[f"{path.replace('_orig_mod.', '')}: code"] = repr(names)
     return found
 
 
