@@ -5,7 +5,7 @@ Requests join and leave a batch at every step, or where a model cannot, they are
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -46,82 +46,50 @@ def is_time_to_score(due: Sequence[OpenSentences], beside: int) -> bool:
 
 
 @dataclass(eq=False)
-class _Draw:
-    """Samples that are drawn for the score of an answer: their options, and the rows of those that have begun."""
-
-    plan: Sampling
-    options: tuple[GenerationOptions, ...]
-    rows: list[WrittenAnswer] = field(default_factory=list[WrittenAnswer])
-
-    @property
-    def left(self) -> int:
-        """How many have not begun."""
-        return len(self.options) - len(self.rows)
-
-
-@dataclass(eq=False)
 class _Writing:
-    """A request that is being written, its answers in rows of the batch; `waited` counts the steps since its end."""
+    """A request that is being written, its answers in rows of the batch; `waited` counts the steps since its end.
+
+    `draws` are the options of the samples that are drawn for the scores of its answers, by their plan, and `samples`
+    the rows of these.
+    """
 
     job: Job
-    draws: Sequence[_Draw]
+    draws: Mapping[Sampling, Sequence[GenerationOptions]]
     open: OpenSentences | None = None
     answers: list[WrittenAnswer] = field(default_factory=list[WrittenAnswer])
+    samples: dict[Sampling, list[WrittenAnswer]] = field(default_factory=dict[Sampling, list[WrittenAnswer]])
     waited: int = 0
+
+    @property
+    def requests(self) -> list[BatchRequest]:
+        """Its answers and samples as requests to the batch."""
+        request = self.job.submitted[1]
+        listener = request.on_piece if self.open is None else self.open.add
+        drawn = [options for draw in self.draws.values() for options in draw]
+        return [
+            *(BatchRequest(request.prompt, one, None if n else listener) for n, one in enumerate(request.options)),
+            *(BatchRequest(request.prompt, one, scored=False) for one in drawn),
+        ]
+
+    def begin(self, rows: Iterator[WrittenAnswer]) -> None:
+        """Take the rows that were made of its requests."""
+        self.answers = [next(rows) for _ in self.job.submitted[1].options]
+        self.samples = {plan: [next(rows) for _ in options] for plan, options in self.draws.items()}
 
     @property
     def rows(self) -> list[WrittenAnswer]:
         """The rows of its answers, and of the samples for their scores."""
-        return [*self.answers, *(row for draw in self.draws for row in draw.rows)]
-
-    @property
-    def left(self) -> int:
-        """How many samples have not begun."""
-        return sum(draw.left for draw in self.draws)
+        return [*self.answers, *(row for rows in self.samples.values() for row in rows)]
 
     @property
     def done(self) -> bool:
         """Whether all its answers are, and the samples."""
-        return not self.left and all(row.done for row in self.rows)
+        return all(row.done for row in self.rows)
 
     @property
     def error(self) -> BaseException | None:
         """The error that ended one of its answers early."""
         return next((row.error for row in self.answers if row.error), None)
-
-    def begins(self, samples: int) -> list[BatchRequest]:
-        """Its answers, if they have not begun, and its next `samples`."""
-        request = self.job.submitted[1]
-        options, listener = [] if self.answers else request.options, request.on_piece
-        if self.open is not None:
-            listener = self.open.add
-        draws = [one for draw in self.draws for one in draw.options[len(draw.rows) :]]
-        return [
-            *(BatchRequest(request.prompt, o, None if n else listener) for n, o in enumerate(options)),
-            *(BatchRequest(request.prompt, one, scored=False) for one in draws[:samples]),
-        ]
-
-    def take(self, rows: Iterator[WrittenAnswer], samples: int) -> None:
-        """The rows that were made of those requests."""
-        if not self.answers:
-            self.answers = [next(rows) for _ in self.job.submitted[1].options]
-        for draw in self.draws:
-            begun = min(samples, draw.left)
-            draw.rows += [next(rows) for _ in range(begun)]
-            samples -= begun
-
-
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """The answers to a request, if they have not begun, and some of its samples, which begin with one prompt."""
-
-    writing: _Writing
-    samples: int
-
-    @property
-    def requests(self) -> list[BatchRequest]:
-        """These as requests to the batch."""
-        return self.writing.begins(self.samples)
 
 
 class RunningRequests:
@@ -134,7 +102,7 @@ class RunningRequests:
         self._model, self._most = model, rows
         self._batch = model.running_batch(objective)
         self._writing: list[_Writing] = []
-        self._reading: list[tuple[_Part, Iterator[list[WrittenAnswer] | None]]] = []
+        self._reading: list[tuple[_Writing, Iterator[list[WrittenAnswer] | None]]] = []
         self._steps = 0
 
     @property
@@ -145,9 +113,8 @@ class RunningRequests:
     @property
     def rows(self) -> int:
         """How many answers are being written, or will be, without samples and those that count for no limit."""
-        reading = [part.writing.job for part, _ in self._reading if not part.writing.answers]
+        begin = sum(len(one.job.submitted[1].options) for one, _ in self._reading if not one.job.extra_rows)
         writing = [row for one in self._writing if not one.job.extra_rows for row in one.answers]
-        begin = sum(len(job.submitted[1].options) for job in reading if not job.extra_rows)
         return begin + sum(not row.done for row in writing)
 
     def has_room(self, jobs: Sequence[Job], *, beside: int) -> bool:
@@ -159,7 +126,7 @@ class RunningRequests:
         if first and len(submitted) == 1:
             return True
         new = [BatchRequest(one.prompt, options) for _, one in submitted for options in one.options]
-        reading = [request for part, _ in self._reading for request in part.requests if request.scored]
+        reading = [request for writing, _ in self._reading for request in writing.requests if request.scored]
         lengths = [len(one.prompt.ids) for _, one in submitted]
         read = sum(length for length in lengths if length <= _READ)  # longer prompts are read in pieces
         extra = sum(job.extra_rows for job in jobs)
@@ -172,11 +139,11 @@ class RunningRequests:
 
         A request that cannot join is written by itself, between two steps of the others.
         """
-        joining, parts = list[_Writing](), list[_Part]()
+        joining = list[_Writing]()
         for job in jobs:
             if self._can_join(job.submitted[1]):
                 sentences = OpenSentences() if job.submitted[1].on_sentences else None
-                joining.append(_Writing(job, self._draws_of(job.submitted[1]), sentences))
+                joining.append(_Writing(job, {}, sentences))
             else:
                 WholeRuns(self._most).begin([job])
         if not joining:
@@ -187,18 +154,19 @@ class RunningRequests:
             self._end([writing for writing in self._writing if not writing.done], error)
         beside = len(self._batch.rows) + sum(len(writing.job.submitted[1].options) for writing in joining)
         for writing in joining:
-            parts.append(_Part(writing, self._samples_that_fit(writing, beside)))
-            beside += parts[-1].samples
-        self._begin(parts)
+            writing.draws = self._draws_of(writing.job.submitted[1], beside)
+            beside += sum(map(len, writing.draws.values()))
+        self._begin(joining)
 
-    def _draws_of(self, request: Request[Any]) -> list[_Draw]:
-        """The samples that can be drawn in rows of the batch; an estimator draws the others itself."""
+    def _draws_of(self, request: Request[Any], beside: int) -> Mapping[Sampling, Sequence[GenerationOptions]]:
+        """The samples that are drawn next to so many rows; an estimator draws those itself that have no room here."""
         prompt, options = request.prompt, request.options[0]
-        draws = [
-            _Draw(plan, tuple(self._model.fitted(one, prompt) for one in plan.rows(prompt.ids, options)))
-            for plan in request.draws
-        ]
-        return [draw for draw in draws if self._batch.takes(prompt, draw.options[0])]
+        draws = {
+            plan: [self._model.fitted(one, prompt) for one in plan.rows(prompt.ids, options)] for plan in request.draws
+        }
+        drawn = [BatchRequest(prompt, one, scored=False) for own in draws.values() for one in own]
+        fits = len(drawn) + beside <= 2 * self._most and all(self._batch.takes(prompt, one.options) for one in drawn)
+        return draws if drawn and fits and self._batch.has_room(drawn, budgets=2) else {}
 
     def _can_join(self, request: Request[Any]) -> bool:
         try:
@@ -208,74 +176,57 @@ class RunningRequests:
         except Exception:  # noqa: BLE001 - raised again where it is written
             return False
 
-    def _samples_that_fit(self, writing: _Writing, beside: int) -> int:
-        """How many of its samples can begin now: next to so many rows, as many as there may be answers."""
-        requests = writing.begins(writing.left)[-writing.left :] if writing.left else []
-        free = min(len(requests), 2 * self._most - beside)
-        fit = (count for count in range(free, 0, -1) if self._batch.has_room(requests[:count], budgets=2))
-        return next(fit, 0 if beside else min(1, len(requests)))
-
-    def _begin(self, parts: Sequence[_Part]) -> None:
+    def _begin(self, joining: Sequence[_Writing]) -> None:
         """Read prompts in one pass, or where that fails one by one; long ones in pieces.
 
         The pass that reads one prompt ends when its caller leaves; one that reads several, only with the process.
         """
-        long = [part for part in parts if len(part.writing.job.submitted[1].prompt.ids) > _READ]
-        self._reading += [(part, self._batch.join_in_pieces(part.requests, _READ)) for part in long]
-        if not (at_once := [part for part in parts if part not in long]):
+        long = [writing for writing in joining if len(writing.job.submitted[1].prompt.ids) > _READ]
+        self._reading += [(writing, self._batch.join_in_pieces(writing.requests, _READ)) for writing in long]
+        if not (at_once := [writing for writing in joining if writing not in long]):
             return
-        requests = [request for part in at_once for request in part.requests]
-        alone = at_once[0].writing if len(at_once) == 1 else None
+        requests = [request for writing in at_once for request in writing.requests]
+        alone = at_once[0] if len(at_once) == 1 else None
         try:
             rows = iter(alone.job.run(lambda: self._batch.join(requests)) if alone else self._batch.join(requests))
         except BaseException as error:  # noqa: BLE001 - raised by the caller
             if alone:
-                self._failed(at_once[0], error)
+                self._failed(alone, error)
             else:
-                for part in at_once:
-                    self._begin([part])
+                for writing in at_once:
+                    self._begin([writing])
             return
-        for part in at_once:
-            self._begun(part, rows)
+        for writing in at_once:
+            writing.begin(rows)
+            self._writing.append(writing)
 
-    def _failed(self, part: _Part, error: BaseException) -> None:
+    def _failed(self, writing: _Writing, error: BaseException) -> None:
         """A prompt cannot be read: its caller gets the error, unless there is room without the samples."""
-        writing = part.writing
-        self._reading = [(other, pieces) for other, pieces in self._reading if other is not part]
-        if not part.samples or not is_out_of_memory(error):
+        self._reading = [(other, pieces) for other, pieces in self._reading if other is not writing]
+        if not writing.draws or not is_out_of_memory(error):
             self._end([writing], error)
             return
-        writing.draws = []
-        if not writing.answers:
-            self._begin([_Part(writing, 0)])
+        writing.draws = {}
+        self._begin([writing])
 
     def _give_up_draws(self) -> None:
         """Leave samples that cannot be drawn here to their estimator."""
         for writing in self._writing:
-            failed = [draw for draw in writing.draws if any(row.error for row in draw.rows)]
-            self._batch.drop(row for draw in failed for row in draw.rows)
-            writing.draws = [draw for draw in writing.draws if draw not in failed]
-
-    def _begun(self, part: _Part, rows: Iterator[WrittenAnswer]) -> None:
-        if not part.writing.answers:
-            self._writing.append(part.writing)
-        part.writing.take(rows, part.samples)
+            failed = [plan for plan, rows in writing.samples.items() if any(row.error for row in rows)]
+            for plan in failed:
+                self._batch.drop(writing.samples.pop(plan))
 
     def _read_on(self) -> None:
-        """Read one more piece of the prompt that has waited longest, and begin samples, as far as there is room."""
-        for number, (part, pieces) in enumerate(list(self._reading)):
-            job = part.writing.job
+        """Read one more piece of the prompt that has waited longest."""
+        for number, (writing, pieces) in enumerate(list(self._reading)):
             try:
-                job.stops.check()
-                if number == 0 and (rows := job.run(partial(next, pieces))) is not None:
+                writing.job.stops.check()
+                if number == 0 and (rows := writing.job.run(partial(next, pieces))) is not None:
                     del self._reading[0]
-                    self._begun(part, iter(rows))
+                    writing.begin(iter(rows))
+                    self._writing.append(writing)
             except BaseException as error:  # noqa: BLE001 - raised by the caller
-                self._failed(part, error)
-        reading = [part.writing for part, _ in self._reading]
-        waiting = next((one for one in self._writing if one.left and one not in reading), None)
-        if waiting is not None and (samples := self._samples_that_fit(waiting, len(self._batch.rows))):
-            self._begin([_Part(waiting, samples)])
+                self._failed(writing, error)
 
     def step(self) -> None:
         """One more piece of a prompt, one more token of every answer, and the scores of those that are done.
@@ -304,7 +255,7 @@ class RunningRequests:
 
     def end(self, error: BaseException) -> None:
         """Give every caller this error; the batch is given up with it."""
-        for writing in (*self._writing, *(part.writing for part, _ in self._reading)):
+        for writing in (*self._writing, *(one for one, _ in self._reading)):
             writing.job.fail(error)
 
     def _hand_over_sentences(self) -> None:
@@ -354,8 +305,8 @@ class RunningRequests:
         for writing in done:
             writing.waited += 1
         if is_time([writing.waited for writing in done], len(self._batch.rows)):
-            drawn = next((writing for writing in done if writing.draws), None)
-            done = [writing for writing in done if not writing.draws] + ([drawn] if drawn else [])
+            drawn = next((writing for writing in done if writing.samples), None)
+            done = [writing for writing in done if not writing.samples] + ([drawn] if drawn else [])
             self._writing = [writing for writing in self._writing if writing not in done]
             self._deliver(done)
 
@@ -367,10 +318,10 @@ class RunningRequests:
                 generations = iter(self._batch.generations(rows, known))
                 for writing in done:
                     own, job = [next(generations) for _ in writing.answers], writing.job
-                    for draw in writing.draws:
-                        samples = self._batch.samples(draw.rows)
+                    for plan, drawn in writing.samples.items():
+                        samples = self._batch.samples(drawn)
                         for one in own:
-                            one.scoring.keep_samples(one.row, draw.plan, samples)
+                            one.scoring.keep_samples(one.row, plan, samples)
                     if error := writing.error:  # a listener did not take the last piece
                         job.fail(error)
                     else:
@@ -381,7 +332,7 @@ class RunningRequests:
 
     def _end(self, ended: Sequence[_Writing], error: BaseException) -> None:
         self._writing = [writing for writing in self._writing if writing not in ended]
-        self._reading = [(part, pieces) for part, pieces in self._reading if part.writing not in ended]
+        self._reading = [(one, pieces) for one, pieces in self._reading if one not in ended]
         try:
             self._batch.drop(row for writing in ended for row in writing.rows)
         finally:
