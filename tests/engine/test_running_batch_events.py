@@ -84,7 +84,7 @@ def test_a_stop_ends_a_join_and_nothing_else() -> None:
         if len(read) == 2:
             stop.cancel()
 
-    layer: Any = model._scorer.current_replayer().layers[0]
+    layer: Any = model._scorer.twin.layers[0]
     hook = layer.register_forward_pre_hook(count)
     with stopping(stop), pytest.raises(AnswerCancelledError):
         joined(model, batch, [("a", Options(max_tokens=6)), ("b", Options(max_tokens=6))])
@@ -98,7 +98,7 @@ def test_a_step_that_is_stopped_leaves_an_empty_batch_that_can_be_used() -> None
     model, wanted, stop = shared("llama"), ("Hi", Options(max_tokens=6)), Stop()
     batch = model.running_batch()
     joined(model, batch, [wanted, ("you", Options(max_tokens=6))])
-    layer: Any = model._scorer.current_replayer().layers[1]
+    layer: Any = model._scorer.twin.layers[1]
     hook = layer.register_forward_pre_hook(lambda *_: stop.cancel())
     with stopping(stop), pytest.raises(AnswerCancelledError):
         batch.step()
@@ -204,7 +204,7 @@ def test_what_was_left_is_observed_without_another_pass() -> None:
     batch.step()
     batch.step()
     batch.drop(rows[1:])
-    layer: Any = model._scorer.current_replayer().layers[0]
+    layer: Any = model._scorer.twin.layers[0]
     passes = list[int]()
     hook = layer.register_forward_pre_hook(lambda *_: passes.append(1))
     [found] = batch.generations(rows[:1])
@@ -312,4 +312,4 @@ def test_prompts_that_are_known_are_read_from_where_they_differ() -> None:
         assert numbers(one.evidence, Objective()) == pytest.approx(numbers(single.evidence, Objective()), rel=1e-4)
     # and what a batch has read serves a single request
     assert whole_run(model, questions[0], options).reused_tokens > len(system)
-    assert model._scorer.current_replayer().prompts.bytes > 0
+    assert model._scorer.twin.prompts.bytes > 0

@@ -30,7 +30,7 @@ from .snapshots import unchanged
 from .switches import scaled
 from .tiny_models import LONG_ROPE, build, token_ids
 
-TIERS: tuple[Tier, ...] = ("captured", "prefix", "full")
+TIERS: tuple[Tier, ...] = ("replay", "replay", "ordinary")
 CASE = CASES[0]
 
 
@@ -61,9 +61,9 @@ def test_scoring_leaves_no_trace(name: str, tier: Tier, prepare: Callable[[Any],
 def test_whole_replay_leaves_no_trace(name: str) -> None:
     model = build(name, dtype=torch.float32)
     with unchanged(model):
-        assert score(model).tier == "prefix"
+        assert score(model).tier == "replay"
     with unchanged(model):
-        score_in_tier("full", model, CASES, Objective())
+        score_in_tier("ordinary", model, CASES, Objective())
 
 
 def from_a_folder(model: Any, folder: Path, **options: Any) -> Any:
@@ -143,7 +143,7 @@ def no_room(model: Any) -> Iterator[None]:
 def test_the_copy_shares_every_weight_and_wants_no_gradient() -> None:
     """Else each backward pass would also run through the weights that the user is training."""
     model = build("qwen2-tied").requires_grad_(True)
-    ours = scorer_of(model).current_replayer()._copy
+    ours = scorer_of(model).twin.model
     pairs = zip(ours.parameters(), model.parameters(), strict=True)
     assert all(one.data_ptr() == other.data_ptr() and not one.requires_grad for one, other in pairs)
     assert not any(module.training for module in ours.modules())
@@ -153,7 +153,7 @@ def test_the_copy_shares_every_weight_and_wants_no_gradient() -> None:
 def test_the_head_never_sees_the_strides_of_a_slice(rows: int) -> None:
     """On a CPU, `linear` over a sliced 3-D input would copy the whole head at each generation's first token."""
     model, seen = build("llama"), []
-    replayer = scorer_of(model).current_replayer()
+    replayer = scorer_of(model).twin
     handle = replayer.head.register_forward_hook(lambda _, args, __: seen.append(args[0].stride()))
     prompt = torch.tensor([CASE.prompt] * rows)
     replayer.generate(prompt, torch.ones_like(prompt), None, max_new_tokens=2, eos_token_id=None)
@@ -220,13 +220,13 @@ def test_an_error_inside_leaves_no_trace_and_the_next_score_is_right(layer: int,
 def test_an_error_inside_any_tier_leaves_no_hook_on_the_copy(tier: Tier) -> None:
     model, objective = build("llama"), Objective()
     scorer = scorer_of(model)
-    replayer, batch = scorer.current_replayer(), batch_of(CASES[:1])
+    replayer, batch = scorer.twin, batch_of(CASES[:1])
     scorer.tiers()
     captured = replayer.record(batch, 3)
     replay = {
-        "captured": lambda: replayer.captured(batch, [3, 4], captured),
-        "prefix": lambda: replayer.prefix(batch, [3, 4]),
-        "full": lambda: replayer.full(batch, [3, 4]),
+        "replay": lambda: replayer.captured(batch, [3, 4], captured),
+        "replay": lambda: replayer.prefix(batch, [3, 4]),
+        "ordinary": lambda: replayer.full(batch, [3, 4]),
     }[tier]
     with unchanged(replayer._copy), breaking(model, 4, after=0), pytest.raises(BrokenLayerError):
         replay()
@@ -274,10 +274,10 @@ def test_states_captured_under_inference_mode_can_be_replayed() -> None:
     scorer, batch = scorer_of(model), batch_of(CASES)
     scorer.tiers()
     with torch.inference_mode():
-        captured = scorer.current_replayer().record(batch, 3)
+        captured = scorer.twin.record(batch, 3)
     assert captured.states.is_inference()
     found = scorer.score(batch, objective, captured)
-    assert {scores.tier for scores in found} == {"captured"}
+    assert {scores.tier for scores in found} == {"replay"}
     assert max(worst_relative_error(f, c.reference(model, objective)) for f, c in zip(found, CASES, strict=True)) < 1e-7
 
 
@@ -287,7 +287,7 @@ class TestLibraryHooks:
     def test_they_stay_off_the_users_model(self) -> None:
         model = build("llama")
         with unchanged(model):
-            score_in_tier("full", model, CASES, Objective())
+            score_in_tier("ordinary", model, CASES, Objective())
         assert not any(module._forward_hooks for module in model.modules())
 
     def test_a_model_that_already_has_them_scores_the_same(self) -> None:
@@ -305,13 +305,13 @@ class TestLibraryHooks:
     def test_they_cost_no_new_copy_and_no_new_check(self) -> None:
         model = build("llama")
         score(model)
-        before = scorer_of(model).current_replayer()
+        before = scorer_of(model).twin
         model(input_ids=torch.tensor([CASE.prompt]), output_hidden_states=True)
-        assert scorer_of(model).current_replayer() is before
+        assert scorer_of(model).twin is before
 
     def test_the_user_may_ask_for_hidden_states_afterwards(self) -> None:
         model = build("llama")
-        score_in_tier("full", model, CASES, Objective())
+        score_in_tier("ordinary", model, CASES, Objective())
         output = model(input_ids=torch.tensor([CASE.prompt]), output_hidden_states=True)
         assert len(output.hidden_states) == 6
 

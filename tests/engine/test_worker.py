@@ -18,7 +18,8 @@ from semgrad_guard import GenerationOptions, Guard, LanguageModel, Policy, Verdi
 from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.interruption import Stop, stopping
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.worker import Ticket, batching, worker
+from semgrad_guard.engine.answers import batching, worker
+from semgrad_guard.engine.answers.request import Ticket
 from semgrad_guard.errors import (
     AnswerCancelledError,
     AnswerInterruptedError,
@@ -282,7 +283,7 @@ class Passes:
 
     def __init__(self, model: LanguageModel) -> None:
         self.widths = list[int]()
-        copy: Any = model._scorer.current_replayer()._copy
+        copy: Any = model._scorer.twin.model
         embedding = copy.get_input_embeddings()
         self._handle = embedding.register_forward_pre_hook(lambda _, given: self.widths.append(given[0].shape[1]))
 
@@ -342,7 +343,7 @@ def test_a_long_prompt_whose_caller_leaves_is_read_no_further(make_language_mode
     ticket = submitted(model, "a long question, " * 60)
     long = submitted(model, "another question, " * 60)
     other = submitted(model, "hello")
-    copy: Any = model._scorer.current_replayer()._copy
+    copy: Any = model._scorer.twin.model
 
     def leave(*_: object) -> None:
         ticket.cancel()
