@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from transformers import CONFIG_MAPPING
 
 from tests.pairwise import every

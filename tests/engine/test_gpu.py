@@ -20,8 +20,8 @@ from tests.random_llama import byte_tokenizer, random_llama
 from tests.scripts import load
 from tests.thinking import thinking_model
 
-from .oracle import reference_scores, worst_relative_error
 from .cases import CASES
+from .oracle import reference_scores, worst_relative_error
 from .tiny_models import build
 
 ROOT = Path(__file__).parents[2]

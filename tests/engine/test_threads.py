@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from semgrad_guard.engine.scores import scorer as scorer_module
+from semgrad_guard.engine.scores.exactness import checked
 from semgrad_guard.engine.scores.gradient_scores import gradient_scores
 from semgrad_guard.engine.scores.gradients import GradientScores
 from semgrad_guard.engine.scores.scorer import Scorer, scorer_of
-from semgrad_guard.engine.scores.exactness import checked
 
 from .cases import CASES
 from .tiny_models import LONG_ROPE, build, token_ids

@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from semgrad_guard import GenerationOptions, Guard, LanguageModel, Policy, Verdict
+from semgrad_guard.engine.answers import batching, worker
 from semgrad_guard.engine.answers.answer import Generation
+from semgrad_guard.engine.answers.request import Ticket
 from semgrad_guard.engine.interruption import Stop, stopping
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.answers import batching, worker
-from semgrad_guard.engine.answers.request import Ticket
 from semgrad_guard.errors import (
     AnswerCancelledError,
     AnswerInterruptedError,
@@ -51,7 +51,7 @@ def test_callers_with_several_objectives_share_one_thread_and_its_steps(make_lan
     before, model = threads(), make_language_model(seed=2)
     objectives = [Objective(), Objective("official"), Objective(gradients=False), Objective()]
     options = GenerationOptions(max_tokens=8)
-    alone = [whole_run(model, text, options, objective=one) for text, one in zip(QUESTIONS, objectives, strict=True)]
+    alone = [whole_run(model, text, options) for text in QUESTIONS]
     free, log = busy(model), list[str]()
     tickets = [
         submitted(model, text, objective=objective, on_piece=lambda _, text=text: log.append(text))
@@ -295,7 +295,7 @@ class Passes:
 def test_a_long_prompt_is_read_between_the_steps_of_others(make_language_model: Make, objective: Objective) -> None:
     model = make_language_model(seed=2, max_position_embeddings=4096)
     text, options = "a long question, " * 60, GenerationOptions(max_tokens=6, temperature=1.0, seed=3)
-    alone = whole_run(model, text, options, objective=objective)
+    alone = whole_run(model, text, options)
     expected = scored(alone, objective) if objective.gradients else None
     submitted(model, "hello").outcome()
     passes, log = Passes(model), list[str]()
