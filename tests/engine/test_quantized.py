@@ -143,7 +143,7 @@ def test_a_kernel_without_autograd_is_not_taken_in_the_copy() -> None:
 
 
 def test_an_unknown_kernel_without_autograd_is_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match="cannot be differentiated|no gradient reaches"):
+    with pytest.raises(UnsupportedModelError, match="differentiated"):
         answer(quantized(repacking("some_library_s_own_switch")))
 
 

@@ -27,10 +27,9 @@ MAPS = {"llama": 7, "qwen2": 7, "gemma2": 7, "phi3": 4, "gpt-neox": 4, "mixtral"
 """Linear maps of a layer that give [batch, positions, out]: experts' give less, GPT-2 has other modules."""
 
 
-def written(name: str = "llama", memory: Memory = Memory()) -> tuple[LanguageModel, Row]:
+def written() -> tuple[LanguageModel, Row]:
     """An answer of a model's own, on tape; what it takes to score it was verified before."""
-    model = wrapped(name)
-    model.memory = memory
+    model = wrapped("llama")
     batch = model.running_batch()
     (row,) = joined(model, batch, [("What is tea?", LONG)])
     finished(batch)

@@ -226,13 +226,13 @@ def test_an_error_inside_any_way_leaves_no_hook_on_the_twin(way: str) -> None:
     expected, known = score(model), scorer.exactness()
     row, twin, memory = CASE.row(objective), scorer.twin, Memory()
     [recorded] = taped(scorer, [row], 3)
+    ways: dict[str, Callable[[], object]] = {
+        "read": lambda: read(twin, [row], 3, memory=memory),
+        "replay": lambda: replayed(twin, [recorded], objective, transform=known.transform, memory=memory),
+        "continued": lambda: scores_by("continued", twin, [row], objective, known=known, memory=memory),
+    }
     with unchanged(twin.model), breaking(model, 4, after=0), clean_slate(), pytest.raises(BrokenLayerError):
-        if way == "read":
-            read(twin, [row], 3, memory=memory)
-        elif way == "replay":
-            replayed(twin, [recorded], objective, transform=known.transform, memory=memory)
-        else:
-            scores_by("continued", twin, [row], objective, known=known, memory=memory)
+        ways[way]()
     assert score(model) == expected
 
 
