@@ -13,7 +13,7 @@ import pytest
 
 from semgrad_guard import LanguageModel
 from semgrad_guard.engine.interruption import current_stop
-from semgrad_guard.engine.scores.exactness import self_check
+from semgrad_guard.engine.scores.exactness import checked
 
 LIMIT = 120.0
 """Seconds after which whatever a test waits for will not come, on the busiest machine."""
@@ -46,7 +46,7 @@ class Steps:
         self._at, self._do = count, do
 
     def _seen(self, *_: Any) -> None:
-        if any(frame.f_code is self_check.__code__ for frame, _ in traceback.walk_stack(None)):
+        if any(frame.f_code is checked.__code__ for frame, _ in traceback.walk_stack(None)):
             return
         self.count += 1
         if self.count == self._at:
