@@ -12,7 +12,7 @@ from semgrad_guard import LanguageModel
 
 from .tiny_models import ARCHITECTURES, shared
 
-_TIERS = ("captured", "prefix", "full")
+_TIERS = ("replay", "ordinary")
 _worst: dict[str, dict[str, float]] = defaultdict(dict)
 
 Record = Callable[[str, str, float], None]

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from transformers import CONFIG_MAPPING
 
 from tests.pairwise import every
@@ -39,7 +38,7 @@ def test_an_architecture_is_scored_exactly(model_type: str) -> None:
     require_known(model_type)
     verdict = check(model_type)
     assert (verdict.outcome, verdict.tier) == ("exact", "ordinary" if model_type in ORDINARY else "replay"), verdict
-    # Where rounding chooses other experts it is a close call. Else, a noise that no rounding explains is a wrong way of replaying.
+    # A noise that no rounding explains is a wrong way of replaying; these two choose other experts in close calls.
     assert (verdict.noise_ratio or 0) < NOISE or model_type in ("mixtral", "aria_text"), verdict
 
 

@@ -20,8 +20,8 @@ from tests.random_llama import byte_tokenizer, random_llama
 from tests.scripts import load
 from tests.thinking import thinking_model
 
-from .oracle import reference_scores, worst_relative_error
 from .cases import CASES
+from .oracle import reference_scores, worst_relative_error
 from .tiny_models import build
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +48,7 @@ def test_scores_are_those_of_plain_autograd_on_the_cpu(name: str) -> None:
     placed = copy.deepcopy(model).to(DEVICE)
     for case in CASES:
         found = gradient_scores(placed, case.prompt, case.response, semantic_token=case.semantic_token)
-        assert found.tier == "prefix"
+        assert found.tier == "replay"
         assert found.semgrad == pytest.approx(case.reference(model, Objective()).semgrad, rel=1e-6)
 
 
@@ -57,7 +57,7 @@ def test_an_answer_is_scored_from_the_states_of_its_generation() -> None:
     answer = model.generate("What is in it?")
     timed = answer.evidence.gradients()
     assert timed is not None
-    assert timed.scores.tier == "captured"
+    assert timed.scores.tier == "replay"
     prompt = answer.evidence.prompt
     expected = reference_scores(random_llama(), prompt.ids, answer.response_ids, prompt.semantic_token.offset)
     assert worst_relative_error(timed.scores, expected) < 1e-5  # a rotary table is float32, and rounds otherwise here

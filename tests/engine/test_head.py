@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from semgrad_guard.engine.objective import LogitTransform, Norm
-from semgrad_guard.engine.scoring import head as head_module
+from semgrad_guard.engine.scores import head as head_module
 from semgrad_guard.engine.scores.head import HeadScores, score_head
 
 TRANSFORMS = {
@@ -58,8 +58,7 @@ def brute_force(
         log_probs.append(chosen.detach())
         seeds.append(seed)
         paragrads.append(of_weight.abs().mean() if norm == "l1" else of_weight.square().mean().sqrt())
-    exact = (None,) * len(lengths)
-    return HeadScores(torch.cat(entropies), torch.cat(log_probs), torch.cat(seeds), torch.stack(paragrads), exact)
+    return HeadScores(torch.cat(entropies), torch.cat(log_probs), torch.cat(seeds), torch.stack(paragrads))
 
 
 def assert_close(found: HeadScores, expected: HeadScores, tolerance: float) -> None:

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from semgrad_guard import GenerationOptions, LanguageModel, Memory
+from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.answers.options import Sampling
+from semgrad_guard.engine.answers.request import TextStream
 from semgrad_guard.engine.interruption import InterruptibleLock, Stop, current_stop, stopping
 from semgrad_guard.engine.replay.memory import FRUGAL
 from semgrad_guard.engine.text_pairs import Entailment
-from semgrad_guard.engine.worker import TextStream
 from semgrad_guard.errors import AnswerCancelledError, DeadlineExceededError, InputError
 from tests.leaks import smallest_growth, tensors_alive
 from tests.pairwise import every
@@ -46,7 +46,7 @@ class Countdown(Stop):
 
 
 def copy_of(model: LanguageModel) -> Any:
-    return model._scorer.current_replayer()._copy
+    return model._scorer.twin.model
 
 
 def observed(model: LanguageModel, options: GenerationOptions) -> tuple[Any, ...]:
@@ -80,8 +80,8 @@ def from_elsewhere(model: LanguageModel) -> object:
     return model.score("What is tea?", "A drink.")
 
 
-def in_clauses(model: LanguageModel) -> object:
-    return model.score("What is tea?", "A drink, hot. Or cold.", by="clause")
+def in_sentences(model: LanguageModel) -> object:
+    return model.score("What is tea?", "A drink, hot. Or cold.", by="sentence")
 
 
 def with_little_memory(model: LanguageModel) -> object:
@@ -89,15 +89,9 @@ def with_little_memory(model: LanguageModel) -> object:
     return generated(model)
 
 
-def a_second_turn(model: LanguageModel) -> object:
-    model.memory = Memory(prompts=1 << 20)
-    first = model.generate("What is tea?", GenerationOptions(max_tokens=1)).text
-    return first, scores_of(observed(model, GenerationOptions(max_tokens=2)))
-
-
 def samples(model: LanguageModel) -> object:
     evidence = model.evidence("What is tea?", "A drink.")
-    return evidence.samples(Sampling(count=2, max_tokens=3))
+    return evidence.sampler.drawn([evidence.answer], Sampling(count=2, max_tokens=3))
 
 
 def states(model: LanguageModel) -> object:
@@ -110,9 +104,8 @@ SCENARIOS: Sequence[Callable[[LanguageModel], object]] = (
     in_a_grammar,
     a_batch,
     from_elsewhere,
-    in_clauses,
+    in_sentences,
     with_little_memory,
-    a_second_turn,
     samples,
     states,
 )
@@ -136,20 +129,17 @@ def test_stopped_at_any_check_the_next_answer_is_a_fresh_models(
     checks = checks_of(scenario, model)
     assert checks > 5
     for at in range(first, checks, 10):
-        model._scorer.current_replayer().prompts.trim(0)
         untouched = unchanged(model._model), unchanged(copy_of(model))
         with model.turn, untouched[0], untouched[1], stopping(Countdown(at)), pytest.raises(AnswerCancelledError):
             scenario(model)
-        model._scorer.current_replayer().prompts.trim(0)
         assert scenario(model) == expected, at
 
 
 def make_settled(make: Make, scenario: Callable[[LanguageModel], object]) -> LanguageModel:
     """A model whose self-check is done, and whose scores in the scenario were verified."""
     model = make()
-    model._scorer.tiers()
+    model._scorer.exactness()
     scenario(model)
-    model._scorer.current_replayer().prompts.trim(0)
     return model
 
 
@@ -177,8 +167,8 @@ def test_a_self_check_that_was_stopped_is_made_again(make_language_model: Make, 
     """An interruption proves nothing about a tier: none is given up for it."""
     model = make_language_model()
     with stopping(Countdown(at)), pytest.raises(AnswerCancelledError):
-        model._scorer.tiers()
-    assert model._scorer.tiers() == ("captured", "prefix", "full")
+        model._scorer.exactness()
+    assert model._scorer.exactness().way == "rows"
 
 
 @pytest.mark.parametrize("name", ["mamba", "jamba", "falcon-h1", "gpt2"])
@@ -204,7 +194,7 @@ def test_an_interrupted_scoring_can_be_taken_up_again(make_language_model: Make)
     assert found is not None
     assert expected is not None
     assert found.scores == expected.scores
-    assert found.scores.tier == "captured"
+    assert found.scores.tier == "replay"
 
 
 @pytest.mark.parametrize("at", [3, 12, 20])
@@ -250,7 +240,7 @@ class Steps:
 def test_a_cancelled_generation_stops_at_the_next_layer(make_language_model: Make) -> None:
     model, stop = make_language_model(), Stop()
     steps = Steps(model)
-    model._scorer.tiers()
+    model._scorer.exactness()
     steps.expect(5, stop.cancel)
     with stopping(stop), pytest.raises(AnswerCancelledError):
         model.generate("What is tea?", LONG)
@@ -326,7 +316,7 @@ def test_cancelled_from_another_thread(make_language_model: Make) -> None:
 def held_stream(model: LanguageModel, steps: Steps | None = None) -> TextStream:
     """A stream whose model waits, after some steps, until it gets the signal to stop: it cannot be done before."""
     steps = steps or Steps(model)
-    model._scorer.tiers()
+    model._scorer.exactness()
     steps.expect(100, until_stopped)
     return model.stream("What is tea?", LONG)
 
@@ -350,7 +340,7 @@ class TestStreams:
     def test_closed_during_the_prefill(self, make_language_model: Make) -> None:
         model = make_language_model()
         steps = Steps(model)
-        model._scorer.tiers()
+        model._scorer.exactness()
         stream = model.stream("What is tea?", LONG)
         steps.expect(1, stream.close)
         assert not list(stream)

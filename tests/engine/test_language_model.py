@@ -54,7 +54,7 @@ def test_greedy_text_is_what_transformers_generates(language_model: LanguageMode
 def test_captured_scores_equal_scores_from_nothing(language_model: LanguageModel) -> None:
     generation = language_model.generate("What is tea?", SAMPLED)
     timed = generation.evidence.gradients()
-    assert timed.scores.tier == "captured"
+    assert timed.scores.tier == "replay"
     assert timed.scores.semgrad == pytest.approx(rescored(language_model, generation), rel=1e-10)
 
 
@@ -62,7 +62,7 @@ def test_a_batch_scores_like_single_answers(language_model: LanguageModel) -> No
     questions = ["a", "Why is the sea salt?", [Message("system", "Be brief."), Message("user", "Hm?")]]
     for generation in language_model.generate_batch(questions, SAMPLED):
         scores = generation.evidence.gradients().scores
-        assert scores.tier == "captured"
+        assert scores.tier == "replay"
         assert scores.semgrad == pytest.approx(rescored(language_model, generation), rel=1e-9)
 
 
@@ -76,7 +76,7 @@ def test_max_batch_bounds_the_rows_of_every_batch(make_language_model: Make) -> 
     model, questions = make_language_model(), ["a", "bb", "a longer question", "d", "e"]
     singly = [model.generate(question, SAMPLED).text for question in questions]
     rows = list[int]()
-    layer: Any = model._scorer.current_replayer().layers[0]
+    layer: Any = model._scorer.twin.layers[0]
     layer.register_forward_pre_hook(lambda _, args, kwargs: rows.append(len(args[0])), with_kwargs=True)
     model.max_batch = 2
     assert len(model.generate_batch(questions, SAMPLED)) == len(questions)
@@ -181,7 +181,7 @@ def test_streamed_pieces_are_the_text(language_model: LanguageModel) -> None:
     pieces = list(stream)
     assert "".join(pieces) == whole.text == stream.generation.text
     assert len(pieces) > 1
-    assert stream.generation.evidence.gradients().scores.tier == "captured"
+    assert stream.generation.evidence.gradients().scores.tier == "replay"
 
 
 def test_a_stream_never_shows_a_stop_string(language_model: LanguageModel) -> None:

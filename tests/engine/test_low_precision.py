@@ -15,8 +15,8 @@ from semgrad_guard.engine.scores.gradients import GradientScores
 from semgrad_guard.engine.scores.scorer import scorer_of
 from tests.pairwise import in_turn, pairwise
 
+from .cases import CASES, scored, taped
 from .oracle import worst_relative_error
-from .cases import CASES, batch_of
 from .tiny_models import build, token_ids
 
 PROMPTS = [token_ids(6 + i % 9, 100 + i) for i in range(30)]
@@ -83,7 +83,7 @@ def test_broken_weights_give_a_reason_and_no_number(weight: str, value: float, d
     for checked_before in (False, True):
         model = sound if checked_before else broken
         if checked_before:
-            scorer_of(model).tiers()
+            scorer_of(model).exactness()
         with torch.no_grad():
             model.get_parameter(weight)[:, ::2] = value
         for found in scores_of(model, 3):
@@ -94,20 +94,22 @@ def test_broken_weights_give_a_reason_and_no_number(weight: str, value: float, d
 
 
 def test_broken_states_captured_give_a_reason() -> None:
-    model, batch = build("llama"), batch_of(CASES[:1])
+    model, objective = build("llama"), Objective()
     scorer = scorer_of(model)
-    scorer.tiers()
-    captured = scorer.current_replayer().record(batch, 3)
-    captured.states[:] = float("nan")
-    [found] = scorer.score(batch, Objective(), captured)
-    assert found.tier == "captured"
+    scorer.score([CASES[0].row(objective)], objective)  # is verified
+    [row] = taped(scorer, [CASES[0].row(objective)], 3)
+    assert row.tape is not None
+    row.tape.passes[0][0].hidden()[:] = float("nan")
+    row.tape.passes[0][0].let_go()
+    [found] = scorer.score([row], objective)
+    assert found.tier == "replay"
     assert found.semgrad is None
     assert found.reason
 
 
-def test_a_row_that_padding_alone_breaks_is_scored_on_its_own() -> None:
+def test_a_row_that_padding_alone_would_break() -> None:
     """Eager attention in float64 answers NaN to rows that are masked out entirely, as left padding makes them."""
     model = build("gemma2", attention="eager")
-    found = scorer_of(model).score(batch_of(CASES), Objective())
+    found = scored(model, CASES)
     for scores, case in zip(found, CASES, strict=True):
         assert worst_relative_error(scores, case.reference(model, Objective())) < 1e-5

@@ -91,7 +91,7 @@ def test_a_copy_leaves_the_original_as_it_was(answers: list[Generation], copied:
     copied(answers[0])
     scores = answers[0].evidence.gradients()
     assert scores is not None
-    assert scores.scores.tier == "captured"
+    assert scores.scores.tier == "replay"
 
 
 def test_prompts_scores_samples_and_verdicts(language_model: LanguageModel, copied: Callable[[Any], Any]) -> None:

@@ -19,14 +19,12 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from semgrad_guard import gradient_scores
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay import kernels
-from semgrad_guard.engine.scores.gradients import GradientScores, Tier
-from semgrad_guard.engine.scores.scorer import Scorer, scorer_of
+from semgrad_guard.engine.scores.gradients import GradientScores
+from semgrad_guard.engine.scores.scorer import clean_slate, scorer_of
 from semgrad_guard.errors import UnsupportedModelError
-from tests.pairwise import in_turn
 
+from .cases import CASES, scored
 from .oracle import worst_relative_error
-from .cases import CASES, score_in_tier
 from .snapshots import unchanged
 from .switches import plain_scores
 from .tiny_models import build, shared
@@ -110,30 +108,29 @@ def quantized(quantize: Callable[[nn.Linear], None], *, head: bool = False) -> A
     return model
 
 
-@in_turn(form=[another_tensor, another_layer(Int8Linear)], tier=["captured", "prefix", "full"])
-def test_quantized_weights_are_scored_as_plain_autograd_scores_them(
-    form: Callable[[nn.Linear], None], tier: Tier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kernels, "_LARGE", 1)
+@pytest.mark.parametrize("form", [another_tensor, another_layer(Int8Linear)])
+def test_quantized_weights_are_scored_as_plain_autograd_scores_them(form: Callable[[nn.Linear], None]) -> None:
     model = quantized(form)
-    found = score_in_tier(tier, model, CASES, Objective())
+    found = scored(model, CASES)
+    assert {scores.tier for scores in found} == {"replay"}
     expected = [case.reference(model, Objective()) for case in CASES]
     assert max(map(worst_relative_error, found, expected)) < 1e-7
-    plain = score_in_tier(tier, shared("llama"), CASES, Objective())
+    plain = scored(shared("llama"), CASES)
     assert plain[0].semgrad != pytest.approx(found[0].semgrad, rel=1e-4), "nothing was quantized"
 
 
 def test_rounded_activations_are_refused() -> None:
     model = quantized(another_layer(RoundedLinear))
     with pytest.raises(UnsupportedModelError, match="no gradient reaches"):
-        Scorer(model).tiers()
+        scorer_of(model).exactness()
 
 
 def answer(model: Any) -> GradientScores:
     """An answer of the model's own, scored."""
     case = CASES[0]
     with unchanged(model):
-        scorer_of(model).current_replayer().generate(torch.tensor([case.prompt]), torch.ones(1, 11), max_new_tokens=2)
+        with clean_slate(), torch.no_grad():
+            scorer_of(model).twin.generate(torch.tensor([case.prompt]), torch.ones(1, 11), max_new_tokens=2)
         return gradient_scores(model, case.prompt, case.response, semantic_token=case.semantic_token)
 
 
@@ -142,19 +139,11 @@ def test_a_kernel_without_autograd_is_not_taken_in_the_copy() -> None:
     model = quantized(repacking("support_avx512bf16_for_cpu"))
     found = answer(model)
     assert worst_relative_error(found, CASES[0].reference(shared("llama"), Objective())) < 1e-7
-    assert found.tier == "prefix"
+    assert found.tier == "replay"
 
 
-def test_an_unknown_kernel_without_autograd_gives_a_reason_and_no_score() -> None:
-    model, case = quantized(repacking("some_library_s_own_switch")), CASES[0]
-    with unchanged(model):
-        found = gradient_scores(model, case.prompt, case.response, semantic_token=case.semantic_token)
-    assert (found.semgrad, found.paragrad, found.hybridgrad) == (None, None, None)
-    assert "no gradient reaches" in str(found.reason)
-
-
-def test_an_unknown_kernel_without_autograd_is_refused_after_a_generation() -> None:
-    with pytest.raises(UnsupportedModelError, match="no gradient reaches"):
+def test_an_unknown_kernel_without_autograd_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="differentiated"):
         answer(quantized(repacking("some_library_s_own_switch")))
 
 

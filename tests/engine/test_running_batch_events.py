@@ -11,33 +11,39 @@ from typing import Any
 import pytest
 import torch
 
-from semgrad_guard import LanguageModel, Message
-from semgrad_guard.engine.answers.writing import BatchRequest, RunningAnswer
-from semgrad_guard.engine.answers.sentences import sentence_evidence
+from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.interruption import Stop, stopping
-from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.grammar import one_of, text_rule
-from semgrad_guard.engine.replay.memory import FRUGAL, Memory
-from semgrad_guard.engine.replay.captured_states import CapturedStates
 from semgrad_guard.errors import AnswerCancelledError, AnswerInterruptedError
-from tests.pairwise import in_turn
-from tests.random_llama import byte_tokenizer
 from tests.whole_runs import whole_run
 
-from .running_batches import (
-    Options,
-    batch_request,
-    finished,
-    joined,
-    numbers,
-    require_alike,
-    require_all_alike,
-    shared,
-    some,
-    wrapped,
-    written,
-)
+from .running import Options, Wanted, batch_request, finished, joined, shared, wrapped
 from .snapshots import unchanged
+
+
+def some(random: Random, count: int) -> list[Wanted]:
+    """Questions of very unequal length, with options of their own."""
+    questions = ["".join(random.choices("abc de?", k=random.choice((1, 2, 5, 20, 60)))) + "x" for _ in range(count)]
+    return [
+        (text, Options(max_tokens=random.choice((1, 2, 3, 8)), stop=random.choice(((), ("a",), ("e", "ab")))))
+        for text in questions
+    ]
+
+
+def numbers(answer: Generation) -> list[float]:
+    """What is recorded of an answer."""
+    timed = answer.evidence.gradients()
+    if timed is None:
+        return []
+    scores = timed.scores
+    return [*scores.log_probs, *scores.entropies, *(s for s in (scores.semgrad, scores.paragrad) if s is not None)]
+
+
+def require_alike(one: Generation, single: Generation) -> None:
+    """An answer from a batch is that of a single request."""
+    names = ("response_ids", "text", "finish_reason", "cut", "completion_tokens")
+    assert [getattr(one, name) for name in names] == [getattr(single, name) for name in names]
+    assert numbers(one) == pytest.approx(numbers(single), rel=1e-4, abs=1e-9)
 
 
 @pytest.mark.parametrize("at", [0, 1, 2, 3])
@@ -74,7 +80,6 @@ def test_what_is_heard_makes_the_text() -> None:
 
 def test_a_stop_ends_a_join_and_nothing_else() -> None:
     model = wrapped("llama")
-    model.memory = Memory(prompts=1 << 26)  # prompts are read one after the other
     batch, wanted = model.running_batch(), ("Hi", Options(max_tokens=6))
     rows = joined(model, batch, [wanted])
     stop, read = Stop(), list[int]()
@@ -84,10 +89,10 @@ def test_a_stop_ends_a_join_and_nothing_else() -> None:
         if len(read) == 2:
             stop.cancel()
 
-    layer: Any = model._scorer.current_replayer().layers[0]
+    layer: Any = model._scorer.twin.layers[0]
     hook = layer.register_forward_pre_hook(count)
     with stopping(stop), pytest.raises(AnswerCancelledError):
-        joined(model, batch, [("a", Options(max_tokens=6)), ("b", Options(max_tokens=6))])
+        joined(model, batch, [("a", Options(max_tokens=6)), ("b" * 90, Options(max_tokens=6))])
     hook.remove()
     assert list(batch.rows) == rows, "the first of the two had been read"
     finished(batch)
@@ -98,7 +103,7 @@ def test_a_step_that_is_stopped_leaves_an_empty_batch_that_can_be_used() -> None
     model, wanted, stop = shared("llama"), ("Hi", Options(max_tokens=6)), Stop()
     batch = model.running_batch()
     joined(model, batch, [wanted, ("you", Options(max_tokens=6))])
-    layer: Any = model._scorer.current_replayer().layers[1]
+    layer: Any = model._scorer.twin.layers[1]
     hook = layer.register_forward_pre_hook(lambda *_: stop.cancel())
     with stopping(stop), pytest.raises(AnswerCancelledError):
         batch.step()
@@ -170,146 +175,13 @@ def test_model_and_torch_are_left_as_they_were(mode: Callable[[], Any]) -> None:
     model._model.train().requires_grad_(True)
     wanted = some(Random(3), 3)
     with unchanged(model._model), mode():
-        found = written(model, wanted, Random(3))
+        batch = model.running_batch()
+        rows = joined(model, batch, wanted)
+        finished(batch)
+        found = batch.generations(rows)
         for one, (question, options) in zip(found, wanted, strict=True):
             require_alike(one, whole_run(model, question, options))
     with unchanged(model._model):
         batch = model.running_batch()
         joined(model, batch, wanted)
         batch.drop(batch.rows)
-
-
-def test_adapters() -> None:
-    peft = pytest.importorskip("peft")
-    config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj", "up_proj"], lora_dropout=0.3)
-    adapted = peft.get_peft_model(shared("llama")._model.__class__(shared("llama")._model.config).float(), config)
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for name, parameter in adapted.named_parameters():
-            if "lora" in name:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
-    model, random = LanguageModel.from_transformers(adapted.eval(), byte_tokenizer()), Random(4)
-    assert model.joins
-    require_all_alike(model, some(random, 4), random)
-    batch = model.running_batch()
-    joined(model, batch, [("Hi", Options(max_tokens=5))])
-    with adapted.disable_adapter(), pytest.raises(AnswerInterruptedError):
-        batch.step()
-
-
-def test_what_was_left_is_observed_without_another_pass() -> None:
-    model = shared("llama")
-    numbers(whole_run(model, "b" * 9, Options(max_tokens=9)).evidence, Objective(gradients=False))  # is verified
-    rows = joined(model, batch := model.running_batch(), [("a", Options(max_tokens=3)), ("b" * 9, Options())])
-    batch.step()
-    batch.step()
-    batch.drop(rows[1:])
-    layer: Any = model._scorer.current_replayer().layers[0]
-    passes = list[int]()
-    hook = layer.register_forward_pre_hook(lambda *_: passes.append(1))
-    [found] = batch.generations(rows[:1])
-    assert len(numbers(found.evidence, Objective(gradients=False))) == 2 * len(found.response_ids)
-    hook.remove()
-    assert passes == []
-
-
-@in_turn(
-    memory=[FRUGAL, Memory(logits=5000, outputs=5000), Memory(logits=0)],
-    objective=[Objective(), Objective(gradients=False)],
-)
-def test_small_budgets_change_no_score(memory: Memory, objective: Objective) -> None:
-    model, random = wrapped("qwen2"), Random(5)
-    wanted = [(question, Options(max_tokens=5 + n)) for n, (question, _) in enumerate(some(random, 6))]
-    singles = [whole_run(model, *item, objective=objective) for item in wanted]
-    for single in singles:
-        numbers(single.evidence, objective)
-    model.memory = memory
-    for one, single in zip(written(model, wanted, random, objective), singles, strict=True):
-        require_alike(one, single, objective)
-
-
-def test_all_answers_together_stay_within_the_budgets() -> None:
-    model = wrapped("qwen2")
-    model.memory = Memory(logits=20_000, outputs=20_000)
-    batch, held = model.running_batch(), list[list[int]]()
-    for number in range(8):
-        joined(model, batch, [(f"q{number}", Options(max_tokens=40))])
-        for _ in range(3):
-            batch.step()
-        captures = {id(capture): capture for row in batch.rows for capture, _ in row.passes}.values()
-        held.append([sum(kind) for kind in zip((0, 0), *(capture.held for capture in captures), strict=True)])
-    assert 10_000 < max(logits for logits, _ in held) <= 20_000
-    assert 10_000 < max(outputs for _, outputs in held) <= 20_000
-
-
-def test_scored_sentences_free_the_budgets_and_change_no_other_score() -> None:
-    model, options, questions = shared("qwen2"), Options(max_tokens=14), ["tea", "What is tea?", "Why?"]
-    batch = model.running_batch()
-    rows = joined(model, batch, [(question, options) for question in questions])
-    for steps, scored in ((7, 5), (4, 9)):
-        for _ in range(steps):
-            batch.step()
-        batch.ended(rows, [[(0, 2)]] * 3, [0] * 3)
-        for at_once in (rows[:2], rows[2:]):
-            batch.let_go([(row, scored) for row in at_once])
-    held = {id(capture): capture.held[0] for row in rows for capture, _ in row.passes}
-    assert sorted(logits > 0 for logits in held.values()) == [False] * 3 + [True] * 2  # prompts, last steps
-    finished(batch)
-    for one, question in zip(batch.generations(rows, [1, 0, None]), questions, strict=True):
-        single = model.generate(question, options)
-        ours, theirs = (sentence_evidence(answer.evidence, (9, 5), ["", ""], known=1)[1] for answer in (one, single))
-        assert ours is not None
-        assert theirs is not None
-        assert numbers(ours, Objective()) == pytest.approx(numbers(theirs, Objective()), rel=1e-4)
-        require_alike(one, single)
-
-
-def test_outputs_are_let_go_of_at_scored_tokens_alone() -> None:
-    model, options = shared("qwen2"), Options(max_tokens=14)
-    left: list[CapturedStates] = []
-    for lets_go in (False, True):
-        batch = model.running_batch()
-        (row,) = joined(model, batch, [("What is tea?", options)])
-        for steps, scored in ((7, 5), (4, 9)):
-            for _ in range(steps):
-                batch.step()
-            batch.ended([row], [[(0, 2)]], [0])
-            if lets_go:
-                batch.let_go([(row, scored)])
-        batch.ended([row], [[(0, 2)]], [0])
-        states = batch.left_by([row])
-        assert states is not None
-        left.append(states)
-    whole, rest = left
-    (first, past), end = rest.gap, rest.begins + rest.states.shape[1]
-    assert whole.gap == (0, 0)
-    assert 0 < first < past < rest.states.shape[1]
-    for begin, until in ((rest.begins, rest.begins + first), (rest.begins + past, end)):
-        assert not rest.lacks(begin, until)
-        assert rest.outputs.keys() == whole.outputs.keys()
-        for place in rest.outputs:
-            torch.testing.assert_close(rest.output(place, begin, until), whole.output(place, begin, until))
-    assert rest.lacks(rest.begins, end)
-    assert rest.lacks(rest.begins + past - 1, end)
-
-
-def test_prompts_that_are_known_are_read_from_where_they_differ() -> None:
-    model, whole = wrapped("qwen2"), shared("qwen2")
-    model.memory = Memory(prompts=1 << 26)
-    system = "Answer with a few words, and do not say more than you were asked. "
-    options = Options(max_tokens=4)
-    batch, rows = model.running_batch(), list[RunningAnswer]()
-    questions = [[Message("system", system), Message("user", text)] for text in ("What is tea?", "What is it?", "So?")]
-    for question in questions:
-        prompt = model.render(question)
-        rows += batch.join([BatchRequest(prompt, model.fitted(options, prompt)) for _ in range(2)])
-        finished(batch)
-    found = batch.generations(rows)
-    assert [generation.reused_tokens > len(system) for generation in found] == [False, False, True, True, True, True]
-    for number, one in enumerate(found):
-        single = whole_run(whole, questions[number // 2], options)
-        assert one.response_ids == single.response_ids
-        assert numbers(one.evidence, Objective()) == pytest.approx(numbers(single.evidence, Objective()), rel=1e-4)
-    # and what a batch has read serves a single request
-    assert whole_run(model, questions[0], options).reused_tokens > len(system)
-    assert model._scorer.current_replayer().prompts.bytes > 0

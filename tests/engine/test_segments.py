@@ -12,8 +12,7 @@ from semgrad_guard import LanguageModel
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import tokenize
 from semgrad_guard.engine.prompts.semantic_token import TokenizedText
-from semgrad_guard.engine.replay.replayer import Replayer
-from semgrad_guard.engine.sentences import split
+from semgrad_guard.engine.sentences import sentences
 from semgrad_guard.errors import EmptyResponseError
 
 from .oracle import reference_scores, worst_relative_error
@@ -25,10 +24,10 @@ ANSWER = "Tea is a drink. It grows, they say, in Assam! Does it?\nYes."
 @given(text=st.text(st.sampled_from("ab .,\n!é𝄞。"), min_size=1, max_size=30))
 def test_every_token_belongs_to_one_segment(tokenizer, text: str) -> None:
     encoded = tokenize(tokenizer, text, add_special_tokens=False)
-    counts = encoded.counts(split(text, "clause"))
+    counts = encoded.counts(sentences(text))
     assert sum(counts) == len(encoded.ids)
     begin = 0
-    for (start, end), count in zip(split(text, "clause"), counts, strict=True):
+    for (start, end), count in zip(sentences(text), counts, strict=True):
         assert tokenizer.decode(list(encoded.ids[begin : begin + count])) == text[start:end]  # one token a byte
         begin += count
 
@@ -37,26 +36,24 @@ def test_a_token_belongs_where_its_last_character_stands() -> None:
     text = "Yes. It is"
     spans = ((0, 3), (3, 4), (4, 7), (7, 10))  # "Yes", ".", " It", " is"
     known = TokenizedText(text, (1, 2, 3, 4), spans, lambda _: ())
-    assert known.counts(split(text)) == [2, 2]
+    assert known.counts(sentences(text)) == [2, 2]
     prefixes = {"Yes. ": (1, 2, 9)}  # without spans: the ids that a prefix shares with the whole
     unknown = TokenizedText(text, (1, 2, 3, 4), None, prefixes.__getitem__)
-    assert unknown.counts(split(text)) == [2, 2]
+    assert unknown.counts(sentences(text)) == [2, 2]
 
 
 def test_a_segment_inside_a_token_has_none() -> None:
     text = "A! B! C"
     known = TokenizedText(text, (1, 2), ((0, 2), (2, 7)), lambda _: ())
-    assert known.counts(split(text)) == [1, 0, 1]
+    assert known.counts(sentences(text)) == [1, 0, 1]
 
 
 @pytest.mark.parametrize("objective", [None, Objective("official", norm="l2", layers=(0, 3), last_tokens=3)])
 def test_scores_equal_each_segments_own_objective(language_model: LanguageModel, objective: Objective | None) -> None:
-    found = language_model.score("What is tea?", ANSWER, by="clause", objective=objective)
+    found = language_model.score("What is tea?", ANSWER, by="sentence", objective=objective)
     assert [s.text for s in found] == [
         "Tea is a drink. ",
-        "It grows, ",
-        "they say, ",
-        "in Assam! ",
+        "It grows, they say, in Assam! ",
         "Does it?\n",
         "Yes.",
     ]
@@ -74,15 +71,6 @@ def test_scores_equal_each_segments_own_objective(language_model: LanguageModel,
         assert worst_relative_error(segment.scores, expected) < 1e-9
         begin = end
     assert begin == len(response)
-
-
-def test_one_pass_serves_all(language_model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    passes: list[object] = []
-    record = Replayer.record
-    language_model.score("q", ANSWER, by="clause")  # checks, once, that the model can be replayed so
-    monkeypatch.setattr(Replayer, "record", lambda self, *a: (passes.append(a), record(self, *a))[1])
-    assert len(language_model.score("q", ANSWER, by="clause")) == 6
-    assert len(passes) == 1
 
 
 def test_one_sentence_is_the_whole_answer(language_model: LanguageModel) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,20 +15,20 @@ from transformers.models.mllama.configuration_mllama import MllamaTextConfig
 from transformers.models.mllama.modeling_mllama import MllamaForCausalLM
 
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay import model_copies
-from semgrad_guard.engine.replay.batch import CACHE
-from semgrad_guard.engine.replay.captured_states import CapturedStates
-from semgrad_guard.engine.scoring import scorer as scorer_module
+from semgrad_guard.engine.replay.tape import Row
+from semgrad_guard.engine.replay.twin import CACHE
+from semgrad_guard.engine.scores import exactness
+from semgrad_guard.engine.scores import scorer as scorer_module
+from semgrad_guard.engine.scores.exactness import checked
 from semgrad_guard.engine.scores.gradient_scores import gradient_scores
 from semgrad_guard.engine.scores.gradients import Tier
-from semgrad_guard.engine.scores.scorer import Scorer, scorer_of
-from semgrad_guard.engine.scores.exactness import self_check
+from semgrad_guard.engine.scores.scorer import scorer_of
 from tests.pairwise import in_turn
 
 from .architectures import expectation
+from .cases import CASES, scored, taped
 from .generated_models import build as generated
 from .oracle import worst_relative_error
-from .cases import CASES, batch_of
 from .tiny_models import ARCHITECTURES, LONG_ROPE, VOCABULARY, build, shared, spread_weights
 
 
@@ -119,68 +119,54 @@ def with_backdoor(kind: str) -> LlamaForCausalLM:
     return model
 
 
-BROKEN = {
-    "a lower layer's output used above": (lambda: with_backdoor("lower layer"), ("prefix", "full")),
-    "a mean over all positions": (lambda: with_backdoor("mean"), ("prefix", "full")),
-    "logits bent in forward": (lambda: tiny(BentLogits), ("full",)),
-    "a cache that is ignored": (lambda: tiny(ForgetfulCache), ("prefix", "full")),
+BROKEN: dict[str, Callable[[], Any]] = {
+    "a lower layer's output used above": lambda: with_backdoor("lower layer"),
+    "a mean over all positions": lambda: with_backdoor("mean"),
+    "logits bent in forward": lambda: tiny(BentLogits),
+    "a cache that is ignored": lambda: tiny(ForgetfulCache),
 }
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_wrong_tier_is_turned_down_aloud_and_the_score_is_exact(case: str, caplog: pytest.LogCaptureFixture) -> None:
-    make, tiers = BROKEN[case]
-    model = make()
+def test_a_way_that_is_wrong_is_not_taken_and_the_score_is_exact(case: str) -> None:
+    """From a tape as well as from none, alone and together."""
+    model, objective = BROKEN[case](), Objective()
+    scorer = scorer_of(model)
+    rows = [one.row(objective) for one in CASES]
+    found = [*scorer.score(taped(scorer, rows[:1], 3), objective), *scorer.score(rows, objective)]
+    for one, example in zip(found, (CASES[0], *CASES), strict=True):
+        assert worst_relative_error(one, example.reference(model, objective)) < 1e-7
+    assert not scorer.joins
+
+
+def test_an_ordinary_call_for_all_is_said_aloud(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "semgrad_guard"):
-        assert scorer_of(model).tiers() == tiers
-    assert ("steps down" in caplog.text) == (tiers == ("full",))
-    captured = scorer_of(model).current_replayer().record(batch_of(CASES[:1]), 3)
-    [scores] = scorer_of(model).score(batch_of(CASES[:1]), Objective(), captured)
-    batch = scorer_of(model).score(batch_of(CASES), Objective())
-    for found, example in zip((scores, *batch), (CASES[0], *CASES), strict=True):
-        assert found.tier == tiers[0]
-        assert worst_relative_error(found, example.reference(model, Objective())) < 1e-7
-
-
-def test_a_tier_that_raises_is_turned_down_too(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("no such path")
-
-    for way in ("prefix", "whole"):
-        monkeypatch.setattr(f"semgrad_guard.engine.replay.replayer.Replayer.{way}", refuse)
-    model = tiny(LlamaForCausalLM)
-    with caplog.at_level(logging.WARNING, "semgrad_guard"):
-        assert scorer_of(model).tiers() == ("captured", "full")
-    assert "no such path" in caplog.text
-    found = scorer_of(model).score(batch_of(CASES), Objective())  # a batch and nothing captured: row after row
-    errors = [worst_relative_error(f, c.reference(model, Objective())) for f, c in zip(found, CASES, strict=True)]
-    assert max(errors) < 1e-7
+        assert scorer_of(tiny(BentLogits)).exactness().way == "ordinary"
+    assert "scores this model by its ordinary call" in caplog.text
+    assert "disagree with autograd" in caplog.text
 
 
 @in_turn(name=ARCHITECTURES, dtype=[torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_sound_models_pass_in_every_dtype(name: str, dtype: torch.dtype, caplog: pytest.LogCaptureFixture) -> None:
     """A self-check that cries wolf would cost speed: rounding alone must not turn a tier down."""
     model = build(name, dtype=dtype)
-    assert Scorer(model).tiers() == ("captured", "prefix", "full")
+    assert scorer_of(model).exactness().way == "rows"
     assert not caplog.records
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral-sliding", "gemma3"])
 def test_a_large_model_is_checked_by_some_of_its_layers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers that are left out write no keys: the others are cut all the same."""
-    monkeypatch.setattr(model_copies, "_ALL_BYTES", 0)
+    monkeypatch.setattr(exactness, "_ALL_BYTES", 0)
     layers = {} if name != "gemma3" else {"layer_types": ["sliding_attention", "full_attention"] * 5}
     model = build(name, dtype=torch.bfloat16, num_hidden_layers=10, **layers)
-    scorer = Scorer(model)
-    assert scorer.tiers() == scorer.tiers_in_context() == ("captured", "prefix", "full")
-    assert scorer.pads
+    found = scorer_of(model).exactness()
+    assert (found.way, found.in_context, found.joins) == ("rows", "rows", True)
 
 
 def test_the_check_is_made_once_and_again_after_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
     model, checks = tiny(LlamaForCausalLM), []
-    monkeypatch.setattr(scorer_module, "self_check", lambda *given: (checks.append(1), self_check(*given))[1])
+    monkeypatch.setattr(scorer_module, "checked", lambda *given: (checks.append(1), checked(*given))[1])
     case = CASES[0]
     for _ in range(3):
         gradient_scores(model, case.prompt, case.response, semantic_token=-3)
@@ -194,8 +180,8 @@ def test_the_check_is_made_once_and_again_after_a_change(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("kind", [WarmLogits, CappedLogits])
 def test_what_follows_the_head_is_measured(kind: type[LlamaForCausalLM]) -> None:
     model = tiny(kind)
-    assert scorer_of(model).tiers() == ("captured", "prefix", "full")
-    for found, case in zip(scorer_of(model).score(batch_of(CASES), Objective()), CASES, strict=True):
+    assert scorer_of(model).exactness().way != "ordinary"
+    for found, case in zip(scored(model, CASES), CASES, strict=True):
         assert worst_relative_error(found, case.reference(model, Objective())) < 1e-7
 
 
@@ -205,12 +191,12 @@ def test_broken_weights_settle_nothing(
 ) -> None:
     """NaN agrees with nothing: the tiers are decided once the model has finite outputs, and not asked for before."""
     model, checks = tiny(kind), []
-    monkeypatch.setattr(scorer_module, "self_check", lambda *given: (checks.append(1), self_check(*given))[1])
+    monkeypatch.setattr(scorer_module, "checked", lambda *given: (checks.append(1), checked(*given))[1])
     weight = model.lm_head.weight
     good = weight.detach().clone()
     with torch.no_grad():
         weight.fill_(float("nan"))
-    assert scorer_of(model).tiers() == ("full",)
+    assert scorer_of(model).exactness().way == "ordinary"
     case = CASES[0]
     assert gradient_scores(model, case.prompt, case.response, semantic_token=-3).semgrad is None
     assert not caplog.records
@@ -219,18 +205,16 @@ def test_broken_weights_settle_nothing(
     with torch.no_grad():
         weight.copy_(good)
     assert scorer_of(model).exactness().failure is None
-    assert scorer_of(model).tiers() == (("full",) if kind is BentLogits else ("captured", "prefix", "full"))
+    assert scorer_of(model).exactness().way == ("ordinary" if kind is BentLogits else "rows")
     found = gradient_scores(model, case.prompt, case.response, semantic_token=case.semantic_token)
     assert worst_relative_error(found, case.reference(model, Objective())) < 1e-7
     assert len(checks) == 2
 
 
-def test_a_padded_row_that_loses_its_gradient_is_scored_by_itself() -> None:
-    """GIT ignores the mask behind padding: what a padded row lacks is not taken for what it lacks by itself."""
+def test_a_model_that_ignores_its_mask_behind_padding_is_exact_together() -> None:
+    """GIT: what a padded row would lack is not taken for what it lacks by itself."""
     model = generated("git")
-    assert not scorer_of(model).exactness().pads
-    together = scorer_of(model).score(batch_of(CASES), Objective())
-    for found, case in zip(together, CASES, strict=True):
+    for found, case in zip(scored(model, CASES), CASES, strict=True):
         expected = expectation(model, case)
         assert (found.semgrad, found.paragrad) == pytest.approx((expected.semgrad, expected.paragrad), rel=1e-4)
 
@@ -244,10 +228,10 @@ def rotating(rope_type: str) -> Any:
 
 
 @pytest.mark.parametrize("rope_type", ["longrope", "dynamic"])
-def test_frequencies_that_depend_on_the_length_are_replayed_whole_beyond_it(rope_type: str) -> None:
+def test_frequencies_that_depend_on_the_length_go_by_the_ordinary_call_beyond_it(rope_type: str) -> None:
     """A cached key was rotated for the length of its day; one pass over the whole sequence rotates it otherwise."""
     model = rotating(rope_type)
-    expected_tiers: dict[int, Tier] = {0: "prefix", 2: "full"}
+    expected_tiers: dict[int, Tier] = {0: "replay", 2: "ordinary"}
     for row, tier in expected_tiers.items():
         case = CASES[row]
         found = gradient_scores(model, case.prompt, case.response, semantic_token=case.semantic_token)
@@ -314,41 +298,48 @@ def test_layers_that_need_an_image_leave_no_trace(crossing: list[int]) -> None:
         tokens = [case.semantic_token for case in some]
         found, expected = (gradient_scores(one, prompts, responses, semantic_token=tokens) for one in (model, plain))
         for one, wanted in zip(found, expected, strict=True):
-            assert (one.semgrad, one.paragrad) == pytest.approx((wanted.semgrad, wanted.paragrad), rel=1e-9)
-            assert one.tier == wanted.tier
+            assert (one.semgrad, one.paragrad) == pytest.approx((wanted.semgrad, wanted.paragrad), rel=1e-6)
+            assert one.tier == wanted.tier or 0 in crossing
 
 
-class TestTraces:
-    """What was captured and does not belong to the batch is left aside, and the scores are right without it."""
-
-    @staticmethod
-    def tier_with(captured: CapturedStates) -> Tier:
-        model, case = shared("llama"), CASES[0]
-        [found] = Scorer(model).score(batch_of([case]), Objective(), captured)
-        assert worst_relative_error(found, case.reference(model, Objective())) < 1e-7
-        return found.tier
+class TestTapes:
+    """What was kept and does not belong to the row is left aside, and the scores are right without it."""
 
     @staticmethod
-    def recorded(layer: int = 3, rows: slice = slice(0, 1)) -> CapturedStates:
-        return Scorer(shared("llama")).current_replayer().record(batch_of(CASES[rows]), layer)
+    def used(row: Row) -> bool:
+        """Whether the tape of the first case is taken; its wrong logits would show."""
+        model, objective = shared("llama"), Objective()
+        assert row.tape is not None
+        recorder = row.tape.passes[0][0]
+        recorder.finals[:] = [one * float("nan") for one in recorder.finals]
+        recorder._hidden = [one * float("nan") for one in recorder._hidden]
+        recorder.let_go()
+        [found] = scorer_of(model).score([row], objective)
+        if found.reason is None:
+            assert worst_relative_error(found, CASES[0].reference(model, objective)) < 1e-7
+        return found.reason is not None
 
-    def test_a_fitting_one_is_used(self) -> None:
-        assert self.tier_with(self.recorded()) == "captured"
+    @staticmethod
+    def recorded(layer: int = 3, token: int = -3) -> Row:
+        scorer, objective = scorer_of(shared("llama")), Objective()
+        scorer.score([CASES[0].row(objective)], objective)  # is verified
+        (row,) = taped(scorer, [CASES[0].row(Objective(token=token))], layer)
+        return CASES[0].row(objective, tape=row.tape)
 
-    def test_another_batch_or_start(self) -> None:
-        assert self.tier_with(self.recorded(rows=slice(0, 3))) == "prefix"
-        captured = self.recorded()
-        later = replace(captured, begins=captured.begins + 1, states=captured.states[:, 1:])
-        assert self.tier_with(later) == "prefix"
+    @pytest.mark.parametrize("layer", [0, 1, 2, 3])
+    def test_a_fitting_one_is_used(self, layer: int) -> None:
+        assert self.used(self.recorded(layer))
 
-    def test_a_layer_above_the_span(self) -> None:
-        assert self.tier_with(self.recorded(layer=4)) == "prefix"
+    def test_one_that_begins_earlier_is_used(self) -> None:
+        assert self.used(self.recorded(token=-5))
 
-    def test_a_cache_of_another_kind(self) -> None:
-        from transformers.cache_utils import DynamicSlidingWindowLayer
+    def test_one_that_begins_later_is_not(self) -> None:
+        assert not self.used(self.recorded(token=-1))
 
-        captured = self.recorded()
-        for layer in captured.cache.layers:
-            layer.__class__ = DynamicSlidingWindowLayer
-            layer.cumulative_length, layer.sliding_window = layer.keys.shape[-2], 4
-        assert self.tier_with(captured) == "prefix"
+    def test_one_of_a_layer_above_the_span_is_not(self) -> None:
+        assert not self.used(self.recorded(layer=4))
+
+    def test_one_of_another_state_of_the_model_is_not(self) -> None:
+        row = self.recorded()
+        assert row.tape is not None
+        assert not self.used(replace(row, tape=replace(row.tape, epoch=object())))

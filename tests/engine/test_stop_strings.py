@@ -63,7 +63,7 @@ def test_a_stop_string_between_tokens_keeps_what_was_captured(pocket: LanguageMo
     assert cut.response_ids == ids[:1]
     timed = cut.evidence.gradients()
     assert timed is not None
-    assert timed.scores.tier == "captured"
+    assert timed.scores.tier == "replay"
 
 
 def test_a_stop_string_that_never_comes_changes_nothing(pocket: LanguageModel, whole: Generation) -> None:

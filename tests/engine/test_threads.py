@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from semgrad_guard.engine.scoring import scorer as scorer_module
+from semgrad_guard.engine.scores import scorer as scorer_module
+from semgrad_guard.engine.scores.exactness import checked
 from semgrad_guard.engine.scores.gradient_scores import gradient_scores
 from semgrad_guard.engine.scores.gradients import GradientScores
 from semgrad_guard.engine.scores.scorer import Scorer, scorer_of
-from semgrad_guard.engine.scores.exactness import self_check
 
 from .cases import CASES
 from .tiny_models import LONG_ROPE, build, token_ids
@@ -53,7 +53,7 @@ def test_the_first_scores_of_many_threads_share_one_scorer_and_one_self_check(mo
     model = build("llama")
     checks: list[int] = []
     start = threading.Barrier(4)
-    monkeypatch.setattr(scorer_module, "self_check", lambda *given: (checks.append(1), self_check(*given))[1])
+    monkeypatch.setattr(scorer_module, "checked", lambda *given: (checks.append(1), checked(*given))[1])
 
     def first() -> tuple[Scorer, float | None]:
         start.wait()

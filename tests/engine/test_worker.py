@@ -15,10 +15,11 @@ import pytest
 import torch
 
 from semgrad_guard import GenerationOptions, Guard, LanguageModel, Policy, Verdict
+from semgrad_guard.engine.answers import batching, worker
 from semgrad_guard.engine.answers.answer import Generation
+from semgrad_guard.engine.answers.request import Ticket
 from semgrad_guard.engine.interruption import Stop, stopping
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.worker import Ticket, batching, worker
 from semgrad_guard.errors import (
     AnswerCancelledError,
     AnswerInterruptedError,
@@ -50,7 +51,7 @@ def test_callers_with_several_objectives_share_one_thread_and_its_steps(make_lan
     before, model = threads(), make_language_model(seed=2)
     objectives = [Objective(), Objective("official"), Objective(gradients=False), Objective()]
     options = GenerationOptions(max_tokens=8)
-    alone = [whole_run(model, text, options, objective=one) for text, one in zip(QUESTIONS, objectives, strict=True)]
+    alone = [whole_run(model, text, options) for text in QUESTIONS]
     free, log = busy(model), list[str]()
     tickets = [
         submitted(model, text, objective=objective, on_piece=lambda _, text=text: log.append(text))
@@ -282,7 +283,7 @@ class Passes:
 
     def __init__(self, model: LanguageModel) -> None:
         self.widths = list[int]()
-        copy: Any = model._scorer.current_replayer()._copy
+        copy: Any = model._scorer.twin.model
         embedding = copy.get_input_embeddings()
         self._handle = embedding.register_forward_pre_hook(lambda _, given: self.widths.append(given[0].shape[1]))
 
@@ -294,7 +295,7 @@ class Passes:
 def test_a_long_prompt_is_read_between_the_steps_of_others(make_language_model: Make, objective: Objective) -> None:
     model = make_language_model(seed=2, max_position_embeddings=4096)
     text, options = "a long question, " * 60, GenerationOptions(max_tokens=6, temperature=1.0, seed=3)
-    alone = whole_run(model, text, options, objective=objective)
+    alone = whole_run(model, text, options)
     expected = scored(alone, objective) if objective.gradients else None
     submitted(model, "hello").outcome()
     passes, log = Passes(model), list[str]()
@@ -342,7 +343,7 @@ def test_a_long_prompt_whose_caller_leaves_is_read_no_further(make_language_mode
     ticket = submitted(model, "a long question, " * 60)
     long = submitted(model, "another question, " * 60)
     other = submitted(model, "hello")
-    copy: Any = model._scorer.current_replayer()._copy
+    copy: Any = model._scorer.twin.model
 
     def leave(*_: object) -> None:
         ticket.cancel()

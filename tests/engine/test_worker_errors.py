@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from semgrad_guard import LanguageModel
+from semgrad_guard.engine.answers import batching
 from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.batch import RunningBatch
-from semgrad_guard.engine.worker import Ticket, batching
+from semgrad_guard.engine.answers.request import Ticket
 from semgrad_guard.estimators import Sampling
 from tests.fixed_model import TEXT
 from tests.steps import LIMIT, until

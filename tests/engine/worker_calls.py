@@ -8,8 +8,8 @@ from typing import Any
 
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.answers.answer import Generation
+from semgrad_guard.engine.answers.request import Request, Ticket
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.worker import Request, Ticket
 from semgrad_guard.estimators import Sampling
 from tests.steps import LIMIT
 

@@ -318,9 +318,11 @@ class RunningBatch:
         if not rows:
             self._cache, self._mask = growing_cache(), self._mask[:0, :0]
             return
-        lengths = [next(own[0].shape[1] for own in layers if own is not None) for layers in keys]
+        some = [next(own[0] for own in layers if own is not None) for layers in keys]
+        lengths = [one.shape[1] for one in some]
         masks = [F.pad(torch.ones(n, dtype=torch.long), (max(lengths) - n, 0)) for n in lengths]
-        self._mask, self._cache = torch.stack(masks).to(self._scorer.device), below(keys)
+        # (Not the scorer's device: to ask for it takes the lock, which heeds a stop, and rows leave because of one.)
+        self._mask, self._cache = torch.stack(masks).to(some[0].device), below(keys)
 
     def _begin(self, number: int) -> int:
         """The column in which a row's prompt begins."""

@@ -227,7 +227,8 @@ class Scorer:
             EmptyLayerSpanError: the objective's span is empty.
         """
         with self.lock, clean_slate():
-            self.exactness()  # a reason that rules every score out comes first
+            if unless_memory_runs_out(self.exactness) is None:  # a reason that rules every score out comes first
+                return [unscored("ordinary", OUT_OF_MEMORY) for _ in rows]
             first = objective.span(self.architecture.n_layers)[0]
             if any(row.in_context for row in rows):
                 self.require_context()
@@ -247,6 +248,8 @@ class Scorer:
     def observe(self, rows: Sequence[Row], *, own: bool = False) -> list[Observation]:
         """The evidence of every row's own tokens without a gradient; `own`: the tokens' own states are averaged."""
         with self.lock, clean_slate():
+            if unless_memory_runs_out(self.exactness) is None:
+                return [Observation((), (), reason=OUT_OF_MEMORY) for _ in rows]
             n_layers, transform = self.architecture.n_layers, self.exactness().transform
             seen = self._observable(rows, own=own)
             if seen is None:
