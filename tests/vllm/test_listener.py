@@ -82,15 +82,18 @@ def test_a_tape_holds_its_own_positions(data: st.DataObject) -> None:
     batch = MODEL.written(Objective(), listener)
     assert isinstance(batch, WrittenAnswers)
     rows = [batch.begin(str(n), BatchRequest(MODEL.render(q), GenerationOptions())) for n, q in enumerate(QUESTIONS)]
-    firsts = [row.begin for row in rows]
+    begins = [row.begin for row in rows]
     # positions in vLLM's cache: a prefix that another request has left
     computed = [data.draw(st.integers(0, len(row.prompt.ids) - 1)) for row in rows]
-    begins = [max(first, cached) for first, cached in zip(firsts, computed, strict=True)]
+    begun = set[int]()
     for _ in range(data.draw(st.integers(1, 12))):
         spans = list[tuple[int, int, int]]()
         for number in data.draw(st.permutations(range(len(rows))))[: data.draw(st.integers(1, len(rows)))]:
             if data.draw(st.integers(0, 9)) == 0:  # preempted
                 computed[number] = data.draw(st.integers(0, computed[number]))
+            if number not in begun:  # states of that prefix are nowhere
+                begins[number] = max(begins[number], computed[number])
+            begun.add(number)
             left = len(rows[number].prompt.ids) + len(rows[number].ids) - computed[number]
             spans.append(
                 (number, computed[number], left if data.draw(st.booleans()) else data.draw(st.integers(1, left)))
