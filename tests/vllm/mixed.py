@@ -19,6 +19,7 @@ from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.batch import RunningBatch
 from semgrad_guard.engine.answers.writing import BatchRequest, WrittenAnswer
+from semgrad_guard.engine.objective import Objective
 from semgrad_guard.vllm import VLLMLanguageModel
 from semgrad_guard.vllm.shared_weights import library
 
@@ -134,11 +135,11 @@ class Mixed:
         written = [answer for answer in answers if answer.response_ids]
         if not written:
             return
+        self.found.replayed += sum(map(is_left, written))
         for answer, its in zip(written, evidence_by(self.own, written), strict=True):
             gradients, true = answer.evidence.gradients(), its.gradients()
             assert gradients is not None
             assert true is not None
-            self.found.replayed += gradients.scores.tier == "replay"
             pairs = [(side.scores.semgrad or 0.0, side.scores.paragrad or 0.0) for side in (gradients, true)]
             self.found.scores_apart.append(max(abs(a - b) / b for a, b in zip(*pairs, strict=True)))
 
@@ -148,6 +149,12 @@ class Mixed:
         own = evidence_by(self.own, [answer])[0]
         likeliest = own.sampler.likeliest(own.prompt, (*other[:first], 0), 2)[first]
         return likeliest[0][1] - likeliest[1][1] < NEAR_TIE
+
+
+def is_left(answer: Generation) -> bool:
+    """Whether vLLM's passes have left all that a replay takes."""
+    tape = answer.scoring.tape(answer.row)
+    return tape is not None and answer.evidence.answer.row(Objective(), tape).is_on(tape, tape.layer)
 
 
 def apart(one: Sequence[float], other: Sequence[float]) -> float:
