@@ -138,7 +138,7 @@ def part_of(verdict: Verdict, answer: Answer, ranges: Sequence[tuple[int, int]])
     """The delivered part of an answer: these ranges of it, and nothing else that was written with it."""
     return Answer(
         text=verdict.text,
-        finish_reason=answer.finish_reason if delivers(verdict.sentences[-1]) else "stop",
+        finish_reason="stop",  # "length" would tell, with the tokens that are counted, how many were withheld
         prompt_tokens=answer.prompt_tokens,
         completion_tokens=sum(one.tokens for one in verdict.sentences if delivers(one)),
         pieces=None if answer.pieces is None else pieces_of(answer.pieces, ranges),
@@ -326,30 +326,33 @@ def http_error_of(error: BaseException) -> HttpError:
         return HttpError(429, "queue_full", str(error), headers={"retry-after": str(error.retry_after)})
     if isinstance(error, UpstreamError):
         return _upstream(error)
-    if isinstance(error, UnfamiliarPromptError):  # its differences may be the answer's
-        return HttpError(422, "unfamiliar_prompt", "the prompt is unlike those that the calibration was made on")
     if isinstance(error, BindingMismatchError) and error.differences is not None:
         text = f"this model's calibration was made for other options: {error.differences}"
         return HttpError(422, "calibration_mismatch", text)
     if isinstance(error, UnsupportedToolsError):
-        text = f"{error.problem}; send no tools and no tool calls"
+        text = f"{error.problem}; send no tools and no tool calls, or choose a model with such a template (Qwen2.5's)"
         return HttpError(400, "unsupported_tools", text, fields=error.fields)
-    for kind, status, code in _CODES:
+    for kind, status, code, text in _CODES:
         if isinstance(error, kind):
             headers = _LATER if status == 503 else _NO_RETRY if status >= 500 else {}
-            return HttpError(status, code, error.problem, fields=error.fields, headers=headers)
+            return HttpError(status, code, text or error.problem, fields=error.fields, headers=headers)
     return HttpError(500, "internal_error", "the server failed; its log names the place", headers=_NO_RETRY)
 
 
-_CODES: tuple[tuple[type[SemGradGuardError], int, str], ...] = (
-    (PromptTooLongError, 400, "context_length_exceeded"),
-    (InputError, 400, "invalid_request"),
-    (BindingMismatchError, 422, "calibration_mismatch"),
-    (DeadlineExceededError, 504, "deadline_exceeded"),
-    (AnswerInterruptedError, 503, "interrupted"),
-    (MissingExtraError, 501, "not_installed"),
-    (DecisionLogError, 503, "decision_log_unavailable"),
-    (SemGradGuardError, 500, "model_error"),
+_UNFAMILIAR = "the prompt is unlike those that the calibration was made on"
+"""Its differences may be the answer's."""
+_NO_LOG = "the decision log cannot be used now; the operator finds the reason in the server's own log"
+"""An error's own text has the operator's path, or host and account."""
+_CODES: tuple[tuple[type[SemGradGuardError], int, str, str | None], ...] = (
+    (PromptTooLongError, 400, "context_length_exceeded", None),
+    (InputError, 400, "invalid_request", None),
+    (UnfamiliarPromptError, 422, "unfamiliar_prompt", _UNFAMILIAR),
+    (BindingMismatchError, 422, "calibration_mismatch", None),
+    (DeadlineExceededError, 504, "deadline_exceeded", None),
+    (AnswerInterruptedError, 503, "interrupted", None),
+    (MissingExtraError, 501, "not_installed", None),
+    (DecisionLogError, 503, "decision_log_unavailable", _NO_LOG),
+    (SemGradGuardError, 500, "model_error", None),
 )
 
 
