@@ -63,15 +63,15 @@ _WITHHELD_FIELDS: Mapping[str, Any] = {
     "reason": WITHHELD,
 }
 """The other fields of a withheld answer, where they are not None."""
-_SCORES = frozenset(
-    (
-        *("uncertainty", "confidence", "semgrad", "paragrad", "paragrad_error"),
-        *("mean_entropy", "gnll", "max_probability"),
-    )
-)
-"""The fields that compare one text with another."""
-_SCORES_OF_SENTENCES: Mapping[str, Any] = {"uncertainty": None, "compared": None, "confidence": None, "scores": {}}
-_OF_WITHHELD_SENTENCES: Mapping[str, Any] = {**_SCORES_OF_SENTENCES, "tokens": 0, "leans_on": None, "reason": None}
+_OF_WITHHELD_SENTENCES: Mapping[str, Any] = {
+    "uncertainty": None,
+    "compared": None,
+    "confidence": None,
+    "scores": {},
+    "tokens": 0,
+    "leans_on": None,
+    "reason": None,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,35 +103,27 @@ def tool_call_fields(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id or "", "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
-def public_record(verdict: Verdict, *, scores: bool = True) -> dict[str, Any]:
+def public_record(verdict: Verdict) -> dict[str, Any]:
     """A verdict as clients get it.
 
     The record of a withheld answer holds the action, the threshold, and the decision's id; its score and the reason are
-    in the decision log. A withheld sentence keeps its place and its action. Without `scores`, a delivered text's score
-    is left out too.
+    in the decision log. A withheld sentence keeps its place and its action.
     """
     record = verdict.metadata()
     if verdict.escalated is not None:
         record["escalated"] = public_record(verdict.escalated)
     if verdict.shows_draft:
-        record = record if scores else {name: None if name in _SCORES else value for name, value in record.items()}
-        return {**record, "sentences": _public_sentences(verdict, scores=scores)}
+        return record
     public = {name: value if name in _OF_ANY_DRAFT else _WITHHELD_FIELDS.get(name) for name, value in record.items()}
     if not verdict.is_part:
         return public
-    delivered = [*filter(delivers, verdict.sentences)]
-    own = {"status": verdict.status, "reason": verdict.reason, "scored_tokens": sum(one.tokens for one in delivered)}
-    return {**public, **own, "sentences": _public_sentences(verdict, scores=scores)}
-
-
-def _public_sentences(verdict: Verdict, *, scores: bool) -> list[dict[str, Any]]:
-    """Those of a delivered text; where it is a part of the answer, the withheld ones without their numbers."""
-    part = verdict.is_part
-    hidden: Mapping[str, Any] = {} if scores else _SCORES_OF_SENTENCES
-    return [
-        {**one.model_dump(mode="json"), **(_OF_WITHHELD_SENTENCES if part and not delivers(one) else hidden)}
+    tokens = sum(one.tokens for one in verdict.sentences if delivers(one))
+    sentences = [
+        {**one.model_dump(mode="json"), **({} if delivers(one) else _OF_WITHHELD_SENTENCES)}
         for one in verdict.sentences
     ]
+    own = {"status": verdict.status, "reason": verdict.reason, "scored_tokens": tokens, "sentences": sentences}
+    return {**public, **own}
 
 
 def part_of(verdict: Verdict, answer: Answer, ranges: Sequence[tuple[int, int]]) -> Answer:
