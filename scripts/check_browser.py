@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from check_server import server
 
 PAGES = Path(__file__).parent / "browser_pages"
-SERVERS = {"OPEN": (False, ()), "STRICT": (False, ("--threshold", "0")), "KEYED": (True, ())}
+SERVERS = {"OPEN": (False, ("--log-text",)), "STRICT": (False, ("--threshold", "0")), "KEYED": (True, ())}
 """Whether a key is needed, and the options."""
 BY_SENTENCE = ("--threshold", "0.1", "--by", "sentence", "--on-doubt")
 """By the embedded model's scores the first sentence is let through, and the last one is not."""

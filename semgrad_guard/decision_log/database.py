@@ -230,12 +230,6 @@ class Database:
                 grades.setdefault(calibration_id, {})[decision_id] = right
         return grades
 
-    def feedback_mark(self) -> tuple[int, float | None]:
-        """A value that changes with every feedback."""
-        with self._transaction() as connection:
-            count, latest = connection.execute(sa.select(sa.func.count(), sa.func.max(feedback.c.at))).one()
-        return count, latest
-
     def forget(self, before: datetime) -> int:
         """Delete decisions before a time, and feedback on them; how many decisions there were."""
         with self._transaction() as connection:

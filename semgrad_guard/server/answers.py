@@ -63,15 +63,15 @@ _WITHHELD_FIELDS: Mapping[str, Any] = {
     "reason": WITHHELD,
 }
 """The other fields of a withheld answer, where they are not None."""
-_SCORES = frozenset(
-    (
-        *("uncertainty", "confidence", "semgrad", "paragrad"),
-        *("mean_entropy", "gnll", "max_probability"),
-    )
-)
-"""The fields that compare one text with another."""
-_SCORES_OF_SENTENCES: Mapping[str, Any] = {"uncertainty": None, "compared": None, "confidence": None, "scores": {}}
-_OF_WITHHELD_SENTENCES: Mapping[str, Any] = {**_SCORES_OF_SENTENCES, "tokens": 0, "leans_on": None, "reason": None}
+_OF_WITHHELD_SENTENCES: Mapping[str, Any] = {
+    "uncertainty": None,
+    "compared": None,
+    "confidence": None,
+    "scores": {},
+    "tokens": 0,
+    "leans_on": None,
+    "reason": None,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,42 +103,34 @@ def tool_call_fields(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id or "", "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
-def public_record(verdict: Verdict, *, scores: bool = True) -> dict[str, Any]:
+def public_record(verdict: Verdict) -> dict[str, Any]:
     """A verdict as clients get it.
 
     The record of a withheld answer holds the action, the threshold, and the decision's id; its score and the reason are
-    in the decision log. A withheld sentence keeps its place and its action. Without `scores`, a delivered text's score
-    is left out too.
+    in the decision log. A withheld sentence keeps its place and its action.
     """
     record = verdict.metadata()
     if verdict.escalated is not None:
         record["escalated"] = public_record(verdict.escalated)
     if verdict.shows_draft:
-        record = record if scores else {name: None if name in _SCORES else value for name, value in record.items()}
-        return {**record, "sentences": _public_sentences(verdict, scores=scores)}
+        return record
     public = {name: value if name in _OF_ANY_DRAFT else _WITHHELD_FIELDS.get(name) for name, value in record.items()}
     if not verdict.is_part:
         return public
-    delivered = [*filter(delivers, verdict.sentences)]
-    own = {"status": verdict.status, "reason": verdict.reason, "scored_tokens": sum(one.tokens for one in delivered)}
-    return {**public, **own, "sentences": _public_sentences(verdict, scores=scores)}
-
-
-def _public_sentences(verdict: Verdict, *, scores: bool) -> list[dict[str, Any]]:
-    """Those of a delivered text; where it is a part of the answer, the withheld ones without their numbers."""
-    part = verdict.is_part
-    hidden: Mapping[str, Any] = {} if scores else _SCORES_OF_SENTENCES
-    return [
-        {**one.model_dump(mode="json"), **(_OF_WITHHELD_SENTENCES if part and not delivers(one) else hidden)}
+    tokens = sum(one.tokens for one in verdict.sentences if delivers(one))
+    sentences = [
+        {**one.model_dump(mode="json"), **({} if delivers(one) else _OF_WITHHELD_SENTENCES)}
         for one in verdict.sentences
     ]
+    own = {"status": verdict.status, "reason": verdict.reason, "scored_tokens": tokens, "sentences": sentences}
+    return {**public, **own}
 
 
 def part_of(verdict: Verdict, answer: Answer, ranges: Sequence[tuple[int, int]]) -> Answer:
     """The delivered part of an answer: these ranges of it, and nothing else that was written with it."""
     return Answer(
         text=verdict.text,
-        finish_reason=answer.finish_reason if delivers(verdict.sentences[-1]) else "stop",
+        finish_reason="stop",  # "length" would tell, with the tokens that are counted, how many were withheld
         prompt_tokens=answer.prompt_tokens,
         completion_tokens=sum(one.tokens for one in verdict.sentences if delivers(one)),
         pieces=None if answer.pieces is None else pieces_of(answer.pieces, ranges),
@@ -326,30 +318,33 @@ def http_error_of(error: BaseException) -> HttpError:
         return HttpError(429, "queue_full", str(error), headers={"retry-after": str(error.retry_after)})
     if isinstance(error, UpstreamError):
         return _upstream(error)
-    if isinstance(error, UnfamiliarPromptError):  # its differences may be the answer's
-        return HttpError(422, "unfamiliar_prompt", "the prompt is unlike those that the calibration was made on")
     if isinstance(error, BindingMismatchError) and error.differences is not None:
         text = f"this model's calibration was made for other options: {error.differences}"
         return HttpError(422, "calibration_mismatch", text)
     if isinstance(error, UnsupportedToolsError):
-        text = f"{error.problem}; send no tools and no tool calls"
+        text = f"{error.problem}; send no tools and no tool calls, or choose a model with such a template (Qwen2.5's)"
         return HttpError(400, "unsupported_tools", text, fields=error.fields)
-    for kind, status, code in _CODES:
+    for kind, status, code, text in _CODES:
         if isinstance(error, kind):
             headers = _LATER if status == 503 else _NO_RETRY if status >= 500 else {}
-            return HttpError(status, code, error.problem, fields=error.fields, headers=headers)
+            return HttpError(status, code, text or error.problem, fields=error.fields, headers=headers)
     return HttpError(500, "internal_error", "the server failed; its log names the place", headers=_NO_RETRY)
 
 
-_CODES: tuple[tuple[type[SemGradGuardError], int, str], ...] = (
-    (PromptTooLongError, 400, "context_length_exceeded"),
-    (InputError, 400, "invalid_request"),
-    (BindingMismatchError, 422, "calibration_mismatch"),
-    (DeadlineExceededError, 504, "deadline_exceeded"),
-    (AnswerInterruptedError, 503, "interrupted"),
-    (MissingExtraError, 501, "not_installed"),
-    (DecisionLogError, 503, "decision_log_unavailable"),
-    (SemGradGuardError, 500, "model_error"),
+_UNFAMILIAR = "the prompt is unlike those that the calibration was made on"
+"""Its differences may be the answer's."""
+_NO_LOG = "the decision log cannot be used now; the operator finds the reason in the server's own log"
+"""An error's own text has the operator's path, or host and account."""
+_CODES: tuple[tuple[type[SemGradGuardError], int, str, str | None], ...] = (
+    (PromptTooLongError, 400, "context_length_exceeded", None),
+    (InputError, 400, "invalid_request", None),
+    (UnfamiliarPromptError, 422, "unfamiliar_prompt", _UNFAMILIAR),
+    (BindingMismatchError, 422, "calibration_mismatch", None),
+    (DeadlineExceededError, 504, "deadline_exceeded", None),
+    (AnswerInterruptedError, 503, "interrupted", None),
+    (MissingExtraError, 501, "not_installed", None),
+    (DecisionLogError, 503, "decision_log_unavailable", _NO_LOG),
+    (SemGradGuardError, 500, "model_error", None),
 )
 
 

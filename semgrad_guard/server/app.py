@@ -8,7 +8,7 @@ import logging
 import secrets
 import time
 import traceback
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,9 +23,8 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 
 import semgrad_guard
-from semgrad_guard.guard import Outcome
 from semgrad_guard.server import decisions
-from semgrad_guard.server.answers import Answer, HttpError, http_error_of
+from semgrad_guard.server.answers import HttpError, http_error_of
 from semgrad_guard.server.completions import (
     ClientGoneError,
     Translation,
@@ -46,7 +45,7 @@ from semgrad_guard.server.protocol import (
     parse_json,
 )
 from semgrad_guard.server.responses import ResponsesRequest, ResponsesTranslation
-from semgrad_guard.server.service import Call, Service
+from semgrad_guard.server.service import Service
 from semgrad_guard.server.settings import ServeOptions
 from semgrad_guard.server.text_completions import TextRequest, TextTranslation
 from semgrad_guard.server.upstream import Unguarded, refusal
@@ -264,34 +263,20 @@ class Routes:
             form = translated(body)
         except _OF_REQUESTS as error:
             raise error_about(error, body, {}) from error
-        about = partial(error_about, body=form.bodies[0], names=form.names)
+        about = partial(error_about, body=form.body, names=form.names)
         try:
-            named = {"request_id": request_id, "response_id": f"{form.prefix}{request_id}"}
-            calls = [self._service.call(chat, **named) for chat in form.bodies]
-            if calls[0].request.stream:
+            call = self._service.call(form.body, request_id=request_id, response_id=f"{form.prefix}{request_id}")
+            if call.request.stream:
                 beat, report = self._limits.beat_seconds, partial(_reported, self._service, about=about)
                 return await streamed(
-                    request, self._service, calls[0], request_id=request_id, form=form, beat=beat, report=report
+                    request, self._service, call, request_id=request_id, form=form, beat=beat, report=report
                 )
-            found = await unless_gone(request, self._outcomes(calls))
+            outcomes = await unless_gone(request, self._service.outcomes(call))
         except _OF_REQUESTS as error:
             raise about(error) from error
-        completions = [
-            completion(call, outcomes, request_id=request_id) for call, outcomes in zip(calls, found, strict=True)
-        ]
-        for call, whole in zip(calls, completions, strict=True):
-            self._service.metrics.used(call.served.name, whole["usage"])
-        together = [outcome for outcomes in found for outcome in outcomes]
-        return JSONResponse(form.whole(completions), headers={**limit_headers(calls[0]), **headers(together)})
-
-    async def _outcomes(self, calls: Sequence[Call]) -> list[list[Outcome[Answer]]]:
-        """The answers to calls that share one response; the first error ends all of them."""
-        tasks = [asyncio.ensure_future(self._service.outcomes(call)) for call in calls]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
+        whole = completion(call, outcomes, request_id=request_id)
+        self._service.metrics.used(call.served.name, whole["usage"])
+        return JSONResponse(form.whole(whole), headers={**limit_headers(call), **headers(outcomes)})
 
     async def _read(self, request: Request, kind: type[B]) -> B:
         return _checked(parse_json(await _body(request, self._limits)), kind)

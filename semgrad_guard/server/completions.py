@@ -3,9 +3,9 @@
 The verdict is in `choices[i].logprobs.semgrad_guard`, which every client lets through, and at the top level as
 `semgrad_guard` (a list where there are several answers). In a stream the last delta of a choice has it as well: clients
 that put a message together from its deltas keep no other field of a chunk. A sentence that leaves while its answer is
-being written has its verdict in the same places as `semgrad_guard_sentence`, but in no delta. The text that replaces a
-withheld answer has no log-probabilities and no tokens; where the answer was to be JSON it is a `refusal`, as in
-OpenAI's own answers.
+being written, or with its end, has its verdict in the same places as `semgrad_guard_sentence`, but in no delta. The
+text that replaces a withheld answer has no log-probabilities and no tokens; where the answer was to be JSON it is a
+`refusal`, as in OpenAI's own answers.
 
 Every rule is about chat completions: how a request is read, what is decided, and which parts of an answer leave. The
 other protocols are translated to requests for these, and their completions or chunks back (`Translation`).
@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -55,11 +55,11 @@ Json = dict[str, Any]
 class Translation:
     """A request for a chat completion; subclasses are requests of other protocols, which are translated.
 
-    `bodies` are those of chat completions, one where the response is streamed. `names` are the client's names of fields
-    that chat completions name otherwise. `end` is the last event of a stream; `prefix` begins the id of a response.
+    `body` is that of a chat completion. `names` are the client's names of fields that chat completions name otherwise.
+    `end` is the last event of a stream; `prefix` begins the id of a response.
     """
 
-    bodies: Sequence[Mapping[str, Any]]
+    body: Mapping[str, Any]
     names: Mapping[str, str] = field(default_factory=dict[str, str])
     end: str = "data: [DONE]\n\n"
     prefix: ClassVar[str] = "chatcmpl-"
@@ -67,11 +67,11 @@ class Translation:
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Self:
         """The request with this body."""
-        return cls((body,))
+        return cls(body)
 
-    def whole(self, completions: Sequence[Json]) -> Json:
-        """The response, of one completion for each body."""
-        return completions[0]
+    def whole(self, completion: Json) -> Json:
+        """The response."""
+        return completion
 
     def events(self, chunks: AsyncIterator[Json]) -> AsyncIterator[Json]:
         """The events of a stream, of its chunks. One with a `type` is also named by it."""
@@ -147,9 +147,7 @@ async def chunks(
             yield _chunk(head, index, {"role": "assistant", "content": ""})
         if isinstance(step, SentencePiece):
             sent += step.text
-            record = {SENTENCE_KEY: step.sentence.model_dump(mode="json")}
-            logprobs = {"content": None, "refusal": None, **record}
-            yield {**_chunk(head, index, {"content": step.text}, logprobs=logprobs), **record}
+            yield _sentence_chunk(call, head, index, step)
             continue
         if isinstance(step, str):
             sent += step
@@ -160,6 +158,9 @@ async def chunks(
             yield _chunk(head, index, {"reasoning_content": step.text})
             continue
         outcomes.append(step)
+        for piece in _sentences_left(step, sent):
+            sent += piece.text
+            yield _sentence_chunk(call, head, index, piece)
         for delta in _rest(call, step, sent, thought):
             yield _chunk(head, index, delta)
         record = {KEY: public_record(step.verdict)}
@@ -208,6 +209,30 @@ def _head(call: Call, request_id: str, kind: str) -> Json:
 def _chunk(head: Json, index: int, delta: Json, *, finish: str | None = None, logprobs: Json | None = None) -> Json:
     choice = {"index": index, "delta": delta, "finish_reason": finish, "logprobs": logprobs}
     return {**head, "choices": [choice]}
+
+
+def _sentence_chunk(call: Call, head: Json, index: int, piece: SentencePiece) -> Json:
+    """A sentence with its verdict. Where the client cuts the answer, the last verdict alone tells what is promised."""
+    sentence = piece.sentence.model_copy(update={"promised": False}) if call.cuts else piece.sentence
+    record = {SENTENCE_KEY: sentence.model_dump(mode="json")}
+    logprobs = {"content": None, "refusal": None, **record}
+    return {**_chunk(head, index, {"content": piece.text}, logprobs=logprobs), **record}
+
+
+def _sentences_left(outcome: Outcome[Answer], sent: str) -> Iterator[SentencePiece]:
+    """The delivered sentences that have not been sent, in the form of those that leave before the end.
+
+    A sentence ends with the first word behind it. If the last one that is delivered left in another form, that would
+    tell whether a withheld one behind it is a single word.
+    """
+    text = outcome.verdict.text
+    if outcome.answer is None or not text.startswith(sent):
+        return
+    for sentence in outcome.verdict.sentences:
+        if delivers(sentence) and sentence.end > len(sent):
+            piece = text[len(sent) : sentence.end]
+            sent += piece
+            yield SentencePiece(piece, sentence)
 
 
 def _message(call: Call, outcome: Outcome[Answer]) -> Json:
@@ -320,7 +345,9 @@ async def streamed(
         await asyncio.gather(first, return_exceptions=True)
         raise
     step = first.result() if done else None
-    verdict = headers([step]) if isinstance(step, Outcome) and call.request.count == 1 else {}
+    # Sentences may leave before: a header would tell that none did, and so of withheld ones behind them.
+    whole = call.request.count == 1 and call.served.by_sentence is None
+    verdict = headers([step]) if isinstance(step, Outcome) and whole else {}
     fields = {"cache-control": "no-store", "x-accel-buffering": "no", **limit_headers(call), **verdict}
 
     async def again() -> AsyncIterator[Step]:

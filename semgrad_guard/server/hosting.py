@@ -206,7 +206,7 @@ def server_of(app: FastAPI, limits: ConnectionLimits, *, started: Callable[[], N
         app,
         http=http,
         access_log=False,
-        log_level="warning",
+        log_level="error",  # its warnings are one for each request that is no HTTP, and advice about websockets
         server_header=False,
         proxy_headers=False,
         lifespan="on",

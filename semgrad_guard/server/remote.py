@@ -1,7 +1,7 @@
 """`RemoteServer`: another server with OpenAI's protocol, and the records of as much of its answers as is read here.
 
 Its answers are not trusted: statuses, lengths, forms and streams are checked, and each fault is an `UpstreamError`. A
-client's Authorization never reaches it; its key is the operator's.
+client's Authorization never reaches it; its key is the operator's. Its address is in no error, as clients get these.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from semgrad_guard.server.answers import Answer
 _LARGEST = 16 * 2**20
 """Bytes of an answer."""
 _MESSAGE = 300
+_PLACE = re.compile(r"\S*[/\\@]\S*")
 _PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
 """Statuses of servers that are busy or restart, and of the proxies in front of them."""
 _LONGEST_WAIT = 3600
@@ -91,12 +92,12 @@ class RemoteServer:
                     break
                 chunk = _json(data, nan_as_null=self._nan_as_null)
                 if kind == b"error" or chunk.get("error") is not None or chunk.get("object") == "error":
-                    raise UpstreamError(f"{self.url} failed while it answered", passing=True)
+                    raise UpstreamError("the upstream failed while it answered", passing=True)
                 reasons = _reasons(chunk)
                 gives_reasons, finished = gives_reasons or bool(reasons), finished or any(reasons)
                 yield chunk
         if not finished:
-            raise UpstreamError(f"{self.url} broke its stream off before the end", passing=True)
+            raise UpstreamError("the upstream broke its stream off before the end", passing=True)
 
     async def close(self) -> None:
         """Close its connections."""
@@ -122,14 +123,14 @@ class RemoteServer:
             response = await self._client.send(request, stream=True)
             try:
                 if response.status_code != 200:
-                    raise await _refusal(self.url, response, words=words, sent=body)
+                    raise await _refusal(response, words=words, sent=body)
                 yield response
             finally:
                 await asyncio.shield(response.aclose())
         except httpx.TimeoutException as error:
-            raise UpstreamError(f"{self.url} sent nothing for {self._timeout:g} s", passing=True) from error
+            raise UpstreamError(f"the upstream sent nothing for {self._timeout:g} s", passing=True) from error
         except (httpx.HTTPError, httpx.StreamError) as error:
-            problem = f"{self.url} cannot be reached, or broke off ({type(error).__name__})"
+            problem = f"the upstream cannot be reached, or broke off ({type(error).__name__})"
             raise UpstreamError(problem, passing=True) from error
 
 
@@ -182,7 +183,7 @@ async def _pieces(response: httpx.Response) -> AsyncIterator[bytes]:
     async for piece in response.aiter_bytes():
         size += len(piece)
         if size > _LARGEST:
-            raise UpstreamError(f"{response.url.host} sent more than {_LARGEST} bytes")
+            raise UpstreamError(f"the upstream sent more than {_LARGEST} bytes")
         yield piece
 
 
@@ -201,16 +202,17 @@ def _json(data: bytes, *, nan_as_null: bool = False) -> dict[str, Any]:
     return cast("dict[str, Any]", found)
 
 
-async def _refusal(url: str, response: httpx.Response, *, words: bool, sent: Mapping[str, Any]) -> UpstreamError:
-    """The error for a status. The messages of other statuses than these may hold secrets such as keys."""
+async def _refusal(response: httpx.Response, *, words: bool, sent: Mapping[str, Any]) -> UpstreamError:
+    """The error for a status. The messages of other statuses than these may hold secrets such as keys, and in those of
+    these a word with a slash or an @ may be a path, a host or an account of the operator's."""
     status, message, param = response.status_code, "", None
     if words and status in (400, 404, 413, 422):
         with suppress(UpstreamError, KeyError, TypeError):
             body: Any = _json(await _limited(response))
-            message = f": {body['error']['message']}"[:_MESSAGE]
+            message = ": " + _PLACE.sub("...", str(body["error"]["message"]))[:_MESSAGE]
             param = body["error"]["param"]
     return UpstreamError(
-        f"{url} answered with status {status}{message}",
+        f"the upstream answered with status {status}{message}",
         status=status,
         passing=status in _PASSING,
         retry_after=_retry_after(response.headers),
@@ -337,15 +339,15 @@ class SentChunk(Sent):
 S = TypeVar("S", bound=Sent)
 
 
-def answers_in(body: Mapping[str, Any], count: int, url: str) -> list[Answer]:
+def answers_in(body: Mapping[str, Any], count: int) -> list[Answer]:
     """The answers in a completion.
 
     Raises:
         UpstreamError: it holds another number of them, or cannot be read.
     """
-    sent = read(SentCompletion, body, url)
+    sent = read(SentCompletion, body)
     if len(sent.choices) != count:
-        raise UpstreamError(f"{url} sent {len(sent.choices)} answers, and {count} were requested")
+        raise UpstreamError(f"the upstream sent {len(sent.choices)} answers, and {count} were requested")
     usage = sent.usage or SentUsage()
     return [_answer(choice, usage, alone=count == 1) for choice in sent.choices]
 
@@ -381,7 +383,7 @@ def call_of(sent: SentFunction) -> ToolCall:
     return ToolCall(sent.name, cast("dict[str, Any]", arguments), sent.id or None)
 
 
-def read(kind: type[S], body: Mapping[str, Any], url: str) -> S:
+def read(kind: type[S], body: Mapping[str, Any]) -> S:
     """A body as one of the records above.
 
     Raises:
@@ -391,5 +393,5 @@ def read(kind: type[S], body: Mapping[str, Any], url: str) -> S:
         sent = kind.model_validate(body)
         sent.model_dump_json()  # half a character is not text
     except (ValueError, RecursionError) as error:
-        raise UpstreamError(f"{url} sent an answer that cannot be read") from error
+        raise UpstreamError("the upstream sent an answer that cannot be read") from error
     return sent

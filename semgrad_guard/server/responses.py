@@ -239,11 +239,10 @@ class ResponsesTranslation(Translation):
         require_none_of(body, _OF_CHATS)
         sent = {name: value for name, value in body.items() if name not in _KEPT_NOWHERE}
         request = ResponsesRequest.model_validate(sent)
-        return cls((request.chat,), request.names, sent=sent)
+        return cls(request.chat, request.names, sent=sent)
 
-    def whole(self, completions: Sequence[Json]) -> Json:
+    def whole(self, completion: Json) -> Json:
         """As `Translation.whole`."""
-        (completion,) = completions
         output, choice = _Output(completion), completion["choices"][0]
         for part in (output.add(choice["message"]), output.end(choice)):
             for _ in part:

@@ -39,11 +39,6 @@ class ModelQueue(Protocol):
     """The owner of a model, in this process or in another one. Its methods raise a `SemGradGuardError` if they fail."""
 
     @property
-    def served(self) -> bool:
-        """Whether the texts of another server are scored, and none are written here."""
-        ...
-
-    @property
     def estimator_name(self) -> str:
         """The name of the estimator that scores the answers."""
         ...
@@ -129,7 +124,6 @@ class Scheduler:
         if estimator.objective.gradients:
             estimator.objective.span(model.n_layers)  # refused here, and not at each request
         self.model, self.estimator, self.limit = model, estimator, limit
-        self.served = served
         self._writer = Writer(model, estimator, served=served, by_sentence=by_sentence)
         self._open: dict[Stop, Ticket[Any] | None] = {}
         self._reader = ThreadPoolExecutor(1, "semgrad-guard-reader")
@@ -299,7 +293,6 @@ class ReportedQueue:
     """A `ModelQueue` without a model: nothing waits here, and no other text can be scored."""
 
     scorer: ReportedScorer
-    served: bool = True
     batching: Batching | None = None
     depth: int = 0
     is_full: bool = False

@@ -6,14 +6,13 @@ is in `choices[i].logprobs.semgrad_guard` and at the top level, as in chat compl
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from itertools import accumulate
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
 from semgrad_guard.errors import InputError
-from semgrad_guard.server.answers import KEY
 from semgrad_guard.server.completions import Json, Translation, require_none_of
 
 _NAMES: Mapping[str, str] = {
@@ -24,7 +23,9 @@ _NAMES: Mapping[str, str] = {
 }
 """The fields that a text completion names otherwise than a chat completion."""
 _OF_CHATS: Mapping[str, str] = {
-    **{name: own for name, own in _NAMES.items() if "." not in name},
+    "messages": "prompt",
+    "max_completion_tokens": "max_tokens",
+    "top_logprobs": "logprobs",
     "tools": "",
     "tool_choice": "",
 }
@@ -37,7 +38,7 @@ class TextRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow", protected_namespaces=())
 
     model: StrictStr
-    prompt: StrictStr | list[StrictStr] = Field(min_length=1, max_length=1000)
+    prompt: StrictStr | list[StrictStr]
     stream: StrictBool | None = None
     logprobs: StrictInt | None = Field(default=None, ge=0, le=20)
     echo: Literal[False] | None = None
@@ -45,7 +46,7 @@ class TextRequest(BaseModel):
 
 
 class TextTranslation(Translation):
-    """A request for texts after prompts."""
+    """A request for a text after a prompt."""
 
     prefix: ClassVar[str] = "cmpl-"
 
@@ -59,44 +60,31 @@ class TextTranslation(Translation):
         request = TextRequest.model_validate(body)
         require_none_of(body, _OF_CHATS)
         prompts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
-        if request.stream and len(prompts) > 1:
-            raise InputError("a stream is about one prompt; send a request for each, or leave stream out").about(
+        if len(prompts) != 1 or not prompts[0]:
+            raise InputError("prompt: a request is about one prompt that is not empty; send one for each").about(
                 "prompt"
             )
         kept = {name: value for name, value in body.items() if name not in _OURS}
         if request.logprobs is not None:
             kept |= {"logprobs": True, "top_logprobs": request.logprobs}
-        return cls([{**kept, "messages": [{"role": "user", "content": prompt}]} for prompt in prompts], _NAMES)
+        return cls({**kept, "messages": [{"role": "user", "content": prompts[0]}]}, _NAMES)
 
-    def whole(self, completions: Sequence[Json]) -> Json:
+    def whole(self, completion: Json) -> Json:
         """As `Translation.whole`."""
-        choices = [_choice(choice, choice["message"]) for completion in completions for choice in completion["choices"]]
-        records = [record for completion in completions for record in _listed(completion[KEY])]
-        counts = completions[0]["usage"]
-        return {
-            **_head(completions[0]),
-            "choices": [{**choice, "index": index} for index, choice in enumerate(choices)],
-            "usage": {name: sum(completion["usage"][name] for completion in completions) for name in counts},
-            KEY: records[0] if len(records) == 1 else records,
-        }
+        choices = [_choice(choice, choice["message"]) for choice in completion["choices"]]
+        return {**completion, **_head(completion), "choices": choices}
 
     async def events(self, chunks: AsyncIterator[Json]) -> AsyncIterator[Json]:
         """As `Translation.events`."""
         async for chunk in chunks:
             choices = [_choice(choice, choice["delta"]) for choice in chunk["choices"]]
             shown = [one["text"] or one["finish_reason"] or one.get("reasoning_content") for one in choices]
-            if choices and not any(shown):
-                continue  # of a chat it names the role
-            yield {**chunk, **_head(chunk), "choices": choices}
+            if not choices or any(shown):  # the first chunk of a chat names the role
+                yield {**chunk, **_head(chunk), "choices": choices}
 
 
 def _head(chunk: Json) -> Json:
-    return {
-        "id": chunk["id"].replace(Translation.prefix, TextTranslation.prefix),
-        "object": "text_completion",
-        "created": chunk["created"],
-        "model": chunk["model"],
-    }
+    return {"id": chunk["id"].replace(Translation.prefix, TextTranslation.prefix), "object": "text_completion"}
 
 
 def _choice(choice: Json, message: Json) -> Json:
@@ -126,7 +114,3 @@ def _logprobs(logprobs: Json) -> Json:
         "text_offset": list(accumulate(map(len, tokens[:-1]), initial=0)) if tokens else [],
         **record,
     }
-
-
-def _listed(records: Any) -> list[Any]:
-    return cast("list[Any]", records) if isinstance(records, list) else [records]

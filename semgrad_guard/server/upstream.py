@@ -97,7 +97,7 @@ class Upstream:
         """The scored drafts of a request."""
         body = {**self.sent(request), "model": request.model, "n": request.count, "stream": False}
         body = await self.server.chat(body, words=request.cuts is None)
-        answers = answers_in(body, request.count, self.server.url)
+        answers = answers_in(body, request.count)
         return [await self.scored(request, answer) for answer in answers]
 
     def live(self, request: UpstreamRequest) -> RemoteAnswer:
@@ -251,7 +251,7 @@ class RemoteAnswer(Iterated[Piece | SentencePiece]):
         async with aclosing(self._chunks):
             async for chunk in self._chunks:
                 known, entries = len(self._reasoning or ""), len(self._logprobs)
-                piece = self._taken(read(SentChunk, chunk, self._upstream.server.url))
+                piece = self._taken(read(SentChunk, chunk))
                 if self._early is not None and not self._calls:
                     for sentence in self._early.add(piece, self._logprobs[entries:]):
                         yield sentence
@@ -288,7 +288,7 @@ class RemoteAnswer(Iterated[Piece | SentencePiece]):
         pieces: list[str] = []
         for choice in chunk.choices or ():
             if choice.index != 0:
-                raise UpstreamError(f"{self._upstream.server.url} sent several answers, and one was requested")
+                raise UpstreamError("the upstream sent several answers, and one was requested")
             delta = choice.delta or SentMessage()
             self._finish = choice.finish_reason or self._finish
             if (thought := delta.thought) is not None:
@@ -345,7 +345,7 @@ class RemoteTarget:
             return error
 
     def _reply(self, reply: Mapping[str, Any]) -> Reply[Answer]:
-        (answer,) = answers_in(reply, 1, self.server.url)
+        (answer,) = answers_in(reply, 1)
         verdict_or_text = external(answer.text, tool_calls=answer.tool_calls) if answer.tool_calls else answer.text
         return Reply(verdict_or_text, answer)
 

@@ -143,11 +143,11 @@ async def streamed(client: httpx.AsyncClient, **options: Any) -> tuple[list[str]
 async def test_sentences_leave_while_the_answer_is_being_written(serve: Serve, fixed: LanguageModel) -> None:
     async with serve(ALL, model=fixed, by_sentence="stop") as client:
         pieces, sentences, record = await streamed(client)
-        assert (pieces, len(sentences)) == (list(PIECES), 2)  # the last one ends with the answer
-        assert sentences == [{**one, "promised": False} for one in record["sentences"][:2]]
+        assert (pieces, len(sentences)) == (list(PIECES), 3)  # the last one ends with the answer
+        assert sentences == [{**one, "promised": False} for one in record["sentences"]]
         for options in ({"max_tokens": 60}, {"stop": ["zzz"]}, {"logprobs": True, "top_logprobs": 2}):
             assert (await streamed(client, **options))[:2] == (pieces, sentences)
-        assert (await streamed(client, n=2))[0] == [TEXT, TEXT]
+        assert (await streamed(client, n=2))[0] == [*PIECES, *PIECES]
     own = scores_of(fixed)
     between = sorted(own)[0] * 1.001
     async with serve(Policy(threshold=between), model=fixed, by_sentence="drop") as client:

@@ -54,7 +54,7 @@ async def test_a_prompt_is_answered_as_a_users_message(serve: Serve) -> None:
         response = await client.post(TEXT, json=prompting(logprobs=2))
         plain = (await client.post(TEXT, json=prompting())).json()["choices"][0]
         streamed = events((await client.post(TEXT, json=prompting(stream=True, logprobs=0))).text)
-        several = (await client.post(TEXT, json=prompting(["hello", "other"], n=2, temperature=1, seed=1))).json()
+        several = (await client.post(TEXT, json=prompting(["hello"], n=2, temperature=1, seed=1))).json()
     body, (choice,) = response.json(), response.json()["choices"]
     wanted = chat["choices"][0]
     assert (body["object"], choice["text"]) == ("text_completion", wanted["message"]["content"])
@@ -74,8 +74,8 @@ async def test_a_prompt_is_answered_as_a_users_message(serve: Serve) -> None:
     assert "".join(one["text"] for event in streamed for one in event["choices"]) == choice["text"]
     assert streamed[-1]["choices"][0]["logprobs"]["semgrad_guard"]["action"] == "answer"
     assert streamed[-1]["choices"][0]["logprobs"]["tokens"] == logprobs["tokens"]
-    assert [one["index"] for one in several["choices"]] == [0, 1, 2, 3]
-    assert (len(several["semgrad_guard"]), several["usage"]["completion_tokens"]) == (4, 32)
+    assert [one["index"] for one in several["choices"]] == [0, 1]
+    assert (len(several["semgrad_guard"]), several["usage"]["completion_tokens"]) == (2, 16)
 
 
 async def test_a_response_has_the_parts_of_a_chats_message(serve: Serve) -> None:
@@ -272,7 +272,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     (TEXT, prompting(echo=True), "echo:"),
     (TEXT, prompting([5, 6]), "prompt"),
     (TEXT, prompting([]), "prompt:"),
-    (TEXT, prompting(["a", "b"], stream=True), "one prompt"),
+    (TEXT, prompting(["a"] * 1000), "one prompt"),
     (TEXT, prompting(messages=[]), "'prompt'"),
     (TEXT, prompting(tools=[{}]), "'tools'"),
     (TEXT, prompting("  "), "empty"),

@@ -144,8 +144,8 @@ class _Check:
     def found(self) -> Exactness:
         """The cheapest exact ways."""
         row = self._row(self._prompt)
-        call = Ordinary(self._twin, row, self._span)
-        expected = [call.scores(self._spanned), self._ordinary(self._row(_SHORT_PROMPT))]
+        call, scores = self._called(row)
+        expected = [scores, self._ordinary(self._row(_SHORT_PROMPT))]
         self._tolerance = max(self._tolerance, tolerance_of(call.logits.dtype))  # some round them to float32
         transform = _measured(self._twin.architecture.transform, call.raw, call.logits.detach())
         basis = Exactness(transform=transform, token_axis=call.token_axis)
@@ -200,8 +200,17 @@ class _Check:
         return replace(self._objective, layers=self._span)
 
     def _ordinary(self, row: Row) -> GradientScores:
+        return self._called(row)[1]
+
+    def _called(self, row: Row) -> tuple[Ordinary, GradientScores]:
+        """The ordinary call on a row, and its scores.
+
+        Raises:
+            UnsupportedModelError: it fails, or cannot be differentiated.
+        """
         try:
-            return Ordinary(self._twin, row, self._span).scores(self._spanned)
+            call = Ordinary(self._twin, row, self._span)
+            return call, call.scores(self._spanned)
         except SemGradGuardError:
             raise
         except Exception as error:

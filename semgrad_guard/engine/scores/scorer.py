@@ -64,8 +64,8 @@ class _State:
     twin: Twin
     exactness: Exactness | None = None
     fingerprint: str | None = None
-    verified: dict[Kind, int] = field(default_factory=dict[Kind, int])
-    """The length in tokens of the longest text whose numbers were verified."""
+    verified: dict[tuple[Kind, int], int] = field(default_factory=dict[tuple[Kind, int], int])
+    """By the kind of number and the first layer that it needs: the tokens of the longest text that was verified."""
 
 
 class Scorer:
@@ -341,7 +341,7 @@ class Scorer:
         due = [
             row
             for row, before in zip(seen, rows, strict=True)
-            if row.tape is before.tape and self._is_due(row, "forward")
+            if row.tape is before.tape and self._is_due(row, "forward", layer)
         ]
         if due and not self._is_observed_right(max(due, key=lambda row: row.end)):
             return self._observable([replace(row, tape=None) for row in rows], own=own)
@@ -349,9 +349,9 @@ class Scorer:
 
     # Real scores are compared with the ordinary call.
 
-    def _is_due(self, row: Row, kind: Kind) -> bool:
+    def _is_due(self, row: Row, kind: Kind, first: int) -> bool:
         """Whether a text has to be verified: the first, one twice as long, one beyond a limit for the first time."""
-        known = self._current().verified.get(kind, 0)
+        known = self._current().verified.get((kind, first), 0)
         return not known or row.end >= 2 * known or any(known <= limit < row.end for limit in self._limits)
 
     @property
@@ -372,7 +372,7 @@ class Scorer:
         if self._differ(ours, theirs):
             self._step_down(row)
             return False
-        self._current().verified["forward"] = row.end
+        self._current().verified["forward", layer] = row.end
         return True
 
     def _is_confirmed(
@@ -401,13 +401,14 @@ class Scorer:
         if not of_kind:
             return True
         row, ours, way = max(of_kind, key=lambda one: one[0].end)
-        if not self._is_due(row, kind):
+        first = objective.span(self.architecture.n_layers)[0]
+        if not self._is_due(row, kind, first):
             return True
         contradicts = unless_memory_runs_out(lambda: self._contradicts(row, ours, way, objective))
         if contradicts:
             self._step_down(row)
         elif contradicts is not None:
-            self._current().verified[kind] = row.end
+            self._current().verified[kind, first] = row.end
         return not contradicts
 
     def _step_down(self, row: Row) -> None:

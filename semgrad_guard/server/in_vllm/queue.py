@@ -56,8 +56,6 @@ class WorkerQueue:
         limit: how many requests may be here at once; one more is refused.
     """
 
-    served = False
-
     def __init__(self, client: Any, name: str, estimator: Estimator, codec: Codec, *, limit: int) -> None:
         self.name, self.estimator_name, self.limit = name, estimator.name, limit
         self._client, self._running = client, 0

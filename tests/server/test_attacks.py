@@ -1,0 +1,165 @@
+"""A client that tries every field of every route: it moves no decision, and learns nothing about the operator."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from semgrad_guard import LanguageModel, Policy, calibrate
+
+pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
+
+from semgrad_guard.decision_log.decision_log import DecisionLog
+from semgrad_guard.server.protocol import ChatRequest, FeedbackRequest, Overrides, ScoreRequest
+from semgrad_guard.server.remote import RemoteServer
+from semgrad_guard.server.responses import ResponsesRequest
+from semgrad_guard.server.text_completions import TextRequest
+from semgrad_guard.server.upstream import Upstream
+
+from .conftest import NONE, OPTIONS, Serve, asking
+from .test_other_protocols import CHAT, RESPONSES, TEXT, prompting, responding
+
+TEMPTING = (
+    *("kind", "sampling", "threshold", "mode", "timeout", "policy", "calibration", "calibration_id", "alpha", "delta"),
+    *("promised", "action", "enforced", "drawn", "decision_id", "on_unscored", "on_unfamiliar", "on_error", "by"),
+    *("on_doubt", "estimator", "uncertainty", "confidence", "draft", "abstain_message", "closing_line", "escalate_to"),
+)
+"""The operator's settings, and the fields of a decision."""
+VALUES = (True, 0, 2, 0.5, -1, 1e9, "", "random", [], ["a"], {}, {"kind": "easy", "threshold": 1e9, "mode": "annotate"})
+ANSWERING: Mapping[str, tuple[dict[str, Any], set[str]]] = {
+    CHAT: (asking(), set(ChatRequest.model_fields)),
+    TEXT: (prompting(), set(TextRequest.model_fields)),
+    RESPONSES: (responding(), set(ResponsesRequest.model_fields)),
+}
+
+
+@asynccontextmanager
+async def attacked(serve: Serve, tmp_path: Path, *policy: Policy, **given: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """A server that withholds all answers, with a log that keeps texts."""
+    with DecisionLog(tmp_path / "log.db", text=True) as log:
+        async with serve(*(policy or (NONE,)), service={"log": log}, **given) as client:
+            yield client
+
+
+@pytest.mark.parametrize("path", sorted(ANSWERING))
+async def test_no_field_of_a_request_moves_a_decision(
+    serve: Serve, tmp_path: Path, language_model: LanguageModel, path: str
+) -> None:
+    body, fields = ANSWERING[path]
+    draft = language_model.generate("hello", OPTIONS).text
+    async with attacked(serve, tmp_path) as client:
+        answered = 0
+        for name in sorted(fields | {*TEMPTING}):
+            for value in VALUES:
+                for sent in ({**body, name: value}, {**body, "semgrad_guard": {name: value}}):
+                    response = await client.post(path, json=sent)
+                    assert response.status_code in (200, 400, 403, 404, 422), (name, value)
+                    assert draft not in response.text
+                    if response.status_code == 200:
+                        answered += 1
+                        assert '"action":"abstain"' in response.text.replace(" ", ""), (name, value)
+                    elif name in TEMPTING:
+                        assert name in response.json()["error"]["message"], (name, value)
+        service = client.service  # type: ignore[attr-defined]
+        rows = service.log.database.decisions()
+    assert len(rows) >= answered > 5
+    assert {(row.action, row.threshold, row.enforced) for row, _ in rows} == {("abstain", -1.0, True)}
+
+
+@pytest.mark.parametrize("path", sorted(ANSWERING))
+async def test_headers_and_queries_move_no_decision_either(serve: Serve, tmp_path: Path, path: str) -> None:
+    body = ANSWERING[path][0]
+    async with attacked(serve, tmp_path) as client:
+        for name in TEMPTING:
+            headers = {f"x-semgrad-guard-{name.replace('_', '-')}": "easy", name.replace("_", "-"): "1e9"}
+            response = await client.post(f"{path}?{name}=1e9", json=body, headers=headers)
+            assert response.headers["x-semgrad-guard-action"] == "abstain"
+
+
+async def test_an_operator_names_what_a_request_may_move(serve: Serve) -> None:
+    for name, value in {"mode": "annotate", "threshold": 1e9, "timeout": 60}.items():
+        body = asking(semgrad_guard={name: value})
+        async with serve(NONE) as client:
+            assert (await client.post(CHAT, json=body)).status_code == 403
+        async with serve(NONE, overridable=frozenset({name})) as client:
+            record = (await client.post(CHAT, json=body)).json()["semgrad_guard"]
+        assert record["enforced"] is (name != "mode")
+        assert record["action"] == ("answer" if name == "threshold" else "abstain")
+    assert set(Overrides.model_fields) == {"mode", "threshold", "timeout"}
+
+
+async def test_no_field_of_a_grade_makes_it_a_random_one(serve: Serve, tmp_path: Path) -> None:
+    """Neither do many grades: a promise stays as it is."""
+    scores = [i / 100 for i in range(100)]
+    policy = Policy.from_calibration(calibrate(scores, [True] * 100, alpha=0.1, delta=0.1))
+    async with attacked(serve, tmp_path, policy, mode="annotate") as client:
+        own = (await client.post(CHAT, json=asking())).json()["semgrad_guard"]["decision_id"]
+        for name in sorted({*FeedbackRequest.model_fields, *TEMPTING}):
+            for value in VALUES:
+                given = await client.post("/v1/feedback", json={"decision_id": own, "right": False, name: value})
+                assert given.status_code in (200, 400, 404), (name, value)
+                assert given.status_code != 200 or given.json()["sampling"] == "user"
+        (promise,) = (await client.get("/v1/promises")).json()["data"]
+    assert (promise["state"], promise["labels"]) == ("unknown", 0)
+
+
+async def test_no_field_opens_the_scores_of_a_server_that_withholds(serve: Serve, tmp_path: Path) -> None:
+    body = {"messages": asking()["messages"], "text": "a guess"}
+    async with attacked(serve, tmp_path) as client:
+        for name in sorted({*ScoreRequest.model_fields, *TEMPTING}):
+            for value in VALUES:
+                assert (await client.post("/v1/score", json={**body, name: value})).status_code in (400, 403, 404)
+
+
+async def test_one_request_does_not_fill_the_queue(serve: Serve) -> None:
+    """What can never succeed is a 400, and not a 429 that is to be tried again."""
+    async with serve(NONE, limit=2) as client:
+        for path, body in (
+            (CHAT, asking(n=99)),
+            (TEXT, prompting(["a"] * 64)),
+            (TEXT, prompting(n=99)),
+            (RESPONSES, responding(n=99)),
+        ):
+            response = await client.post(path, json=body)
+            assert (response.status_code, "retry-after" in response.headers) == (400, False)
+        assert (await client.post(CHAT, json=asking(n=8, temperature=1))).status_code == 200
+        assert (await client.get("/readyz")).status_code == 200
+
+
+SECRETS = ("/srv/models", "an-account", "secret-host", "5432", "log.db")
+
+
+async def test_errors_show_no_path_host_or_account(serve: Serve, make_served: Any, tmp_path: Path) -> None:
+    """Neither those of a log that is away, nor those of another server, its own words included."""
+    pytest.importorskip("psycopg")
+    url = "postgresql+psycopg://an-account:password@secret-host.invalid:5432/log"
+    texts = list[str]()
+    with DecisionLog(url, journal=tmp_path / "journal") as log:
+        async with serve(NONE, service={"log": log}) as client:
+            for response in (
+                await client.get("/v1/decisions"),
+                await client.get("/v1/promises"),
+                await client.post("/v1/feedback", json={"decision_id": "dec_x", "right": True}),
+            ):
+                assert response.status_code == 503
+                texts.append(response.text)
+    words = "cannot load /srv/models/x.gguf for an-account@secret-host at http://secret-host:5432/v1: try 4 tokens"
+    for status in (400, 404, 422, 500, 503):
+
+        def refuse(_: httpx.Request, status: int = status) -> httpx.Response:
+            return httpx.Response(status, json={"error": {"message": words, "param": None}})
+
+        scorer = make_served(NONE).scheduler
+        server = RemoteServer("http://an-account@secret-host:5432/srv/models/v1", transport=httpx.MockTransport(refuse))
+        async with serve(NONE, mode="annotate", upstream=Upstream(server, scorer), scheduler=scorer) as client:
+            for stream in (False, True):
+                texts.append((await client.post(CHAT, json=asking(stream=stream))).text)
+    assert not [(secret, text) for text in texts for secret in (*SECRETS, str(tmp_path)) if secret in text]
+    assert any("try 4 tokens" in text for text in texts)  # the advice in its words stays
+    assert all(json.loads(text)["error"]["message"] for text in texts)

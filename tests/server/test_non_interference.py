@@ -1,0 +1,176 @@
+"""Non-interference: what must not matter changes nothing. That is the inside of a withheld sentence, and fields of a
+request that name no decision.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from semgrad_guard import Policy
+from semgrad_guard.guard.reported import ReportedScorer
+from semgrad_guard.server.remote import RemoteServer
+from semgrad_guard.server.scheduler import ReportedQueue
+from semgrad_guard.server.upstream import RemoteTarget, Upstream
+
+from .conftest import ALL, NONE, Serve, asking
+from .test_other_protocols import CHAT, RESPONSES, TEXT, prompting, responding
+
+POLICY = Policy(threshold=0.5)
+SURE, DOUBT = -0.1, -2.0
+SETTINGS = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+# The inside of a withheld sentence.
+
+WORD = st.text("bcdfgh", min_size=4, max_size=7)  # "A." would be an initial, which ends no sentence
+HIDDEN = st.lists(WORD, min_size=1, max_size=6).map(
+    lambda words: [" " + words[0].title(), *(" " + w for w in words[1:])]
+)
+"""The words of a sentence that is withheld, as tokens. How many sentences are withheld is in the verdict."""
+MORE: Sequence[Mapping[str, Any]] = (
+    {},
+    {"logprobs": True, "top_logprobs": 2},
+    {"max_tokens": 3},
+    {"max_tokens": 200},
+    {"stop": ["cold"]},
+    {"stop": ["zz"], "stream_options": {"include_usage": True}},
+)
+
+
+class Written(httpx.AsyncByteStream):
+    """An answer in chunks of a token, with log-probabilities."""
+
+    def __init__(self, tokens: Sequence[tuple[str, float]], finish: str) -> None:
+        self._tokens, self._finish = tokens, finish
+
+    async def __aiter__(self) -> Any:
+        for token, value in self._tokens:
+            entry = {"token": token, "logprob": value}
+            choice = {"index": 0, "delta": {"content": token}, "logprobs": {"content": [entry]}}
+            yield f"data: {json.dumps({'choices': [choice]})}\n\n".encode()
+        last = {"index": 0, "delta": {}, "finish_reason": self._finish}
+        usage = {"prompt_tokens": 4, "completion_tokens": len(self._tokens), "total_tokens": 4 + len(self._tokens)}
+        yield f"data: {json.dumps({'choices': [last], 'usage': usage})}\n\n".encode()
+        yield b"data: [DONE]\n\n"
+
+
+def draft(hidden: Sequence[str], *, place: int) -> list[tuple[str, float]]:
+    """Two sure sentences, and the doubtful one at a place among them."""
+    sure = [["Paris", " is", " old", "."], [" Oslo", " is", " cold", "."]]
+    parts = [[(token, SURE) for token in one] for one in sure]
+    parts.insert(place, [(token, DOUBT) for token in (*hidden, ".")])
+    tokens = [token for part in parts for token in part]
+    return [(tokens[0][0].lstrip(), tokens[0][1]), *tokens[1:]]
+
+
+def upstream(scores: ReportedQueue, tokens: Sequence[tuple[str, float]], finish: str) -> Upstream:
+    def answer(request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content)
+        if body["stream"]:
+            return httpx.Response(200, stream=Written(tokens, finish))
+        entries = [{"token": token, "logprob": value} for token, value in tokens]
+        text = "".join(token for token, _ in tokens)
+        choice = {"index": 0, "message": {"content": text}, "finish_reason": finish, "logprobs": {"content": entries}}
+        usage = {"prompt_tokens": 4, "completion_tokens": len(tokens), "total_tokens": 4 + len(tokens)}
+        return httpx.Response(200, json={"choices": [choice] * body["n"], "usage": usage})
+
+    return Upstream(RemoteServer("http://other/v1", transport=httpx.MockTransport(answer)), scores)
+
+
+def alike(response: httpx.Response) -> tuple[Any, ...]:
+    """A response without the ids and times of the request."""
+    text = re.sub(r"(chatcmpl-|cmpl-|resp_|msg_|dec_)[0-9a-f]+", r"\1", response.text)
+    text = re.sub(r'"(created|created_at|completed_at|scoring_ms)": ?[0-9.]+', "", text)
+    return response.status_code, text, sorted(response.headers.items() - {("date", response.headers.get("date"))})
+
+
+@SETTINGS
+@given(
+    hidden=st.lists(HIDDEN, min_size=2, max_size=2),
+    finish=st.lists(st.sampled_from(["stop", "length"]), min_size=2, max_size=2),
+    place=st.integers(0, 2),
+    on_doubt=st.sampled_from(["stop", "drop", "escalate"]),
+    more=st.sampled_from(MORE),
+    stream=st.booleans(),
+    protocol=st.sampled_from([CHAT, TEXT, RESPONSES]),
+)
+async def test_the_inside_of_a_withheld_sentence_is_in_no_response(
+    serve: Serve,
+    hidden: list[list[str]],
+    finish: list[str],
+    place: int,
+    on_doubt: Any,
+    more: Mapping[str, Any],
+    stream: bool,
+    protocol: str,
+) -> None:
+    """Its length and words, and why the whole draft ended: no text, count, chunk, header or record differs."""
+    found = []
+    body = {CHAT: asking, TEXT: prompting, RESPONSES: responding}[protocol](stream=stream)
+    if protocol == CHAT:
+        body |= {name: value for name, value in more.items() if name != "stream_options" or stream}
+    other = httpx.Response(200, json={"choices": [{"index": 0, "message": {"content": "Ask again."}}]})
+    for own, end in zip(hidden, finish, strict=True):
+        scores = ReportedQueue(ReportedScorer("tiny", by_sentence=on_doubt))
+        target = RemoteTarget(RemoteServer("http://large/v1", transport=httpx.MockTransport(lambda _: other)), "large")
+        writer = upstream(scores, draft(own, place=place), end)
+        options = {"upstream": writer, "scheduler": scores, "by_sentence": on_doubt}
+        async with serve(POLICY, **options, target=target if on_doubt == "escalate" else None) as client:
+            found.append(alike(await client.post(protocol, json=body)))
+    assert found[0] == found[1]
+
+
+# Fields of a request that change no answer.
+
+HARMLESS = {
+    "user": st.text(max_size=8),
+    "metadata": st.dictionaries(st.sampled_from(["kind", "sampling", "threshold"]), WORD, max_size=2),
+    "store": st.booleans(),
+    "service_tier": st.sampled_from(["auto", "flex"]),
+    "safety_identifier": WORD,
+    "prompt_cache_key": WORD,
+    "parallel_tool_calls": st.booleans(),
+    "semgrad_guard": st.just({}),
+    "frequency_penalty": st.just(0),
+    "logit_bias": st.just({}),
+}
+DECISION = (
+    "action",
+    "enforced",
+    "promised",
+    "uncertainty",
+    "confidence",
+    "threshold",
+    "calibration_id",
+    "status",
+    "digest",
+)
+
+
+@SETTINGS
+@given(more=st.fixed_dictionaries({}, optional=HARMLESS), policy=st.sampled_from([ALL, NONE]))
+async def test_fields_that_change_no_answer_change_no_decision(
+    serve: Serve, more: dict[str, Any], policy: Policy
+) -> None:
+    async with serve(policy) as client:
+        plain, other = [await client.post(CHAT, json=asking(**one)) for one in ({}, more)]
+    bodies = [one.json() for one in (plain, other)]
+    assert bodies[0]["choices"][0]["message"] == bodies[1]["choices"][0]["message"]
+    assert [bodies[0]["semgrad_guard"][name] for name in DECISION] == [
+        bodies[1]["semgrad_guard"][name] for name in DECISION
+    ]
+
+
+@pytest.mark.parametrize("more", MORE)
+async def test_what_a_client_gets_of_a_withheld_answer_does_not_depend_on_its_cuts(serve: Serve, more: Any) -> None:
+    async with serve(NONE) as client:
+        plain, other = [await client.post(CHAT, json=asking(stream=True, **one)) for one in ({}, more)]
+    without_usage = [line for line in alike(other)[1].splitlines() if '"choices":[]' not in line and line]
+    assert without_usage == [line for line in alike(plain)[1].splitlines() if line]
