@@ -94,12 +94,12 @@ def observed(served: LanguageModel, own: LanguageModel) -> dict[str, object]:
     theirs = own.generate_batch([*QUESTIONS, QUESTIONS[0] * 3], GenerationOptions(max_tokens=9))
     without = served.generate_batch([*QUESTIONS, QUESTIONS[0] * 3], GenerationOptions(max_tokens=9), objective=PLAIN)
     before, tape = len(passes), cast("Any", without[0].evidence.scoring.tape(0))
-    told = [told_of(answer) for answer in without]
+    surveyed = [told_of(answer) for answer in without]
     return {
         "told": found,
         "own": [told_of(answer) for answer in theirs],
         "surveyed": [bool(one.surveys) for one, _ in tape.passes],
-        "without": told,
+        "without": surveyed,
         "passes": count + len(passes) - before,
     }
 
