@@ -215,7 +215,7 @@ class ServerWriter:
 
         turns = [{"role": turn.role, "content": turn.content} for turn in self.phrasing.conversation(question)]
         body = {"model": self.scorer.model, "messages": turns, **self.options, **self.scorer.request, "stream": False}
-        (found,) = answers_in(await server.chat(body), 1, self.url)
+        (found,) = answers_in(await server.chat(body), 1)
         scorers = {name: replace(self.scorer, estimator=name) for name in REPORTED}
         verdicts = {name: own.verdict(found.text, found.logprobs, options={}) for name, own in scorers.items()}
 
