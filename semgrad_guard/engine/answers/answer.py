@@ -133,7 +133,7 @@ class BatchScoring:
         """Those that are scored together with it, itself among them, as long as their answers are needed."""
 
     def __getstate__(self) -> dict[str, Any]:
-        # Also for `deepcopy`: a copy with a model would keep the KV cache of an answer that nobody scores.
+        # Also for `deepcopy`: a copy with a model would keep the KV cache of an answer that is never scored.
         return {**self.__dict__, "_live": None, "_tapes": (), "_epoch": None, "beside": ()}
 
     @property

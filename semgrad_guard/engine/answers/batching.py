@@ -122,7 +122,7 @@ class RunningRequests:
         submitted = [job.submitted for job in jobs]
         if any((model, one.objective) != self.key for model, one in submitted):
             return False
-        first = self.is_idle and not beside  # nobody else waits for the pass
+        first = self.is_idle and not beside  # no one else waits for the pass
         if first and len(submitted) == 1:
             return True
         new = [BatchRequest(one.prompt, options) for _, one in submitted for options in one.options]

@@ -11,7 +11,7 @@ A whole answer, a sentence of one, and a batch of either are rows of one replay:
 - the head is not run: its share of the gradient is computed from the states before it (`scores/head.py`).
 
 Models whose layers hold a state, or share the keys of others, have no constants by position. Of a whole answer the live
-positions are one run: there the model's own call goes on from a cache that was cut at the first of them (`continued`).
+positions are one run: there the model's own call continues from a cache that was cut at the first of them (`continued`).
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ class Twin:
         return _hand_on_in_a_tuple if seen[0] else _hand_on
 
     @contextmanager
-    def heard(self, listener: Callable[[Place, torch.Tensor], None]) -> Iterator[None]:
+    def showing(self, listener: Callable[[Place, torch.Tensor], None]) -> Iterator[None]:
         """For the time of a block the listener gets the output of every plain linear map in a layer."""
         self._sees = listener
         try:
