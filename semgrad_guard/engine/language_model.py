@@ -16,6 +16,7 @@ from semgrad_guard.engine.answers.request import Request, TextStream, Ticket, ou
 from semgrad_guard.engine.answers.sentences import Segment, score_segments, sentences_of
 from semgrad_guard.engine.answers.text import Visible, answered
 from semgrad_guard.engine.answers.worker import Worker, worker_of
+from semgrad_guard.engine.answers.writing_model import WritingModel, name_of
 from semgrad_guard.engine.models.checkpoint import load
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt, require_bounded, tokenize
@@ -25,7 +26,6 @@ from semgrad_guard.engine.prompts.tool_calls import Tool, ToolAnswer, calls_in
 from semgrad_guard.engine.scores.gradients import GradientScores
 from semgrad_guard.engine.scores.semantic_preservation import last_states
 from semgrad_guard.engine.sentences import By, Span
-from semgrad_guard.engine.writing_model import WritingModel, name_of
 from semgrad_guard.errors import EmptyResponseError, InputError, PromptTooLongError, ReasoningError
 from semgrad_guard.named import POCKET, reading_prompt
 from semgrad_guard.records import Conversation

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from semgrad_guard.calibration import Binding, Calibration, Drift, drift
-from semgrad_guard.engine.writing_model import DEPARTURES
+from semgrad_guard.engine.answers.writing_model import DEPARTURES
 from semgrad_guard.errors import GradingError, InputError
 from semgrad_guard.estimators.learned import FusedStates
 from semgrad_guard.evaluation.calibrating import cross_fitted

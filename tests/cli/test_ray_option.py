@@ -31,7 +31,7 @@ def test_what_does_not_go_together(run: Run, data: Path) -> None:
     for given, says in (
         (("--data", data, "--workers", 2), "--workers is for --ray; give both"),
         (("--ray", "--question", "q", "--response", "r"), "--ray is for whole answers of a file: give --data"),
-        (("--ray", "--data", data, "--by", "clause"), "and no --by without a calibration"),
+        (("--ray", "--data", data, "--by", "sentence"), "and no --by without a calibration"),
     ):
         result = run("score", *given)
         assert result.exit_code == 2, result.stderr

@@ -48,7 +48,8 @@ def test_before_scoring(answers: list[Generation], copied: Callable[[Any], Any])
     for answer in (*answers, *(a.evidence for a in answers)):
         twin = copied(answer)
         evidence = twin.evidence if isinstance(twin, Generation) else twin
-        assert (evidence.text, evidence.response_ids) == (answer.scoring.texts[evidence.row], answer.response_ids)
+        assert evidence.text == answer.scoring.answers[evidence.row].text
+        assert evidence.response_ids == answer.response_ids
         assert (twin.prompt, evidence.question) == (answer.prompt, answer.prompt.question)
         for ask in (evidence.gradients, lambda e=evidence: e.samples(PLAN), lambda e=evidence: e.sampler):
             with pytest.raises(DetachedRecordError, match="before you copy it"):

@@ -1,7 +1,7 @@
 """Every row of any answer in any batch equals the ordinary call, by the suite's own oracle.
 
 A row is a whole answer, what follows a thought, or a sentence in context; its text was written in a running batch that
-others joined and left, or comes from elsewhere; it is scored together with any others, for any objective, with any memory.
+others joined and left, or comes from elsewhere; it is scored together with others, for any objective and memory.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def require_alike(one: Generation, single: Generation) -> None:
 def test_somebody_who_cannot_hear_harms_nobody(at: int) -> None:
     model, pieces = shared("llama"), list[str]()
     # The last letter may begin the stop string, and is held back until the end.
-    options = Options(max_tokens=4, grammar=one_of([text_rule("abcd", {})]), stop=("dx",))
+    options = Options(max_tokens=4, grammar=one_of([text_rule("wbcd", {})]), stop=("dx",))
 
     def listener(piece: str) -> None:
         if len(pieces) == at:

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semgrad_guard import GenerationOptions, LanguageModel
-from semgrad_guard.engine.answers.options import DiverseBeams, DiversityPenalty, Sampling, sampling_processors
+from semgrad_guard.engine.answers import writing_model
+from semgrad_guard.engine.answers.options import DiverseBeams, Sampling, sampling_processors
 from semgrad_guard.engine.answers.sampling import middle_layer, read
 from semgrad_guard.engine.scores.scorer import scorer_of
 from semgrad_guard.errors import InputError
@@ -46,16 +47,15 @@ def test_a_sample_depends_on_seed_prompt_and_number_alone(language_model: Langua
 
 def test_samples_are_drawn_once_for_equal_plans_and_the_whole_batch(language_model: LanguageModel, monkeypatch) -> None:
     drawn: list[int] = []
-    decoder = language_model._decoder
-    draw = decoder.draw
+    written = writing_model.written_all
     monkeypatch.setattr(
-        decoder, "draw", lambda prompts, *a, **k: (drawn.append(len(prompts)), draw(prompts, *a, **k))[1]
+        writing_model, "written_all", lambda writer, wanted: (drawn.append(len(wanted)), written(writer, wanted))[1]
     )
     batch = answered(language_model, QUESTIONS)
     first = [evidence.samples(Sampling(count=2, max_tokens=3)) for evidence in batch]
     again = [evidence.samples(Sampling(count=2, max_tokens=3)) for evidence in batch]
     cooler = [evidence.samples(Sampling(count=2, max_tokens=3), temperature=0.5) for evidence in batch]
-    assert drawn == [3]
+    assert drawn == [2 * len(QUESTIONS)]
     assert all(one is other for one, other in zip(first, again, strict=True))
     assert [[s.ids for s in own] for own in cooler] == [[s.ids for s in own] for own in first]
     assert cooler[0][0].log_probs != first[0][0].log_probs
@@ -100,11 +100,10 @@ def test_a_uniform_number_falls_into_the_drawn_tokens_share(
     rows: list[list[float]], seed: int, temperature: float
 ) -> None:
     """Against sums in exact order, for each row by itself; a token that is ruled out is never drawn."""
-    scores = torch.tensor([[0.0, *row] for row in rows])
-    seeds = range(seed, seed + len(rows))
-    before, drawn = scores.clone(), sampling_processors(seeds, temperature=temperature)(None, scores).argmax(-1)
-    assert torch.equal(scores, before)
-    for row, token, own in zip(scores, drawn.tolist(), seeds, strict=True):
+    for own, row in enumerate(torch.tensor([[0.0, *row] for row in rows]), start=seed):
+        before = row.clone()
+        token = int(sampling_processors(own, temperature=temperature)(None, row[None]).argmax())
+        assert torch.equal(row, before)
         uniform = torch.rand(1, generator=torch.Generator().manual_seed(own), dtype=torch.float64).item()
         shares = (row.double() / temperature).softmax(-1).tolist()
         assert row[token] > -math.inf
@@ -184,14 +183,14 @@ def test_diverse_beams_are_the_brute_force_search(make_language_model, penalty: 
     batch = answered(model, ["q", "Another one"])
     likely = Counter(token for e in batch for s in e.samples(Sampling(count=20, max_tokens=1)) for token in s.ids)
     # An end token that is taken often: groups end at different steps.
-    model._decoder.end_tokens = (likely.most_common(1)[0][0], 257)
+    model._model.generation_config.eos_token_id = [likely.most_common(1)[0][0], 257]
     batch = answered(model, ["q", "Another one"])
     plan = DiverseBeams(count=4, penalty=penalty, max_tokens=4)
     for evidence in batch:
-        ends = set(model._decoder.end_tokens)
+        ends = set(model._writer.end_tokens)
         expected = brute_force_beams(model._model, list(evidence.prompt.ids), 4, penalty, 4, ends)
         # Answers that are nothing but white space hold no token.
-        kept = [ids if model._decoder.decode(ids).strip() else () for ids in expected]
+        kept = [ids if model._writer.decode(ids).strip() else () for ids in expected]
         assert [sample.ids for sample in evidence.samples(plan)] == kept
     if penalty == 0:
         assert len({sample.ids for sample in batch[0].samples(plan)}) == 1
@@ -209,19 +208,13 @@ def test_the_first_beam_is_the_greedy_answer(language_model: LanguageModel) -> N
 def test_one_step_of_diversity(rows: list[list[float]], penalty: float) -> None:
     """Over a vocabulary of four: no other choice of a group beats its own, given those before it."""
     scores = torch.tensor(rows, dtype=torch.float64)
-    processor = DiversityPenalty(3, penalty, width=1, end_tokens=())
-    chosen = processor(torch.zeros(3, 1, dtype=torch.long), scores.clone()).argmax(-1).tolist()
+    steps = DiverseBeams(3, penalty).processors(1, ())
+    prompt = torch.zeros(1, 1, dtype=torch.long)
+    chosen = [int(step(prompt, row[None]).argmax()) for step, row in zip(steps, scores, strict=True)]
     log_p = scores.log_softmax(-1)
     for group, token in product(range(3), range(4)):
         gain = [float(log_p[group, t]) - penalty * chosen[:group].count(t) for t in (chosen[group], token)]
         assert gain[0] >= gain[1] - 1e-9
-
-
-def test_groups_that_have_ended_take_nothing() -> None:
-    scores = torch.tensor([[3.0, 2.0, 0.0]] * 3, dtype=torch.float64)
-    processor = DiversityPenalty(3, 10.0, width=1, end_tokens=(2,))
-    produced = torch.tensor([[0, 1], [0, 2], [0, 1]])  # after a prompt of one token, the second group has ended
-    assert processor(produced, scores).argmax(-1).tolist() == [0, 1, 1]
 
 
 # --- readings
@@ -232,7 +225,11 @@ def test_readings_are_those_of_each_answer_alone(name: str) -> None:
     model = shared(name)
     prompts = [token_ids(7, 1), token_ids(3, 2), token_ids(1, 3)]
     answers = [[token_ids(4, 4), token_ids(1, 5)], [], [token_ids(2, 6), []]]
-    found = read(scorer_of(model), prompts, answers, temperature=0.5)
+    scorer = scorer_of(model)
+    found = [
+        read(scorer, prompt, [((), ids) for ids in own], temperature=0.5)
+        for prompt, own in zip(prompts, answers, strict=True)
+    ]
     assert [len(own) for own in found] == [2, 0, 2]
     assert (found[2][1].log_probs, found[2][1].embedding) == ((), None)
     middle = middle_layer(model.config.num_hidden_layers)
@@ -249,14 +246,13 @@ def test_readings_are_those_of_each_answer_alone(name: str) -> None:
                 assert reading.embedding == pytest.approx(output.hidden_states[middle][0, -1].tolist(), rel=1e-6)
 
 
-@pytest.mark.parametrize("limit", ["_TOKENS", "_LOGITS"])
-def test_readings_do_not_depend_on_how_the_work_is_split(monkeypatch, limit: str) -> None:
+def test_readings_do_not_depend_on_how_the_work_is_split(monkeypatch) -> None:
     scorer = scorer_of(shared("llama"))
     prompts = [token_ids(3 + i, i) for i in range(4)]
-    answers = [[token_ids(1 + j, 10 + j) for j in range(i)] for i in range(4)]
-    whole = read(scorer, prompts, answers)
-    monkeypatch.setattr(f"semgrad_guard.engine.answers.sampling.{limit}", 1)
-    split = read(scorer, prompts, answers)
+    answers = [[((), token_ids(1 + j, 10 + j)) for j in range(i)] for i in range(4)]
+    whole = [read(scorer, prompt, own) for prompt, own in zip(prompts, answers, strict=True)]
+    monkeypatch.setattr("semgrad_guard.engine.answers.sampling._LOGITS", 1)
+    split = [read(scorer, prompt, own) for prompt, own in zip(prompts, answers, strict=True)]
     assert [len(own) for own in split] == [0, 1, 2, 3]
     for one, other in zip(whole, split, strict=True):
         for first, second in zip(one, other, strict=True):

@@ -98,7 +98,7 @@ def test_one_row_at_most_gives_the_texts_of_single_runs(make_language_model: Mak
     model.max_batch = 1
     expected = [whole_run(model, text, GenerationOptions(max_tokens=8)).text for text in QUESTIONS]
     assert [ticket.outcome().text for ticket in [submitted(model, text) for text in QUESTIONS]] == expected
-    assert model.worker.batching(model) == "none"
+    assert model.worker.batching(model) == "steps"
 
 
 def test_a_request_that_cannot_be_answered_is_refused_at_once(language_model: LanguageModel) -> None:
@@ -369,4 +369,4 @@ def test_rows_that_see_each_other_after_a_change_are_written_one_by_one(make_lan
     tickets = [submitted(model, text) for text in QUESTIONS]
     free.set()
     assert [ticket.result(LIMIT).text for ticket in tickets] == expected
-    assert model.worker.batching(model) == "none"
+    assert model.worker.batching(model) == "steps"

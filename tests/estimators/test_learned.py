@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from sklearn.linear_model import LogisticRegression
 
 from semgrad_guard import GenerationOptions, LanguageModel
+from semgrad_guard.engine.answers.answer import BatchScoring
 from semgrad_guard.errors import FitError, MissingExtraError
 from semgrad_guard.estimators import FusedStates
 from semgrad_guard.estimators.learned import MIN_ANSWERS, MIN_EACH, SHARES, STATE, fit_weights
@@ -70,7 +71,9 @@ def test_fitted_it_scores_by_its_features(evidence) -> None:
 
 
 def test_an_empty_answer_has_nothing_to_read(evidence) -> None:
-    score = FusedStates()(replace(evidence, response_ids=()))
+    scorer, sampler = evidence.scoring.model
+    empty = BatchScoring(scorer, [replace(evidence.answer, ids=())], sampler).evidence[0]
+    score = FusedStates()(empty)
     assert (score.uncertainty, score.reason, score.features) == (None, "the response is empty", None)
 
 

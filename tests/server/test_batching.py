@@ -167,7 +167,7 @@ async def test_every_kind_of_batching(start: Start, serve: Serve, kind: str) -> 
     hook = layer.register_forward_pre_hook(lambda _, args, kwargs: rows.append(len(args[0])), with_kwargs=True)
     found = await answered(scheduler, requests)
     hook.remove()
-    assert max(rows) == {"steps": 7, "equal_lengths": 2, "none": 1}[kind]
+    assert max(rows) == {"steps": 7, "equal_lengths": 4, "none": 1}[kind]
     for wanted, drafts in zip(requests, found, strict=True):
         require_alone(model, wanted, drafts)
     async with serve(ALL, model=model, scheduler=scheduler) as client:

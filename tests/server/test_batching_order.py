@@ -42,7 +42,7 @@ from .batches import (
 )
 from .conftest import ALL, Serve, asking, events, question_of, watched
 
-HYBRID = ("jamba", "falcon-h1", "lfm2", "qwen3-next", "mamba2", "recurrent-gemma", "llama4-chunked")
+HYBRID = ("jamba", "falcon-h1", "lfm2", "qwen3-next", "mamba2", "recurrent-gemma")
 
 
 @pytest.mark.parametrize("name", every(3, HYBRID))

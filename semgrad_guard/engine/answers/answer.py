@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 from weakref import ref
 
-from semgrad_guard.engine.answers.options import Sample, Sampling, SamplingPlan
+from semgrad_guard.engine.answers.options import GenerationOptions, Sample, Sampling, SamplingPlan
 from semgrad_guard.engine.answers.sampling import ModelSampler
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
@@ -47,6 +47,11 @@ class Answer:
     written: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     max_thinking_tokens: int | None = None
+
+    @property
+    def ends(self) -> GenerationOptions:
+        """By what it ended, and others like it do."""
+        return GenerationOptions(stop=self.stop, max_thinking_tokens=self.max_thinking_tokens)
 
     def row(self, objective: Objective, tape: Tape | None, *, in_context: bool = False) -> Row:
         """Its tokens as a row to score."""
@@ -387,7 +392,7 @@ class Evidence:
         batch, alone = self.scoring, self.scoring.has_samples(self.row, plan)
 
         def draw(rows: Sequence[Evidence]) -> Sequence[tuple[Sample, ...]]:
-            return batch.sampler.drawn([row.answer for row in rows], plan)
+            return batch.sampler.drawn([(row.prompt, row.answer.ends) for row in rows], plan)
 
         def judge(rows: Sequence[Evidence]) -> Sequence[tuple[Sample, ...]]:
             drafts = [batch.together(plan, draw, row.row, alone=alone) for row in rows]

@@ -16,9 +16,9 @@ from semgrad_guard.engine.answers.options import GenerationOptions, Sampling
 from semgrad_guard.engine.answers.request import Job, Request
 from semgrad_guard.engine.answers.sentences import EndedSentences, OpenSentences
 from semgrad_guard.engine.answers.writing import BatchRequest, WrittenAnswer
+from semgrad_guard.engine.answers.writing_model import WritingModel
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.memory import is_out_of_memory
-from semgrad_guard.engine.writing_model import WritingModel
 from semgrad_guard.errors import AnswerInterruptedError
 
 _READ = 256  # tokens of prompts that are read between two steps of the answers that are being written

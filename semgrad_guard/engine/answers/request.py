@@ -14,10 +14,10 @@ from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.options import GenerationOptions, Sampling
 from semgrad_guard.engine.answers.sentences import EndedSentences
 from semgrad_guard.engine.answers.text import Piece
+from semgrad_guard.engine.answers.writing_model import WritingModel
 from semgrad_guard.engine.interruption import SLICE, Stop, Stops, current_stop, stopping
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.writing_model import WritingModel
 from semgrad_guard.errors import AnswerCancelledError, SemGradGuardError
 
 P = TypeVar("P")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -21,9 +21,6 @@ from semgrad_guard.engine.prompts.responses import Codec
 from semgrad_guard.engine.replay.tape import growing_cache
 from semgrad_guard.engine.scores.scorer import Scorer, clean_slate
 from semgrad_guard.records import Conversation
-
-if TYPE_CHECKING:
-    from semgrad_guard.engine.answers.answer import Answer
 
 _LOGITS = 1 << 27  # rows x response tokens x vocabulary of one pass
 
@@ -62,13 +59,14 @@ class ModelSampler:
         self._scorer, self._codec, self._draw, self.render = scorer, codec, draw, render
         self._end_tokens, self._window = end_tokens, window
 
-    def drawn(self, answers: Sequence[Answer], plan: SamplingPlan) -> list[tuple[Sample, ...]]:
-        """`plan.count` more answers to the prompt of each, not yet judged; they end as these do."""
+    def drawn(
+        self, prompts: Sequence[tuple[Prompt, GenerationOptions]], plan: SamplingPlan
+    ) -> list[tuple[Sample, ...]]:
+        """`plan.count` answers to each prompt, not yet judged; they end as one with the options does."""
         wanted: list[Drawing] = []
-        for answer in answers:
-            prompt, limit = answer.prompt, answer.max_thinking_tokens
+        for prompt, options in prompts:
             room = plan.max_tokens if self._window is None else min(plan.max_tokens, self._window - len(prompt.ids))
-            ends = GenerationOptions(max_tokens=room, stop=answer.stop, max_thinking_tokens=limit)
+            ends = replace(options, max_tokens=room)
             if isinstance(plan, DiverseBeams):
                 wanted += [(prompt, ends, own) for own in plan.processors(len(prompt.ids), self._end_tokens)]
             else:

@@ -20,10 +20,10 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from semgrad_guard.engine.answers.batching import Batcher, RunningRequests, WholeRuns
 from semgrad_guard.engine.answers.request import Job, Request, Ticket
+from semgrad_guard.engine.answers.writing_model import WritingModel
 from semgrad_guard.engine.interruption import Stop, start_thread
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.scores.scorer import Scorer
-from semgrad_guard.engine.writing_model import WritingModel
 from semgrad_guard.errors import AnswerCancelledError, AnswerInterruptedError
 
 R = TypeVar("R")

@@ -1,7 +1,8 @@
 """The identity of a model: a fingerprint of its weights, and the changes of it that are noticed without being told.
 
-A guarded model belongs to its guard: its owner calls `refresh()` after a change. Noticed without that are switched, added and
-merged adapters, weights edited in place or replaced, replaced modules, hooks, and a `forward` of one object's own.
+A guarded model belongs to its guard: its owner calls `refresh()` after a change. Noticed without that are switched,
+added and merged adapters, weights edited in place or replaced, replaced modules, hooks, and a `forward` of one object's
+own.
 """
 
 from __future__ import annotations

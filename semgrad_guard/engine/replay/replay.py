@@ -11,7 +11,7 @@ A whole answer, a sentence of one, and a batch of either are rows of one replay:
 - the head is not run: its share of the gradient is computed from the states before it (`scores/head.py`).
 
 Models whose layers hold a state, or share the keys of others, have no constants by position. Of a whole answer the live
-positions are one run: there the model's own call continues from a cache that was cut at the first of them (`continued`).
+positions are one run: there the model's own call continues from a cache that ends before the first (`continued`).
 """
 
 from __future__ import annotations
@@ -106,8 +106,9 @@ def replay(twin: Twin, rows: Sequence[Row], span: Sequence[int], seed: Seed, *, 
         stack.enter_context(torch.enable_grad())
         stack.enter_context(nullcontext() if fits else _checkpointed(twin.layers[span[0] :]))
         stack.enter_context(twin.knowing(_known(rows, tapes)))
+        stack.enter_context(attending(twin.attention_configs))
         found = stack.enter_context(twin.headless())
-        with twin.above(first), twin.watching(table), attending(twin.attention_configs):
+        with twin.above(first), twin.watching(table):
             twin.call(ids.to(device), cache=cache, **inputs)
         final, counts = found.pop(), list(map(len, live))
         ends = zip(final, rows, counts, strict=True)

@@ -52,6 +52,7 @@ class Twin:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        inspect_architecture(model)  # refuses what a copy would fail on, in better words
         self.model: Any = weight_sharing_copy(model)
         self.architecture = inspect_architecture(self.model)
         self.head = cast(nn.Linear, self.model.get_submodule(self.architecture.head))
@@ -277,8 +278,8 @@ class _State:
     def restore(self) -> None:
         for table, first in self._tables:
             if len(table) != len(first):
-                for name in table.keys() - first.keys():
-                    del table[name]
+                for name in [name for name in table.keys() - first.keys() if "hooks" not in name]:
+                    del table[name]  # but what tells that the library's own hooks are there, which stay
             if list(map(id, table.values())) != list(map(id, first.values())):
                 table.update(first)
         for number, (buffer, first, version) in enumerate(self._own):

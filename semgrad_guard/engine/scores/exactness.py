@@ -87,9 +87,12 @@ def checked(twin: Twin, model: nn.Module) -> Exactness:
     expected = check.expected()
     if expected.reason is not None:
         return Exactness(transform=twin.architecture.transform, failure=expected.reason)
-    found = check.found() if twin.layers else Exactness(transform=twin.architecture.transform)
-    if twin.layers and twin.head.weight.dtype.itemsize < torch.float32.itemsize:
-        found = _by_wide_copy(check, model, found)
+    if not twin.layers:
+        found = Exactness(transform=twin.architecture.transform)
+    elif twin.head.weight.dtype.itemsize < torch.float32.itemsize:
+        found = _by_wide_copy(check, model)
+    else:
+        found = check.found()
     if found.way == "ordinary":
         logger.warning(
             "semgrad-guard scores this model by its ordinary call: %s", check.why or "its layers are unknown"
@@ -99,7 +102,7 @@ def checked(twin: Twin, model: nn.Module) -> Exactness:
     return replace(found, stacks=stacks or joins, joins=joins, token_bytes=token_bytes(twin) if joins else 0)
 
 
-def _by_wide_copy(check: _Check, model: nn.Module, narrow: Exactness) -> Exactness:
+def _by_wide_copy(check: _Check, model: nn.Module) -> Exactness:
     """The result of a float32 copy, as far as the model in its own dtype does not contradict it."""
 
     def by_copy() -> Exactness:
@@ -111,8 +114,8 @@ def _by_wide_copy(check: _Check, model: nn.Module, narrow: Exactness) -> Exactne
         by_copy, lambda error: logger.warning("semgrad-guard: no check in float32 is possible (%r)", error)
     )
     if found is None:  # an unchecked way is not used
-        return Exactness(transform=narrow.transform, token_axis=narrow.token_axis)
-    return found if narrow.way == found.way else found.stepped_down()
+        return Exactness(transform=check.transform)
+    return found if check.agrees(found) else found.stepped_down()
 
 
 class _Check:
@@ -158,6 +161,16 @@ class _Check:
         else:
             found = basis
         return replace(found, in_context=self._in_context(found, expected[0]))
+
+    @property
+    def transform(self) -> LogitTransform:
+        """What the configuration says of the step behind the head."""
+        return self._twin.architecture.transform
+
+    def agrees(self, found: Exactness) -> bool:
+        """Whether a way agrees with plain autograd in this twin's dtype, as far as that allows."""
+        row = self._row(self._prompt)
+        return found.way == "ordinary" or self._off(found.way, [row], [self._ordinary(row)], found) is not None
 
     def _in_context(self, found: Exactness, whole: GradientScores) -> Way | None:
         """How a response with context is scored exactly."""

@@ -68,6 +68,8 @@ def test_a_stream_that_is_left_early_stops_generating(
 ) -> None:
     steps: list[int] = []
     hook = language_model._model.register_forward_pre_hook(lambda *_: steps.append(1))
+    chat.invoke("hello", max_tokens=1)  # a model with another hook is checked once
+    steps.clear()
     stream = chat.stream(QUESTION, {"callbacks": [wire, ledger]}, max_tokens=200)
     next(stream)
     stream.close()  # type: ignore[attr-defined]
