@@ -24,7 +24,6 @@ from typing import Any
 import torch
 
 from semgrad_guard import GenerationOptions, LanguageModel
-from semgrad_guard.engine.objective import Objective
 from semgrad_guard.estimators import (
     GreatestEntropy,
     GreedyNLL,
@@ -56,8 +55,6 @@ BATCH = 8
 ESTIMATORS = (
     MaxProbability(), MeanEntropy(), GreatestEntropy(), GreedyNLL(), HybridGrad(), SemGrad(), ParaGrad()
 )  # fmt: skip
-FULL = "hybridgrad_differentiated"
-"""HybridGrad whose gradient passes through the sentences before, as well."""
 
 Facts = Mapping[str, tuple[str, ...]]
 
@@ -231,14 +228,12 @@ def score(model: LanguageModel, kind: str, written: list[dict[str, Any]], record
             continue
         row: dict[str, Any] = {"country": answer["country"], "text": answer["text"], "sentences": []}
         if model.tokenizer(answer["text"], add_special_tokens=False)["input_ids"] == answer["ids"]:
-            question, objective = conversation(answer["country"], kind, known), Objective()
-            found = model.score(question, answer["text"], by="sentence")
-            full = model.score(question, answer["text"], by="sentence", objective=objective)
+            question = conversation(answer["country"], kind, known)
             row["sentences"] = [
                 {"start": part.start, "end": part.end, **{one.name: one.value(part.scores) for one in ESTIMATORS}}
-                | {"tokens": len(part.scores.log_probs), FULL: other.scores.hybridgrad}
-                for part, other in zip(found, full, strict=True)
-                if part.scores is not None and other.scores is not None
+                | {"tokens": len(part.scores.log_probs)}
+                for part in model.score(question, answer["text"], by="sentence")
+                if part.scores is not None
             ]
         with record.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")

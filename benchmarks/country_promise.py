@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from country_answers import ESTIMATORS, FULL, is_right, table
+from country_answers import ESTIMATORS, is_right, table
 from machine import about
 from numpy.typing import NDArray
-from scipy.stats import spearmanr
 
 from semgrad_guard.calibration import AnswerSentences, calibrate_sentences
 from semgrad_guard.calibration.sentences import compared_scores
@@ -59,10 +58,6 @@ class Answers:
                 for row in rows
             ],
         )
-
-    def has(self, name: str) -> bool:
-        """Whether the record holds these scores."""
-        return all(name in sentence for row in self.rows for sentence in row["sentences"])
 
     def column(self, name: str, correction: NDArray[np.float64] | None = None) -> list[list[float]]:
         """The scores of an estimator; corrected, their logarithms without what length and place explain."""
@@ -150,7 +145,7 @@ def tables(answers: Answers) -> Iterator[str]:
     yield ""
     yield "| score | AUROC by sentence | `drop`: right ones delivered | their error | by answer | found | `stop` |"
     yield "| --- " * 7 + "|"
-    for name in (*NAMES, *([FULL] if answers.has(FULL) else [])):
+    for name in NAMES:
         value, low, high = aurocs(answers, name)
         drop, stop = (
             np.array([split(answers, name, form, seed, "sentence", corrected=False) for seed in range(SPLITS)])
@@ -160,15 +155,6 @@ def tables(answers: Answers) -> Iterator[str]:
             f"| {name} | {value:.3f} ({low:.3f}-{high:.3f}) | {np.median(drop[:, 0]):.0%} | "
             f"{np.nanmean(drop[:, 1]):.1%} | {np.nanmean(drop[:, 2]):.1%} | {drop[:, 4].mean():.0%} | "
             f"{np.median(stop[:, 0]):.0%}, error {np.nanmean(stop[:, 1]):.1%} |"
-        )
-    if answers.has(FULL):
-        forms = [np.array([s for own in answers.column(name) for s in own]) for name in ("hybridgrad", FULL)]
-        yield ""
-        yield (
-            "`hybridgrad` and `semgrad` take what was written before a sentence as context; "
-            "`hybridgrad_differentiated` lets the gradient pass through it. Both forms of HybridGrad have a rank "
-            f"correlation of {spearmanr(*forms).statistic:.5f} on these sentences, and differ by "
-            f"{np.median(abs(forms[0] / forms[1] - 1)):.1%} (median)."
         )
 
 

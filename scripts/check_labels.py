@@ -141,11 +141,13 @@ def kinds(index: int, repetitions: int) -> tuple[float, float, float]:
     return (first + second) / 2, pooled, float(bad.max()) / repetitions
 
 
-def _rows(cells: list[Cell], design: Design) -> Iterator[str]:
-    yield f"| grades next to those by hand | {' | '.join(f'{size} by hand' for size in SIZES)} |"
-    yield "| --- " * (len(SIZES) + 1) + "|"
+def _rows(cells: list[Cell], columns: dict[str, tuple[Design, int]]) -> Iterator[str]:
+    """A row for each grader, a column for each design and number of grades by hand."""
+    yield f"| grades next to those by hand | {' | '.join(columns)} |"
+    yield "| --- " * (len(columns) + 1) + "|"
+    found = {(cell.grader, cell.design, cell.by_hand): str(cell) for cell in cells}
     for grader in (None, *GRADERS):
-        row = [str(cell) for cell in cells if cell.design == design and cell.grader == grader]
+        row = (found[grader, *column] for column in columns.values())
         yield f"| {'none' if grader is None else grader.title} | {' | '.join(row)} |"
 
 
@@ -162,10 +164,11 @@ def page(cells: list[Cell], of_kinds: list[tuple[float, float, float]], *, repet
         "*harsh* one right answers wrong. *On surer answers*: twice as soft on the surest, not at all on the least "
         "sure.",
     ]
-    for design in DESIGNS:
-        share = hand_grades.share_to_grade(design.alpha)
-        heading = f"## {design.title}, alpha {design.alpha:g} (the surest {share:.1%})"
-        lines += ["", heading, "", *_rows(cells, design)]
+    first, *others = DESIGNS
+    lines += ["", f"## {first.title}, alpha {first.alpha:g}", ""]
+    lines += _rows(cells, {f"{size} by hand": (first, size) for size in SIZES})
+    lines += ["", f"## Others, {SIZES[1]} by hand", ""]
+    lines += _rows(cells, {f"{one.title}, alpha {one.alpha:g}": (one, SIZES[1]) for one in others})
     lines += [
         "",
         "## Kinds of questions",
