@@ -1,7 +1,7 @@
 """The cost of scores by sentence, while an answer is written and behind it: seconds over those of writing alone.
 
     nice python benchmarks/sentence_streams.py [--model smollm2] [--tokens 50 120 200 450] [--clients 1 8] \
-        [--ways free context differentiated] [--rounds 3] [--output results.json]
+        [--ways free context] [--rounds 3] [--output results.json]
     python benchmarks/sentence_streams.py --shape 8B --dtype bfloat16 --device cuda     (random weights and words)
 
 CPU seconds of this process; on a GPU, seconds by the clock. Guarded streams of free scores (entropy) and of HybridGrad
@@ -91,9 +91,9 @@ def together(writer: Writer, way: str | None, tokens: int, clients: int) -> tupl
 
 
 def behind(writer: Writer, tokens: int) -> dict[str, float]:
-    """The seconds of HybridGrad of all sentences of finished answers, in both forms, over those of writing."""
+    """The seconds of HybridGrad of all sentences of finished answers over those of writing."""
     shares = dict[str, float]()
-    for way in ("context", "differentiated"):
+    for way in ("context",):
         start = writer.seconds()
         answer = writer.model.generate(QUESTIONS[0], writer.options(tokens))
         between = writer.seconds()
