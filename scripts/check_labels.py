@@ -142,7 +142,6 @@ def kinds(index: int, repetitions: int) -> tuple[float, float, float]:
 
 
 def _rows(cells: list[Cell], columns: dict[str, tuple[Design, int]]) -> Iterator[str]:
-    """A row for each grader, a column for each design and number of grades by hand."""
     yield f"| grades next to those by hand | {' | '.join(columns)} |"
     yield "| --- " * (len(columns) + 1) + "|"
     found = {(cell.grader, cell.design, cell.by_hand): str(cell) for cell in cells}
@@ -161,24 +160,22 @@ def page(cells: list[Cell], of_kinds: list[tuple[float, float, float]], *, repet
         "to be at most delta, whatever the machine's mistakes.",
         "",
         "The grades by hand are of a random part of the surest answers. A *soft* grader calls wrong answers right, a "
-        "*harsh* one right answers wrong. *On surer answers*: twice as soft on the surest, not at all on the least "
-        "sure.",
+        "*harsh* one right answers wrong. *On surer answers*: twice as soft on the surest, not on the least sure.",
     ]
     first, *others = DESIGNS
-    lines += ["", f"## {first.title}, alpha {first.alpha:g}", ""]
-    lines += _rows(cells, {f"{size} by hand": (first, size) for size in SIZES})
-    lines += ["", f"## Others, {SIZES[1]} by hand", ""]
-    lines += _rows(cells, {f"{one.title}, alpha {one.alpha:g}": (one, SIZES[1]) for one in others})
+    sizes = {f"{size} by hand": (first, size) for size in SIZES}
+    designs = {f"{one.title}, alpha {one.alpha:g}": (one, SIZES[1]) for one in others}
+    lines += ["", f"## {first.title}, alpha {first.alpha:g}", "", *_rows(cells, sizes)]
+    lines += ["", f"## Others, {SIZES[1]} by hand", "", *_rows(cells, designs)]
     lines += [
         "",
         "## Kinds of questions",
         "",
-        "| population | two kinds of 300 labels each | 600 labels pooled | ratio | violated, at most |",
-        "| --- | --- | --- | --- | --- |",
+        "| population | two kinds of 300 labels each | 600 labels pooled | violated, at most |",
+        "| --- | --- | --- | --- |",
     ]
     for design, (own, pooled, bad) in zip(DESIGNS, of_kinds, strict=True):
-        ratio = f"{own / pooled:.2f}" if pooled >= 0.3 else "-"
-        lines.append(f"| {design.title} | {own:.3f} | {pooled:.3f} | {ratio} | {bad:.3f} |")
+        lines.append(f"| {design.title} | {own:.3f} | {pooled:.3f} | {bad:.3f} |")
     return "\n".join([*lines, ""])
 
 
