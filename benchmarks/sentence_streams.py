@@ -4,8 +4,8 @@
         [--ways free context] [--rounds 3] [--output results.json]
     python benchmarks/sentence_streams.py --shape 8B --dtype bfloat16 --device cuda     (random weights and words)
 
-CPU seconds of this process; on a GPU, seconds by the clock. Guarded streams of free scores (entropy) and of HybridGrad
-in both forms of `earlier`; each round first writes the same answers unguarded. `first` is the time to the first
+CPU seconds of this process; on a GPU, seconds by the clock. Guarded streams of free scores (entropy) and of HybridGrad;
+each round first writes the same answers unguarded. `first` is the time to the first
 sentence over that of writing as far, `behind` HybridGrad of all sentences of a finished answer over its writing.
 """
 
@@ -90,18 +90,15 @@ def together(writer: Writer, way: str | None, tokens: int, clients: int) -> tupl
     return writer.seconds() - start, arrivals
 
 
-def behind(writer: Writer, tokens: int) -> dict[str, float]:
-    """The seconds of HybridGrad of all sentences of finished answers over those of writing."""
-    shares = dict[str, float]()
-    for way in ("context",):
-        start = writer.seconds()
-        answer = writer.model.generate(QUESTIONS[0], writer.options(tokens))
-        between = writer.seconds()
-        for _, own in writer.model.sentences(answer.evidence) or []:
-            if own is not None:
-                WAYS[way](own)
-        shares[way] = (writer.seconds() - between) / (between - start)
-    return shares
+def behind(writer: Writer, tokens: int) -> float:
+    """The seconds of HybridGrad of all sentences of a finished answer, over those of writing."""
+    start = writer.seconds()
+    answer = writer.model.generate(QUESTIONS[0], writer.options(tokens))
+    between = writer.seconds()
+    for _, own in writer.model.sentences(answer.evidence) or []:
+        if own is not None:
+            WAYS["context"](own)
+    return (writer.seconds() - between) / (between - start)
 
 
 def measured(writer: Writer, tokens: int, clients: int, ways: list[str], rounds: int) -> dict[str, Any]:
@@ -148,8 +145,7 @@ def main() -> None:
             report["rows"].append(row)
             command.keep(report, given.output)
             ratios = [ranged(spread(row[way][part]), digits=2) for way in given.ways for part in ("first", "total")]
-            later = zip(*(one.values() for one in row["behind"]), strict=True)
-            behind_it = ", ".join(ranged(spread(list(shares)), digits=2) for shares in later)
+            behind_it = ranged(spread(row["behind"]), digits=2) if row["behind"] else ""
             cells = [clients, tokens, f"{min(row['writing_s']):.1f}", *ratios, behind_it]
             print("| " + " | ".join(map(str, cells)) + " |", flush=True)
 

@@ -172,15 +172,10 @@ def table(cells: Sequence[Cell], promise: Promise) -> Iterator[str]:
     yield "| --- " * (len(FORMS) + 2) + "|"
     for design in DESIGNS:
         row = [cell for cell in cells if (cell.design, cell.promise) == (design, promise)]
-        shown = (
-            f"{cell.coverage:.3f} of {0.0 if design.kind == 'flat' else best:.3f}"
-            for cell in row
-            if cell.n == SIZES[-1]
-            for best in [truth(design, cell.on_doubt, 100_000).best(promise)]
-        )
-        leaning = "" if design.leaning else ", none leans"
-        title = f"{design.kind}, correlation {design.correlation:g}{leaning}"
-        yield f"| {title} | {' | '.join(shown)} | {max(cell.violated for cell in row):.3f} |"
+        best = {form: 0.0 if design.kind == "flat" else truth(design, form, 100_000).best(promise) for form in FORMS}
+        shown = " | ".join(f"{cell.coverage:.3f} of {best[cell.on_doubt]:.3f}" for cell in row if cell.n == SIZES[-1])
+        title = f"{design.kind}, correlation {design.correlation:g}{'' if design.leaning else ', none leans'}"
+        yield f"| {title} | {shown} | {max(cell.violated for cell in row):.3f} |"
 
 
 def page(cells: Sequence[Cell], *, repetitions: int) -> str:
@@ -190,10 +185,10 @@ def page(cells: Sequence[Cell], *, repetitions: int) -> str:
             "",
             f"`make check-guarantee`, {when_and_where()}: {repetitions:,} calibrations a cell, alpha = {ALPHA:g}, "
             f"delta = {DELTA:g}. A cell gives the mean share of sentences that {SIZES[-1]} answers deliver, of the "
-            f"best possible one. Violated is how often the true rate exceeds alpha, with {SIZES[0]}, {SIZES[1]} or "
-            f"{SIZES[2]} answers; it is to be at most delta. 30 % of the sentences are wrong, their scores have an "
-            "AUROC of 0.85, and a fifth of them leans on the sentence before. `escalate` is `stop` here. In the flat "
-            "population all thresholds are bad: the score tells nothing, and the rate is just above alpha.",
+            f"best possible one. Violated is how often the true rate exceeds alpha, with {SIZES[0]} to {SIZES[-1]} "
+            "answers; it is to be at most delta. 30 % of the sentences are wrong, their scores have an AUROC of 0.85, "
+            "and a fifth of them leans on the sentence before. `escalate` is `stop` here. In the flat population all "
+            "thresholds are bad: the score tells nothing, and the rate is just above alpha.",
             "",
             "## One of an answer's delivered sentences is wrong",
             "",
