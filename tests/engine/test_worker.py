@@ -312,15 +312,13 @@ def test_a_long_prompt_is_read_between_the_steps_of_others(make_language_model: 
         assert scored(found, objective) == pytest.approx(expected, rel=2e-5)
 
 
-@pytest.mark.parametrize("rows", [2, None])
-def test_samples_are_drawn_between_the_steps_of_others(make_language_model: Make, rows: int | None) -> None:
+def test_samples_are_drawn_between_the_steps_of_others(make_language_model: Make) -> None:
     """They are rows of the same batch, drawn while their own answer is written; the score is that of a single run."""
     model = make_language_model(seed=2)
     drawing = SemanticEntropy(plan=Sampling(count=10, max_tokens=40, seed=1))
     options = GenerationOptions(max_tokens=12)
     alone = drawing(whole_run(model, "What is tea?", options).evidence)
     assert alone.uncertainty
-    model.max_batch = rows
     steps, passes = Steps(model), list[int]()
     stream = submitted(model, "hello", on_piece=lambda _: passes.append(steps.count), max_tokens=60,
                        temperature=1.0, seed=6)  # fmt: skip
@@ -332,8 +330,7 @@ def test_samples_are_drawn_between_the_steps_of_others(make_language_model: Make
     assert len(apart) >= 5, "the stream continues while the samples are drawn"
     assert max(apart) <= 20, "half a character is held back for some steps, and no sample is as short"
     assert verdict.uncertainty == pytest.approx(alone.uncertainty, rel=2e-5)
-    if rows is None:
-        assert ended <= passes[0] + 40 + 12, "the samples share the steps of their own answer"
+    assert ended <= passes[0] + 40 + 12, "the samples share the steps of their own answer"
 
 
 def test_a_long_prompt_whose_caller_leaves_is_read_no_further(make_language_model: Make) -> None:
