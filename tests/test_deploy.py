@@ -276,7 +276,7 @@ def test_the_pages_samples_are_yaml_and_every_alarm_can_be_raised() -> None:
         assert rule["annotations"]["summary"]
     from semgrad_guard.server.answers import _CODES
 
-    codes = {code for _, _, code in _CODES} | {"internal_error", "upstream_failed"}
+    codes = {code for _, _, code, _ in _CODES} | {"internal_error", "upstream_failed"}
     named = {
         code for rule in rules for codes in re.findall(r'code=~"([^"]+)"', rule["expr"]) for code in codes.split("|")
     }

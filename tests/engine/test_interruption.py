@@ -91,7 +91,7 @@ def with_little_memory(model: LanguageModel) -> object:
 
 def samples(model: LanguageModel) -> object:
     evidence = model.evidence("What is tea?", "A drink.")
-    return evidence.sampler.drawn([evidence.answer], Sampling(count=2, max_tokens=3))
+    return evidence.sampler.drawn([(evidence.prompt, GenerationOptions())], Sampling(count=2, max_tokens=3))
 
 
 def states(model: LanguageModel) -> object:

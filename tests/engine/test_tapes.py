@@ -85,6 +85,7 @@ def test_what_was_kept_is_taken_at_its_word(what: str) -> None:
 @pytest.mark.parametrize(("name", "maps"), MAPS.items())
 def test_the_maps_of_the_upper_layers_are_kept_and_no_others(name: str, maps: int) -> None:
     scorer, objective = scorer_of(shared(name)), Objective()
+    scorer.memory = Memory()
     first = objective.span(scorer.architecture.n_layers)[0]
     (row,) = taped(scorer, [CASES[0].row(objective)], first)
     assert row.tape is not None

@@ -366,4 +366,4 @@ def test_rows_that_see_each_other_after_a_change_are_written_one_by_one(make_lan
     tickets = [submitted(model, text) for text in QUESTIONS]
     free.set()
     assert [ticket.result(LIMIT).text for ticket in tickets] == expected
-    assert model.worker.batching(model) == "steps"
+    assert model.worker.batching(model) == "none"
