@@ -41,7 +41,7 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         ranged(shares.get("naive")),
         f"{row['naive_over_written'][0]:.1f}" if "naive_over_written" in row else "left out",
         f"{memory['kept']:.0f}",
-        f"{memory['captured']:.0f}",
+        f"{memory['written']:.0f}",
         f"{memory['frugal']:.0f}" if "frugal" in memory else "",
         f"{memory['naive']:.0f}" if "naive" in memory else "",
     )

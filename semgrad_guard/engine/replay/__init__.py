@@ -1,1 +1,1 @@
-"""The upper layers again, with a gradient: from states captured while generating, on shared weights."""
+"""The upper layers of a few positions once more, with a gradient, from what earlier passes left."""
