@@ -19,11 +19,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from semgrad_guard.engine.objective import LogitTransform
 from semgrad_guard.errors import UnsupportedModelError
 
-# Attention whose keys can be cut at any position: a mask, not a state, decides which keys a query sees.
-_CUTTABLE = {"full_attention", "sliding_attention", "attention"}
+# Attention of which a mask, and no state, decides which keys a query sees.
+_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
 _WINDOWS = ("sliding_window", "sliding_window_size", "window_size", "attention_window")
 # Caches of such attention; a dummy replaces a layer that uses the keys of a lower one.
-_CUTTABLE_LAYERS = {"DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"}
+_ATTENTION_LAYERS = {"DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"}
 
 
 _UNTIE = (
@@ -39,19 +39,16 @@ class Architecture:
 
     `layers` is None where no list of decoder layers was recognised; `idle` are the places in that list of layers that
     look at pictures or sound, which text does not pass through, and `n_layers` counts the others. `kinds` are the
-    configuration's words for its layers. `attends` says that
-    tokens meet in attention alone and in no recurrent state, `cuttable` whether the KV cache may be cut at t* as well;
-    `takes_positions` whether left-padded rows can be told their positions. No layer has a shorter `window`; chunked
-    layers see the tokens of their own `chunk` of so many alone.
-    Past `fixed_positions` tokens, rotary frequencies change with the length (dynamic and long rope), so that cached
-    keys differ from those of one pass over the whole sequence.
+    configuration's words for its layers. `attends` says that tokens meet in attention alone and in no recurrent state,
+    `takes_positions` that left-padded rows can be told their positions. No layer has a shorter `window`; chunked layers
+    see the tokens of their own `chunk` of so many alone. Past `fixed_positions` tokens, rotary frequencies change with
+    the length (dynamic and long rope), so that cached keys differ from those of one pass over the whole sequence.
     """
 
     n_layers: int
     head: str
     layers: str | None
     attends: bool
-    cuttable: bool
     takes_positions: bool
     transform: LogitTransform
     fixed_positions: int | None = None
@@ -95,8 +92,7 @@ def inspect_architecture(model: nn.Module) -> Architecture:
         n_layers=len(members) - len(idle) or int(config.num_hidden_layers),
         head=paths[id(head)],
         layers=layers,
-        attends=_attends(causal_lm, config, _CUTTABLE | {"chunked_attention"}),
-        cuttable=_attends(causal_lm, config, _CUTTABLE),
+        attends=_attends(causal_lm, config),
         takes_positions="position_ids" in accepted,
         takes_logits_to_keep="logits_to_keep" in accepted,
         transform=LogitTransform(scale=scale, softcap=getattr(config, "final_logit_softcapping", None)),
@@ -259,9 +255,9 @@ def _fixed_positions(config: Any) -> int | None:
     return min(limits, default=None)
 
 
-def _attends(model: PreTrainedModel, config: Any, known: set[str]) -> bool:
+def _attends(model: PreTrainedModel, config: Any) -> bool:
     """Whether all layers are of these kinds of attention, without a state of their own."""
     kinds = set(getattr(config, "layer_types", None) or ())
-    if not kinds <= known or (not kinds and getattr(model, "_is_stateful", False)):
+    if not kinds <= _ATTENTION or (not kinds and getattr(model, "_is_stateful", False)):
         return False
-    return all(type(layer).__name__ in _CUTTABLE_LAYERS for layer in DynamicCache(config=config).layers)
+    return all(type(layer).__name__ in _ATTENTION_LAYERS for layer in DynamicCache(config=config).layers)
