@@ -74,7 +74,7 @@ def replay(twin: Twin, rows: Sequence[Row], span: Sequence[int], seed: Seed, *, 
 
     Where they do not fit, nothing but the layers' inputs is kept for the backward pass.
     """
-    tapes = [_tape(row) for row in rows]
+    tapes = [row.taped for row in rows]
     first, device = tapes[0].layer, twin.device
     live = [_positions(row.live) for row in rows]
     before = [_positions(row.constants) for row in rows]
@@ -136,12 +136,6 @@ def continued(twin: Twin, row: Row, span: Sequence[int], seed: Seed) -> Gradient
         return _gradients(found[0][0, row.begin - 1 - begin : end - begin], [hidden[layer] for layer in span], seed)
 
 
-def _tape(row: Row) -> Tape:
-    if row.tape is None:
-        raise ValueError("a row without a tape has to be read first")
-    return row.tape
-
-
 def _positions(spans: Sequence[Span]) -> torch.Tensor:
     return torch.cat([torch.arange(*span) for span in spans])
 
@@ -193,7 +187,7 @@ def _masks(twin: Twin, queries: torch.Tensor, fixed: torch.Tensor, states: torch
 
 def _fixed_layers(twin: Twin, rows: Sequence[Row], width: int, still: torch.Tensor | None) -> Iterator[DynamicLayer]:
     """The cache's layers: of those below the tape's, of which nothing is read, as many columns of zeros."""
-    tapes = [_tape(row) for row in rows]
+    tapes = [row.taped for row in rows]
     lowest = twin.places[tapes[0].layer]
     for number, layers in enumerate(zip(*(tape.keys for tape in tapes), strict=True)):
         if number < lowest:

@@ -292,6 +292,17 @@ class Row:
         """The scored tokens."""
         return self.ids[self.begin : self.end]
 
+    @property
+    def taped(self) -> Tape:
+        """Its tape.
+
+        Raises:
+            ValueError: it has none.
+        """
+        if self.tape is None:
+            raise ValueError("a row without a tape has to be read first")
+        return self.tape
+
     def is_on(self, tape: Tape, layer: int) -> bool:
         """Whether a tape holds what a replay of this row from a layer on needs."""
         needed = self.begin - 1 if self.in_context else self.first

@@ -51,7 +51,7 @@ def observed_layer(n_layers: int) -> int:
 @torch.no_grad()
 def observe(twin: Twin, row: Row, transform: LogitTransform, *, own: bool = False) -> Observation:
     """One row, whose tape holds the states before the head and h^(k) at its positions (`can_be_observed`)."""
-    tape, begin, end = _tape_of(row), row.begin - 1, row.end - 1
+    tape, begin, end = row.taped, row.begin - 1, row.end - 1
     finals, surveys = tape.finals(begin, end), tape.surveys(begin, end)
     if finals is None:
         raise ValueError("a tape without the states before the head cannot be observed")
@@ -71,9 +71,3 @@ def can_be_observed(row: Row, tape: Tape, layer: int, *, own: bool = False) -> b
     if tape.layer != layer or tape.begin > row.begin - 1 or tape.end < row.end - 1 + own:
         return False
     return tape.finals(row.begin - 1, row.end - 1) is not None
-
-
-def _tape_of(row: Row) -> Tape:
-    if row.tape is None:
-        raise ValueError("a row without a tape has to be read first")
-    return row.tape
