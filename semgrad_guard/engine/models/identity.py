@@ -20,7 +20,8 @@ from semgrad_guard.engine.models.architecture import adapters_of
 from semgrad_guard.records import OWN_CODE
 
 _SAMPLES = 1024
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+"""The tables of a module that hold the hooks of its forward pass."""
 # transformers leaves hooks of this module on a model at its first `output_hidden_states=True`; they change no number,
 # nor does the one of this name, which requires gradients.
 _INERT_MODULE, _INERT_NAME = "transformers.utils.output_capturing", "make_inputs_require_grads"
@@ -60,7 +61,7 @@ def parts_of(model: nn.Module) -> list[Hashable]:
         found += [id(module), type(module), id(vars(module).get("forward"))]
         for weight in module._parameters.values():
             found.append(None if weight is None else _place_of(weight))
-        for table in _HOOKS:
+        for table in HOOKS:
             found += [id(hook) for hook in getattr(module, table).values() if not is_inert(hook)]
         if is_adapted(module):
             found.append(repr(_adapter_state(module)))
@@ -134,7 +135,7 @@ def _hooked(model: nn.Module) -> dict[str, str]:
     """The hooks of each module, and a `forward` of its own, by name."""
     found: dict[str, str] = {}
     for path, module in model.named_modules():
-        hooks = [hook for table in _HOOKS for hook in getattr(module, table).values() if not is_inert(hook)]
+        hooks = [hook for table in HOOKS for hook in getattr(module, table).values() if not is_inert(hook)]
         own = vars(module).get("forward")
         code = [*hooks, *([own] if own is not None else [])]
         if code:

@@ -31,7 +31,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from semgrad_guard.engine.replay.attention import attending
 from semgrad_guard.engine.replay.tape import Row, Span, Tape
-from semgrad_guard.engine.replay.twin import CACHE, InputHook, Twin
+from semgrad_guard.engine.replay.twin import CACHE, InputHook, Twin, replaced
 
 Seed = Callable[[torch.Tensor], torch.Tensor]
 """From the states [n, d] that predict the scored tokens, row after row: d loss / d those states."""
@@ -219,9 +219,7 @@ def _checkpointed(layers: Sequence[nn.Module]) -> Iterator[None]:
     """For the time of a block, the backward pass included, layers keep nothing but their inputs."""
     with ExitStack() as stack:
         for layer in layers:
-            patched = {"forward": vars(layer)["forward"]} if "forward" in vars(layer) else {}
-            stack.callback(vars(layer).update, patched)
-            stack.callback(vars(layer).pop, "forward")
             # Evaluation mode draws no random numbers; the caller's generators are left alone.
-            vars(layer)["forward"] = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+            frugal = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+            stack.enter_context(replaced(layer, frugal))
         yield

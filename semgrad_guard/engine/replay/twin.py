@@ -27,6 +27,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from semgrad_guard.engine.interruption import current_stop
 from semgrad_guard.engine.models.architecture import has_plain_weight, inspect_architecture
+from semgrad_guard.engine.models.identity import HOOKS
 from semgrad_guard.engine.replay.attention import configs_of
 from semgrad_guard.engine.replay.products import input_gradient
 from semgrad_guard.errors import UnsupportedModelError
@@ -40,7 +41,6 @@ Place = tuple[int, str]
 InputHook = Callable[[torch.Tensor], torch.Tensor | None]
 """Sees the input of a decoder layer [batch, positions, d]; its result replaces it."""
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _SHARED_BUFFER = 1 << 16  # bytes; smaller ones are the twin's own: rotary frequencies are rewritten in passes
 
 
@@ -124,7 +124,7 @@ class Twin:
             found.append(states)
             return states.new_zeros(*states.shape[:-1], 1)
 
-        with _replaced(self.head, keep):
+        with replaced(self.head, keep):
             yield found
 
     @contextmanager
@@ -132,7 +132,7 @@ class Twin:
         """For the time of a block the first `first` layers hand on their input."""
         with ExitStack() as stack:
             for layer in self.layers[:first]:
-                stack.enter_context(_replaced(layer, self.hands_on))
+                stack.enter_context(replaced(layer, self.hands_on))
             yield
 
     @cached_property
@@ -202,7 +202,7 @@ def add_input_hook(layer: nn.Module, watch: InputHook) -> Any:
 
 
 @contextmanager
-def _replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+def replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """For the time of a block another forward method, of this one object."""
     before = {"forward": vars(module)["forward"]} if "forward" in vars(module) else {}
     vars(module)["forward"] = forward
