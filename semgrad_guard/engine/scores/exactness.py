@@ -16,6 +16,7 @@ import logging
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 from types import MethodType
 from typing import Any, Literal, TypeVar, cast
@@ -55,7 +56,7 @@ class Exactness:
     """The result of a self-check.
 
     `way` is the cheapest that is exact for whole answers, `in_context` the one for a response with context, None where
-    keys and values cannot be constants. `deviations` is how far each was off. `joins`: answers may join and leave a
+    keys and values cannot be constants. `deviation` is how far it was off. `joins`: answers may join and leave a
     batch that is being written, and `stacks`: rows of equal length may be written together. `transform` follows the
     head, `token_axis` is that of hidden states. `failure` is the reason why nothing could be compared (broken weights).
     `token_bytes` is the size of a token's keys and values, where answers can join.
@@ -84,7 +85,7 @@ def checked(twin: Twin, model: nn.Module) -> Exactness:
         UnsupportedModelError: the model's own ordinary call cannot be differentiated; the message gives the reason.
     """
     check = _Check(twin)
-    expected = check.expected()
+    _, expected = check.long
     if expected.reason is not None:
         return Exactness(transform=twin.architecture.transform, failure=expected.reason)
     if not twin.layers:
@@ -106,9 +107,7 @@ def _by_wide_copy(check: _Check, model: nn.Module) -> Exactness:
     """The result of a float32 copy, as far as the model in its own dtype does not contradict it."""
 
     def by_copy() -> Exactness:
-        wide = _Check(wide_copy(model, torch.float32))
-        wide.expected()
-        return wide.found()
+        return _Check(wide_copy(model, torch.float32)).found()
 
     found = _attempted(
         by_copy, lambda error: logger.warning("semgrad-guard: no check in float32 is possible (%r)", error)
@@ -122,7 +121,7 @@ class _Check:
     """The comparisons on one twin."""
 
     def __init__(self, twin: Twin) -> None:
-        self._twin, self._objective = twin, Objective()
+        self._twin = twin
         n = twin.architecture.n_layers
         # A layer with others to leave out below it and to replay above, and the last.
         self._span = tuple(sorted({observed_layer(n), n - 1}))
@@ -130,37 +129,35 @@ class _Check:
         self.why = ""
         window = twin.architecture.window or twin.architecture.chunk or 0
         self._prompt = max(_PROMPT, window + 2) if window <= 2 * _PROMPT else _PROMPT  # rows that exceed a small window
-        self._long: Ordinary | None = None
 
-    def expected(self) -> GradientScores:
-        """The scores of the long prompt by plain autograd and the model's ordinary call."""
-        expected = self._ordinary(self._row(self._prompt))
+    @cached_property
+    def long(self) -> tuple[Ordinary, GradientScores]:
+        """The model's ordinary call on the long prompt, and its scores by plain autograd; it settles the span."""
+        call, expected = self._called(self._row(self._prompt))
         while expected.reason == NO_GRADIENT and self._span[0] > 0:
             # Nothing may come through an upper layer's state at t*: layers that attend to the keys of lower ones
             # alone pass nothing on from token to token. Lower layers do.
             self._span = (self._span[0] - 1,)
-            expected = self._ordinary(self._row(self._prompt))
+            call, expected = self._called(self._row(self._prompt))
         if expected.reason == NO_GRADIENT:
             raise no_gradient()
-        return expected
+        return call, expected
 
     def found(self) -> Exactness:
         """The cheapest exact ways."""
-        row = self._row(self._prompt)
-        call, scores = self._called(row)
+        call, scores = self.long
         expected = [scores, self._ordinary(self._row(_SHORT_PROMPT))]
         self._tolerance = max(self._tolerance, tolerance_of(call.logits.dtype))  # some round them to float32
         transform = _measured(self._twin.architecture.transform, call.raw, call.logits.detach())
         basis = Exactness(transform=transform, token_axis=call.token_axis)
-        del call
-        rows = [row, self._row(_SHORT_PROMPT)]
+        rows = [self._row(self._prompt), self._row(_SHORT_PROMPT)]
         if (off := self._off("rows", rows, expected, basis)) is not None:
             found = replace(basis, way="rows", deviation=off)
         elif (off := self._off("continued", rows[:1], expected[:1], basis)) is not None:
             found = replace(basis, way="continued", deviation=off)
         else:
             found = basis
-        return replace(found, in_context=self._in_context(found, expected[0]))
+        return replace(found, in_context=self._in_context(found))
 
     @property
     def transform(self) -> LogitTransform:
@@ -169,10 +166,10 @@ class _Check:
 
     def agrees(self, found: Exactness) -> bool:
         """Whether a way agrees with plain autograd in this twin's dtype, as far as that allows."""
-        row = self._row(self._prompt)
-        return found.way == "ordinary" or self._off(found.way, [row], [self._ordinary(row)], found) is not None
+        rows = [self._row(self._prompt)]
+        return found.way == "ordinary" or self._off(found.way, rows, [self.long[1]], found) is not None
 
-    def _in_context(self, found: Exactness, whole: GradientScores) -> Way | None:
+    def _in_context(self, found: Exactness) -> Way | None:
         """How a response with context is scored exactly."""
         if not self._twin.architecture.attends:
             return None
@@ -210,7 +207,7 @@ class _Check:
 
     @property
     def _spanned(self) -> Objective:
-        return replace(self._objective, layers=self._span)
+        return Objective(layers=self._span)
 
     def _ordinary(self, row: Row) -> GradientScores:
         return self._called(row)[1]
