@@ -29,7 +29,7 @@ from semgrad_guard.engine.answers.writing import BatchRequest, Writer, WrittenAn
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.replay.memory import Memory, give_back_memory, is_out_of_memory
-from semgrad_guard.engine.replay.tape import Recorder, Tape, below, growing_cache, keys_of, left_of
+from semgrad_guard.engine.replay.tape import KeysValues, Recorder, Tape, below, growing_cache, keys_of, left_of
 from semgrad_guard.engine.scores.scorer import Scorer, clean_slate
 from semgrad_guard.engine.sentences import Span
 from semgrad_guard.errors import AnswerInterruptedError
@@ -161,7 +161,7 @@ class RunningBatch:
                 row.begin = recorder.start - (width - len(row.prompt.ids))
                 row.passes.append((recorder, number))
         _write(rows, logits[owners])
-        present = [keys_of(self._cache, number, self._begin(number)) for number in range(len(self._rows))]
+        present = [self._keys(number) for number in range(len(self._rows))]
         self._lay_out([*self._rows, *rows], [*present, *(keys[number] for number in owners)])
         yield True
 
@@ -213,7 +213,7 @@ class RunningBatch:
     def _give_up_samples(self, columns: int, error: BaseException) -> None:
         """Continue, without those drawn for others' scores, from where the batch was before memory ran out."""
         self._mask = self._mask[:, :columns]
-        keys = [keys_of(self._cache, number, self._begin(number), columns) for number in range(len(self._rows))]
+        keys = [self._keys(number, columns) for number in range(len(self._rows))]
         for row in self._rows:
             row.replayed = True
             if not row.scored:
@@ -291,7 +291,7 @@ class RunningBatch:
     def _tape_so_far(self, row: WrittenAnswer) -> Tape | None:
         """What writing an answer has left that is still being written."""
         number = next(number for number, other in enumerate(self._rows) if other is row)
-        return row.tape(keys_of(self._cache, number, self._begin(number)))
+        return row.tape(self._keys(number))
 
     # Rows come and go.
 
@@ -299,7 +299,7 @@ class RunningBatch:
         """Take the answers that are done out of the batch, with their keys for scoring."""
         for number, row in enumerate(self._rows):
             if row.done and row.scored:
-                keys = keys_of(self._cache, number, self._begin(number))
+                keys = self._keys(number)
                 if len(self._rows) > 1:  # a view would keep the others' alive
                     keys = [own and (own[0].clone(), own[1].clone()) for own in keys]
                 row.keys = keys
@@ -309,7 +309,7 @@ class RunningBatch:
     def _keep(self, numbers: Sequence[int]) -> None:
         """Let all rows go but these, and the columns before the first of them begins."""
         if len(numbers) < len(self._rows):
-            keys = [keys_of(self._cache, number, self._begin(number)) for number in numbers]
+            keys = [self._keys(number) for number in numbers]
             self._lay_out([self._rows[number] for number in numbers], keys)
 
     def _lay_out(self, rows: Sequence[WrittenAnswer], keys: Sequence[Any]) -> None:
@@ -324,9 +324,10 @@ class RunningBatch:
         # (Not the scorer's device: to ask for it takes the lock, which heeds a stop, and rows leave because of one.)
         self._mask, self._cache = torch.stack(masks).to(some[0].device), below(keys)
 
-    def _begin(self, number: int) -> int:
-        """The column in which a row's prompt begins."""
-        return self._mask.shape[1] - int(self._mask[number].sum())
+    def _keys(self, number: int, end: int | None = None) -> list[KeysValues]:
+        """A row's keys and values from the column in which its prompt begins, of each layer."""
+        begin = self._mask.shape[1] - int(self._mask[number].sum())
+        return keys_of(self._cache, number, begin, end)
 
     def _stretch(self) -> Recorder | None:
         """The recorder of the steps in which the rows are these; None where none of them is to be scored."""

@@ -240,7 +240,7 @@ class RunningRequests:
             except AnswerInterruptedError as error:  # its caller has left, or its time is over
                 self._end([writing], error)
         self._steps += 1
-        unfinished = [writing for writing in self._writing if not all(row.done for row in writing.rows)]
+        unfinished = [writing for writing in self._writing if not writing.done]
         try:
             step = partial(self._batch.step, look=self._steps % _LOOK == 0)
             if len(self._writing) == 1:
