@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semgrad_guard.calibration import planning
-from semgrad_guard.calibration.confidence import ConfidenceMethod, fit
+from semgrad_guard.calibration.confidence import fit_isotonic
 from semgrad_guard.calibration.gates import upper_bound
 from semgrad_guard.errors import InputError
 
@@ -324,13 +324,8 @@ class Reliability:
     count: NDArray[np.int64]
 
 
-def crossfitted(
-    uncertainties: Sequence[float | None],
-    correct: Sequence[bool],
-    *,
-    method: ConfidenceMethod = "isotonic",
-) -> Floats:
-    """[answers] P(correct) from a map that was fitted without the answer; nan where it has no score.
+def crossfitted(uncertainties: Sequence[float | None], correct: Sequence[bool]) -> Floats:
+    """[answers] P(correct) by isotonic regression without the answer itself; nan where it has no score.
 
     All nan with fewer answers with a score than folds: nothing could be fitted.
     """
@@ -342,7 +337,7 @@ def crossfitted(
     for fold in range(FOLDS):
         held_out = rows[fold::FOLDS]
         others = np.setdiff1d(rows, held_out)
-        to_confidence = fit(scores[others], labels[others], method)
+        to_confidence = fit_isotonic(scores[others], labels[others])
         found[held_out] = [to_confidence(score) for score in scores[held_out].tolist()]
     return found
 
