@@ -99,7 +99,7 @@ def stopped(guarded: Callable[[float], Guard], clients: int) -> list[dict[str, A
     for question, answer in answers.items():
         ends = accumulate(one.tokens for one in answer.sentences)
         doubts = [end for end, one in zip(ends, answer.sentences, strict=True) if (one.uncertainty or 0.0) > threshold]
-        tokens = answer.scored_tokens or 0
+        tokens = answer.details.scored_tokens or 0
         if doubts and doubts[0] <= tokens * 2 / 3:
             found.append({"tokens": tokens, "doubt": doubts[0], "written": written.get(question, tokens)})
     return found
@@ -107,7 +107,7 @@ def stopped(guarded: Callable[[float], Guard], clients: int) -> list[dict[str, A
 
 def tokens_of(guard: Guard, question: str) -> int:
     """The tokens of an answer that was read to its end."""
-    return verdict_on(guard, question).scored_tokens or 0
+    return verdict_on(guard, question).details.scored_tokens or 0
 
 
 def verdict_on(guard: Guard, question: str) -> Verdict:

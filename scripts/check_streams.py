@@ -42,7 +42,7 @@ from llama_index_semgrad_guard import guarded as guarded_engine
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.estimators import MaxProbability
-from semgrad_guard.guard import Terms
+from semgrad_guard.guard import Router, Terms
 from semgrad_guard.records import SentenceVerdict, Verdict
 from semgrad_guard.server.app import make_app
 from semgrad_guard.server.remote import RemoteServer
@@ -101,7 +101,7 @@ Pieces = AsyncIterator[tuple[str, Verdict | None]]
 
 def guard_of(model: LanguageModel, drawn: Drawn) -> Guard:
     """A guard with the target, if there is one."""
-    return Guard(model, drawn.policy, escalate_to=drawn.target, **drawn.given)
+    return Guard(model, Router(drawn.policy, drawn.target), **drawn.given)
 
 
 async def guard_pieces(model: LanguageModel, drawn: Drawn, _: Heard) -> Pieces:
@@ -259,12 +259,12 @@ async def whole_answer(model: LanguageModel, drawn: Drawn) -> Verdict:
     verdict = await guard_of(model, drawn).acall(drawn.question)
     if drawn.front == "server":
         whole = json.loads(await served(model, drawn, stream=False))
-        return verdict.model_copy(update={"text": whole["choices"][0]["message"]["content"]})
+        return verdict.revised(text=whole["choices"][0]["message"]["content"])
     if drawn.front != "query":
         return verdict
     response: Any = await query_engine(model, drawn).aquery(drawn.question)
     sentences = map(SentenceVerdict.model_validate, response.metadata["semgrad_guard"]["sentences"])
-    return verdict.model_copy(update={"text": str(response), "sentences": tuple(sentences)})
+    return verdict.revised(text=str(response), sentences=tuple(sentences))
 
 
 async def searched(model: LanguageModel, chance: random.Random, front: str = "") -> str:

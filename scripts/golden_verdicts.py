@@ -76,10 +76,10 @@ class Case:
         except SemGradGuardError as error:
             return type(error).__name__, None, str(error)
         verdict = found.verdict
-        letters = type(found).__name__[0] + "p" * verdict.promised + "u" * bool(verdict.unfamiliar)
+        letters = type(found).__name__[0] + "p" * verdict.promised + "u" * bool(verdict.details.unfamiliar)
         letters += "-" * bool(verdict.sentences) + "".join(one.action[:2] for one in verdict.sentences)
         right = None if verdict.confidence is None else round(verdict.confidence, DIGITS)
-        return letters, right, verdict.reason or "; ".join(verdict.unfamiliar)
+        return letters, right, verdict.reason or "; ".join(verdict.details.unfamiliar)
 
 
 def draft_of(row: Row, facts: Mapping[str, Any], case: Case) -> Verdict:
@@ -87,7 +87,7 @@ def draft_of(row: Row, facts: Mapping[str, Any], case: Case) -> Verdict:
     settings = dict(facts["settings"]) if case.score == "hybridgrad" else {"dtype": facts["settings"]["dtype"]}
     settings |= {} if case.on_doubt is None else {"on_doubt": case.on_doubt}
     sentences = (dict(zip(SENTENCE, one, strict=True)) for one in row.get("sentences", ()))
-    return Verdict(
+    return Verdict.of(
         **{name: facts[name] for name in IDENTITY},
         **{name: row[name] for name in DRAFT},
         action="answer",

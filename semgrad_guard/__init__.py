@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from semgrad_guard.guard import Guard as Guard
     from semgrad_guard.guard import Policy as Policy
     from semgrad_guard.guard import Promise as Promise
+    from semgrad_guard.guard import Router as Router
     from semgrad_guard.guard import estimator_of as estimator_of
     from semgrad_guard.records import METADATA_KEY as METADATA_KEY
     from semgrad_guard.records import Message as Message

@@ -204,59 +204,44 @@ class SentenceVerdict(BaseModel, frozen=True, allow_inf_nan=False, ser_json_inf_
     reason: str | None = None
 
 
-class Verdict(BaseModel, frozen=True, allow_inf_nan=False, ser_json_inf_nan="null"):
-    """What happened to one question: the text to deliver, the action that led to it, and the score behind it.
+SCHEMA = 2
+"""The version of a verdict's record. A field that is renamed or removed, or that comes to mean something else, makes
+another one, and a record of another version is refused; a field that is added makes none."""
 
-    `uncertainty` is higher for less certain answers; `confidence` is P(correct) in [0, 1] and exists only after
-    calibration. `status` is `scored`, `unscored` (there was nothing to score) or `failed` (the score was not finite);
-    `reason` has details. With `action="escalate"` the scores describe this stage's draft, `text` is the target's
-    answer (behind a part of this stage's own, where it `is_continued`) and `escalated` the target's own verdict.
+
+class VerdictDetails(BaseModel, frozen=True, allow_inf_nan=False, ser_json_inf_nan="null"):
+    """What a verdict rests on: the promise, the model and its conditions, further scores, and the answer itself.
+
     Where `enforced` is False the action is advice: the text is the model's own answer, delivered whatever the decision,
-    or without one (no threshold was given). `promised` tells whether a calibrated threshold let the delivered text
-    through, to a prompt like those of the calibration; bare thresholds and unscored targets promise nothing. `alpha` is
-    the promised error rate of the answers that the threshold lets through, and `requested_alpha` the lower one that was
-    asked for, where the calibration's labels did not support it.
+    or without one (no threshold was given). `alpha` is the promised error rate of the answers that the threshold lets
+    through, and `requested_alpha` the lower one that was asked for, where the calibration's labels did not support it.
     `upstream` is the calibration that `calibration_id` was made after: such a stage promises an answer only as the
     target of the stage before, and that stage promises only answers of targets that were calibrated behind it.
-    `familiar` is whether the prompt is such a one (None: there is no
-    calibration), and `unfamiliar` how it differs, or why that is not known. `model` to `prompt_template` are compared
-    with a calibration's binding. `mean_entropy`, `gnll`
-    and `max_probability` are the numbers of these estimators, which cost nothing in addition to any other.
-    `deviation` is the largest relative error that the self-check found in the way these scores were computed. `cut`
-    is where the scored answer was cut off: after so many tokens, or at this stop string; None where its model ended
-    it, or where that is not known. `reasoning` is the model's thought before the text, and not part of it: the
-    scores are those of the answer, given the thought. It has `reasoning_tokens`, whose entropies in nats have the mean
-    `reasoning_entropy` and the greatest `reasoning_peak`. `prompt` is the digest of the prompt that it was given to
+    `familiar` is whether the prompt is like those of the calibration (None: there is none), and `unfamiliar` how it
+    differs, or why that is not known. `drift` is whether the scores have moved.
+
+    `model` to `prompt_template` are compared with a calibration's binding. `prompt` is the digest of the prompt
     (`digest_of` its text). `options` are those of a request to another server, where it wrote the answer, and None
     where the scored model did.
-    `decision_id` names the row of the decision log; there is one as soon as the row is safe. `sentences` are those of
-    the answer, where answers are judged by sentence. Under "stop" and "escalate" a stream ends its model behind the
-    doubtful sentence, so that its `sentences`, `draft` and `uncertainty` end there; a call writes and lists the later
-    ones as well. The delivered text and the action are the same.
 
-    `schema_version` (`schema` in metadata) is 1 as long as every field keeps its name, type and meaning: a reader of
-    version 1 must accept fields that it does not know, and records from before a field was added, which then has its
-    default. A field that is renamed or removed, or that comes to mean something else, makes version 2. Records of
-    another version are refused.
+    `mean_entropy`, `gnll` and `max_probability` are the numbers of these estimators, which cost nothing in addition to
+    any other. `deviation` is the largest relative error that the self-check found in the way these scores were
+    computed, and `tier` that way. `cut` is where the scored answer was cut off: after so many tokens, or at this stop
+    string; None where its model ended it, or where that is not known.
+
+    `reasoning` is the model's thought before the text, and not part of it: the scores are those of the answer, given
+    the thought. It has `reasoning_tokens`, whose entropies in nats have the mean `reasoning_entropy` and the greatest
+    `reasoning_peak`. `escalated_from` is the stage that handed the question on (see `Verdict.delivered`).
     """
 
-    schema_version: Literal[1] = 1
-    status: Status
-    action: Action
-    text: str
-    tool_calls: tuple[ToolCall, ...] = ()
-    estimator: str
-    uncertainty: float | None = None
-    confidence: float | None = None
-    threshold: float | None = None
+    enforced: bool = True
     calibration_id: str | None = None
     alpha: float | None = None
     requested_alpha: float | None = None
     upstream: str | None = None
-    promised: bool = False
     familiar: bool | None = None
     unfamiliar: tuple[str, ...] = ()
-    enforced: bool = True
+    drift: bool | None = None
     model: str
     revision: str | None = None
     fingerprint: str | None = None
@@ -264,8 +249,6 @@ class Verdict(BaseModel, frozen=True, allow_inf_nan=False, ser_json_inf_nan="nul
     prompt_template: str | None = None
     prompt: str | None = None
     options: dict[str, Any] | None = None
-    semgrad: float | None = None
-    paragrad: float | None = None
     mean_entropy: float | None = None
     gnll: float | None = None
     max_probability: float | None = None
@@ -276,22 +259,68 @@ class Verdict(BaseModel, frozen=True, allow_inf_nan=False, ser_json_inf_nan="nul
     semantic_token: int | None = None
     semantic_token_source: TokenSource | None = None
     tier: str | None = None
-    reason: str | None = None
-    draft: str | None = None
     reasoning: str | None = None
     reasoning_tokens: int | None = None
     reasoning_entropy: float | None = None
     reasoning_peak: float | None = None
-    drift: bool | None = None
+    escalated_from: Verdict | None = None
+
+
+class Verdict(BaseModel, frozen=True, allow_inf_nan=False, ser_json_inf_nan="null"):
+    """What happened to one question: the text to deliver, the action that led to it, and the score behind it.
+
+    `uncertainty` is the estimator's number, higher for less certain answers; `hybridgrad` (the paper's, with tau and
+    beta of 1), `semgrad` and `paragrad` are those of these estimators, where a replay computed them. `confidence` is
+    P(correct) in [0, 1] and exists only after calibration. `status` is `scored`, `unscored` (there was nothing to
+    score) or `failed` (the score was not finite); `reason` has details. With `action="escalate"` the scores describe
+    this stage's draft, `text` is the target's answer (behind a part of this stage's own, where it `is_continued`) and
+    `escalated` the target's own verdict. `promised` tells whether a calibrated threshold let the delivered text
+    through, to a prompt like those of the calibration; bare thresholds and unscored targets promise nothing. `draft` is
+    the withheld text. `decision_id` names the row of the decision log; there is one as soon as the row is safe.
+    `sentences` are those of the answer, where answers are judged by sentence. Under "stop" and "escalate" a stream ends
+    its model behind the doubtful sentence, so that its `sentences`, `draft` and `uncertainty` end there; a call writes
+    and lists the later ones as well. The delivered text and the action are the same.
+    """
+
+    status: Status
+    action: Action
+    text: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    reason: str | None = None
+    estimator: str
+    uncertainty: float | None = None
+    hybridgrad: float | None = None
+    semgrad: float | None = None
+    paragrad: float | None = None
+    confidence: float | None = None
+    threshold: float | None = None
+    promised: bool = False
     decision_id: str | None = None
+    draft: str | None = None
     sentences: tuple[SentenceVerdict, ...] = ()
     escalated: Verdict | None = None
-    escalated_from: Verdict | None = None
+    details: VerdictDetails
+
+    @classmethod
+    def of(cls, **fields: Any) -> Self:
+        """A verdict with these fields, its own and those of its details."""
+        own, details = _apart(fields)
+        return cls(**own, details=VerdictDetails(**details))
+
+    def revised(self, **changes: Any) -> Self:
+        """The verdict with some fields changed, its own or those of its details."""
+        own, details = _apart(changes)
+        return self.model_copy(update={**own, "details": self.details.model_copy(update=details)})
+
+    @property
+    def flat(self) -> dict[str, Any]:
+        """Its own fields and those of its details, by name."""
+        return {**vars(self.details), **vars(self)}
 
     @property
     def delivery(self) -> Action:
         """What happened to the answer, for counts and pages; `action` alone is the guard's decision, or advice."""
-        return delivery_of(self.action, enforced=self.enforced)
+        return delivery_of(self.action, enforced=self.details.enforced)
 
     @property
     def shows_draft(self) -> bool:
@@ -306,42 +335,47 @@ class Verdict(BaseModel, frozen=True, allow_inf_nan=False, ser_json_inf_nan="nul
     @property
     def is_part(self) -> bool:
         """Whether some sentences of the answer were delivered, and others not."""
-        shown = self.enforced and (self.action == "answer" or self.is_continued)
+        shown = self.details.enforced and (self.action == "answer" or self.is_continued)
         return shown and {one.action in ("deliver", "mark") for one in self.sentences} == {True, False}
 
     @property
     def delivered(self) -> Verdict:
-        """The verdict on the delivered answer: after an escalation the target's own, with this one as `escalated_from`.
+        """The verdict on the delivered answer: after an escalation the target's own, with this one as
+        `details.escalated_from`.
 
         Its action stays "escalate" and its promise this one's, which counts every stage; the scores, the model and the
         status are those of the author of the delivered text. A text of two authors (`is_continued`) keeps this one.
         """
         if self.escalated is None or self.is_continued:
             return self
-        last = self.escalated.delivered
-        changes: dict[str, Any] = {
-            "action": "escalate",
-            "promised": self.promised,
-            "enforced": self.enforced,
-            "draft": self.draft,
-            "decision_id": self.decision_id,
-            "escalated_from": self,
-        }
-        return last.model_copy(update=changes)
+        return self.escalated.delivered.revised(
+            action="escalate",
+            promised=self.promised,
+            enforced=self.details.enforced,
+            draft=self.draft,
+            decision_id=self.decision_id,
+            escalated_from=self,
+        )
 
     def metadata(self, *, keep_draft: bool = False) -> dict[str, Any]:
         """The record as integrations attach it under `METADATA_KEY`: plain JSON types, no text, a draft on request.
 
         `digest` names the text that it belongs to (see `digest_of`).
         """
+        texts = {"reasoning", "escalated_from"}
         record = self.model_dump(
-            mode="json", exclude={"text", "reasoning", "tool_calls", "schema_version", "escalated", "escalated_from"}
+            mode="json", exclude={"text": True, "tool_calls": True, "escalated": True, "details": texts}
         )
+        record["escalated"] = None if self.escalated is None else self.escalated.metadata(keep_draft=keep_draft)
         if not keep_draft:
             record["draft"] = None
-        if self.escalated is not None:
-            record["escalated"] = self.escalated.metadata(keep_draft=keep_draft)
-        return {"schema": self.schema_version, "digest": digest_of(self.text), **record}
+        return {"schema": SCHEMA, "digest": digest_of(self.text), **record}
+
+
+def _apart(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A verdict's own fields, and those of its details."""
+    own = {name: value for name, value in fields.items() if name in Verdict.model_fields}
+    return own, {name: value for name, value in fields.items() if name not in own}
 
 
 def digest_of(text: str) -> str:
@@ -354,5 +388,6 @@ def trace_fields(record: Mapping[str, Any]) -> dict[str, str | bool | int | floa
 
     `{"semgrad_guard.action": "abstain", "semgrad_guard.uncertainty": 0.004, ...}`
     """
-    plain = {name: value for name, value in record.items() if isinstance(value, (str, bool, int, float))}
+    flat = {**record, **record["details"]}
+    plain = {name: value for name, value in flat.items() if isinstance(value, (str, bool, int, float))}
     return {f"{METADATA_KEY}.{name}": value for name, value in plain.items() if name != "draft"}

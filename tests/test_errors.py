@@ -18,7 +18,7 @@ from semgrad_guard.errors import (
     UpstreamError,
 )
 
-VERDICT = Verdict(status="scored", action="abstain", text="", estimator="gnll", model="m", reason="why")
+VERDICT = Verdict.of(status="scored", action="abstain", text="", estimator="gnll", model="m", reason="why")
 
 
 @pytest.mark.parametrize(

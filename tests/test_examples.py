@@ -118,7 +118,7 @@ def test_the_demo_answers_escalates_and_abstains(
 def test_the_demos_table_is_a_line_a_question_at_80_columns(stages: int) -> None:
     shown = [question for question in questions() if question.question in SHOWN]
     draft = "The answer to this question is a sentence of many words."
-    record = Verdict(
+    record = Verdict.of(
         status="scored",
         action="abstain",
         text="I don't know.",
@@ -143,7 +143,7 @@ def test_the_demos_table_is_a_line_a_question_at_80_columns(stages: int) -> None
 
 def test_the_demo_grades_answers_by_their_questions() -> None:
     (question,) = (row for row in questions() if row.question == "Do you know the capital of Mongolia?")
-    record = Verdict(
+    record = Verdict.of(
         status="scored",
         action="answer",
         text="The capital of Mongolia is Ulaanbaatar.",

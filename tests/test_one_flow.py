@@ -30,8 +30,12 @@ def decisions(tree: ast.AST) -> Iterator[str]:
             name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
             if name in DECIDING and isinstance(node.func, ast.Name):
                 yield f"line {node.lineno}: calls {name}"
-            if name == "Verdict" and any(keyword.arg in ("action", None) for keyword in node.keywords):
+            if ast.unparse(node.func) == "Verdict.of" and any(
+                keyword.arg in ("action", None) for keyword in node.keywords
+            ):
                 yield f"line {node.lineno}: builds a Verdict with an action"
+            if name == "revised" and any(keyword.arg == "action" for keyword in node.keywords):
+                yield f"line {node.lineno}: changes an action"
         if isinstance(node, ast.Dict) and any(isinstance(k, ast.Constant) and k.value == "action" for k in node.keys):
             yield f"line {node.lineno}: writes an action"
 
@@ -66,6 +70,6 @@ def test_mode_and_familiarity_are_judged_in_one_file() -> None:
 
 
 def test_what_is_looked_for_is_found() -> None:
-    text = "x = Verdict(action='answer')\ny = decide(x)\nz = x.model_copy(update={'action': 'abstain'})\n"
-    assert len(list(decisions(ast.parse(text)))) == 3
+    text = "x = Verdict.of(action='answer')\ny = decide(x)\nz = x.revised(action='abstain')\nw = {'action': 'answer'}\n"
+    assert len(list(decisions(ast.parse(text)))) == 4
     assert any(list(decisions(ast.parse(path.read_text(encoding="utf-8")))) for path in GUARD.glob("*.py"))

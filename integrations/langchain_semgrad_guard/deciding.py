@@ -123,7 +123,7 @@ class Call:
     def draft(self, verdict: Verdict, message: AIMessage, prompt: PromptForm | None) -> Draft[AIMessage]:
         """The scored message as a draft, to be decided about."""
         calls, router = convert.calls_of(message), self.decider.router
-        verdict = verdict.model_copy(update={"tool_calls": calls})
+        verdict = verdict.revised(tool_calls=calls)
         self.drafted = convert.decided(message, verdict)
         return Draft(
             verdict,
@@ -142,7 +142,7 @@ class Call:
             return convert.abstention(draft, verdict, keep_draft=keep_draft)
         if outcome.answer is not self.drafted:
             return convert.escalation(outcome.answer, verdict, draft, keep_draft=keep_draft)
-        if self.withholds and not verdict.enforced and verdict.action != "answer":  # trusted calls, without their text
+        if self.withholds and not verdict.details.enforced and verdict.action != "answer":  # trusted calls alone
             return convert.calls_alone(draft, verdict, keep_draft=keep_draft)
         return convert.decided(draft, verdict, keep_draft=keep_draft)
 

@@ -70,7 +70,7 @@ def usage(generation: Generation) -> UsageMetadata:
 def response_metadata(finish_reason: str, verdict: Verdict) -> dict[str, Any]:
     """The metadata of an answer: plain JSON types only, for caches, checkpointers and traces."""
     return {
-        "model_name": verdict.model,
+        "model_name": verdict.details.model,
         "model_provider": PROVIDER,
         "finish_reason": finish_reason,
         METADATA_KEY: verdict.metadata(),
@@ -128,7 +128,7 @@ def with_answer(message: M, verdict: Verdict) -> M:
 
 def reasoning_fields(verdict: Verdict) -> dict[str, Any]:
     """The field of a message that LangChain reads as a reasoning block."""
-    return {"additional_kwargs": {REASONING: verdict.reasoning}} if verdict.reasoning else {}
+    return {"additional_kwargs": {REASONING: verdict.details.reasoning}} if verdict.details.reasoning else {}
 
 
 def verdict_of(response: LLMResult) -> Verdict | None:

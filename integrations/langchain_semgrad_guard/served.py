@@ -121,7 +121,7 @@ class GuardedChatModel(Deciding):
         except InputError as error:
             return call.draft(scorer.unscored(text, str(error)), message, None)
         draft = scorer.scored(shown[0], text, template_options=shown[1], cut=bool(cut), reasoning=thought)
-        verdict = draft.verdict.model_copy(update={"options": options})
+        verdict = draft.verdict.revised(options=options)
         return call.draft(verdict, convert.with_answer(message, verdict), draft.prompt)
 
     def _scoring(self, policy: Policy | None) -> Answerer | ReportedScorer:

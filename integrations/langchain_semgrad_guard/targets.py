@@ -92,7 +92,7 @@ def reply_of(answer: Any) -> Reply[AIMessage]:
     recorded, calls = convert.stage_verdict(message), convert.calls_of(message)
     if recorded is None:
         return Reply(external(convert.message_text(message), tool_calls=calls), message)
-    return Reply(recorded.model_copy(update={"tool_calls": calls}), message)
+    return Reply(recorded.revised(tool_calls=calls), message)
 
 
 def paused(error: Exception) -> Paused | None:

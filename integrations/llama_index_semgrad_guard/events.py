@@ -58,7 +58,7 @@ class UncertaintyEventHandler(BaseEventHandler):
         level = logging.INFO if record["action"] == "answer" else logging.WARNING
         names = ("uncertainty", "threshold", "confidence")
         numbers = ", ".join(f"{name} {'none' if record[name] is None else f'{record[name]:.4g}'}" for name in names)
-        advice = "" if record["enforced"] else " (not enforced)"
+        advice = "" if record["details"]["enforced"] else " (not enforced)"
         message = f"{event.source}: {record['action']}{advice}; {numbers}; {record['reason'] or record['status']}"
         _log.log(level, message, extra={"semgrad_guard": record})
 

@@ -277,8 +277,8 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         found = options.form.taken_apart(model, draft.answer)
         text = "\n".join(filter(None, (found.text, *found.broken)))
         if text != verdict.text:
-            verdict = verdict.model_copy(update={"text": text, "sentences": ()})
-        verdict = verdict.model_copy(update={"tool_calls": tuple(found.calls)})
+            verdict = verdict.revised(text=text, sentences=())
+        verdict = verdict.revised(tool_calls=tuple(found.calls))
         logprobs = (
             _logprobs(model, self.estimator, draft.answer) if self.logprobs and self.router is not False else None
         )
@@ -293,13 +293,13 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         """
         verdict, own = outcome.verdict, outcome.answer if isinstance(outcome.answer, Chunk) else None
         keep_draft = bool(self.router) and self.router.terms.keep_draft
-        record: dict[str, Any] = {"model": verdict.delivered.model} if own is None else dict(own.record or {})
-        if verdict.reasoning:
-            record[REASONING] = verdict.reasoning
+        record: dict[str, Any] = {"model": verdict.delivered.details.model} if own is None else dict(own.record or {})
+        if verdict.details.reasoning:
+            record[REASONING] = verdict.details.reasoning
         if self.router is not False:
             record[METADATA_KEY] = verdict.metadata(keep_draft=keep_draft)
         logprobs = own.logprobs if own is not None and own.text == verdict.text else None
-        delta, thought = verdict.text.removeprefix(sent), verdict.reasoning or ""
+        delta, thought = verdict.text.removeprefix(sent), verdict.details.reasoning or ""
         return Chunk(verdict.text, delta, thought, record=record, calls=verdict.tool_calls, logprobs=logprobs)
 
     def _writing(self, call: Mapping[str, Any], *, also: frozenset[str] = frozenset()) -> GenerationOptions:

@@ -71,7 +71,7 @@ def test_openai_live(live_url: str, key: str) -> None:
     chunks = list(client.chat.completions.create(model=MODEL, messages=turn(UNKNOWN), stream=True))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == DRAFT
     record = chunks[-1].choices[0].logprobs.semgrad_guard
-    assert (record["action"], record["enforced"]) == ("abstain", False)
+    assert (record["action"], record["details"]["enforced"]) == ("abstain", False)
 
 
 def test_openai_reads_errors(openai_client: Any, url: str) -> None:

@@ -59,7 +59,7 @@ def record_of(message: BaseMessage) -> dict[str, Any]:
     """The text, the decision, and everything else that the message shows."""
     verdict = get_verdict(message)
     assert verdict is not None
-    numbers = [verdict.uncertainty, verdict.gnll]
+    numbers = [verdict.uncertainty, verdict.details.gnll]
     facts = {"status": verdict.status, "action": verdict.action, "reason": verdict.reason, "numbers": numbers}
     return {"text": message.text, **facts, "shown": str(message.model_dump())}
 

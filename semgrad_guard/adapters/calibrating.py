@@ -324,7 +324,7 @@ class _Answering:
             uncertainty=draft.verdict.uncertainty,
             binding=bound,
             prompt=next(prompt for one, prompt in zip(ran.drafts, prompts, strict=True) if one is draft),
-            cut=draft.verdict.cut,
+            cut=draft.verdict.details.cut,
             scores=_worst_scores(ran.drafts),
             others=tuple(p for one, p in zip(ran.drafts, prompts, strict=True) if one is not draft and p is not None),
         )

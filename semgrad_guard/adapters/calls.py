@@ -24,7 +24,7 @@ from semgrad_guard.engine.prompts.tool_calls import Tool, ToolAnswer, call_rule
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard import unscored
-from semgrad_guard.records import METADATA_KEY, Message, Verdict, digest_of
+from semgrad_guard.records import METADATA_KEY, SCHEMA, Message, Verdict, digest_of
 
 FORM_OPTIONS = frozenset(FORM_FIELDS)
 """The options of a call for its answer's form."""
@@ -156,20 +156,20 @@ def verdict_of_record(record: Any, text: str, *, whole: bool = True) -> Verdict:
     """
     try:
         verdict = Verdict.model_validate(_with_text(record, text))
-    except (ValidationError, TypeError, ValueError, AttributeError) as error:
+    except (ValidationError, TypeError, ValueError, KeyError) as error:
         raise InputError(
             f"the {METADATA_KEY!r} metadata cannot be read ({error}); was it written by another version?"
         ) from error
     if not whole or record.get("digest", digest_of(text)) == digest_of(text):
         return verdict
-    return unscored(text, reason="the record that came with it was made for another text", model=verdict.model)
+    return unscored(text, reason="the record that came with it was made for another text", model=verdict.details.model)
 
 
 def _with_text(record: Mapping[str, Any], text: str) -> dict[str, Any]:
     """A record with the text that `Verdict.metadata()` left out."""
     fields = dict(record)
-    fields["schema_version"] = fields.pop("schema", None)
-    fields.pop("digest", None)
+    if fields["schema"] != SCHEMA:
+        raise ValueError(f"it has the schema {fields['schema']!r}, and this version reads {SCHEMA}")
     if fields.get("escalated") is not None:
         own = max((sentence["end"] for sentence in fields.get("sentences") or ()), default=0)
         fields["escalated"] = _with_text(fields["escalated"], text[own:].lstrip("\n") if own else text)

@@ -58,7 +58,7 @@ def ask(  # a command's options are its arguments
         raise EmptyPromptError("The passage is empty; leave --context out to ask without one.")
     row, phrasing = Question(question=text, context=passage), loading.phrasing(wording)[0]
     phrasing.require([row])
-    from semgrad_guard.guard import Answerer, Guard, judged_by
+    from semgrad_guard.guard import Answerer, Guard, Router, judged_by
 
     policy, token = loading.load_policy(calibration, decision), loading.load_token(probe)
     embedded = pocket_policy(decision) if policy is None and model.model == POCKET else None
@@ -83,13 +83,12 @@ def ask(  # a command's options are its arguments
 
     guard = Guard(
         answerer.model,
-        policy or lets_every_score_through(decision.on_unscored),
+        Router(policy or lets_every_score_through(decision.on_unscored), closing_line=sentences.closing_line),
         estimator=chosen,
         options=answerer.options,
         prompt_template=answerer.prompt_template,
         by="answer" if by_sentence is None else "sentence",
         on_doubt=by_sentence,
-        closing_line=sentences.closing_line,
     )
     with status("Answering …"):
         verdict = guard(phrasing.conversation(row))
@@ -106,7 +105,7 @@ def ask(  # a command's options are its arguments
 
 def _show(verdict: Verdict, question: str, *, as_json: bool) -> None:
     if as_json:
-        thought = {"reasoning": verdict.reasoning} if verdict.reasoning else {}
+        thought = {"reasoning": verdict.details.reasoning} if verdict.details.reasoning else {}
         record = {"question": question, "text": verdict.text, **thought, **verdict.metadata(keep_draft=True)}
         typer.echo(json.dumps(record, ensure_ascii=False))
         return

@@ -49,25 +49,21 @@ def verdict_view(verdict: Verdict) -> RenderableType:
         ("uncertainty", f"{figure(verdict.uncertainty)}  ({verdict.estimator}, higher is less certain)"),
         ("confidence", percent(verdict.confidence) if verdict.confidence is not None else "unknown: no calibration"),
         *(
-            [("promise", f"none: {printable('; '.join(verdict.unfamiliar))}")]
-            if verdict.unfamiliar
+            [("promise", f"none: {printable('; '.join(verdict.details.unfamiliar))}")]
+            if verdict.details.unfamiliar
             else _reached(verdict)
         ),
-        ("model", verdict.model),
+        ("model", verdict.details.model),
     )
     return Group(panel, *([_sentences(verdict)] if verdict.sentences else []), facts)
 
 
 def _reached(verdict: Verdict) -> list[tuple[str, str]]:
     """A promise that is not the one that was asked for."""
-    if verdict.alpha is None or verdict.requested_alpha is None:
+    alpha, requested = verdict.details.alpha, verdict.details.requested_alpha
+    if alpha is None or requested is None:
         return []
-    return [
-        (
-            "promise",
-            f"at most {upwards(verdict.alpha)} are wrong; at most {100 * verdict.requested_alpha:g}% was asked for",
-        )
-    ]
+    return [("promise", f"at most {upwards(alpha)} are wrong; at most {100 * requested:g}% was asked for")]
 
 
 def _sentences(verdict: Verdict) -> RenderableType:
@@ -75,7 +71,7 @@ def _sentences(verdict: Verdict) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
     table.add_column("uncertainty", justify="right", no_wrap=True)
     table.add_column("action", no_wrap=True)
-    if calibrated := verdict.calibration_id is not None:
+    if calibrated := verdict.details.calibration_id is not None:
         table.add_column("promised", no_wrap=True)
     table.add_column("sentence", ratio=1, no_wrap=True, overflow="ellipsis")
     for one in verdict.sentences:
@@ -108,8 +104,8 @@ def scores_view(rows: Sequence[tuple[str, Verdict]], *, decided: bool) -> Render
         below += [Text(_one_line(question), style="bold"), _sentences(verdict)] if verdict.sentences else []
     if len(rows) > ROWS_SHOWN:
         below.append(Text(f"… and {len(rows) - ROWS_SHOWN} more: --output FILE or --json gives them all."))
-    if strange := [verdict for _, verdict in rows if verdict.unfamiliar]:
-        why = printable("; ".join(strange[0].unfamiliar))
+    if strange := [verdict for _, verdict in rows if verdict.details.unfamiliar]:
+        why = printable("; ".join(strange[0].details.unfamiliar))
         below.append(Text(f"Nothing is promised about {len(strange)} of these {len(rows)} texts. The first: {why}."))
     return Group(table, *below)
 

@@ -141,7 +141,7 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
             raise InputError("none of the texts could be scored")
         moved = drift_of(scored, policy) if data is not None else None
         if moved is not None:
-            scored = [(row, verdict.model_copy(update={"drift": moved.moved})) for row, verdict in scored]
+            scored = [(row, verdict.revised(drift=moved.moved)) for row, verdict in scored]
         show_texts(scored, moved, output, as_json=as_json, decided=policy is not None, single=data is None)
         unscored = [no_score(row, verdict.reason) for row, verdict in scored if verdict.status != "scored"]
         say_problems(unscored)

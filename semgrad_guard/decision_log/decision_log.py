@@ -52,10 +52,10 @@ def watched_promises(database: Database) -> tuple[PromiseState, ...]:
 
 
 class DecisionLog:
-    """Every decision a row; `Guard(log=...)`, the integrations and the server write to one.
+    """Every decision a row; `Router(log=...)`, the integrations and the server write to one.
 
         log = DecisionLog("decisions.db")
-        guard = Guard(model, policy, log=log)
+        guard = Guard(model, Router(policy, log=log))
 
     A decision is on the disk before `write` returns its id, so that a killed process loses none. An SQLite file takes
     decisions itself. In front of PostgreSQL there is a journal, which is an SQLite file on this machine: a thread

@@ -67,6 +67,7 @@ def read_off(evidence: Evidence, objective: Objective, value: Callable[[Gradient
         return Score(None, evidence.why_empty)
     scores = timed.scores
     details = {
+        "hybridgrad": scores.hybridgrad,
         "semgrad": scores.semgrad,
         "paragrad": scores.paragrad,
         **likelihoods(scores),

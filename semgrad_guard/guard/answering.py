@@ -280,7 +280,7 @@ class Answerer:
         status: Status = (
             "scored" if score.uncertainty is not None else "failed" if evidence.response_ids else "unscored"
         )
-        verdict = Verdict(
+        verdict = Verdict.of(
             status=status,
             action="answer",
             text=text,

@@ -25,17 +25,17 @@ def unlike(draft: Verdict, calibration: Calibration | None, prompt: PromptForm |
     """
     if calibration is None:
         return ()
-    joined = "aggregate" in (draft.settings or {})
-    tokens, text = (0, "") if joined else (draft.scored_tokens, draft.text)
+    joined = "aggregate" in (draft.details.settings or {})
+    tokens, text = (0, "") if joined else (draft.details.scored_tokens, draft.text)
     bound = calibration.binding
-    elsewhere = None if bound is None else bound.cut_elsewhere(draft.cut, tokens=tokens, text=text)
-    other = draft.prompt is not None and prompt is not None and draft.prompt != digest_of(prompt.text)
+    elsewhere = None if bound is None else bound.cut_elsewhere(draft.details.cut, tokens=tokens, text=text)
+    other = draft.details.prompt is not None and prompt is not None and draft.details.prompt != digest_of(prompt.text)
     return (
         *calibration.unfamiliar(prompt),
         *(() if elsewhere is None else (elsewhere,)),
-        *unlike_calls(draft.options, bound, tokens=tokens, text=text),
+        *unlike_calls(draft.details.options, bound, tokens=tokens, text=text),
         *((_OTHER_PROMPT,) if other and not joined else ()),
-        *((_OWN_CODE,) if OWN_CODE in (draft.fingerprint or "") else ()),
+        *((_OWN_CODE,) if OWN_CODE in (draft.details.fingerprint or "") else ()),
     )
 
 

@@ -168,7 +168,7 @@ class Pending(Generic[A]):
         if recorder is not None and recorder.records(question):
             if question is None or not draft.trusted:  # the question's score counts the calls that its gate judges
                 recorder.add(draft.verdict, draft.prompt, source=draft.source)
-            return Deliver(draft.verdict.model_copy(update={"enforced": False}))
+            return Deliver(draft.verdict.revised(enforced=False))
         try:
             settled = settle(
                 draft.verdict if question is None else question.about(draft.verdict),
@@ -223,10 +223,10 @@ def _replies(ask: AskWork[A], waiting: Sequence[Waiting[A]]) -> Steps[Sequence[T
 def _watched(settled: Settlement, terms: Terms) -> Settlement:
     """The settlement after drift was looked for. An answer unlike those of the calibration tells nothing about it."""
     verdict = settled.verdict
-    if terms.monitor is None or verdict.familiar is False:
+    if terms.monitor is None or verdict.details.familiar is False:
         return settled
     drift = terms.monitor.add(watched_score(verdict)).alarm
-    return replace(settled, verdict=verdict.model_copy(update={"drift": drift}))
+    return replace(settled, verdict=verdict.revised(drift=drift))
 
 
 def conclude(
@@ -284,7 +284,7 @@ def _is_rejected(content: Verdict | str, *, part: bool) -> str:
     if _SURROGATE.search(content.text if isinstance(content, Verdict) else content):
         return "the escalation target's answer holds a lone surrogate and is no valid Unicode text"
     if isinstance(content, Verdict) and (
-        (content.action != "answer" and not content.enforced) or (part and is_withheld(content))
+        (content.action != "answer" and not content.details.enforced) or (part and is_withheld(content))
     ):
         return "the escalation target's own guard does not let its answer through"
     return ""
@@ -322,7 +322,7 @@ def _recorded(outcome: Outcome[A], terms: Terms) -> Outcome[A]:
         if calibration is not None and calibration.is_about_answers:
             facts = Facts(alpha=calibration.alpha, delta=calibration.delta)
         decision_id = terms.log.write(outcome.verdict, seconds=current_stop().elapsed, facts=facts)
-        outcome = replace(outcome, verdict=outcome.verdict.model_copy(update={"decision_id": decision_id}))
+        outcome = replace(outcome, verdict=outcome.verdict.revised(decision_id=decision_id))
     if terms.notify is not None:
         terms.notify(terms.shown(outcome.verdict))
     return outcome

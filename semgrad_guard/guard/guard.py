@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
-from semgrad_guard.calibration import Binding, DriftMonitor
-from semgrad_guard.decision_log.entries import DecisionSink, Feedback
+from semgrad_guard.calibration import Binding
+from semgrad_guard.decision_log.entries import Feedback
 from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.options import GenerationOptions, knows_its_options
 from semgrad_guard.engine.answers.request import Ticket
@@ -20,12 +21,13 @@ from semgrad_guard.guard.calibrated_estimator import estimator_of
 from semgrad_guard.guard.early_sentences import SentencePiece
 from semgrad_guard.guard.familiarity import judged_by
 from semgrad_guard.guard.flow import Draft, Outcome, Reply, TargetReply, Waiting, answers, one
-from semgrad_guard.guard.policy import AbstainMessage, Policy, Terms, require_policy
+from semgrad_guard.guard.policy import Policy
 from semgrad_guard.guard.promise import Promise, promise_along, require_sequel
+from semgrad_guard.guard.question import Router
 from semgrad_guard.guard.streams import LiveAnswer, StreamSteps, arun_stream, run_stream, streamed
 from semgrad_guard.guard.timing import Steps, Work, adrive, drive, off_loop
 from semgrad_guard.records import Conversation, SentenceVerdict, Verdict
-from semgrad_guard.settings import JudgedBy, Mode, OnDoubt, OnError, Timeout
+from semgrad_guard.settings import JudgedBy, Mode, OnDoubt
 
 Answer = str | Verdict
 Target = Callable[[Conversation], Answer | Awaitable[Answer]]
@@ -42,76 +44,47 @@ class Guard:
 
     Args:
         model: the language model that answers.
-        policy: which scores to let through. Every answer's own record is checked against a calibrated policy's binding.
+        router: a policy (which scores to let through), or a `Router` that adds how decisions are carried out: the
+            target, the mode, the words of an abstention, deadlines, a log. Every answer's own record is checked against
+            a calibrated policy's binding. A target gets the original conversation. Another `Guard` scores and decides
+            for itself: its calibration must have been made on the questions that this one did not let through. The
+            answers of any other callable are unscored and outside the promise.
         estimator: default: the one that the policy was calibrated with, or else HybridGrad.
-        escalate_to: gets the original conversation of an answer that is not let through. Another `Guard` scores and
-            decides for itself: its calibration must have been made on the questions that this one did not let through.
-            The answers of any other callable are unscored and outside the promise.
-        mode: "enforce"; "annotate": every answer is delivered, streams are live, and the verdict's action
-            is advice (`enforced` is False); "raise": a `LowConfidenceError` where an answer is not let through.
         by: "sentence" scores every sentence, given everything before it, and delivers those that are let through
             (`verdict.sentences`); "answer" judges the whole. Default: as the policy was calibrated, or the whole.
         on_doubt: at a doubtful sentence "stop" (the default without a calibration) ends the answer before it, "drop"
             leaves it out with those that lean on it, "mark" delivers it outside the promise; "escalate" ends the answer
             before it, and the target's reply to the conversation follows behind a blank line.
-        closing_line: delivered behind an answer that "stop" has ended, or "escalate" where no target finishes it.
         prepare: turns the conversation into the one the model sees (puts retrieved passages in, for example).
         prompt_template: a name for that form of prompt; a calibration for another form is refused.
         options: how to generate; greedy by default.
-        abstain_message: delivered in the place of an answer that is neither let through nor escalated; a text, or a
-            function of the verdict.
-        on_error: where a target fails or is late: "raise" or "abstain".
-        timeout: seconds for generating, scoring and escalating together.
-        monitor: watches the scores for drift; `verdict.drift` then tells whether they have moved.
-        notify: called with the verdict on every delivered answer.
-        log: a `DecisionLog`, which every decision is written to; `verdict.decision_id` then names its row.
 
     Raises:
         BindingMismatchError: at once, if the target's calibration does not follow this one's; at the first answer, if
             the policy was calibrated for something else.
         LowConfidenceError: at an answer, in mode "raise".
-        DeadlineExceededError: at an answer that takes longer than `timeout`, where `on_error` is "raise".
+        DeadlineExceededError: at an answer that takes longer than the router's `timeout`, where `on_error` is "raise".
     """
 
-    def __init__(  # noqa: PLR0913 - all settings of a guard are given here
+    def __init__(
         self,
         model: LanguageModel,
-        policy: Policy | None = None,
+        router: Router | Policy,
         *,
         estimator: Estimator | None = None,
-        escalate_to: Target | None = None,
-        mode: Mode = Terms.mode,
         by: JudgedBy | None = None,
         on_doubt: OnDoubt | None = None,
-        closing_line: str = Terms.closing_line,
         prepare: Callable[[Conversation], Conversation] | None = None,
         prompt_template: str = "chat",
         options: GenerationOptions | None = None,
-        abstain_message: AbstainMessage = Terms.abstain_message,
-        on_error: OnError = Terms.on_error,
-        timeout: Timeout = None,
-        monitor: DriftMonitor | None = None,
-        notify: Callable[[Verdict], None] | None = None,
-        log: DecisionSink | None = None,
     ) -> None:
-        if escalate_to is not None and not callable(escalate_to):
-            raise InputError(
-                f"escalate_to must be a Guard or a function of the conversation, not a {type(escalate_to).__name__}"
-            )
+        router = router if isinstance(router, Router) else Router(router)
+        if router.escalate_to is not None and not callable(router.escalate_to):
+            given = type(router.escalate_to).__name__
+            raise InputError(f"escalate_to must be a Guard or a function of the conversation, not a {given}")
         if prepare is not None and not callable(prepare):
             raise InputError(f"prepare must be a function of the conversation, not a {type(prepare).__name__}")
-        self.terms = Terms(
-            policy=require_policy(policy),
-            mode=mode,
-            can_escalate=escalate_to is not None,
-            abstain_message=abstain_message,
-            on_error=on_error,
-            timeout=timeout,
-            monitor=monitor,
-            notify=notify,
-            log=log,
-            closing_line=closing_line,
-        )
+        self.terms = replace(router.terms, continues=True)
         self._answerer = Answerer(
             model,
             estimator or estimator_of(self.policy.calibration),
@@ -119,9 +92,9 @@ class Guard:
             prompt_template=prompt_template,
             by_sentence=judged_by(self.policy.calibration, by, on_doubt),
         )
-        self.escalate_to, self._prepare = escalate_to, prepare
-        if isinstance(escalate_to, Guard):
-            require_sequel(self.policy, escalate_to.policy)
+        self.escalate_to, self._prepare = router.escalate_to, prepare
+        if isinstance(self.escalate_to, Guard):
+            require_sequel(self.policy, self.escalate_to.policy)
 
     @property
     def model(self) -> LanguageModel:
@@ -213,7 +186,7 @@ class Guard:
         log: Any = self.terms.log
         if not hasattr(log, "feedback"):
             raise InputError(
-                "feedback goes into the decision log, and this guard has none: Guard(..., log=DecisionLog(path))"
+                "feedback goes into the decision log, and this guard has none: Router(policy, log=DecisionLog(path))"
             )
         made = self.policy.calibration
         return log.feedback(decision_id, right=correct, grader=grader, current=() if made is None else (made.id,))

@@ -309,7 +309,7 @@ class Terms(DeliveryOptions):
 
     def shown(self, verdict: Verdict) -> Verdict:
         """The verdict as functions of the user get it: without the withheld text, unless drafts are kept."""
-        return verdict if self.keep_draft else verdict.model_copy(update={"draft": None})
+        return verdict if self.keep_draft else verdict.revised(draft=None)
 
     def words(self, verdict: Verdict) -> str:
         """The abstain message for a verdict. A function gets it without the withheld text, unless drafts are kept.
@@ -358,7 +358,7 @@ def settle(
         policy = replace(policy, on_unfamiliar="abstain")  # advice is given, not raised
     verdict = decide(draft, policy, can_escalate=can_escalate, continues=continues, prompt=prompt, strange=strange)
     if not withholds(mode):
-        return Deliver(verdict.model_copy(update={"enforced": False}))
+        return Deliver(verdict.revised(enforced=False))
     if trusted and verdict.action != "answer":
         return Deliver(without_text(verdict))
     if verdict.action == "answer":
@@ -407,7 +407,7 @@ def decide(
     def passes(score: float | None) -> bool:
         return judged and policy.decide(score, can_escalate=False) == "answer"
 
-    on_doubt = (draft.settings or {}).get("on_doubt", "stop") if judged else "stop"
+    on_doubt = (draft.details.settings or {}).get("on_doubt", "stop") if judged else "stop"
     if on_doubt == "escalate":
         doubtful = (one.uncertainty for one in draft.sentences if not passes(one.uncertainty))
         finishes = continues and policy.decide(next(doubtful, None), can_escalate=can_escalate) == "escalate"
@@ -434,7 +434,7 @@ def decide(
             promises=lambda score: calibrated and not unfamiliar and policy.lets_through(score),
             confidence=policy.confidence,
         )
-    return with_promise(draft.model_copy(update=changes))
+    return with_promise(draft.revised(**changes))
 
 
 def _action(draft: Verdict, policy: Policy, *, can_escalate: bool, unfamiliar: tuple[str, ...]) -> Action:

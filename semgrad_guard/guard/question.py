@@ -132,7 +132,7 @@ class Question:
         """The undecided verdict on a call, as a part of this question: bound as the policy's calibration is."""
         if not self.router.terms.policy.is_about_questions:
             return verdict
-        return verdict.model_copy(update={"settings": as_question(verdict.settings)})
+        return verdict.revised(settings=as_question(verdict.details.settings))
 
     def require_open(self) -> None:
         """Return if another call may begin.
@@ -168,7 +168,7 @@ class Question:
             draft = unscored("" if failed else text, reason=failed or "no guarded model has answered")
             verdict = decide(draft, terms.policy, can_escalate=terms.can_escalate and not failed)
             if not terms.withholds or verdict.action == "answer":
-                return Deliver(verdict.model_copy(update={"enforced": terms.withholds}))
+                return Deliver(verdict.revised(enforced=terms.withholds))
         if verdict is None:
             return Deliver(self._worst(text))
         if terms.raises:
@@ -190,7 +190,7 @@ class Question:
             changes["promised"] = all(one.promised for one in self.verdicts)
         else:
             changes["promised"] = worst.promised and own and len(self.verdicts) == 1
-        return worst.model_copy(update=changes)
+        return worst.revised(**changes)
 
     def _ended(self) -> Verdict:
         if self.refused is None:

@@ -162,7 +162,7 @@ class ReportedScorer:
             return self.unscored(shown, str(why), **facts)
         known = {"status": "scored", "reason": None, "uncertainty": own if uncertainty is None else uncertainty}
         facts |= {"cut": len(tokens) if cut else None, "scored_tokens": len(tokens)}
-        return self.unscored(shown, "", **facts, **scores).model_copy(update=known)
+        return self.unscored(shown, "", **facts, **scores).revised(**known)
 
     def _scored(self, tokens: Sequence[Mapping[str, Any]]) -> tuple[float, dict[str, float]]:
         """The uncertainty of some tokens, and their likelihoods."""

@@ -75,7 +75,7 @@ def _joined(
     )
     uncertainty, reason = most_doubtful(sentences)
     milliseconds = sum((one.details or {}).get("scoring_ms", 0.0) for one in scores)
-    milliseconds += 0.0 if known is None else known.scoring_ms or 0.0
+    milliseconds += 0.0 if known is None else known.details.scoring_ms or 0.0
     details = {"scored_tokens": len(answer.response_ids), "scoring_ms": round(milliseconds, 3)}
     return sentences, Score(uncertainty, reason, details)
 
@@ -153,10 +153,10 @@ def with_delivered(draft: Verdict, *, closing_line: str) -> Verdict:
         "text": text,
         "sentences": tuple(kept),
         "draft": draft.text if withheld else None,
-        "reasoning": None if withheld else draft.reasoning,
+        "reasoning": None if withheld else draft.details.reasoning,
         "reason": f"{doubtful} of {len(kept)} sentences are not let through",
     }
-    return draft.model_copy(update=changes)
+    return draft.revised(**changes)
 
 
 def ended(part: Verdict, reason: str, *, closing_line: str) -> Verdict:
@@ -170,7 +170,7 @@ def ended(part: Verdict, reason: str, *, closing_line: str) -> Verdict:
         "sentences": tuple(sentences),
         "reason": f"{part.reason}; {reason}",
     }
-    return part.model_copy(update=changes)
+    return part.revised(**changes)
 
 
 def _closed(text: str, closing_line: str) -> str:

@@ -53,29 +53,29 @@ def undecided(verdict: Verdict) -> Verdict:
     }
     if verdict.sentences:
         changes["sentences"] = undecided_sentences(verdict.sentences)
-    return verdict.model_copy(update=changes)
+    return verdict.revised(**changes)
 
 
 def is_withheld(verdict: Verdict) -> bool:
     """Whether the answer of this stage, or of the last one that it was handed on to, was kept back."""
     while verdict.escalated is not None:
         verdict = verdict.escalated
-    return verdict.action == "abstain" and verdict.enforced
+    return verdict.action == "abstain" and verdict.details.enforced
 
 
 def without_text(decided: Verdict) -> Verdict:
     """The verdict on a draft whose tool calls go out, the decision being advice, and whose text does not."""
-    return decided.model_copy(update={"enforced": False, "text": "", "reasoning": None, "draft": decided.text or None})
+    return decided.revised(enforced=False, text="", reasoning=None, draft=decided.text or None)
 
 
 def rejected(decided: Verdict, reason: str) -> Verdict:
     """The verdict on a draft that its target does not let through either."""
-    return decided.model_copy(update={"action": "abstain", "promised": False, "reason": reason})
+    return decided.revised(action="abstain", promised=False, reason=reason)
 
 
 def unscored(text: str, *, reason: str, model: str = "unknown", estimator: str = UNSCORED, **facts: Any) -> Verdict:
     """The undecided verdict on an answer that cannot be scored; `facts` are further fields (settings, ...)."""
-    return Verdict(
+    return Verdict.of(
         status="unscored", action="answer", text=text, estimator=estimator, model=model, reason=reason, **facts
     )
 
@@ -91,7 +91,7 @@ def abstained(decided: Verdict, message: str) -> Verdict:
         "draft": draft,
         "sentences": none_delivered(decided.sentences),
     }
-    return decided.model_copy(update=changes)
+    return decided.revised(**changes)
 
 
 def escalated(decided: Verdict, answer: str | Verdict) -> Verdict:
@@ -101,13 +101,13 @@ def escalated(decided: Verdict, answer: str | Verdict) -> Verdict:
     changes = {
         "action": "escalate",
         "text": answer.text,
-        "reasoning": answer.reasoning,
+        "reasoning": answer.details.reasoning,
         "tool_calls": answer.tool_calls,
         "draft": decided.text or decided.draft,
         "sentences": none_delivered(decided.sentences),
         "escalated": answer,
     }
-    return with_promise(decided.model_copy(update=changes))
+    return with_promise(decided.revised(**changes))
 
 
 def continued(part: Verdict, answer: str | Verdict) -> Verdict:
@@ -127,7 +127,7 @@ def continued(part: Verdict, answer: str | Verdict) -> Verdict:
         "promised": False,
         "escalated": answer,
     }
-    return part.model_copy(update=changes)
+    return part.revised(**changes)
 
 
 def external(text: str, *, tool_calls: tuple[ToolCall, ...] = (), estimator: str = UNSCORED) -> Verdict:
@@ -146,15 +146,15 @@ def with_promise(verdict: Verdict) -> Verdict:
 
     A calibration made after another stage promises something only after that one.
     """
-    return verdict.model_copy(update={"promised": verdict.upstream is None and _keeps(verdict)})
+    return verdict.revised(promised=verdict.details.upstream is None and _keeps(verdict))
 
 
 def _keeps(verdict: Verdict) -> bool:
     """Whether a stage lets the delivered text through, or hands its question on to one that was calibrated for that."""
-    if not verdict.familiar or verdict.is_continued:  # the target expects familiar questions, too
+    if not verdict.details.familiar or verdict.is_continued:  # the target expects familiar questions, too
         return False
     if verdict.escalated is not None:
-        return verdict.escalated.upstream == verdict.calibration_id and _keeps(verdict.escalated)
+        return verdict.escalated.details.upstream == verdict.details.calibration_id and _keeps(verdict.escalated)
     if verdict.sentences:
         delivered = [*filter(delivers, verdict.sentences)]
         return verdict.action == "answer" and bool(delivered) and all(sentence.promised for sentence in delivered)
@@ -172,19 +172,20 @@ def handed_on(decided: Verdict) -> Verdict:
         "draft": decided.text or None,
         "sentences": none_delivered(decided.sentences),
     }
-    return decided.model_copy(update={**changes, "promised": False})
+    return decided.revised(**changes, promised=False)
 
 
 def binding_of(verdict: Verdict) -> Binding:
     """The binding in an answer's own record."""
+    details = verdict.details
     return Binding(
-        model=verdict.model,
-        revision=verdict.revision,
-        fingerprint=verdict.fingerprint,
+        model=details.model,
+        revision=details.revision,
+        fingerprint=details.fingerprint,
         estimator=verdict.estimator,
-        settings=verdict.settings,
-        prompt_template=verdict.prompt_template,
-        options=verdict.options,
+        settings=details.settings,
+        prompt_template=details.prompt_template,
+        options=details.options,
     )
 
 
@@ -288,7 +289,8 @@ class Recorder:
 
 def _answer(verdict: Verdict) -> tuple[Any, ...]:
     """The numbers of one answer; frontends may shorten its text, or take calls out of it."""
-    return verdict.prompt, verdict.estimator, verdict.uncertainty, verdict.scored_tokens, verdict.gnll
+    details = verdict.details
+    return details.prompt, verdict.estimator, verdict.uncertainty, details.scored_tokens, details.gnll
 
 
 _recorder: ContextVar[Recorder | None] = ContextVar("semgrad_guard_recorder", default=None)

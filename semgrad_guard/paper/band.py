@@ -76,8 +76,10 @@ def decided(answer: Answer, right: bool, policy: Policy, *, score: float | None,
 
     limit, found = policy.threshold, verdict(score)
     near = score is not None and limit is not None and math.isclose(score, limit, rel_tol=ROUNDING)
-    promised = [one.action == "answer" and one.familiar is True for one in (found, verdict(limit) if near else found)]
-    return Decided(promised[0], right, near and promised[1], found.unfamiliar)
+    promised = [
+        one.action == "answer" and one.details.familiar is True for one in (found, verdict(limit) if near else found)
+    ]
+    return Decided(promised[0], right, near and promised[1], found.details.unfamiliar)
 
 
 class Range(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):

@@ -114,7 +114,7 @@ def public_record(verdict: Verdict) -> dict[str, Any]:
         record["escalated"] = public_record(verdict.escalated)
     if verdict.shows_draft:
         return record
-    public = {name: value if name in _OF_ANY_DRAFT else _WITHHELD_FIELDS.get(name) for name, value in record.items()}
+    public = {**_of_any_draft(record), "details": _of_any_draft(record["details"])}
     if not verdict.is_part:
         return public
     tokens = sum(one.tokens for one in verdict.sentences if delivers(one))
@@ -122,8 +122,12 @@ def public_record(verdict: Verdict) -> dict[str, Any]:
         {**one.model_dump(mode="json"), **({} if delivers(one) else _OF_WITHHELD_SENTENCES)}
         for one in verdict.sentences
     ]
-    own = {"status": verdict.status, "reason": verdict.reason, "scored_tokens": tokens, "sentences": sentences}
-    return {**public, **own}
+    details = {**public["details"], "scored_tokens": tokens}
+    return {**public, "status": verdict.status, "reason": verdict.reason, "sentences": sentences, "details": details}
+
+
+def _of_any_draft(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value if name in _OF_ANY_DRAFT else _WITHHELD_FIELDS.get(name) for name, value in fields.items()}
 
 
 def part_of(verdict: Verdict, answer: Answer, ranges: Sequence[tuple[int, int]]) -> Answer:
@@ -236,10 +240,10 @@ def _unpromised(verdict: Verdict, text: str) -> Verdict:
         ),
         "tool_calls": (),
         "promised": False,
-        "familiar": None if verdict.familiar is None else False,
-        "unfamiliar": (*verdict.unfamiliar, CUT),
+        "familiar": None if verdict.details.familiar is None else False,
+        "unfamiliar": (*verdict.details.unfamiliar, CUT),
     }
-    return verdict.model_copy(update=changes)
+    return verdict.revised(**changes)
 
 
 def _left_of(

@@ -129,7 +129,7 @@ def limit_headers(call: Call) -> dict[str, str]:
 def headers(outcomes: Sequence[Outcome[Answer]]) -> dict[str, str]:
     """The headers of an answer that is complete before it is sent."""
     fields = {ACTION_HEADER: ",".join(outcome.verdict.action for outcome in outcomes)}
-    if not all(outcome.verdict.enforced for outcome in outcomes):
+    if not all(outcome.verdict.details.enforced for outcome in outcomes):
         fields[ENFORCED_HEADER] = "false"
     ids = [outcome.verdict.decision_id for outcome in outcomes if outcome.verdict.decision_id is not None]
     return {**fields, ID_HEADER: ",".join(ids)} if ids else fields
@@ -193,7 +193,7 @@ def _written(answer: Answer, verdict: Verdict) -> int:
     own = sum(one.tokens for one in verdict.sentences if delivers(one)) if verdict.is_continued else 0
     if answer.completion_tokens is not None:
         return own + answer.completion_tokens
-    return own if verdict.escalated is not None else verdict.scored_tokens  # after an escalation they are the draft's
+    return own if verdict.escalated else verdict.details.scored_tokens  # after an escalation they are the draft's
 
 
 def _head(call: Call, request_id: str, kind: str) -> Json:
@@ -264,7 +264,7 @@ def _reasoning(outcome: Outcome[Answer]) -> Json:
     """
     if outcome.answer is None or outcome.verdict.is_continued:
         return {}
-    thought = outcome.verdict.reasoning if outcome.verdict.escalated is None else outcome.answer.reasoning
+    thought = outcome.verdict.details.reasoning if outcome.verdict.escalated is None else outcome.answer.reasoning
     return {"reasoning_content": thought} if thought else {}
 
 

@@ -67,8 +67,8 @@ class Metrics:
             return
         if verdict.uncertainty is not None:
             self._uncertainty.labels(model).observe(verdict.uncertainty)
-        if verdict.scoring_ms is not None:
-            self._seconds.labels(model).observe(verdict.scoring_ms / 1000)
+        if verdict.details.scoring_ms is not None:
+            self._seconds.labels(model).observe(verdict.details.scoring_ms / 1000)
 
     @contextmanager
     def working(self, model: str) -> Generator[None]:

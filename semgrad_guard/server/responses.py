@@ -315,7 +315,7 @@ def _usage(used: Json, record: Json) -> Json:
         "input_tokens": used["prompt_tokens"],
         "input_tokens_details": {"cached_tokens": 0},
         "output_tokens": used["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": record.get("reasoning_tokens") or 0},
+        "output_tokens_details": {"reasoning_tokens": record.get("details", {}).get("reasoning_tokens") or 0},
         "total_tokens": used["total_tokens"],
     }
 

@@ -138,9 +138,9 @@ class Upstream:
             reason=reason,
         )
         scored = await self.scheduler.judged(foreign)
-        thought = answer.reasoning or scored.verdict.reasoning
+        thought = answer.reasoning or scored.verdict.details.reasoning
         facts = {"reasoning": thought or None, "options": call_options(request.sent)}
-        verdict = scored.verdict.model_copy(update={"tool_calls": answer.tool_calls, **facts})
+        verdict = scored.verdict.revised(tool_calls=answer.tool_calls, **facts)
         answer = replace(answer, text=verdict.text)
         if request.cuts:
             pieces = _pieces(answer) or await self.scheduler.pieces(answer.text)

@@ -143,7 +143,7 @@ def observed(number: int, *scores: float, end: int = 4) -> Verdict:
         SentenceVerdict(start=4 * i, end=4 * i + end, uncertainty=score, leans_on=i - 1 if i == 2 else None, tokens=1)
         for i, score in enumerate(scores)
     )
-    return Verdict(
+    return Verdict.of(
         status="scored", action="answer", text="One. " * len(scores), estimator="hybridgrad", model="m",
         uncertainty=max(scores), sentences=sentences, prompt=str(number),
         settings={"by": "sentence", "on_doubt": "drop"},
@@ -152,8 +152,8 @@ def observed(number: int, *scores: float, end: int = 4) -> Verdict:
 
 def test_verdicts_of_a_guard_that_observes_are_calibrated_and_bound_as_they_are() -> None:
     verdicts = [observed(i, i / 1000, 1 + i / 1000, 0.5) for i in range(40)]
-    rows = [AnswerSentences.of(v, [True, False, False], question=str(v.prompt)) for v in verdicts]
-    binding = Binding(model="m", estimator="hybridgrad", settings=verdicts[0].settings)
+    rows = [AnswerSentences.of(v, [True, False, False], question=str(v.details.prompt)) for v in verdicts]
+    binding = Binding(model="m", estimator="hybridgrad", settings=verdicts[0].details.settings)
     found = calibrate_sentences(rows, on_doubt="drop", binding=binding, **RATES)
     assert found.binding == binding
     assert found.threshold == pytest.approx(math.sqrt(0.039))  # half-way to the next sentence, at 1

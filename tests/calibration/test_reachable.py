@@ -105,15 +105,15 @@ def test_every_surface_has_the_promised_number_beside_the_one_that_was_asked_for
     assert found is not None
     policy = Policy.from_calibration(made, on_no_threshold="reachable")
     verdict = Guard(model, policy, options=options)("Who?")
-    assert (verdict.action, verdict.promised, verdict.alpha, verdict.requested_alpha) == (
+    assert (verdict.action, verdict.promised, verdict.details.alpha, verdict.details.requested_alpha) == (
         "answer",
         True,
         found.alpha,
         0.1,
     )
-    assert {"alpha": found.alpha, "requested_alpha": 0.1}.items() <= verdict.metadata().items()
+    assert {"alpha": found.alpha, "requested_alpha": 0.1}.items() <= verdict.metadata()["details"].items()
     plain = Guard(model, Policy.from_calibration(made), options=options)("Who?")
-    assert (plain.action, plain.alpha, plain.requested_alpha) == ("abstain", None, None)
+    assert (plain.action, plain.details.alpha, plain.details.requested_alpha) == ("abstain", None, None)
     together = combined_promise([policy])
     assert together is not None
     assert together.alpha == found.alpha
@@ -194,8 +194,8 @@ def test_a_plain_threshold_breaks_its_number() -> None:
 
 
 def test_nothing_delivered_has_no_error_rate() -> None:
-    verdict = Verdict(status="scored", action="answer", text="", estimator="e", model="m")
-    assert (verdict.alpha, verdict.requested_alpha) == (None, None)
+    verdict = Verdict.of(status="scored", action="answer", text="", estimator="e", model="m")
+    assert (verdict.details.alpha, verdict.details.requested_alpha) == (None, None)
     effect = calibrate(*weak(), **RATES).effect
     assert effect is not None
     assert "nothing delivered with it" in str(effect)

@@ -37,14 +37,16 @@ def test_json_is_one_document_and_nothing_else(ask: Run) -> None:
     record = json.loads(result.stdout)
     assert record["question"] == "What is item 1?"
     assert (record["schema"], record["status"], record["action"], record["estimator"]) == (
-        1,
+        2,
         "scored",
         "answer",
         "semgrad",
     )
     assert record["uncertainty"] == record["semgrad"] > 0
     assert record["text"]
-    assert (record["threshold"], record["enforced"]) == (None, False), "nothing was compared with a threshold"
+    assert (record["threshold"], record["details"]["enforced"]) == (None, False), (
+        "nothing was compared with a threshold"
+    )
 
 
 def test_the_dtype_is_chosen_and_a_calibration_for_another_refused(ask: Run, calibration: Path) -> None:
@@ -60,7 +62,7 @@ def test_the_dtype_is_chosen_and_a_calibration_for_another_refused(ask: Run, cal
 def test_a_calibration_gives_confidence_and_a_threshold(ask: Run, calibration: Path) -> None:
     made = Calibration.load(calibration)
     record = json.loads(ask("What is item 2?", "--json", "--calibration", calibration).stdout)
-    assert (record["calibration_id"], record["threshold"]) == (made.id, made.threshold)
+    assert (record["details"]["calibration_id"], record["threshold"]) == (made.id, made.threshold)
     assert record["confidence"] == made.confidence(record["uncertainty"]) > 0.9
     assert record["promised"] is (record["action"] == "answer")
 
@@ -69,7 +71,7 @@ def test_an_answer_ends_at_the_stop_strings_of_the_calibration(ask: Run) -> None
     whole = json.loads(ask("What is item 2?", "--json").stdout)["text"]
     stop = whole[-1]
     record = json.loads(ask("What is item 2?", "--json", "--stop", stop).stdout)
-    assert (record["text"], record["cut"]) == (whole.partition(stop)[0].strip(), stop)
+    assert (record["text"], record["details"]["cut"]) == (whole.partition(stop)[0].strip(), stop)
 
 
 @pytest.fixture
@@ -127,7 +129,7 @@ def test_ways_of_putting_a_question_that_do_not_go_together_are_refused(
 def test_the_exit_code_tells_the_action(ask: Run, threshold: str, code: int, action: str) -> None:
     result = ask("What is item 1?", "--threshold", threshold, "--json")
     record = json.loads(result.stdout)
-    assert (result.exit_code, record["action"], record["enforced"]) == (code, action, True)
+    assert (result.exit_code, record["action"], record["details"]["enforced"]) == (code, action, True)
 
 
 def test_an_abstention_shows_what_it_withholds_and_why(ask: Run) -> None:
@@ -203,7 +205,7 @@ def test_the_embedded_model_answers(run: Run) -> None:
     result = run("ask", "What is the capital of France?", "--json")
     assert result.exit_code in (0, 3)
     record = json.loads(result.stdout)
-    assert record["model"] == "pocket"
+    assert record["details"]["model"] == "pocket"
     assert record["uncertainty"] > 0
 
 
@@ -273,7 +275,7 @@ def test_sentences_are_shown_with_their_scores(ask: Run) -> None:
     record = json.loads(ask("What is item 1?", "--by", "sentence", "--on-doubt", "drop", "--json").stdout)
     own = [sentence["uncertainty"] for sentence in record["sentences"]]
     assert record["uncertainty"] == max(own)
-    assert (record["settings"]["by"], record["settings"]["on_doubt"]) == ("sentence", "drop")
+    assert (record["details"]["settings"]["by"], record["details"]["settings"]["on_doubt"]) == ("sentence", "drop")
     shown = flat(ask("What is item 1?", "--by", "sentence").stdout)
     assert "uncertainty action sentence" in shown
     assert shown.count("deliver") == len(own)

@@ -173,8 +173,8 @@ def test_settings_of_the_estimator_are_bound_and_come_back(
     assert (made.binding.settings["variant"], made.binding.settings["tau"]) == ("official", 0.5)
     ask = ("ask", ASKED[0], "--model", model_folder, "--calibration", tmp_path / "c.json", "--json")
     record = json.loads(run(*ask).stdout)
-    assert record["settings"]["variant"] == "official"
-    assert record["calibration_id"] == made.id
+    assert record["details"]["settings"]["variant"] == "official"
+    assert record["details"]["calibration_id"] == made.id
     other = run(*ask, "--variant", "paper")
     assert other.exit_code == 1
     assert "'variant': 'paper'" in flat(other.stderr)

@@ -60,9 +60,9 @@ def test_ask_and_score_use_the_fitted_estimator(learned: tuple[Result, Path], ru
     answer = json.loads(run("ask", MANY[0], "--max-tokens", TOKENS, *given).stdout)
     assert made.binding is not None
     assert answer["estimator"] == "states"
-    assert answer["settings"] == made.binding.settings
+    assert answer["details"]["settings"] == made.binding.settings
     assert (answer["semgrad"], answer["paragrad"]) == (None, None), "there is no replay"
-    assert answer["gnll"] >= 0
+    assert answer["details"]["gnll"] >= 0
     assert answer["action"] == ("answer" if answer["uncertainty"] <= made.threshold else "abstain")
     scored = json.loads(run("score", "--question", MANY[0], "--response", "some words", *given).stdout)
     assert (scored["estimator"], scored["threshold"]) == ("states", made.threshold)

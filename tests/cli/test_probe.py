@@ -100,7 +100,7 @@ def test_other_commands_take_the_recommended_token(
     scored = json.loads(run("score", "--question", "q", "--response", "an answer", *given).stdout)
     assert scored["uncertainty"] == pytest.approx(expected, rel=1e-4)
     answer = json.loads(run("ask", "q", "--max-tokens", TOKENS, *given).stdout)
-    assert (answer["semantic_token"], answer["settings"]["semantic_token"]) == (-4, -4)
+    assert (answer["details"]["semantic_token"], answer["details"]["settings"]["semantic_token"]) == (-4, -4)
     data = jsonl(tmp_path / "q.jsonl", ({"question": q, "answers": ["x"]} for q in ASKED[:4]))
     made = tmp_path / "c.json"
     run("calibrate", "--data", data, "--output", made, "--max-tokens", TOKENS, *given)

@@ -40,7 +40,7 @@ def test_one_text(score: Run, language_model: LanguageModel) -> None:
     result = score("--question", "Who wrote Emma?", "--response", "Jane Austen", "--json")
     assert result.exit_code == 0
     (record,) = records(result.stdout)
-    assert (record["threshold"], record["enforced"]) == (None, False)
+    assert (record["threshold"], record["details"]["enforced"]) == (None, False)
     expected = HybridGrad()(language_model.evidence("Who wrote Emma?", "Jane Austen")).uncertainty
     assert record["uncertainty"] == pytest.approx(expected, rel=1e-12)
     assert (record["question"], record["response"]) == ("Who wrote Emma?", "Jane Austen")
@@ -53,7 +53,7 @@ def test_a_file_in_its_order(score: Run, tmp_path: Path, language_model: Languag
     found = records(score("--data", responses(tmp_path), "--json", "--estimator", "gnll").stdout)
     assert [record["question"] for record in found] == ASKED[:3]
     assert all(record["estimator"] == "gnll" and record["status"] == "scored" for record in found)
-    assert all(record["action"] == "answer" and record["drift"] is None for record in found)
+    assert all(record["action"] == "answer" and record["details"]["drift"] is None for record in found)
 
 
 def test_context_and_system_are_part_of_the_prompt(score: Run, tmp_path: Path) -> None:
@@ -76,9 +76,9 @@ def test_texts_are_scored_with_the_prompt_of_a_calibration(
     run("calibrate", "--model", model_folder, "--data", data, "--output", made, *way, "--max-tokens", 4)
     texts = jsonl(tmp_path / "t.jsonl", ({**row, "response": "so"} for row in rows))
     found = records(score("--data", texts, "--calibration", made, "--json", *way).stdout)
-    assert [record["unfamiliar"] for record in found] == [[]] * 60
+    assert [record["details"]["unfamiliar"] for record in found] == [[]] * 60
     plain = records(score("--data", texts, "--calibration", made, "--json").stdout)
-    assert all(record["unfamiliar"] for record in plain)
+    assert all(record["details"]["unfamiliar"] for record in plain)
     assert score("--data", texts, "--by", "sentence", "--prompt", "Read {context}").exit_code == 1
 
 
@@ -109,14 +109,14 @@ def test_a_calibration_decides_and_drift_is_reported(score: Run, tmp_path: Path,
     assert "Drift: none seen (two-sample test over 60 scores, p = 1, level 0.01)" in flat(quiet.stdout)
     assert "P(correct)" in quiet.stdout
     found = records(score("--data", data, "--calibration", path, "--json").stdout)
-    assert all(record["drift"] is False for record in found)
+    assert all(record["details"]["drift"] is False for record in found)
     assert all(record["confidence"] == made.confidence(record["uncertainty"]) for record in found)
     assert all((record["action"] == "answer") is made.lets_through(record["uncertainty"]) for record in found)
     assert {record["action"] for record in found} == {"answer", "abstain"}
 
     longer = jsonl(tmp_path / "longer.jsonl", ({"question": q, "response": q * 3} for q in ASKED))
     moved = score("--data", longer, "--calibration", path, "--json")
-    assert all(record["drift"] is True for record in records(moved.stdout))
+    assert all(record["details"]["drift"] is True for record in records(moved.stdout))
     assert "Drift: the scores have moved since calibration (two-sample test over 60 scores" in moved.stderr
 
 
@@ -271,7 +271,7 @@ def test_settings_of_an_estimator(score: Run, language_model: LanguageModel) -> 
     ):
         (record,) = records(score(*given, *options).stdout)
         assert record["uncertainty"] == pytest.approx(estimator(evidence).uncertainty, rel=1e-12)
-        assert {**record["settings"], **estimator.settings()} == record["settings"]
+        assert {**record["details"]["settings"], **estimator.settings()} == record["details"]["settings"]
     by = records(score(*given, "--by", "sentence", "--variant", "official").stdout)[0]["segments"][0]
     assert by["uncertainty"] == pytest.approx(HybridGrad("official")(evidence).uncertainty, rel=1e-6)
 

@@ -63,7 +63,7 @@ def test_a_server_ends_in_good_order_from_its_first_line_on(warm_python: WarmPyt
 
 
 def test_decisions_are_shown(tmp_path: Path, run: Run) -> None:
-    verdict = Verdict(status="scored", action="answer", text="", estimator="e", model="m", uncertainty=0.25)
+    verdict = Verdict.of(status="scored", action="answer", text="", estimator="e", model="m", uncertainty=0.25)
     with DecisionLog(tmp_path / "log.db") as log:
         first = str(log.write(verdict, facts=Facts(served="s")))
         log.write(verdict.model_copy(update={"action": "abstain", "drift": True}))
@@ -76,7 +76,7 @@ def test_decisions_are_shown(tmp_path: Path, run: Run) -> None:
     assert "Flagged" not in shown
     assert json.loads(run("decisions", "--log", tmp_path / "log.db", "--json").stdout)["summary"]["coverage"] == 0.5
     with DecisionLog(tmp_path / "log.db") as log:
-        log.write(verdict.model_copy(update={"action": "abstain", "enforced": False}))
+        log.write(verdict.revised(action="abstain", enforced=False))
         judged = (SentenceVerdict(start=0, end=3, uncertainty=0.2), SentenceVerdict(start=3, end=3, action="drop"))
         log.write(verdict.model_copy(update={"sentences": judged}))
     shown = flat(run("decisions", "--log", tmp_path / "log.db").stdout)

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from semgrad_guard import GenerationOptions, Guard, LanguageModel, Policy, Verdict
+from semgrad_guard import GenerationOptions, Guard, LanguageModel, Policy, Router, Verdict
 from semgrad_guard.errors import DecisionLogError, InputError
 from semgrad_guard.records import SentenceVerdict
 
@@ -33,7 +33,7 @@ OPTIONS = GenerationOptions(max_tokens=4)
 
 def verdict(text: str = "an answer", **changes: Any) -> Verdict:
     fields = {"status": "scored", "action": "answer", "text": text, "estimator": "e", "model": "m", "uncertainty": 0.5}
-    return Verdict.model_validate({**fields, **changes})
+    return Verdict.of(**{**fields, **changes})
 
 
 def rows(path: Path) -> dict[str, Decision]:
@@ -89,7 +89,8 @@ def test_a_guard_writes_to_it(tmp_path: Path, language_model: LanguageModel) -> 
     with DecisionLog(tmp_path / "log.db") as log:
         policy = Policy(threshold=-1.0)
         guards = [
-            Guard(language_model, policy, options=OPTIONS, log=log, mode=mode) for mode in ("enforce", "annotate")
+            Guard(language_model, Router(policy, log=log, mode=mode), options=OPTIONS)
+            for mode in ("enforce", "annotate")
         ]
         found = [guard("question") for guard in guards]
         streamed = guards[0].stream("question").verdict
@@ -102,12 +103,12 @@ def test_a_guard_writes_to_it(tmp_path: Path, language_model: LanguageModel) -> 
         4,
     ]  # a withheld draft's are its secret
     with pytest.raises(InputError, match="log must be a DecisionLog"):
-        Guard(language_model, policy, log="log.db")  # type: ignore[arg-type]
+        Router(policy, log="log.db")  # type: ignore[arg-type]
 
 
 async def test_on_the_event_loop_too(tmp_path: Path, language_model: LanguageModel) -> None:
     with DecisionLog(tmp_path / "log.db") as log:
-        guard = Guard(language_model, Policy(threshold=1e9), options=OPTIONS, log=log)
+        guard = Guard(language_model, Router(Policy(threshold=1e9), log=log), options=OPTIONS)
         found = await guard.abatch(["one", "two"])
         stream = guard.astream("three")
         last = await stream.verdict()
@@ -120,7 +121,7 @@ from pathlib import Path
 from semgrad_guard import Verdict
 from semgrad_guard.decision_log.decision_log import DecisionLog
 log = DecisionLog(sys.argv[1], journal=Path(sys.argv[2]) if sys.argv[2:] else None)
-verdict = Verdict(status="scored", action="answer", text="", estimator="e", model="m", uncertainty=0.5)
+verdict = Verdict.of(status="scored", action="answer", text="", estimator="e", model="m", uncertainty=0.5)
 lock = threading.Lock()
 def work():
     while True:
@@ -237,7 +238,7 @@ from pathlib import Path
 from semgrad_guard import Verdict
 from semgrad_guard.decision_log.decision_log import DecisionLog
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-verdict = Verdict(status="scored", action="answer", text="x" * 5000, estimator="e", model="m", uncertainty=0.5)
+verdict = Verdict.of(status="scored", action="answer", text="x" * 5000, estimator="e", model="m", uncertainty=0.5)
 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 def limit(size):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from semgrad_guard import GenerationOptions, Guard, LanguageModel, Policy, calibrate
+from semgrad_guard import GenerationOptions, Guard, LanguageModel, Policy, Router, calibrate
 from semgrad_guard.errors import InputError
 
 pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
@@ -75,7 +75,7 @@ def test_a_guard_takes_feedback(tmp_path: Path, language_model: LanguageModel) -
     options = GenerationOptions(max_tokens=4)
     calibration = calibrate([float(i) for i in range(60)], [True] * 60, alpha=0.2, delta=0.1)
     with DecisionLog(tmp_path / "log.db") as log:
-        guard = Guard(language_model, Policy.from_calibration(calibration), options=options, log=log)
+        guard = Guard(language_model, Router(Policy.from_calibration(calibration), log=log), options=options)
         verdict = guard("question")
         entry = guard.feedback(str(verdict.decision_id), False, grader="me")
         assert (entry.right, entry.sampling, entry.grader) == (False, "user", "me")
@@ -93,7 +93,7 @@ def test_a_guard_takes_feedback(tmp_path: Path, language_model: LanguageModel) -
 def test_a_guard_names_the_calibration_that_decides(language_model: LanguageModel, tmp_path: Path) -> None:
     made = calibrate([0.1, 0.2], [True, True], alpha=0.1, delta=0.1)
     with DecisionLog(tmp_path / "log.db") as log:
-        guard = Guard(language_model, Policy.from_calibration(made), log=log)
+        guard = Guard(language_model, Router(Policy.from_calibration(made), log=log))
         current, older = (*written(log, 1, calibration_id=made.id), *written(log, 1, calibration_id="older"))
         log.database.mark_drawn([current, older])
         assert guard.feedback(current, True).note is None

@@ -20,7 +20,7 @@ from tests.postgresql import Postgres
 
 pytestmark = pytest.mark.slow
 
-VERDICT = Verdict(status="scored", action="answer", text="né", estimator="e", model="m" * 2000, uncertainty=0.1)
+VERDICT = Verdict.of(status="scored", action="answer", text="né", estimator="e", model="m" * 2000, uncertainty=0.1)
 
 
 def test_it_goes_away_and_comes_back(postgres: Postgres, tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_it_goes_away_and_comes_back(postgres: Postgres, tmp_path: Path) -> None
     with DecisionLog(postgres.url, journal=tmp_path / "journal") as log:  # the tables are there already
         assert len(log.database.decisions()) == 6
         changes = {"promised": True, "calibration_id": "c1"}
-        promised = log.write(VERDICT.model_copy(update=changes), facts=Facts(alpha=0.1, delta=0.2))
+        promised = log.write(VERDICT.revised(**changes), facts=Facts(alpha=0.1, delta=0.2))
         assert log.flush()
         (drawn,) = log.database.draw(5, since=datetime.now(UTC) - timedelta(days=1))
         assert (drawn.id, drawn.alpha, drawn.delta) == (promised, 0.1, 0.2)

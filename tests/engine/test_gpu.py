@@ -114,7 +114,7 @@ def test_a_thought_is_closed_and_its_answer_scored_given_it() -> None:
     for options in (GenerationOptions(max_tokens=60), GenerationOptions(max_tokens=60, max_thinking_tokens=3)):
         guards = (Guard(model, LENIENT, estimator=HybridGrad(), options=options) for model in (placed, thinker))
         found, expected = (guard("Capital of France?") for guard in guards)
-        assert (found.text, found.reasoning) == (expected.text, expected.reasoning)
+        assert (found.text, found.details.reasoning) == (expected.text, expected.details.reasoning)
         assert found.uncertainty == pytest.approx(expected.uncertainty, rel=5e-3, abs=1e-6)
 
 

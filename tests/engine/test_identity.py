@@ -181,10 +181,10 @@ def test_a_calibration_is_refused_with_the_adapter_off(tokenizer: PreTrainedToke
     model = adapted(vocab_size=258, eos_token_id=None)
     language_model = LanguageModel.from_transformers(model, tokenizer, name="adapted")
     guard = Guard(language_model, bound_policy(language_model), options=BRIEF)
-    bound = guard("What is tea?").fingerprint
+    bound = guard("What is tea?").details.fingerprint
     with model.disable_adapter(), pytest.raises(BindingMismatchError, match="fingerprint"):
         guard("What is tea?")
-    assert guard("What is tea?").fingerprint == bound
+    assert guard("What is tea?").details.fingerprint == bound
 
 
 def test_a_calibration_is_refused_with_a_hook_and_without_it(tokenizer: PreTrainedTokenizerFast) -> None:

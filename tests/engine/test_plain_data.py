@@ -96,8 +96,8 @@ def test_a_copy_leaves_the_original_as_it_was(answers: list[Generation], copied:
 
 
 def test_prompts_scores_samples_and_verdicts(language_model: LanguageModel, copied: Callable[[Any], Any]) -> None:
-    target = Verdict(status="unscored", action="answer", text="Tea.", estimator="none", model="larger")
-    verdict = Verdict(
+    target = Verdict.of(status="unscored", action="answer", text="Tea.", estimator="none", model="larger")
+    verdict = Verdict.of(
         status="scored", action="escalate", text="Tea.", estimator="hybridgrad", model="m", draft="?", escalated=target
     )
     evidence = language_model.evidence("What is tea?", "A drink.")

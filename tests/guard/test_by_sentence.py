@@ -19,6 +19,8 @@ from semgrad_guard.guard.verdicts import Abstain, Deliver, Escalate, Raise
 from semgrad_guard.records import SentenceVerdict, Verdict
 from semgrad_guard.settings import CLOSING_LINE
 
+from .routed import routed
+
 PIECES = ["Lima is old. ", "It is big. ", "Peru is far. ", "They speak Quechua."]
 LEANS = [None, 0, None, 2]
 POLICY = Policy(threshold=1.0)
@@ -31,7 +33,7 @@ def draft(*uncertainties: float | None, on_doubt: str = "stop") -> Verdict:
         begin, end = end, end + len(piece)
         sentences.append(SentenceVerdict(start=begin, end=end, uncertainty=uncertainty, leans_on=leans_on, tokens=3))
     greatest = None if None in uncertainties else max(u for u in uncertainties if u is not None)
-    return Verdict(
+    return Verdict.of(
         status="scored", action="answer", text="".join(PIECES[: len(uncertainties)]), estimator="hybridgrad",
         model="m", uncertainty=greatest, sentences=tuple(sentences),
         settings={"by": "sentence", "on_doubt": on_doubt},
@@ -116,7 +118,7 @@ def test_modes() -> None:
     assert isinstance(settle(doubtful, POLICY, "raise", can_escalate=False), Raise)
     advice = settle(doubtful, POLICY, "annotate", can_escalate=False)
     assert isinstance(advice, Deliver)
-    assert (advice.verdict.text, advice.verdict.enforced) == (doubtful.text, False)
+    assert (advice.verdict.text, advice.verdict.details.enforced) == (doubtful.text, False)
     assert (actions(advice.verdict), advice.verdict.promised) == ("deliver stop", False)
 
 
@@ -139,7 +141,7 @@ WRITTEN = GenerationOptions(max_tokens=64, grammar=r'start: "Tea is old. It is h
 
 def guard(model: LanguageModel, threshold: float, **changes: Any) -> Guard:
     given: dict[str, Any] = {"estimator": HybridGrad(), "options": WRITTEN, "by": "sentence", **changes}
-    return Guard(model, Policy(threshold=threshold), **given)
+    return routed(model, Policy(threshold=threshold), **given)
 
 
 @pytest.mark.parametrize("estimator", [HybridGrad(), ParaGrad(), MaxProbability(), GreatestEntropy()])
@@ -150,7 +152,7 @@ def test_every_sentence_has_a_score(language_model: LanguageModel, estimator: An
     assert verdict.uncertainty == max(u for u in own if u is not None)
     assert len(set(own)) == 3
     assert [sentence.leans_on for sentence in verdict.sentences] == [None, 0, None]
-    assert sum(sentence.tokens for sentence in verdict.sentences) == verdict.scored_tokens
+    assert sum(sentence.tokens for sentence in verdict.sentences) == verdict.details.scored_tokens
     assert all("gnll" in sentence.scores for sentence in verdict.sentences)
 
 
@@ -201,7 +203,7 @@ def test_a_calibrated_guard_promises_what_it_delivers(language_model: LanguageMo
     kept = Guard(language_model, Policy.from_calibration(made), options=WRITTEN)  # both settings are the calibration's
     verdict = kept("q")
     delivered = [sentence for sentence in verdict.sentences if sentence.action == "deliver"]
-    assert verdict.promised == (bool(delivered) and not verdict.unfamiliar)
+    assert verdict.promised == (bool(delivered) and not verdict.details.unfamiliar)
     assert all(sentence.promised and (sentence.compared or 0) <= (made.threshold or 0) for sentence in delivered)
     assert kept.promise is None
     forms_of_judging: list[tuple[Any, Any]] = [("sentence", "stop"), ("answer", None)]

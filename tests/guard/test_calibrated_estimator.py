@@ -59,7 +59,7 @@ def test_a_guard_takes_the_fitted_estimator_from_the_file(
     assert verdict.estimator == "states"
     assert verdict.uncertainty == pytest.approx(expected.uncertainty)
     assert verdict.confidence is not None
-    assert verdict.gnll is not None
+    assert verdict.details.gnll is not None
 
 
 def test_another_model_and_other_weights_are_refused(

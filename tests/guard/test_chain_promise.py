@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from semgrad_guard import Calibration, GenerationOptions, Guard, LanguageModel, Policy, Verdict
 from semgrad_guard.calibration import Binding, calibrate
 from semgrad_guard.errors import BindingMismatchError
-from semgrad_guard.guard import combined_promise, decide
+from semgrad_guard.guard import Router, combined_promise, decide
 from semgrad_guard.guard.verdicts import escalated
 from semgrad_guard.pocket import CALIBRATION_PATH
 from semgrad_guard.records import PromptForm
@@ -27,7 +27,7 @@ def made_after(upstream: str | None, *, alpha: float = 0.1) -> Policy:
 
 
 def decided(policy: Policy, uncertainty: float, *, prompt: PromptForm | None = PROMPT) -> Verdict:
-    draft = Verdict(status="scored", action="answer", text="a", estimator="e", model="m", uncertainty=uncertainty)
+    draft = Verdict.of(status="scored", action="answer", text="a", estimator="e", model="m", uncertainty=uncertainty)
     return decide(draft, policy, can_escalate=True, prompt=prompt)
 
 
@@ -54,7 +54,7 @@ def test_a_chain_promises_what_combined_promise_says(linked: list[bool], familia
 def test_a_later_stage_by_itself_promises_nothing() -> None:
     """Its calibration is about what another stage does not let through."""
     verdict = decided(made_after("0123456789abcdef"), SURE)
-    assert (verdict.action, verdict.promised, verdict.upstream) == ("answer", False, "0123456789abcdef")
+    assert (verdict.action, verdict.promised, verdict.details.upstream) == ("answer", False, "0123456789abcdef")
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +71,7 @@ def test_a_guard_behind_a_function_keeps_the_promise_of_its_calibration(pocket: 
     second = Calibration.seal(**{**fields, "binding": binding}) if follows else first
     options = GenerationOptions(max_tokens=16)
     target = Guard(pocket, Policy.from_calibration(second), options=options)
-    chain = Guard(
-        pocket, Policy.from_calibration(first), options=options, escalate_to=lambda _conversation: target(KNOWN)
-    )
+    chain = Guard(pocket, Router(Policy.from_calibration(first), lambda _: target(KNOWN)), options=options)
     verdict = chain(UNKNOWN)
     assert (verdict.text, verdict.action, verdict.promised) == ("Tokyo", "escalate", follows)
     assert target(KNOWN).promised is not follows  # asked directly, without a stage before it

@@ -17,6 +17,8 @@ from semgrad_guard.records import Verdict
 from semgrad_guard.settings import CLOSING_LINE
 from tests.fixed_model import PIECES, TEXT, FixedModel
 
+from .routed import routed
+
 QUESTION, REPLY = "hello", "Ask a cook."
 FINISHED = f"{PIECES[0]}\n\n{REPLY}"
 ENDED = f"{PIECES[0]}{CLOSING_LINE}"
@@ -37,7 +39,7 @@ def threshold(model: FixedModel) -> float:
 
 def guard(model: LanguageModel, threshold: float, target: Any = None, **changes: Any) -> Guard:
     given: dict[str, Any] = {"estimator": HybridGrad(), "by": "sentence", "on_doubt": "escalate", **changes}
-    return Guard(model, Policy(threshold=threshold), escalate_to=target, **given)
+    return routed(model, Policy(threshold=threshold), target, **given)
 
 
 def actions(verdict: Verdict) -> list[str]:
@@ -155,13 +157,13 @@ def test_nothing_is_promised_about_two_authors(model: FixedModel, threshold: flo
     assert made.sentences is not None
     assert made.sentences.on_doubt == "escalate"
     assert own[0] < (made.threshold or 0.0) < own[1]
-    verdict = Guard(model, Policy.from_calibration(made), escalate_to=lambda _: REPLY)(QUESTION)
-    assert (verdict.text, verdict.familiar, verdict.promised) == (FINISHED, True, False)
+    verdict = routed(model, Policy.from_calibration(made), lambda _: REPLY)(QUESTION)
+    assert (verdict.text, verdict.details.familiar, verdict.promised) == (FINISHED, True, False)
     assert [sentence.promised for sentence in verdict.sentences] == [True, False, False]
     alone = Guard(model, Policy.from_calibration(made))(QUESTION)
     assert (alone.text, alone.promised) == (ENDED, True)
-    last = alone.model_copy(update={"upstream": made.id})
-    inner = verdict.model_copy(update={"upstream": made.id, "escalated": last})
+    last = alone.revised(upstream=made.id)
+    inner = verdict.revised(upstream=made.id, escalated=last)
     assert (escalated(alone, last).promised, escalated(alone, inner).promised) == (True, False)
     with pytest.raises(BindingMismatchError, match="judged as"):
         Guard(model, Policy.from_calibration(made), on_doubt="stop")(QUESTION)

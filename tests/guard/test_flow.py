@@ -50,7 +50,7 @@ MODES: tuple[Mode, ...] = get_args(get_args(Mode)[0])
 def scored(uncertainty: float | None, text: str = TEXT) -> Verdict:
     if uncertainty is None:
         return unscored(text, reason="nothing to score")
-    return Verdict(
+    return Verdict.of(
         status="scored", action="answer", text=text, estimator="hybridgrad", model="m", uncertainty=uncertainty
     )
 
@@ -162,7 +162,7 @@ def test_every_driver_delivers_the_same(
     assert source.requests == escalates
     if mode == "annotate" or let_through:
         assert (outcome.verdict.text, outcome.answer) == (TEXT, "object")
-        assert outcome.verdict.enforced is (mode in ("enforce", "raise"))
+        assert outcome.verdict.details.enforced is (mode in ("enforce", "raise"))
     elif escalates:
         assert (outcome.verdict.text, outcome.answer, outcome.verdict.action) == (
             "the target's",
@@ -192,7 +192,7 @@ def test_settling_never_delivers_what_is_not_let_through(
     let_through = policy.decide(uncertainty, can_escalate=can_escalate) == "answer"
     advice = mode == "annotate" or (trusted and not let_through)
     assert isinstance(settled, Deliver) is (advice or let_through)
-    assert settled.verdict.enforced is not advice
+    assert settled.verdict.details.enforced is not advice
     if not isinstance(settled, Deliver):
         assert isinstance(settled, Raise) is (mode == "raise")
         assert not isinstance(settled, Escalate) or can_escalate
@@ -231,7 +231,7 @@ class TestTargets:
         assert outcome.verdict.uncertainty == 2.0
         assert outcome.verdict.delivered.uncertainty == 0.25
         assert outcome.verdict.delivered.action == "escalate"
-        assert outcome.verdict.delivered.escalated_from == outcome.verdict
+        assert outcome.verdict.delivered.details.escalated_from == outcome.verdict
         _, unknown = by_call(self.terms, Source(2.0))
         assert unknown.verdict.delivered.uncertainty is None
 

@@ -29,6 +29,8 @@ from semgrad_guard import (
 from semgrad_guard.errors import BindingMismatchError, InputError
 from tests.engine.chat_templates import template
 
+from .routed import routed
+
 Make = Callable[..., LanguageModel]
 OPTIONS = GenerationOptions(max_tokens=4)
 QUESTIONS = [f"question {i}" for i in range(6)]
@@ -36,7 +38,7 @@ ALL, NONE = Policy(threshold=1e9), Policy(threshold=-1.0)
 
 
 def guard(model: LanguageModel, policy: Policy, **changes: object) -> Guard:
-    return Guard(model, policy, estimator=HybridGrad(), options=OPTIONS, **changes)  # type: ignore[arg-type]
+    return routed(model, policy, estimator=HybridGrad(), options=OPTIONS, **changes)
 
 
 def calibrated(
@@ -57,10 +59,10 @@ def test_an_answer_let_through(language_model: LanguageModel) -> None:
     assert verdict.status == "scored"
     assert verdict.text == direct.text
     assert verdict.uncertainty == direct.evidence.gradients().scores.hybridgrad
-    assert verdict.calibration_id is None
+    assert verdict.details.calibration_id is None
     assert verdict.confidence is None
     assert not verdict.promised
-    assert verdict.semantic_token == direct.prompt.semantic_token.offset
+    assert verdict.details.semantic_token == direct.prompt.semantic_token.offset
 
 
 def test_an_abstention_keeps_score_and_draft(language_model: LanguageModel) -> None:
@@ -128,10 +130,10 @@ def test_a_calibrated_guard_promises(language_model: LanguageModel) -> None:
     policy = Policy.from_calibration(calibration)
     chain = guard(language_model, policy)
     verdict = chain("q")
-    assert verdict.calibration_id == calibration.id
+    assert verdict.details.calibration_id == calibration.id
     assert verdict.threshold == calibration.threshold
     assert 0 <= verdict.confidence <= 1
-    assert verdict.familiar
+    assert verdict.details.familiar
     assert verdict.promised == (verdict.action == "answer")
     assert (chain.promise.alpha, chain.promise.delta) == (0.2, 0.05)
 
@@ -140,9 +142,14 @@ def test_another_kind_of_prompt_is_decided_as_usual_and_not_promised(language_mo
     calibration = calibrated(guard(language_model, ALL), scale=1e9)
     chain = guard(language_model, Policy.from_calibration(calibration))
     usual, with_a_system_turn = chain("q"), chain([Message("system", "Be brief."), Message("user", "q")])
-    assert (usual.action, usual.promised, usual.familiar, usual.unfamiliar) == ("answer", True, True, ())
+    assert (usual.action, usual.promised, usual.details.familiar, usual.details.unfamiliar) == (
+        "answer",
+        True,
+        True,
+        (),
+    )
     assert (with_a_system_turn.action, with_a_system_turn.promised) == ("answer", False)
-    assert any("begins with a turn of the role system" in reason for reason in with_a_system_turn.unfamiliar)
+    assert any("begins with a turn of the role system" in reason for reason in with_a_system_turn.details.unfamiliar)
 
 
 def test_two_calibrated_stages_share_the_promise(language_model: LanguageModel) -> None:
@@ -199,7 +206,7 @@ def test_answers_that_end_at_other_tokens_are_promised_nothing(
     elif where == "generation config":
         other._model.generation_config.eos_token_id = [7]
     with nullcontext() if where == "nowhere" else pytest.raises(BindingMismatchError, match="end_tokens"):
-        assert guard(other, policy)("q").familiar
+        assert guard(other, policy)("q").details.familiar
 
 
 def test_a_name_for_the_prompts_binds_only_where_their_shape_is_not_known(language_model: LanguageModel) -> None:
@@ -207,7 +214,7 @@ def test_a_name_for_the_prompts_binds_only_where_their_shape_is_not_known(langua
     content = {name: value for name, value in known if name not in ("id", "schema_version", "shape")}
     old = Calibration.seal(**content)
     renamed = guard(language_model, Policy.from_calibration(known), prompt_template="rag")
-    assert renamed("q").familiar
+    assert renamed("q").details.familiar
     assert not renamed([Message("system", "Be brief."), Message("user", "q")]).promised
     with pytest.raises(BindingMismatchError, match="prompt_template"):
         guard(language_model, Policy.from_calibration(old), prompt_template="rag")("q")
@@ -235,11 +242,12 @@ def test_the_record_is_plain_json_and_hides_the_draft(language_model: LanguageMo
     verdict = guard(language_model, NONE, escalate_to=guard(language_model, NONE))("q")
     record = verdict.metadata()
     assert json.loads(json.dumps(record)) == record
-    assert record["schema"] == 1
+    assert record["schema"] == 2
     assert record["draft"] is None
     assert record["escalated"]["draft"] is None
     assert verdict.metadata(keep_draft=True)["draft"] == verdict.draft
     assert Verdict.model_validate_json(verdict.model_dump_json()) == verdict
+    assert len(Verdict.model_fields) == len(record) == 18
 
 
 def test_drift_shows_in_the_verdict(language_model: LanguageModel) -> None:
@@ -247,8 +255,8 @@ def test_drift_shows_in_the_verdict(language_model: LanguageModel) -> None:
     monitor = DriftMonitor(calibrated(base))
     watched = guard(language_model, Policy(threshold=1e9), monitor=monitor)
     verdicts = [watched("the same question") for _ in range(13)]
-    assert verdicts[0].drift is False
-    assert verdicts[-1].drift is True
+    assert verdicts[0].details.drift is False
+    assert verdicts[-1].details.drift is True
 
 
 def test_a_guard_needs_a_policy(language_model: LanguageModel) -> None:
@@ -277,7 +285,7 @@ def test_what_is_of_another_kind_is_refused_at_once(
 ) -> None:
     given = {"model": language_model, "policy": Policy(threshold=1.0), **named}
     with pytest.raises(InputError, match=reason):
-        Guard(given.pop("model"), given.pop("policy"), **given)
+        routed(given.pop("model"), given.pop("policy"), **given)
 
 
 @pytest.mark.parametrize("given", [None, 3, "calibration.json"])
@@ -308,6 +316,6 @@ def test_a_live_answer_shows_no_call_of_a_tool(make_language_model: Callable[...
     paint = {"type": "function", "function": {"name": "paint"}}
     model = make_language_model(chat_template=template("qwen2.5"), max_position_embeddings=8192)
     options = GenerationOptions(max_tokens=150, grammar=f"start: {json.dumps('Sure. ' + call)}")
-    stream = Guard(model, ALL, options=options, mode="annotate").stream("Paint it.", tools=[paint])
+    stream = routed(model, ALL, options=options, mode="annotate").stream("Paint it.", tools=[paint])
     assert "".join(stream) == "Sure."
     assert (stream.verdict.text, [one.name for one in stream.verdict.tool_calls]) == ("Sure.", ["paint"])

@@ -7,7 +7,7 @@ import pytest
 from semgrad_guard import Verdict
 from semgrad_guard.errors import LowConfidenceError
 
-VERDICT = Verdict(
+VERDICT = Verdict.of(
     status="scored", action="abstain", text="Nur-Sultan", estimator="hybridgrad", model="m", reason="too high"
 )
 

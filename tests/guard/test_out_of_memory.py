@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from semgrad_guard import GenerationOptions, Guard, LanguageModel, Policy
+from semgrad_guard import GenerationOptions, Guard, LanguageModel, Policy, Router
 from semgrad_guard.engine.answers.options import Sampling
 from semgrad_guard.estimators import SemanticEntropy
 from semgrad_guard.estimators.base import Estimator
@@ -36,7 +36,7 @@ def no_room(model: LanguageModel, when: Callable[[torch.Tensor], bool]) -> Itera
 
 def guard(model: LanguageModel, on_unscored: Any, estimator: Estimator | None = None) -> Guard:
     policy = Policy(threshold=1e308, on_unscored=on_unscored)
-    return Guard(model, policy, estimator=estimator, options=OPTIONS, escalate_to=lambda _: "elsewhere")
+    return Guard(model, Router(policy, lambda _: "elsewhere"), estimator=estimator, options=OPTIONS)
 
 
 @pytest.mark.parametrize("way", ["batch", "abatch", "stream", "astream"])

@@ -15,7 +15,7 @@ from semgrad_guard.engine.answers.text import Piece, ThoughtPiece
 from semgrad_guard.engine.answers.writing import BatchRequest, WrittenAnswer
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import MeanEntropy, Sampling, SelfConsistency, SemanticEntropy
-from semgrad_guard.guard import Answerer
+from semgrad_guard.guard import Answerer, Router
 from semgrad_guard.settings import Mode
 from tests.engine.chat_templates import template
 from tests.thinking import ANSWERS, THOUGHTS, UNTHOUGHT, thinking_model, written
@@ -45,7 +45,7 @@ def test_an_answer_cut_in_mid_thought_is_unscored(model: LanguageModel, estimato
     guard = Guard(model, ALL, estimator=estimator, options=GenerationOptions(max_tokens=6))
     for verdict in guard.batch(QUESTIONS):
         assert (verdict.status, verdict.action, verdict.promised) == ("unscored", "abstain", False)
-        assert (verdict.draft, verdict.reasoning) == (None, None)
+        assert (verdict.draft, verdict.details.reasoning) == (None, None)
         assert "cut off within its reasoning" in (verdict.reason or "")
 
 
@@ -55,21 +55,25 @@ def test_a_verdict_knows_the_thought_by_its_text_length_and_entropies(
 ) -> None:
     guard = Guard(model, ALL, estimator=estimator, options=GenerationOptions(max_tokens=64))
     for question, verdict in zip(QUESTIONS, guard.batch(QUESTIONS), strict=True):
-        assert (verdict.status, verdict.text, verdict.reasoning) == ("scored", ANSWERS[question], THOUGHTS[question])
-        assert verdict.scored_tokens == len(model.tokenizer(ANSWERS[question])["input_ids"])
-        assert (verdict.reasoning_tokens or 0) >= len(model.tokenizer(THOUGHTS[question])["input_ids"])
-        assert 0 < (verdict.reasoning_entropy or 0) <= (verdict.reasoning_peak or 0)
+        assert (verdict.status, verdict.text, verdict.details.reasoning) == (
+            "scored",
+            ANSWERS[question],
+            THOUGHTS[question],
+        )
+        assert verdict.details.scored_tokens == len(model.tokenizer(ANSWERS[question])["input_ids"])
+        assert (verdict.details.reasoning_tokens or 0) >= len(model.tokenizer(THOUGHTS[question])["input_ids"])
+        assert 0 < (verdict.details.reasoning_entropy or 0) <= (verdict.details.reasoning_peak or 0)
         assert "It is" not in str(verdict.metadata())
     held = Guard(model, Policy(threshold=-1.0), estimator=estimator)(QUESTIONS[0])
     assert held.action == "abstain"
-    assert held.reasoning is None, "a thought names the answer: it is withheld with the draft"
+    assert held.details.reasoning is None, "a thought names the answer: it is withheld with the draft"
 
 
 @pytest.mark.parametrize("mode", ["annotate", "enforce"])
 def test_a_delivered_answer_is_the_text_behind_the_thought(model: LanguageModel, mode: Mode) -> None:
-    guard = Guard(model, ALL, estimator=HybridGrad(), mode=mode)
+    guard = Guard(model, Router(ALL, mode=mode), estimator=HybridGrad())
     verdict = guard(QUESTIONS[0])
-    assert (verdict.text, verdict.reasoning) == (ANSWERS[QUESTIONS[0]], THOUGHTS[QUESTIONS[0]])
+    assert (verdict.text, verdict.details.reasoning) == (ANSWERS[QUESTIONS[0]], THOUGHTS[QUESTIONS[0]])
     assert not verdict.promised
     pieces = list(stream := guard.stream(QUESTIONS[0]))
     assert "".join(pieces) == stream.verdict.text == ANSWERS[QUESTIONS[0]]
@@ -192,7 +196,11 @@ def test_a_text_from_elsewhere_is_read_by_the_same_rule(model: LanguageModel) ->
     apart = answerer.scored(question, ANSWERS[question], reasoning=THOUGHTS[question]).verdict
     bare, own = answerer.scored(question, ANSWERS[question]).verdict, model.generate(question)
     for verdict in (raw, apart):
-        assert (verdict.status, verdict.text, verdict.reasoning) == ("scored", ANSWERS[question], THOUGHTS[question])
+        assert (verdict.status, verdict.text, verdict.details.reasoning) == (
+            "scored",
+            ANSWERS[question],
+            THOUGHTS[question],
+        )
         assert verdict.uncertainty == pytest.approx(HybridGrad()(own.evidence).uncertainty, rel=1e-3)
     assert bare.status == "scored"
     assert bare.uncertainty != pytest.approx(raw.uncertainty, rel=0.1)

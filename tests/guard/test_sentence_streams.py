@@ -19,6 +19,8 @@ from semgrad_guard.settings import CLOSING_LINE
 from tests.fixed_model import PIECES, TEXT, FixedModel
 from tests.pairwise import in_turn
 
+from .routed import routed
+
 
 @pytest.fixture
 def model(language_model: LanguageModel) -> FixedModel:
@@ -27,7 +29,7 @@ def model(language_model: LanguageModel) -> FixedModel:
 
 def guard(model: LanguageModel, threshold: float, **changes: Any) -> Guard:
     given: dict[str, Any] = {"estimator": HybridGrad(), "by": "sentence", **changes}
-    return Guard(model, Policy(threshold=threshold), **given)
+    return routed(model, Policy(threshold=threshold), **given)
 
 
 def scores(verdict: Verdict) -> list[float]:
@@ -46,7 +48,7 @@ def test_sentences_leave_with_the_scores_of_the_whole_answer(model: FixedModel, 
     assert seen == [(PIECES[0], 1), (PIECES[1], 2), (PIECES[2], 3)]
     assert scores(stream.verdict) == pytest.approx(scores(whole), rel=1e-5)
     assert [one.tokens for one in stream.verdict.sentences] == [one.tokens for one in whole.sentences]
-    assert (stream.verdict.text, stream.verdict.scored_tokens) == (TEXT, whole.scored_tokens)
+    assert (stream.verdict.text, stream.verdict.details.scored_tokens) == (TEXT, whole.details.scored_tokens)
 
 
 def thresholds(model: FixedModel) -> list[float]:
@@ -64,7 +66,7 @@ def test_the_stream_is_the_text_of_the_record_at_any_threshold(model: FixedModel
         piece for piece, sentence in zip(PIECES, whole.sentences, strict=True) if sentence.action in ("deliver", "mark")
     ]
     assert pieces[: len(left)] == left
-    assert (stream.verdict.action, stream.verdict.enforced) == (whole.action, whole.enforced)
+    assert (stream.verdict.action, stream.verdict.details.enforced) == (whole.action, whole.details.enforced)
     assert actions(whole)[: len(stream.verdict.sentences)] == actions(stream.verdict)
     if on_doubt not in ("stop", "escalate"):
         assert len(stream.verdict.sentences) == 3
@@ -147,7 +149,7 @@ def test_a_sentence_that_is_cut_is_judged_at_its_end(language_model: LanguageMod
     pieces = list(stream)
     assert len(pieces) == len(stream.verdict.sentences) == written.count(".") + 1
     assert written.startswith("".join(pieces))
-    assert (stream.verdict.cut, stream.verdict.text) == (24, "".join(pieces))
+    assert (stream.verdict.details.cut, stream.verdict.text) == (24, "".join(pieces))
     assert None not in [sentence.uncertainty for sentence in stream.verdict.sentences]
 
 

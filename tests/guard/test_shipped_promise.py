@@ -51,8 +51,8 @@ def guard() -> Guard:
 
 def test_a_question_by_itself_is_promised(guard: Guard) -> None:
     known, unknown = guard.batch(["What is the capital of Japan?", "What is the capital of Mongolia?"])
-    assert (known.action, known.promised, known.familiar) == ("answer", True, True)
-    assert (unknown.action, unknown.promised, unknown.familiar) == ("abstain", False, True)
+    assert (known.action, known.promised, known.details.familiar) == ("answer", True, True)
+    assert (unknown.action, unknown.promised, unknown.details.familiar) == ("abstain", False, True)
 
 
 @pytest.mark.slow
@@ -64,7 +64,7 @@ def test_nothing_is_promised_about_prompts_of_another_kind(guard: Guard, kind: s
     ]
     verdicts = [v for start in range(0, COUNT, BATCH) for v in guard.batch(prompts[start : start + BATCH])]
     assert sum(verdict.promised for verdict in verdicts) == 0
-    assert all(verdict.familiar is False and verdict.unfamiliar for verdict in verdicts)
+    assert all(verdict.details.familiar is False and verdict.details.unfamiliar for verdict in verdicts)
     assert any(verdict.action == "answer" for verdict in verdicts)  # decided as usual
 
 
@@ -72,11 +72,11 @@ def test_nothing_is_promised_about_prompts_of_another_kind(guard: Guard, kind: s
 def test_an_answer_that_is_cut_off_elsewhere_is_not_promised(guard: Guard, options: dict[str, Any], where: str) -> None:
     cut = Guard(guard.model, guard.policy, options=GenerationOptions(**options))
     verdict = cut("What is the capital of Japan?")
-    assert (verdict.action, verdict.promised, verdict.familiar) == ("answer", False, False)
-    assert where in verdict.unfamiliar[0]
+    assert (verdict.action, verdict.promised, verdict.details.familiar) == ("answer", False, False)
+    assert where in verdict.details.unfamiliar[0]
     stream = cut.stream("What is the capital of Japan?")
     assert "".join(stream) == verdict.text
-    assert stream.verdict.unfamiliar == verdict.unfamiliar
+    assert stream.verdict.details.unfamiliar == verdict.details.unfamiliar
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def test_an_answer_that_goes_on_where_the_calibration_cut_is_not_promised(
     made = calibrate(range(100), [True] * 100, alpha=0.1, delta=0.1, prompts=[one.prompt] * 100, binding=binding)
     longer = Guard(guard.model, Policy.from_calibration(made))
     verdict = longer("What is the capital of Japan?")
-    assert (verdict.action, verdict.promised, verdict.familiar) == ("answer", False, False)
-    assert where in verdict.unfamiliar[0]
+    assert (verdict.action, verdict.promised, verdict.details.familiar) == ("answer", False, False)
+    assert where in verdict.details.unfamiliar[0]
     stream = longer.stream("What is the capital of Japan?")
     assert "".join(stream) == verdict.text == "Tokyo"
-    assert stream.verdict.unfamiliar == verdict.unfamiliar
+    assert stream.verdict.details.unfamiliar == verdict.details.unfamiliar

@@ -25,7 +25,7 @@ def pocket() -> LanguageModel:
 
 def checked(one: Written, verdict: Verdict, *, is_scored: bool | None) -> None:
     assert verdict.text == one.answer
-    assert (verdict.reasoning or "") == (one.thought or "")
+    assert (verdict.details.reasoning or "") == (one.thought or "")
     if is_scored is not None:
         assert verdict.status == ("scored" if is_scored else "unscored")
     assert verdict.status == "scored" or "reasoning" in (verdict.reason or "")

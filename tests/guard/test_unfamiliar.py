@@ -31,7 +31,7 @@ def calibrated(binding: Binding | None = None, *, shape: bool = True) -> Calibra
 
 def draft(uncertainty: float | None = 1.0) -> Verdict:
     status: Any = "unscored" if uncertainty is None else "scored"
-    return Verdict(status=status, action="answer", text="a", estimator="e", model="m", uncertainty=uncertainty)
+    return Verdict.of(status=status, action="answer", text="a", estimator="e", model="m", uncertainty=uncertainty)
 
 
 def decided(policy: Policy, at: PromptForm | None, *, uncertainty: float | None = 1.0, target: bool = False) -> Verdict:
@@ -41,10 +41,19 @@ def decided(policy: Policy, at: PromptForm | None, *, uncertainty: float | None 
 def test_only_a_familiar_prompt_is_promised() -> None:
     policy = Policy.from_calibration(calibrated())
     usual, strange, unknown = decided(policy, USUAL), decided(policy, STRANGE), decided(policy, None)
-    assert (usual.action, usual.promised, usual.familiar, usual.unfamiliar) == ("answer", True, True, ())
-    assert (strange.action, strange.promised, strange.familiar) == ("answer", False, False)
-    assert "begins with a turn of the role system" in strange.unfamiliar[0]
-    assert (unknown.action, unknown.promised, unknown.unfamiliar) == ("answer", False, ("the prompt is not known",))
+    assert (usual.action, usual.promised, usual.details.familiar, usual.details.unfamiliar) == (
+        "answer",
+        True,
+        True,
+        (),
+    )
+    assert (strange.action, strange.promised, strange.details.familiar) == ("answer", False, False)
+    assert "begins with a turn of the role system" in strange.details.unfamiliar[0]
+    assert (unknown.action, unknown.promised, unknown.details.unfamiliar) == (
+        "answer",
+        False,
+        ("the prompt is not known",),
+    )
     assert strange.reason is None  # it is delivered
 
 
@@ -78,7 +87,7 @@ OPTIONS = [{"settings": {"dtype": "float32", "temperature": 0.5}}, {"prompt_temp
 def test_other_options_are_refused_or_outside_the_promise_and_other_models_are_refused(changes: Any) -> None:
     facts: Any = {"settings": {"dtype": "float32"}, "prompt_template": "chat@plain"}
     calibration = calibrated(Binding(model="m", estimator="e", **facts))
-    answer = draft().model_copy(update=facts | changes)
+    answer = draft().revised(**facts | changes)
     refusing, delivering = (
         Policy.from_calibration(calibration, on_other_options=rule) for rule in ("refuse", "deliver")
     )
@@ -89,11 +98,11 @@ def test_other_options_are_refused_or_outside_the_promise_and_other_models_are_r
             decide(answer, delivering, can_escalate=False, prompt=USUAL)
         return
     found = decide(answer, delivering, can_escalate=False, prompt=USUAL)
-    assert (found.action, found.promised, found.familiar) == ("answer", False, False)
-    assert "at calibration" in found.unfamiliar[0]
+    assert (found.action, found.promised, found.details.familiar) == ("answer", False, False)
+    assert "at calibration" in found.details.unfamiliar[0]
     unsure = answer.model_copy(update={"uncertainty": 200.0})
     assert decide(unsure, delivering, can_escalate=False, prompt=USUAL).action == "abstain"
-    same = draft().model_copy(update=facts)
+    same = draft().revised(**facts)
     assert decide(same, delivering, can_escalate=False, prompt=USUAL).promised
 
 
@@ -104,13 +113,13 @@ def test_an_answer_outside_the_promise_is_no_drift(strange: str, uncertainty: fl
     policy = Policy.from_calibration(calibration, on_other_options="deliver")
     monitor = DriftMonitor(calibration)
     terms = Terms(policy=policy, monitor=monitor)
-    usual = draft(uncertainty).model_copy(update={"settings": {"dtype": "float32"}})
-    sampled = usual.model_copy(update={"settings": {"dtype": "float32", "temperature": 1.0}})
+    usual = draft(uncertainty).revised(settings={"dtype": "float32"})
+    sampled = usual.revised(settings={"dtype": "float32", "temperature": 1.0})
     odd = Draft(sampled, None, USUAL) if strange == "options" else Draft(usual, None, STRANGE)
     for _ in range(30):
-        assert one(run(terms, lambda: [odd])).verdict.drift is None
+        assert one(run(terms, lambda: [odd])).verdict.details.drift is None
     assert (monitor.report().answers, monitor.report().alarm) == (0, False)
-    moved = [one(run(terms, lambda: [Draft(usual, None, USUAL)])).verdict.drift for _ in range(30)]
+    moved = [one(run(terms, lambda: [Draft(usual, None, USUAL)])).verdict.details.drift for _ in range(30)]
     assert (moved[0], moved[-1]) == (False, True)
 
 
@@ -120,7 +129,7 @@ def test_an_answer_that_a_target_pauses_is_counted_once() -> None:
     with pytest.raises(KeyError, match="until later"):
         run(terms, lambda: [Draft(draft(), None)], lambda _: [Paused(KeyError("until later"))])
     assert monitor.report().answers == 0
-    assert one(run(terms, lambda: [Draft(draft(), None)], lambda _: [Reply("later")])).verdict.drift is False
+    assert one(run(terms, lambda: [Draft(draft(), None)], lambda _: [Reply("later")])).verdict.details.drift is False
     assert monitor.report().answers == 1
 
 
@@ -152,9 +161,9 @@ def test_raising_says_what_differs_and_what_to_do() -> None:
 
 def test_a_calibration_without_a_shape_gives_a_threshold_and_promises_nothing() -> None:
     found = decided(Policy.from_calibration(calibrated(shape=False)), USUAL)
-    assert (found.action, found.promised, found.familiar) == ("answer", False, False)
+    assert (found.action, found.promised, found.details.familiar) == ("answer", False, False)
     assert found.confidence is not None
-    assert "make it anew with `semgrad-guard calibrate`" in found.unfamiliar[0]
+    assert "make it anew with `semgrad-guard calibrate`" in found.details.unfamiliar[0]
 
 
 @pytest.mark.parametrize("rule", ["abstain", "escalate", "raise"])
@@ -171,7 +180,12 @@ def test_a_rule_that_would_stop_everything_is_refused(rule: Any) -> None:
 
 def test_a_bare_policy_knows_nothing_of_familiarity() -> None:
     found = decided(Policy(threshold=5.0), STRANGE)
-    assert (found.action, found.promised, found.familiar, found.unfamiliar) == ("answer", False, None, ())
+    assert (found.action, found.promised, found.details.familiar, found.details.unfamiliar) == (
+        "answer",
+        False,
+        None,
+        (),
+    )
 
 
 def test_what_an_unfamiliar_prompt_hands_on_is_not_promised_by_the_target() -> None:
@@ -186,12 +200,13 @@ def test_what_an_unfamiliar_prompt_hands_on_is_not_promised_by_the_target() -> N
 def test_the_record_carries_it_and_a_new_decision_forgets_it() -> None:
     strange = decided(Policy.from_calibration(calibrated()), STRANGE)
     record = strange.metadata()
-    assert (record["schema"], record["promised"], record["familiar"]) == (1, False, False)
-    assert record["unfamiliar"] == list(strange.unfamiliar)
+    assert (record["schema"], record["promised"], record["details"]["familiar"]) == (2, False, False)
+    assert record["details"]["unfamiliar"] == list(strange.details.unfamiliar)
     fresh = undecided(strange)
-    assert (fresh.familiar, fresh.unfamiliar, fresh.promised) == (None, (), False)
-    old = {name: value for name, value in strange.model_dump().items() if name not in ("familiar", "unfamiliar")}
-    assert Verdict.model_validate(old).familiar is None
+    assert (fresh.details.familiar, fresh.details.unfamiliar, fresh.promised) == (None, (), False)
+    old = strange.model_dump()
+    old["details"] = {name: value for name, value in old["details"].items() if not name.endswith("familiar")}
+    assert Verdict.model_validate(old).details.familiar is None
 
 
 def test_a_failed_draft_leaves_the_record_of_a_withheld_one() -> None:
@@ -204,4 +219,4 @@ def test_a_failed_draft_leaves_the_record_of_a_withheld_one() -> None:
     failed = one(run(terms, failing)).verdict
     withheld = one(run(terms, lambda: [Draft(unscored("", reason="the engine failed"), None)]))
     assert failed == withheld.verdict
-    assert (failed.upstream, failed.familiar, failed.action) == ("first", False, "abstain")
+    assert (failed.details.upstream, failed.details.familiar, failed.action) == ("first", False, "abstain")

@@ -48,7 +48,7 @@ def require_alone(model: LanguageModel, wanted: AnswerRequest, drafts: Sequence[
         generation, verdict = single.answer, single.verdict
         expected = (generation.text, generation.finish_reason, generation.completion_tokens, generation.cut)
         answer = draft.answer
-        assert (answer.text, answer.finish_reason, answer.completion_tokens, draft.verdict.cut) == expected
+        assert (answer.text, answer.finish_reason, answer.completion_tokens, draft.verdict.details.cut) == expected
         assert draft.verdict.status == verdict.status
         assert draft.verdict.reason == verdict.reason
         assert draft.verdict.uncertainty == pytest.approx(verdict.uncertainty, rel=1e-4)

@@ -89,7 +89,7 @@ async def test_an_operator_names_what_a_request_may_move(serve: Serve) -> None:
             assert (await client.post(CHAT, json=body)).status_code == 403
         async with serve(NONE, overridable=frozenset({name})) as client:
             record = (await client.post(CHAT, json=body)).json()["semgrad_guard"]
-        assert record["enforced"] is (name != "mode")
+        assert record["details"]["enforced"] is (name != "mode")
         assert record["action"] == ("answer" if name == "threshold" else "abstain")
     assert set(Overrides.model_fields) == {"mode", "threshold", "timeout"}
 

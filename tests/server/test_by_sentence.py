@@ -79,7 +79,7 @@ async def test_a_part_is_delivered_everywhere(serve: Serve, fixed: LanguageModel
         len(PIECES[kept]),
         pytest.approx((policy.threshold or 0) / 1.001),
     )
-    assert whole["usage"]["completion_tokens"] == own["tokens"] == record["scored_tokens"]
+    assert whole["usage"]["completion_tokens"] == own["tokens"] == record["details"]["scored_tokens"]
     for number, sentence in enumerate(record["sentences"]):
         known = [sentence[name] for name in ("uncertainty", "compared", "scores", "tokens", "leans_on")]
         assert (known == [None, None, {}, 0, None]) == (number != kept)

@@ -60,7 +60,7 @@ async def test_nothing_of_a_withheld_answer_leaves(serve: Serve, language_model:
     assert logprobs["content"] is None
     record = logprobs["semgrad_guard"]
     assert record["action"] == "abstain"
-    assert record["scored_tokens"] == 0
+    assert record["details"]["scored_tokens"] == 0
     assert [record[name] for name in ("gnll", "mean_entropy", "max_probability", "cut", "draft")] == [None] * 5
     usage = (events(response.text)[-1] if stream else response.json())["usage"]
     assert usage["completion_tokens"] == 0
@@ -80,7 +80,7 @@ async def test_a_live_stream(serve: Serve, language_model: LanguageModel) -> Non
     assert "".join(piece or "" for piece in pieces) == draft
     assert sum(bool(piece) for piece in pieces) > 1
     assert found[-1]["choices"][0]["logprobs"]["semgrad_guard"]["action"] == "abstain"
-    assert found[-1]["semgrad_guard"]["enforced"] is False
+    assert found[-1]["semgrad_guard"]["details"]["enforced"] is False
     assert "x-semgrad-guard-action" not in response.headers
 
 
@@ -241,14 +241,14 @@ async def test_overrides_are_the_operators_to_allow(serve: Serve) -> None:
         assert "mode, threshold" in response.json()["error"]["message"]
     async with serve(ALL, overridable=frozenset({"threshold", "mode"})) as client:
         record = (await client.post(CHAT, json=body)).json()["semgrad_guard"]
-        assert (record["action"], record["enforced"], record["threshold"]) == ("abstain", False, -1.0)
+        assert (record["action"], record["details"]["enforced"], record["threshold"]) == ("abstain", False, -1.0)
 
 
 async def test_without_a_threshold_no_record_shows_one(serve: Serve) -> None:
     async with serve(lets_every_score_through("abstain"), mode="annotate") as client:
         record = (await client.post(CHAT, json=asking())).json()["semgrad_guard"]
         [model] = (await client.get("/v1/models")).json()["data"]
-    assert (record["action"], record["enforced"]) == ("answer", False)
+    assert (record["action"], record["details"]["enforced"]) == ("answer", False)
     assert record["threshold"] is model["semgrad_guard"]["threshold"] is None
 
 

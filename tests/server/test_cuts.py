@@ -121,7 +121,7 @@ async def test_what_is_delivered_is_cut_as_if_it_had_been_written_so(
             assert [text.rstrip(halves), finish] == [expected[0].rstrip(halves), expected[1]], cut
             record = own[-1]["choices"][0]["logprobs"]["semgrad_guard"]
             assert record["digest"] == digest_of(text)
-            assert (CUT in record["unfamiliar"]) is (text != draft)
+            assert (CUT in record["details"]["unfamiliar"]) is (text != draft)
             if not stream:
                 assert own[0]["usage"]["completion_tokens"] == count
 
@@ -151,9 +151,9 @@ async def test_nothing_is_promised_of_what_a_client_cut(
     assert found == [(text[:2], False), (text, True), (text, True)]
     for answer, promised in ((whole, True), (fits, True), (cut, False)):
         record = answer["semgrad_guard"]
-        assert (record["promised"], record["familiar"], record["action"]) == (promised, promised, "answer")
+        assert (record["promised"], record["details"]["familiar"], record["action"]) == (promised, promised, "answer")
         assert record["uncertainty"] == whole["semgrad_guard"]["uncertainty"]
-    assert cut["semgrad_guard"]["unfamiliar"] == [CUT]
+    assert cut["semgrad_guard"]["details"]["unfamiliar"] == [CUT]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -211,9 +211,9 @@ async def test_answers_with_other_options_are_delivered_unpromised_where_the_ope
             assert (response.status_code, record["promised"]) == (200, False), response.text
             if record["action"] == "answer":
                 assert record["uncertainty"] <= record["threshold"]
-                assert "at calibration" in record["unfamiliar"][0]
+                assert "at calibration" in record["details"]["unfamiliar"][0]
             else:
-                assert (record["uncertainty"], record["unfamiliar"]) == (None, [])
+                assert (record["uncertainty"], record["details"]["unfamiliar"]) == (None, [])
         plain = (await client.post(CHAT, json=body)).json()["semgrad_guard"]
         text = {"model": "pocket", "prompt": "What is the capital of Japan?", "temperature": 0.1}  # as OpenAILike
         sampled = (await client.post("/v1/completions", json=text)).json()["semgrad_guard"]
@@ -221,7 +221,7 @@ async def test_answers_with_other_options_are_delivered_unpromised_where_the_ope
     assert (plain["promised"], plain["unfamiliar"], sampled["promised"]) == (True, [], False)
 
 
-VERDICT = Verdict(status="scored", action="answer", text="", estimator="x", model="m", familiar=True, promised=True)
+VERDICT = Verdict.of(status="scored", action="answer", text="", estimator="x", model="m", familiar=True, promised=True)
 CALL = ToolCall("f", {"a": 1})
 
 
@@ -254,7 +254,7 @@ def test_where_a_text_is_cut(cuts: Any, text: str, finish: str, count: int) -> N
     assert (left.text, left.finish_reason, left.completion_tokens) == (text, finish, count)
     assert "".join(entry["token"] for entry in left.logprobs or ()) == text
     assert (verdict.text, verdict.tool_calls, left.tool_calls) == (text, (), ())
-    assert (verdict.promised, verdict.familiar, verdict.unfamiliar) == (False, False, (CUT,))
+    assert (verdict.promised, verdict.details.familiar, verdict.details.unfamiliar) == (False, False, (CUT,))
     assert Cuts(max_tokens=20, stop=("zz",)).delivered(verdict, answer) == (verdict, answer)
     with pytest.raises(InputError, match="at least one character"):
         Cuts(stop=("a", ""))

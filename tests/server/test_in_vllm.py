@@ -150,7 +150,7 @@ def test_sentences_are_scored_in_the_worker(twin: TwinLanguageModel) -> None:
     for mine, its in zip(draft.verdict.sentences, expected.sentences, strict=True):
         assert (mine.start, mine.end, mine.tokens) == (its.start, its.end, its.tokens)
         assert mine.uncertainty == pytest.approx(its.uncertainty, rel=1e-4)
-    assert draft.verdict.settings == {**(expected.settings or {}), "dtype": draft.verdict.settings["dtype"]}
+    assert draft.verdict.settings == {**(expected.details.settings or {}), "dtype": draft.verdict.settings["dtype"]}
 
 
 async def written_in_parts(
@@ -220,7 +220,7 @@ async def test_sentences_leave_while_their_answer_is_written(twin: TwinLanguageM
             assert mine.uncertainty == pytest.approx(its.uncertainty, rel=1e-4)
     assert isinstance(cut, Verdict)
     assert ([piece.text for piece in pieces[2]], cut.text) == ([PIECES[0]], "".join(PIECES[:2]).rstrip())
-    assert cut.cut is None  # by no limit
+    assert cut.details.cut is None  # by no limit
     assert isinstance(left, AnswerCancelledError)
     assert max(rounds) > 1  # scored together
 

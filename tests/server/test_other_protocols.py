@@ -151,7 +151,7 @@ async def test_the_limits_are_the_same(serve: Serve, language_model: LanguageMod
     text = body["choices"][0]["text"] if path == TEXT else text_in(body)
     assert draft.startswith(text.rstrip("\ufffd"))
     assert body["usage"]["completion_tokens" if path == TEXT else "output_tokens"] == 2
-    assert body["semgrad_guard"]["unfamiliar"]
+    assert body["semgrad_guard"]["details"]["unfamiliar"]
     assert [one.status_code for one in (long, other, refused)] == [400, 404, 403]
 
 

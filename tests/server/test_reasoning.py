@@ -185,7 +185,7 @@ async def test_a_request_switches_thinking(serve: Serve, field: dict[str, Any], 
         return
     content, thought, record = delivered(response, stream=False)
     assert (content, thought, record["status"]) == (ANSWER, THOUGHT if thinks else "", "scored")
-    assert record["prompt_template"] != "chat@" + thinking_model().identity.template
+    assert record["details"]["prompt_template"] != "chat@" + thinking_model().identity.template
 
 
 async def test_earlier_reasoning_is_left_out_of_the_prompt(serve: Serve) -> None:

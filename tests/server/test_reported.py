@@ -66,7 +66,10 @@ async def test_the_scores_are_those_of_the_upstreams_own_tokens(
             given = found[-1]["choices"][0]["logprobs"]
             record = given["semgrad_guard"]
             assert record["uncertainty"] == (pytest.approx(expected, rel=1e-5) if text == written else None)
-            assert (record["estimator"], record["settings"]) == (estimator, {"reported": True, "top_logprobs": 5})
+            assert (record["estimator"], record["details"]["settings"]) == (
+                estimator,
+                {"reported": True, "top_logprobs": 5},
+            )
             assert (given["content"] is not None) == (stream and text == written)
             assert not given["content"] or given["content"][0]["top_logprobs"] == []
             assert text == written or written not in response.text
@@ -140,7 +143,7 @@ async def test_log_probabilities_that_are_not_whole_are_no_score(
 )
 def test_tokens_that_spell_the_answer(text: str, entries: Any, counted: int) -> None:
     verdict = ReportedScorer("m").verdict(text, entries, options={})
-    assert (verdict.status, verdict.scored_tokens) == ("scored", counted)
+    assert (verdict.status, verdict.details.scored_tokens) == ("scored", counted)
 
 
 @pytest.mark.parametrize(

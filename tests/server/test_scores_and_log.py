@@ -26,7 +26,7 @@ async def test_a_text_is_scored(serve: Serve, language_model: LanguageModel) -> 
     async with serve(NONE, scores_texts=True) as client:
         whole = (await client.post("/v1/score", json=body)).json()
         assert whole["semgrad_guard"]["uncertainty"] == language_model.score("What is it?", text).hybridgrad
-        assert (whole["semgrad_guard"]["action"], whole["semgrad_guard"]["enforced"]) == ("abstain", False)
+        assert (whole["semgrad_guard"]["action"], whole["semgrad_guard"]["details"]["enforced"]) == ("abstain", False)
         assert "segments" not in whole
         parts = (await client.post("/v1/score", json={**body, "by": "sentence", "model": "tiny"})).json()["segments"]
         expected = language_model.score("What is it?", text, by="sentence")

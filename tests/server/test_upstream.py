@@ -71,7 +71,7 @@ async def test_the_upstream_writes_and_this_one_scores(
             assert shown == text
             record = found[-1]["choices"][0]["logprobs"]["semgrad_guard"]
             assert record["uncertainty"] == (pytest.approx(expected, rel=1e-6) if text == written else None)
-            assert record["settings"]["served"] is True
+            assert record["details"]["settings"]["served"] is True
             if text != written:
                 assert json.dumps(written)[1:-1] not in response.text
     assert {headers["authorization"] for headers in requests} == {"Bearer upstream-key"}
@@ -94,7 +94,7 @@ async def test_escalation(
     )
     record = found[-1]["choices"][0]["logprobs"]["semgrad_guard"]
     assert (record["action"], record["escalated"]["status"], record["promised"]) == ("escalate", "unscored", False)
-    assert record["scored_tokens"] == 0  # the draft's
+    assert record["details"]["scored_tokens"] == 0  # the draft's
     assert not any("authorization" in headers for headers in requests)
 
 

@@ -58,7 +58,7 @@ async def test_options_that_the_calibration_did_not_have_are_not_promised(
             response = await client.post("/v1/chat/completions", json=asking(stream=stream, **more))
             found = events(response.text) if stream else [response.json()]
             record = found[-1]["choices"][0]["logprobs"]["semgrad_guard"]
-            assert record["promised"] == (record["unfamiliar"] == [])
+            assert record["promised"] == (record["details"]["unfamiliar"] == [])
             return record
 
         for neutral in ({}, {"temperature": 0}, {"user": "me"}, {"top_p": 1}, {"max_tokens": 200}):
@@ -66,6 +66,10 @@ async def test_options_that_the_calibration_did_not_have_are_not_promised(
         for option in ({"temperature": 2}, {"logit_bias": {"5": 100}}, {"min_tokens": 50}, {"lora": "x"}):
             record = await record_of(**option)
             assert not record["promised"], option
-            assert any(f"the option {name} of the call" in reason for name in option for reason in record["unfamiliar"])
+            assert any(
+                f"the option {name} of the call" in reason
+                for name in option
+                for reason in record["details"]["unfamiliar"]
+            )
         for cut in ({"max_tokens": 1}, {"stop": ["x"]}):
             assert not (await record_of(**cut))["promised"], cut

@@ -218,7 +218,7 @@ async def test_the_tokens_of_several_answers(serve: Serve, scorer: Scheduler, us
     texts = ["It is so.", "It is not so."]
     hello = (Message("user", "hello"),)
     verdicts = [(await scorer.judged(ForeignText(text=text, conversation=hello))).verdict for text in texts]
-    scored = [verdict.scored_tokens for verdict in verdicts]
+    scored = [verdict.details.scored_tokens for verdict in verdicts]
     between = sum(verdict.uncertainty or 0.0 for verdict in verdicts) / 2
     choices = [{"index": i, "message": {"role": "assistant", "content": text}} for i, text in enumerate(texts)]
     transport = httpx.MockTransport(lambda _: httpx.Response(200, json={"choices": choices, "usage": usage}))

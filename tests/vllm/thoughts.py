@@ -91,8 +91,8 @@ def withheld(served: LanguageModel) -> dict[str, object]:
     options = limited(9)
     through, held = (Guard(served, Policy(threshold=t), options=options)(QUESTIONS[0]) for t in (1e9, -1.0))
     return {
-        "through": [through.action, bool(through.reasoning), str(through.reasoning) in through.text],
-        "held": [held.action, held.reasoning, held.text],
+        "through": [through.action, bool(through.details.reasoning), str(through.details.reasoning) in through.text],
+        "held": [held.action, held.details.reasoning, held.text],
     }
 
 

@@ -168,4 +168,4 @@ def _verdict(message: AIMessage) -> Verdict:
     verdict = get_verdict(message)
     if verdict is None:
         raise ScoringError("an answer of this demo carries no verdict")
-    return verdict.escalated_from or verdict  # the first stage's, with the second inside
+    return verdict.details.escalated_from or verdict  # the first stage's, with the second inside

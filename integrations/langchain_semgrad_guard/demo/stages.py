@@ -61,7 +61,7 @@ def reading_chain(retriever: BaseRetriever, reader: ChatSemGrad, *, model: str) 
 
 
 def _nothing(_: object) -> AIMessage:
-    verdict = Verdict(
+    verdict = Verdict.of(
         status="unscored",
         action="abstain",
         text=ABSTAIN_MESSAGE,
@@ -101,7 +101,7 @@ def graded(
     verdict = get_verdict(message)
     if verdict is None:
         raise ScoringError("the chain's answer carries no verdict; end it with a ChatSemGrad")
-    verdict = verdict.escalated_from or verdict  # the draft of the first stage
+    verdict = verdict.details.escalated_from or verdict  # the draft of the first stage
     correct = grader(verdict.draft or verdict.text, question.answers, question=question.question)
     run = (message.id or "").removeprefix(f"{LC_ID_PREFIX}-")
     return GradedDraft(question, verdict, correct, (prompts or {}).get(run))

@@ -37,7 +37,7 @@ def test_the_promise_is_given_and_kept_on_questions_that_were_held_out() -> None
     texts = [text for text, _ in rows]
     verdicts = [v for start in range(0, 500, BATCH) for v in guard.batch(texts[start : start + BATCH])]
     let_through = [(v, answers) for v, (_, answers) in zip(verdicts, rows, strict=True) if v.action == "answer"]
-    assert sum(bool(verdict.familiar) for verdict in verdicts) >= 0.99 * 500
+    assert sum(bool(verdict.details.familiar) for verdict in verdicts) >= 0.99 * 500
     assert sum(verdict.promised for verdict, _ in let_through) >= 0.99 * len(let_through) > 100
     wrong = sum(not ExactMatch()(verdict.text, answers) for verdict, answers in let_through)
     print(f"{len(let_through)} let through, {wrong} of them wrong")

@@ -187,7 +187,7 @@ async function receive(body, shown) {
     shown.cut ||= choice.finish_reason === "length";
     if (choice.logprobs?.content) shown.tokens.push(...choice.logprobs.content);
     if (chunk.semgrad_guard_sentence) shown.sentences = [...(shown.sentences ?? []), chunk.semgrad_guard_sentence];
-    if (choice.logprobs?.semgrad_guard) shown.verdict = choice.logprobs.semgrad_guard;
+    if (choice.logprobs?.semgrad_guard) shown.verdict = { ...choice.logprobs.semgrad_guard.details, ...choice.logprobs.semgrad_guard };
     if (shown.text || shown.thought) say("Answering …");
     $("guard-answer").show(shown);
   }

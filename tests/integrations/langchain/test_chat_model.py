@@ -210,8 +210,8 @@ def test_the_estimator_and_template_stand_in_the_record(language_model: Language
     estimator = HybridGrad(tau=0.5)
     chat = ChatSemGrad.from_model(language_model, estimator=estimator, prompt_template="reading", max_tokens=4)
     record = chat.invoke(QUESTION).response_metadata["semgrad_guard"]
-    assert record["settings"]["tau"] == 0.5
-    assert record["prompt_template"] == f"reading@{language_model.identity.template}"
+    assert record["details"]["settings"]["tau"] == 0.5
+    assert record["details"]["prompt_template"] == f"reading@{language_model.identity.template}"
 
 
 def test_it_is_not_serialised(chat: ChatSemGrad) -> None:

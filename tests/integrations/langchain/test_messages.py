@@ -88,7 +88,7 @@ def test_a_message_without_a_record_has_no_verdict() -> None:
     assert get_verdict(HumanMessage("x", response_metadata={"model_name": "other"})) is None
 
 
-@pytest.mark.parametrize("record", [{}, {"schema": 2}, "text", 3, {"schema": 1, "status": "scored"}])
+@pytest.mark.parametrize("record", [{}, {"schema": 1}, "text", 3, {"schema": 2, "status": "scored"}])
 def test_a_damaged_record_is_an_error(record: Any) -> None:
     with pytest.raises(InputError, match="cannot be read"):
         get_verdict(AIMessage("x", response_metadata={"semgrad_guard": record}))

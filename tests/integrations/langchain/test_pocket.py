@@ -39,7 +39,7 @@ def test_a_guarded_chain_with_a_reading_stage() -> None:
     assert actions == ["answer" if score <= median(scores) else "escalate" for score in scores]
     for answer in answers:
         record = answer.response_metadata["semgrad_guard"]
-        assert record["prompt_template"].startswith("chat@")
+        assert record["details"]["prompt_template"].startswith("chat@")
         assert record["action"] == "answer" or record["escalated"]["prompt_template"].startswith("reading@")
 
     chain = ChatPromptTemplate.from_messages([("human", "{question}")]) | guarded | StrOutputParser()

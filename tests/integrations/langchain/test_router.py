@@ -52,7 +52,7 @@ def test_a_field_or_a_config(route: Route) -> None:
 
 def test_the_records(route: Route) -> None:
     (record,) = metadata_of(route(GuardedChatModel(Scripted(), router()), QUESTION, {}))
-    assert (record["action"], record["enforced"], record["threshold"]) == ("abstain", True, THRESHOLD)
+    assert (record["action"], record["details"]["enforced"], record["threshold"]) == ("abstain", True, THRESHOLD)
     assert record["uncertainty"] > THRESHOLD
 
 
@@ -98,7 +98,7 @@ def test_a_call_without_a_run_is_refused(chat: ChatSemGrad) -> None:
 
 def test_modes(route: Route) -> None:
     (record,) = metadata_of(route(GuardedChatModel(Scripted(), router(mode="annotate")), QUESTION, {}))
-    assert (record["action"], record["enforced"]) == ("abstain", False)
+    assert (record["action"], record["details"]["enforced"]) == ("abstain", False)
     with pytest.raises(LowConfidenceError) as caught:
         route(GuardedChatModel(Scripted(), router(mode="raise")), QUESTION, {})
     assert caught.value.verdict.uncertainty is not None
@@ -211,7 +211,7 @@ def test_a_routers_calibration_chooses_the_estimator(chat: ChatSemGrad) -> None:
     message = ChatSemGrad(router=UncertaintyRouterCallback(policy)).invoke("What is the capital of France?")
     verdict = get_verdict(message)
     assert verdict is not None
-    assert (verdict.action, verdict.promised, verdict.calibration_id) == ("answer", True, policy.calibration_id)
+    assert (verdict.action, verdict.promised, verdict.details.calibration_id) == ("answer", True, policy.calibration_id)
     assert UncertaintyRouterCallback(policy).promise is not None
 
 

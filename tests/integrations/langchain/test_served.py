@@ -149,7 +149,7 @@ def test_the_scorers_score_is_that_of_the_text(language_model: LanguageModel, ro
     expected = get_verdict(ChatSemGrad.from_model(language_model).score([HumanMessage(QUESTION)], "Some text."))
     assert expected is not None
     assert record["uncertainty"] == pytest.approx(expected.uncertainty, rel=1e-6)
-    assert record["settings"]["served"] is True
+    assert record["details"]["settings"]["served"] is True
 
 
 def test_tools_and_structures(route: Route) -> None:

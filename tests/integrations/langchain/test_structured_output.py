@@ -169,8 +169,10 @@ def test_calibrations_for_free_answers_do_not_hold_for_constrained_ones(chat: Ch
     free, formed = (get_verdict(m) for m in (chat.invoke(QUESTION), _raw(chat)))
     assert free is not None
     assert formed is not None
-    assert free.settings != formed.settings
-    assert {key: value for key, value in (formed.settings or {}).items() if key != "grammar"} == free.settings
+    assert free.details.settings != formed.details.settings
+    assert {
+        key: value for key, value in (formed.details.settings or {}).items() if key != "grammar"
+    } == free.details.settings
 
 
 def _raw(chat: ChatSemGrad) -> AIMessage:

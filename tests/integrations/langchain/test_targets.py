@@ -66,7 +66,7 @@ def test_the_verdict_and_the_tokens_are_those_of_both(chat: ChatSemGrad, larger:
     message = first.invoke(QUESTION)
     verdict = get_verdict(message)
     assert verdict is not None
-    assert verdict.escalated_from is not None
+    assert verdict.details.escalated_from is not None
     assert (verdict.action, verdict.uncertainty) == ("escalate", get_verdict(second.invoke(QUESTION)).uncertainty)  # type: ignore[union-attr]
     used = [one.invoke(QUESTION).usage_metadata for one in (chat, second)]
     assert message.usage_metadata["output_tokens"] == sum(one["output_tokens"] for one in used if one)  # type: ignore[index]

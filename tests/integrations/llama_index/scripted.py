@@ -39,7 +39,7 @@ class Scripted(SemGradLLM):
         shown = prompt if isinstance(prompt, str) else "\n".join(message.content or "" for message in prompt)
         text, uncertainty, calls = (*self.script(shown), [])[:3]
         form = PromptForm(text=shown, tokens=len(shown.split()), roles=("user",), user_text=shown)
-        verdict = Verdict(
+        verdict = Verdict.of(
             status="unscored" if uncertainty is None else "scored",
             action="answer",
             text=text,

@@ -112,7 +112,7 @@ def test_every_method_calls_what_is_due(make_tooled: Callable[..., SemGradLLM], 
         verdict = get_verdict(response)
         assert verdict is not None
         assert verdict.uncertainty is not None
-        assert "grammar" in (verdict.settings or {})
+        assert "grammar" in (verdict.details.settings or {})
 
 
 def test_parameters_that_refer_to_other_parts(make_tooled: Callable[..., SemGradLLM]) -> None:

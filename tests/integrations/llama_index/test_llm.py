@@ -281,7 +281,8 @@ async def test_log_probabilities_of_the_delivered_answer(
     response = await method(SemGradLLM.from_model(wide, max_tokens=4, logprobs=True))
     (tokens,) = zip(*response.logprobs, strict=True)
     assert bytes(byte for token in tokens for byte in token.bytes).decode(errors="replace").startswith(_text(response))
-    assert -sum(token.logprob for token in tokens) == pytest.approx(response.raw["semgrad_guard"]["gnll"], rel=1e-4)
+    gnll = response.raw["semgrad_guard"]["details"]["gnll"]
+    assert -sum(token.logprob for token in tokens) == pytest.approx(gnll, rel=1e-4)
     withheld = SemGradLLM.from_model(
         wide, max_tokens=4, logprobs=True, router=UncertaintyRouterCallback(Policy(threshold=-1.0))
     )

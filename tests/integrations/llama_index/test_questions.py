@@ -323,7 +323,7 @@ def test_streams_are_live_where_nothing_may_be_withheld(mode: Any, wide: Languag
     assert "".join(response.response_gen) == ("a long answer" if mode == "annotate" else WITHHELD)
     verdict = get_verdict(response)
     assert verdict is not None
-    assert (verdict.action, verdict.enforced) == ("abstain", mode == "enforce")
+    assert (verdict.action, verdict.details.enforced) == ("abstain", mode == "enforce")
 
 
 def test_a_chat_goes_on_after_an_abstention(wide: LanguageModel) -> None:

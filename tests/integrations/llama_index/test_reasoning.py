@@ -60,7 +60,7 @@ def test_a_completion_and_a_text_from_elsewhere(llm: SemGradLLM) -> None:
     assert (response.text, response.raw["reasoning_content"]) == (ANSWER, THOUGHT)
     for text in (written(QUESTION), f"[THINK]{THOUGHT}[/THINK]{ANSWER}", f"{THOUGHT}\n</think>\n\n{ANSWER}"):
         verdict = llm.score(QUESTION, text)
-        assert (verdict.status, verdict.text, verdict.reasoning) == ("scored", ANSWER, THOUGHT)
+        assert (verdict.status, verdict.text, verdict.details.reasoning) == ("scored", ANSWER, THOUGHT)
     cut: Any = llm.complete(QUESTION, stop=["\n\n", "It is"])
     assert (cut.text, cut.raw["finish_reason"]) == (ANSWER, "stop"), "a stop string looks at the answer alone"
 
