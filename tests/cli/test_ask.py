@@ -53,7 +53,7 @@ def test_the_dtype_is_chosen_and_a_calibration_for_another_refused(ask: Run, cal
     plain, half = (
         json.loads(ask("What is item 1?", "--json", *chosen).stdout) for chosen in ((), ("--dtype", "bfloat16"))
     )
-    assert (plain["settings"]["dtype"], half["settings"]["dtype"]) == ("float64", "bfloat16")
+    assert (plain["details"]["settings"]["dtype"], half["details"]["settings"]["dtype"]) == ("float64", "bfloat16")
     refused = ask("What is item 1?", "--dtype", "bfloat16", "--calibration", calibration)
     assert refused.exit_code != 0
     assert "dtype" in flat(refused.stderr)
@@ -162,9 +162,8 @@ def test_a_system_message_in_a_file_is_read(ask: Run, tmp_path: Path) -> None:
         json.loads(ask("What is item 1?", "--json", "--system", given).stdout)
         for given in ("Be brief.", f"@{tmp_path / 'system.txt'}")
     )
-    assert [from_file[key] for key in ("uncertainty", "prompt_template")] == [
-        typed[key] for key in ("uncertainty", "prompt_template")
-    ]
+    assert from_file["uncertainty"] == typed["uncertainty"]
+    assert from_file["details"]["prompt_template"] == typed["details"]["prompt_template"]
     missing = ask("What is item 1?", "--system", "@missing.txt")
     assert (missing.exit_code, "missing.txt" in missing.stderr) == (1, True)
 
@@ -178,10 +177,10 @@ def test_an_empty_passage_is_refused(ask: Run, given: str) -> None:
 def test_a_system_message_is_another_prompt(ask: Run, calibration: Path) -> None:
     """Decided as usual, and not promised."""
     usual = json.loads(ask("What is item 1?", "--json", "--calibration", calibration).stdout)
-    assert (usual["familiar"], usual["unfamiliar"]) == (True, [])
+    assert (usual["details"]["familiar"], usual["details"]["unfamiliar"]) == (True, [])
     other = json.loads(ask("What is item 1?", "--json", "--system", "Be brief.", "--calibration", calibration).stdout)
-    assert (other["familiar"], other["promised"]) == (False, False)
-    assert "it begins with a turn of the role system" in other["unfamiliar"][0]
+    assert (other["details"]["familiar"], other["promised"]) == (False, False)
+    assert "it begins with a turn of the role system" in other["details"]["unfamiliar"][0]
 
 
 def test_the_embedded_models_calibration_is_used_where_it_fits(
@@ -191,14 +190,14 @@ def test_the_embedded_models_calibration_is_used_where_it_fits(
     monkeypatch.setattr(module, "POCKET", str(model_folder))
     monkeypatch.setattr(loading, "pocket_calibration", lambda: calibration)
     used = ask("What is item 1?", "--json")
-    assert json.loads(used.stdout)["calibration_id"] == Calibration.load(calibration).id
+    assert json.loads(used.stdout)["details"]["calibration_id"] == Calibration.load(calibration).id
     left_out = ask("What is item 1?", "--json", "--estimator", "gnll")
     assert left_out.exit_code == 0
-    assert json.loads(left_out.stdout)["calibration_id"] is None
+    assert json.loads(left_out.stdout)["details"]["calibration_id"] is None
     assert "Note: The embedded model's calibration does not fit and is left out." in left_out.stderr
     assert "estimator is 'gnll' and was 'hybridgrad'" in left_out.stderr
     own = ask("What is item 1?", "--json", "--threshold", 1e9)
-    assert json.loads(own.stdout)["calibration_id"] is None
+    assert json.loads(own.stdout)["details"]["calibration_id"] is None
 
 
 def test_the_embedded_model_answers(run: Run) -> None:

@@ -61,8 +61,8 @@ def test_context_and_system_are_part_of_the_prompt(score: Run, tmp_path: Path) -
     passage = records(score("--data", responses(tmp_path, 1, context="A passage."), "--json").stdout)[0]
     system = records(score("--data", responses(tmp_path, 1), "--json", "--system", "Be brief.").stdout)[0]
     assert len({record["uncertainty"] for record in (plain, passage, system)}) == 3
-    assert passage["prompt_template"].startswith("context@")
-    assert system["prompt_template"].startswith("chat+system-")
+    assert passage["details"]["prompt_template"].startswith("context@")
+    assert system["details"]["prompt_template"].startswith("chat+system-")
 
 
 def test_texts_are_scored_with_the_prompt_of_a_calibration(
@@ -244,8 +244,9 @@ def test_batches_change_nothing_but_the_time(score: Run, tmp_path: Path, size: i
     for row, record in zip(rows, found, strict=True):
         (alone,) = records(score("--question", row["question"], "--response", row["response"], "--json").stdout)
         assert record["uncertainty"] == pytest.approx(alone["uncertainty"], rel=1e-9)
-        same = {"response", "status", "scored_tokens", "semantic_token", "prompt_template", "settings"}
-        assert {key: record[key] for key in same} == {key: alone[key] for key in same}
+        assert (record["response"], record["status"]) == (alone["response"], alone["status"])
+        for key in ("scored_tokens", "semantic_token", "prompt_template", "settings"):
+            assert record["details"][key] == alone["details"][key]
 
 
 def test_a_batch_is_one_replay(score: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,7 +320,7 @@ def test_the_promise_that_the_labels_support_is_delivered_where_it_is_chosen(
     given = ("--data", data, "--calibration", made.save(tmp_path / "c.json"), "--json")
     plain, chosen = score(*given), score(*given, "--on-no-threshold", "reachable")
     fields = [
-        [record[name] for name in ("action", "promised", "alpha", "requested_alpha")]
+        [record["action"], record["promised"], record["details"]["alpha"], record["details"]["requested_alpha"]]
         for result in (plain, chosen)
         for record in records(result.stdout)
     ]

@@ -61,7 +61,9 @@ async def test_nothing_of_a_withheld_answer_leaves(serve: Serve, language_model:
     record = logprobs["semgrad_guard"]
     assert record["action"] == "abstain"
     assert record["details"]["scored_tokens"] == 0
-    assert [record[name] for name in ("gnll", "mean_entropy", "max_probability", "cut", "draft")] == [None] * 5
+    assert [record[name] for name in ("hybridgrad", "semgrad", "paragrad", "draft")] == [None] * 4
+    of_draft = ("gnll", "mean_entropy", "max_probability", "cut")
+    assert [record["details"][name] for name in of_draft] == [None] * 4
     usage = (events(response.text)[-1] if stream else response.json())["usage"]
     assert usage["completion_tokens"] == 0
     assert last["choices"][0]["finish_reason"] == "stop"

@@ -218,7 +218,7 @@ async def test_answers_with_other_options_are_delivered_unpromised_where_the_ope
         text = {"model": "pocket", "prompt": "What is the capital of Japan?", "temperature": 0.1}  # as OpenAILike
         sampled = (await client.post("/v1/completions", json=text)).json()["semgrad_guard"]
     server.service.close()
-    assert (plain["promised"], plain["unfamiliar"], sampled["promised"]) == (True, [], False)
+    assert (plain["promised"], plain["details"]["unfamiliar"], sampled["promised"]) == (True, [], False)
 
 
 VERDICT = Verdict.of(status="scored", action="answer", text="", estimator="x", model="m", familiar=True, promised=True)

@@ -131,7 +131,7 @@ def test_the_record_of_a_stream_is_that_of_the_answer(chat: ChatSemGrad) -> None
         assert streamed is not None
         assert finished is not None
         changes = {"scoring_ms": None, "tier": None}
-        assert streamed.model_copy(update=changes) == finished.model_copy(update=changes)
+        assert streamed.revised(**changes) == finished.revised(**changes)
         assert whole.usage_metadata == model.invoke(QUESTION).usage_metadata
 
 
