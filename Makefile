@@ -4,7 +4,6 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LOWEST := .venv-lowest
-POLYGRAPH := .venv-polygraph
 CLIENTS := .venv-clients
 OPENAI_3 := .venv-openai-3
 BROWSER := .venv-browser
@@ -33,7 +32,7 @@ KILLS ?= 20
 REQUESTS ?= 100000
 STREAMS ?= 10000
 
-.PHONY: help check check-fast lint tests tests-fast coverage check-heavy check-gpu check-guarantee check-watching check-portable golden docs check-lowest check-research check-server check-upstreams check-traces check-browser check-load check-streams check-fuzz check-ray check-vllm check-templates check-models check-smollm2 serve release-check demo bench bench-full bench-rivals \
+.PHONY: help check check-fast lint tests tests-fast coverage check-heavy check-gpu check-guarantee check-watching check-portable golden docs check-lowest check-research check-server check-upstreams check-traces check-browser check-load check-streams check-fuzz check-ray check-vllm check-templates check-models check-smollm2 serve release-check demo bench bench-full \
 	format train-pocket clean
 
 help:  ## this list
@@ -226,24 +225,11 @@ bench: $(STAMP)  ## the cost of a score, compared with the recorded ratios (minu
 	mkdir -p output
 	$(BIN)/python benchmarks/scoring.py --output output/scoring.json --compare benchmarks/recorded.json
 
-bench-full: $(STAMP)  ## the whole grid, both dtypes, cold start, wrappers (hours; can be stopped and resumed)
+bench-full: $(STAMP)  ## the whole grid in both dtypes, and its picture (hours; can be stopped and resumed)
 	mkdir -p output
 	$(BIN)/python benchmarks/scoring.py --cells full --dtype float32 --dtype bfloat16 --frugal \
 		--output output/scoring-full.json --resume
 	$(BIN)/python benchmarks/pictures.py output/scoring-full.json --output output/cost.svg
-	$(BIN)/python benchmarks/scoring.py --shape 1.5B --dtype bfloat16 --output output/scoring-1.5B.json --resume
-	$(BIN)/python benchmarks/cold_start.py
-	$(BIN)/python benchmarks/wrappers.py
-
-$(POLYGRAPH)/.installed:
-	$(PYTHON) -m venv $(POLYGRAPH)
-	$(POLYGRAPH)/bin/pip install --progress-bar off torch==2.13.0 lm-polygraph==0.7.0
-	touch $@
-
-bench-rivals: $(STAMP) $(POLYGRAPH)/.installed  ## against other scores, and against LM-Polygraph (2.2 GB; an hour or two)
-	mkdir -p output
-	$(BIN)/python benchmarks/rivals.py --output output/rivals.json
-	$(BIN)/python benchmarks/polygraph.py --environment $(POLYGRAPH) --output output/polygraph.json
 
 format: $(STAMP)
 	$(BIN)/ruff format .
@@ -253,4 +239,4 @@ train-pocket: $(STAMP)  ## the embedded model's facts again, around the committe
 	$(BIN)/python -m research.pocket.train --output output/pocket
 
 clean:
-	rm -rf $(VENV) $(LOWEST) $(POLYGRAPH) $(CLIENTS) $(BROWSER) $(FUZZER) $(RAY) $(VLLM) $(UPSTREAMS) $(TRACES) scripts/*/node_modules output dist .coverage
+	rm -rf $(VENV) $(LOWEST) $(CLIENTS) $(BROWSER) $(FUZZER) $(RAY) $(VLLM) $(UPSTREAMS) $(TRACES) scripts/*/node_modules output dist .coverage
