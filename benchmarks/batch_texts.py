@@ -13,7 +13,7 @@ from typing import Any
 from measuring import about, keep, parsed, parser, table
 
 from semgrad_guard import GenerationOptions, LanguageModel
-from semgrad_guard.evaluation.questions.data import read_questions
+from semgrad_guard.questions.data import read_questions
 
 DTYPES = ("float32", "bfloat16")
 

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from semgrad_guard.calibration import AnswerSentences, calibrate_sentences
 from semgrad_guard.calibration.sentences import compared_scores
-from semgrad_guard.evaluation.metrics import auroc
+from semgrad_guard.metrics import auroc
 from semgrad_guard.settings import OnDoubt
 
 FACTS = Path(__file__).parent.parent / "research" / "pocket" / "data" / "facts.csv"

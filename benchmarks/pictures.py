@@ -23,7 +23,7 @@ from matplotlib.ticker import PercentFormatter, ScalarFormatter
 from shapes import Setting
 
 from semgrad_guard.errors import InputError
-from semgrad_guard.evaluation.report.drawing import FAINT, INK, LINE, MUTED, POINT, STYLE, settled
+from semgrad_guard.paper.drawing import FAINT, INK, LINE, MUTED, POINT, STYLE, settled
 
 Row = Mapping[str, Any]
 PROMPT = 60

@@ -30,8 +30,8 @@ from typing import Any
 import httpx
 from measuring import about, keep, parsed, parser, table
 
-from semgrad_guard.evaluation.questions.data import read_questions
 from semgrad_guard.named import folder_of
+from semgrad_guard.questions.data import read_questions
 
 OURS = ("hybridgrad", "max_probability")
 THEIRS = ("transformers", "continuous")

@@ -20,10 +20,11 @@ from hashlib import sha256
 from pathlib import Path
 from random import Random
 
-from semgrad_guard.evaluation.graded import GradedRun
-from semgrad_guard.evaluation.metrics import Tally, bootstrap
-from semgrad_guard.evaluation.questions.data import read_questions
-from semgrad_guard.evaluation.report.figures import risk_coverage_figure
+from semgrad_guard.metrics import Tally
+from semgrad_guard.paper.figures import risk_coverage_figure
+from semgrad_guard.paper.graded import GradedRun
+from semgrad_guard.paper.intervals import bootstrap
+from semgrad_guard.questions.data import read_questions
 
 WANTED = {"sciq": 500, "truthfulqa": 400}
 QUESTIONS = {
