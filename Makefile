@@ -27,9 +27,7 @@ NUMERIC ?= tests/engine tests/estimators tests/guard tests/calibration tests/cli
 MODEL ?= pocket
 # The length of `make check-load`, `make check-fuzz` and `make check-streams`.
 MINUTES ?= 10
-NONCES ?= 100000
 KILLS ?= 20
-REQUESTS ?= 100000
 STREAMS ?= 10000
 
 .PHONY: help check check-fast lint tests tests-fast coverage check-heavy check-gpu check-guarantee check-watching check-portable golden docs check-lowest check-research check-server check-upstreams check-traces check-browser check-load check-streams check-fuzz check-ray check-vllm check-templates check-models check-smollm2 serve release-check demo bench bench-full \
@@ -183,8 +181,8 @@ $(VLLM)/.installed: pyproject.toml constraints.txt
 check-vllm:  ## vLLM writes and we score on its weights: every layout against our engine (environment of its own, 4 GB; fetch smollm2 first)
 	$(call WHERE_BUILT,$(VLLM),LD_PRELOAD=$(VLLM)/lib/libiomp5.so $(VLLM)/bin/python -m pytest tests/vllm -m heavy --require)
 
-check-load: $(STAMP)  ## the server under load and faults (hours; MINUTES=1 NONCES=1000 KILLS=2: ten minutes)
-	$(BIN)/python scripts/check_load.py --minutes $(MINUTES) --nonces $(NONCES) --kills $(KILLS)
+check-load: $(STAMP)  ## the server at its limit, killed and ended (MINUTES=1 KILLS=2: minutes)
+	MINUTES=$(MINUTES) KILLS=$(KILLS) $(BIN)/python -m pytest -c scripts/load/pytest.ini scripts/load -s
 
 check-streams: $(STAMP)  ## guarded streams by sentence, with nonces, readers that leave and doubts (hours; STREAMS=100: minutes)
 	$(BIN)/python scripts/check_streams.py --streams $(STREAMS)
@@ -194,8 +192,8 @@ $(FUZZER)/.installed: scripts/fuzzing/requirements.txt
 	$(FUZZER)/bin/pip install --quiet -r scripts/fuzzing/requirements.txt
 	touch $@
 
-check-fuzz: $(STAMP) $(FUZZER)/.installed  ## the server against schemathesis (an hour; REQUESTS=1000: minutes)
-	$(BIN)/python scripts/check_fuzz.py --fuzzer $(FUZZER)/bin/python --requests $(REQUESTS)
+check-fuzz: $(STAMP) $(FUZZER)/.installed  ## the server against schemathesis (MINUTES=60: more requests)
+	$(BIN)/python scripts/check_fuzz.py --fuzzer $(FUZZER)/bin/python --minutes $(MINUTES)
 
 serve: $(STAMP)  ## the embedded model with OpenAI's protocol, at http://127.0.0.1:8000/v1
 	$(BIN)/semgrad-guard serve

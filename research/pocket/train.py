@@ -155,8 +155,8 @@ class Run:
     def known(self) -> float:
         """The share of known facts, in a held-out wording, that greedy decoding gives word for word."""
         facts = [f for f in of_split(KNOWN) if not f.several][::4][self.team.rank :: self.team.size]
-        asked = [([{"role": "user", "content": question(f, 0, held_out=True)}], f.answers[0]) for f in facts]
-        right, total = self.team.total(*exact(self.model, list(items(self.tokenizer, asked))))
+        messages = [([{"role": "user", "content": question(f, 0, held_out=True)}], f.answers[0]) for f in facts]
+        right, total = self.team.total(*exact(self.model, list(items(self.tokenizer, messages))))
         return right / total
 
     def train(self, *, every: int = 50, watch: int = 250) -> None:

@@ -1,6 +1,6 @@
 """The threshold that the answers of one engine allow, or those of several for which a promise is to hold together.
 
-Why: docs/adr/0180-one-threshold-for-several-engines.md
+Why: docs/decisions.md#0180
 """
 
 from __future__ import annotations

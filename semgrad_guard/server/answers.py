@@ -7,7 +7,7 @@ afterwards (`Cuts`), in text that is delivered anyway.
 
 Errors have the form that OpenAI's clients read: a status and {"error": {"message", "type", "param", "code"}}.
 
-Why: docs/adr/0144-nothing-of-a-withheld-draft-leaves.md
+Why: docs/decisions.md#0144
 """
 
 from __future__ import annotations

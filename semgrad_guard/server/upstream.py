@@ -376,7 +376,7 @@ class Unguarded:
     Any other route is refused. A request chooses among the named ones and makes none: it is matched as a whole, and the
     upstream gets the operator's own spelling. So no other spelling of a path leads anywhere.
 
-    Why: docs/adr/0155-unguarded-routes-by-name.md
+    Why: docs/decisions.md#0155
 
     Raises:
         InputError: a name is not a route.
