@@ -212,7 +212,7 @@ def doubt_of_grader(languages: Sequence[str], grader: str) -> str | None:
     return (
         f"{grader} reads English. In other languages ({', '.join(others)}) it may call a denial right, and finds no "
         "reference where words are not spaced. Take nli=MODEL or judge=PROVIDER:MODEL, exact-match for answers in few "
-        "words, or grades by hand (docs/labels.md)"
+        "words, or grades by hand (docs/threshold.md)"
     )
 
 

@@ -101,8 +101,8 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     prediction_powered: Annotated[
         bool,
         Option(
-            "Have the grader grade those as well, and correct its grades by those of people (docs/labels.md). For 100 "
-            "labels and more; decide on it before you see any.",
+            "Have the grader grade those as well, and correct its grades by those of people (docs/threshold.md). For "
+            "100 labels and more; decide on it before you see any.",
             options.GRADING,
             spelled="--prediction-powered",
         ),
