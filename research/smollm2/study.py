@@ -26,10 +26,9 @@ from semgrad_guard.paper.graded import GradedRun
 from semgrad_guard.paper.intervals import bootstrap
 from semgrad_guard.questions.data import read_questions
 
-WANTED = {"sciq": 500, "truthfulqa": 400}
+WANTED = {"sciq": 500}
 QUESTIONS = {
     "sciq": "4bceac44f1021f1eb41e03a7991df2f45dde7acaed0e9437f737f1b09944396f",
-    "truthfulqa": "d57fbf9b33cfd8f71a4c950d5b4c112b282ca1ac5ebd629543c90c3a06c7aad5",
 }
 """SHA-256 of all questions of the sets, as `checksum` takes it."""
 SEED = 7
@@ -92,7 +91,7 @@ def picture(run: GradedRun, output: Path) -> None:
 
 def main(arguments: list[str]) -> int:
     match arguments:
-        case ["draw", ("sciq" | "truthfulqa") as kind, source, output]:
+        case ["draw", "sciq" as kind, source, output]:
             draw(kind, source, Path(output))
         case ["table", records]:
             print(table(read(Path(records))))
