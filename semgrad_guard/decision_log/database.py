@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from semgrad_guard.decision_log.entries import Decision, Entry, Feedback, Row
+from semgrad_guard.decision_log.entries import Decision, Entry, Feedback, Row, that_counts
 from semgrad_guard.errors import DecisionLogError, InputError, MissingExtraError
 from semgrad_guard.files import make_private, reason, state_folder, take_back
 from semgrad_guard.settings import LOG_VARIABLE
@@ -50,6 +50,7 @@ feedback = sa.Table(
     sa.Column("decision_id", sa.String(64), nullable=False, index=True),
     sa.Column("right", sa.Boolean, nullable=False),
     sa.Column("sampling", sa.String(16), nullable=False),
+    sa.Column("corrects", sa.Boolean, nullable=False),
     sa.Column("grader", sa.Text),
 )
 TABLES: Mapping[sa.Table, type[Decision] | type[Feedback]] = {decisions: Decision, feedback: Feedback}
@@ -146,7 +147,7 @@ class Database:
         limit: int | None = None,
         before: str | None = None,
     ) -> list[Row]:
-        """Decisions, the latest first, each with the latest feedback on it.
+        """Decisions, the latest first, each with the feedback on it that counts.
 
         Args:
             since: from this time on.
@@ -163,21 +164,18 @@ class Database:
         if before is not None:
             last = sa.select(decisions.c.at).where(decisions.c.id == before).scalar_subquery()
             query = query.where(sa.tuple_(decisions.c.at, decisions.c.id) < sa.tuple_(last, sa.literal(before)))
-        graded: dict[str, Feedback] = {}
         with self._transaction() as connection:
             rows = connection.execute(query.limit(limit)).mappings().all()
-            for some in _some_of([row["id"] for row in rows], feedback.c.decision_id):
-                for row in connection.execute(sa.select(feedback).where(some).order_by(feedback.c.at)).mappings():
-                    graded[row["decision_id"]] = _entry(Feedback, row)
-        return [(_entry(Decision, row), graded.get(row["id"])) for row in rows]
+            about = _some_of([row["id"] for row in rows], feedback.c.decision_id)
+            grades = _graded(connection, [sa.select(feedback).where(some) for some in about])
+        return [(_entry(Decision, row), grades.get(row["id"])) for row in rows]
 
     def find(self, decision_id: str) -> Row | None:
-        """The decision of this id, with the latest feedback on it; None where there is none."""
+        """The decision of this id, with the feedback on it that counts; None where there is none."""
         with self._transaction() as connection:
             row = connection.execute(sa.select(decisions).where(decisions.c.id == decision_id)).mappings().first()
-            mine = sa.select(feedback).where(feedback.c.decision_id == decision_id).order_by(feedback.c.at.desc())
-            latest = connection.execute(mine.limit(1)).mappings().first()
-        return None if row is None else (_entry(Decision, row), None if latest is None else _entry(Feedback, latest))
+            grades = _graded(connection, [sa.select(feedback).where(feedback.c.decision_id == decision_id)])
+        return None if row is None else (_entry(Decision, row), grades.get(decision_id))
 
     def draw(self, size: int, *, since: datetime) -> list[Decision]:
         """Draw watched promised answers at random to be graded: so many of those that were never drawn."""
@@ -216,18 +214,19 @@ class Database:
 
     def random_grades(self) -> dict[str, dict[str, bool]]:
         """The grades of promised answers that were drawn at random, by calibration and decision, in the order in which
-        the answers were first graded so. The latest of such grades on one answer counts.
+        the answers were first graded so.
         """
-        query = (
-            sa.select(decisions.c.calibration_id, decisions.c.id, feedback.c.right)
-            .join(decisions, decisions.c.id == feedback.c.decision_id)
-            .where(PROMISED, decisions.c.calibration_id.is_not(None), feedback.c.sampling == "random")
-            .order_by(feedback.c.at, feedback.c.id)
+        columns = decisions.c
+        promised = sa.select(columns.id, columns.calibration_id).where(
+            PROMISED, columns.calibration_id.is_not(None), columns.id.in_(RANDOMLY_GRADED)
         )
         grades: dict[str, dict[str, bool]] = {}
         with self._transaction() as connection:
-            for calibration_id, decision_id, right in connection.execute(query):
-                grades.setdefault(calibration_id, {})[decision_id] = right
+            calibrations = {row.id: row.calibration_id for row in connection.execute(promised)}
+            found = _graded(connection, [sa.select(feedback).where(feedback.c.sampling == "random")])
+        for decision_id, grade in found.items():
+            if decision_id in calibrations:
+                grades.setdefault(calibrations[decision_id], {})[decision_id] = grade.right
         return grades
 
     def forget(self, before: datetime) -> int:
@@ -302,6 +301,15 @@ def opened(given: str | None) -> Generator[Database]:
 def _some_of(ids: Sequence[str], column: sa.Column[Any] = decisions.c.id) -> Iterator[sa.ColumnElement[bool]]:
     """Conditions that together select these ids: databases limit the parameters of a query."""
     return (column.in_(ids[start : start + _AT_ONCE]) for start in range(0, len(ids), _AT_ONCE))
+
+
+def _graded(connection: sa.Connection, queries: Iterable[sa.Select[Any]]) -> dict[str, Feedback]:
+    """The feedback that counts among the rows of these queries, by decision, in the order of the first on each."""
+    given: dict[str, list[Feedback]] = {}
+    for query in queries:
+        for row in connection.execute(query.order_by(feedback.c.at, feedback.c.id)).mappings():
+            given.setdefault(row["decision_id"], []).append(_entry(Feedback, row))
+    return {name: grade for name, grades in given.items() if (grade := that_counts(grades)) is not None}
 
 
 def _reason(error: sa_exc.SQLAlchemyError, url: sa.URL) -> str:

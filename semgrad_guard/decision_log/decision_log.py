@@ -18,7 +18,7 @@ from pathlib import Path
 
 from semgrad_guard.calibration.promise import PromiseMonitor, PromiseState
 from semgrad_guard.decision_log.database import Database
-from semgrad_guard.decision_log.entries import Decision, Entry, Facts, Feedback, writable
+from semgrad_guard.decision_log.entries import Decision, Entry, Facts, Feedback, that_counts, writable
 from semgrad_guard.errors import DecisionLogError, InputError
 from semgrad_guard.files import reason, state_folder, take_back
 from semgrad_guard.records import Verdict
@@ -119,15 +119,23 @@ class DecisionLog:
         return entry.id
 
     def feedback(
-        self, decision_id: str, *, right: bool, grader: str | None = None, current: Collection[str] = ()
+        self,
+        decision_id: str,
+        *,
+        right: bool,
+        grader: str | None = None,
+        corrects: bool = False,
+        current: Collection[str] = (),
     ) -> Feedback:
         """Write whether a delivered answer was right. Only grades of answers that this log has drawn (`Database.draw`)
-        count for a promise; no caller can state that its grade is of a random sample.
+        count for a promise, and of each the first; no caller can state that its grade is of a random sample.
 
         Args:
             decision_id: the answer's decision.
             right: whether it was right.
             grader: the name of the person or the program.
+            corrects: it takes the place of earlier grades. The command `semgrad-guard feedback` says so; what a client
+                or a user sends never does.
             current: the ids of the calibrations that decide now; the note tells where the decision is another's.
 
         Raises:
@@ -146,6 +154,7 @@ class DecisionLog:
             decision_id=decision_id,
             right=right,
             sampling="user" if decision.drawn is None else "random",
+            corrects=corrects,
             grader=writable(grader),
         )
         self._put(entry)
@@ -280,8 +289,12 @@ def _note(decision: Decision, entry: Feedback, earlier: Feedback | None, current
     parts: list[str] = []
     if earlier is not None:
         before = f"the answer was graded {'right' if earlier.right else 'wrong'} before ({earlier.sampling})"
-        same = earlier.right == entry.right
-        parts.append(f"{before}: {'it counts once' if same else 'both are kept, and the latest grade counts'}")
+        if earlier.right == entry.right:
+            parts.append(f"{before}: it counts once")
+        elif that_counts([earlier, entry]) is entry:
+            parts.append(f"{before}: both are kept, and this grade counts")
+        else:
+            parts.append(f"{before}: both are kept, and the first counts until semgrad-guard feedback corrects it")
     mine = decision.calibration_id
     if mine is None or not decision.is_promised:
         parts.append("the answer was not promised, so it tells nothing about a promise")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Literal, Protocol
@@ -134,10 +135,10 @@ class Decision(BaseModel, frozen=True, extra="ignore", allow_inf_nan=False):
 
 
 class Feedback(BaseModel, frozen=True, extra="ignore"):
-    """Whether a delivered answer was right. The latest feedback counts.
+    """Whether a delivered answer was right (`that_counts`).
 
-    `note` tells in words what the feedback does not count for, and how it differs from earlier feedback. The log does
-    not keep it.
+    `corrects`: the operator's own command wrote it, so that it takes the place of earlier feedback. `note` tells in
+    words what the feedback does not count for, and how it differs from earlier feedback. The log does not keep it.
     """
 
     id: str
@@ -145,8 +146,21 @@ class Feedback(BaseModel, frozen=True, extra="ignore"):
     decision_id: str
     right: bool
     sampling: Sampling
+    corrects: bool = False
     grader: str | None = None
     note: str | None = None
+
+
+def that_counts(given: Iterable[Feedback]) -> Feedback | None:
+    """Of the feedback on one answer, in the order of its time, the one that counts; None where there is none.
+
+    The first grade of a drawn answer counts, whoever else grades it later; only the operator corrects it.
+    """
+    counts: Feedback | None = None
+    for one in given:
+        if counts is None or counts.sampling == "user" or one.corrects:
+            counts = one
+    return counts
 
 
 Entry = Decision | Feedback

@@ -69,5 +69,5 @@ def _listed(decision: Decision, feedback: Feedback | None) -> dict[str, Any]:
     )
     partly = decision.is_part
     decision = decision if decision.shows_draft else decision.without_score()
-    row = decision.model_dump(mode="json")
+    row = decision.model_dump(mode="json", exclude={"drawn"})  # which would tell a client which grades will count
     return {"object": "decision", **row, "delivery": decision.delivery, "partly_withheld": partly, "feedback": shown}

@@ -41,7 +41,10 @@ def test_a_corrected_grade_counts_as_corrected(tmp_path: Path) -> None:
         ids = written(log, 40)
         graded(log, ids, right=False)
         assert log.promises()[0].state == "broken"
-        graded(log, ids, right=True)
+        graded(log, ids, right=True)  # by whoever comes later
+        assert log.promises()[0].wrong == 40
+        for one in ids:
+            log.feedback(one, right=True, corrects=True)
         (found,) = log.promises()
         assert (found.state, found.labels, found.wrong) == ("kept", 40, 0)
 

@@ -21,6 +21,7 @@ from semgrad_guard.server.remote import RemoteServer
 from semgrad_guard.server.responses import ResponsesRequest
 from semgrad_guard.server.text_completions import TextRequest
 from semgrad_guard.server.upstream import Upstream
+from tests.decision_log.test_feedback import written
 
 from .conftest import NONE, OPTIONS, Serve, asking
 from .test_other_protocols import CHAT, RESPONSES, TEXT, prompting, responding
@@ -107,6 +108,27 @@ async def test_no_field_of_a_grade_makes_it_a_random_one(serve: Serve, tmp_path:
                 assert given.status_code != 200 or given.json()["sampling"] == "user"
         (promise,) = (await client.get("/v1/promises")).json()["data"]
     assert (promise["state"], promise["labels"]) == ("unknown", 0)
+
+
+async def test_later_grades_replace_no_grade_of_a_drawn_answer(serve: Serve, tmp_path: Path) -> None:
+    """No client learns which answers were drawn either, before it has graded them."""
+    scores = [i / 100 for i in range(100)]
+    calibration = calibrate(scores, [True] * 100, alpha=0.1, delta=0.1)
+    async with attacked(serve, tmp_path, Policy.from_calibration(calibration)) as client:
+        log: DecisionLog = client.service.log  # type: ignore[attr-defined]
+        ids = written(log, 30, calibration_id=calibration.id)
+        log.database.mark_drawn(ids)
+        assert "drawn" not in (await client.get("/v1/decisions")).text
+        for right in (True, False, False):
+            for one in ids:
+                given = await client.post("/v1/feedback", json={"decision_id": one, "right": right})
+                assert right or "the first counts" in given.json()["note"]
+        (promise,) = (await client.get("/v1/promises")).json()["data"]
+        assert (promise["state"], promise["labels"], promise["wrong"]) == ("unknown", 30, 0)
+        for one in ids:
+            log.feedback(one, right=False, corrects=True)
+        (promise,) = (await client.get("/v1/promises")).json()["data"]
+    assert (promise["state"], promise["labels"], promise["wrong"]) == ("broken", 30, 30)
 
 
 async def test_no_field_opens_the_scores_of_a_server_that_withholds(serve: Serve, tmp_path: Path) -> None:
