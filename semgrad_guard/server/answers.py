@@ -35,7 +35,7 @@ from semgrad_guard.errors import (
     UpstreamError,
 )
 from semgrad_guard.guard.sentences import delivers
-from semgrad_guard.records import METADATA_KEY, ToolCall, Verdict
+from semgrad_guard.records import METADATA_KEY, SentenceVerdict, ToolCall, Verdict
 
 ACTION_HEADER = "x-semgrad-guard-action"
 ENFORCED_HEADER = "x-semgrad-guard-enforced"
@@ -46,7 +46,8 @@ SENTENCE_KEY = f"{KEY}_sentence"
 """The verdict on a sentence that leaves while its answer is being written."""
 
 WITHHELD = "the answer is not let through"
-"""The only reason that a client gets."""
+_PARTLY = "sentences that are not let through are left out"
+"""The only reasons that a client gets."""
 _OF_ANY_DRAFT = frozenset(
     (
         *("schema", "digest", "action", "enforced", "promised", "decision_id", "escalated"),
@@ -69,7 +70,6 @@ _OF_WITHHELD_SENTENCES: Mapping[str, Any] = {
     "confidence": None,
     "scores": {},
     "tokens": 0,
-    "leans_on": None,
     "reason": None,
 }
 
@@ -107,7 +107,7 @@ def public_record(verdict: Verdict) -> dict[str, Any]:
     """A verdict as clients get it.
 
     The record of a withheld answer holds the action, the threshold, and the decision's id; its score and the reason are
-    in the decision log. A withheld sentence keeps its place and its action.
+    in the decision log. Of a part, withheld sentences show where they are left out, and not how many they are.
     """
     record = verdict.metadata()
     if verdict.escalated is not None:
@@ -118,12 +118,19 @@ def public_record(verdict: Verdict) -> dict[str, Any]:
     if not verdict.is_part:
         return public
     tokens = sum(one.tokens for one in verdict.sentences if delivers(one))
-    sentences = [
-        {**one.model_dump(mode="json"), **({} if delivers(one) else _OF_WITHHELD_SENTENCES)}
-        for one in verdict.sentences
-    ]
-    own = {"status": verdict.status, "reason": verdict.reason, "scored_tokens": tokens, "sentences": sentences}
+    sentences = list[dict[str, Any]]()
+    for one, before in zip(verdict.sentences, (None, *verdict.sentences), strict=False):
+        if delivers(one):
+            sentences.append(public_sentence(one))
+        elif before is None or delivers(before):
+            sentences.append({**public_sentence(one), **_OF_WITHHELD_SENTENCES})
+    own = {"status": verdict.status, "reason": _PARTLY, "scored_tokens": tokens, "sentences": sentences}
     return {**public, **own}
+
+
+def public_sentence(sentence: SentenceVerdict) -> dict[str, Any]:
+    """A sentence's verdict as clients get it; the number of the one that it leans on would count withheld ones."""
+    return sentence.model_dump(mode="json") | {"leans_on": None}
 
 
 def part_of(verdict: Verdict, answer: Answer, ranges: Sequence[tuple[int, int]]) -> Answer:

@@ -44,6 +44,7 @@ from semgrad_guard.server.answers import (
     Answer,
     HttpError,
     public_record,
+    public_sentence,
     tool_call_fields,
 )
 from semgrad_guard.server.service import Call, Service
@@ -214,7 +215,7 @@ def _chunk(head: Json, index: int, delta: Json, *, finish: str | None = None, lo
 def _sentence_chunk(call: Call, head: Json, index: int, piece: SentencePiece) -> Json:
     """A sentence with its verdict. Where the client cuts the answer, the last verdict alone tells what is promised."""
     sentence = piece.sentence.model_copy(update={"promised": False}) if call.cuts else piece.sentence
-    record = {SENTENCE_KEY: sentence.model_dump(mode="json")}
+    record = {SENTENCE_KEY: public_sentence(sentence)}
     logprobs = {"content": None, "refusal": None, **record}
     return {**_chunk(head, index, {"content": piece.text}, logprobs=logprobs), **record}
 

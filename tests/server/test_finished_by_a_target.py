@@ -101,7 +101,7 @@ async def test_the_record_is_that_of_both(serve: Serve, fixed: LanguageModel, be
         both = (await client.post(CHAT, json=asking(n=2))).json()
     record, chunks = whole["semgrad_guard"], events(stream)
     assert (record["action"], record["promised"], record["uncertainty"]) == ("escalate", False, None)
-    assert [one["action"] for one in record["sentences"]] == ["deliver", "escalate", "escalate"]
+    assert [one["action"] for one in record["sentences"]] == ["deliver", "escalate"]
     assert (record["escalated"]["status"], record["sentences"][0]["end"]) == ("unscored", len(PIECES[0]))
     deltas = [choice["delta"].get("content") for chunk in chunks for choice in chunk["choices"]]
     assert list(filter(None, deltas)) == [PIECES[0], f"\n\n{REPLY}"]
