@@ -9,7 +9,7 @@ from semgrad_guard.calibration import Calibration
 from semgrad_guard.calibration.promise import PromiseMonitor
 from semgrad_guard.decision_log.entries import parse_since
 from semgrad_guard.errors import InputError
-from semgrad_guard.server.answers import HttpError
+from semgrad_guard.server.errors import HttpError
 from semgrad_guard.server.protocol import DecisionsRequest, FeedbackRequest
 
 if TYPE_CHECKING:  # they need the extra `log`

@@ -63,11 +63,6 @@ class ModelQueue(Protocol):
         """Whether one more request would be refused."""
         ...
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether the model can still answer: without its thread or engine it never will."""
-        ...
-
     async def answer(self, request: AnswerRequest) -> list[Draft[Answer]]:
         """The scored drafts of a request.
 
@@ -156,11 +151,6 @@ class Scheduler:
     def is_full(self) -> bool:
         """As `ModelQueue.is_full`."""
         return self._closed or self.depth >= self.limit
-
-    @property
-    def is_alive(self) -> bool:
-        """As `ModelQueue.is_alive`."""
-        return not self._closed
 
     async def answer(self, request: AnswerRequest) -> list[Draft[Answer]]:
         """As `ModelQueue.answer`."""
@@ -296,7 +286,6 @@ class ReportedQueue:
     batching: Batching | None = None
     depth: int = 0
     is_full: bool = False
-    is_alive: bool = True
 
     @property
     def name(self) -> str:

@@ -1,20 +1,16 @@
-"""Responses in every protocol, whole and streamed, are those that were recorded (`scripts/golden_bodies.py`)."""
+"""Responses in every protocol, whole and streamed, are those that were recorded (`golden_bodies.py`)."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
-import golden_bodies
-from golden_bodies import FOLDER, SCENES, recorded
+from .golden_bodies import FOLDER, PROTOCOLS, SCENES, recorded
 
 HIDDEN = {
     **dict.fromkeys(("withheld", "raised", "escalated", "json_withheld", "refused_by_the_upstream"), "Paris"),
@@ -47,7 +43,7 @@ def test_no_recorded_response_holds_what_is_withheld(name: str) -> None:
 @pytest.mark.parametrize("name", ["delivered", "dropped", "stopped", "annotated", "cut"])
 def test_a_stream_spells_the_text_of_the_whole_body(name: str) -> None:
     found = recorded(name)
-    chat, text, response = (found[path] for path in golden_bodies.PROTOCOLS)
+    chat, text, response = (found[path] for path in PROTOCOLS)
     deltas = [choice["delta"] for event in chat["stream"][:-1] for choice in event["choices"]]
     spelled = {
         "".join(delta.get("content") or "" for delta in deltas),

@@ -282,7 +282,7 @@ def written(path: Path, settings: dict[str, Any]) -> str:
 
 
 async def test_only_routes_that_write_nothing_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {"mode": "annotate", "allow_unguarded": []}
+    settings = {"mode": "annotate"}
     monkeypatch.setenv("SEMGRAD_GUARD_SETTINGS", written(tmp_path / "guard.json", settings))
     app = FastAPI()
 

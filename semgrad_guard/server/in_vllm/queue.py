@@ -78,11 +78,6 @@ class WorkerQueue:
         """Whether one more request would be refused."""
         return self._running >= self.limit
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether vLLM's engine is."""
-        return not self._client.errored
-
     async def open(self, settings: ServerSettings) -> None:
         """Have the worker make its scoring model.
 

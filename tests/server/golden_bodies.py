@@ -1,7 +1,7 @@
 """Recorded responses of the server in each of its protocols, whole and streamed: a rebuilt server has to send the same.
 
-python scripts/golden_bodies.py             the scenes whose responses are other ones than recorded; 1 if any
-python scripts/golden_bodies.py --record    record today's responses
+python -m tests.server.golden_bodies             the scenes whose responses are other ones than recorded; 1 if any
+python -m tests.server.golden_bodies --record    record today's responses
 
 A scene is one request in three protocols, an answer that another server writes (with log-probabilities, so that every
 score is arithmetic), and the operator's settings. Ids and times are masked. A verdict is written down once for each
@@ -33,7 +33,7 @@ from semgrad_guard.server.service import ServedModel, Service
 from semgrad_guard.server.upstream import RemoteTarget, Upstream
 from semgrad_guard.settings import Mode, OnDoubt
 
-FOLDER = Path(__file__).parents[1] / "tests" / "server" / "golden"
+FOLDER = Path(__file__).parent / "golden"
 PROTOCOLS = ("chat/completions", "completions", "responses")
 KEY = "semgrad_guard"
 Json = dict[str, Any]
