@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from semgrad_guard.decision_log.entries import Decision, Entry, Feedback, Row, that_counts
+from semgrad_guard.decision_log.entries import Decision, Entry, Feedback, Row
 from semgrad_guard.errors import DecisionLogError, InputError, MissingExtraError
 from semgrad_guard.files import make_private, reason, state_folder, take_back
 from semgrad_guard.settings import LOG_VARIABLE
@@ -164,18 +164,20 @@ class Database:
         if before is not None:
             last = sa.select(decisions.c.at).where(decisions.c.id == before).scalar_subquery()
             query = query.where(sa.tuple_(decisions.c.at, decisions.c.id) < sa.tuple_(last, sa.literal(before)))
-        with self._transaction() as connection:
-            rows = connection.execute(query.limit(limit)).mappings().all()
-            about = _some_of([row["id"] for row in rows], feedback.c.decision_id)
-            grades = _graded(connection, [sa.select(feedback).where(some) for some in about])
-        return [(_entry(Decision, row), grades.get(row["id"])) for row in rows]
+        return self._rows(query.limit(limit))
 
     def find(self, decision_id: str) -> Row | None:
         """The decision of this id, with the feedback on it that counts; None where there is none."""
+        return next(iter(self._rows(sa.select(decisions).where(decisions.c.id == decision_id))), None)
+
+    def _rows(self, query: sa.Select[Any]) -> list[Row]:
+        """Decisions, each with the feedback on it that counts."""
+        grades: dict[str, Feedback] = {}
         with self._transaction() as connection:
-            row = connection.execute(sa.select(decisions).where(decisions.c.id == decision_id)).mappings().first()
-            grades = _graded(connection, [sa.select(feedback).where(feedback.c.decision_id == decision_id)])
-        return None if row is None else (_entry(Decision, row), grades.get(decision_id))
+            rows = connection.execute(query).mappings().all()
+            for some in _some_of([row["id"] for row in rows], feedback.c.decision_id):
+                grades |= _graded(connection, some)
+        return [(_entry(Decision, row), grades.get(row["id"])) for row in rows]
 
     def draw(self, size: int, *, since: datetime) -> list[Decision]:
         """Draw watched promised answers at random to be graded: so many of those that were never drawn."""
@@ -200,9 +202,8 @@ class Database:
         many of its answers were drawn, and have no random grade.
         """
         columns = decisions.c
-        rates = (columns.alpha.between(0.0001, 0.9999), columns.delta.between(0.000001, 0.9999))
         numbers = (columns.calibration_id, sa.func.max(columns.alpha), sa.func.max(columns.delta))
-        known = sa.select(*numbers).where(PROMISED, columns.calibration_id.is_not(None), *rates)
+        known = sa.select(*numbers).where(PROMISED, columns.calibration_id.is_not(None), columns.alpha.is_not(None))
         waiting = sa.select(columns.calibration_id, sa.func.count()).where(
             columns.drawn.is_not(None), columns.id.not_in(RANDOMLY_GRADED)
         )
@@ -216,17 +217,16 @@ class Database:
         """The grades of promised answers that were drawn at random, by calibration and decision, in the order in which
         the answers were first graded so.
         """
-        columns = decisions.c
-        promised = sa.select(columns.id, columns.calibration_id).where(
-            PROMISED, columns.calibration_id.is_not(None), columns.id.in_(RANDOMLY_GRADED)
+        random = sa.select(decisions.c.id, decisions.c.calibration_id).where(
+            PROMISED, decisions.c.id.in_(RANDOMLY_GRADED)
         )
         grades: dict[str, dict[str, bool]] = {}
         with self._transaction() as connection:
-            calibrations = {row.id: row.calibration_id for row in connection.execute(promised)}
-            found = _graded(connection, [sa.select(feedback).where(feedback.c.sampling == "random")])
-        for decision_id, grade in found.items():
-            if decision_id in calibrations:
-                grades.setdefault(calibrations[decision_id], {})[decision_id] = grade.right
+            calibrations = {row.id: row.calibration_id for row in connection.execute(random)}
+            found = _graded(connection, feedback.c.sampling == "random")
+        for name, grade in found.items():
+            if (calibration := calibrations.get(name)) is not None:
+                grades.setdefault(calibration, {})[name] = grade.right
         return grades
 
     def forget(self, before: datetime) -> int:
@@ -303,13 +303,15 @@ def _some_of(ids: Sequence[str], column: sa.Column[Any] = decisions.c.id) -> Ite
     return (column.in_(ids[start : start + _AT_ONCE]) for start in range(0, len(ids), _AT_ONCE))
 
 
-def _graded(connection: sa.Connection, queries: Iterable[sa.Select[Any]]) -> dict[str, Feedback]:
-    """The feedback that counts among the rows of these queries, by decision, in the order of the first on each."""
-    given: dict[str, list[Feedback]] = {}
-    for query in queries:
-        for row in connection.execute(query.order_by(feedback.c.at, feedback.c.id)).mappings():
-            given.setdefault(row["decision_id"], []).append(_entry(Feedback, row))
-    return {name: grade for name, grades in given.items() if (grade := that_counts(grades)) is not None}
+def _graded(connection: sa.Connection, some: sa.ColumnElement[bool]) -> dict[str, Feedback]:
+    """Of some feedback that which counts, by decision, in the order of the first on each."""
+    found: dict[str, Feedback] = {}
+    query = sa.select(feedback).where(some).order_by(feedback.c.at, feedback.c.id)
+    for row in connection.execute(query).mappings():
+        entry = _entry(Feedback, row)
+        if (before := found.get(entry.decision_id)) is None or entry.replaces(before):
+            found[entry.decision_id] = entry
+    return found
 
 
 def _reason(error: sa_exc.SQLAlchemyError, url: sa.URL) -> str:

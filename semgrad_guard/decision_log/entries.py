@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Literal, Protocol
@@ -135,7 +134,7 @@ class Decision(BaseModel, frozen=True, extra="ignore", allow_inf_nan=False):
 
 
 class Feedback(BaseModel, frozen=True, extra="ignore"):
-    """Whether a delivered answer was right (`that_counts`).
+    """Whether a delivered answer was right.
 
     `corrects`: the operator's own command wrote it, so that it takes the place of earlier feedback. `note` tells in
     words what the feedback does not count for, and how it differs from earlier feedback. The log does not keep it.
@@ -150,17 +149,12 @@ class Feedback(BaseModel, frozen=True, extra="ignore"):
     grader: str | None = None
     note: str | None = None
 
+    def replaces(self, earlier: Feedback) -> bool:
+        """Whether it counts in the place of the one that counted before.
 
-def that_counts(given: Iterable[Feedback]) -> Feedback | None:
-    """Of the feedback on one answer, in the order of its time, the one that counts; None where there is none.
-
-    The first grade of a drawn answer counts, whoever else grades it later; only the operator corrects it.
-    """
-    counts: Feedback | None = None
-    for one in given:
-        if counts is None or counts.sampling == "user" or one.corrects:
-            counts = one
-    return counts
+        The first grade of a drawn answer counts, whoever grades it later; only the operator corrects it.
+        """
+        return earlier.sampling == "user" or self.corrects
 
 
 Entry = Decision | Feedback

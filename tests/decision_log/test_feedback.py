@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from semgrad_guard import GenerationOptions, Guard, LanguageModel, Policy, calibrate
 from semgrad_guard.errors import InputError
@@ -17,7 +15,7 @@ from semgrad_guard.errors import InputError
 pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
 
 from semgrad_guard.decision_log.decision_log import DecisionLog
-from semgrad_guard.decision_log.entries import Facts, Feedback, that_counts
+from semgrad_guard.decision_log.entries import Facts
 
 from .test_decision_log import verdict
 
@@ -59,7 +57,7 @@ def test_only_the_log_makes_a_grade_a_random_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("second", "says"),
-    [(True, "graded right before (random): it counts once"), (False, "the first counts until semgrad-guard feedback")],
+    [(True, "graded right before (random): it counts once"), (False, "that grade counts until the operator")],
 )
 def test_a_second_grade_is_kept_and_named(tmp_path: Path, second: bool, says: str) -> None:
     with DecisionLog(tmp_path / "log.db") as log:
@@ -75,24 +73,6 @@ def test_a_second_grade_is_kept_and_named(tmp_path: Path, second: bool, says: st
         assert counting is not None
         assert counting.right is False
         assert log.database.find(one) == log.database.decisions()[0]
-
-
-GRADE = st.builds(
-    Feedback,
-    id=st.just("fb"),
-    at=st.just(datetime.now(UTC)),
-    decision_id=st.just("dec"),
-    right=st.booleans(),
-    sampling=st.sampled_from(["random", "user"]),
-    corrects=st.booleans(),
-)
-
-
-@given(earlier=st.lists(GRADE, max_size=6), later=GRADE)
-def test_only_the_operator_replaces_the_grade_of_a_drawn_answer(earlier: list[Feedback], later: Feedback) -> None:
-    counting = that_counts(earlier)
-    stays = counting is not None and counting.sampling == "random" and not later.corrects
-    assert that_counts([*earlier, later]) is (counting if stays else later)
 
 
 def test_a_guard_takes_feedback(tmp_path: Path, language_model: LanguageModel) -> None:
