@@ -152,7 +152,7 @@ class Feedback(BaseModel, frozen=True, extra="ignore"):
     def replaces(self, earlier: Feedback) -> bool:
         """Whether it counts in the place of the one that counted before.
 
-        The first grade of a drawn answer counts, whoever grades it later; only the operator corrects it.
+        The first grade of a drawn answer counts, and later ones do not; only the operator corrects it.
         """
         return earlier.sampling == "user" or self.corrects
 

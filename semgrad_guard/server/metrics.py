@@ -13,16 +13,20 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 import semgrad_guard
+from semgrad_guard.calibration import DriftMonitor
 from semgrad_guard.calibration.promise import State
 from semgrad_guard.records import Verdict
+from semgrad_guard.server.scheduler import ModelQueue
 
-if TYPE_CHECKING:  # the log needs the extra `log`
+if TYPE_CHECKING:  # it needs the extra `log`
     from semgrad_guard.decision_log.decision_log import DecisionLog
-    from semgrad_guard.server.service import ServedModel
 
 _SCORES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 _WAITS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+
+Served = tuple[str, ModelQueue, DriftMonitor | None]
+"""A model's name, its queue, and the monitor of its scores."""
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -30,7 +34,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 class Metrics:
     """The metrics of one server with these models and this log, in a registry of their own."""
 
-    def __init__(self, models: Iterable[ServedModel], log: DecisionLog | None) -> None:
+    def __init__(self, models: Iterable[Served], log: DecisionLog | None) -> None:
         self._registry = registry = CollectorRegistry()
         counter, histogram = partial(Counter, registry=registry), partial(Histogram, registry=registry)
         build = {"version": semgrad_guard.__version__, "python": platform.python_version()}
@@ -88,17 +92,17 @@ class Metrics:
 class _AtScrape(Collector):
     """What is read when a scrape comes: queues, drift alarms, the log, and whether its promises hold."""
 
-    def __init__(self, models: Iterable[ServedModel], log: DecisionLog | None) -> None:
+    def __init__(self, models: Iterable[Served], log: DecisionLog | None) -> None:
         self._models, self._log = tuple(models), log
 
     def collect(self) -> Iterable[Metric]:
         """The values now."""
         depth = GaugeMetricFamily("semgrad_guard_queue_depth", "Requests that wait.", labels=["model"])
         drift = GaugeMetricFamily("semgrad_guard_drift", "1 where scores have moved.", labels=["model"])
-        for served in self._models:
-            depth.add_metric([served.name], served.scheduler.depth)
-            if (monitor := served.terms.monitor) is not None:
-                drift.add_metric([served.name], float(monitor.report().alarm))
+        for name, queue, monitor in self._models:
+            depth.add_metric([name], queue.depth)
+            if monitor is not None:
+                drift.add_metric([name], float(monitor.report().alarm))
         failures = 0 if self._log is None else self._log.failures
         lost = "Decisions that could not be written down."
         yield from (depth, drift, CounterMetricFamily("semgrad_guard_log_failures", lost, value=failures))

@@ -177,7 +177,8 @@ class Service:
         self.models = {served.name: served for served in models}
         if not models or len(self.models) != len(models):
             raise InputError("a server needs models with different names; give --model once for each")
-        self.metrics, self.log, self._evaluations = Metrics(models, log), log, evaluations
+        self.metrics = Metrics([(one.name, one.scheduler, one.terms.monitor) for one in models], log)
+        self.log, self._evaluations = log, evaluations
 
     @property
     def calibrations(self) -> Mapping[str, Calibration]:

@@ -37,7 +37,7 @@ def test_a_corrected_grade_counts_as_corrected(tmp_path: Path) -> None:
         ids = written(log, 40)
         graded(log, ids, right=False)
         assert log.promises()[0].state == "broken"
-        graded(log, ids, right=True)  # by whoever comes later
+        graded(log, ids, right=True)  # by later ones
         assert log.promises()[0].wrong == 40
         for one in ids:
             log.feedback(one, right=True, corrects=True)
