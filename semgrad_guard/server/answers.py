@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from semgrad_guard.engine.answers.text import safe_length
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard.sentences import delivers
 from semgrad_guard.records import METADATA_KEY, SentenceVerdict, ToolCall, Verdict
@@ -163,11 +162,9 @@ class Cuts:
     def __bool__(self) -> bool:
         return self.max_tokens is not None or bool(self.stop)
 
-    def certain(self, text: str, pieces: Sequence[str]) -> int:
-        """How much of a text that still grows is delivered, whatever follows; `pieces` may end before the limit."""
-        if self.max_tokens is not None and len(pieces) > self.max_tokens:
-            return len(self._cut(text, pieces, 0)[0])
-        return safe_length(text, self.stop)
+    def may_end(self, limit: int) -> bool:
+        """Whether an answer of up to so many tokens may be cut."""
+        return bool(self.stop) or (self.max_tokens is not None and self.max_tokens < limit)
 
     def behind(self, part: Answer) -> Cuts | None:
         """The cuts of a target's answer behind this part of a draft; None where they are made in the part already."""

@@ -146,7 +146,7 @@ async def chunks(
             yield _chunk(head, index, {"role": "assistant", "content": ""})
         if isinstance(step, SentencePiece):
             sent += step.text
-            yield _sentence_chunk(call, head, index, step)
+            yield _sentence_chunk(head, index, step)
             continue
         if isinstance(step, str):
             sent += step
@@ -159,7 +159,7 @@ async def chunks(
         outcomes.append(step)
         for piece in _sentences_left(step, sent):
             sent += piece.text
-            yield _sentence_chunk(call, head, index, piece)
+            yield _sentence_chunk(head, index, piece)
         for delta in _rest(call, step, sent, thought):
             yield _chunk(head, index, delta)
         record = {KEY: public_record(step.verdict)}
@@ -210,10 +210,9 @@ def _chunk(head: Json, index: int, delta: Json, *, finish: str | None = None, lo
     return {**head, "choices": [choice]}
 
 
-def _sentence_chunk(call: Call, head: Json, index: int, piece: SentencePiece) -> Json:
-    """A sentence with its verdict. Where the client cuts the answer, the last verdict alone tells what is promised."""
-    sentence = piece.sentence.model_copy(update={"promised": False}) if call.cuts else piece.sentence
-    record = {SENTENCE_KEY: public_sentence(sentence)}
+def _sentence_chunk(head: Json, index: int, piece: SentencePiece) -> Json:
+    """A sentence with its verdict."""
+    record = {SENTENCE_KEY: public_sentence(piece.sentence)}
     logprobs = {"content": None, "refusal": None, **record}
     return {**_chunk(head, index, {"content": piece.text}, logprobs=logprobs), **record}
 
@@ -391,15 +390,17 @@ class _Events(StreamingResponse):
         following = asyncio.ensure_future(anext(self._events, None))
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            while not gone.done():
+            while True:
                 await asyncio.wait({following, gone}, timeout=self._beat, return_when=asyncio.FIRST_COMPLETED)
+                if gone.done():
+                    return
                 if not following.done():
-                    await sent("" if gone.done() else _BEAT)
+                    await sent(_BEAT)
                     continue
                 event = following.result()
                 await sent(event or "", more=event is not None)
                 if event is None:
-                    break
+                    return
                 following = asyncio.ensure_future(anext(self._events, None))
         except OSError:  # the client has left
             return

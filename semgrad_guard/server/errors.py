@@ -44,7 +44,7 @@ _NO_OBJECT = frozenset({"model_type", "model_attributes_type", "dict_type"})
 _SETTINGS: Mapping[str, Sequence[str]] = {
     **{name: (name,) for name in ("temperature", "top_p", "top_k")},
     "grammar": FORM_FIELDS,
-    "prompt_template": ("tools",),
+    "prompt_template": ("tools", "chat_template_kwargs", "reasoning_effort"),
 }
 """The fields that change a setting by which an answer is compared with its calibration."""
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}

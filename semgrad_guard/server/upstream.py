@@ -7,7 +7,6 @@ import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, cast
 
 from semgrad_guard.calibration.call_options import call_options, cutting_options
@@ -28,7 +27,6 @@ from semgrad_guard.guard import (
     Work,
     external,
 )
-from semgrad_guard.guard.early_sentences import Ranges
 from semgrad_guard.guard.reported import prompt_of
 from semgrad_guard.server.answers import KEY, Answer, Cuts, part_of, pieces_of
 from semgrad_guard.server.protocol import CUTS, Forwarded
@@ -97,16 +95,16 @@ class Upstream:
         return RemoteAnswer(self, request)
 
     def early(self, request: UpstreamRequest) -> ReportedSentences | None:
-        """The sentences that may leave before their answer ends; None where a copy of the model scores."""
-        own = request.read.request
-        if not isinstance(self.scheduler, ReportedQueue) or own.tools or own.wants_json:
+        """The sentences that may leave before their answer ends; None where a copy of the model scores, or the answer
+        may be cut at its end."""
+        own, cuts = request.read.request, request.cuts or Cuts()
+        if not isinstance(self.scheduler, ReportedQueue) or own.tools or own.wants_json or cuts.may_end(request.limit):
             return None
         return ReportedSentences.of(
             self.scheduler.scorer,
             request.terms,
             options=call_options(self.sent(request)),
             prompt=prompt_of(request.read.conversation, request.read.form.tools),
-            certain=None if request.cuts is None else partial(_certain, request.cuts),
         )
 
     async def scored(self, request: UpstreamRequest, answer: Answer, *, is_part: bool = False) -> Draft[Answer]:
@@ -163,12 +161,6 @@ class Upstream:
 
 
 _WORDS = re.compile(r"\s*\S+|\s+$")
-
-
-def _certain(cuts: Cuts, entries: Sequence[Mapping[str, Any]], text: str, ranges: Ranges) -> int:
-    """How much of the delivered text leaves, of these ranges of an answer with log-probabilities (`Cuts.certain`)."""
-    pieces = pieces_of([entry.get("token") or "" for entry in entries], ranges)
-    return 0 if cuts.max_tokens is not None and "".join(pieces) != text else cuts.certain(text, pieces)
 
 
 def _pieces(answer: Answer) -> tuple[str, ...]:

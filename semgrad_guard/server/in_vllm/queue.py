@@ -183,4 +183,4 @@ def _part(request: AnswerRequest, read: Read) -> Part | None:
     terms, on_piece = request.terms, request.on_piece
     if terms is None or on_piece is None or not terms.delivers_early or not read.has_parts:
         return None
-    return Part(LetThrough(terms, on_piece), request.cuts)
+    return Part(LetThrough(terms, on_piece))
