@@ -13,9 +13,9 @@ from semgrad_guard.cli.options import EstimatorSpec
 from semgrad_guard.cli.terminal import OUT, note, say, status
 from semgrad_guard.declared import Option
 from semgrad_guard.errors import BindingMismatchError, EmptyPromptError
-from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.loading import ModelSource, pocket_policy
 from semgrad_guard.named import POCKET
+from semgrad_guard.questions.data import Question
 from semgrad_guard.records import Verdict
 from semgrad_guard.settings import EngineOptions, PolicyOptions, SentenceOptions
 

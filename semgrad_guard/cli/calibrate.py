@@ -18,9 +18,9 @@ from semgrad_guard.cli.options import LearnedEstimatorSpec, PromisedSentences, e
 from semgrad_guard.cli.terminal import ERR, note, say
 from semgrad_guard.declared import Bounds, Option
 from semgrad_guard.errors import InputError
-from semgrad_guard.evaluation.files import Output, read_by, sole_writer
-from semgrad_guard.evaluation.questions.data import QuestionFile
 from semgrad_guard.loading import ModelSource
+from semgrad_guard.questions.data import QuestionFile
+from semgrad_guard.questions.data_files import Output, read_by, sole_writer
 from semgrad_guard.settings import REPORTED, UPSTREAM_KEY, Alpha, Delta, EngineOptions
 
 if TYPE_CHECKING:

@@ -18,21 +18,21 @@ from semgrad_guard.cli.options import EstimatorSpec, LearnedEstimatorSpec, Sente
 from semgrad_guard.cli.terminal import say, say_unscored
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.estimators import NEEDS_LABELS, FusedStates
-from semgrad_guard.evaluation.calibrating import (
+from semgrad_guard.grading import GRADERS, AnswerGrader, default_grader
+from semgrad_guard.grading.candidates import (
     Outcome,
     calibrate_best,
     calibrate_by_hand,
     calibrate_learned,
     calibrate_scored,
 )
-from semgrad_guard.evaluation.graders import GRADERS, AnswerGrader, default_grader
-from semgrad_guard.evaluation.job_record import number_of_try
-from semgrad_guard.evaluation.learning_set import LearningSet
-from semgrad_guard.evaluation.questions.data import Question, QuestionFile, wordings
-from semgrad_guard.evaluation.questions.prompts import Phrasing
-from semgrad_guard.evaluation.runs.answers import Answer
+from semgrad_guard.grading.learning_set import LearningSet
 from semgrad_guard.guard.reported import ReportedScorer
 from semgrad_guard.loading import ModelSource
+from semgrad_guard.questions.answered import Answer
+from semgrad_guard.questions.data import Question, QuestionFile, wordings
+from semgrad_guard.questions.job_record import number_of_try
+from semgrad_guard.questions.prompts import Phrasing
 from semgrad_guard.records import Message, PromptForm
 from semgrad_guard.settings import REPORTED
 

@@ -11,8 +11,8 @@ from semgrad_guard.cli import loading, options, values
 from semgrad_guard.cli.command import code_of_run
 from semgrad_guard.cli.terminal import say_unscored
 from semgrad_guard.declared import Bounds, Option
-from semgrad_guard.evaluation.files import sole_writer
 from semgrad_guard.loading import ModelSource
+from semgrad_guard.questions.data_files import sole_writer
 from semgrad_guard.settings import ALPHA, EngineOptions, require_name
 
 _REPORT = "Report"
@@ -82,7 +82,7 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     from semgrad_guard.calibration import Calibration
     from semgrad_guard.cli import evaluate_run as steps
     from semgrad_guard.cli import grading
-    from semgrad_guard.evaluation.probe_record import Probe
+    from semgrad_guard.paper.probe_record import Probe
 
     values.one_from_stdin(data=data, prompt=wording.prompt, system=wording.system, labels=labels)
     files = steps.Files(output)

@@ -16,19 +16,19 @@ from semgrad_guard.cli.command import ExitCode
 from semgrad_guard.cli.terminal import say, say_unscored
 from semgrad_guard.declared import Bounds, Option
 from semgrad_guard.errors import BindingMismatchError, InputError
-from semgrad_guard.evaluation.files import Output, read_by, sole_writer
-from semgrad_guard.evaluation.questions.data import Question
-from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.loading import ModelSource
+from semgrad_guard.questions.data import Question
+from semgrad_guard.questions.data_files import Output, read_by, sole_writer
+from semgrad_guard.questions.prompts import Phrasing
 from semgrad_guard.settings import UPSTREAM_KEY, EngineOptions, OnNoThreshold
 
 if TYPE_CHECKING:
     from semgrad_guard.cli.calibrate_answers import ModelWriter, ServerWriter
     from semgrad_guard.cli.grading import Files
     from semgrad_guard.engine.answers.options import GenerationOptions
-    from semgrad_guard.evaluation.band import Band, Departure, Measured
-    from semgrad_guard.evaluation.graders import AnswerGrader
+    from semgrad_guard.grading import AnswerGrader
     from semgrad_guard.guard import Policy
+    from semgrad_guard.paper.band import Band, Departure, Measured
 
 _SLACK = Bounds(0, 1)
 
@@ -88,9 +88,9 @@ def gate(  # noqa: PLR0913  # a command's options are its arguments
     from semgrad_guard.calibration import Calibration
     from semgrad_guard.cli import grading
     from semgrad_guard.cli.calibrate_answers import require_at_server
-    from semgrad_guard.evaluation.band import Band, digest
-    from semgrad_guard.evaluation.graders import GRADERS, default_grader
+    from semgrad_guard.grading import GRADERS, default_grader
     from semgrad_guard.guard import Policy
+    from semgrad_guard.paper.band import Band, digest
 
     values.one_from_stdin(data=data, prompt=wording.prompt, system=wording.system)
     files = grading.Files(band, answers)  # answers that nobody keeps are next to the band until the command ends
@@ -183,7 +183,7 @@ def measure(
 ) -> Measured:
     """Answer, grade, and decide as a guard with this policy does."""
     from semgrad_guard.cli import grading
-    from semgrad_guard.evaluation.band import Measured, decided, digest
+    from semgrad_guard.paper.band import Measured, decided, digest
 
     answers = writer.answers(rows, files.answers, writer.phrasing.name(rows))
     say_unscored(answers)

@@ -15,11 +15,11 @@ from semgrad_guard.cli.options import Columns, Decoding, Wording
 from semgrad_guard.cli.terminal import detail, is_verbose, note, note_problems, say_problems, status
 from semgrad_guard.engine.prompts.semantic_token import TokenChoice
 from semgrad_guard.errors import InputError
-from semgrad_guard.evaluation.files import STDIN, read_text
-from semgrad_guard.evaluation.job_record import Row
-from semgrad_guard.evaluation.questions.data import Need, Question, QuestionFile, read_questions
-from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.loading import ModelSource
+from semgrad_guard.questions.data import Need, Question, QuestionFile, read_questions
+from semgrad_guard.questions.data_files import STDIN, read_text
+from semgrad_guard.questions.job_record import Row
+from semgrad_guard.questions.prompts import Phrasing
 from semgrad_guard.records import Message
 from semgrad_guard.settings import ONE_THRESHOLD, PolicyOptions
 

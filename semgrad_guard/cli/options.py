@@ -286,7 +286,7 @@ def estimators_for(spec: EstimatorSpec) -> Sequence[Estimator]:
     the place of a learned one where there are too few labels. They share one replay unless a setting that only some of
     them take tells them apart."""
     from semgrad_guard.estimators import FusedStates
-    from semgrad_guard.evaluation.calibrating import FREE
+    from semgrad_guard.grading.candidates import FREE
 
     own: list[Estimator] = candidates_for(spec) if spec.estimator == "auto" else []
     if not own:
@@ -296,7 +296,7 @@ def estimators_for(spec: EstimatorSpec) -> Sequence[Estimator]:
 
 def candidates_for(spec: EstimatorSpec) -> list[Estimator]:
     """The estimators that `auto` compares."""
-    from semgrad_guard.evaluation.calibrating import CANDIDATES
+    from semgrad_guard.grading.candidates import CANDIDATES
 
     return [spec.set_where_taken(candidate) for candidate in CANDIDATES]
 

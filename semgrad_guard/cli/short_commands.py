@@ -16,8 +16,8 @@ from semgrad_guard.cli.options import PromisedSentences
 from semgrad_guard.cli.terminal import note, status
 from semgrad_guard.declared import Bounds, Option
 from semgrad_guard.errors import MissingExtraError, require_installed
-from semgrad_guard.evaluation.files import Output, make_folder, require_outputs
 from semgrad_guard.named import FETCHABLE, NAMES, POCKET, folder_of
+from semgrad_guard.questions.data_files import Output, make_folder, require_outputs
 from semgrad_guard.server.settings import ServerSettings
 from semgrad_guard.settings import SERVER, Alpha, Delta, require_name
 
@@ -177,7 +177,7 @@ def demo(
     """
     if absent := [package for module, package in _NEEDED.items() if find_spec(module) is None]:
         raise MissingExtraError(*absent, extra="demo")  # all at once, before anything is loaded
-    from semgrad_guard.evaluation.report.drawing import is_drawn
+    from semgrad_guard.paper.drawing import is_drawn
 
     folder = output or Path()
     make_folder(folder)

@@ -11,9 +11,9 @@ from typing import Any, cast
 import typer
 
 from semgrad_guard.declared import Bounds
-from semgrad_guard.evaluation.files import read_text
-from semgrad_guard.evaluation.questions.data import NO_PASSAGE
 from semgrad_guard.named import did_you_mean
+from semgrad_guard.questions.data import NO_PASSAGE
+from semgrad_guard.questions.data_files import read_text
 
 
 def path(value: str | Path) -> Path:
@@ -101,7 +101,7 @@ def passage_field(value: str) -> str:
 
 def grader(value: str) -> str:
     """The name of a grader, perhaps with a model."""
-    from semgrad_guard.evaluation.graders.by_name import require_kind
+    from semgrad_guard.grading.by_name import require_kind
 
     return require_kind(text(value))
 

@@ -15,8 +15,8 @@ from semgrad_guard.calibration.promise import report
 from semgrad_guard.calibration.prompt_shape import PromptShape
 from semgrad_guard.cli.command import ExitCode
 from semgrad_guard.cli.options import LearnedEstimatorSpec, estimators_for
-from semgrad_guard.evaluation.calibrating import CANDIDATES, FREE
-from semgrad_guard.evaluation.questions.prompts import PAPER_PROMPT
+from semgrad_guard.grading.candidates import CANDIDATES, FREE
+from semgrad_guard.questions.prompts import PAPER_PROMPT
 from semgrad_guard.records import PromptForm
 
 from .helpers import ASKED, TOKENS, flat, jsonl, merged

@@ -18,7 +18,7 @@ from semgrad_guard.calibration.calibration_set import read_languages
 from semgrad_guard.calibration.promise import report
 from semgrad_guard.engine.sentences import sentences
 from semgrad_guard.errors import InputError
-from semgrad_guard.evaluation.questions.data import read_questions
+from semgrad_guard.questions.data import read_questions
 
 from .helpers import TOKENS, flat, jsonl
 

@@ -12,11 +12,11 @@ from click.testing import Result
 
 from semgrad_guard import Calibration
 from semgrad_guard.cli import grading
-from semgrad_guard.evaluation.graders import Contains
-from semgrad_guard.evaluation.job_record import read_record
-from semgrad_guard.evaluation.questions.data import Question
-from semgrad_guard.evaluation.runs.answers import Answer
-from tests.evaluation.made_answers import made
+from semgrad_guard.grading import Contains
+from semgrad_guard.questions.answered import Answer
+from semgrad_guard.questions.data import Question
+from semgrad_guard.questions.job_record import read_record
+from tests.made_answers import made
 
 from .helpers import ASKED, TOKENS, flat, jsonl
 

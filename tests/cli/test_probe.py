@@ -11,7 +11,7 @@ from click.testing import Result
 
 from semgrad_guard import LanguageModel, SemGrad
 from semgrad_guard.engine.prompts.semantic_token import TokenChoice
-from semgrad_guard.evaluation import probe as probing
+from semgrad_guard.paper import probing
 
 from .helpers import ASKED, TOKENS, flat, jsonl, merged
 

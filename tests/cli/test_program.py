@@ -17,7 +17,7 @@ from click.testing import Result
 import semgrad_guard
 from semgrad_guard.cli import loading, options, short_commands
 from semgrad_guard.estimators import ESTIMATORS
-from semgrad_guard.evaluation.graders import GRADERS
+from semgrad_guard.grading import GRADERS
 
 from .helpers import flat
 
