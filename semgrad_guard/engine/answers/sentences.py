@@ -108,17 +108,24 @@ def part_evidence(whole: Evidence, spans: Sequence[Span], texts: Sequence[str]) 
 
 
 def parts_of(answer: Evidence, spans: Sequence[Span], codec: Codec) -> list[Evidence | None]:
-    """The evidence about pieces of an answer's tokens as text, special tokens included; in the order of the text.
+    """The evidence about pieces of an answer's text as its tokens spell it, in order (`token_ranges`)."""
+    ids = answer.response_ids
+    ranges = token_ranges(ids, spans, codec)
+    return part_evidence(answer, ranges, [codec.decode(ids[begin:end]) for begin, end in ranges])
 
-    A piece has the tokens that spell any of it, and the one that ends it: where the last token spells nothing beyond,
-    the next one. A token belongs to one piece alone. None for a piece whose tokens are all those of the piece before.
+
+def token_ranges(ids: Sequence[int], spans: Sequence[Span], codec: Codec) -> list[Span]:
+    """The tokens of pieces of a text, special tokens included; in the text's order.
+
+    A piece has the tokens that spell any of it, and the one that ends it: where the last one spells nothing beyond, the
+    next one. A token belongs to one piece alone, and a piece that has none to an empty range.
     """
-    ids, reached, ranges = answer.response_ids, 0, list[Span]()
+    reached, ranges = 0, list[Span]()
     for start, end in spans:
         begin = max(reached, _tokens_beyond(start + 1, ids, codec, special=True) - 1)
         reached = max(reached, min(_tokens_beyond(end + 1, ids, codec, special=True), len(ids)))
-        ranges.append((begin, reached))
-    return part_evidence(answer, ranges, [codec.decode(ids[begin:end]) for begin, end in ranges])
+        ranges.append((min(begin, reached), reached))
+    return ranges
 
 
 def sentences_of(answer: Evidence, codec: Codec, *, known: int = 0) -> list[tuple[Span, Evidence | None]] | None:
