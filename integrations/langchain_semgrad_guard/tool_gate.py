@@ -1,4 +1,4 @@
-"""`ToolGate`: a tool call runs only where its uncertainty keeps the promise; else the agent reads why not, and goes on.
+"""`ToolGate`: a tool call runs only where its uncertainty keeps the promise; else the agent reads why, and continues.
 
 A call is judged as it will run. What a middleware before this one has changed was written by nobody, so it has no
 score and does not run.
@@ -91,13 +91,13 @@ class ToolGate(AgentMiddleware[Any, Any, Any]):
         if _stays_blocked(name, messages_of(request)):
             return False
         if isinstance(self.score, BaseDecisionModel):
-            model, asked = self.score, self._asked(request)
-            response = yield Work(lambda: model.invoke(asked), lambda: model.ainvoke(asked))
+            model, question = self.score, self._question(request)
+            response = yield Work(lambda: model.invoke(question), lambda: model.ainvoke(question))
             require_version(self.rule, response.model)
             return self.rule.lets_through(uncertainty_of(response.answers.get(name), settings_of(self.rule)["safe"]))
         return self.rule.lets_through(self._written(request) if self.score is None else self.score(request))
 
-    def _asked(self, request: ToolCallRequest) -> ClassifierRequest:
+    def _question(self, request: ToolCallRequest) -> ClassifierRequest:
         """The rule's question about a call, as `AutoModeMiddleware` asks it."""
         call = request.tool_call
         state: dict[str, Any] = {
@@ -106,8 +106,10 @@ class ToolGate(AgentMiddleware[Any, Any, Any]):
         }
         if request.tool is not None and request.tool.description:
             state["tool_description"] = request.tool.description
-        question = _QUESTION.validate_json(settings_of(self.rule)["question"])
-        return {"state": state, "questions": {call["name"]: question}}
+        return {
+            "state": state,
+            "questions": {call["name"]: _QUESTION.validate_json(settings_of(self.rule)["question"])},
+        }
 
     def _written(self, request: ToolCallRequest) -> float | None:
         """The uncertainty of the tokens that spell a call; None where it was changed since, or was never scored."""

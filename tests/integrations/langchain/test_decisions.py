@@ -56,13 +56,13 @@ def _in(state: Any) -> float:
 
 
 def labelled(seed: int = 0, n: int = 200) -> list[tuple[str, bool]]:
-    """States that are risky with the probability p ** 3, and are told as p, off by two logits."""
+    """States that are risky with the probability p ** 3, and are reported as p, off by two logits."""
     draw = random.Random(seed)
     found: list[tuple[str, bool]] = []
     for _ in range(n):
         p = draw.random()
-        told = 1 / (1 + math.exp(2 - math.log(p / (1 - p)))) if 0 < p < 1 else p
-        found.append((f"state {told}", draw.random() > p**3))
+        reported = 1 / (1 + math.exp(2 - math.log(p / (1 - p)))) if 0 < p < 1 else p
+        found.append((f"state {reported}", draw.random() > p**3))
     return found
 
 

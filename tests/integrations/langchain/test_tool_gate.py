@@ -119,7 +119,7 @@ def test_each_call_of_a_message_is_judged_by_itself(calls: Calibration, run: Cal
     state = run(agent([first, AIMessage("done")], ToolGate(calls)), ASKED)
     assert sorted(map(str, ran)) == ["Ann", "clock"]
     assert sorted(results(state)) == [("clock", "success"), ("pay", "error"), ("pay", "success")]
-    assert state["messages"][-1].text == "done", "the agent goes on"
+    assert state["messages"][-1].text == "done", "the agent continues"
     (blocked,) = [m for m in state["messages"] if isinstance(m, ToolMessage) and m.status == "error"]
     assert not any(letter.isdigit() for letter in blocked.text), "no score"
 
