@@ -339,8 +339,10 @@ class Verdict(BaseModel, frozen=True, allow_inf_nan=False, ser_json_inf_nan="nul
 
     @property
     def is_part(self) -> bool:
-        """Whether some sentences of the answer were delivered, and others not."""
+        """Whether some sentences or values of the answer were delivered, and others not."""
         shown = self.enforced and (self.action == "answer" or self.is_continued)
+        if any(one.action == "null" for one in self.fields):
+            return shown
         return shown and {one.action in ("deliver", "mark") for one in self.sentences} == {True, False}
 
     @property

@@ -7,13 +7,18 @@ calls of SmolLM2 a value's own likelihood tells wrong from right with an AUROC o
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
+from semgrad_guard.calibration import Binding, Calibration, calibrate
+from semgrad_guard.calibration.sentences import AnswerSentences, SentenceSet
 from semgrad_guard.engine.fields import Field, Path, fields_of
 from semgrad_guard.engine.sentences import Span
-from semgrad_guard.records import CallVerdict, FieldVerdict, ToolCall
+from semgrad_guard.errors import CalibrationError
+from semgrad_guard.guard.familiarity import as_fields
+from semgrad_guard.guard.verdicts import RecordedDraft, binding_of
+from semgrad_guard.records import CallVerdict, FieldVerdict, PromptForm, ToolCall, Verdict
 
 Scored = Callable[[Sequence[Span]], Sequence[float | None]]
 """The uncertainties of pieces of an answer's text, in its order; None for one that has none."""
@@ -150,16 +155,109 @@ def _referred(reference: str, root: Schema) -> Any:
     return found
 
 
-# The object that goes out.
+# Decisions about values.
 
 
-def without_withheld(value: Any, fields: Sequence[FieldVerdict]) -> Any:
-    """A JSON value with null in the place of each field that is withheld."""
-    found = json.loads(json.dumps(value))
-    for one in fields:
-        if one.action == "null":
-            holder = found
-            for key in one.path[:-1]:
-                holder = holder[key]
-            holder[one.path[-1]] = None
-    return found
+def decided_fields(
+    fields: Sequence[FieldVerdict],
+    lets_through: Callable[[float | None], bool],
+    confidence: Callable[[float | None], float | None],
+) -> tuple[tuple[FieldVerdict, ...], float | None]:
+    """The values with the decision about each, and the uncertainty by which the answer is judged.
+
+    That is the greatest of the values that go out, where null may stand for every other; else the greatest of those
+    that may not be missing. None without a value.
+    """
+    decided = tuple(
+        one.model_copy(
+            update={
+                "action": "deliver" if lets_through(one.uncertainty) else "null",
+                "confidence": confidence(one.uncertainty),
+            }
+        )
+        for one in fields
+    )
+    held = [one for one in decided if one.action == "null"]
+    owed = [one for one in held if not one.nullable] or (held if len(held) == len(decided) else [])
+    judged = owed or [one for one in decided if one.action == "deliver"]
+    scores = [one.uncertainty for one in judged]
+    return decided, None if None in scores or not scores else max(score for score in scores if score is not None)
+
+
+def without_values(verdict: Verdict) -> Verdict:
+    """The verdict on a structured answer with null in the place of each value that is withheld."""
+    held = {one.path for one in verdict.fields if one.action == "null"}
+    if not held:
+        return verdict
+    if verdict.tool_calls:
+        (call,) = verdict.tool_calls
+        found = json.loads(_nulled(json.dumps(dict(call.arguments)), 0, held))
+        return verdict.model_copy(update={"tool_calls": (replace(call, arguments=found),), "draft": None})
+    begin = min(verdict.text.find(mark) for mark in "{[" if mark in verdict.text)
+    return verdict.model_copy(update={"text": _nulled(verdict.text, begin, held)})
+
+
+def _nulled(text: str, at: int, held: Collection[Path]) -> str:
+    for one in reversed(fields_of(text, at)):
+        if one.path in held:
+            quotes = isinstance(one.value, str) and one.end - one.start > 0 and text[one.start - 1 : one.start] == '"'
+            text = f"{text[: one.start - quotes]}null{text[one.end + quotes :]}"
+    return text
+
+
+def calibrate_fields(
+    graded: Iterable[tuple[RecordedDraft, Any]], *, alpha: float, delta: float, tries: int = 0
+) -> Calibration:
+    """A calibration about the values of structured answers, from drafts and the objects that would have been right.
+
+    "Take an answer of which some value is delivered, and one of its delivered values at random: it is wrong with
+    probability at most alpha." Answers are the independent units. A value is right where the right object has an equal
+    one at its path.
+
+        with recording() as recorder:
+            found = [extract.invoke(text) for text in texts]
+        calibration = calibrate_fields(zip(recorder.drafts, right_objects), alpha=0.1, delta=0.1)
+
+    A guard with this calibration withholds single values: null stands in their place, and where the schema does not
+    allow that, the whole answer is withheld.
+
+    Args:
+        graded: pairs of (recorded draft, right object).
+        alpha: the largest error rate of that drawn value, in (0, 1).
+        delta: the largest probability of breaking that promise, in (0, 1).
+        tries: numbers the calibrations on these labels, this one included; 0: this is the only one.
+
+    Raises:
+        CalibrationError: no draft has values, or they were scored in different ways.
+    """
+    answers, forms, bindings = list[AnswerSentences](), list[PromptForm | None](), list[Binding]()
+    for number, (draft, right) in enumerate(graded):
+        verdict = draft.verdict
+        found = dict(verdict.tool_calls[0].arguments) if verdict.tool_calls else json.loads(verdict.text or "null")
+        fields = verdict.fields
+        correct = [_at(found, one.path) == _at(right, one.path) for one in fields]
+        own, leans_on = [one.uncertainty for one in fields], [None] * len(fields)
+        answers.append(AnswerSentences(f"answer {number}", verdict.text, own, correct, leans_on))
+        forms.append(draft.prompt)
+        bindings.append(binding_of(verdict.model_copy(update={"settings": as_fields(verdict.settings)})))
+    if not any(answer.uncertainties for answer in answers):
+        raise CalibrationError("No draft has values with scores: record structured answers (with_structured_output).")
+    for other in bindings:
+        if words := bindings[0].in_words(other):
+            raise CalibrationError(f"The answers were scored in different ways: {'; '.join(words)}.")
+    found = SentenceSet.read(answers, on_doubt="drop", promise="sentence")
+    how: dict[str, Any] = {"alpha": alpha, "delta": delta, "tries": tries, "binding": bindings[0], "prompts": forms}
+    return calibrate(found.most_certain, found.all_right, sentences=found, **how)
+
+
+_NOTHING = object()
+
+
+def _at(value: Any, path: Path) -> Any:
+    """The value at a path; one that equals no other where there is none."""
+    for key in path:
+        try:
+            value = value[key]
+        except (KeyError, IndexError, TypeError):
+            return _NOTHING
+    return (type(value) is bool, value)  # 1 is not True

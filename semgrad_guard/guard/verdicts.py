@@ -175,6 +175,8 @@ def handed_on(decided: Verdict) -> Verdict:
         "tool_calls": (),
         "draft": decided.text or None,
         "sentences": none_delivered(decided.sentences),
+        "calls": (),
+        "fields": (),
     }
     return decided.model_copy(update={**changes, "promised": False})
 
