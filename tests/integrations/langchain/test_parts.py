@@ -128,17 +128,17 @@ def test_where_a_schema_allows_null(path: tuple[str | int, ...], allowed: bool) 
 # Decisions about values.
 
 
-def listening(heard: list[str]) -> BaseCallbackHandler:
+def listening(events: list[str]) -> BaseCallbackHandler:
     """A handler that keeps all that it hears."""
 
-    class Heard(BaseCallbackHandler):
+    class Keeping(BaseCallbackHandler):
         def on_llm_end(self, response: Any, **_: Any) -> None:
-            heard.append(response.model_dump_json())
+            events.append(response.model_dump_json())
 
         def on_llm_new_token(self, token: str, **_: Any) -> None:
-            heard.append(token)
+            events.append(token)
 
-    return Heard()
+    return Keeping()
 
 
 def drafted(number: int, doubts: str) -> AIMessage:
@@ -179,9 +179,9 @@ def extracting(by_field: Calibration, message: AIMessage, **options: Any) -> Gua
 
 
 def test_null_stands_where_a_value_is_withheld(by_field: Calibration) -> None:
-    heard: list[str] = []
+    events: list[str] = []
     guard = extracting(by_field, drafted(7, "c"))
-    message = guard.bind(response_format=form_of(Cities)).invoke("city 7", {"callbacks": [listening(heard)]})
+    message = guard.bind(response_format=form_of(Cities)).invoke("city 7", {"callbacks": [listening(events)]})
     assert json.loads(message.text) == {"name": "a7", "country": None}
     verdict = get_verdict(message)
     assert verdict is not None
@@ -189,7 +189,7 @@ def test_null_stands_where_a_value_is_withheld(by_field: Calibration) -> None:
     assert verdict.action == "answer"
     assert verdict.promised
     assert "X" not in message.model_dump_json()
-    assert "X" not in "".join(heard)
+    assert "X" not in "".join(events)
     parsed = PydanticOutputParser(pydantic_object=Cities).invoke(message)
     assert parsed == Cities(name="a7", country=None)
 
