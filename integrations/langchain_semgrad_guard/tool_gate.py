@@ -73,6 +73,11 @@ class ToolGate(AgentMiddleware[Any, Any, Any]):
             require_rule(rule, score)
         elif score is not None and not callable(score):
             raise InputError("score is a decision model, or a function of the request")
+        elif score is None and not _is_of_calls(rule):
+            raise InputError(
+                "this rule is not about tokens of tool calls: make it by calibrate_tool_calls, or give the decision "
+                "model that it was made for, or a function, as score"
+            )
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Result]) -> Result:
         """Run the call, or say why not."""
@@ -126,7 +131,7 @@ class ToolGate(AgentMiddleware[Any, Any, Any]):
     def _blocked(self, request: ToolCallRequest) -> ToolMessage:
         call = request.tool_call
         return ToolMessage(
-            self.words.format(tool=call["name"]),
+            self.words.replace("{tool}", call["name"]),
             tool_call_id=call["id"],
             name=call["name"],
             status="error",
@@ -187,10 +192,17 @@ def calibrate_tool_calls(
     return calibrate_runs(numbers, scores, right, binding=bindings[0], alpha=alpha, delta=delta, tries=tries)
 
 
+_UNIT = {"by": "call"}
+
+
 def _binding(verdict: Verdict) -> Binding:
     """What the score of a call is bound to."""
     own = binding_of(verdict)
-    return own.model_copy(update={"settings": {**(own.settings or {}), "by": "call"}})
+    return own.model_copy(update={"settings": {**(own.settings or {}), **_UNIT}})
+
+
+def _is_of_calls(rule: Calibration) -> bool:
+    return rule.binding is not None and _UNIT.items() <= (rule.binding.settings or {}).items()
 
 
 def _uncertainty(verdict: Verdict, call: Call) -> float | None:

@@ -261,4 +261,6 @@ def test_every_call_that_will_be_judged_needs_a_label() -> None:
 def test_rules_for_other_decisions_are_refused(calls: Calibration) -> None:
     with pytest.raises(InputError, match="calibrate_decisions"):
         ToolGate(calls, Told())
+    with pytest.raises(InputError, match="calibrate_tool_calls"):
+        ToolGate(rule())
     assert RISKY.instructions in str(rule().binding)
