@@ -29,8 +29,7 @@ from langchain_core.decisions import (
 )
 from pydantic import ConfigDict, model_validator
 
-from semgrad_guard.calibration import Binding, Calibration, calibrate
-from semgrad_guard.calibration.sentences import AnswerSentences, SentenceSet
+from semgrad_guard.calibration import Binding, Calibration, calibrate, calibrate_runs
 from semgrad_guard.errors import BindingMismatchError, InputError
 
 ESTIMATOR = "decision"
@@ -100,43 +99,6 @@ def calibrate_decisions(
     if runs is None:
         return calibrate(scores, right, alpha=alpha, delta=delta, tries=tries, binding=binding)
     return calibrate_runs(runs, scores, right, alpha=alpha, delta=delta, tries=tries, binding=binding)
-
-
-def calibrate_runs(
-    runs: Iterable[Hashable],
-    uncertainties: Sequence[float | None],
-    right: Sequence[bool],
-    *,
-    binding: Binding | None = None,
-    **rates: Any,
-) -> Calibration:
-    """A calibration whose independent units are runs: each takes several decisions, which depend on each other.
-
-    "Take a run of which something is let through, and one of these decisions at random: it is wrong with probability
-    at most alpha."
-
-    Args:
-        runs: the run of each decision.
-        uncertainties: that of each decision; None: it has none, and is never let through.
-        right: whether letting it through was right.
-        binding: what the calibration is made for.
-        **rates: `alpha`, `delta`, `tries`, as in `calibrate`.
-    """
-    by_run: dict[Hashable, list[int]] = {}
-    for number, run in enumerate(runs):
-        by_run.setdefault(run, []).append(number)
-    answers = [
-        AnswerSentences(
-            question=f"run {run}",
-            text="",
-            uncertainties=[uncertainties[number] for number in numbers],
-            correct=[right[number] for number in numbers],
-            leans_on=[None] * len(numbers),
-        )
-        for run, numbers in by_run.items()
-    ]
-    found = SentenceSet.read(answers, on_doubt="drop", promise="sentence")
-    return calibrate(found.most_certain, found.all_right, sentences=found, binding=binding, **rates)
 
 
 class CalibratedDecisions(BaseDecisionModel):

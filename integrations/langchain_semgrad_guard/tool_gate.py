@@ -16,9 +16,10 @@ from langchain_core.messages import ToolCall as Call
 from langgraph.types import Command
 from pydantic import TypeAdapter
 
-from langchain_semgrad_guard.decisions import calibrate_runs, require_rule, require_version, settings_of, uncertainty_of
+from langchain_semgrad_guard.decisions import require_rule, require_version, settings_of, uncertainty_of
 from langchain_semgrad_guard.messages import get_verdict
 from semgrad_guard import METADATA_KEY, Binding, Calibration, ToolCall, Verdict
+from semgrad_guard.calibration import calibrate_runs
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.guard import Steps, Work, adrive, binding_of, drive
 

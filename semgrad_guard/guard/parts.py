@@ -11,8 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from semgrad_guard.calibration import Binding, Calibration, calibrate
-from semgrad_guard.calibration.sentences import AnswerSentences, SentenceSet
+from semgrad_guard.calibration import Binding, Calibration, calibrate_runs
 from semgrad_guard.engine.fields import Field, Path, fields_of
 from semgrad_guard.engine.sentences import Span
 from semgrad_guard.errors import CalibrationError
@@ -230,24 +229,26 @@ def calibrate_fields(
     Raises:
         CalibrationError: no draft has values, or they were scored in different ways.
     """
-    answers, forms, bindings = list[AnswerSentences](), list[PromptForm | None](), list[Binding]()
+    runs, scores, correct = list[int](), list[float | None](), list[bool]()
+    forms, bindings = list[PromptForm | None](), list[Binding]()
     for number, (draft, right) in enumerate(graded):
         verdict = draft.verdict
-        found = dict(verdict.tool_calls[0].arguments) if verdict.tool_calls else json.loads(verdict.text or "null")
-        fields = verdict.fields
-        correct = [_at(found, one.path) == _at(right, one.path) for one in fields]
-        own, leans_on = [one.uncertainty for one in fields], [None] * len(fields)
-        answers.append(AnswerSentences(f"answer {number}", verdict.text, own, correct, leans_on))
+        if not verdict.fields:
+            continue
+        found = dict(verdict.tool_calls[0].arguments) if verdict.tool_calls else json.loads(verdict.text)
+        for one in verdict.fields:
+            runs.append(number)
+            scores.append(one.uncertainty)
+            correct.append(_at(found, one.path) == _at(right, one.path))
         forms.append(draft.prompt)
         bindings.append(binding_of(verdict.model_copy(update={"settings": as_fields(verdict.settings)})))
-    if not any(answer.uncertainties for answer in answers):
+    if not bindings:
         raise CalibrationError("No draft has values with scores: record structured answers (with_structured_output).")
     for other in bindings:
         if words := bindings[0].in_words(other):
             raise CalibrationError(f"The answers were scored in different ways: {'; '.join(words)}.")
-    found = SentenceSet.read(answers, on_doubt="drop", promise="sentence")
     how: dict[str, Any] = {"alpha": alpha, "delta": delta, "tries": tries, "binding": bindings[0], "prompts": forms}
-    return calibrate(found.most_certain, found.all_right, sentences=found, **how)
+    return calibrate_runs(runs, scores, correct, **how)
 
 
 _NOTHING = object()
