@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 from langchain_core.decisions import (
@@ -31,6 +32,7 @@ from pydantic import ConfigDict, model_validator
 
 from semgrad_guard.calibration import Binding, Calibration, calibrate, calibrate_runs
 from semgrad_guard.errors import BindingMismatchError, InputError
+from semgrad_guard.guard import Steps, Work, adrive, drive, judged
 
 ESTIMATOR = "decision"
 """The estimator of a rule: 1 - P(safe), as a decision model gives it."""
@@ -114,6 +116,7 @@ class CalibratedDecisions(BaseDecisionModel):
     Args:
         decisions: the decision model.
         decided: the rules, from `calibrate_decisions`.
+        log: a `DecisionLog`, which gets a row for each decision, and watches the rules' promises.
 
     Raises:
         BindingMismatchError: a rule was made for another decision model; when asked, for another question or version.
@@ -124,6 +127,7 @@ class CalibratedDecisions(BaseDecisionModel):
     model: str = ""
     decisions: BaseDecisionModel
     decided: tuple[Calibration, ...]
+    log: Any = None
 
     @model_validator(mode="after")
     def _fits(self) -> CalibratedDecisions:
@@ -138,11 +142,11 @@ class CalibratedDecisions(BaseDecisionModel):
 
     def _classify(self, state: State, questions: dict[str, Question]) -> ClassifierResponse:
         rules = self._rules(questions)
-        return _judged(self.decisions.invoke({"state": state, "questions": questions}), rules)
+        return drive(self._judged(self.decisions.invoke({"state": state, "questions": questions}), rules))
 
     async def _aclassify(self, state: State, questions: dict[str, Question]) -> ClassifierResponse:
         rules = self._rules(questions)
-        return _judged(await self.decisions.ainvoke({"state": state, "questions": questions}), rules)
+        return await adrive(self._judged(await self.decisions.ainvoke({"state": state, "questions": questions}), rules))
 
     def _rules(self, questions: Mapping[str, Question]) -> dict[str, Calibration]:
         """The rule of each question, before the model is asked."""
@@ -155,20 +159,21 @@ class CalibratedDecisions(BaseDecisionModel):
             )
         return cast("dict[str, Calibration]", found)
 
+    def _judged(self, response: ClassifierResponse, rules: Mapping[str, Calibration]) -> Steps[ClassifierResponse]:
+        answers: dict[str, Answer] = {}
+        for name, answer in response.answers.items():
+            rule = rules[name]
+            require_version(rule, response.model)
+            uncertainty = uncertainty_of(answer, settings_of(rule)["safe"])
+            judging = partial(judged, rule, uncertainty, text=name, log=self.log)
+            passes = judging() if self.log is None else (yield Work(judging))
+            answers[name] = _moved(answer, rule, passes=passes)
+        return response.model_copy(update={"answers": answers})
 
-def _judged(response: ClassifierResponse, rules: Mapping[str, Calibration]) -> ClassifierResponse:
-    answers: dict[str, Answer] = {}
-    for name, answer in response.answers.items():
-        rule = rules[name]
-        require_version(rule, response.model)
-        answers[name] = _moved(answer, rule)
-    return response.model_copy(update={"answers": answers})
 
-
-def _moved(answer: Answer, rule: Calibration) -> Answer:
+def _moved(answer: Answer, rule: Calibration, *, passes: bool) -> Answer:
     settings = settings_of(rule)
     safe = settings["safe"]
-    passes = rule.lets_through(uncertainty_of(answer, safe))
     if isinstance(answer, NoulAnswer):
         is_yes = passes == (safe == "yes")
         return answer.model_copy(update={"noul": is_yes * (1 - _MARGIN) + _MARGIN * answer.noul})

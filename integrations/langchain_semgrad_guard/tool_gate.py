@@ -6,7 +6,9 @@ score and does not run.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from langchain.agents.middleware import AgentMiddleware, ToolCallRequest
@@ -21,7 +23,7 @@ from langchain_semgrad_guard.messages import get_verdict
 from semgrad_guard import METADATA_KEY, Binding, Calibration, ToolCall, Verdict
 from semgrad_guard.calibration import calibrate_runs
 from semgrad_guard.errors import CalibrationError, InputError
-from semgrad_guard.guard import Steps, Work, adrive, binding_of, drive
+from semgrad_guard.guard import Steps, Work, adrive, binding_of, drive, judged
 
 Result = ToolMessage | Command[Any]
 Score = Callable[[ToolCallRequest], float | None]
@@ -54,6 +56,7 @@ class ToolGate(AgentMiddleware[Any, Any, Any]):
             uncertainty, None where it has none.
         trusted: tools whose calls always run, by name.
         words: what the model reads in the place of a result; `{tool}` is the tool's name.
+        log: a `DecisionLog`, which gets a row for each call that is judged, and watches the rule's promise.
 
     Raises:
         InputError: the rule needs a decision model, or none.
@@ -67,9 +70,11 @@ class ToolGate(AgentMiddleware[Any, Any, Any]):
         *,
         trusted: Collection[str] = (),
         words: str = "Not run: it is not sure enough that this call of {tool} is right. Ask the user, or look first.",
+        log: Any = None,
     ) -> None:
         super().__init__()
-        self.rule, self.score, self.trusted, self.words = rule.require_intact(), score, frozenset(trusted), words
+        self.rule, self.score, self.trusted = rule.require_intact(), score, frozenset(trusted)
+        self.words, self.log = words, log
         if isinstance(score, BaseDecisionModel):
             require_rule(rule, score)
         elif score is not None and not callable(score):
@@ -100,8 +105,12 @@ class ToolGate(AgentMiddleware[Any, Any, Any]):
             model, question = self.score, self._question(request)
             response = yield Work(lambda: model.invoke(question), lambda: model.ainvoke(question))
             require_version(self.rule, response.model)
-            return self.rule.lets_through(uncertainty_of(response.answers.get(name), settings_of(self.rule)["safe"]))
-        return self.rule.lets_through(self._written(request) if self.score is None else self.score(request))
+            uncertainty = uncertainty_of(response.answers.get(name), settings_of(self.rule)["safe"])
+        else:
+            uncertainty = self._written(request) if self.score is None else self.score(request)
+        text = json.dumps({"name": name, "args": request.tool_call["args"]}, default=repr)
+        judging = partial(judged, self.rule, uncertainty, text=text, log=self.log)
+        return judging() if self.log is None else (yield Work(judging))
 
     def _question(self, request: ToolCallRequest) -> ClassifierRequest:
         """The rule's question about a call, as `AutoModeMiddleware` asks it."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from semgrad_guard.calibration import Binding, Calibration, calibrate_runs
+from semgrad_guard.decision_log.entries import DecisionSink, Facts
 from semgrad_guard.engine.fields import Field, Path, fields_of
 from semgrad_guard.engine.sentences import Span
 from semgrad_guard.errors import CalibrationError
@@ -262,3 +263,30 @@ def _at(value: Any, path: Path) -> Any:
         except (KeyError, IndexError, TypeError):
             return _NOTHING
     return (type(value) is bool, value)  # 1 is not True
+
+
+# Decisions by a rule.
+
+
+def judged(rule: Calibration, uncertainty: float | None, *, text: str, log: DecisionSink | None) -> bool:
+    """Whether a rule for decisions or calls lets one through; a row of the log, where there is one.
+
+    `text` is what was decided about. The log watches the promise of a rule whose labels were independent.
+    """
+    passes = rule.lets_through(uncertainty)
+    if log is not None:
+        verdict = Verdict(
+            status="unscored" if uncertainty is None else "scored",
+            action="answer" if passes else "abstain",
+            text=text if passes else "",
+            estimator="" if rule.binding is None else rule.binding.estimator,
+            uncertainty=uncertainty,
+            confidence=rule.confidence(uncertainty),
+            threshold=rule.threshold,
+            calibration_id=rule.id,
+            alpha=rule.alpha,
+            promised=passes,
+            model="" if rule.binding is None else rule.binding.model,
+        )
+        log.write(verdict, facts=Facts(alpha=rule.alpha, delta=rule.delta) if rule.is_about_answers else None)
+    return passes

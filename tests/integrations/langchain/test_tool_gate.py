@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from langgraph.types import Command
 
 from langchain_semgrad_guard import ToolGate, calibrate_tool_calls
 from semgrad_guard import METADATA_KEY, Calibration, ToolCall, Verdict
+from semgrad_guard.decision_log.decision_log import DecisionLog
 from semgrad_guard.errors import BindingMismatchError, CalibrationError, InputError
 from semgrad_guard.records import CallVerdict
 
@@ -264,3 +266,20 @@ def test_rules_for_other_decisions_are_refused(calls: Calibration) -> None:
     with pytest.raises(InputError, match="calibrate_tool_calls"):
         ToolGate(rule())
     assert RISKY.instructions in str(rule().binding)
+
+
+def test_every_judged_call_is_a_row_of_the_log(calls: Calibration, tmp_path: Path, run: Callable[..., Any]) -> None:
+    with DecisionLog(tmp_path / "log.db", text=True) as log:
+        first = written(("pay", {"to": "Ann"}, SURE), ("pay", {"to": "Bob"}, DOUBTFUL), ("clock", {}, SURE))
+        run(agent([first, AIMessage("done")], ToolGate(calls, trusted=["clock"], log=log)), ASKED)
+        made = rule()
+        run(
+            agent([written(("refund", {"risk": 0.0}, None)), AIMessage("done")], ToolGate(made, Told(), log=log)), ASKED
+        )
+        rows = [decision for decision, _ in log.database.decisions()]
+    assert sorted((row.action, row.delivered) for row in rows) == [
+        ("abstain", ""),
+        ("answer", '{"name": "pay", "args": {"to": "Ann"}}'),
+        ("answer", '{"name": "refund", "args": {"risk": 0.0}}'),
+    ]
+    assert {row.calibration_id: row.alpha for row in rows} == {calls.id: None, made.id: 0.1}, "runs are not watched"
