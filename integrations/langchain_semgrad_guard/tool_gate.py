@@ -30,7 +30,7 @@ Score = Callable[[ToolCallRequest], float | None]
 
 _QUESTION: TypeAdapter[Any] = TypeAdapter(Question)
 _BLOCKED = "blocked"
-"""The mark of a message that stands for a blocked call."""
+"""The mark of a message in the place of a blocked call's result."""
 _RECENT = 30
 """Messages that a decision model is shown, as `AutoModeMiddleware` does."""
 
@@ -216,7 +216,7 @@ def _is_of_calls(rule: Calibration) -> bool:
 
 
 def _uncertainty(verdict: Verdict, call: Call) -> float | None:
-    """The uncertainty of a call as it stands; None where it was not written so."""
+    """The uncertainty of a call as it is; None where it was not written so."""
     digest = ToolCall(call["name"], call["args"]).digest
     found = [one.uncertainty for one in verdict.calls if one.digest == digest]
     return max((one for one in found if one is not None), default=None) if None not in found else None

@@ -78,7 +78,7 @@ def _fields(text: str, at: int) -> list[Field]:
 
 
 def _place_of(text: str, call: ToolCall, at: int) -> Span | None:
-    """Where a text spells a call, from a place on: its JSON, with the name before it where that stands outside."""
+    """The place where a text spells a call: its JSON, with the name before it where that is outside."""
     decoder, own, begin = json.JSONDecoder(), dict(call.arguments), text.find("{", at)
     while begin >= 0:
         try:
@@ -165,7 +165,7 @@ def decided_fields(
 ) -> tuple[tuple[FieldVerdict, ...], float | None]:
     """The values with the decision about each, and the uncertainty by which the answer is judged.
 
-    That is the greatest of the values that go out, where null may stand for every other; else the greatest of those
+    That is the greatest of the values that go out, where null may replace every other; else the greatest of those
     that may not be missing. None without a value.
     """
     decided = tuple(
@@ -218,7 +218,7 @@ def calibrate_fields(
             found = [extract.invoke(text) for text in texts]
         calibration = calibrate_fields(zip(recorder.drafts, right_objects), alpha=0.1, delta=0.1)
 
-    A guard with this calibration withholds single values: null stands in their place, and where the schema does not
+    A guard with this calibration withholds single values: null takes their place, and where the schema does not
     allow that, the whole answer is withheld.
 
     Args:
