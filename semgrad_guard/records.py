@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,11 @@ class ToolCall:
     name: str
     arguments: Mapping[str, Any]
     id: str | None = None
+
+    @property
+    def digest(self) -> str:
+        """Twelve hex digits that name the tool and the arguments."""
+        return digest_of(json.dumps([self.name, dict(self.arguments)], sort_keys=True, default=repr))
 
 
 @dataclass(frozen=True)
@@ -204,6 +210,32 @@ class SentenceVerdict(BaseModel, frozen=True, allow_inf_nan=False, ser_json_inf_
     reason: str | None = None
 
 
+class CallVerdict(BaseModel, frozen=True, allow_inf_nan=False):
+    """The score of one tool call, of the tokens in which it was written, those that end it included.
+
+    `digest` names the call as it was written (`ToolCall.digest`): a call with other arguments has no score.
+    `uncertainty` is None where the call's place in the answer is not known, or it cannot be scored by itself.
+    """
+
+    digest: str
+    uncertainty: float | None = None
+
+
+class FieldVerdict(BaseModel, frozen=True, allow_inf_nan=False):
+    """One value of an answer that is JSON, or of the arguments of the call that it is.
+
+    `path` is where it stands, as in ("cities", 0, "name"). `uncertainty` is that of the tokens that spell it, and of
+    the one that ends it, given everything before them. `action` is "deliver", or "null": the value is withheld, and
+    null stands in its place. `nullable` is whether the answer's schema allows that.
+    """
+
+    path: tuple[str | int, ...]
+    uncertainty: float | None = None
+    confidence: float | None = None
+    action: Literal["deliver", "null"] = "deliver"
+    nullable: bool = True
+
+
 SCHEMA = 2
 """The version of a verdict's record. A field that is renamed or removed, or that comes to mean something else, makes
 another one, and a record of another version is refused; a field that is added makes none."""
@@ -231,7 +263,8 @@ class VerdictDetails(BaseModel, frozen=True, allow_inf_nan=False, ser_json_inf_n
 
     `reasoning` is the model's thought before the text, and not part of it: the scores are those of the answer, given
     the thought. It has `reasoning_tokens`, whose entropies in nats have the mean `reasoning_entropy` and the greatest
-    `reasoning_peak`. `escalated_from` is the stage that handed the question on (see `Verdict.delivered`).
+    `reasoning_peak`. `calls` are the answer's tool calls and `fields` the values of a structured answer, each with its
+    own score. `escalated_from` is the stage that handed the question on (see `Verdict.delivered`).
     """
 
     enforced: bool = True
@@ -263,6 +296,8 @@ class VerdictDetails(BaseModel, frozen=True, allow_inf_nan=False, ser_json_inf_n
     reasoning_tokens: int | None = None
     reasoning_entropy: float | None = None
     reasoning_peak: float | None = None
+    calls: tuple[CallVerdict, ...] = ()
+    fields: tuple[FieldVerdict, ...] = ()
     escalated_from: Verdict | None = None
 
 
@@ -318,6 +353,16 @@ class Verdict(BaseModel, frozen=True, allow_inf_nan=False, ser_json_inf_nan="nul
         return {**vars(self.details), **vars(self)}
 
     @property
+    def calls(self) -> tuple[CallVerdict, ...]:
+        """Each tool call with its score."""
+        return self.details.calls
+
+    @property
+    def fields(self) -> tuple[FieldVerdict, ...]:
+        """Each value of a structured answer with its score, and the decision about it."""
+        return self.details.fields
+
+    @property
     def delivery(self) -> Action:
         """What happened to the answer, for counts and pages; `action` alone is the guard's decision, or advice."""
         return delivery_of(self.action, enforced=self.details.enforced)
@@ -334,8 +379,10 @@ class Verdict(BaseModel, frozen=True, allow_inf_nan=False, ser_json_inf_nan="nul
 
     @property
     def is_part(self) -> bool:
-        """Whether some sentences of the answer were delivered, and others not."""
+        """Whether some sentences or values of the answer were delivered, and others not."""
         shown = self.details.enforced and (self.action == "answer" or self.is_continued)
+        if any(one.action == "null" for one in self.fields):
+            return shown
         return shown and {one.action in ("deliver", "mark") for one in self.sentences} == {True, False}
 
     @property
