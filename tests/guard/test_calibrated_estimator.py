@@ -52,7 +52,7 @@ def test_a_guard_takes_the_fitted_estimator_from_the_file(
     language_model: LanguageModel, fitted: FusedStates, tmp_path: Path
 ) -> None:
     saved = learned_calibration(language_model, fitted).save(tmp_path / "c.json")
-    guard = Guard(language_model, policy=Policy.from_calibration(Calibration.load(saved)))
+    guard = Guard(language_model, Policy.from_calibration(Calibration.load(saved)))
     assert guard.estimator == fitted
     verdict = guard(ASKED[0])
     expected = fitted(language_model.generate(ASKED[0]).evidence)
@@ -67,7 +67,7 @@ def test_another_model_and_other_weights_are_refused(
 ) -> None:
     policy = Policy.from_calibration(learned_calibration(language_model, fitted))
     with pytest.raises(BindingMismatchError, match="fingerprint"):
-        Guard(make_language_model(seed=1), policy=policy)(ASKED[0])
+        Guard(make_language_model(seed=1), policy)(ASKED[0])
     assert fitted.weights is not None
     other = FusedStates(weights=fitted.weights.model_copy(update={"intercept": 1.0}))
     with pytest.raises(BindingMismatchError, match="weights"):

@@ -215,7 +215,7 @@ def test_advice_alters_nothing(by_field: Calibration) -> None:
     verdict = get_verdict(message)
     assert verdict is not None
     assert [one.action for one in verdict.fields] == ["deliver", "null"]
-    assert not verdict.enforced
+    assert not verdict.details.enforced
 
 
 def test_an_answer_without_values_is_unscored(by_field: Calibration) -> None:
