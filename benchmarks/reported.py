@@ -46,7 +46,7 @@ def main() -> None:
     )
     with (
         TemporaryDirectory() as folder,
-        started(["serve", "--no-log", *options], Path(folder) / "said.txt") as (guard, pid),
+        started(["serve", "--log", f"{folder}/log.db", *options], Path(folder) / "said.txt") as (guard, pid),
     ):
         urls = {"plain": given.url, "logprobs": given.url, "guarded": f"{guard}/v1"}
         report: dict[str, Any] = {"machine": about(), "model": given.model, "tokens": given.tokens, "points": []}

@@ -229,7 +229,18 @@ def _command(name: str, given: argparse.Namespace, port: int, folder: Path) -> S
     if name == "unguarded":
         return [sys.executable, __file__, "--serve", "--model", own, "--port", str(port)], own, {}
     if name in OURS:
-        options = ["--model", own, "--estimator", name, "--mode", "annotate", "--no-log", "--port", str(port)]
+        options = [
+            "--model",
+            own,
+            "--estimator",
+            name,
+            "--mode",
+            "annotate",
+            "--log",
+            str(folder / "log.db"),
+            "--port",
+            str(port),
+        ]
         return [sys.executable, "-m", "semgrad_guard.cli", "serve", *options], own, {}
     if given.others is None:
         raise SystemExit(f"{name} takes --others, the Python of an environment that has it")

@@ -82,8 +82,8 @@ def go_on(done: list[Round], options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = small_model(folder / "small")
-        given = ("--model", model, "--threshold", "0.5", "--max-tokens", 8, "--allow-override", "mode")
-        with serving(folder, *given) as server:
+        given = ("--model", model, "--threshold", "0.5", "--max-tokens", 8)
+        with serving(folder, *given, allow_override=["mode"]) as server:
             known = {round_.seed for round_ in done}
             for found in rounds(options.fuzzer, server.url, model=model.name, workers=options.workers, done=known):
                 add(found)

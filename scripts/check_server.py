@@ -6,6 +6,7 @@ python scripts/check_server.py --clients .venv-clients/bin/python --openai-3 .ve
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import secrets
 import subprocess
@@ -19,9 +20,12 @@ CLIENTS = Path(__file__).parent / "server_clients"
 
 
 @contextmanager
-def server(folder: Path, key: str, *options: str) -> Generator[str]:
-    """The URL of a server that runs as long as this lasts."""
+def server(folder: Path, key: str, *options: str, **settings: bool | str) -> Generator[str]:
+    """The URL of a server that runs as long as this lasts; `settings` are those of a file."""
     command = [sys.executable, "-m", "semgrad_guard.cli", "serve", "--port", "0", "--log", str(folder / "log.db")]
+    if settings:
+        (folder / "settings.json").write_text(json.dumps(settings))
+        command += ["--settings", str(folder / "settings.json")]
     environment = {**os.environ, "SEMGRAD_GUARD_API_KEY": key}
     with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True, env=environment) as process:  # noqa: S603
         line = process.stdout.readline() if process.stdout else ""

@@ -140,14 +140,13 @@ def _place(device: str | None) -> str | None:
 
 def load_estimator(name: str | None, policy: Policy | None = None) -> Estimator:
     """The estimator of that name, with its default settings; without a name the calibration's own, or HybridGrad."""
-    from semgrad_guard.estimators import KIND_OF
-    from semgrad_guard.guard.calibrated_estimator import estimator_of
+    from semgrad_guard.guard.calibrated_estimator import estimator_of, named_estimator
 
     if name is None:
         return estimator_of(None if policy is None else policy.calibration)
-    if name not in KIND_OF:
+    if name in REPORTED and name not in KINDS:
         raise InputError(f"{name} is a score of the log-probabilities that a server reports, and takes no local model")
-    return KIND_OF[name]()
+    return named_estimator(name)
 
 
 def load_policy(calibration: Path | None, options: PolicyOptions | None = None) -> Policy | None:

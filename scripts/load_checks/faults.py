@@ -204,8 +204,8 @@ async def _upstream(folder: Path, scorer: object) -> Check:
     async with Scripted(b"faults") as upstream:
         for on_error, url in (("raise", upstream.url), ("abstain", upstream.url), ("raise", "http://127.0.0.1:9/v1")):
             given = ("--upstream", url, "--model", NAME, "--scorer", scorer, "--threshold", "1e9", "--timeout", PATIENT)
-            given += ("--on-unscored", "answer")  # the upstream reasons, so that its answers have no score
-            with serving(folder, *given, "--on-error", on_error) as server:
+            # the upstream reasons, so that its answers have no score
+            with serving(folder, *given, on_unscored="answer", on_error=on_error) as server:
                 async with connected(server.url) as http:
                     faults = [(number, FAULTS[number % 6] if number % 6 < 5 else "") for number in range(60)]
                     bodies = [asking(NAME, f"{n} {fault}", stream=n % 4 == 0) for n, fault in faults]

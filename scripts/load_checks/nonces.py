@@ -218,10 +218,10 @@ async def block(folder: Path, scorer: Scorer, *, number: int, size: int) -> Bloc
         if not own:
             writes = ["--upstream", upstream.url, "--model", "scripted", "--scorer", scorer.folder]
         given = [
-            *writes, "--threshold", threshold, "--log-text", "--allow-override", "mode",
+            *writes, "--threshold", threshold,
             *(["--escalate-to", f"{upstream.url}#large"] * escalates),
         ]  # fmt: skip
-        with serving(folder, *given) as server:
+        with serving(folder, *given, log_text=True, allow_override=["mode"]) as server:
             numbers = iter(range(number * BLOCK, number * BLOCK + size))
             async with connected(server.url) as http:
                 await asyncio.gather(*(run.client(http, numbers) for _ in range(CLIENTS)))

@@ -168,7 +168,7 @@ class Crowd:
 async def saturated(folder: Path, *, minutes: float, clients: int) -> list[Check]:
     """Run the clients for so many minutes."""
     expected = await asyncio.to_thread(twins)
-    with serving(folder, "--queue", QUEUE) as server:
+    with serving(folder, queue=QUEUE) as server:
         crowd = Crowd(server, expected, time.monotonic() + 60 * minutes)
         rude = clients // 10
         people = [crowd.rude(number) if number < rude else crowd.polite(number) for number in range(clients)]

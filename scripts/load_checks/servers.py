@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -11,6 +12,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -56,8 +58,9 @@ class Server:
 
 
 @contextmanager
-def serving(folder: Path, *options: object, log: Path | None = None) -> Generator[Server]:
-    """A server that keeps its log in a folder, and runs as long as this lasts; one thread computes.
+def serving(folder: Path, *options: object, log: Path | None = None, **settings: Any) -> Generator[Server]:
+    """A server that keeps its log in a folder, and runs as long as this lasts; one thread computes. `settings` are
+    those of a file.
 
     Raises:
         SystemExit: it does not start.
@@ -72,6 +75,9 @@ def serving(folder: Path, *options: object, log: Path | None = None) -> Generato
         "--log",
         str(log or folder / "log.db"),
     ]
+    if settings:
+        (folder / "settings.json").write_text(json.dumps(settings))
+        command += ["--settings", str(folder / "settings.json")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     output = folder / "said.txt"
     with (

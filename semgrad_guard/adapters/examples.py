@@ -27,7 +27,7 @@ from semgrad_guard.calibration.confidence import ConfidenceMethod
 from semgrad_guard.calibration.prompt_parts import read_slots
 from semgrad_guard.declared import require_known
 from semgrad_guard.errors import CalibrationError, InputError
-from semgrad_guard.estimators import KIND_OF, NEEDS_LABELS, Estimator
+from semgrad_guard.estimators import NEEDS_LABELS, Estimator
 from semgrad_guard.estimators.learned import FusedStates
 from semgrad_guard.evaluation.calibrating import (
     CANDIDATES,
@@ -45,6 +45,7 @@ from semgrad_guard.evaluation.graders.by_name import load_graders, no_verdict
 from semgrad_guard.evaluation.graders.grading import HUMAN, GradedAnswer, SheetAnswer, doubt, labels_for, some_of
 from semgrad_guard.evaluation.job_record import Progress, number_of_try
 from semgrad_guard.guard import Steps, Work, as_estimator
+from semgrad_guard.guard.calibrated_estimator import named_estimator
 from semgrad_guard.guard.familiarity import as_question
 from semgrad_guard.guard.verdicts import RecordedScore
 from semgrad_guard.records import digest_of
@@ -67,10 +68,8 @@ class ChosenEstimator:
         if request is None or request == "auto":
             return cls(request)
         if isinstance(request, str):
-            if request not in KIND_OF:
-                raise InputError(f"estimator is 'auto' or one of {', '.join(KIND_OF)}, not {request!r}")
-            return cls(KIND_OF[request]())
-        found: Any = as_estimator(request)
+            return cls(named_estimator(request))
+        found: Any = request if isinstance(request, FusedStates) else as_estimator(request)
         if not callable(found) or not hasattr(found, "objective"):
             raise InputError(f"an estimator is one such as HybridGrad(), its name or 'auto', not {request!r}")
         return cls(found)

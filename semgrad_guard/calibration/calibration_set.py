@@ -198,7 +198,7 @@ def read_languages(tags: Iterable[str]) -> tuple[str, ...]:
         if not primary or (len(primary) == 2 and primary not in _TWO_LETTERS):
             raise InputError(
                 f"{str(tag)[:40]!r} is no language tag of BCP 47: write en, de or pt-BR. Languages that you name "
-                'for all questions (--language de,fr) take the place of the column "language"'
+                'for all questions (languages=["de", "fr"]) take the place of the column "language"'
             )
         found.add(primary)
     return tuple(sorted(found))

@@ -26,7 +26,6 @@ from semgrad_guard.evaluation.graders.grading import (
 )
 from semgrad_guard.evaluation.job_record import is_record, read_record
 from semgrad_guard.evaluation.questions.data import Question
-from semgrad_guard.evaluation.report.drawing import is_drawn, require_drawable
 from semgrad_guard.evaluation.runs.answers import Answer, EvaluatedAnswer
 
 
@@ -55,17 +54,15 @@ def recorded_keys(answers: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Files:
-    """The files of `calibrate` and `gate`; where `kept` names no record of answers, it is next to the output."""
+    """The files of `calibrate` and `gate`: next to the output its record of answers, and the grades of models."""
 
     output: Path
-    kept: Path | None
-    plot: Path | None = None
     labels: Path | None = None
 
     @property
     def answers(self) -> Path:
         """The record of answers."""
-        return self.kept or beside(self.output, ".answers.jsonl")
+        return beside(self.output, ".answers.jsonl")
 
     @property
     def grades(self) -> Path:
@@ -79,9 +76,6 @@ class Files:
             Output(self.answers, "record of answers", is_record()),
             Output(self.grades, "record of grades", is_record(GRADES)),
         ]
-        if self.plot is not None:
-            require_drawable(self.plot)
-            written.append(Output(self.plot, "picture of a calibration", is_drawn))
         if self.labels not in (None, STDIN):  # extended, never overwritten; `check_labels` recognises it
             written.append(Output(self.labels, "sheet of labels", lambda _: True))
         require_outputs(written, inputs=inputs)
@@ -110,38 +104,29 @@ class Grades:
         return [bool(own) and all(own) for own in self.units.values()]
 
 
-@dataclass(frozen=True)
-class ByHand:
-    """How many of the surest answers people grade, and whether the grader (`machine`) grades all of these as well."""
-
-    count: int
-    machine: bool
-
-    def draw(
-        self,
-        questions: Sequence[Question],
-        answers: Sequence[Answer],
-        draws: Sequence[int],
-        estimator: str,
-        *,
-        alpha: float,
-        whole: bool = False,
-    ) -> list[int]:
-        """The places of the answers that people grade, in random order; `draws` are the places of all, those of traffic
-        with their repetitions. With `whole` the places of all the surest answers."""
-        drawn = rows_to_grade(
-            [answers[place].uncertainty(estimator) for place in draws],
-            alpha=alpha,
-            by_hand=len(draws) if whole else self.count,
-            groups=[questions[place].key for place in draws],
-            copies="keep",
-        )
-        if not whole:
-            note(
-                f"{len(drawn)} answers are graded by hand: a random part of the surest {share_to_grade(alpha):.1%}. "
-                "Nothing less sure is let through then. --by-hand takes another number."
-            )
-        return list(dict.fromkeys(draws[row] for row in drawn))
+def draw(
+    questions: Sequence[Question],
+    answers: Sequence[Answer],
+    draws: Sequence[int],
+    estimator: str,
+    *,
+    alpha: float,
+    count: int,
+) -> list[int]:
+    """The places of the answers that people grade, in random order; `draws` are the places of all, those of traffic
+    with their repetitions."""
+    drawn = rows_to_grade(
+        [answers[place].uncertainty(estimator) for place in draws],
+        alpha=alpha,
+        by_hand=count,
+        groups=[questions[place].key for place in draws],
+        copies="keep",
+    )
+    note(
+        f"{len(drawn)} answers are graded by hand: a random part of the surest {share_to_grade(alpha):.1%}. "
+        "Nothing less sure is let through then. --by-hand takes another number."
+    )
+    return list(dict.fromkeys(draws[row] for row in drawn))
 
 
 def grade(

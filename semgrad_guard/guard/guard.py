@@ -16,7 +16,7 @@ from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard.answering import Answerer
-from semgrad_guard.guard.calibrated_estimator import estimator_of
+from semgrad_guard.guard.calibrated_estimator import as_estimator, estimator_of
 from semgrad_guard.guard.early_sentences import SentencePiece
 from semgrad_guard.guard.familiarity import judged_by
 from semgrad_guard.guard.flow import Draft, Outcome, Reply, TargetReply, Waiting, answers, one
@@ -43,7 +43,7 @@ class Guard:
     Args:
         model: the language model that answers.
         policy: which scores to let through. Every answer's own record is checked against a calibrated policy's binding.
-        estimator: default: the one that the policy was calibrated with, or else HybridGrad.
+        estimator: an object or a name; by default the one that the policy was calibrated with, or else HybridGrad.
         escalate_to: gets the original conversation of an answer that is not let through. Another `Guard` scores and
             decides for itself: its calibration must have been made on the questions that this one did not let through.
             The answers of any other callable are unscored and outside the promise.
@@ -78,7 +78,7 @@ class Guard:
         model: LanguageModel,
         policy: Policy | None = None,
         *,
-        estimator: Estimator | None = None,
+        estimator: Estimator | str | None = None,
         escalate_to: Target | None = None,
         mode: Mode = Terms.mode,
         by: JudgedBy | None = None,
@@ -114,7 +114,7 @@ class Guard:
         )
         self._answerer = Answerer(
             model,
-            estimator or estimator_of(self.policy.calibration),
+            estimator_of(self.policy.calibration) if estimator is None else as_estimator(estimator),
             options=options or GenerationOptions(),
             prompt_template=prompt_template,
             by_sentence=judged_by(self.policy.calibration, by, on_doubt),

@@ -228,7 +228,7 @@ class ServerSettings(
         if self.upstream is None and self.scorer is not None:
             raise ValueError("--scorer goes with --upstream; without one, --model answers and scores itself")
         if self.upstream is None and self.allow_unguarded:
-            raise ValueError("--allow-unguarded goes with --upstream: it names routes of that server")
+            raise ValueError("allow_unguarded goes with --upstream: it names routes of that server")
         if self.upstream is not None and self.scorer is None:
             if not self.model:
                 raise ValueError("--upstream needs --model, that server's name for it, or --scorer, a local copy")

@@ -400,7 +400,7 @@ class Unguarded:
             InputError: one is among the paths that are guarded.
         """
         if own := sorted(self.routes & {path.removeprefix(_PREFIX) for path in guarded}):
-            raise InputError(f"{', '.join(own)}: this server answers that itself; leave --allow-unguarded out for it")
+            raise InputError(f"{', '.join(own)}: this server answers that itself; leave it out of allow_unguarded")
 
     @property
     def paths(self) -> Mapping[str, str]:
@@ -438,5 +438,5 @@ def refusal(path: str) -> HttpError | None:
         403,
         "route_not_guarded",
         "the answers of this route are not judged here, so it is not passed on; use POST /v1/chat/completions, or have "
-        "the operator name the route with --allow-unguarded",
+        "the operator name the route in its settings (allow_unguarded)",
     )

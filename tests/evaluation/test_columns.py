@@ -182,7 +182,7 @@ def test_a_missing_number_of_pandas_is_no_reference(tmp_path: Path) -> None:
 
 
 def test_a_text_beside_an_instruction_is_no_question(tmp_path: Path) -> None:
-    with pytest.raises(DataFileError, match=r'has no "question": .*--question-field'):
+    with pytest.raises(DataFileError, match=r'has no "question": .*--column question='):
         read(tmp_path, {"instruction": "Translate.", "input": Q, "answer": "a"})
 
 
@@ -219,7 +219,7 @@ def test_a_models_answer_is_no_reference_where_the_reference_is_missing(tmp_path
         ({"answer": "a", "query": "Whose?"}, 'has "question" and "query", which are one field; keep one, or name'),
         (
             {"answer": "a", "context": "p", "passage": "r"},
-            "which are one field; keep one, or name it (--context-field)",
+            "which are one field; keep one, or name it (--column context=NAME)",
         ),
         ({"answer": "a", "Answer": "b"}, 'has "answer" and "Answer", which are one field'),
         ({"answer": "a", "response": "m", "actual_output": "n"}, 'has "response" and "actual_output", which are one'),
@@ -414,7 +414,7 @@ def test_a_mark_of_a_choice_is_the_choice(tmp_path: Path, record: dict[str, Any]
 @pytest.mark.parametrize("value", [0, 1, True, "0", "yes"])
 def test_an_answer_next_to_its_grade_is_a_models(tmp_path: Path, grade: str, value: Any) -> None:
     record = {"question": Q, "answer": "Lyon", grade: value}
-    with pytest.raises(DataFileError, match=f'has "{grade}" next to "answer".*--answers-field answer'):
+    with pytest.raises(DataFileError, match=f'has "{grade}" next to "answer".*--column answers=answer'):
         read(tmp_path, record)
     assert read(tmp_path, record, answers_field="answer").rows[0].answers == ("Lyon",)
     assert read(tmp_path, {**record, grade: "geography"}).rows[0].answers == ("Lyon",)

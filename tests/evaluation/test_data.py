@@ -61,12 +61,15 @@ def test_a_line_separator_inside_a_string_ends_no_line(tmp_path: Path) -> None:
     [
         ('{"question": "cut of', "is not valid JSON: Unterminated string"),
         ("[1, 2]", "is not a JSON object"),
-        ('{"answers": ["a"]}', 'has no "question": its columns are "answers" (name the right one: --question-field)'),
+        (
+            '{"answers": ["a"]}',
+            'has no "question": its columns are "answers" (name the right one: --column question=NAME)',
+        ),
         ('{"question": " \\t", "answers": ["a"]}', 'has an empty "question"'),
         ('{"question": null, "answers": ["a"]}', 'has a wrong "question"'),
         ('{"question": "q"}', "has no reference answer"),
         ('{"question": "q", "answers": [null]}', 'has a wrong "answers.0": it must be text'),
-        ('{"question": "q", "gold": "a"}', 'its columns are "question", "gold" (or name one: --answers-field)'),
+        ('{"question": "q", "gold": "a"}', 'its columns are "question", "gold" (or name one: --column answers=NAME)'),
         ('{"question": "q", "answers": ["", " "]}', "has no reference answer"),
         ('{"question": "q", "answers": {"a": 1}}', 'has a wrong "answers"'),
         ('{"question": "\\ud800", "answers": ["a"]}', 'has a wrong "question"'),

@@ -71,7 +71,7 @@ async def test_what_is_not_named_is_refused_with_words(front: Callable[..., Any]
     for method in ("POST", "GET", "PUT", "DELETE"):
         response = await client.request(method, f"/v1/{route}", json=asking())
         assert (response.status_code, response.json()["error"]["code"]) == (403, "route_not_guarded")
-        assert "--allow-unguarded" in response.json()["error"]["message"]
+        assert "allow_unguarded" in response.json()["error"]["message"]
     assert other.heard == []
 
 

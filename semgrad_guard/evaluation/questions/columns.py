@@ -103,7 +103,7 @@ class _Reading:
         found = self._found
         alpaca = self._present(["instruction"])  # there, `input` is a text that the question is about
         known = QUESTION if not alpaca else [name for name in QUESTION if name != "input"]
-        if name := self._column(self._given.question, known, "--question-field"):
+        if name := self._column(self._given.question, known, "--column question=NAME"):
             self._take("question", name)
         self._read_references()
         self._read_passage()
@@ -147,7 +147,7 @@ class _Reading:
         else:
             beside = self._present(REFERENCES_BESIDE_ANSWERS)
             first = [column for column in REFERENCES if column != "answer" or not beside]
-            name = self._column(None, (*first, *REFERENCES_BESIDE_ANSWERS), "--answers-field")
+            name = self._column(None, (*first, *REFERENCES_BESIDE_ANSWERS), "--column answers=NAME")
         if name is not None and not (self._cells and not _is_filled(self._record[name])):
             self._take("answers", name, self._references(name))
         response = self._column(None, RESPONSE) or (answer if name not in (None, answer) else None)
@@ -215,7 +215,7 @@ class _Reading:
             if str(self._record[grade]).strip().lower() in ("0", "1", "0.0", "1.0", "true", "false", "yes", "no"):
                 raise self._fault(
                     f'has "{grade}" next to "{name}", so that this may be a model\'s answer and its grade: name the '
-                    f"column of the references (--answers-field {name}, if they are there)"
+                    f"column of the references (--column answers={name}, if they are there)"
                 )
 
     def _all_chosen(self, value: Any, name: str) -> list[Any]:
@@ -272,7 +272,7 @@ class _Reading:
         given = self._given.context
         if given is None:
             filled = [[name for name in self._present(group) if _is_filled(self._record[name])] for group in CONTEXT]
-            name = next((self._column(None, names, "--context-field") for names in filled if names), None)
+            name = next((self._column(None, names, "--column context=NAME") for names in filled if names), None)
         else:
             name = next(iter(self._present([given])), given)
         if name is None:

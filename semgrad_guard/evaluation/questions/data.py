@@ -185,7 +185,7 @@ def _require_one_meaning(columns: Mapping[str, str], entry: Entry, owners: dict[
         raise DataFileError(
             f'{owners["answers"].place} has its reference in "answer", where {owners["response"].place} has a model\'s '
             "answer, next to the reference: give every line its reference in the same column, or name the column "
-            "(--answers-field)"
+            "(--column answers=NAME)"
         )
 
 
@@ -235,7 +235,7 @@ def _require_agreement(row: Question, known: Question, entry: Entry, first: Entr
 
 def _or_name(target: str, found: Fields, record: Record) -> str:
     """The columns that there are, where none was taken for this one."""
-    option = " (or name one: --answers-field)" if target == "answers" else ""
+    option = " (or name one: --column answers=NAME)" if target == "answers" else ""
     return "" if target in found.columns else f"; {listed(record)}{option}"
 
 
@@ -243,7 +243,7 @@ def _fault(error: ValidationError, record: Record, columns: Mapping[str, str]) -
     fault = error.errors(include_url=False, include_context=False)[0]
     target, *rest = (str(part) for part in fault["loc"])
     if fault["type"] == "missing":
-        return f'has no "{target}": {listed(record)} (name the right one: --question-field)'
+        return f'has no "{target}": {listed(record)} (name the right one: --column question=NAME)'
     name = ".".join([columns.get(target, target), *rest])
     if fault["type"] == "string_pattern_mismatch":
         return f'has an empty "{name}"'

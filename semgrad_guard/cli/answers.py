@@ -5,35 +5,28 @@ scored by the log-probabilities that it reports.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from semgrad_guard.calibration import Binding, EngineIdentity
+from semgrad_guard.calibration import Binding
 from semgrad_guard.calibration.call_options import call_options
+from semgrad_guard.cli import loading
 from semgrad_guard.cli.terminal import kept_on_interrupt
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
-from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.estimators import Estimator
-from semgrad_guard.evaluation.job_record import JobRecord, differing, read_record
+from semgrad_guard.evaluation.job_record import JobRecord
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.evaluation.runs.answers import Answer, AnsweredSentence, AnswerScore
-from semgrad_guard.evaluation.runs.run import (
-    Answering,
-    collect_answers,
-    complete,
-    run_binding,
-    run_settings,
-)
+from semgrad_guard.evaluation.runs.run import Answering, collect_answers, complete, run_binding
 from semgrad_guard.guard import template_name
 from semgrad_guard.guard.reported import ReportedScorer, prompt_of
 from semgrad_guard.records import Message, PromptForm, SentenceVerdict, Verdict
-from semgrad_guard.settings import REPORTED, UPSTREAM_KEY, EngineOptions, OnDoubt
+from semgrad_guard.settings import REPORTED, UPSTREAM_KEY, OnDoubt
 
 if TYPE_CHECKING:
     from semgrad_guard.server.remote import RemoteServer
@@ -41,14 +34,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelWriter:
-    """The answers of `model`; `batch_size` are requested together."""
+    """The answers of `model`."""
 
     model: LanguageModel
     estimators: Mapping[str, Estimator]
     template: str
     decoding: GenerationOptions
     phrasing: Phrasing
-    batch_size: int
     on_doubt: OnDoubt | None = None
     """The action at a doubtful sentence, where every sentence is scored by itself."""
 
@@ -56,28 +48,17 @@ class ModelWriter:
         """The full name of the prompts."""
         return template_name(self.model, template)
 
-    def others(self, paths: Sequence[Path], rows: Sequence[Question]) -> list[OtherRun]:
-        """The answers of other engines to the same questions."""
-        settings = run_settings(self.model, self.estimators, options=self.decoding, template=self.template)
-        return [read_other(path, rows, settings) for path in paths]
-
     def answers(self, rows: Sequence[Question], path: Path, template: str) -> list[Answer]:
         """The answers; Ctrl-C tells how many are kept, and how to resume."""
         by_sentence = self.on_doubt is not None
         answering = Answering(self.model, self.estimators, self.decoding, self.phrasing, by_sentence)
         with kept_on_interrupt("Answering", f"answers are kept in {path}") as tell:
-            return collect_answers(rows, path, answering, batch_size=self.batch_size, on_progress=tell)
+            return collect_answers(rows, path, answering, batch_size=loading.BATCH, on_progress=tell)
 
-    def binding(self, grader: str, upstream: str | None) -> Callable[[Estimator], Binding]:
+    def binding(self, grader: str) -> Callable[[Estimator], Binding]:
         """The binding of a calibration on these answers, for each estimator."""
         return lambda estimator: run_binding(
-            self.model,
-            estimator,
-            options=self.decoding,
-            template=self.template,
-            grader=grader,
-            upstream=upstream,
-            on_doubt=self.on_doubt,
+            self.model, estimator, options=self.decoding, template=self.template, grader=grader, on_doubt=self.on_doubt
         )
 
     def form(self, conversation: Sequence[Message]) -> PromptForm:
@@ -85,80 +66,28 @@ class ModelWriter:
         return self.model.render(conversation).form
 
 
-_OF_ENGINES = frozenset({"fingerprint", "dtype"})
-"""Settings of a run in which engines and number formats differ."""
-
-
-@dataclass(frozen=True)
-class OtherRun:
-    """The answers to the same questions, in their order, and the engine that gave them."""
-
-    engine: EngineIdentity
-    answers: Sequence[Answer]
-
-
-def read_other(path: Path, rows: Sequence[Question], settings: Mapping[str, Any]) -> OtherRun:
-    """The answers that a run left at `path`, for a calibration whose own run has these `settings`.
-
-    Raises:
-        BindingMismatchError: prompts or scoring differ, or they are of this very engine.
-        DataFileError: a line is broken.
-        InputError: it is not a record of answers, or questions have no answer there.
-    """
-    theirs, kept = read_record(path, Answer)
-    mine: dict[str, Any] = json.loads(json.dumps(settings))
-    changed = differing(theirs, mine)
-    if foreign := [text for name, text in changed.items() if name not in _OF_ENGINES]:
-        raise BindingMismatchError(
-            f"The answers in {path} come from a run that differs in more than its engine: {'; '.join(foreign)}. "
-            "Answer the questions there with the settings of this command."
-        )
-    if not changed:
-        raise BindingMismatchError(
-            f"The answers in {path} are this engine's own: the fingerprint is {mine['fingerprint']!r} in both. "
-            "--also takes those of another engine or number format."
-        )
-    found = {answer.key: answer for answer in kept}
-    if missing := sum(question.key not in found for question in rows):
-        raise InputError(
-            f"{missing} of the {len(rows)} questions have no answer in {path}. "
-            "Run that calibration with these questions."
-        )
-    engine = EngineIdentity(fingerprint=theirs["fingerprint"], dtype=theirs["dtype"])
-    return OtherRun(engine, [found[question.key] for question in rows])
-
-
 @dataclass(frozen=True)
 class ServerWriter:
-    """The answers of the server at `url`, of its model that `scorer` names; `at_once` are requested together.
+    """The answers of the server at `url`, of its model that `scorer` names.
 
     Raises:
-        InputError: the URL is none, or the decoding has a setting that is for a model here.
+        InputError: the URL is none.
     """
 
     url: str
     scorer: ReportedScorer
     decoding: GenerationOptions
     phrasing: Phrasing
-    at_once: int
 
     def __post_init__(self) -> None:
         from semgrad_guard.server.remote import RemoteServer
 
         RemoteServer(self.url)
-        if self.decoding.max_thinking_tokens is not None:
-            raise InputError("--max-thinking-tokens is for a model here; set it at the server")
 
     @property
     def options(self) -> dict[str, Any]:
         """The options of the calls, which the calibration is bound to."""
-        decoding = self.decoding
-        sampled = {"seed": decoding.seed, "top_p": decoding.top_p, "top_k": decoding.top_k or None}
-        stop = {"stop": list(decoding.stop)} if decoding.stop else {}
-        given = {"temperature": decoding.temperature, "max_tokens": decoding.max_tokens, **stop}
-        if decoding.temperature:
-            given |= {name: value for name, value in sampled.items() if value is not None}
-        return given
+        return {"temperature": 0.0, "max_tokens": self.decoding.max_tokens}
 
     def prompt_name(self, template: str) -> str:
         """The name of the prompts; the template that the server puts them into is not known."""
@@ -182,12 +111,12 @@ class ServerWriter:
             kept_on_interrupt("Answering", f"answers are kept in {path}") as tell,
             JobRecord(path, settings, Answer) as record,
         ):
-            return complete(record, rows, answer, batch_size=self.at_once, on_progress=tell)
+            return complete(record, rows, answer, batch_size=loading.BATCH, on_progress=tell)
 
-    def binding(self, grader: str, upstream: str | None) -> Callable[[object], Binding]:
+    def binding(self, grader: str) -> Callable[[object], Binding]:
         """The binding of a calibration on these answers."""
         facts = {"options": call_options(self.options), "max_tokens": self.decoding.max_tokens}
-        facts |= {"stop": self.decoding.stop, "grader": grader, "upstream": upstream}
+        facts |= {"stop": (), "grader": grader}
         bound = self.scorer.binding.model_copy(update=facts)
         return lambda _: bound
 
@@ -230,16 +159,3 @@ class ServerWriter:
         return Answer.to(
             question, text=found.text, finish_reason=found.finish_reason, scores=scores(verdicts), **fields
         )
-
-
-def require_at_server(model: EngineOptions, **others: object) -> None:
-    """Refuse options about a model here.
-
-    Raises:
-        InputError: there is one.
-    """
-    usual = vars(EngineOptions(model=model.model))
-    given = [name for name, value in vars(model).items() if value != usual[name]]
-    given += [name for name, value in others.items() if value]
-    if given:
-        raise InputError(f"--{given[0].replace('_', '-')} is for a model here, and --server answers itself")
