@@ -17,7 +17,7 @@ from machine import about
 from tables import table
 
 from semgrad_guard import GenerationOptions, LanguageModel
-from semgrad_guard.evaluation.questions.data import read_questions
+from semgrad_guard.questions.data import read_questions
 
 DTYPES = ("float32", "bfloat16")
 QUESTIONS = Path(__file__).parent.parent / "examples" / "questions.jsonl"

@@ -10,8 +10,8 @@ from typing import Any
 
 from shapes import SHAPES
 
-from semgrad_guard.evaluation.files import require_writable
 from semgrad_guard.files import atomic_write
+from semgrad_guard.questions.data_files import require_writable
 
 
 def parser(

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from semgrad_guard.calibration import AnswerSentences, calibrate_sentences
 from semgrad_guard.calibration.sentences import compared_scores
-from semgrad_guard.evaluation.metrics import auroc
+from semgrad_guard.metrics import auroc
 from semgrad_guard.settings import OnDoubt
 
 ALPHA, DELTA, SPLITS = 0.2, 0.1, 100

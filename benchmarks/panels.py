@@ -10,8 +10,8 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from semgrad_guard.evaluation.report.drawing import FAINT, INK, STYLE, require_drawable, settled
 from semgrad_guard.files import atomic_write
+from semgrad_guard.paper.drawing import FAINT, INK, STYLE, require_drawable, settled
 
 
 @contextmanager

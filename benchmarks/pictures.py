@@ -22,7 +22,7 @@ from panels import drawn, legend
 from shapes import Setting
 
 from semgrad_guard.errors import InputError
-from semgrad_guard.evaluation.report.drawing import LINE, MUTED, POINT, PROMISE
+from semgrad_guard.paper.drawing import LINE, MUTED, POINT, PROMISE
 
 Row = Mapping[str, Any]
 PROMPT = 60

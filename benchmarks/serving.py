@@ -38,8 +38,8 @@ from command import keep
 from machine import about
 
 from research.smollm2.questions import closed_book
-from semgrad_guard.evaluation.files import require_writable
 from semgrad_guard.named import folder_of
+from semgrad_guard.questions.data_files import require_writable
 
 OURS = ("unguarded", "hybridgrad", "max_probability")
 INSIDE = ("generate",)

@@ -33,8 +33,8 @@ from tables import table
 from research.smollm2.questions import closed_book
 from semgrad_guard import GenerationOptions, HybridGrad
 from semgrad_guard.estimators import MaxProbability
-from semgrad_guard.evaluation.files import require_writable
 from semgrad_guard.guard import Answerer
+from semgrad_guard.questions.data_files import require_writable
 from semgrad_guard.vllm import VLLMLanguageModel
 from semgrad_guard.vllm.shared_weights import library
 

@@ -25,12 +25,12 @@ from typing import Any
 from semgrad_guard import GenerationOptions, Guard, LanguageModel
 from semgrad_guard.calibration import AnswerSentences, Binding, Calibration, calibrate, calibrate_sentences
 from semgrad_guard.errors import SemGradGuardError
-from semgrad_guard.evaluation.graders import Contains, ExactMatch, Grader
-from semgrad_guard.evaluation.questions.data import Question
-from semgrad_guard.evaluation.questions.prompts import Phrasing
+from semgrad_guard.grading import Contains, ExactMatch, Grader
 from semgrad_guard.guard import Policy
 from semgrad_guard.guard.policy import settle
 from semgrad_guard.pocket import CALIBRATION_PATH
+from semgrad_guard.questions.data import Question
+from semgrad_guard.questions.prompts import Phrasing
 from semgrad_guard.records import PromptForm, SentenceVerdict, Verdict
 from semgrad_guard.settings import Mode, OnDoubt
 

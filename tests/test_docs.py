@@ -15,7 +15,7 @@ import yaml
 from semgrad_guard import errors
 from semgrad_guard.cli import app
 from semgrad_guard.estimators import KIND_OF
-from semgrad_guard.evaluation.calibrating import CANDIDATES
+from semgrad_guard.grading.candidates import CANDIDATES
 from tests.scripts import load
 
 ROOT = Path(__file__).parents[1]

@@ -14,7 +14,7 @@ from langchain_semgrad_guard import demo
 from langchain_semgrad_guard.demo import report, run
 from langchain_semgrad_guard.demo.library import SHOWN, questions
 from semgrad_guard import METADATA_KEY, Verdict
-from semgrad_guard.evaluation.graders import Contains
+from semgrad_guard.grading import Contains
 
 from .fetched import require_smollm2
 from .warm_python import WarmPython

@@ -101,7 +101,7 @@ def test_the_wheel_leaves_llama_index_a_namespace(wheel_names: list[str], unpack
         "semgrad_guard/pocket/weights/tokenizer.json",
         "semgrad_guard/pocket/calibration.json",
         "semgrad_guard/pocket/questions.jsonl",
-        "semgrad_guard/evaluation/report/report.html.jinja",
+        "semgrad_guard/paper/report.html.jinja",
         "semgrad_guard/pocket/MODEL_CARD.md",
         "langchain_semgrad_guard/demo/documents.jsonl",
     ],

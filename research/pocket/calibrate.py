@@ -18,7 +18,7 @@ from research.pocket.world import question, world
 from semgrad_guard.calibration import Calibration, calibrate
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.estimators import HybridGrad
-from semgrad_guard.evaluation.graders import ExactMatch
+from semgrad_guard.grading import ExactMatch
 from semgrad_guard.guard import Guard, Policy
 from semgrad_guard.pocket import CALIBRATION_PATH
 from semgrad_guard.records import Verdict

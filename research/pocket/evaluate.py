@@ -23,8 +23,8 @@ from research.pocket import cases
 from research.pocket.cases import Case
 from research.pocket.tokenizer import render
 from semgrad_guard import gradient_scores
-from semgrad_guard.evaluation.graders import ExactMatch, token_f1
-from semgrad_guard.evaluation.metrics import auroc
+from semgrad_guard.grading import ExactMatch, token_f1
+from semgrad_guard.metrics import auroc
 from semgrad_guard.pocket import POCKET_PATH
 
 SEMANTIC_TOKEN = -3  # <|im_start|> of "<|im_start|>assistant\n"

@@ -26,12 +26,12 @@ from semgrad_guard.estimators import (
     Estimator,
     FusedStates,
 )
-from semgrad_guard.evaluation.calibrating import CANDIDATES, LABEL_FREE, LearningSet, calibrate_best, calibrate_learned
-from semgrad_guard.evaluation.graders import GRADERS
-from semgrad_guard.evaluation.graders.grading import grade
-from semgrad_guard.evaluation.job_record import read_record
-from semgrad_guard.evaluation.metrics import auroc
-from semgrad_guard.evaluation.runs.answers import EvaluatedAnswer
+from semgrad_guard.grading import GRADERS
+from semgrad_guard.grading.candidates import CANDIDATES, LABEL_FREE, LearningSet, calibrate_best, calibrate_learned
+from semgrad_guard.grading.sheets import grade
+from semgrad_guard.metrics import auroc
+from semgrad_guard.questions.answered import EvaluatedAnswer
+from semgrad_guard.questions.job_record import read_record
 
 LABELS = (100, 400)
 SINGLE = tuple(estimator for estimator in CANDIDATES if not isinstance(estimator, FusedStates))

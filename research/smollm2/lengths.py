@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import spearmanr
 
-from semgrad_guard.evaluation.metrics import auroc
+from semgrad_guard.metrics import auroc
 
 SCORES = ("HybridGrad", "SemGrad", "ParaGrad", "G-NLL", "Max probability", "Mean entropy")
 

@@ -11,8 +11,8 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from semgrad_guard.evaluation.graded import GradedRun, read_graded
-from semgrad_guard.evaluation.report.figures import risk_coverage_figure
+from semgrad_guard.paper.figures import risk_coverage_figure
+from semgrad_guard.paper.graded import GradedRun, read_graded
 
 METHODS = ("FusedStates", "Mean entropy", "Max probability", "G-NLL", "HybridGrad")
 

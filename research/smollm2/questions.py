@@ -23,8 +23,8 @@ from typing import Any
 from research.pocket import questions_for_evaluate
 from research.pocket.frames import bank, plain
 from research.pocket.world import Fact, question, sentence, world
-from semgrad_guard.evaluation.questions.data import read_questions
 from semgrad_guard.named import reading_prompt
+from semgrad_guard.questions.data import read_questions
 
 Row = dict[str, Any]
 DATA = Path(__file__).parents[1] / "pocket" / "data"

@@ -18,8 +18,9 @@ import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from semgrad_guard.evaluation.metrics import Tally, bootstrap
 from semgrad_guard.files import atomic_write
+from semgrad_guard.metrics import Tally
+from semgrad_guard.paper.intervals import bootstrap
 
 RIGHT = "correct: contains"
 ASKED = ("key", "kind", "words", "right")

@@ -26,9 +26,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from semgrad_guard.calibration import Binding
 from semgrad_guard.errors import BindingMismatchError, CalibrationError, InputError
 from semgrad_guard.estimators import Estimator
-from semgrad_guard.evaluation.job_record import JobRecord, Progress
 from semgrad_guard.guard import Router, Steps, Work, adrive, asking, drive, recording
 from semgrad_guard.guard.verdicts import UNSCORED, RecordedDraft, RecordedScore, binding_of, doubt_of
+from semgrad_guard.questions.job_record import JobRecord, Progress
 from semgrad_guard.records import PromptForm
 
 _TRIED = 3

@@ -29,7 +29,9 @@ from semgrad_guard.declared import require_known
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.estimators import NEEDS_LABELS, Estimator
 from semgrad_guard.estimators.learned import FusedStates
-from semgrad_guard.evaluation.calibrating import (
+from semgrad_guard.grading import AnswerGrader, AnswerToGrade, Grader
+from semgrad_guard.grading.by_name import load_graders, no_verdict
+from semgrad_guard.grading.candidates import (
     CANDIDATES,
     FREE,
     LABEL_FREE,
@@ -39,15 +41,13 @@ from semgrad_guard.evaluation.calibrating import (
     calibrate_learned,
     calibrate_scored,
 )
-from semgrad_guard.evaluation.graders import AnswerGrader, AnswerToGrade, Grader
-from semgrad_guard.evaluation.graders.base import Verdicts, settling
-from semgrad_guard.evaluation.graders.by_name import load_graders, no_verdict
-from semgrad_guard.evaluation.graders.grading import HUMAN, GradedAnswer, SheetAnswer, doubt, labels_for, some_of
-from semgrad_guard.evaluation.job_record import Progress, number_of_try
+from semgrad_guard.grading.grader import Verdicts, settling
+from semgrad_guard.grading.sheets import HUMAN, GradedAnswer, SheetAnswer, doubt, labels_for, some_of
 from semgrad_guard.guard import Steps, Work, as_estimator
 from semgrad_guard.guard.calibrated_estimator import named_estimator
 from semgrad_guard.guard.familiarity import as_question
 from semgrad_guard.guard.verdicts import RecordedScore
+from semgrad_guard.questions.job_record import Progress, number_of_try
 from semgrad_guard.records import digest_of
 
 

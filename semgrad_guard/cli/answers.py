@@ -18,13 +18,13 @@ from semgrad_guard.cli.terminal import kept_on_interrupt
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.estimators import Estimator
-from semgrad_guard.evaluation.job_record import JobRecord
-from semgrad_guard.evaluation.questions.data import Question
-from semgrad_guard.evaluation.questions.prompts import Phrasing
-from semgrad_guard.evaluation.runs.answers import Answer, AnsweredSentence, AnswerScore
-from semgrad_guard.evaluation.runs.run import Answering, collect_answers, complete, run_binding
 from semgrad_guard.guard import template_name
 from semgrad_guard.guard.reported import ReportedScorer, prompt_of
+from semgrad_guard.questions.answered import Answer, AnsweredSentence, AnswerScore
+from semgrad_guard.questions.data import Question
+from semgrad_guard.questions.job_record import JobRecord
+from semgrad_guard.questions.prompts import Phrasing
+from semgrad_guard.questions.run import Answering, collect_answers, complete, run_binding
 from semgrad_guard.records import Message, PromptForm, SentenceVerdict, Verdict
 from semgrad_guard.settings import REPORTED, UPSTREAM_KEY, OnDoubt
 

@@ -11,10 +11,10 @@ from semgrad_guard.cli import loading, options
 from semgrad_guard.cli.command import ExitCode
 from semgrad_guard.cli.terminal import OUT, note, say, status
 from semgrad_guard.errors import BindingMismatchError, EmptyPromptError
-from semgrad_guard.evaluation.files import STDIN, read_text
-from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.loading import load_estimator, pocket_policy
 from semgrad_guard.named import POCKET
+from semgrad_guard.questions.data import Question
+from semgrad_guard.questions.data_files import STDIN, read_text
 from semgrad_guard.records import Verdict
 
 

@@ -18,9 +18,9 @@ from semgrad_guard.cli.command import ExitCode, code_of_run
 from semgrad_guard.cli.terminal import ERR, note, say
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import NEEDS_LABELS
-from semgrad_guard.evaluation.files import Output, read_by, sole_writer
-from semgrad_guard.evaluation.questions.data import QuestionFile
 from semgrad_guard.named import POCKET
+from semgrad_guard.questions.data import QuestionFile
+from semgrad_guard.questions.data_files import Output, read_by, sole_writer
 
 if TYPE_CHECKING:
     from semgrad_guard.calibration.calibration_set import Copies

@@ -16,7 +16,8 @@ from semgrad_guard.cli.grading import Files
 from semgrad_guard.cli.terminal import say, say_unscored
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.estimators import NEEDS_LABELS, Estimator, FusedStates
-from semgrad_guard.evaluation.calibrating import (
+from semgrad_guard.grading import GRADERS, AnswerGrader, default_grader
+from semgrad_guard.grading.candidates import (
     CANDIDATES,
     FREE,
     Outcome,
@@ -25,13 +26,12 @@ from semgrad_guard.evaluation.calibrating import (
     calibrate_learned,
     calibrate_scored,
 )
-from semgrad_guard.evaluation.graders import GRADERS, AnswerGrader, default_grader
-from semgrad_guard.evaluation.job_record import number_of_try
-from semgrad_guard.evaluation.learning_set import LearningSet
-from semgrad_guard.evaluation.questions.data import Question, QuestionFile, wordings
-from semgrad_guard.evaluation.questions.prompts import Phrasing
+from semgrad_guard.grading.learning_set import LearningSet
 from semgrad_guard.guard.reported import ReportedScorer
 from semgrad_guard.loading import ModelSource, load_estimator
+from semgrad_guard.questions.data import Question, QuestionFile, wordings
+from semgrad_guard.questions.job_record import number_of_try
+from semgrad_guard.questions.prompts import Phrasing
 from semgrad_guard.settings import REPORTED, OnDoubt
 
 

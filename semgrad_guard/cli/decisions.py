@@ -141,7 +141,7 @@ def sample(
     by the id of their request or of their decision, which the program that asked has.
     """
     from semgrad_guard.decision_log.database import opened
-    from semgrad_guard.evaluation.graders.grading import SheetAnswer, extend_sheet
+    from semgrad_guard.grading.sheets import SheetAnswer, extend_sheet
 
     moment = parse_since(since)
     with opened(log) as database:
@@ -175,7 +175,7 @@ def feedback(
     """
     from semgrad_guard.decision_log.database import log_address
     from semgrad_guard.decision_log.decision_log import DecisionLog
-    from semgrad_guard.evaluation.graders.grading import read_grades
+    from semgrad_guard.grading.sheets import read_grades
 
     address = log_address(log, known=True)
     grades, problems = read_grades(file)

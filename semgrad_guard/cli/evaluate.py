@@ -10,8 +10,8 @@ import typer
 from semgrad_guard.cli import loading, options
 from semgrad_guard.cli.command import code_of_run
 from semgrad_guard.cli.terminal import say_unscored
-from semgrad_guard.evaluation.files import sole_writer
 from semgrad_guard.named import POCKET
+from semgrad_guard.questions.data_files import sole_writer
 
 
 def evaluate(  # noqa: PLR0913  # a command's options are its arguments
@@ -100,7 +100,7 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     """
     from semgrad_guard.cli import evaluate_run as steps
     from semgrad_guard.cli import grading
-    from semgrad_guard.evaluation.report.drawing import require_drawable
+    from semgrad_guard.paper.drawing import require_drawable
 
     options.one_from_stdin(data=data, prompt=prompt, system=system, labels=labels)
     files = steps.Files(output)

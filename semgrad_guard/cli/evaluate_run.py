@@ -22,12 +22,10 @@ from semgrad_guard.estimators import Estimator, FusedStates
 from semgrad_guard.estimators.equivalence import NLIEquivalence
 from semgrad_guard.estimators.samples import AskingEstimator
 from semgrad_guard.estimators.suite import paper_suite
-from semgrad_guard.evaluation.files import Output, make_folder, read_by, require_outputs
-from semgrad_guard.evaluation.graded import read_graded, write_graded
-from semgrad_guard.evaluation.graders import GRADERS, AnswerGrader, default_grader
-from semgrad_guard.evaluation.graders.base import WordGrader
-from semgrad_guard.evaluation.graders.by_name import BY_WORDS, entailment_model, no_verdict
-from semgrad_guard.evaluation.graders.grading import (
+from semgrad_guard.grading import GRADERS, AnswerGrader, default_grader
+from semgrad_guard.grading.by_name import BY_WORDS, entailment_model, no_verdict
+from semgrad_guard.grading.grader import WordGrader
+from semgrad_guard.grading.sheets import (
     GRADES,
     HUMAN,
     GradedAnswer,
@@ -36,20 +34,22 @@ from semgrad_guard.evaluation.graders.grading import (
     labels_for,
     with_references,
 )
-from semgrad_guard.evaluation.guarantee import ALPHAS
-from semgrad_guard.evaluation.job_record import is_record, read_record
-from semgrad_guard.evaluation.metrics import aurc, auroc
-from semgrad_guard.evaluation.questions.data import QuestionFile
-from semgrad_guard.evaluation.questions.prompts import Phrasing
-from semgrad_guard.evaluation.questions.sources import HUB
-from semgrad_guard.evaluation.report import is_report, write_report
-from semgrad_guard.evaluation.report.table import is_table
-from semgrad_guard.evaluation.results import Results, is_graded_table
-from semgrad_guard.evaluation.runs.answers import EvaluatedAnswer
-from semgrad_guard.evaluation.runs.experiment import Experiment, SampledQuestions, semgrad_ablations
-from semgrad_guard.evaluation.runs.measuring import price_of_samples
 from semgrad_guard.guard.calibrated_estimator import require_by_sentence
 from semgrad_guard.loading import ModelSource
+from semgrad_guard.metrics import aurc, auroc
+from semgrad_guard.paper.experiment import Experiment, SampledQuestions, semgrad_ablations
+from semgrad_guard.paper.graded import read_graded, write_graded
+from semgrad_guard.paper.guarantee import ALPHAS
+from semgrad_guard.paper.measuring import price_of_samples
+from semgrad_guard.paper.report import is_report, write_report
+from semgrad_guard.paper.results import Results, is_graded_table
+from semgrad_guard.paper.table import is_table
+from semgrad_guard.questions.answered import EvaluatedAnswer
+from semgrad_guard.questions.data import QuestionFile
+from semgrad_guard.questions.data_files import Output, make_folder, read_by, require_outputs
+from semgrad_guard.questions.job_record import is_record, read_record
+from semgrad_guard.questions.prompts import Phrasing
+from semgrad_guard.questions.sources import HUB
 from semgrad_guard.settings import JudgedBy
 
 _SAMPLED = 300

@@ -15,19 +15,19 @@ from semgrad_guard.cli import loading, options
 from semgrad_guard.cli.command import ExitCode
 from semgrad_guard.cli.terminal import say, say_unscored
 from semgrad_guard.errors import BindingMismatchError, InputError
-from semgrad_guard.evaluation.files import Output, read_by, sole_writer
-from semgrad_guard.evaluation.questions.data import Question
-from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.loading import ModelSource
 from semgrad_guard.named import POCKET
+from semgrad_guard.questions.data import Question
+from semgrad_guard.questions.data_files import Output, read_by, sole_writer
+from semgrad_guard.questions.prompts import Phrasing
 
 if TYPE_CHECKING:
     from semgrad_guard.cli.answers import ModelWriter, ServerWriter
     from semgrad_guard.cli.grading import Files
     from semgrad_guard.engine.answers.options import GenerationOptions
-    from semgrad_guard.evaluation.band import Band, Departure, Measured
-    from semgrad_guard.evaluation.graders import AnswerGrader
+    from semgrad_guard.grading import AnswerGrader
     from semgrad_guard.guard import Policy
+    from semgrad_guard.paper.band import Band, Departure, Measured
 
 
 def gate(  # noqa: PLR0913  # a command's options are its arguments
@@ -73,8 +73,8 @@ def gate(  # noqa: PLR0913  # a command's options are its arguments
     """
     from semgrad_guard.cli import grading
     from semgrad_guard.engine.answers.options import GenerationOptions
-    from semgrad_guard.evaluation.band import Band, digest
-    from semgrad_guard.evaluation.graders import GRADERS, default_grader
+    from semgrad_guard.grading import GRADERS, default_grader
+    from semgrad_guard.paper.band import Band, digest
 
     options.one_from_stdin(data=data, prompt=prompt, system=system)
     source = loading.source_of(model, dtype=dtype, device=device, template_option=template_option, engine=engine)
@@ -157,7 +157,7 @@ def measure(
 ) -> Measured:
     """Answer, grade, and decide as a guard with this policy does."""
     from semgrad_guard.cli import grading
-    from semgrad_guard.evaluation.band import Measured, decided, digest
+    from semgrad_guard.paper.band import Measured, decided, digest
 
     answers = writer.answers(rows, files.answers, writer.phrasing.name(rows))
     say_unscored(answers)

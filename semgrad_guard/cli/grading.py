@@ -10,10 +10,9 @@ from semgrad_guard.calibration.hand_grades import rows_to_grade, share_to_grade
 from semgrad_guard.cli.loading import quietly
 from semgrad_guard.cli.terminal import kept_on_interrupt, note, say
 from semgrad_guard.errors import GradingError
-from semgrad_guard.evaluation.files import STDIN, Output, beside, require_outputs
-from semgrad_guard.evaluation.graders import GRADERS, AnswerGrader, AnswerToGrade, by_name
-from semgrad_guard.evaluation.graders.by_name import no_verdict
-from semgrad_guard.evaluation.graders.grading import (
+from semgrad_guard.grading import GRADERS, AnswerGrader, AnswerToGrade, by_name
+from semgrad_guard.grading.by_name import no_verdict
+from semgrad_guard.grading.sheets import (
     GRADES,
     HUMAN,
     GradedAnswer,
@@ -24,9 +23,10 @@ from semgrad_guard.evaluation.graders.grading import (
     open_sheet,
     some_of,
 )
-from semgrad_guard.evaluation.job_record import is_record, read_record
-from semgrad_guard.evaluation.questions.data import Question
-from semgrad_guard.evaluation.runs.answers import Answer, EvaluatedAnswer
+from semgrad_guard.questions.answered import Answer, EvaluatedAnswer
+from semgrad_guard.questions.data import Question
+from semgrad_guard.questions.data_files import STDIN, Output, beside, require_outputs
+from semgrad_guard.questions.job_record import is_record, read_record
 
 
 def load_graders(specs: Sequence[str], *, nli: str | None = None) -> Sequence[AnswerGrader]:

@@ -14,10 +14,10 @@ import typer
 from semgrad_guard import loading
 from semgrad_guard.cli.options import path
 from semgrad_guard.cli.terminal import detail, is_verbose, note, note_problems, say_problems, status
-from semgrad_guard.evaluation.files import STDIN, read_text
-from semgrad_guard.evaluation.questions.data import Need, QuestionFile, read_questions
-from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.loading import ModelSource
+from semgrad_guard.questions.data import Need, QuestionFile, read_questions
+from semgrad_guard.questions.data_files import STDIN, read_text
+from semgrad_guard.questions.prompts import Phrasing
 from semgrad_guard.settings import OnNoThreshold
 
 if TYPE_CHECKING:

@@ -108,7 +108,7 @@ def some_text(value: str) -> str:
 
 def grader(value: str) -> str:
     """The name of a grader, perhaps with a model."""
-    from semgrad_guard.evaluation.graders.by_name import require_kind
+    from semgrad_guard.grading.by_name import require_kind
 
     try:
         return require_kind(value)

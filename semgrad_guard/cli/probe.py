@@ -10,16 +10,16 @@ import typer
 from semgrad_guard.cli import loading, options, terminal
 from semgrad_guard.cli.command import code_of_run
 from semgrad_guard.cli.terminal import OUT, note, progress, say, show_line
-from semgrad_guard.evaluation.files import Output, beside, read_by, require_outputs, sole_writer
-from semgrad_guard.evaluation.job_record import is_record
-from semgrad_guard.evaluation.questions.data import QuestionFile, with_paraphrases
-from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.named import POCKET
+from semgrad_guard.questions.data import QuestionFile, with_paraphrases
+from semgrad_guard.questions.data_files import Output, beside, read_by, require_outputs, sole_writer
+from semgrad_guard.questions.job_record import is_record
+from semgrad_guard.questions.prompts import Phrasing
 
 if TYPE_CHECKING:
     from semgrad_guard.engine.language_model import LanguageModel
-    from semgrad_guard.evaluation.probe import ProbePlan
-    from semgrad_guard.evaluation.probe_record import Probe
+    from semgrad_guard.paper.probe_record import Probe
+    from semgrad_guard.paper.probing import ProbePlan
 
 
 def probe(  # a command's options are its arguments
@@ -53,9 +53,9 @@ def probe(  # a command's options are its arguments
     LanguageModel takes it: semantic_token=TokenChoice.load(FILE).
     """
     from semgrad_guard.engine.scores.semantic_preservation import SemanticPreservation
-    from semgrad_guard.evaluation.probe import ProbePlan
-    from semgrad_guard.evaluation.probe_record import Probe
-    from semgrad_guard.evaluation.report.drawing import is_drawn, require_drawable
+    from semgrad_guard.paper.drawing import is_drawn, require_drawable
+    from semgrad_guard.paper.probe_record import Probe
+    from semgrad_guard.paper.probing import ProbePlan
 
     # Next to the record the state of an interrupted run, and pictures.
     states, kept, heat_map, scatter = (
@@ -97,9 +97,9 @@ def probe(  # a command's options are its arguments
 
 
 def _probe(questions: QuestionFile, plan: ProbePlan, model: LanguageModel, states: Path, kept: Path | None) -> Probe:
-    from semgrad_guard.evaluation.graders import GRADERS, default_grader
-    from semgrad_guard.evaluation.probe import probe
+    from semgrad_guard.grading import GRADERS, default_grader
     from semgrad_guard.guard import template_name
+    from semgrad_guard.paper.probing import probe
 
     return probe(
         questions.rows,
@@ -114,8 +114,8 @@ def _probe(questions: QuestionFile, plan: ProbePlan, model: LanguageModel, state
 
 
 def _draw(found: Probe, heat_map: Path, scatter: Path) -> list[Path]:
-    from semgrad_guard.evaluation.report.drawing import save
-    from semgrad_guard.evaluation.report.figures import sps_auroc_figure, sps_figure
+    from semgrad_guard.paper.drawing import save
+    from semgrad_guard.paper.figures import sps_auroc_figure, sps_figure
 
     maps = found.maps
     drawn = [save(sps_figure(maps.sps, title=maps.title, tokens=maps.tokens), heat_map)]

@@ -18,15 +18,15 @@ from semgrad_guard.calibration import Calibration, Drift
 from semgrad_guard.calibration.promise import promise, report, shortfall
 from semgrad_guard.calibration.thresholds import upwards
 from semgrad_guard.cli.terminal import OUT, is_verbose, printable, show_line
-from semgrad_guard.evaluation.graders.by_name import right_means
-from semgrad_guard.evaluation.questions.data import QuestionFile
-from semgrad_guard.evaluation.report.drawing import Claim, shades
+from semgrad_guard.grading.by_name import right_means
+from semgrad_guard.paper.drawing import Claim, shades
+from semgrad_guard.questions.data import QuestionFile
 from semgrad_guard.records import Verdict
 
 if TYPE_CHECKING:
     from semgrad_guard.cli.grading import Files
-    from semgrad_guard.evaluation.calibrating import Outcome
-    from semgrad_guard.evaluation.probe_record import Probe
+    from semgrad_guard.grading.candidates import Outcome
+    from semgrad_guard.paper.probe_record import Probe
 
 ROWS_SHOWN = 20
 _COLOURS = {"answer": "green", "escalate": "yellow", "abstain": "yellow"}

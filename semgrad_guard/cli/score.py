@@ -15,12 +15,12 @@ from semgrad_guard.cli import loading, options
 from semgrad_guard.cli.command import code_of_run
 from semgrad_guard.cli.terminal import OUT, note, progress, say, say_problems
 from semgrad_guard.errors import InputError, PromptTooLongError, ReasoningError
-from semgrad_guard.evaluation.files import Output, require_outputs, sole_writer
-from semgrad_guard.evaluation.questions.data import Question
-from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.files import atomic_write
 from semgrad_guard.loading import ModelSource, load_estimator
 from semgrad_guard.named import POCKET
+from semgrad_guard.questions.data import Question
+from semgrad_guard.questions.data_files import Output, require_outputs, sole_writer
+from semgrad_guard.questions.prompts import Phrasing
 from semgrad_guard.records import Verdict
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.answers.sentences import Segment
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.estimators.gradients import ReplayEstimator
-    from semgrad_guard.evaluation.report.drawing import Claim
-    from semgrad_guard.evaluation.runs.scoring import ScoredText, TextScorer
     from semgrad_guard.guard import Policy
+    from semgrad_guard.paper.drawing import Claim
+    from semgrad_guard.questions.scoring import ScoredText, TextScorer
 
     Scored = tuple[Question, list[Segment]]
 
@@ -80,8 +80,8 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
     With --by sentence, every sentence has a number of its own; all of them come from one replay. With a calibration by
     sentence, every sentence has an action, and is promised or not.
     """
-    from semgrad_guard.evaluation.runs.scoring import TextScorer, no_score, too_long
     from semgrad_guard.guard import judged_by
+    from semgrad_guard.questions.scoring import TextScorer, no_score, too_long
 
     in_parts = by == "sentence" and calibration is None
     if ray is not None and in_parts:
@@ -196,7 +196,7 @@ def show_texts(
 ) -> None:
     """Write and show the scores."""
     from semgrad_guard.cli.rendering import drift_line, scores_view
-    from semgrad_guard.evaluation.runs.scoring import score_record
+    from semgrad_guard.questions.scoring import score_record
 
     deliver([score_record(row, verdict) for row, verdict in scored], output, as_json=as_json)
     if not as_json:
@@ -233,7 +233,7 @@ def score_parts(
 
     The result are warnings about texts without numbers: those left out, and those without a score for any segment.
     """
-    from semgrad_guard.evaluation.runs.scoring import no_score, too_long
+    from semgrad_guard.questions.scoring import no_score, too_long
 
     scored: list[Scored] = []
     left_out: list[str] = []

@@ -14,7 +14,7 @@ from semgrad_guard.cli.options import option
 from semgrad_guard.cli.terminal import note
 from semgrad_guard.declared import first_fault
 from semgrad_guard.errors import InputError, require_installed
-from semgrad_guard.evaluation.files import read_text
+from semgrad_guard.questions.data_files import read_text
 from semgrad_guard.server.settings import ServerSettings
 from semgrad_guard.settings import API_KEY, MODEL_HELP, TARGET_KEY, UPSTREAM_KEY
 

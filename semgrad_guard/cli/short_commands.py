@@ -14,8 +14,8 @@ import typer
 from semgrad_guard.cli import options
 from semgrad_guard.cli.terminal import note, status
 from semgrad_guard.errors import MissingExtraError
-from semgrad_guard.evaluation.files import Output, make_folder, require_outputs
 from semgrad_guard.named import FETCHABLE, NAMES, POCKET, folder_of
+from semgrad_guard.questions.data_files import Output, make_folder, require_outputs
 
 _SIZES = (50, 100, 300, 1000)
 _SHARE = options.number(float, 0, 1)
@@ -145,7 +145,7 @@ def demo(
     """
     if absent := [package for module, package in _NEEDED.items() if find_spec(module) is None]:
         raise MissingExtraError(*absent, extra="demo")  # all at once, before anything is loaded
-    from semgrad_guard.evaluation.report.drawing import is_drawn
+    from semgrad_guard.paper.drawing import is_drawn
 
     folder = output or Path()
     make_folder(folder)

@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from semgrad_guard.evaluation.job_record import unwatched
-from semgrad_guard.evaluation.runs.answers import Answer
+from semgrad_guard.questions.answered import Answer
+from semgrad_guard.questions.job_record import unwatched
 
 _NAMES = ("SIGTERM", "SIGHUP")
 

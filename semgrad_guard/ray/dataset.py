@@ -19,12 +19,12 @@ from pydantic import ValidationError
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.errors import ClusterError, InputError, require_installed
 from semgrad_guard.estimators import Estimator
-from semgrad_guard.evaluation.questions.data import Question
-from semgrad_guard.evaluation.questions.prompts import Phrasing
-from semgrad_guard.evaluation.runs.scoring import ScoredText, TextScorer
 from semgrad_guard.files import first_line
 from semgrad_guard.guard import Policy, estimator_of, judged_by
 from semgrad_guard.loading import ModelSource
+from semgrad_guard.questions.data import Question
+from semgrad_guard.questions.prompts import Phrasing
+from semgrad_guard.questions.scoring import ScoredText, TextScorer
 from semgrad_guard.records import METADATA_KEY
 from semgrad_guard.settings import JudgedBy, ModelOptions, OnDoubt
 

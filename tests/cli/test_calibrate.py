@@ -14,8 +14,8 @@ from semgrad_guard import Calibration, GenerationOptions, LanguageModel, Message
 from semgrad_guard.calibration.promise import report
 from semgrad_guard.calibration.prompt_shape import PromptShape
 from semgrad_guard.cli.command import ExitCode
-from semgrad_guard.evaluation.calibrating import FREE
-from semgrad_guard.evaluation.questions.prompts import PAPER_PROMPT
+from semgrad_guard.grading.candidates import FREE
+from semgrad_guard.questions.prompts import PAPER_PROMPT
 
 from .helpers import ASKED, TOKENS, flat, jsonl, merged
 

@@ -15,7 +15,7 @@ from semgrad_guard.calibration.calibrating import recalibrate
 from semgrad_guard.calibration.calibration_set import read_languages
 from semgrad_guard.engine.sentences import sentences
 from semgrad_guard.errors import InputError
-from semgrad_guard.evaluation.questions.data import read_questions
+from semgrad_guard.questions.data import read_questions
 
 EIGHT = Path(__file__).parents[2] / "examples/languages.jsonl"
 

@@ -14,7 +14,7 @@ from click.testing import Result
 
 from semgrad_guard.cli import loading
 from semgrad_guard.errors import DataFileError, InputError
-from semgrad_guard.evaluation.band import Band, Decided, Measured
+from semgrad_guard.paper.band import Band, Decided, Measured
 
 from .helpers import ASKED, TOKENS, flat, jsonl, merged, rows_of
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from tests.evaluation.made_answers import made
 
 from semgrad_guard import Calibration
 from semgrad_guard.cli import grading
-from semgrad_guard.evaluation.graders import Contains
-from semgrad_guard.evaluation.questions.data import Question
-from tests.evaluation.made_answers import made
+from semgrad_guard.grading import Contains
+from semgrad_guard.questions.data import Question
 
 from .helpers import TOKENS, flat, jsonl
 

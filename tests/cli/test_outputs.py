@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from semgrad_guard import LanguageModel
 from semgrad_guard.cli import app
-from semgrad_guard.evaluation.files import sole_writer
+from semgrad_guard.questions.data_files import sole_writer
 from tests.pairwise import in_turn
 from tests.warm_python import WarmPython
 

@@ -11,7 +11,7 @@ from click.testing import Result
 
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.prompts.semantic_token import TokenChoice
-from semgrad_guard.evaluation import probe as probing
+from semgrad_guard.paper import probing
 
 from .helpers import ASKED, flat, jsonl
 

@@ -18,7 +18,7 @@ from typer.main import get_command
 import semgrad_guard
 from semgrad_guard.cli import app, loading, options, short_commands
 from semgrad_guard.estimators import ESTIMATORS
-from semgrad_guard.evaluation.graders import GRADERS
+from semgrad_guard.grading import GRADERS
 
 from .helpers import flat
 

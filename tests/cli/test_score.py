@@ -15,9 +15,9 @@ from semgrad_guard.calibration import AnswerSentences, calibrate_sentences
 from semgrad_guard.cli import loading
 from semgrad_guard.engine.replay.tape import Row
 from semgrad_guard.engine.scores import scorer
-from semgrad_guard.evaluation.questions.data import Question
-from semgrad_guard.evaluation.questions.prompts import Phrasing
-from semgrad_guard.evaluation.runs.run import run_binding
+from semgrad_guard.questions.data import Question
+from semgrad_guard.questions.prompts import Phrasing
+from semgrad_guard.questions.run import run_binding
 
 from .helpers import ASKED, flat, jsonl
 

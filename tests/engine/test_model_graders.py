@@ -11,8 +11,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from semgrad_guard.engine.text_pairs import AnswerEquivalence, Entailment
 from semgrad_guard.errors import InputError, ModelNotFoundError, UnsupportedModelError
-from semgrad_guard.evaluation.graders import AnswerToGrade
-from semgrad_guard.evaluation.graders.by_name import Bem, EntailmentGrader, load_graders
+from semgrad_guard.grading import AnswerToGrade
+from semgrad_guard.grading.by_name import Bem, EntailmentGrader, load_graders
 
 from .tiny_pair_models import MNLI, save_pair_model
 

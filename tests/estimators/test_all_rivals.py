@@ -25,8 +25,8 @@ from semgrad_guard.estimators import (
 from semgrad_guard.estimators.equivalence import NLIEquivalence
 from semgrad_guard.estimators.samples import AskingEstimator
 from semgrad_guard.estimators.suite import paper_suite
-from semgrad_guard.evaluation.questions.data import Question
-from semgrad_guard.evaluation.questions.prompts import Phrasing, Wording
+from semgrad_guard.questions.data import Question
+from semgrad_guard.questions.prompts import Phrasing, Wording
 
 ASKING = tuple(kind for kind in ESTIMATORS if issubclass(kind, AskingEstimator))
 

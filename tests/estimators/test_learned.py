@@ -132,7 +132,7 @@ def test_it_does_not_lean_on_likelihoods_that_mislead() -> None:
 
 
 def test_it_learns_what_single_scores_only_hint_at() -> None:
-    from semgrad_guard.evaluation.metrics import auroc
+    from semgrad_guard.metrics import auroc
 
     records, right = graded(300)
     new, truth = graded(400, seed=1)

@@ -7,10 +7,10 @@ import re
 import pytest
 
 from semgrad_guard import HybridGrad, LanguageModel, Policy, Verdict
-from semgrad_guard.evaluation.questions.data import Question
-from semgrad_guard.evaluation.runs.scoring import TextScorer
 from semgrad_guard.guard import Answerer
 from semgrad_guard.guard.reported import ReportedScorer
+from semgrad_guard.questions.data import Question
+from semgrad_guard.questions.scoring import TextScorer
 from tests.thinking import thinking_model
 from tests.thoughts import SHORT, WRITTEN, Written
 

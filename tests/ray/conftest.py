@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from semgrad_guard.evaluation.questions.data import Question, read_questions
+from semgrad_guard.questions.data import Question, read_questions
 
 OBJECT_STORE = 100_000_000
 """Bytes: small, so that what is not bounded would not fit."""

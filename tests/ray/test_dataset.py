@@ -13,9 +13,9 @@ import pytest
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Verdict, calibrate
 from semgrad_guard.errors import InputError
-from semgrad_guard.evaluation.questions.data import Question
-from semgrad_guard.evaluation.runs.experiment import Experiment
-from semgrad_guard.evaluation.runs.scoring import TextScorer
+from semgrad_guard.paper.experiment import Experiment
+from semgrad_guard.questions.data import Question
+from semgrad_guard.questions.scoring import TextScorer
 
 from .conftest import OBJECT_STORE
 from .processes import killer, own_workers, resident

@@ -16,8 +16,8 @@ from langchain_semgrad_guard.messages import get_verdict
 from semgrad_guard import Calibration, Verdict
 from semgrad_guard.calibration.calibration_set import Effect
 from semgrad_guard.errors import ScoringError
-from semgrad_guard.evaluation.graders import Grader
-from semgrad_guard.evaluation.report.drawing import draw_risk_coverage
+from semgrad_guard.grading import Grader
+from semgrad_guard.paper.drawing import draw_risk_coverage
 
 _ONE_STAGE = ("question", "answer", "uncertainty")
 _TWO_STAGES = (*_ONE_STAGE, "action", "source")

@@ -18,7 +18,7 @@ from langchain_semgrad_guard.demo.library import Question
 from langchain_semgrad_guard.messages import get_verdict
 from semgrad_guard import METADATA_KEY, Calibration, Verdict, calibrate
 from semgrad_guard.errors import ScoringError
-from semgrad_guard.evaluation.graders import ExactMatch, Grader
+from semgrad_guard.grading import ExactMatch, Grader
 from semgrad_guard.guard import ABSTAIN_MESSAGE, binding_of, recording
 from semgrad_guard.named import reading_prompt
 from semgrad_guard.records import PromptForm

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from research.pocket.calibrate import ALPHA, BATCH, calibrate_pocket, questions
 from semgrad_guard import Calibration, Guard, LanguageModel, Policy
-from semgrad_guard.evaluation.graders import ExactMatch
+from semgrad_guard.grading import ExactMatch
 from semgrad_guard.pocket import CALIBRATION_PATH
 
 

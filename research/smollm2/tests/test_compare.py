@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from research.smollm2.compare import jobs
-from semgrad_guard.evaluation.calibrating import LearningSet
+from semgrad_guard.grading.candidates import LearningSet
 
 
 def answers(first: int, last: int) -> LearningSet:

@@ -1,1 +1,0 @@
-"""Questions: files and data sets, their paraphrases, and the forms of prompt they are put in."""

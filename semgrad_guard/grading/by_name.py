@@ -1,0 +1,378 @@
+"""All graders, by the names that a command line gives them: `exact-match`, `bem=PATH`, `contains+judge=PROVIDER:MODEL`.
+
+Those by words need no model: exact match, token F1, ROUGE-L and `contains`; which of them is the default. Those that
+are models: natural language inference, BEM, and a chat model as a judge, which LangChain reaches.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from semgrad_guard.calibration.prompt_parts import common_subsequence
+from semgrad_guard.engine.prompts.responses import Foreign
+from semgrad_guard.engine.words import normalise, token_f1
+from semgrad_guard.errors import GradingError, InputError, MissingExtraError
+from semgrad_guard.files import first_line
+from semgrad_guard.grading.contains import Contains
+from semgrad_guard.grading.grader import (
+    AnswerGrader,
+    AnswerToGrade,
+    SecondOpinion,
+    Verdicts,
+    WordGrader,
+    any_reference,
+    require_threshold,
+    settling,
+)
+
+if TYPE_CHECKING:
+    from langchain_core.language_models import BaseChatModel
+
+    from semgrad_guard.engine.text_pairs import AnswerEquivalence, Entailment
+
+logger = logging.getLogger("semgrad_guard")
+
+
+@dataclass(frozen=True)
+class ExactMatch(WordGrader):
+    """Equal to one of the references after normalisation."""
+
+    @property
+    def name(self) -> str:
+        return "exact-match"
+
+    def agrees(self, answer: AnswerToGrade) -> bool:
+        """Whether the text is a reference, but for case, articles and punctuation."""
+        found = normalise(answer.text)
+        return bool(found) and any(found == normalise(reference) for reference in answer.references)
+
+
+@dataclass(frozen=True)
+class TokenF1(WordGrader):
+    """Shares enough words with one of the references: F1 at or above `threshold`, in (0, 1]."""
+
+    threshold: float = 0.5
+
+    def __post_init__(self) -> None:
+        require_threshold(self.threshold, "token-F1", 0.5)
+
+    @property
+    def name(self) -> str:
+        return f"token-f1>={self.threshold:g}"
+
+    def agrees(self, answer: AnswerToGrade) -> bool:
+        """Whether the text shares enough words with a reference."""
+        return any(token_f1(answer.text, reference) >= self.threshold for reference in answer.references)
+
+
+@dataclass(frozen=True)
+class RougeL(WordGrader):
+    """Shares enough words in the same order with one of the references: ROUGE-L at or above `threshold`, in (0, 1].
+
+    The threshold .3 is the literature's for short answers (Kuhn et al., "Semantic uncertainty", ICLR 2023). It lets
+    much through: one right word of five is .33.
+    """
+
+    threshold: float = 0.3
+
+    def __post_init__(self) -> None:
+        require_threshold(self.threshold, "ROUGE-L", 0.3)
+
+    @property
+    def name(self) -> str:
+        return f"rouge-l>={self.threshold:g}"
+
+    def agrees(self, answer: AnswerToGrade) -> bool:
+        """Whether the text shares enough words in a reference's order."""
+        return any(rouge_l(answer.text, reference) >= self.threshold for reference in answer.references)
+
+
+def rouge_l(text: str, answer: str) -> float:
+    """Harmonic mean of precision and recall of the longest common subsequence of words, in [0, 1].
+
+    Source: Lin, "ROUGE: a package for automatic evaluation of summaries", 2004, with beta = 1. The words are those of
+    `normalise`, so that scripts other than Latin count too; the original package drops them.
+    """
+    found, expected = normalise(text).split(), normalise(answer).split()
+    common = len(common_subsequence(found, expected))
+    return 2 * common / (len(found) + len(expected)) if common else 0.0
+
+
+@dataclass(frozen=True)
+class EntailmentGrader:
+    """Correct if question and answer entail question and reference: entailment is the likeliest of the three labels.
+
+    One direction only: an answer may contain more than the reference. A sentence of an answer is correct the other way
+    round: if the passage, or question and reference, entail it.
+    """
+
+    model: Entailment
+
+    @property
+    def name(self) -> str:
+        return f"nli({self.model.name})"
+
+    def grade(self, answers: Sequence[AnswerToGrade]) -> Verdicts:
+        """A verdict for each answer, in order."""
+
+        def premise_and_hypothesis(one: AnswerToGrade, source: str) -> tuple[str, str]:
+            if one.sentence:
+                return source if source == one.passage else f"{one.question} {source}", one.text
+            return f"{one.question} {one.text}", f"{one.question} {source}"
+
+        def entails(pairs: list[tuple[AnswerToGrade, str]]) -> list[bool]:
+            texts = [premise_and_hypothesis(*pair) for pair in pairs]
+            return [scores.entails for scores in self.model.probabilities(texts)]
+
+        return any_reference(answers, entails)
+
+
+@dataclass(frozen=True)
+class Bem:
+    """Correct if BEM finds the answer equivalent to a reference: P at or above `threshold`, in (0, 1].
+
+    The paper's published code counts an answer as correct from .7 on.
+    """
+
+    model: AnswerEquivalence
+    threshold: float = 0.7
+
+    def __post_init__(self) -> None:
+        require_threshold(self.threshold, "BEM", 0.7)
+
+    @property
+    def name(self) -> str:
+        return f"bem({self.model.name})>={self.threshold:g}"
+
+    def grade(self, answers: Sequence[AnswerToGrade]) -> Verdicts:
+        """A verdict for each answer, in order."""
+
+        def equivalent(pairs: list[tuple[AnswerToGrade, str]]) -> list[bool]:
+            triples = [(one.question, reference, one.text) for one, reference in pairs]
+            return [p >= self.threshold for p in self.model.probabilities(triples)]
+
+        return any_reference(answers, equivalent)
+
+
+PROMPT = """You grade answers to questions.
+
+Question: {question}
+
+Reference answers, any of which is correct:
+{references}
+
+Answer to grade: {answer}
+
+The answer is correct if it means the same as one of the reference answers, in whatever words, and says nothing that \
+contradicts them. Do not judge by what you believe about the question. Reply with one word: CORRECT or INCORRECT."""
+"""Ours: the paper (appendix, "LLM-as-a-Judge") does not print the prompt that it used."""
+
+SENTENCE_PROMPT = """You grade one sentence of an answer to a question.
+
+Question: {question}
+
+Known facts:
+{references}
+
+Sentence to grade: {answer}
+
+The sentence is correct if the known facts state it, in whatever words, and nothing in them contradicts it. Do not \
+judge by what you believe about the question. Reply with one word: CORRECT or INCORRECT."""
+
+_VERDICT = re.compile(r"\W*(?:verdict\W+)?(correct|incorrect)\W*", re.IGNORECASE)
+
+
+class Judge:
+    """A chat model that decides whether an answer agrees with the references.
+
+    Args:
+        chat: any LangChain chat model; set its temperature to 0.
+        name: the model's name, for records; by default the chat model's own.
+        parallel: requests at once.
+    """
+
+    def __init__(self, chat: BaseChatModel, *, name: str | None = None, parallel: int = 8) -> None:
+        self._chat, self._parallel = chat, parallel
+        self._name = name or str(getattr(chat, "model", None) or getattr(chat, "model_name", None) or chat.get_name())
+
+    @classmethod
+    def from_name(cls, name: str) -> Judge:
+        """The chat model that LangChain knows by this name, for example "openai:gpt-4.1" or "deepseek:deepseek-chat".
+
+        Raises:
+            MissingExtraError: LangChain, or its package for the provider, is not installed.
+            GradingError: the provider is unknown, or not set up (a key is missing).
+        """
+        try:
+            from langchain.chat_models import init_chat_model
+        except ModuleNotFoundError as error:
+            raise MissingExtraError("langchain", extra="agents") from error
+        try:
+            return cls(init_chat_model(name, temperature=0), name=name)
+        except Exception as error:
+            raise GradingError(
+                f"The judge {name!r} cannot be set up: {first_line(error)}. Name it as PROVIDER:MODEL, install the "
+                "provider's LangChain package, and set its key."
+            ) from error
+
+    @property
+    def name(self) -> str:
+        return f"judge({self._name})"
+
+    def grade(self, answers: Sequence[AnswerToGrade]) -> Verdicts:
+        """A verdict for each answer, in order; None, with a warning, where the reply is not a verdict. Abstentions,
+        and answers where only one is right, are decided without the chat model.
+
+        Raises:
+            GradingError: the chat model fails.
+        """
+        return settling(answers, self._ask)
+
+    def _ask(self, answers: Sequence[AnswerToGrade]) -> Verdicts:
+        prompts = [_prompt(answer) for answer in answers]
+        try:
+            replies = self._chat.batch([[("user", prompt)] for prompt in prompts], {"max_concurrency": self._parallel})
+        except Exception as error:
+            raise GradingError(
+                f"{self.name} cannot be asked: {first_line(error)}. Grades given so far are kept; run the same command "
+                "again to resume."
+            ) from error
+        return [read_verdict(reply.text) for reply in replies]
+
+
+def read_verdict(reply: str) -> bool | None:
+    """CORRECT or INCORRECT, with punctuation and a thought before it at most; None for any other reply."""
+    found = _VERDICT.fullmatch(Foreign.of(reply, None).answer.strip())
+    if found is None:
+        logger.warning("semgrad-guard: the judge's reply is no verdict: %r", reply[:200])
+        return None
+    return found.group(1).lower() == "correct"
+
+
+def _prompt(answer: AnswerToGrade) -> str:
+    references = "\n".join(f"- {reference}" for reference in answer.sources)
+    return (SENTENCE_PROMPT if answer.sentence else PROMPT).format(
+        question=answer.question, references=references, answer=answer.text
+    )
+
+
+GRADERS: dict[str, WordGrader] = {
+    "contains": Contains(),
+    "exact-match": ExactMatch(),
+    "token-f1": TokenF1(),
+    "rouge-l": RougeL(),
+}
+"""Those that need no model, by the names the command line offers."""
+BY_WORDS = frozenset(grader.name for grader in GRADERS.values())
+"""Their names in records. Where one of them comes to no verdict, that is final, and means wrong."""
+
+_NOT_ALL_OF_IT = "one sentence asserts a reference; what else the answer says is not checked"
+_IN_COMMON = "the answer has enough words in common with a reference; what else it says is not checked"
+_RIGHT_MEANS = {
+    "contains": _NOT_ALL_OF_IT,
+    "nli": _NOT_ALL_OF_IT,
+    "token-f1": _IN_COMMON,
+    "rouge-l": _IN_COMMON,
+}
+
+
+def right_means(grader: str) -> str | None:
+    """The limits of "right", for a grader that does not look at the whole answer; `grader` is its full name."""
+    return _RIGHT_MEANS.get(re.split(r"[(@>+]", grader)[0])
+
+
+def no_verdict(count: int, among: int, grader: str, *, unit: str = "answers") -> str:
+    """The notice about answers on which a grader came to no verdict."""
+    notice = f"{count} of {among} {unit} have no verdict by {grader}; they count as wrong."
+    if grader != GRADERS["contains"].name:
+        return notice
+    return f"{notice} The grader contains+judge=PROVIDER:MODEL or contains+nli=MODEL lets a model decide on them."
+
+
+def default_grader(prompt_template: str) -> str:
+    """The grader where none is named: a model with a chat template answers in sentences, one without continues a text.
+
+    `prompt_template` is the full name of the prompts' form (`guard.template_name`), which ends in "@plain" where there
+    is none.
+    """
+    return "exact-match" if prompt_template.endswith("@plain") else "contains"
+
+
+_FIRST = "contains+"
+_NEEDS_MODEL = {
+    "nli": "FOLDER or hub id",
+    "bem": "FOLDER or hub id",
+    "judge": "PROVIDER:MODEL, as LangChain has it",
+}
+
+
+def load_graders(specs: Sequence[str], *, nli: str | None = None) -> list[AnswerGrader]:
+    """The graders of these names, in order; all names are checked before any model is loaded.
+
+    Args:
+        specs: `contains`, `exact-match`, `token-f1`, `rouge-l`, `nli[=MODEL]`, `bem=MODEL`, `judge=PROVIDER:MODEL`;
+            `contains+` before one of the last three hands it the answers on which `contains` comes to no verdict.
+        nli: the model of `nli` where it names none.
+
+    Raises:
+        InputError: an unknown name, a name that needs a model and has none, or a name twice.
+        ModelNotFoundError, UnsupportedModelError: a model cannot be loaded, or is of another kind.
+        GradingError, MissingExtraError: a judge cannot be set up.
+    """
+    found = [_loader(spec, nli) for spec in specs]
+    if not found:
+        raise InputError("grading needs at least one grader, for example exact-match")
+    graders = [load() for load in found]
+    names = [grader.name for grader in graders]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InputError(f"the grader {twice[0]} is named twice; name each once, the deciding one first")
+    return graders
+
+
+def require_kind(spec: str) -> str:
+    """The name itself, of a kind that there is; its model is not looked for.
+
+    Raises:
+        InputError: the grader is unknown.
+    """
+    name, _, model = spec.removeprefix(_FIRST).partition("=")
+    if name not in _NEEDS_MODEL and (name not in GRADERS or model or spec.startswith(_FIRST)):
+        named = ", ".join([*GRADERS, *(f"{kind}=..." for kind in _NEEDS_MODEL), f"{_FIRST}judge=..."])
+        raise InputError(f"there is no grader {spec!r}; there are {named}")
+    return spec
+
+
+def _loader(spec: str, nli: str | None) -> Callable[[], AnswerGrader]:
+    if require_kind(spec).startswith(_FIRST):
+        second = _loader(spec.removeprefix(_FIRST), nli)
+        return lambda: SecondOpinion(GRADERS["contains"], second())
+    name, _, model = spec.partition("=")
+    if name in GRADERS:
+        return lambda: GRADERS[name]
+    model = model or (nli or "" if name == "nli" else "")
+    if not model:
+        raise InputError(f"the grader {name!r} needs a model: {name}={_NEEDS_MODEL[name]}")
+    return lambda: _load(name, model)
+
+
+def _load(name: str, model: str) -> AnswerGrader:
+    if name == "judge":
+        return Judge.from_name(model)
+    if name == "nli":
+        return EntailmentGrader(entailment_model(model))
+    from semgrad_guard.engine.text_pairs import AnswerEquivalence
+
+    return Bem(AnswerEquivalence.from_pretrained(model))
+
+
+@lru_cache(maxsize=1)
+def entailment_model(name: str) -> Entailment:
+    """The NLI model of this name, loaded once where methods and a grader share it."""
+    from semgrad_guard.engine.text_pairs import Entailment
+
+    return Entailment.from_pretrained(name)

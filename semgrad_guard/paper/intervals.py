@@ -1,0 +1,248 @@
+"""Intervals of metrics by resampling, and how honest P(correct) is: expected calibration error, Brier score and the
+reliability diagram's bins.
+
+**Intervals** by resampling questions, and paired differences on the same resamples, are seeded. Questions are drawn
+with replacement, right and wrong ones alike (not stratified: a new set of questions would have another number of right
+ones). Intervals are percentile intervals of the replicates. Resamples in which a metric is undefined (all right, or all
+wrong) are left out; if they are more than a tenth, the estimate has none. The sentences of one answer are not
+independent: with `clusters`, the numbers of their answers, whole answers are drawn.
+
+**An uncertainty is not a probability.** It becomes one by the maps that a calibration uses, fitted here on four fifths
+of the answers and applied to the last fifth, in turn, so that no answer's own label made its P(correct).
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semgrad_guard.calibration.confidence import ConfidenceMethod, fit
+from semgrad_guard.calibration.gates import upper_bound
+from semgrad_guard.metrics import Floats, Ints, Tally, as_arrays, divide, tally
+
+RESAMPLES = 1000
+LEVEL = 0.95
+_BLOCK = 2_000_000
+"""Entries of a weight matrix that are handled at once: resamples x answers."""
+
+Metric = Callable[[Tally], Floats]
+Clusters = Sequence[int]
+"""For each row the number of the answer that it is a sentence of; none: rows are answers."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its interval: `value` None where it is undefined, `low` and `high` where the interval is.
+
+    `replicates` are the bootstrap's (nan where undefined), for means and differences of several estimates.
+    """
+
+    value: float | None
+    low: float | None
+    high: float | None
+    replicates: Floats
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether the interval lies on one side of zero: a difference that is more than chance."""
+        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+
+
+def resamples(
+    n: int, *, data: str = "", count: int = RESAMPLES, seed: int = 0, clusters: Clusters = ()
+) -> Iterator[Ints]:
+    """Blocks of weights [some resamples, n]: how often each of n questions is drawn; every row sums to n.
+
+    The draw depends on seed, n and the name of the `data` alone: all methods meet the same resamples, and so do
+    several models on the same questions, whose answers are not independent of each other.
+    """
+    if clusters:
+        names, places = np.unique(np.asarray(clusters), return_inverse=True)
+        for weights in resamples(len(names), data=data, count=count, seed=seed):
+            yield weights[:, places]
+        return
+    rng = np.random.default_rng([seed, n, zlib.crc32(data.encode(errors="backslashreplace"))])
+    rows = max(1, _BLOCK // n)
+    for start in range(0, count, rows):
+        size = min(rows, count - start)
+        drawn = rng.integers(n, size=(size, n)) + n * np.arange(size)[:, None]
+        yield np.bincount(drawn.ravel(), minlength=size * n).reshape(size, n)
+
+
+def bootstrap(
+    metrics: Mapping[str, Metric],
+    uncertainties: Sequence[float | None],
+    correct: Sequence[bool],
+    *,
+    data: str = "",
+    count: int = RESAMPLES,
+    seed: int = 0,
+    clusters: Clusters = (),
+) -> dict[str, Estimate]:
+    """Rank metrics (`Tally.auroc`, `Tally.aurc`, ...) of one method with their intervals, from one set of resamples."""
+    whole = tally(uncertainties, correct)
+    blocks: dict[str, list[Floats]] = {name: [] for name in metrics}
+    for weights in resamples(len(correct), data=data, count=count, seed=seed, clusters=clusters):
+        counted = tally(uncertainties, correct, weights)
+        for name, metric in metrics.items():
+            blocks[name].append(metric(counted))
+    return {name: estimate(float(m(whole)[0]), np.concatenate(blocks[name])) for name, m in metrics.items()}
+
+
+def paired_difference(
+    metrics: Mapping[str, Metric],
+    one: Sequence[float | None],
+    other: Sequence[float | None],
+    correct: Sequence[bool],
+    *,
+    data: str = "",
+    count: int = RESAMPLES,
+    seed: int = 0,
+    clusters: Clusters = (),
+) -> dict[str, Estimate]:
+    """metric(one) - metric(other) on the answers that both have scored, resampled together.
+
+    An answer without one of the two scores is left out of both, or the metrics would be of different questions.
+    """
+    both = [a is not None and b is not None for a, b in zip(one, other, strict=True)]
+    first = bootstrap(metrics, _where(one, both), correct, data=data, count=count, seed=seed, clusters=clusters)
+    second = bootstrap(metrics, _where(other, both), correct, data=data, count=count, seed=seed, clusters=clusters)
+    return {name: combined([first[name], second[name]], [1.0, -1.0]) for name in metrics}
+
+
+def combined(estimates: Sequence[Estimate], weights: Sequence[float]) -> Estimate:
+    """The weighted sum of estimates (a mean, a difference), replicate by replicate; undefined where one of them is."""
+    value = sum((w * (math.nan if e.value is None else e.value) for e, w in zip(estimates, weights, strict=True)), 0.0)
+    replicates = sum((w * e.replicates for e, w in zip(estimates, weights, strict=True)), np.zeros(1))
+    return estimate(value, replicates)
+
+
+def mean(estimates: Sequence[Estimate]) -> Estimate:
+    """The mean of estimates; undefined where one of them is."""
+    return combined(estimates, [1.0 / len(estimates)] * len(estimates))
+
+
+def known(value: float) -> Estimate:
+    """A figure without an interval: someone else's, or a count."""
+    return Estimate(value, None, None, np.full(1, math.nan))
+
+
+def estimate(value: float, replicates: Floats) -> Estimate:
+    """A value and the percentile interval of its replicates; nan counts as undefined."""
+    if not math.isfinite(value):
+        return Estimate(None, None, None, replicates)
+    defined = replicates[np.isfinite(replicates)]
+    if len(defined) < 0.9 * len(replicates):
+        return Estimate(value, None, None, replicates)
+    low, high = np.quantile(defined, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Estimate(value, float(low), float(high), replicates)
+
+
+def _where(values: Sequence[float | None], kept: Sequence[bool]) -> list[float | None]:
+    return [value if keep else None for value, keep in zip(values, kept, strict=True)]
+
+
+FOLDS = 5
+BINS = 10
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """The answers by P(correct), in ten bins of equal width; empty bins are left out. One entry per bin.
+
+    `confidence` is the mean P(correct) in the bin, `accuracy` the share of right answers, `low` and `high` its exact
+    (Clopper-Pearson) 95 % interval, `count` the number of answers.
+    """
+
+    confidence: Floats
+    accuracy: Floats
+    low: Floats
+    high: Floats
+    count: NDArray[np.int64]
+
+
+def crossfitted(
+    uncertainties: Sequence[float | None],
+    correct: Sequence[bool],
+    *,
+    method: ConfidenceMethod = "isotonic",
+) -> Floats:
+    """[answers] P(correct) from a map that was fitted without the answer; nan where it has no score.
+
+    All nan with fewer answers with a score than folds: nothing could be fitted.
+    """
+    scores, labels = as_arrays(uncertainties, correct)
+    found = np.full(len(scores), np.nan)
+    rows = np.random.default_rng(0).permutation(np.flatnonzero(np.isfinite(scores)))
+    if len(rows) < FOLDS:
+        return found
+    for fold in range(FOLDS):
+        held_out = rows[fold::FOLDS]
+        others = np.setdiff1d(rows, held_out)
+        to_confidence = fit(scores[others], labels[others], method)
+        found[held_out] = [to_confidence(score) for score in scores[held_out].tolist()]
+    return found
+
+
+def brier(
+    confidence: Floats, correct: Sequence[bool], *, data: str = "", count: int = RESAMPLES, clusters: Clusters = ()
+) -> Estimate:
+    """Mean squared difference of P(correct) and the grade (0 or 1), in [0, 1], lower is better; scored answers only."""
+    scored, right = np.isfinite(confidence), np.asarray(correct, dtype=np.float64)
+    squares = np.where(scored, (np.where(scored, confidence, 0.0) - right) ** 2, 0.0)
+    columns = np.stack([squares, scored.astype(np.float64)], axis=1)
+    return _of_sums(columns, lambda sums: divide(sums[:, 0], sums[:, 1]), data=data, count=count, clusters=clusters)
+
+
+def expected_calibration_error(
+    confidence: Floats, correct: Sequence[bool], *, data: str = "", count: int = RESAMPLES, clusters: Clusters = ()
+) -> Estimate:
+    """Mean |accuracy - P(correct)| over ten bins of equal width, weighted by their answers; in [0, 1], lower better.
+
+    It is never quite 0 in a finite sample, even for perfect probabilities.
+    Source: Guo et al., "On calibration of modern neural networks", ICML 2017.
+    """
+    scored, right = np.isfinite(confidence), np.asarray(correct, dtype=np.float64)
+    member = np.eye(BINS + 1)[_bins(confidence)][:, :BINS]
+    gap = np.where(scored, right - np.where(scored, confidence, 0.0), 0.0)
+    columns = np.concatenate([member * gap[:, None], member], axis=1)
+
+    def measure(sums: Floats) -> Floats:
+        return divide(np.abs(sums[:, :BINS]).sum(axis=1), sums[:, BINS:].sum(axis=1))
+
+    return _of_sums(columns, measure, data=data, count=count, clusters=clusters)
+
+
+def reliability(confidence: Floats, correct: Sequence[bool]) -> Reliability:
+    """The points of a reliability diagram."""
+    bins, right = _bins(confidence), np.asarray(correct, dtype=np.bool_)
+    used = [b for b in range(BINS) if (bins == b).any()]
+    count = np.array([(bins == b).sum() for b in used], dtype=np.int64)
+    hits = np.array([right[bins == b].sum() for b in used], dtype=np.int64)
+    means = np.array([confidence[bins == b].mean() for b in used], dtype=np.float64)
+    counts = list(zip(hits.tolist(), count.tolist(), strict=True))
+    low = np.array([1.0 - upper_bound(n - k, n, delta=0.025) for k, n in counts], dtype=np.float64)
+    high = np.array([upper_bound(k, n, delta=0.025) for k, n in counts], dtype=np.float64)
+    return Reliability(means, hits / np.maximum(count, 1), low, high, count)
+
+
+def _bins(confidence: Floats) -> NDArray[np.int64]:
+    """The bin of each answer; BINS for those without a P(correct)."""
+    scored = np.isfinite(confidence)
+    inside = np.minimum((np.where(scored, confidence, 0.0) * BINS).astype(np.int64), BINS - 1)
+    return np.where(scored, inside, BINS)
+
+
+def _of_sums(
+    columns: Floats, measure: Callable[[Floats], Floats], *, data: str, count: int, clusters: Clusters
+) -> Estimate:
+    """A function of column sums [resamples, columns], with its interval."""
+    value = measure(columns.sum(axis=0, keepdims=True))[0]
+    drawn = resamples(len(columns), data=data, count=count, clusters=clusters)
+    blocks = [measure(weights.astype(np.float64) @ columns) for weights in drawn]
+    return estimate(float(value), np.concatenate(blocks))

@@ -1,0 +1,387 @@
+"""Probing a model: where it keeps the meaning of a prompt, where SemGrad works, and which t* follows from that.
+
+Gradients at every layer and late prompt token, for every answer of a file of questions, come from a resumable run.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import math
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import stats
+
+from semgrad_guard.engine.answers.answer import Generation
+from semgrad_guard.engine.answers.options import GenerationOptions
+from semgrad_guard.engine.language_model import LanguageModel
+from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.prompts.prompt import Prompt
+from semgrad_guard.engine.prompts.semantic_token import TokenChoice
+from semgrad_guard.engine.scores.semantic_preservation import SemanticPreservation
+from semgrad_guard.errors import BindingMismatchError, InputError, PromptTooLongError
+from semgrad_guard.files import atomic_write
+from semgrad_guard.grading import Grader
+from semgrad_guard.guard import template_name
+from semgrad_guard.metrics import auroc
+from semgrad_guard.paper.probe_record import (
+    GradedGrid,
+    Probe,
+    Recommendation,
+    Table,
+    with_answers,
+    without_answers,
+)
+from semgrad_guard.questions.answered import Answer
+from semgrad_guard.questions.data import Question, with_paraphrases
+from semgrad_guard.questions.job_record import JobRecord, Progress, differing, unwatched
+from semgrad_guard.questions.prompts import Phrasing
+from semgrad_guard.questions.run import complete, run_settings, where_it_fits
+from semgrad_guard.records import Message
+
+_SAVE_EVERY = 20.0
+
+Phase = Callable[[str], AbstractContextManager[Progress]]
+"""Names a part of the work for as long as it lasts, and yields a progress function."""
+
+
+class GridAnswer(Answer, frozen=True):
+    """An answer with its `grid` (`GradientScores.grid`: all layers x last prompt tokens) and its prompt's own t*.
+
+    The grid is None, with a reason, where there is none.
+    """
+
+    semantic_token: int | None = None
+    grid: tuple[tuple[float, ...], ...] | None = None
+    reason: str | None = None
+
+    def semgrad(self, layers: Sequence[int], offset: int | None = None) -> float | None:
+        """SemGrad over these layers at a token (default: the prompt's own t*); None where the grid does not hold it."""
+        at = self.semantic_token if offset is None else offset
+        if self.grid is None or at is None or -at > len(self.grid[0]):
+            return None
+        return statistics.fmean(self.grid[layer][at] for layer in layers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbePlan:
+    """How to probe: the prompts' last `tokens` (more, where t* lies further back), and how to answer."""
+
+    tokens: int = 10
+    system: str | None = None
+    batch_size: int = 8
+    options: GenerationOptions = GenerationOptions(max_tokens=64)  # noqa: RUF009  # frozen
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1 or self.batch_size < 1:
+            raise InputError(f"tokens and batch size must be at least 1, not {self.tokens} and {self.batch_size}")
+
+
+def collect_grids(
+    questions: Sequence[Question],
+    path: Path,
+    plan: ProbePlan,
+    *,
+    model: LanguageModel,
+    tokens: int,
+    on_progress: Progress,
+) -> list[GridAnswer]:
+    """Answer the questions greedily and differentiate by all layers at the last `tokens` prompt tokens.
+
+    Every answer is kept at `path` as it comes, and recorded answers are not redone (see `JobRecord`).
+    """
+    objective = Objective(layers=tuple(range(model.n_layers)), last_tokens=tokens)
+    phrasing = Phrasing(plan.system)
+    settings = {
+        **run_settings(model, {}, options=plan.options, template=phrasing.name(questions)),
+        "grid_tokens": tokens,
+    }
+
+    def answer(batch: Sequence[Question], _: int) -> list[GridAnswer]:
+        return where_it_fits(model, phrasing, batch, fitting, unanswered)
+
+    def fitting(some: Sequence[Question], conversations: Sequence[list[Message]]) -> Iterator[GridAnswer]:
+        generations = model.generate_batch(conversations, plan.options, objective=objective)
+        return map(partial(_answered, objective=objective), some, generations)
+
+    def unanswered(question: Question, reason: str) -> GridAnswer:
+        return GridAnswer.to(question, text=None, scores={}, reason=reason)
+
+    with JobRecord(path, settings, GridAnswer) as record:
+        return complete(record, questions, answer, batch_size=plan.batch_size, on_progress=on_progress)
+
+
+def _answered(question: Question, generation: Generation, *, objective: Objective) -> GridAnswer:
+    timed = generation.evidence.gradients(objective)
+    grid = timed.scores.grid if timed is not None else ()
+    reason = generation.evidence.why_empty if timed is None else timed.scores.reason or "a gradient is not finite"
+    return GridAnswer.to(
+        question,
+        text=generation.text,
+        finish_reason=generation.finish_reason,
+        scores={},
+        semantic_token=generation.prompt.semantic_token.offset,
+        grid=grid or None,
+        reason=None if grid else reason,
+    )
+
+
+def wordings(model: LanguageModel, question: Question, system: str | None) -> list[Prompt]:
+    """The prompts of a question and of its paraphrases."""
+    texts = dict.fromkeys((question.question, *question.paraphrases))
+    rows = [question.model_copy(update={"question": text}) for text in texts]
+    return [model.render(Phrasing(system).conversation(row)) for row in rows]
+
+
+def measure_preservation(
+    questions: Sequence[Question],
+    path: Path,
+    plan: ProbePlan,
+    *,
+    model: LanguageModel,
+    tokens: int,
+    on_progress: Progress,
+) -> SemanticPreservation:
+    """Sums over all questions, each with a paraphrase at least; kept at `path` now and then, and at the end.
+
+    Args:
+        questions: distinct ones.
+        path: the sums so far (safetensors); a run with other settings does not continue it.
+        plan: a forward pass takes twice its batch of prompts, roughly: a question's wordings stay together.
+        model: whose hidden states are measured.
+        tokens: how many of the prompts' last tokens.
+        on_progress: told (questions done, questions in all).
+
+    Raises:
+        BindingMismatchError: the sums at `path` are another run's.
+    """
+    content = json.dumps([[question.key, *question.paraphrases] for question in questions])
+    settings = {
+        "model": model.identity.name,
+        "fingerprint": model.identity.fingerprint,
+        "dtype": model.identity.dtype,
+        "prompt_template": template_name(model, Phrasing(plan.system).name(questions)),
+        "tokens": tokens,
+        "questions": hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:16],
+    }
+    sums = _load(path, settings)
+    step = max(1, 2 * plan.batch_size // (1 + max(len(question.paraphrases) for question in questions)))
+    done, saved = 0 if sums is None else sums.queries, time.monotonic()
+    on_progress(done, len(questions))
+    while done < len(questions):
+        groups = [wordings(model, question, plan.system) for question in questions[done : done + step]]
+        states = model.last_states([prompt for group in groups for prompt in group], tokens)
+        sums = sums or SemanticPreservation.empty(states.shape[1], tokens, states.shape[-1])
+        begin = 0
+        for group in groups:
+            sums.add(states[begin : begin + len(group)])
+            begin += len(group)
+        done += len(groups)
+        if done == len(questions) or time.monotonic() - saved > _SAVE_EVERY:
+            atomic_write(path, partial(sums.write, settings=settings))
+            saved = time.monotonic()
+        on_progress(done, len(questions))
+    if sums is None:
+        raise InputError("there are no questions to measure")
+    return sums
+
+
+def _load(path: Path, settings: dict[str, Any]) -> SemanticPreservation | None:
+    if not path.exists():
+        return None
+    sums, found = SemanticPreservation.read(path)
+    if changed := differing(found, settings):
+        raise BindingMismatchError(
+            f"The sums in {path} come from a probe with other settings: {'; '.join(changed.values())}. Continue with "
+            "the same ones, or choose another output."
+        )
+    return sums
+
+
+@dataclass(frozen=True)
+class PromptEnds:
+    """The common ends of all prompts: how many last tokens to look at, their names, and t*."""
+
+    count: int
+    names: tuple[str | None, ...]
+    own_token: int
+
+    @property
+    def complete(self) -> range:
+        """The offsets that can be t*: the tokens all prompts end with, and the one before (the user's last, as a rule).
+
+        Earlier ones have not read the whole question, and are another word in every prompt.
+        """
+        shared = next((n for n, name in enumerate(reversed(self.names)) if name is None), self.count)
+        return range(-min(shared + 1, self.count), 0)
+
+
+def prompt_ends(model: LanguageModel, questions: Sequence[Question], plan: ProbePlan) -> PromptEnds:
+    """Read off the rendered prompts; the count covers every t*, and no more than the shortest prompt has.
+
+    Raises:
+        PromptTooLongError: a prompt exceeds the context window.
+    """
+    prompts: list[Prompt] = []
+    for question in questions:
+        name, window = repr(question.id or question.question[:60]), model.context_window
+        try:
+            rendered = wordings(model, question, plan.system)
+        except PromptTooLongError as error:
+            raise PromptTooLongError(f"{name}, or a paraphrase of it: {error}, or leave the line out") from error
+        longest = max(len(prompt.ids) for prompt in rendered)
+        if window is not None and longest > window:
+            raise PromptTooLongError(
+                f"{name}, or a paraphrase of it, has {longest} tokens as a prompt, and "
+                f"the context window is {window}: shorten the line or leave it out"
+            )
+        prompts += rendered
+    offsets = Counter(prompt.semantic_token.offset for prompt in prompts)
+    shortest = min(len(prompt.ids) for prompt in prompts)
+    count = min(max(plan.tokens, -min(offsets)), shortest)
+    ends = [set(column) for column in zip(*(prompt.ids[-count:] for prompt in prompts), strict=True)]
+    tokenizer: Any = model.tokenizer
+    names = tuple(str(tokenizer.decode(list(ids))) if len(ids) == 1 else None for ids in ends)
+    return PromptEnds(count, names, offsets.most_common(1)[0][0])
+
+
+def probe(
+    questions: Sequence[Question],
+    *,
+    model: LanguageModel,
+    plan: ProbePlan,
+    data: str,
+    states_path: Path,
+    answers_path: Path | None,
+    grader: Grader,
+    phase: Phase = lambda _: nullcontext(unwatched),
+) -> Probe:
+    """Measure semantic preservation on the questions with paraphrases and, on request, SemGrad on all with answers.
+
+    Args:
+        questions: distinct ones.
+        model: is probed.
+        plan: how.
+        data: the name of the questions in the record.
+        states_path: keeps the sums of hidden states, so that an interrupted probe continues.
+        answers_path: keeps the answers; None to leave them out.
+        grader: decides which answers are right.
+        phase: shows how far each part of the work is.
+
+    Raises:
+        InputError: too few questions have paraphrases.
+        EmptyLayerSpanError: the model has too few layers for SemGrad.
+    """
+    paraphrased = with_paraphrases(questions)
+    upper = Objective().span(model.n_layers)
+    ends = prompt_ends(model, questions, plan)
+    with phase("Reading paraphrases") as tell:
+        sums = measure_preservation(paraphrased, states_path, plan, model=model, tokens=ends.count, on_progress=tell)
+    scores = _rows(sums.scores)
+    offsets = sorted({*ends.complete, ends.own_token} & {*range(-ends.count, 0)})
+    preserved = {t: math.fsum(scores[layer][t] for layer in upper) / len(upper) for t in offsets}
+    graded, recommendation = None, without_answers(ends.own_token, preserved)
+    gradable = [question for question in questions if any(answer.strip() for answer in question.answers)]
+    if answers_path is not None and gradable:
+        with phase("Answering") as tell:
+            answers = collect_grids(gradable, answers_path, plan, model=model, tokens=ends.count, on_progress=tell)
+        correct = [
+            answer.text is not None and grader(answer.text, question.answers, question=question.question)
+            for question, answer in zip(gradable, answers, strict=True)
+        ]
+        recommendation = recommend(answers, correct, upper, ends)
+        graded = _graded(answers, correct, scores, upper=upper, grader=grader.name, found=recommendation)
+    identity = model.identity
+    return Probe(
+        created=datetime.date.today().isoformat(),
+        model=identity.name,
+        revision=identity.revision,
+        fingerprint=identity.fingerprint,
+        dtype=identity.dtype,
+        prompt_template=template_name(model, Phrasing(plan.system).name(questions)),
+        data=data,
+        questions=sums.queries,
+        without_paraphrases=len(questions) - len(paraphrased),
+        tokens=ends.names,
+        upper_layers=upper,
+        own_token=ends.own_token,
+        preservation=scores,
+        within=_rows(sums.similarity_within),
+        across=_rows(sums.similarity_across),
+        graded=graded,
+        semantic_token=TokenChoice(
+            offset=recommendation.offset,
+            template=identity.template,
+            model=identity.name,
+            reason=recommendation.reason,
+        ),
+    )
+
+
+def recommend(
+    answers: Sequence[GridAnswer], correct: Sequence[bool], upper: Sequence[int], ends: PromptEnds
+) -> Recommendation:
+    """Apply the rule's step 3 to graded answers."""
+    others = [offset for offset in ends.complete if offset != ends.own_token]
+    by_offset = {offset: [answer.semgrad(upper, offset) for answer in answers] for offset in others}
+    return with_answers(ends.own_token, [answer.semgrad(upper) for answer in answers], by_offset, correct)
+
+
+def correlations(
+    preservation: Sequence[Sequence[float]], aurocs: Sequence[Sequence[float | None]]
+) -> tuple[float | None, float | None]:
+    """Pearson's and Spearman's correlation over all layers and tokens; None where one side does not vary."""
+    pairs = [
+        (sps, found)
+        for row, others in zip(preservation, aurocs, strict=True)
+        for sps, found in zip(row, others, strict=True)
+        if found is not None
+    ]
+    x, y = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
+    if len(pairs) < 3 or not np.ptp(x) or not np.ptp(y):
+        return None, None
+    return float(stats.pearsonr(x, y).statistic), float(stats.spearmanr(x, y).statistic)
+
+
+def _graded(
+    answers: Sequence[GridAnswer],
+    correct: Sequence[bool],
+    preservation: Sequence[Sequence[float]],
+    *,
+    upper: Sequence[int],
+    grader: str,
+    found: Recommendation,
+) -> GradedGrid:
+    layers, offsets = range(len(preservation)), range(-len(preservation[0]), 0)
+    table = [[auroc([a.semgrad([layer], t) for a in answers], correct) for t in offsets] for layer in layers]
+    pearson, spearman = correlations(preservation, table)
+    difference = found.difference
+    return GradedGrid(
+        answers=len(answers),
+        right=sum(correct),
+        without_grid=sum(answer.grid is None for answer in answers),
+        grader=grader,
+        auroc=tuple(map(tuple, table)),
+        by_token=tuple(auroc([a.semgrad(upper, t) for a in answers], correct) for t in offsets),
+        pearson=pearson,
+        spearman=spearman,
+        proposal=found.proposal,
+        difference=None if difference is None else difference.value,
+        low=None if difference is None else difference.low,
+        high=None if difference is None else difference.high,
+    )
+
+
+def _rows(values: torch.Tensor) -> Table:
+    return tuple(tuple(float(number) for number in row) for row in values)

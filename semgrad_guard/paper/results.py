@@ -1,0 +1,155 @@
+"""From answers and grades to results: the graded run behind the report, and a table of every answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from semgrad_guard.errors import GradingError
+from semgrad_guard.estimators.learned import FusedStates
+from semgrad_guard.grading.by_name import BY_WORDS, right_means
+from semgrad_guard.grading.candidates import cross_fitted
+from semgrad_guard.grading.grader import Verdicts
+from semgrad_guard.named import title_of
+from semgrad_guard.paper.graded import GradedRun
+from semgrad_guard.questions.answered import EvaluatedAnswer
+from semgrad_guard.questions.data_files import first_line, write_table
+
+_ASKED = ("id", "key", "kind", "question", "references", "answer")
+
+
+@dataclass(frozen=True)
+class Results:
+    """A run's answers with the verdicts of its graders, the deciding one first; `settings` are the run's own."""
+
+    answers: Sequence[EvaluatedAnswer]
+    grades: Mapping[str, Verdicts]
+    settings: Mapping[str, Any]
+    data: str
+
+    @property
+    def titles(self) -> dict[str, str]:
+        """The methods' names and how the paper spells them."""
+        named: Mapping[str, Mapping[str, Any]] = self.settings["estimators"]
+        return {name: str(estimator.get("title", name)) for name, estimator in named.items()}
+
+    @property
+    def ungraded(self) -> dict[str, int]:
+        """How many answers each grader came to no verdict on, where there are any."""
+        missing = {name: verdicts.count(None) for name, verdicts in self.grades.items()}
+        return {name: count for name, count in missing.items() if count}
+
+    @cached_property
+    def kept(self) -> list[int]:
+        """Which answers count: all but those without a label, or without a model's verdict, which the next run repeats.
+
+        No verdict by words is final, and means wrong, as in a calibration.
+        """
+        needed = [verdicts for name, verdicts in self.grades.items() if name not in BY_WORDS]
+        return [i for i in range(len(self.answers)) if all(verdicts[i] is not None for verdicts in needed)]
+
+    @cached_property
+    def graded_run(self) -> GradedRun:
+        """The source of tables and figures: the answers that are `kept`.
+
+        Raises:
+            GradingError: none is kept.
+        """
+        if not self.kept:
+            raise GradingError(
+                "There is no answer that every grader came to a verdict on; grade again, or leave a grader out."
+            )
+        answers = [self.answers[i] for i in self.kept]
+        correct, *others = ([bool(verdicts[i]) for i in self.kept] for verdicts in self.grades.values())
+        decides, *beside = self.grades
+        model = title_of(str(self.settings["model"]))
+        places = {key: place for place, key in enumerate(dict.fromkeys(a.part_of for a in answers))}
+        by_sentence = self.settings.get("by") == "sentence"
+        return GradedRun(
+            title=f"{model} on {self.data}",
+            model=model,
+            data=self.data,
+            scores={t: [self._uncertainty(name, i) for i in self.kept] for name, t in self._measured.items()},
+            correct=correct,
+            milliseconds={}
+            if by_sentence
+            else {  # None where the question was not put to the method, and 0 without an answer
+                title: [a.milliseconds.get(name, 0.0 if a.text is None else None) for a in answers]
+                for name, title in self._measured.items()
+            },
+            generation_ms=[] if by_sentence else [a.generation_ms for a in answers],
+            mean_entropy=[] if by_sentence else [a.mean_entropy for a in answers],
+            kinds=[a.kind for a in answers],
+            clusters=[places[a.part_of] for a in answers if a.part_of is not None],
+            other_graders=dict(zip(beside, others, strict=True)),
+            ablations={name: [a.ablations.get(name) for a in answers] for name in self.settings.get("ablations", ())},
+            settings={
+                **self.settings,
+                "grader": decides,
+                "questions": len(self.answers),
+                **({"right means": means} if (means := right_means(decides)) else {}),
+                "left out: no verdict": len(self.answers) - len(answers),
+                "no verdict: counted as wrong": self.ungraded.get(decides, 0) if decides in BY_WORDS else 0,
+                "without an answer": sum(a.text is None for a in answers),
+                "answers generated together": sorted({a.rows for a in answers}),
+                **self._note,
+            },
+        )
+
+    @cached_property
+    def _learned(self) -> tuple[dict[int, float | None], str | None]:
+        """The scores of FusedStates, which needs the labels first, by answer; or why there are none."""
+        correct = [bool(next(iter(self.grades.values()))[i]) for i in self.kept]
+        scores, missing = cross_fitted([self.answers[i] for i in self.kept], correct)
+        return dict(zip(self.kept, scores, strict=True)), missing
+
+    def _uncertainty(self, name: str, i: int) -> float | None:
+        return self._learned[0].get(i) if name == FusedStates.name else self.answers[i].uncertainty(name)
+
+    @property
+    def unfitted(self) -> dict[str, str]:
+        """Why FusedStates has no scores, by its title: nothing where it has some, or was not requested."""
+        reason = self._learned[1] if FusedStates.name in self.titles else None
+        return {} if reason is None else {FusedStates.title: reason}
+
+    @property
+    def _measured(self) -> dict[str, str]:
+        return {name: title for name, title in self.titles.items() if title not in self.unfitted}
+
+    @property
+    def _note(self) -> dict[str, str]:
+        if FusedStates.name not in self.titles:
+            return {}
+        reason = self._learned[1]
+        fitted = "five-fold cross-validation on these answers"
+        return {FusedStates.title: fitted if reason is None else f"left out. {reason}"}
+
+    def write_csv(self, path: Path) -> Path:
+        """One row per question: question, answer, every grader's verdict, every method's score and cost."""
+        names = self.titles
+        header = [*_ASKED, *(f"correct: {g}" for g in self.grades)]
+        header += [*names.values(), *(f"ms: {title}" for title in names.values()), "ms: generation"]
+        rows = [
+            [
+                answer.id,
+                answer.key,
+                answer.kind,
+                answer.question,
+                "\n".join(answer.references),
+                answer.text,
+                *(None if (verdict := verdicts[i]) is None else int(verdict) for verdicts in self.grades.values()),
+                *(self._uncertainty(name, i) for name in names),
+                *(answer.milliseconds.get(name) for name in names),
+                answer.generation_ms,
+            ]
+            for i, answer in enumerate(self.answers)
+        ]
+        return write_table(path, header, rows)
+
+
+def is_graded_table(path: Path) -> bool:
+    """Whether a file is a table that `Results.write_csv` wrote, by its first columns."""
+    return first_line(path).startswith(",".join([*_ASKED, "correct: "]).encode())

@@ -1,0 +1,303 @@
+"""Reading a user's questions, from a file or a dataset: broken lines are named and the rest is not lost.
+Near-duplicates, probably wordings of one fact, are found by their words and references.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+
+from semgrad_guard.declared import first_fault
+from semgrad_guard.errors import DataFileError, InputError
+from semgrad_guard.questions.columns import NO_PASSAGE, Columns, Fields, Record, fields_of, listed
+from semgrad_guard.questions.data_files import called
+from semgrad_guard.questions.sources import Entry, entries
+
+Need = Literal["answers", "response", "question"]
+"""The content that a line must have: references (to calibrate), a response (to score), or just a question."""
+
+
+def _numeral(value: Any) -> Any:
+    """A number as text: a reference may be 42, an id 7. NaN and infinity are none; a question is never a number."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return str(value) if is_number and math.isfinite(value) else value
+
+
+Text = Annotated[str, BeforeValidator(_numeral)]
+_COMPARED: dict[Need, tuple[str, ...]] = {
+    "answers": ("answers",),
+    "question": ("answers", "paraphrases"),
+    "response": (),
+}
+"""Fields in which lines with the same question must agree."""
+_DUE = {
+    "string_type": "text",
+    "string_unicode": "text without lone surrogates",
+    "tuple_type": "a text or a list of them",
+}
+
+
+class Question(BaseModel, frozen=True, extra="forbid"):
+    """One line of a data file.
+
+    `answers` are the references, any of which counts as correct; without one, an abstention is. `context` is a passage
+    to answer from. `response` is an answer that came from anywhere, to be scored. `paraphrases` are the same question
+    in other words. `kind` is the sort of the question, `language` its language. References, ids and kinds may be
+    numbers, other fields are texts. `columns` has the names of these fields in files.
+    """
+
+    question: str = Field(pattern=r"\S")
+    answers: tuple[Text, ...] = ()
+    paraphrases: tuple[str, ...] = ()
+    context: str | None = None
+    response: str | None = None
+    id: Text | None = None
+    kind: Text | None = None
+    language: Text | None = None
+
+    @cached_property
+    def key(self) -> str:
+        """Sixteen hex digits that name question and context, apart from white space."""
+        return _digest(self.question, self.context)
+
+
+@dataclass(frozen=True)
+class QuestionFile:
+    """The content of a source: its distinct `rows`, and the lines that were left out.
+
+    `problems` are the broken lines, among them those that contradict an earlier one. `duplicates` tells which lines
+    repeat an earlier one: in a list of questions copies are not independent draws. `times` tells how often each of the
+    rows occurs; empty where none is repeated.
+    `shared_ids` tells which lines have an id that an earlier, different one has; they are kept. `unread` are the
+    columns that mean nothing here.
+    """
+
+    path: Path
+    rows: tuple[Question, ...]
+    problems: tuple[DataFileError, ...]
+    duplicates: tuple[str, ...]
+    shared_ids: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+    times: tuple[int, ...] = ()
+
+
+def read_questions(
+    path: str | Path,
+    *,
+    needs: Need = "answers",
+    strict: bool = False,
+    question_field: str | None = None,
+    answers_field: str | None = None,
+    context_field: str | None = None,
+) -> QuestionFile:
+    """Read questions from JSON Lines, a JSON list (.json), CSV (.csv, .tsv), Parquet (.parquet), a folder of such files
+    or a dataset (hub:NAME[:CONFIG][@SPLIT]). The columns of well-known data are read by their names (`columns`).
+
+    "-" reads JSON Lines, or a JSON list, from standard input. A byte order mark, CRLF and blank lines are fine.
+
+    Args:
+        path: one record a line, row or entry, UTF-8. In CSV the first row names the columns; several answers in one
+            cell are a JSON list, or one a line.
+        needs: the content that every record must have. With an empty list of answers only an abstention is right.
+        strict: stop at the first broken one instead of collecting it.
+        question_field: the field with the question, if it has another name.
+        answers_field: the field with the references, if it has another name.
+        context_field: the field with the passage to answer from, which every record must then hold; several texts in
+            it are joined by blank lines. Without it, `context` and its like, which records may lack.
+
+    Raises:
+        DataFileError: the source cannot be read or holds nothing usable; with `strict`, the first broken record.
+        InputError: `context_field` names a field that is not a passage.
+        MissingExtraError: the library for a dataset or a Parquet file is not installed.
+    """
+    if context_field in NO_PASSAGE:
+        raise InputError(f'the field "{context_field}" is not a passage to answer from; name another as context field')
+    given = Columns(question_field, answers_field, context_field)
+    unread: dict[str, None] = {}
+    rows: dict[str, tuple[Entry, Question]] = {}
+    times: Counter[str] = Counter()
+    problems: list[DataFileError] = []
+    duplicates: list[str] = []
+    owners: dict[str, Entry] = {}
+    ids: dict[str, Entry] = {}
+    shared_ids: list[str] = []
+    for entry in entries(str(path)):
+        try:
+            row, left, columns = _read(entry, needs, given)
+            first, known = rows.setdefault(identity(row, needs), (entry, row))
+            _require_agreement(row, known, entry, first, needs)
+            times[identity(row, needs)] += 1
+        except DataFileError as problem:
+            if strict:
+                raise
+            problems.append(problem)
+            continue
+        _require_one_meaning(columns, entry, owners)
+        unread.update(dict.fromkeys(left))
+        if first is not entry:
+            duplicates.append(f"{entry.place} repeats {first.place_beside(entry)} and is left out.")
+        elif row.id is not None and (owner := ids.setdefault(row.id, entry)) is not entry:
+            shared_ids.append(f"{entry.place} has the id {row.id!r} of {owner.place_beside(entry)}; both are kept.")
+    source = Path(path)
+    if not rows and not problems:
+        raise DataFileError(f"{called(source)} holds no question: it is empty.")
+    if not rows:
+        raise DataFileError(f"{called(source)} holds no usable line ({len(problems)} broken). The first: {problems[0]}")
+    kept = tuple(row for _, row in rows.values())
+    often = tuple(times[key] for key in rows) if duplicates else ()
+    return QuestionFile(source, kept, tuple(problems), tuple(duplicates), tuple(shared_ids), tuple(unread), often)
+
+
+def with_paraphrases(questions: Sequence[Question]) -> list[Question]:
+    """Those that have a paraphrase, a wording other than their own.
+
+    Raises:
+        InputError: fewer than two have one: there is nothing to compare.
+    """
+    found = [question for question in questions if set(question.paraphrases) - {question.question}]
+    if len(found) < 2:
+        raise InputError(
+            f"{len(found)} of the {len(questions)} questions have paraphrases, and a probe needs two at least: add "
+            '"paraphrases": ["the same question in other words", ...] to the lines of the file.'
+        )
+    return found
+
+
+def _require_one_meaning(columns: Mapping[str, str], entry: Entry, owners: dict[str, Entry]) -> None:
+    """Refuse a file in which a column holds references in one line and a model's answers in another.
+
+    `owners` are the first lines of either kind.
+    """
+    for meaning in ("answers", "response"):
+        if columns.get(meaning, "").lower() == "answer":
+            owners.setdefault(meaning, entry)
+    if len(owners) > 1:
+        raise DataFileError(
+            f'{owners["answers"].place} has its reference in "answer", where {owners["response"].place} has a model\'s '
+            "answer, next to the reference: give every line its reference in the same column, or name the column "
+            "(--column answers=NAME)"
+        )
+
+
+def _read(entry: Entry, needs: Need, names: Columns) -> tuple[Question, Sequence[str], Mapping[str, str]]:
+    """The question of an entry, its columns that mean nothing here, and the columns of its fields."""
+    content: Any = entry.content
+    if isinstance(content, DataFileError):
+        raise content
+    if not isinstance(content, dict):
+        more = "" if needs == "question" else f', "{needs}": ...'
+        raise DataFileError(
+            f'{entry.place} is not a JSON object: each {entry.unit} looks like {{"question": ...{more}}}.'
+        )
+    record = cast("dict[str, Any]", content)
+    try:
+        found = fields_of(record, names, entry.place, cells=entry.is_text)
+    except RecursionError as error:
+        raise DataFileError(f"{entry.place} is nested too deeply.") from error
+    try:
+        row = Question.model_validate(found.values)
+    except ValidationError as error:
+        raise DataFileError(f"{entry.place} {_fault(error, record, found.columns)}.") from error
+    given = "answers" in found.values and (not row.answers or any(answer.strip() for answer in row.answers))
+    if needs == "answers" and not given:
+        raise DataFileError(
+            f'{found.place} has no reference answer: add "answers": ["..."], or [] where abstaining is right'
+            f"{_or_name('answers', found, record)}."
+        )
+    if needs == "response" and not (row.response or "").strip():
+        raise DataFileError(
+            f'{found.place} has no response to score: add "response": "..."{_or_name("response", found, record)}.'
+        )
+    scored = found.columns.get("response") if needs == "response" else None
+    return row, [name for name in found.unread if name != scored], found.columns
+
+
+def _require_agreement(row: Question, known: Question, entry: Entry, first: Entry, needs: Need) -> None:
+    """Refuse a line with the question of an earlier one that differs from it in another field."""
+    for field in _COMPARED[needs]:
+        mine, theirs = ({" ".join(text.split()) for text in getattr(question, field)} for question in (row, known))
+        if mine - theirs or (needs == "answers" and bool(mine) != bool(theirs)):
+            raise DataFileError(
+                f"{entry.place} asks what {first.place_beside(entry)} asks, with other {field}: keep one of the two, "
+                f"with all its {field}."
+            )
+
+
+def _or_name(target: str, found: Fields, record: Record) -> str:
+    """The columns that there are, where none was taken for this one."""
+    option = " (or name one: --column answers=NAME)" if target == "answers" else ""
+    return "" if target in found.columns else f"; {listed(record)}{option}"
+
+
+def _fault(error: ValidationError, record: Record, columns: Mapping[str, str]) -> str:
+    fault = error.errors(include_url=False, include_context=False)[0]
+    target, *rest = (str(part) for part in fault["loc"])
+    if fault["type"] == "missing":
+        return f'has no "{target}": {listed(record)} (name the right one: --column question=NAME)'
+    name = ".".join([columns.get(target, target), *rest])
+    if fault["type"] == "string_pattern_mismatch":
+        return f'has an empty "{name}"'
+    due = _DUE.get(fault["type"])
+    return f'has a wrong "{name}": {first_fault(error, place=False) if due is None else f"it must be {due}"}'
+
+
+def identity(row: Question, needs: Need) -> str:
+    """Sixteen hex digits that are the same for lines that repeat each other."""
+    return _digest(row.key, row.response) if needs == "response" else row.key
+
+
+def _digest(*parts: str | None) -> str:
+    plain = [None if part is None else " ".join(part.split()) for part in parts]
+    return hashlib.sha256(json.dumps(plain).encode()).hexdigest()[:16]
+
+
+_WORD = re.compile(r"\w+")
+_ALIKE, _ALIKE_WITH_ONE_ANSWER = 0.9, 0.5
+"""Shares of two questions' words, rare ones weighing more, from which on they are close."""
+
+_COMMON = 50
+"""A word of more questions than this brings none of them together."""
+
+
+def wordings(questions: Sequence[Question]) -> list[int]:
+    """For each question the number of the first one that it is close to, directly or over others; its own otherwise.
+
+    Copies are close. Two questions are, if they share nearly all of their words; half, if a reference is the same. Of
+    passages each is another question.
+    """
+    copies: dict[str, int] = {}
+    firsts = [copies.setdefault(question.key, row) for row, question in enumerate(questions)]
+    words = [frozenset(_WORD.findall(question.question.casefold())) for question in questions]
+    answers = [{answer.casefold().strip() for answer in question.answers} for question in questions]
+    counts = Counter(word for row in copies.values() for word in words[row])
+    weight = {word: math.log1p(len(copies) / count) for word, count in counts.items()}
+    known = defaultdict[str, list[int]](list)
+
+    def first(row: int) -> int:
+        while firsts[row] != row:
+            row = firsts[row]
+        return row
+
+    for row in copies.values():
+        own = words[row]
+        rare = [word for word in own if counts[word] <= _COMMON]
+        for other in {other for word in rare for other in known[word]}:
+            shared = math.fsum(weight[word] for word in own & words[other])
+            least = _ALIKE_WITH_ONE_ANSWER if answers[row] & answers[other] else _ALIKE
+            close = shared >= least * math.fsum(weight[word] for word in own | words[other])
+            if close and questions[row].context == questions[other].context:
+                low, high = sorted((first(row), first(other)))
+                firsts[high] = low
+        for word in rare:
+            known[word].append(row)
+    return [first(row) for row in range(len(questions))]

@@ -1,0 +1,306 @@
+"""A resumable run: a model answers questions, estimators score the answers, and every answer is kept as it comes.
+
+Batches are fixed by the order of the questions and the batch size, so a run that was interrupted and continued gives
+exactly the answers and scores of one that was not: a batch of which some answers are missing is answered again as a
+whole. (Another batch size may change the last digits of a score.)
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from semgrad_guard.calibration import Binding
+from semgrad_guard.engine.answers.answer import Evidence, Generation
+from semgrad_guard.engine.answers.options import GenerationOptions
+from semgrad_guard.engine.language_model import LanguageModel
+from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.sentences import leanings
+from semgrad_guard.errors import InputError, PromptTooLongError
+from semgrad_guard.estimators import Estimator
+from semgrad_guard.guard import Answerer, template_name
+from semgrad_guard.guard.sentences import OTHER_TOKENS, WITHOUT_END
+from semgrad_guard.questions.answered import Answer, AnsweredSentence, AnswerScore
+from semgrad_guard.questions.data import Question
+from semgrad_guard.questions.job_record import JobRecord, Progress, R, unwatched
+from semgrad_guard.questions.prompts import Phrasing
+from semgrad_guard.records import Message, Score
+from semgrad_guard.settings import OnDoubt
+
+
+class Batch(NamedTuple):
+    """Questions that are answered and scored together, and the index of the first one in the run."""
+
+    start: int
+    rows: Sequence[Question]
+
+
+D = TypeVar("D")
+Scores = dict[str, AnswerScore]
+AnswerBatch = Callable[[Sequence[Question], int], list[R]]
+"""Answers a batch; the second argument is the index of its first question."""
+
+
+@dataclass(frozen=True)
+class Answering:
+    """How a model answers and scores a batch.
+
+    The estimators go by names of the caller's choice; they share a replay if their objectives agree. `by_sentence`:
+    every sentence is scored by itself.
+    """
+
+    model: LanguageModel
+    estimators: Mapping[str, Estimator]
+    options: GenerationOptions = field(default_factory=GenerationOptions)
+    phrasing: Phrasing = field(default_factory=Phrasing)
+    by_sentence: bool = False
+
+    def __call__(self, batch: Sequence[Question], start: int) -> list[Answer]:
+        """The answers to a batch, in its order; those that do not fit the context window without text."""
+        objective = shared_objective(self.estimators.values())
+
+        def answer(questions: Sequence[Question], conversations: Sequence[list[Message]]) -> Iterator[Answer]:
+            generations = self.model.generate_batch(conversations, seeded(self.options, start), objective=objective)
+            return map(self._scored, questions, generations)
+
+        return where_it_fits(self.model, self.phrasing, batch, answer, self._unanswered)
+
+    def _scored(self, question: Question, generation: Generation) -> Answer:
+        evidence, score = generation.evidence, partial(scores_of, self.estimators)
+        found = (
+            sentence_fields(self.model, evidence, score, self.estimators)
+            if self.by_sentence
+            else {"scores": score([evidence])[0]}
+        )
+        return Answer.to(question, text=generation.text, finish_reason=generation.finish_reason, **found)
+
+    def _unanswered(self, question: Question, reason: str) -> Answer:
+        none = dict.fromkeys(self.estimators, AnswerScore(uncertainty=None, reason=reason))
+        return Answer.to(question, text=None, scores=none)
+
+
+def collect_answers(
+    questions: Sequence[Question],
+    path: Path,
+    answering: Answering,
+    *,
+    batch_size: int = 8,
+    on_progress: Progress | None = None,
+) -> list[Answer]:
+    """Answer and score the questions, in order, keeping every answer at `path`; recorded answers are not redone.
+
+    A question that does not fit the context window is kept without an answer, and with the reason.
+
+    Args:
+        questions: distinct ones, as `read_questions` gives them.
+        path: the record of the run (see `JobRecord`).
+        answering: how a batch is answered. Sampled runs need a seed.
+        batch_size: questions answered and scored at once.
+        on_progress: called with (recorded answers, questions in all), at the start and after every batch.
+    """
+    check_run(answering.estimators, answering.options, batch_size)
+    answering.phrasing.require(questions)
+    settings = run_settings(
+        answering.model,
+        answering.estimators,
+        options=answering.options,
+        template=answering.phrasing.name(questions),
+        by_sentence=answering.by_sentence,
+    )
+    with JobRecord(path, settings, Answer) as record:
+        return complete(record, questions, answering, batch_size=batch_size, on_progress=on_progress)
+
+
+def batches_of(questions: Iterable[Question], size: int) -> Iterator[Batch]:
+    """The questions in their order, so many at a time, each group on request."""
+    rest = iter(questions)
+    for start in itertools.count(0, size):
+        rows = list(itertools.islice(rest, size))
+        if not rows:
+            return
+        yield Batch(start, rows)
+
+
+def complete(
+    record: JobRecord[R],
+    questions: Sequence[Question],
+    answer: AnswerBatch[R],
+    *,
+    batch_size: int,
+    key: Callable[[Question], str] = attrgetter("key"),
+    on_progress: Progress | None = None,
+) -> list[R]:
+    """Answer the batches of which the record misses something; all answers, in the questions' order.
+
+    `key` names a question in the record.
+    """
+    tell = on_progress or unwatched
+    done = sum(key(question) in record.rows for question in questions)
+    tell(done, len(questions))
+    missing = [
+        batch
+        for batch in batches_of(questions, batch_size)
+        if any(key(question) not in record.rows for question in batch.rows)
+    ]
+    if missing:
+        record.require_continuable()
+    for batch in missing:
+        new = [found for found in answer(batch.rows, batch.start) if found.key not in record.rows]
+        record.append(new)
+        done += len(new)
+        tell(done, len(questions))
+    return [record.rows[key(question)] for question in questions]
+
+
+def run_settings(
+    model: LanguageModel,
+    estimators: Mapping[str, Estimator],
+    *,
+    options: GenerationOptions,
+    template: str,
+    by_sentence: bool = False,
+) -> dict[str, Any]:
+    """Everything that answers and scores depend on, as plain JSON; two runs may share a file if this is the same."""
+    identity = model.identity
+    return {
+        "model": identity.name,
+        "revision": identity.revision,
+        "fingerprint": identity.fingerprint,
+        "dtype": identity.dtype,
+        **model.departures,
+        "prompt_template": template_name(model, template),
+        "estimators": {
+            name: {"name": estimator.name, **estimator.settings()} for name, estimator in estimators.items()
+        },
+        "generation": {
+            "max_new_tokens": options.max_tokens,
+            "temperature": options.temperature,
+            "top_p": options.top_p,
+            "top_k": options.top_k,
+            "seed": options.seed if options.temperature else None,
+            "stop": list(options.stop),
+        },
+        **({"by": "sentence"} if by_sentence else {}),
+    }
+
+
+def run_binding(
+    model: LanguageModel,
+    estimator: Estimator,
+    *,
+    options: GenerationOptions,
+    template: str,
+    grader: str | None = None,
+    upstream: str | None = None,
+    on_doubt: OnDoubt | None = None,
+) -> Binding:
+    """The binding of a calibration made from such a run; the same as a guard's with this prompt template."""
+    bound = Answerer(model, estimator, options, prompt_template=template, by_sentence=on_doubt).binding()
+    return bound.model_copy(update={"grader": grader, "upstream": upstream})
+
+
+def shared_objective(estimators: Iterable[Estimator]) -> Objective:
+    """The objective of a generation for several estimators: that of the first that differentiates, if one does."""
+    objectives = [estimator.objective for estimator in estimators]
+    return next((objective for objective in objectives if objective.gradients), objectives[0])
+
+
+def scores_of(estimators: Mapping[str, Estimator], answers: Sequence[Evidence]) -> list[dict[str, AnswerScore]]:
+    """The scores of each answer, or of each sentence of one, by the estimators' names."""
+    columns = {name: [kept_score(estimators[name](one)) for one in answers] for name in observing_first(estimators)}
+    return [{name: columns[name][row] for name in estimators} for row in range(len(answers))]
+
+
+def sentence_fields(
+    model: LanguageModel, evidence: Evidence, score: Callable[[Sequence[Evidence]], list[Scores]], names: Iterable[str]
+) -> dict[str, Any]:
+    """The fields of an `Answer` about its sentences; `score` scores several by the estimators of these names."""
+    parts = model.sentences(evidence) if evidence.response_ids else []
+    if not parts:
+        reason = evidence.why_empty if parts is not None else OTHER_TOKENS
+        return {"scores": _nothing(names, reason), "sentences": ()}
+    scored = iter(score([own for _, own in parts if own is not None]))
+    scores = [_nothing(names, WITHOUT_END) if own is None else next(scored) for _, own in parts]
+    leans_on = leanings(evidence.text, [span for span, _ in parts])
+    return {
+        "scores": {
+            name: max(
+                (own[name] for own in scores),
+                key=lambda score: math.inf if score.uncertainty is None else score.uncertainty,
+            )
+            for name in names
+        },
+        "sentences": tuple(
+            AnsweredSentence(start=start, end=end, leans_on=earlier, scores=own)
+            for ((start, end), _), earlier, own in zip(parts, leans_on, scores, strict=True)
+        ),
+    }
+
+
+def _nothing(names: Iterable[str], reason: str | None) -> Scores:
+    return dict.fromkeys(names, AnswerScore(uncertainty=None, reason=reason))
+
+
+def observing_first(estimators: Mapping[str, Estimator]) -> list[str]:
+    """The names in an order that costs least: the first replay frees the leftovers of a generation."""
+    return sorted(estimators, key=lambda name: estimators[name].objective.gradients)
+
+
+def where_it_fits(
+    model: LanguageModel,
+    phrasing: Phrasing,
+    batch: Sequence[Question],
+    answer: Callable[[Sequence[Question], Sequence[list[Message]]], Iterable[R]],
+    unanswered: Callable[[Question, str], R],
+) -> list[R]:
+    """The answers to a batch, in its order.
+
+    `answer` gets the questions whose prompts leave room in the context window, with their messages; `unanswered` gets
+    each of the others, with the reason.
+    """
+    conversations = [phrasing.conversation(question) for question in batch]
+    reasons = [why_too_long(model, messages) for messages in conversations]
+    fitting = [i for i, reason in enumerate(reasons) if reason is None]
+    answers = iter(answer([batch[i] for i in fitting], [conversations[i] for i in fitting]) if fitting else ())
+    return [
+        next(answers) if reason is None else unanswered(question, reason)
+        for question, reason in zip(batch, reasons, strict=True)
+    ]
+
+
+def why_too_long(model: LanguageModel, turns: Sequence[Message]) -> str | None:
+    """Why a conversation cannot be answered: its prompt fills the context window. None where it can."""
+    try:
+        length, window = len(model.render(turns).ids), model.context_window
+    except PromptTooLongError as error:
+        return str(error)
+    if window is None or length < window:
+        return None
+    return f"the prompt has {length} tokens and the context window {window}: there is no room for an answer"
+
+
+def kept_score(score: Score) -> AnswerScore:
+    """The score as a run records it."""
+    features = None if score.features is None else dict(score.features)
+    return AnswerScore(uncertainty=score.uncertainty, reason=score.reason, features=features)
+
+
+def seeded(options: GenerationOptions, start: int) -> GenerationOptions:
+    """Row i of a batch draws from seed + i: with this, every question of a run has a seed of its own."""
+    return options if options.seed is None else replace(options, seed=options.seed + start)
+
+
+def check_run(estimators: Mapping[str, Estimator], options: GenerationOptions, batch_size: int) -> None:
+    """Raise InputError for a run that cannot be made, or could not be continued."""
+    if not estimators:
+        raise InputError("a run needs at least one estimator")
+    if batch_size < 1:
+        raise InputError(f"batch_size must be at least 1, not {batch_size}")
+    if options.temperature and options.seed is None:
+        raise InputError("a sampled run needs a seed, or it could not be continued")

@@ -1,0 +1,201 @@
+"""Where questions come from: JSON Lines, a JSON list, CSV, Parquet, a folder of these, or a Hugging Face dataset; each
+as records with a place.
+
+"-" is standard input: JSON Lines, or a JSON list. "pocket" are the embedded model's own questions.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
+
+from semgrad_guard.errors import DataFileError, MissingExtraError
+from semgrad_guard.files import TwiceError, distinct, first_line
+from semgrad_guard.pocket import QUESTIONS_PATH
+from semgrad_guard.questions.columns import records_in, tells_even_if_empty
+from semgrad_guard.questions.data_files import STDIN, called, read_data, read_table
+
+POCKET = "pocket"
+"""The name of questions about the embedded model's world; a file of that name is ./pocket."""
+HUB = "hub:"
+"""Before the name of a Hugging Face dataset: hub:NAME[:CONFIG][@SPLIT]."""
+
+PARQUET = ".parquet"
+_DATA = (PARQUET, ".jsonl", ".json", ".csv", ".tsv")
+"""The data files of a folder."""
+_MOST_ENTRIES = 5000
+"""Files and folders below a folder of data: more are not a folder of data, but a disk."""
+
+_PACKED = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0", b"\x1f\x8b", b"BZh", b"\x28\xb5\x2f\xfd")
+"""The first bytes of Excel's files, new and old, and of zip, gzip, bzip2 and Zstandard."""
+
+_ROWS = 1024
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One record of a source, or its fault. `number` counts in the source's own `unit`, from 1.
+
+    `is_text` tells that all of its values are texts, as in CSV.
+    """
+
+    source: str
+    unit: str
+    number: int
+    content: Any
+    is_text: bool = False
+
+    @property
+    def place(self) -> str:
+        """Its place, for messages."""
+        return f"{self.source}, {self.unit} {self.number}"
+
+    def place_beside(self, other: Entry) -> str:
+        """The same where `other` is named already: the file is named only if it is another one."""
+        return f"{self.unit} {self.number}" if self.source == other.source else self.place
+
+
+def entries(source: str) -> Iterator[Entry]:
+    """The entries of a file (.csv and .tsv, .parquet, .json, or JSON Lines), of a folder of such files, of standard
+    input (`-`), of a dataset (`hub:...`), or of the questions that come with the embedded model (`pocket`).
+
+    Raises:
+        DataFileError: the whole source cannot be read.
+        MissingExtraError: the library for a dataset or a Parquet file is not installed.
+    """
+    if source.startswith(HUB):
+        name, _, split = source.removeprefix(HUB).partition("@")
+        name, _, config = name.partition(":")
+        return _numbered(source, "row", _load(name, config or None, split or None))
+    path = QUESTIONS_PATH if source == POCKET else Path(source)
+    return _folder(path) if path.is_dir() else _file(path)
+
+
+def _file(path: Path) -> Iterator[Entry]:
+    if path.suffix.lower() in (".csv", ".tsv"):
+        return _csv(path)
+    if path.suffix.lower() == PARQUET:
+        return _parquet(path)
+    content = read_data(path)
+    if content.startswith(_PACKED):
+        raise DataFileError(f"{called(path)} is a workbook or compressed; give its text, as CSV (UTF-8) or JSON Lines.")
+    if path.suffix.lower() == ".txt" and not content.lstrip().startswith((b"{", b"[")):  # Excel's "Unicode text"
+        return _csv(path)
+    if path.suffix.lower() == ".json" or path == STDIN:
+        document = _parsed(content, called(path), span="of the file")
+        if content.lstrip().startswith(b"["):
+            if isinstance(document, DataFileError):
+                raise document
+            return _numbered(called(path), "entry", cast("list[Any]", document))
+        try:
+            records = records_in(document)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise DataFileError(
+                f"{called(path)} is one JSON object, and no layout of questions that is known."
+            ) from error
+        if records is not None:
+            return _numbered(called(path), "entry", records)
+    lines = enumerate(content.split(b"\n"), start=1)  # only line feeds end a line: JSON strings may hold U+2028
+    return (
+        Entry(called(path), "line", number, _parsed(line, f"{called(path)}, line {number}", span="of the line"))
+        for number, line in lines
+        if line.strip()
+    )
+
+
+def _folder(folder: Path) -> Iterator[Entry]:
+    """The entries of its data files, in the order of their paths; a folder `kind=history` is a field of its entries."""
+    entries = list(itertools.islice(folder.rglob("*"), _MOST_ENTRIES + 1))
+    if len(entries) > _MOST_ENTRIES:
+        raise DataFileError(
+            f"{folder} holds more than {_MOST_ENTRIES} files and folders. Give a data file, or a folder of data files "
+            "alone."
+        )
+    found = [path for path in sorted(entries) if path.suffix.lower() in _DATA and path.is_file()]
+    parts = {path: path.relative_to(folder).parts for path in found}
+    visible = [path for path in found if not any(part.startswith((".", "_")) for part in parts[path])]
+    if not visible:
+        raise DataFileError(f"{folder} is a folder without a data file ({', '.join(_DATA)}). Is the path right?")
+    for path in visible:
+        fields = dict(part.split("=", 1) for part in parts[path][:-1] if "=" in part)
+        for entry in _file(path):
+            record: Any = entry.content
+            if isinstance(record, dict):  # its own fields take precedence over those of its folders
+                record = {**fields, **cast("dict[str, Any]", record)}
+            yield replace(entry, content=record)
+
+
+def _parquet(path: Path) -> Iterator[Entry]:
+    """Rows by column name, some at a time: the file may be larger than memory."""
+    try:
+        pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("pyarrow", extra="parquet") from error
+    number = itertools.count(1)
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=_ROWS):
+                for record in batch.to_pylist():
+                    yield Entry(str(path), "row", next(number), record)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DataFileError(f"Cannot read {path}: {first_line(error)}. Is it a Parquet file?") from error
+
+
+def _numbered(source: str, unit: str, records: Iterable[Any]) -> Iterator[Entry]:
+    return (Entry(source, unit, number, record) for number, record in enumerate(records, start=1))
+
+
+def _parsed(text: bytes, place: str, *, span: str) -> Any:
+    try:
+        return json.loads(text.decode("utf-8"), object_pairs_hook=distinct)
+    except UnicodeDecodeError as error:
+        return DataFileError(f"{place} is not UTF-8 text (byte {error.start + 1} {span}).")
+    except json.JSONDecodeError as error:
+        where = f"column {error.colno}" if error.lineno == 1 else f"line {error.lineno}, column {error.colno}"
+        return DataFileError(f"{place} is not valid JSON: {error.msg} at {where}.")
+    except TwiceError as error:
+        return DataFileError(f"{place} has {error.name} twice; keep one.")
+    except RecursionError:
+        return DataFileError(f"{place} is nested too deeply.")
+    except ValueError:  # the rest: Python does not read integers of more than 4,300 digits
+        return DataFileError(f"{place} holds a number that is too long to read; put it in quotes or leave it out.")
+
+
+def _csv(path: Path) -> Iterator[Entry]:
+    """Rows by column name, without empty cells that tell nothing."""
+    for row in read_table(path)[1]:
+        cells = {name: cell for name, cell in row.cells.items() if cell.strip() or tells_even_if_empty(name)}
+        entry = Entry(str(path), "row", row.number, cells, is_text=True)
+        if row.surplus:
+            fault = DataFileError(f"{entry.place} has more cells than there are columns; quote texts that hold commas.")
+            entry = replace(entry, content=fault)
+        yield entry
+
+
+def _load(name: str, config: str | None, split: str | None) -> Iterable[Any]:
+    try:
+        import datasets  # pyright: ignore[reportMissingImports]
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("datasets", extra="datasets") from error
+    library: Any = datasets
+    saved = any((Path(name) / marker).is_file() for marker in ("dataset_info.json", "dataset_dict.json"))
+    try:
+        found: Any = library.load_from_disk(name) if saved else library.load_dataset(name, config, split=split)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise DataFileError(
+            f"Cannot load the dataset {name!r}: {first_line(error)}. Name it as {HUB}NAME[:CONFIG][@SPLIT], and check "
+            "that the hub can be reached."
+        ) from error
+    if not isinstance(found, dict):
+        return found
+    splits = cast("dict[str, Iterable[Any]]", found)
+    if (not saved or split is None) and len(splits) == 1:
+        return next(iter(splits.values()))
+    if not saved or split not in splits:
+        raise DataFileError(f"The dataset {name!r} has the splits {', '.join(splits)}; choose one: {HUB}{name}@SPLIT.")
+    return splits[split]

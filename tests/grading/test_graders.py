@@ -1,0 +1,128 @@
+"""Graders by words: normalisation as in SQuAD, several references, and names that a calibration can be bound to."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semgrad_guard.calibration.prompt_parts import common_subsequence
+from semgrad_guard.errors import InputError
+from semgrad_guard.grading import (
+    GRADERS,
+    AnswerToGrade,
+    ExactMatch,
+    RougeL,
+    TokenF1,
+    normalise,
+    rouge_l,
+    token_f1,
+)
+
+WORDS = st.lists(st.sampled_from("uvw"), max_size=6)
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("  The  Beatles! ", "beatles"),
+        ("a rose by any other name", "rose by any other name"),
+        ("U.S.A.", "usa"),
+        ("theatre", "theatre"),
+        ("It's\nan\tapple", "its apple"),
+        ("A", "a"),
+        ("  +  ", "+"),
+        ("$1,000.50.", "1000.50"),
+        ("−1.5 °C", "-1.5 °c"),
+        ("2,54 or 2,540", "2.54 or 2540"),
+        ("1939-45", "193945"),
+        ("", ""),
+    ],
+)
+def test_normalisation(text: str, plain: str) -> None:
+    assert normalise(text) == plain
+
+
+def test_exact_match_with_several_references() -> None:
+    grade = ExactMatch()
+    assert grade("The U.K.", ["Great Britain", "UK"])
+    assert not grade("UK and Ireland", ["Great Britain", "UK"])
+    assert not grade("", ["UK"])
+    assert not grade(" ", [" "])
+    assert not grade("UK", [])
+    assert not grade("15", ["1.5", "-15"])
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "f1"),
+    [
+        ("Jane Austen", "jane austen", 1.0),
+        ("Austen", "Jane Austen", 2 / 3),
+        ("the novelist Jane Austen wrote it", "Jane Austen", 4 / 7),
+        ("paris paris", "paris", 2 / 3),
+        ("London", "Paris", 0.0),
+        ("", "Paris", 0.0),
+    ],
+)
+def test_token_f1(text: str, answer: str, f1: float) -> None:
+    assert token_f1(text, answer) == pytest.approx(f1, abs=1e-15)
+
+
+def test_token_f1_lets_through_at_its_threshold() -> None:
+    assert TokenF1(2 / 3)("Austen", ["Charlotte", "Jane Austen"])
+    assert not TokenF1(0.7)("Austen", ["Charlotte", "Jane Austen"])
+
+
+def test_names_tell_the_settings() -> None:
+    assert (ExactMatch().name, TokenF1().name, TokenF1(0.8).name) == ("exact-match", "token-f1>=0.5", "token-f1>=0.8")
+    assert (RougeL().name, RougeL(0.5).name) == ("rouge-l>=0.3", "rouge-l>=0.5")
+    assert set(GRADERS) == {"contains", "exact-match", "token-f1", "rouge-l"}
+
+
+@pytest.mark.parametrize("threshold", [0.0, 1.1, -1.0, float("nan")])
+def test_a_threshold_that_is_none_is_refused(threshold: float) -> None:
+    for grader in (TokenF1, RougeL):
+        with pytest.raises(InputError, match="lies in"):
+            grader(threshold)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "f"),
+    [
+        ("Jane Austen", "jane austen", 1.0),
+        ("Austen Jane", "Jane Austen", 0.5),  # the order counts
+        ("the novelist Jane Austen wrote it", "Jane Austen", 4 / 7),
+        ("Jane the great Austen", "Jane Austen", 2 * 2 / 5),  # gaps are allowed
+        ("東京 です", "東京", 2 / 3),
+        ("London", "Paris", 0.0),
+        ("", "Paris", 0.0),
+    ],
+)
+def test_rouge_l(text: str, answer: str, f: float) -> None:
+    assert rouge_l(text, answer) == pytest.approx(f, abs=1e-15)
+
+
+@given(WORDS, WORDS)
+def test_the_longest_common_subsequence_is_that_of_brute_force(one: list[str], other: list[str]) -> None:
+    def all_of(words: list[str]) -> set[tuple[str, ...]]:
+        return {chosen for n in range(len(words) + 1) for chosen in combinations(words, n)}
+
+    longest = max(map(len, all_of(one) & all_of(other)))
+    assert len(common_subsequence(one, other)) == len(common_subsequence(other, one)) == longest
+
+
+@given(WORDS, WORDS)
+def test_the_order_can_only_cost(one: list[str], other: list[str]) -> None:
+    assert 0 <= rouge_l(" ".join(one), " ".join(other)) <= token_f1(" ".join(one), " ".join(other)) <= 1
+
+
+def test_many_answers_are_graded_in_order() -> None:
+    answers = [
+        AnswerToGrade("q", "Paris", ("paris",)),
+        AnswerToGrade("q", "Rome", ("Paris", "London")),
+        AnswerToGrade("q", "", ("x",)),
+    ]
+    for grader in GRADERS.values():
+        assert grader.grade(answers) == [True, False, False]

@@ -1,0 +1,282 @@
+"""An evaluation's run: what is kept is enough to compute every number again, and it continues wherever it stopped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semgrad_guard import GenerationOptions, LanguageModel
+from semgrad_guard.engine.answers.sampling import ModelSampler
+from semgrad_guard.errors import BindingMismatchError, InputError
+from semgrad_guard.estimators import SemanticDensity
+from semgrad_guard.estimators.samples import AskingEstimator
+from semgrad_guard.estimators.suite import paper_suite
+from semgrad_guard.paper.experiment import Experiment, SampledQuestions, semgrad_ablations
+from semgrad_guard.questions.answered import EvaluatedAnswer
+from semgrad_guard.questions.data import Question
+from semgrad_guard.questions.job_record import read_record
+from semgrad_guard.questions.prompts import Phrasing
+
+TOKENS = 3
+QUESTIONS = [Question(question=f"item {'x' * (i % 3)} {i}?", answers=("a", "b"), id=str(i), kind="k") for i in range(5)]
+
+
+class Killed(BaseException):
+    """Like Ctrl-C, and nothing else."""
+
+
+@pytest.fixture(scope="module")
+def experiment(language_model: LanguageModel) -> Experiment:
+    suite = paper_suite(max_tokens=TOKENS)
+    options = GenerationOptions(max_tokens=TOKENS)
+    return Experiment(language_model, suite, options, ablations=semgrad_ablations(language_model.n_layers))
+
+
+@pytest.fixture(scope="module")
+def whole(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> list[EvaluatedAnswer]:
+    return experiment.run(QUESTIONS, tmp_path_factory.mktemp("whole") / "run.jsonl", batch_size=2)
+
+
+def timeless(answers: list[EvaluatedAnswer]) -> list[dict[str, Any]]:
+    return [answer.model_dump(exclude={"milliseconds", "generation_ms"}) for answer in answers]
+
+
+def test_scores_are_those_of_each_method_alone(experiment: Experiment, whole: list[EvaluatedAnswer]) -> None:
+    for question, answer in list(zip(QUESTIONS, whole, strict=True))[:2]:
+        assert set(answer.scores) == {estimator.name for estimator in experiment.estimators}
+        for estimator in experiment.estimators:
+            generation = experiment.model.generate(question.question, experiment.options)
+            assert generation.text == answer.text
+            assert answer.uncertainty(estimator.name) == pytest.approx(
+                estimator(generation.evidence).uncertainty, rel=1e-6
+            ), estimator.name
+
+
+def test_what_is_kept_is_enough_to_recompute(whole: list[EvaluatedAnswer]) -> None:
+    for answer in whole:
+        assert (answer.references, answer.kind, answer.id is not None) == (("a", "b"), "k", True)
+        assert len(answer.token_ids) == len(answer.entropies) == len(answer.log_probs) > 0
+        assert answer.uncertainty("gnll") == pytest.approx(-sum(answer.log_probs))
+        assert answer.uncertainty("mean_entropy") == pytest.approx(answer.mean_entropy)
+        semgrad, paragrad = answer.uncertainty("semgrad"), answer.uncertainty("paragrad")
+        assert semgrad is not None
+        assert paragrad is not None
+        assert answer.mean_entropy is not None
+        balance = math.exp(-answer.mean_entropy)
+        assert answer.uncertainty("hybridgrad") == pytest.approx((1 - balance) * semgrad + balance * paragrad)
+        assert set(answer.ablations) == set(semgrad_ablations(4))
+        plans = [(s.plan["kind"], s.plan["count"], s.plan.get("temperature")) for s in answer.samples]
+        assert ("Sampling", 10, 1.0) in plans
+        assert ("DiverseBeams", 10, None) in plans
+        assert len(plans) == len(set(plans)) == 6  # LN-PE and Semantic Entropy share theirs, Self-Con and Deg too
+        drawn = next(s for s in answer.samples if (s.plan["count"], s.plan.get("temperature")) == (10, 1.0))
+        assert len(drawn.texts) == 10
+        rates = [sum(p for p in tokens if p is not None) / len(tokens) for tokens in drawn.log_probs if tokens]
+        assert answer.uncertainty("ln_pe") == pytest.approx(-sum(rates) / len(rates), rel=1e-4)
+
+
+def test_methods_pay_for_what_they_share(whole: list[EvaluatedAnswer]) -> None:
+    """Time is noisy, so the best of the rows: a method that found its samples ready would cost next to nothing."""
+
+    def cost(name: str) -> float:
+        return min(answer.milliseconds[name] for answer in whole)
+
+    assert all(answer.generation_ms > 0 for answer in whole)
+    assert cost("semantic_entropy") > cost("ln_pe") / 2 > 0
+    assert cost("deg") > cost("self_consistency") / 2 > 0
+    assert cost("semgrad") > cost("hybridgrad") / 2 > 0
+    assert cost("ln_pe") > cost("semgrad")
+
+
+@pytest.mark.parametrize("reached", [0, 2, 4])
+def test_an_interrupted_run_continues(experiment: Experiment, tmp_path: Path, reached: int) -> None:
+    few = [
+        estimator
+        for estimator in experiment.estimators
+        if estimator.name in ("hybridgrad", "ln_pe", "semantic_entropy")
+    ]
+    experiment = replace(experiment, estimators=few)
+    whole, path = experiment.run(QUESTIONS, tmp_path / "whole.jsonl", batch_size=2), tmp_path / "run.jsonl"
+
+    def kill(done: int, total: int) -> None:
+        if done >= reached:
+            raise Killed
+
+    with pytest.raises(Killed):
+        experiment.run(QUESTIONS, path, batch_size=2, on_progress=kill)
+    _, kept = read_record(path, EvaluatedAnswer)
+    assert timeless(kept) == timeless(whole[:reached])
+    content = path.read_bytes()
+    path.write_bytes(content + b'{"key": "half of a li')
+    again = experiment.run(QUESTIONS, path, batch_size=2)
+    assert timeless(again) == timeless(whole)
+    settings, answers = read_record(path, EvaluatedAnswer)
+    assert answers == again
+    assert settings == experiment.settings(QUESTIONS)
+
+
+@pytest.mark.parametrize("sample_batch", [None, 1])
+def test_a_batch_keeps_what_its_methods_have_measured(
+    experiment: Experiment, tmp_path: Path, sample_batch: int | None
+) -> None:
+    """Killed before each method in turn, a run measures every method of every batch once, and gives the same record."""
+    names = ("hybridgrad", "ln_pe", "semantic_entropy", "p_true", "inside")
+    few = [estimator for estimator in experiment.estimators if estimator.name in names]
+    experiment = replace(experiment, estimators=few, sample_batch=sample_batch)
+    whole, path = experiment.run(QUESTIONS[:4], tmp_path / "whole.jsonl", batch_size=2), tmp_path / "run.jsonl"
+    drawn: list[int] = []
+
+    def count(sampler: Any, prompts: Any, *rest: Any, **options: Any) -> Any:
+        drawn.append(len(prompts))
+        return draws(sampler, prompts, *rest, **options)
+
+    draws, ModelSampler.drawn = ModelSampler.drawn, count
+    try:
+        for survived in range(1, len(few)):
+            steps: list[str] = []
+
+            def kill(title: str, steps: list[str] = steps, survived: int = survived) -> None:
+                steps.append(title)
+                if len(steps) > survived:
+                    raise Killed
+
+            with pytest.raises(Killed):
+                experiment.run(QUESTIONS[:4], path, batch_size=2, on_step=kill)
+        again = experiment.run(QUESTIONS[:4], path, batch_size=2)
+    finally:
+        ModelSampler.drawn = draws
+    assert timeless(again) == timeless(whole)
+    # Each of the two plans once for each question; once more for a batch whose two methods of one plan were cut apart.
+    assert sum(drawn) == 4 * 2 + 2
+    assert [path.name for path in tmp_path.glob("*.part")] == []
+
+
+def test_what_was_kept_of_other_answers_is_not_believed(experiment: Experiment, tmp_path: Path) -> None:
+    few, path = experiment.estimators[:2], tmp_path / "run.jsonl"
+    experiment = replace(experiment, estimators=few)
+
+    def kill(_: str) -> None:
+        raise Killed
+
+    with pytest.raises(Killed):
+        experiment.run(QUESTIONS[:2], path, on_step=kill)
+    kept = tmp_path / "run.jsonl.part"
+    for spoiled in ('{"no": "part"}', "", kept.read_text() if kept.exists() else "{"):
+        kept.write_text(spoiled)
+        assert timeless(experiment.run(QUESTIONS[:2], tmp_path / "run.jsonl"))
+        path.unlink()
+
+
+def test_other_settings_are_refused_and_named(experiment: Experiment, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    experiment.run(QUESTIONS[:1], path)
+    before = path.read_bytes()
+    other_seed = replace(experiment, estimators=paper_suite(seed=7, max_tokens=TOKENS))
+    fewer = replace(experiment, estimators=experiment.estimators[:2])
+    for changed, reason in (
+        (other_seed, r"estimators\.ln_pe\.plan\.seed is 7 and was 0"),
+        (fewer, r"have scores of other estimators as well"),
+        (replace(experiment, phrasing=Phrasing(wording="paper")), r"prompt_template is 'paper-chat@"),
+        (replace(experiment, options=GenerationOptions(max_tokens=9)), r"max_new_tokens is 9 and was 3"),
+        (replace(experiment, ablations={}), r"ablations is \[\] and was \['l2 norm'"),
+    ):
+        with pytest.raises(BindingMismatchError, match=reason):
+            changed.run(QUESTIONS[:1], path)
+    assert path.read_bytes() == before
+
+
+def test_the_papers_wording_is_what_the_model_sees(experiment: Experiment, tmp_path: Path) -> None:
+    free = experiment.estimators[:1]
+    (answer,) = replace(experiment, estimators=free, phrasing=Phrasing(wording="paper")).run(
+        QUESTIONS[:1], tmp_path / "run.jsonl"
+    )
+    prompt = f"Please directly answer the following question with one or few words:\n{QUESTIONS[0].question}"
+    assert answer.text == experiment.model.generate(prompt, experiment.options).text
+    assert answer.question == QUESTIONS[0].question
+
+
+def test_a_question_over_the_window_is_kept_unanswered(
+    make_language_model: Callable[..., LanguageModel], tmp_path: Path
+) -> None:
+    model = make_language_model(max_position_embeddings=80)
+    free = paper_suite()[:1]
+    experiment = Experiment(model, free, GenerationOptions(max_tokens=2))
+    long = [Question(question="long " * 30, answers=("a",))]
+    for questions in (long, [QUESTIONS[0], *long]):
+        answers = experiment.run(questions, tmp_path / f"{len(questions)}.jsonl")
+        assert [answer.text is None for answer in answers] == [question in long for question in questions]
+        assert "context window 80" in str(answers[-1].scores["hybridgrad"].reason)
+        assert (answers[-1].milliseconds, answers[-1].mean_entropy, answers[-1].references) == ({}, None, ("a",))
+
+
+def test_mixed_forms_and_empty_suites_are_refused(experiment: Experiment, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="1 of the 2 questions have a context"):
+        experiment.run([QUESTIONS[0], Question(question="q", context="c")], tmp_path / "run.jsonl")
+    with pytest.raises(InputError, match="at least one estimator"):
+        replace(experiment, estimators=()).run(QUESTIONS, tmp_path / "run.jsonl")
+    assert not (tmp_path / "run.jsonl").exists()
+
+
+def test_samples_are_read_once(experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Semantic Density reads its samples at a temperature of its own, and the record keeps just that."""
+    readings: list[float] = []
+    judged = ModelSampler.judged
+
+    def counted(self: ModelSampler, *arguments: Any, temperature: float = 1.0) -> Any:
+        readings.append(temperature)
+        return judged(self, *arguments, temperature=temperature)
+
+    monkeypatch.setattr(ModelSampler, "judged", counted)
+    few = [
+        estimator
+        for estimator in experiment.estimators
+        if estimator.name in ("semantic_density", "ln_pe", "semantic_entropy")
+    ]
+    (answer,) = replace(experiment, estimators=few).run(QUESTIONS[:1], tmp_path / "run.jsonl")
+    assert sorted(readings) == [0.1, 1.0]
+    kept = {sample.plan["kind"]: sample for sample in answer.samples}
+    assert (kept["DiverseBeams"].temperature, kept["Sampling"].temperature) == (0.1, 1.0)
+    evidence = experiment.model.generate(QUESTIONS[0].question, experiment.options).evidence
+    density = next(estimator for estimator in few if isinstance(estimator, SemanticDensity))
+    drawn = evidence.samples(density.plan, temperature=0.1)
+    for tokens, sample in zip(kept["DiverseBeams"].log_probs, drawn, strict=True):
+        assert tokens == pytest.approx(sample.log_probs, abs=1e-5)
+
+
+def test_samples_are_drawn_for_a_seeded_choice_of_each_kind(
+    experiment: Experiment, whole: list[EvaluatedAnswer], tmp_path: Path
+) -> None:
+    questions = [*QUESTIONS, Question(question="another kind?", answers=("a",), kind="j")]
+    chosen = SampledQuestions.of(questions, count=2, seed=0)
+    assert chosen is not None
+    assert len(chosen.keys) == 3
+    assert questions[-1].key in chosen.keys
+    fewer = replace(experiment, sampled=chosen)
+    found = fewer.run(questions, tmp_path / "run.jsonl", batch_size=3)
+    asking = {estimator.name for estimator in experiment.estimators if isinstance(estimator, AskingEstimator)}
+    for answer in found:
+        missing = {name for name, score in answer.scores.items() if score.uncertainty is None}
+        assert missing == (set() if answer.key in chosen.keys else asking)
+        assert set(answer.milliseconds) == set(answer.scores) - missing
+        assert len(answer.samples) == (6 if answer.key in chosen.keys else 0)
+    for answer, before in zip(found, whole, strict=False):
+        assert answer.uncertainty("hybridgrad") == pytest.approx(before.uncertainty("hybridgrad"), rel=1e-4)
+    with pytest.raises(BindingMismatchError, match="sampled_questions"):
+        experiment.run(questions, tmp_path / "run.jsonl", batch_size=3)
+
+
+def test_the_choice_follows_from_seed_and_questions() -> None:
+    questions = [Question(question=f"{i}?", answers=("a",), kind=str(i % 2)) for i in range(40)]
+    chosen = SampledQuestions.of(questions, count=5, seed=1)
+    assert chosen is not None
+    assert len(chosen.keys) == 10
+    assert chosen == SampledQuestions.of(questions[::-1], count=5, seed=1)
+    assert chosen != SampledQuestions.of(questions, count=5, seed=2)
+    assert SampledQuestions.of(questions, count=20, seed=1) is None
+    with pytest.raises(InputError, match="at least 1"):
+        SampledQuestions.of(questions, count=0, seed=1)

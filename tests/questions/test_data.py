@@ -1,0 +1,215 @@
+"""Question files: what is read, what is left out and named, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+
+import pytest
+
+from semgrad_guard.errors import DataFileError, InputError
+from semgrad_guard.questions.data import NO_PASSAGE, Question, read_questions
+
+GOOD = '{"question": "Who wrote Emma?", "answers": ["Jane Austen"]}'
+OTHER = '{"question": "Who wrote Persuasion?", "answers": ["Jane Austen"]}'
+
+
+def file(folder: Path, *lines: str, ending: str = "\n") -> Path:
+    path = folder / "questions.jsonl"
+    path.write_bytes(ending.join(lines).encode())
+    return path
+
+
+def problem(folder: Path, line: str, **options: str) -> str:
+    found = read_questions(file(folder, GOOD.replace("}", ', "response": "r"}'), line), **options)  # type: ignore[arg-type]
+    assert len(found.rows) == 1
+    assert len(found.problems) == 1
+    return str(found.problems[0])
+
+
+def test_every_field_is_read(tmp_path: Path) -> None:
+    line = {
+        "question": "q", "answers": ["a", "b"], "paraphrases": ["p"], "context": "c", "response": "r", "id": "x",
+        "domain": "left alone",
+    }  # fmt: skip
+    found = read_questions(file(tmp_path, json.dumps(line)))
+    assert found.rows == (
+        Question(question="q", answers=("a", "b"), paraphrases=("p",), context="c", response="r", id="x"),
+    )
+    assert found.problems == found.duplicates == ()
+
+
+def test_numbers_and_a_single_answer_are_taken_as_text(tmp_path: Path) -> None:
+    (row,) = read_questions(file(tmp_path, '{"question": "When?", "answers": 1815, "id": 7}')).rows
+    assert (row.answers, row.id) == (("1815",), "7")
+
+
+def test_mark_crlf_and_blank_lines_are_fine(tmp_path: Path) -> None:
+    found = read_questions(file(tmp_path, "\ufeff" + GOOD, "", "  ", OTHER, "", ending="\r\n"))
+    assert len(found.rows) == 2
+    assert not found.problems
+
+
+def test_a_line_separator_inside_a_string_ends_no_line(tmp_path: Path) -> None:
+    (row,) = read_questions(file(tmp_path, GOOD.replace("Emma", "Em\u2028\u0085ma"))).rows
+    assert row.question == "Who wrote Em\u2028\u0085ma?"
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"question": "cut of', "is not valid JSON: Unterminated string"),
+        ("[1, 2]", "is not a JSON object"),
+        (
+            '{"answers": ["a"]}',
+            'has no "question": its columns are "answers" (name the right one: --column question=NAME)',
+        ),
+        ('{"question": " \\t", "answers": ["a"]}', 'has an empty "question"'),
+        ('{"question": null, "answers": ["a"]}', 'has a wrong "question"'),
+        ('{"question": "q"}', "has no reference answer"),
+        ('{"question": "q", "answers": [null]}', 'has a wrong "answers.0": it must be text'),
+        ('{"question": "q", "gold": "a"}', 'its columns are "question", "gold" (or name one: --column answers=NAME)'),
+        ('{"question": "q", "answers": ["", " "]}', "has no reference answer"),
+        ('{"question": "q", "answers": {"a": 1}}', 'has a wrong "answers"'),
+        ('{"question": "\\ud800", "answers": ["a"]}', 'has a wrong "question"'),
+        ("[" * 100_000, "is nested too deeply"),
+    ],
+)
+def test_a_broken_line_is_named_and_the_rest_not_lost(tmp_path: Path, line: str, reason: str) -> None:
+    message = problem(tmp_path, line)
+    assert reason in message
+    assert f"{tmp_path / 'questions.jsonl'}, line 2 " in message
+
+
+def test_bytes_that_are_not_utf8_break_only_their_line(tmp_path: Path) -> None:
+    path = tmp_path / "q.jsonl"
+    path.write_bytes(b'{"question": "caf\xe9", "answers": ["a"]}\n' + GOOD.encode())
+    found = read_questions(path)
+    assert [row.question for row in found.rows] == ["Who wrote Emma?"]
+    assert "line 1 is not UTF-8 text (byte 18 of the line)" in str(found.problems[0])
+
+
+def test_responses_are_needed_to_score(tmp_path: Path) -> None:
+    assert "has no response to score" in problem(tmp_path, OTHER, needs="response")
+    assert "has no response to score" in problem(tmp_path, OTHER.replace("}", ', "response": " "}'), needs="response")
+
+
+def test_strict_stops_at_the_first_broken_line(tmp_path: Path) -> None:
+    with pytest.raises(DataFileError, match="line 2 is not valid JSON"):
+        read_questions(file(tmp_path, GOOD, "broken", OTHER), strict=True)
+
+
+def test_duplicates_are_named_and_dropped(tmp_path: Path) -> None:
+    spaced = GOOD.replace("Who wrote", "Who  wrote")
+    in_context = GOOD.replace("}", ', "context": "A passage."}')
+    found = read_questions(file(tmp_path, GOOD, OTHER, spaced, in_context, GOOD))
+    assert [row.context for row in found.rows] == [None, None, "A passage."]
+    assert [note.split(", ")[1] for note in found.duplicates] == [
+        "line 3 repeats line 1 and is left out.",
+        "line 5 repeats line 1 and is left out.",
+    ]
+
+
+def test_two_responses_to_one_question_are_two_rows_to_score(tmp_path: Path) -> None:
+    lines = [GOOD.replace("}", f', "response": "{text}"}}') for text in ("a", "b", "a")]
+    found = read_questions(file(tmp_path, *lines), needs="response")
+    assert [row.response for row in found.rows] == ["a", "b"]
+    assert len(found.duplicates) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \n\r\n", b"\xef\xbb\xbf"])
+def test_an_empty_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "empty.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(DataFileError, match="holds no question: it is empty"):
+        read_questions(path)
+
+
+def test_a_file_without_a_usable_line_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataFileError, match=r"no usable line \(2 broken\)\. The first: .*line 1 is not valid JSON"):
+        read_questions(file(tmp_path, "one", "two"))
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataFileError, match="No such file"):
+        read_questions(tmp_path / "missing.jsonl")
+    with pytest.raises(DataFileError, match="a folder without a data file"):
+        read_questions(tmp_path)
+
+
+@pytest.mark.parametrize("packed", [zlib.compress(b"{}", wbits=31), b"PK\x03\x04[Content_Types].xml"])
+def test_a_workbook_or_a_compressed_file_is_named(tmp_path: Path, packed: bytes) -> None:
+    path = tmp_path / "questions.xlsx"
+    path.write_bytes(packed)
+    with pytest.raises(DataFileError, match="a workbook or compressed"):
+        read_questions(path)
+
+
+def test_the_key_is_the_question_and_its_context() -> None:
+    plain = Question(question="What is it?")
+    assert plain.key == Question(question=" What  is\nit? ", answers=("x",), id="1").key
+    assert plain.key != Question(question="What is it?", context="").key
+    assert Question(question="a b", context="c").key != Question(question="a", context="b c").key
+
+
+@pytest.mark.parametrize(
+    ("second", "reason"),
+    [
+        ({"answers": ["Charlotte Bronte"]}, "line 2 asks what line 1 asks, with other answers: keep one of the two"),
+        ({"answers": ["Jane Austen", "Austen"]}, "with other answers"),
+        ({"answer": "Austen"}, "with other answers"),
+        ({"answers": []}, "with other answers"),
+        ({"question": " Who  wrote Emma?", "answers": ["Bronte"]}, "with other answers"),
+        ({"question": "Who else?", "answers": ["a"], "answer": "b"}, 'has "answers" and "answer", which are one field'),
+        ({"question": "Who else?", "answers": ["a"], "correct_answer": "b"}, "which are one field; keep one"),
+        ({"question": "Who else?", "answer": {"value": "a"}, "correct_answers": ["a", "b"]}, "which are one field"),
+        ({"question": "Who else?", "answer": "a", "kind": "x", "category": "y"}, '"kind" and "category"'),
+    ],
+)
+def test_contradictions_are_broken_lines(tmp_path: Path, second: dict[str, object], reason: str) -> None:
+    line = json.dumps({"question": "Who wrote Emma?", **second})
+    assert reason in problem(tmp_path, line)
+    with pytest.raises(DataFileError, match="line 2"):
+        read_questions(file(tmp_path, GOOD, line), strict=True)
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        {"answers": [" Jane  Austen"], "kind": "author"},
+        {"answer": "Jane Austen", "answers": ["Jane Austen"]},
+        {"answers": ["Jane Austen"], "answer": None},
+    ],
+)
+def test_a_line_that_says_nothing_new_is_a_copy(tmp_path: Path, second: dict[str, object]) -> None:
+    found = read_questions(file(tmp_path, GOOD, json.dumps({"question": "Who wrote Emma?", **second})))
+    assert (len(found.rows), len(found.duplicates), found.problems) == (1, 1, ())
+
+
+def test_other_paraphrases_of_a_question_are_not_lost_silently(tmp_path: Path) -> None:
+    lines = [json.dumps({"question": "Who?", "paraphrases": [text]}) for text in ("Which?", "What?")]
+    found = read_questions(file(tmp_path, *lines), needs="question")
+    assert "with other paraphrases" in str(found.problems[0])
+
+
+@pytest.mark.parametrize("name", NO_PASSAGE)
+def test_a_field_that_means_something_else_is_no_passage(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match="is not a passage to answer from"):
+        read_questions(file(tmp_path, GOOD), context_field=name)
+
+
+@pytest.mark.parametrize(
+    "header", ["question,question,answers", "question,answers,Answers", "question, QUESTION,answers"]
+)
+def test_a_column_twice_breaks_the_file(tmp_path: Path, header: str) -> None:
+    path = tmp_path / "q.csv"
+    path.write_text(f"{header}\na,b,c\n")
+    with pytest.raises(DataFileError, match="twice, in any case of letters; keep one"):
+        read_questions(path)
+
+
+def test_columns_without_a_name_may_be_many(tmp_path: Path) -> None:
+    path = tmp_path / "q.csv"
+    path.write_text("question,answers,,\na,b,,\n")
+    assert len(read_questions(path).rows) == 1

@@ -1,0 +1,193 @@
+"""Questions from CSV, a JSON list and Hugging Face datasets: read as JSON Lines are, broken ones named."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from semgrad_guard.cli import options
+from semgrad_guard.errors import DataFileError, MissingExtraError
+from semgrad_guard.questions import sources
+from semgrad_guard.questions.data import Question, read_questions
+
+ROWS = [
+    {"question": "Who wrote Emma?", "answers": ["Jane Austen", "Austen"], "id": "1", "kind": "book"},
+    {"question": "Where is\n„Köln“; exactly?", "answers": ["Germany, of course"], "id": "2"},
+]
+
+
+def csv(folder: Path, text: str, *, name: str = "q.csv") -> Path:
+    path = folder / name
+    path.write_bytes(text.encode())
+    return path
+
+
+def test_a_csv_file_as_a_spreadsheet_writes_it(tmp_path: Path) -> None:
+    lists = '"[""Jane Austen"", ""Austen""]"'
+    text = (
+        "\ufeffQuestion;Answers;id;kind\r\n"
+        f"Who wrote Emma?;{lists};1;book\r\n"
+        ";;;\r\n"
+        '"Where is\n„Köln“; exactly?";Germany, of course;2;\r\n'
+    )
+    found = read_questions(csv(tmp_path, text))
+    assert found.rows == tuple(Question.model_validate(row) for row in ROWS)
+    assert not found.problems
+
+
+def test_commas_tabs_and_a_single_column_of_answers(tmp_path: Path) -> None:
+    comma = read_questions(csv(tmp_path, 'question,answers\n"a, b?","one\ntwo"\nc?,[sic]\n'))
+    assert [row.answers for row in comma.rows] == [("one", "two"), ("[sic]",)]
+    tabs = read_questions(csv(tmp_path, "question\tanswers\tcontext\na?\tone\t\n", name="q.tsv"))
+    assert (tabs.rows[0].answers, tabs.rows[0].context) == (("one",), None)
+
+
+def test_broken_rows_of_a_csv_file_are_named(tmp_path: Path) -> None:
+    path = csv(tmp_path, "question,answers\nq1,a\nq2,\n,a\nq3,a,b,c\nq1,a\nq4,a\n")
+    found = read_questions(path)
+    assert [row.question for row in found.rows] == ["q1", "q4"]
+    assert [str(problem).removeprefix(f"{path}, ") for problem in found.problems] == [
+        'row 3 has no reference answer: add "answers": ["..."], or [] where abstaining is right; its columns are '
+        '"question" (or name one: --column answers=NAME).',
+        'row 4 has an empty "question".',
+        "row 5 has more cells than there are columns; quote texts that hold commas.",
+    ]
+    assert found.duplicates == (f"{path}, row 6 repeats row 2 and is left out.",)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "is empty: its first row names the columns"),
+        ("prompt,answers\nq,a\n", r'has no "question": its columns are "prompt", "answers" \(name the right one'),
+        ("question,answers\n", "holds no question"),
+        ('question,answers\n"q,a\n', "Is every quotation mark closed"),
+    ],
+)
+def test_csv_files_that_are_none(tmp_path: Path, text: str, reason: str) -> None:
+    with pytest.raises(DataFileError, match=reason):
+        read_questions(csv(tmp_path, text))
+
+
+def test_a_csv_file_in_another_encoding_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "q.csv"
+    path.write_bytes("question,answers\ncafé,a\n".encode("cp1252"))
+    with pytest.raises(DataFileError, match=r'not UTF-8 text \(byte 21\); save it as "CSV UTF-8"'):
+        read_questions(path)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("q.csv", "sep=;\r\nQuestion;Answer\r\ncafé?;a,b\r\n"),
+        ("q.txt", 'Question\tAnswer\r\ncafé?\t"a,b"\r\n'),  # Excel's "Unicode text"
+        ("q.jsonl", '{"question": "café?", "answer": "a,b"}\r\n'),
+        ("q.json", '[{"question": "café?", "answer": "a,b"}]'),
+    ],
+)
+def test_utf16_as_windows_writes_it(tmp_path: Path, name: str, text: str, encoding: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(f"\ufeff{text}".encode(encoding))
+    assert read_questions(path).rows == (Question(question="café?", answers=("a,b",)),)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DataFileError, match="UTF-16 text with a fault"):
+        read_questions(path)
+
+
+def test_rows_are_numbered_as_the_spreadsheet_does(tmp_path: Path) -> None:
+    found = read_questions(csv(tmp_path, '"sep=;"\nquestion;answers\nq;a\n;b\n'))
+    assert (len(found.rows), "row 4 has an empty" in str(found.problems[0])) == (1, True)
+
+
+def test_a_json_list(tmp_path: Path) -> None:
+    path = tmp_path / "q.json"
+    path.write_text("\ufeff" + json.dumps([*ROWS, {"question": "q"}, 7], indent=1))
+    found = read_questions(path)
+    assert found.rows == tuple(Question.model_validate(row) for row in ROWS)
+    assert "entry 3 has no reference answer" in str(found.problems[0])
+    assert "entry 4 is not a JSON object: each entry looks like" in str(found.problems[1])
+    path.write_text("[\n{")
+    with pytest.raises(DataFileError, match=r"is not valid JSON: .* at line 2, column"):
+        read_questions(path)
+
+
+def test_json_lines_may_be_called_json(tmp_path: Path) -> None:
+    path = tmp_path / "q.json"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    assert len(read_questions(path).rows) == 2
+
+
+def test_shared_ids_are_named_and_kept(tmp_path: Path) -> None:
+    path = csv(tmp_path, "question,answers,id\nq1,a,7\nq2,a,7\nq3,a,\nq4,a,\n")
+    found = read_questions(path)
+    assert len(found.rows) == 4
+    assert found.shared_ids == (f"{path}, row 3 has the id '7' of row 2; both are kept.",)
+
+
+def test_without_its_package_a_dataset_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'semgrad-guard\[datasets\]'"):
+        read_questions("hub:allenai/sciq@validation")
+
+
+def test_a_dataset_saved_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    rows = [
+        {"question": "q1", "answer": {"value": "a", "aliases": ["b"]}},
+        {"question": "q2", "answer": {"value": "-"}},
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    one = datasets.load_dataset("json", data_files=str(tmp_path / "rows.jsonl"), split="train")
+    one.save_to_disk(tmp_path / "one")
+    found = read_questions(f"hub:{tmp_path / 'one'}")
+    assert found.rows == (Question(question="q1", answers=("a", "b")),)
+    assert 'row 2 has "-" in "answer"' in str(found.problems[0])
+    datasets.DatasetDict({"train": one, "test": one}).save_to_disk(tmp_path / "two")
+    with pytest.raises(DataFileError, match="has the splits train, test; choose one"):
+        read_questions(f"hub:{tmp_path / 'two'}")
+    assert len(read_questions(f"hub:{tmp_path / 'two'}@test").rows) == 1
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "train.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
+    assert read_questions(f"hub:{tmp_path / 'files'}").rows == (Question.model_validate(ROWS[0]),)
+    with pytest.raises(DataFileError, match="Cannot load the dataset 'nobody/nothing'"):
+        read_questions("hub:nobody/nothing")
+
+
+def test_the_embedded_models_questions_have_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pocket").write_text('{"question": "mine?", "answers": ["yes"]}\n')
+    assert len(read_questions("pocket").rows) > 500
+    assert [row.question for row in read_questions("./pocket").rows] == ["mine?"]
+    assert [row.question for row in read_questions(options.stream("./pocket")).rows] == ["mine?"]
+
+
+def test_a_folder_of_files(tmp_path: Path) -> None:
+    (tmp_path / "kind=history").mkdir()
+    (tmp_path / "_temporary").mkdir()
+    (tmp_path / "kind=history" / "b.jsonl").write_text('{"question": "2?", "answers": ["b"]}\n')
+    (tmp_path / "a.csv").write_text("question,answers,kind\n1?,a,plain\n")
+    (tmp_path / "kind=history" / "c.jsonl").write_text('{"question": "1?", "answers": ["a"]}\nbroken\n')
+    (tmp_path / "_temporary" / "d.jsonl").write_text('{"question": "3?", "answers": ["c"]}\n')
+    (tmp_path / "notes.txt").write_text("no data")
+    found = read_questions(tmp_path)
+    assert [(row.question, row.kind) for row in found.rows] == [("1?", "plain"), ("2?", "history")]
+    assert f"{tmp_path / 'kind=history' / 'c.jsonl'}, line 2 is not valid JSON" in str(found.problems[0])
+    assert f"line 1 repeats {tmp_path / 'a.csv'}, row 2 and" in found.duplicates[0]
+
+
+def test_a_folder_that_holds_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "_MOST_ENTRIES", 3)
+    for number in range(4):
+        csv(tmp_path, "question,answers\nWho?,You\n", name=f"{number}.csv")
+    with pytest.raises(DataFileError, match="more than 3 files and folders"):
+        read_questions(tmp_path)
+
+
+def test_a_folder_without_data(tmp_path: Path) -> None:
+    with pytest.raises(DataFileError, match="a folder without a data file"):
+        read_questions(tmp_path)
