@@ -131,7 +131,7 @@ def test_a_command_has_the_declared_defaults() -> None:
     known = [(name, option) for name, option in options if option.name in DECLARED and not option.multiple]
     apart = {(name, option.name) for name, option in known if option.default != DECLARED[option.name].default}
     assert apart == {place for place in APART if place[0] in COMMANDS}
-    assert len(known) > 60
+    assert len(known) > 40
 
 
 NUMBERS = sorted(name for name, option in DECLARED.items() if option.kind in (int, float))
