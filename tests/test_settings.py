@@ -17,7 +17,7 @@ from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, UncertaintyRo
 from llama_index_semgrad_guard import SemGradLLM
 from semgrad_guard import Calibration, settings
 from semgrad_guard.cli import app
-from semgrad_guard.declared import Option, declared_option, declared_options
+from semgrad_guard.declared import Bounds, declared, declared_options
 from semgrad_guard.engine.answers.options import GenerationOptions, Sampling
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import InputError
@@ -86,25 +86,25 @@ def test_every_front_has_the_declared_defaults() -> None:
     assert apart == {place for place in APART if place[0] not in COMMANDS}
 
 
-def annotated() -> Iterator[tuple[str, str, Option | None]]:
+def annotated() -> Iterator[tuple[str, str, tuple[Any, Bounds]]]:
     """Front, option and its declaration, of every front in Python; records and dictionaries of options included."""
     for front in (*CLASSES, Calibration, RouterOptions):
         hints = _fields(front) if issubclass(front, BaseModel) else get_type_hints(front, include_extras=True)
-        yield from ((front.__name__, name, _option_of(name, kind)) for name, kind in hints.items())
+        yield from ((front.__name__, name, _type(name, kind)) for name, kind in hints.items())
     for function in FUNCTIONS:
         made: Any = function.__init__ if isinstance(function, type) else function
         for name, parameter in inspect.signature(made, eval_str=True).parameters.items():
-            yield function.__qualname__, name, _option_of(name, parameter.annotation)
+            yield function.__qualname__, name, _type(name, parameter.annotation)
+
+
+def _type(name: str, annotation: Any) -> tuple[Any, Bounds]:
+    found = declared(name, annotation)
+    return found.kind, found.bounds
 
 
 def _fields(kind: type[BaseModel]) -> dict[str, Any]:
     """The annotations of a model's fields; some frameworks' own cannot be evaluated."""
     return {name: Annotated[field.annotation, *field.metadata, None] for name, field in kind.model_fields.items()}
-
-
-def _option_of(name: str, kind: Any) -> Option | None:
-    declared = declared_option(name, kind)
-    return None if declared is None else declared.option
 
 
 SAME_TYPE = {*declared_options(settings.AnswerOptions), *declared_options(settings.DeliveryOptions)} | {
@@ -116,7 +116,7 @@ SAME_TYPE = {*declared_options(settings.AnswerOptions), *declared_options(settin
 def test_every_front_is_annotated_by_the_declaration() -> None:
     known = {**DECLARED, **declared_options(Policy), **declared_options(Terms), **declared_options(Calibration)}
     seen = [(front, name, option) for front, name, option in annotated() if name in SAME_TYPE and front != "Sampling"]
-    assert [(front, name) for front, name, option in seen if option != known[name].option] == []
+    assert [(front, name) for front, name, option in seen if option != (known[name].kind, known[name].bounds)] == []
     assert {name for _, name, _ in seen} == SAME_TYPE
 
 
@@ -140,7 +140,7 @@ NUMBERS = sorted(name for name, option in DECLARED.items() if option.kind in (in
 @pytest.mark.parametrize("name", NUMBERS)
 def test_a_number_out_of_its_range_is_refused_by_every_front(name: str) -> None:
     option = DECLARED[name]
-    outside = option.kind(option.option.bounds.low - 1) if math.isfinite(option.option.bounds.low) else math.nan
+    outside = option.kind(option.bounds.low - 1) if math.isfinite(option.bounds.low) else math.nan
     kinds: tuple[Any, ...] = (
         *(GenerationOptions, Policy, partial(Terms, policy=Policy(threshold=1.0)), HybridGrad, Objective),
         *(ServerSettings, Overrides, ChatSemGrad, SemGradLLM),

@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from semgrad_guard.declared import declared_option
+from semgrad_guard.declared import declared
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.records import PromptForm
 from semgrad_guard.settings import Alpha, Delta
@@ -111,7 +111,7 @@ def read_grid(grid: Iterable[float]) -> NDArray[np.float64]:
     return rising
 
 
-_RATES: Mapping[str, Any] = {"alpha": declared_option("alpha", Alpha), "delta": declared_option("delta", Delta)}
+_RATES: Mapping[str, Any] = {"alpha": declared("alpha", Alpha), "delta": declared("delta", Delta)}
 
 
 def read_rate(value: float, name: Literal["alpha", "delta"]) -> float:

@@ -14,7 +14,7 @@ from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import NEEDS_LABELS
 from semgrad_guard.loading import ESTIMATOR_NAMES
 from semgrad_guard.named import did_you_mean
-from semgrad_guard.settings import LOG_VARIABLE, MODEL_HELP, REPORTED, DtypeName
+from semgrad_guard.settings import LOG_VARIABLE, REPORTED, DtypeName
 
 # The groups in which `--help` lists options.
 DATA = "Data and files"
@@ -24,6 +24,10 @@ ANSWERS = "Answers"
 GRADING = "Grading"
 OUTPUT = "What is shown"
 
+MODEL_HELP = (
+    '"pocket" (the embedded model), "smollm2" (SmolLM2-135M-Instruct in four bits, once fetched), a folder with '
+    "safetensors, a GGUF file, or a Hugging Face hub id"
+)
 METHOD_NAMES = (*ESTIMATOR_NAMES, *sorted(NEEDS_LABELS))
 GRADER_NAMES = ("contains", "exact-match", "token-f1", "rouge-l")
 

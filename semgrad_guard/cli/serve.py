@@ -16,7 +16,7 @@ from semgrad_guard.declared import first_fault
 from semgrad_guard.errors import InputError, require_installed
 from semgrad_guard.questions.data_files import read_text
 from semgrad_guard.server.settings import ServerSettings
-from semgrad_guard.settings import API_KEY, MODEL_HELP, TARGET_KEY, UPSTREAM_KEY
+from semgrad_guard.settings import API_KEY, TARGET_KEY, UPSTREAM_KEY
 
 SERVER = "Server"
 OTHERS = "Other servers"
@@ -27,7 +27,7 @@ def serve(  # noqa: PLR0913  # a command's options are its arguments
     model: Annotated[
         list[str] | None,
         option(
-            f"{MODEL_HELP}; repeat the option for several. Default: pocket.",
+            f"{options.MODEL_HELP}; repeat the option for several. Default: pocket.",
             options.MODEL,
             "NAME",
             reads=options.some_text,

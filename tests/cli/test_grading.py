@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from tests.evaluation.made_answers import made
+from tests.made_answers import made
 
 from semgrad_guard import Calibration
 from semgrad_guard.cli import grading
