@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from semgrad_guard.declared import declared
+from semgrad_guard.declared import Declared, declared
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.records import PromptForm
 from semgrad_guard.settings import Alpha, Delta
@@ -111,12 +111,12 @@ def read_grid(grid: Iterable[float]) -> NDArray[np.float64]:
     return rising
 
 
-_RATES: Mapping[str, Any] = {"alpha": declared("alpha", Alpha), "delta": declared("delta", Delta)}
+_RATES: Mapping[str, Declared] = {"alpha": declared("alpha", Alpha), "delta": declared("delta", Delta)}
 
 
 def read_rate(value: float, name: Literal["alpha", "delta"]) -> float:
     """A rate to promise, or the probability of breaking the promise, within the bounds of its option."""
-    number, bounds = _score(value, None, column=name), _RATES[name].option.bounds
+    number, bounds = _score(value, None, column=name), _RATES[name].bounds
     if number not in bounds:
         raise CalibrationError(f"{name} must be {bounds}, for example 0.1; it is {value!r}.")
     return number

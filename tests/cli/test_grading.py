@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from tests.made_answers import made
 
 from semgrad_guard import Calibration
 from semgrad_guard.cli import grading
 from semgrad_guard.grading import Contains
 from semgrad_guard.questions.data import Question
+from tests.made_answers import made
 
 from .helpers import TOKENS, flat, jsonl
 
