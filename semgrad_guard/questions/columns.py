@@ -41,7 +41,7 @@ CONTEXT = (
 """The passages that were found come before those that should have been."""
 RESPONSE = ("response", "actual_output")
 KIND = ("kind", "category")
-_OTHERS = ("paraphrases", "id", "language")
+_OTHERS = ("paraphrases", "id")
 _CHOICES = ("choices", "options")
 _ALIASES = ("answer_aliases",)
 _GRADES = ("label", "labels", "hallucination", "is_hallucination", "hallucinated", "correct", "is_correct")

@@ -63,7 +63,6 @@ class Question(BaseModel, frozen=True, extra="forbid"):
     response: str | None = None
     id: Text | None = None
     kind: Text | None = None
-    language: Text | None = None
 
     @cached_property
     def key(self) -> str:
