@@ -98,6 +98,7 @@ check-guarantee: $(STAMP)  ## the promise of a calibration, simulated 10,000 tim
 
 golden: $(STAMP)  ## recorded drafts of two models: every decision that is not the recorded one (half a minute)
 	$(BIN)/python scripts/golden_verdicts.py
+	$(BIN)/python -m tests.server.golden_bodies
 
 check-watching: $(STAMP)  ## the monitors of promises and of drift, simulated 10,000 times (minutes)
 	$(BIN)/python scripts/check_watching.py

@@ -68,13 +68,12 @@ class OtherServers:
     """The servers that write answers, or are escalated to.
 
     `upstream` is the URL of a server with OpenAI's protocol that writes the answers; `scorer` a local copy of the
-    weights that scores them (None: the upstream's own log-probabilities do). `allow_unguarded` names routes of the
-    upstream that are passed on without a verdict. `escalate_to` is URL#MODEL, asked for what is not let through.
+    weights that scores them (None: the upstream's own log-probabilities do). `escalate_to` is URL#MODEL, asked for what
+    is not let through.
     """
 
     upstream: _Name = None
     scorer: _Name = None
-    allow_unguarded: _Names = ()
     escalate_to: _Name = None
 
 
@@ -136,8 +135,6 @@ class ServerSettings(
             raise ValueError(ONE_THRESHOLD)
         if self.upstream is None and self.scorer is not None:
             raise ValueError("--scorer goes with --upstream; without one, --model answers and scores itself")
-        if self.upstream is None and self.allow_unguarded:
-            raise ValueError("allow_unguarded goes with --upstream: it names routes of that server")
         if self.upstream is not None and self.scorer is None:
             if not self.model:
                 raise ValueError("--upstream needs --model, that server's name for it, or --scorer, a local copy")
