@@ -5,7 +5,7 @@ client's cut changed the draft, it would change the decision: the beginning of a
 the whole, and whether a decision changes tells whether a string occurs in it. So a client's `stop` and `max_tokens` cut
 afterwards (`Cuts`), in text that is delivered anyway.
 
-Why: docs/adr/0144-nothing-of-a-withheld-draft-leaves.md
+Why: docs/decisions.md#0144
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ other protocols are translated to requests for these, and their completions or c
 
 A stream is made of server-sent events: a comment keeps a waiting one alive, and a client that leaves ends the work.
 
-Why: docs/adr/0141-verdict-in-logprobs.md
+Why: docs/decisions.md#0141
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A field that this server does not know, or cannot honour, is refused. A field that changes no answer is accepted.
 
-Why: docs/adr/0143-unknown-fields-are-refused.md
+Why: docs/decisions.md#0143
 """
 
 from __future__ import annotations
