@@ -35,7 +35,7 @@ Reader = Callable[[Any], Any]
 
 
 def option(text: str, panel: str, metavar: str, *spelled: str, reads: Reader | None = None, **more: Any) -> Any:
-    """An option of a command. `reads` makes a value of a text; a default that is None is told by the `text` itself."""
+    """An option of a command. `reads` makes a value of a text; the `text` itself names a default that is None."""
     return typer.Option(*spelled, help=text, rich_help_panel=panel, metavar=metavar, parser=reads, **more)
 
 

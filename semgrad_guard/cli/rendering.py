@@ -140,9 +140,9 @@ def drift_line(found: Drift) -> str:
 def calibration_view(outcome: Outcome) -> RenderableType:
     """The promise, its effect on the answers, and P(correct) along the scores."""
     calibration, auroc, sentences = outcome.calibration, outcome.auroc, report(outcome.calibration)
-    told = {"promise", "assumption"}
+    left_out = {"promise", "assumption"}
     if calibration.threshold is not None and not is_verbose():  # what would help is for those who need help
-        told |= {"chance", "scores"}
+        left_out |= {"chance", "scores"}
     part, own, bound = calibration.by_hand, calibration.sentences, calibration.binding
     meaning = None if bound is None or bound.grader is None else right_means(bound.grader)
     unit = "answer" if own is None else "sentence"
@@ -156,7 +156,7 @@ def calibration_view(outcome: Outcome) -> RenderableType:
         *([] if meaning is None else [("right", meaning)]),  # of a grader that does not look at the whole answer
         ("AUROC", undefined if auroc is None else f"{auroc:.3f} (1: every wrong {unit} is less certain)"),
         *_outcome(calibration),
-        *((name, text) for name, text in sentences.items() if name not in told),
+        *((name, text) for name, text in sentences.items() if name not in left_out),
     )
     parts: list[RenderableType] = [_promise(calibration), facts]
     if calibration.confidence_map is not None:
