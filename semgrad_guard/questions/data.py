@@ -13,24 +13,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from semgrad_guard.declared import first_fault
 from semgrad_guard.errors import DataFileError, InputError
-from semgrad_guard.questions.columns import NO_PASSAGE, Columns, Fields, Record, fields_of, listed
+from semgrad_guard.questions.columns import NO_PASSAGE, Columns, Fields, Need, fields_of, listed
 from semgrad_guard.questions.data_files import called
+from semgrad_guard.questions.layouts import Record
 from semgrad_guard.questions.sources import Entry, entries
-
-Need = Literal["answers", "response", "question"]
-"""The content that a line must have: references (to calibrate), a response (to score), or just a question."""
 
 
 def _numeral(value: Any) -> Any:
-    """A number as text: a reference may be 42, an id 7. NaN and infinity are none; a question is never a number."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return str(value) if is_number and math.isfinite(value) else value
+    """A number as text: a reference may be 42, an id 7; pandas makes 1969.0 of 1969 in a column that has gaps.
+
+    NaN and infinity are none; a question is never a number.
+    """
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        return value
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 Text = Annotated[str, BeforeValidator(_numeral)]
@@ -201,7 +203,7 @@ def _read(entry: Entry, needs: Need, names: Columns) -> tuple[Question, Sequence
         )
     record = cast("dict[str, Any]", content)
     try:
-        found = fields_of(record, names, entry.place, cells=entry.is_text)
+        found = fields_of(record, names, entry.place, needs=needs, cells=entry.is_text)
     except RecursionError as error:
         raise DataFileError(f"{entry.place} is nested too deeply.") from error
     try:
