@@ -129,7 +129,9 @@ def read_data(
     data: str | Path, columns: Columns, *, needs: Need = "answers", strict: bool, keeps: bool = False
 ) -> QuestionFile:
     """The questions of a source. Repeated lines that are left out are named, unless the caller keeps them."""
-    found = read_questions(data, needs=needs, strict=strict, **vars(columns))
+    found = read_questions(
+        data, needs=needs, strict=strict, on_progress=lambda rows: note(f"{rows:,} rows are read."), **vars(columns)
+    )
     say_problems(found.problems)
     note_problems([*(() if keeps else found.duplicates), *found.shared_ids])
     if found.unread:

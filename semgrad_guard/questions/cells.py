@@ -24,8 +24,8 @@ NO_ANSWER = frozenset(("no answer present.", "cannotanswer"))
 """MS MARCO's and QuAC's references where the passages do not answer the question."""
 TRUTH = {"true": True, "yes": True, "1": True, "1.0": True, "false": False, "no": False, "0": False, "0.0": False}
 """A flag or a grade, as programs and people write it."""
-DATE = re.compile(r"\d{4}-\d\d-\d\d[ T]00:00:00(?:\.0+)?(?:Z|\+00:00)?")
-"""A date as pandas and spreadsheets write it."""
+DATE = re.compile(r"\d{4}-\d\d-\d\d[ T]00:00:00(?:\.0+)?(?:Z|\+00:00)?|1\d{12}")
+"""A date as pandas and spreadsheets write it, or its milliseconds."""
 
 _WORKING = re.compile(r"(?:^|\n)####[ \t]*(\S.*?)\s*\Z")
 _BOXED = re.compile(r"\\boxed\s*\{([^{}]*)\}")
@@ -35,7 +35,8 @@ _STRONG = (r"\|", r"(?i)\\n|<br\s*/?>|<sep>|\[sep\]|</s>|\s#{2,3}\s", "[•·]\\
 _IN_SENTENCES = (*_STRONG, r";\s*(?=[^\sa-z])")
 _IN_LISTS = (*_STRONG, r";")
 _IN_PHRASES = (*_IN_LISTS, r"[\t\n]", r"(?<!\d)\s+/|/\s+(?!\d)", r"(?i)(?<=\byes)/(?=no\b)|(?<=\bno)/(?=yes\b)")
-_WORDS, _NO_WORDS = r"(?<=[^\W\d_]{3})/(?=[^\W\d_]{3})", re.compile(r"\d|^/|//|\.\w+$")
+_WORDS = r"(?<=[^\W\d_]{2})/(?=[^\W\d_]{2})"
+_NO_WORDS = re.compile(r"\d|^/|//|\.\w+$|^(?:ac/dc|tcp/ip|and/or)$", re.IGNORECASE)
 _OR = r"(?i)[\s(,]+(?:or|a\.?k\.?a\.?)\s+"
 _NUMBERED = r"(?:^|\s)\(?(?:\d|[a-d]|i{1,3})[.)]\s+"
 """Marks between answers: in a sentence, in a list of one text, in other texts; a slash between words, but for rates and

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import string
 from collections.abc import Mapping, Sequence
@@ -11,18 +12,21 @@ from typing import Any, cast
 from semgrad_guard.questions.cells import literal
 
 COLUMNS = ("choices", "options")
-MARKS = ("answer_key", "answer_idx", "answer_index", "correct_option", "correct_choice", "correct_index", "correct")
+MARKS = (
+    *("answer_key", "answer_idx", "answer_index", "correct_option", "correct_choice", "correct_index", "correct"),
+    *("gold", "label"),
+)
 """Columns that name the right one of the choices, where no column holds an answer."""
 _BEFORE = ("", "option", "choice", "op")
-"""Names of columns with one choice each, before its letter: MMLU's, and others."""
-_LETTERS = "abcdefghij"
+"""Names of columns with one choice each, before its letter or number: MMLU's, and others."""
+_ENDS = ("abcdefghij", "123456789")
 _LABELLED = re.compile(r"\(?([A-Ja-j])[).:]\s*(\S.*)", re.DOTALL)
 _MARK = re.compile(r"\(?([A-Za-z]|\d+)[).:]?")
 _MARKS = re.compile(r"[A-J](?:\s*[,;&/]\s*[A-J])+")
 
 
 class UnclearError(ValueError):
-    """Which choice is meant cannot be told; the message completes "and ..."."""
+    """Which choice is meant cannot be told; the message completes the place of the record."""
 
 
 @dataclass(frozen=True)
@@ -37,18 +41,20 @@ class Choices:
     first: str
     from_zero: bool = False
 
-    def meant(self, value: Any) -> str | None:
+    def meant(self, value: Any, column: str) -> str | None:
         """The text of the choice that a value names; None where the value is an answer by itself.
 
         Raises:
             UnclearError: it names none, or may name two.
         """
         text, of_columns = str(value).strip(), len(self.columns) > 1
+        if of_columns and text.lower() in map(str.lower, self.columns):
+            text = text[-1]
         mark, labelled = _MARK.fullmatch(text), _LABELLED.fullmatch(text)
         if of_columns and not mark:
             return None  # columns A and B may be something else
         if _MARKS.fullmatch(text):
-            raise UnclearError("whether all of these are needed, or one, cannot be told: write the answers' texts")
+            raise UnclearError(f'has several choices in "{column}", {text!r}: give the texts of the right ones')
         wanted = {text.casefold(), labelled[2].casefold() if labelled else text.casefold()}
         found = {choice for choice in self.texts.values() if choice.casefold() in wanted and not isinstance(value, int)}
         if mark:
@@ -59,7 +65,9 @@ class Choices:
             if of_columns and not found and label.isdecimal():
                 return None
         if len(found) != 1:
-            raise UnclearError(f"which of its {self.first} that is cannot be told: write the answer's text")
+            raise UnclearError(
+                f'has {text!r:.60} in "{column}", and which of its {self.first} that is cannot be told: write its text'
+            )
         return found.pop()
 
 
@@ -69,9 +77,9 @@ def choices_of(record: Mapping[str, Any], names: Mapping[str, Sequence[str]]) ->
     Raises:
         UnclearError: there are some that cannot be read.
     """
-    for before in _BEFORE:
-        columns = [names[before + letter][0] for letter in _LETTERS if before + letter in names]
-        if len(columns) > 1 and f"{before}a" in names and f"{before}b" in names:
+    for before, ends in itertools.product(_BEFORE, _ENDS):
+        columns = [names[before + end][0] for end in ends if before + end in names]
+        if len(columns) > 1 and {before + ends[0], before + ends[1]} <= {*names}:
             texts = {column[-1].upper(): str(record[column]) for column in columns}
             return Choices(texts, columns, f"columns {', '.join(columns)}")
     for plain in COLUMNS:
@@ -98,7 +106,7 @@ def _labelled(held: Any, name: str) -> dict[str, str]:
     if len(objects) == len(texts) and all({"label", "text"} <= {*item} for item in objects):
         labels, texts = [item["label"] for item in objects], [item["text"] for item in objects]
     if not all(isinstance(item, str | int | float) for item in texts):
-        raise UnclearError(f'its "{name}" cannot be read: write them as a JSON list, ["...", "..."]')
+        raise UnclearError(f'has "{name}" that cannot be read: write them as a JSON list, ["...", "..."]')
     parts = [part for item in texts if (part := _LABELLED.fullmatch(str(item)))]
     if [part[1].upper() for part in parts] == [*labels][: len(texts)]:
         return {part[1].upper(): part[2].strip() for part in parts}

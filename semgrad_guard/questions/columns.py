@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 from semgrad_guard.errors import DataFileError
 from semgrad_guard.questions.cells import (
@@ -29,6 +29,7 @@ from semgrad_guard.questions.cells import (
 from semgrad_guard.questions.choices import COLUMNS, MARKS, Choices, UnclearError, choices_of
 from semgrad_guard.questions.layouts import QUESTION, Record, flat, plain, span_answers
 
+C = TypeVar("C")
 Need = Literal["answers", "response", "question"]
 """The content that a line must have: references (to calibrate), a response (to score), or just a question."""
 
@@ -63,17 +64,17 @@ _UNANSWERABLE = {
     **dict.fromkeys(("is_impossible", "unanswerable", "is_unanswerable"), True),
 }
 """Flags, by the value that they have where no answer is right."""
-_GRADES = (
-    *("label", "labels", "hallucination", "is_hallucination", "hallucinated", "correct", "is_correct", "correctness"),
-    *("grade", "score", "rating", "verdict", "passed", "judgement", "judgment", "factual", "faithful"),
-    *("faithfulness", "answer_relevancy", "answer_correctness", "groundedness", "exact_match", "f1"),
+_GRADE = re.compile(
+    "label|correct|halluc|grade|score|rating|verdict|judg|feedback|thumb|annotat|approv|faithful|ground|relevan|factual"
+    "|quality|passed|bad$|good$|human|review|confidence|prob|match|^f1$"
 )
-"""Columns that tell, by a number or a word, whether a model's answer next to them is right."""
+"""In the name of a column that tells, by a number or a word, whether a model's answer next to it is right."""
 _GRADE_WORDS = frozenset(
-    ["pass", "fail", "passed", "failed", "correct", "incorrect", "right", "wrong", "hallucinated", "supported"]
+    """pass fail passed failed correct incorrect right wrong hallucinated supported good bad up down thumbs_up
+    thumbs_down""".split()  # noqa: SIM905 - a list of words
 )
-_OF_A_LOG = ("model", "model_name", "model_id", "llm", "finish_reason", "completion_tokens", "latency", "contexts")
-"""Columns of logs and RAGAS' tables, where `answer` is what a model wrote."""
+_LOGGED = re.compile("^model|^llm|finishreason|tokens|latency|cost$|^contexts$|^retriev|^sourcedocuments")
+"""In the name of a column of logs and RAGAS' tables, where `answer` is what a model wrote."""
 _CONTINUED = ("body",)
 """SVAMP's question continues this text."""
 _ANSWERS = (*REFERENCES, *REFERENCES_BESIDE_ANSWERS, *_BEST, *_ALIASES)
@@ -203,13 +204,13 @@ class _Reading:
         if needs == "response":
             return
         flag = self._unanswerable()
-        choices = self._clear(lambda: choices_of(self._record, self._names), "choices")
+        choices = self._clear(lambda: choices_of(self._record, self._names))
         if choices is not None and name is None:
             name = next(iter(self._present(MARKS)), None)
         if flag is not None:
             self._take("answers", name or flag, [])
             self._used.update(self._present(_ALIASES))
-        elif name is not None and not (self._cells and not _is_filled(self._record[name])):
+        elif name is not None and (_is_filled(self._record[name]) or self._record[name] == []):
             self._take("answers", name, self._references(name, choices))
 
     def _unanswerable(self) -> str | None:
@@ -228,15 +229,15 @@ class _Reading:
     def _references(self, name: str, choices: Choices | None) -> Any:
         """The texts of a column, any of which is right."""
         value = self._record[name]
-        self._require_references(name, value)
         if choices is not None:
             held = literal(value)
             marks = cast("list[Any]", held) if isinstance(held, list) else [value]
-            if len(marks) == 1 and (text := self._clear(lambda: choices.meant(marks[0]), name)) is not None:
+            if len(marks) == 1 and (text := self._clear(lambda: choices.meant(marks[0], name))) is not None:
                 self._used.update(choices.columns)
                 return [text]
             if len(marks) > 1 and any(re.fullmatch(r"[A-J]|\d", str(mark)) for mark in marks):
                 raise self._fault(f'has several choices in "{name}": give the texts of the right ones')
+        self._require_references(name, value)
         if (yes := self._yes_or_no(value, name)) is not None:
             return [yes]
         if plain(name) == "correctanswers" and isinstance(value, str) and self._present(_BEST):
@@ -266,7 +267,7 @@ class _Reading:
         if isinstance(held, str) or not isinstance(held, list):
             for text in texts:
                 self._require_answer(str(text), name)
-        if isinstance(held, str | list) and (isinstance(held, str) or len(texts) == 1):
+        if isinstance(held, str | int) or (isinstance(held, list) and len(texts) == 1):
             for text in texts:
                 self._require_one(text, name, is_listed=isinstance(held, list))
         return [text for text in texts if text != ""]
@@ -289,15 +290,16 @@ class _Reading:
         """Refuse a log of a model's answers, grades in their place, and choices of which another column tells the
         right one.
         """
-        if plain(name) in _GRADES and _is_grade(value):
+        if _is_grade(name, value) and plain(name) not in map(plain, _ANSWERS):
             raise self._fault(f'has a grade in "{name}", {value!r}, and no reference')
         if self._given.answers is not None or self._present(RESPONSE) or plain(name) not in ("answer", "answers"):
             return
-        held, marks = literal(value), self._present((*MARKS, "label"))
+        held, marks = literal(value), self._present(MARKS)
         if isinstance(held, list) and len(cast("list[Any]", held)) > 1 and marks:
             raise self._fault(f'has "{marks[0]}" next to "{name}", so that these may be choices: give the right one')
-        grades = [grade for grade in self._present(_GRADES) if _is_grade(self._record[grade])]
-        logged = [sign for sign in self._present((*_OF_A_LOG, *_RETRIEVED)) if _is_filled(self._record[sign])]
+        others = {other: held for other, held in self._record.items() if plain(other) not in map(plain, NO_PASSAGE)}
+        grades = [other for other, held in others.items() if _is_grade(other, held)]
+        logged = [other for other, held in others.items() if _LOGGED.search(plain(other)) and _is_filled(held)]
         if sign := next(iter((*grades, *(logged if plain(name) == "answer" else ()))), None):
             raise self._fault(
                 f'has "{sign}" next to "{name}", so that this may be a model\'s answer'
@@ -316,8 +318,9 @@ class _Reading:
 
     def _require_one(self, text: Any, name: str, *, is_listed: bool) -> None:
         """Refuse a text that a program has written, or that may be several answers."""
-        if not isinstance(text, str):
+        if not isinstance(text, str | int):
             return
+        text = str(text)
         quoted = json.dumps(text, ensure_ascii=False)
         meant = json.dumps({"text": text}, ensure_ascii=False)
         if WRITTEN.fullmatch(text.strip()):
@@ -380,12 +383,12 @@ class _Reading:
             return [value]
         return _unwrapped(value)
 
-    def _clear(self, read: Any, name: str) -> Any:
-        """What `read` finds among the choices; the column is named where that is unclear."""
+    def _clear(self, read: Callable[[], C]) -> C:
+        """What `read` finds among the choices."""
         try:
             return read()
         except UnclearError as error:
-            raise self._fault(f'has {self._record.get(name)!r:.60} in "{name}", and {error}') from error
+            raise self._fault(str(error)) from error
 
     def _fault(self, fault: str) -> DataFileError:
         return DataFileError(f"{self._found.place} {fault}.")
@@ -395,10 +398,11 @@ _NO_PROSE = re.compile(r"(?=.*[\d_/])[\w./:#-]{3,}", re.ASCII)
 """An id, a name of a file, or an address."""
 
 
-def _is_grade(value: Any) -> bool:
-    """A truth value, a number, or a word of a grader."""
+def _is_grade(name: str, value: Any) -> bool:
+    """A truth value, a share, or a grader's word, in a column that is named like a grade."""
     text = str(value).strip().lower()
-    return text in TRUTH or text in _GRADE_WORDS or bool(re.fullmatch(r"[01]?\.\d+", text))
+    is_one = text in TRUTH or text in _GRADE_WORDS or bool(re.fullmatch(r"[01]?\.\d+", text))
+    return is_one and bool(_GRADE.search(plain(name)))
 
 
 def tells_even_if_empty(name: str) -> bool:

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -101,9 +101,11 @@ def read_questions(
     question_field: str | None = None,
     answers_field: str | None = None,
     context_field: str | None = None,
+    on_progress: Callable[[int], object] = lambda _: None,
 ) -> QuestionFile:
-    """Read questions from JSON Lines, a JSON list (.json), CSV (.csv, .tsv), Parquet (.parquet), a folder of such files
-    or a dataset (hub:NAME[:CONFIG][@SPLIT]). The columns of well-known data are read by their names (`columns`).
+    """Read questions from JSON Lines, JSON (.json), CSV (.csv, .tsv), Excel (.xlsx), Parquet (.parquet), one of these
+    packed (.gz, .zip), a folder of such files or a dataset (hub:NAME[:CONFIG][@SPLIT]). The columns of well-known data
+    are read by their names (`columns`).
 
     "-" reads JSON Lines, or a JSON list, from standard input. A byte order mark, CRLF and blank lines are fine.
 
@@ -116,11 +118,12 @@ def read_questions(
         answers_field: the field with the references, if it has another name.
         context_field: the field with the passage to answer from, which every record must then hold; several texts in
             it are joined by blank lines. Without it, `context` and its like, which records may lack.
+        on_progress: called with the number of records that are read, at each ten thousand of them.
 
     Raises:
         DataFileError: the source cannot be read or holds nothing usable; with `strict`, the first broken record.
         InputError: `context_field` names a field that is not a passage.
-        MissingExtraError: the library for a dataset or a Parquet file is not installed.
+        MissingExtraError: the library for a dataset, a Parquet or an Excel file is not installed.
     """
     if context_field in NO_PASSAGE:
         raise InputError(f'the field "{context_field}" is not a passage to answer from; name another as context field')
@@ -133,7 +136,9 @@ def read_questions(
     owners: dict[str, Entry] = {}
     ids: dict[str, Entry] = {}
     shared_ids: list[str] = []
-    for entry in entries(str(path)):
+    for number, entry in enumerate(entries(str(path)), start=1):
+        if number % 10_000 == 0:
+            on_progress(number)
         try:
             row, left, columns = _read(entry, needs, given)
             first, known = rows.setdefault(identity(row, needs), (entry, row))

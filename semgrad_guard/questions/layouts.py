@@ -11,7 +11,7 @@ from typing import Any, cast
 
 Record = dict[str, Any]
 
-QUESTION = ("question", "user_input", "query", "input", "inputs", "question_text")
+QUESTION = ("question", "user_input", "query", "input", "inputs", "question_text", "question_stem", "problem")
 _LISTS = ("data", "rows", "questions", "examples", "test_cases", "tests", "items", "records", "samples", "instances")
 """The names of the one list of records in a document, in any spelling."""
 _INPUTS = ("inputs", "input", "vars", "item")
@@ -74,7 +74,7 @@ def _is_record(document: Record) -> bool:
 
 def _objects(held: Any) -> bool:
     """A list of objects, one at least."""
-    return isinstance(held, list) and bool(held) and all(isinstance(entry, dict) for entry in cast("list[Any]", held))
+    return isinstance(held, list) and held != [] and all(isinstance(entry, dict) for entry in cast("list[Any]", held))
 
 
 def _within(entry: Any) -> list[Any]:
