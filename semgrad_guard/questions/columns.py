@@ -176,11 +176,11 @@ class _Reading:
         value = literal(self._record[name])
         if isinstance(value, list) and all(isinstance(turn, dict) for turn in cast("list[Any]", value)):
             turns = cast("list[Record]", value)
-            asked = [turn.get("content") for turn in turns if turn.get("role") == "user"]
-            if len(asked) != 1 or any(turn.get("role") not in ("user", "system", "developer") for turn in turns):
+            texts = [turn.get("content") for turn in turns if turn.get("role") == "user"]
+            if len(texts) != 1 or any(turn.get("role") not in ("user", "system", "developer") for turn in turns):
                 raise self._fault(f'has a conversation in "{name}": give one question')
             self._found.unread += (f"{name} (system)",) if len(turns) > 1 else ()
-            return asked[0]
+            return texts[0]
         if isinstance(text := self._record[name], str) and WRITTEN_PASSAGE.fullmatch(text.strip()):
             raise self._fault(f'has a list or an object in "{name}", {text.strip()[:60]!r}: write the question\'s text')
         if self._given.question is None and (more := self._present(_CONTINUED)):
@@ -219,10 +219,10 @@ class _Reading:
             for name in self._present([known]):
                 self._used.add(name)
                 value = self._record[name]
-                told = TRUTH.get(str(value).strip().lower())
-                if told is None and _is_filled(value):
+                truth = TRUTH.get(str(value).strip().lower())
+                if truth is None and _is_filled(value):
                     raise self._fault(f'has {str(value)!r:.60} in "{name}", where true or false is expected')
-                if told is no_answer:
+                if truth is no_answer:
                     return name
         return None
 
@@ -274,17 +274,17 @@ class _Reading:
 
     def _yes_or_no(self, value: Any, name: str) -> str | None:
         """The answer to one of BoolQ's or StrategyQA's questions; None where the value is no truth value."""
-        told = {"true": True, "false": False}.get(str(value).strip().lower()) if isinstance(value, str | bool) else None
-        if told is None:
+        text = str(value).strip().lower()
+        if text not in ("true", "false") or not isinstance(value, str | bool):
             return None
         if "true" in str(self._found.values.get("question")).lower():
-            return "true" if told else "false"
+            return text
         if not self._present(("passage", "facts")):
             raise self._fault(
                 f'has {json.dumps(value)} in "{name}", as programs write a yes or no: write the words of an answer, or '
                 f'{{"text": "{value}"}} if it is meant'
             )
-        return "yes" if told else "no"
+        return "yes" if text == "true" else "no"
 
     def _require_references(self, name: str, value: Any) -> None:
         """Refuse a log of a model's answers, grades in their place, and choices of which another column tells the

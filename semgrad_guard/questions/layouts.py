@@ -68,8 +68,8 @@ def records_in(document: Record) -> list[Any]:
 
 def _is_record(document: Record) -> bool:
     """It has a question, as a text or as messages."""
-    asked = [held for name, held in flat(document).items() if plain(name) in map(plain, QUESTION)]
-    return any(isinstance(held, str) or (_objects(held) and "role" in held[0]) for held in asked)
+    questions = [held for name, held in flat(document).items() if plain(name) in map(plain, QUESTION)]
+    return any(isinstance(held, str) or (_objects(held) and "role" in held[0]) for held in questions)
 
 
 def _objects(held: Any) -> bool:
@@ -112,8 +112,8 @@ def flat(record: Record) -> Record:
             found[name] = _only(_part(found, name))
     if isinstance(stem := found.get("question"), dict):  # CommonsenseQA's and NarrativeQA's questions
         parts = dict(cast("Record", stem))
-        asked = parts.pop("stem", parts.pop("text", None))
-        found = {**parts, **found, "question": asked}
+        text = parts.pop("stem", parts.pop("text", None))
+        found = {**parts, **found, "question": text}
     return _promptfoo(found)
 
 

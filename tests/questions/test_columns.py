@@ -26,16 +26,6 @@ def read(folder: Path, content: object, name: str = "q.jsonl", **options: Any) -
         # RAGAS 0.1 and 0.2: `answer` and `response` are the model's
         ({"question": Q, "answer": "m", "contexts": ["p", "r"], "ground_truth": "a"}, ("a",), "p\n\nr", ("answer",)),
         ({"question": Q, "answer": "m", "contexts": ["p"], "ground_truths": ["a", "b"]}, ("a", "b"), "p", ("answer",)),
-        (
-            {
-                "user_input": Q,
-                "response": "m",
-                "retrieved_contexts": ["p"],
-                "reference_contexts": ["x"],
-                "reference": "a",
-            },
-            *(("a",), "p", ("response", "reference_contexts")),
-        ),
         # DeepEval, LangSmith
         (
             {"input": Q, "actual_output": "m", "expected_output": "a", "context": ["x"], "retrieval_context": ["p"]},
@@ -50,13 +40,6 @@ def read(folder: Path, content: object, name: str = "q.jsonl", **options: Any) -
         ),
         ({"inputs.question": Q, "outputs.answer": "a", "dataset_id": "7"}, ("a",), None, ("dataset_id",)),
         ({"inputs": f'{{"question": "{Q}"}}', "outputs": '{"answer": "a"}'}, ("a",), None, ()),
-        # SciQ
-        (
-            {"question": Q, "correct_answer": "a", "distractor1": "d", "support": "s"},
-            ("a",),
-            None,
-            ("distractor1", "support"),
-        ),
         # MS MARCO
         (
             {"query": Q, "answers": ["a"], "passages": {"passage_text": ["p", "r"], "is_selected": [1, 0]}},
@@ -65,8 +48,7 @@ def read(folder: Path, content: object, name: str = "q.jsonl", **options: Any) -
             (),
         ),
         ({"query": Q, "answers": ["No Answer Present."], "passages": [{"passage_text": "p"}]}, (), "p", ()),
-        # Natural Questions: open, simplified, the hub's
-        ({"question": Q, "answer": ["a", "b"]}, ("a", "b"), None, ()),
+        # Natural Questions: simplified, the hub's
         (
             {
                 "question_text": Q,
@@ -95,9 +77,6 @@ def read(folder: Path, content: object, name: str = "q.jsonl", **options: Any) -
         ),
         # lists that are written as text, as pandas does
         ({"question": Q, "ground_truths": "['a', 'it\\'s']", "contexts": "['p', 'r']"}, ("a", "it's"), "p\n\nr", ()),
-        ({"question": Q, "answers": '["a", "b"]'}, ("a", "b"), None, ()),
-        ({"question": Q, "answers": {"text": "a|b"}}, ("a|b",), None, ()),
-        ({"question": Q, "answer": "Na"}, ("Na",), None, ()),
     ],
 )
 def test_the_columns_of_known_data(
@@ -112,8 +91,6 @@ def test_the_columns_of_known_data(
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("squad.json", {"data": [{"paragraphs": [{"context": "p", "qas": [{"question": Q, "answers": ["a"]}]}]}]}),
-        ("trivia.json", {"Data": [{"Question": Q, "Answer": {"Value": "a"}, "context": "p"}]}),
         ("viewer.json", {"rows": [{"row_idx": 0, "row": {"question": Q, "answer": "a", "context": "p"}}]}),
         ("columns.json", {"question": {"0": Q}, "answer": {"0": "a"}, "context": {"0": "p"}}),
         ("split.json", {"columns": ["question", "answer", "context"], "index": [0], "data": [[Q, "a", "p"]]}),
@@ -131,10 +108,9 @@ def test_files_that_nest_their_records(tmp_path: Path, name: str, content: objec
 
 
 def test_passages_that_deepeval_joined(tmp_path: Path) -> None:
-    (row,) = read(tmp_path, f"input,expected_output,context\n{Q},a,p|r\n", "q.csv").rows
-    assert row.context == "p\n\nr"
-    (row,) = read(tmp_path, f"question,answer,context\n{Q},a,p|r\n", "q.csv").rows
-    assert row.context == "p|r"
+    for name, context in (("expected_output", "p\n\nr"), ("answer", "p|r")):
+        (row,) = read(tmp_path, f"input,{name},context\n{Q},a,p|r\n", "q.csv").rows
+        assert row.context == context
 
 
 def test_the_answer_beside_a_ground_truth_is_what_is_scored(tmp_path: Path) -> None:
@@ -154,13 +130,6 @@ def test_references_that_are_none_are_reported(tmp_path: Path, text: str, name: 
     assert f'has {json.dumps(text, ensure_ascii=False)} in "answer"' in str(found.problems[0])
     meant: Any = {"text": text} if "|" in text else [text]
     assert read(tmp_path, {"question": Q, "answer": meant}).rows[0].answers == (text,)
-
-
-def test_a_missing_number_of_pandas_is_no_reference(tmp_path: Path) -> None:
-    found = read(
-        tmp_path, json.dumps({"question": Q, "answer": float("nan")}) + '\n{"question": "Who?", "answer": 1.5}'
-    )
-    assert ([row.answers for row in found.rows], 'has "nan"' in str(found.problems[0])) == ([("1.5",)], True)
 
 
 def test_a_text_beside_an_instruction_is_no_question(tmp_path: Path) -> None:
@@ -320,14 +289,10 @@ def test_a_cell_is_never_misread(tmp_path: Path, cell: str, outcome: Any, name: 
         ("{'title': ['T'], 'sentences': [['p.', ' r.']]}", "T\np. r."),
         ("[{'page_content': 'p', 'metadata': {}}]", "p"),
         ('[{"title": "T", "paragraph_text": "p"}]', "p"),
-        ("['p' 'r']", REFUSED),
-        ("[Document(page_content='p')]", REFUSED),
         ("[Document(metadata={'a': 1}, page_content='p')]", REFUSED),
         ("{'title': array(['T'], dtype=object), 'sentences': array([])}", REFUSED),
         ("array(['p'], dtype=object)", REFUSED),
         ("Document(page_content='p')", REFUSED),
-        ("page_content='p' metadata={'source': 'x'}", REFUSED),
-        ("{'other': 'p'}", REFUSED),
         ('{"name": "Bob"}', REFUSED),
         ('["{\\"name\\": \\"Bob\\"}"]', '{"name": "Bob"}'),
         ("<x.Document object at 0x7f0a>", REFUSED),
@@ -359,12 +324,10 @@ FOUR = ["Lyon", "Nice", "Paris", "Brest"]
         ({"options": {"A": "Lyon", "B": "Paris"}, "answer": "B"}, "Paris"),
         ({"choices": {"text": FOUR, "label": ["A", "B", "C", "D"]}, "answer": "C"}, "Paris"),
         ({"choices": {"text": FOUR, "label": ["1", "2", "3", "4"]}, "answer": "C"}, REFUSED),
-        ({"A": "Lyon", "B": "Nice", "C": "Paris", "D": "Brest", "answer": "C"}, "Paris"),
         ({"choices": str(FOUR), "answer": "2"}, "Paris"),
         ({"choices": FOUR, "answer": "Paris"}, "Paris"),
         ({"choices": ["3", "1", "4", "2"], "answer": "2"}, REFUSED),
         ({"choices": ["3", "1", "4", "2"], "answer": 2}, "4"),
-        ({"options": FOUR, "answer": 2}, REFUSED),
         ({"choices": FOUR, "answer": 4}, REFUSED),
         ({"choices": FOUR, "answer": "E"}, REFUSED),
         ({"choices": "Lyon Nice Paris", "answer": "C"}, REFUSED),

@@ -170,10 +170,10 @@ def test_a_workbook_is_read_as_its_table(tmp_path: Path) -> None:
 
 
 def test_a_long_file_tells_how_far_it_is(tmp_path: Path) -> None:
-    told: list[int] = []
+    rows: list[int] = []
     lines = [json.dumps({"question": str(number), "answer": "a"}) for number in range(20_001)]
-    read_questions(file(tmp_path, *lines), on_progress=told.append)
-    assert told == [10_000, 20_000]
+    read_questions(file(tmp_path, *lines), on_progress=rows.append)
+    assert rows == [10_000, 20_000]
 
 
 def test_the_key_is_the_question_and_its_context() -> None:
