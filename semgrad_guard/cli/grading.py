@@ -110,38 +110,29 @@ class Grades:
         return [bool(own) and all(own) for own in self.units.values()]
 
 
-@dataclass(frozen=True)
-class ByHand:
-    """How many of the surest answers people grade, and whether the grader (`machine`) grades all of these as well."""
-
-    count: int
-    machine: bool
-
-    def draw(
-        self,
-        questions: Sequence[Question],
-        answers: Sequence[Answer],
-        draws: Sequence[int],
-        estimator: str,
-        *,
-        alpha: float,
-        whole: bool = False,
-    ) -> list[int]:
-        """The places of the answers that people grade, in random order; `draws` are the places of all, those of traffic
-        with their repetitions. With `whole` the places of all the surest answers."""
-        drawn = rows_to_grade(
-            [answers[place].uncertainty(estimator) for place in draws],
-            alpha=alpha,
-            by_hand=len(draws) if whole else self.count,
-            groups=[questions[place].key for place in draws],
-            copies="keep",
-        )
-        if not whole:
-            note(
-                f"{len(drawn)} answers are graded by hand: a random part of the surest {share_to_grade(alpha):.1%}. "
-                "Nothing less sure is let through then. --by-hand takes another number."
-            )
-        return list(dict.fromkeys(draws[row] for row in drawn))
+def drawn_for_people(
+    questions: Sequence[Question],
+    answers: Sequence[Answer],
+    draws: Sequence[int],
+    estimator: str,
+    *,
+    count: int,
+    alpha: float,
+) -> list[int]:
+    """The places of the answers that people grade, in random order; `draws` are the places of all, those of traffic
+    with their repetitions."""
+    drawn = rows_to_grade(
+        [answers[place].uncertainty(estimator) for place in draws],
+        alpha=alpha,
+        by_hand=count,
+        groups=[questions[place].key for place in draws],
+        copies="keep",
+    )
+    note(
+        f"{len(drawn)} answers are graded by hand: a random part of the surest {share_to_grade(alpha):.1%}. "
+        "Nothing less sure is let through then. --by-hand takes another number."
+    )
+    return list(dict.fromkeys(draws[row] for row in drawn))
 
 
 def grade(
