@@ -246,7 +246,8 @@ class LowConfidenceError(SemGradGuardError):
             f"the answer is not let through: {verdict.reason or 'no reason given'} (decision: {verdict.action}). "
             f"The error's `verdict` holds the score{kept}. {advice}".rstrip()
         )
-        self.verdict = verdict.model_copy(update={"text": "", "tool_calls": (), "draft": draft})
+        gone: dict[str, object] = {"text": "", "tool_calls": (), "calls": (), "fields": ()}
+        self.verdict = verdict.model_copy(update={**gone, "draft": draft})
 
 
 class MissingExtraError(SemGradGuardError, ImportError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,11 @@ class ToolCall:
     name: str
     arguments: Mapping[str, Any]
     id: str | None = None
+
+    @property
+    def digest(self) -> str:
+        """Twelve hex digits that name the tool and the arguments."""
+        return digest_of(json.dumps([self.name, dict(self.arguments)], sort_keys=True, default=repr))
 
 
 @dataclass(frozen=True)
@@ -204,6 +210,32 @@ class SentenceVerdict(BaseModel, frozen=True, allow_inf_nan=False, ser_json_inf_
     reason: str | None = None
 
 
+class CallVerdict(BaseModel, frozen=True, allow_inf_nan=False):
+    """The score of one tool call, of the tokens in which it was written, those that end it included.
+
+    `digest` names the call as it was written (`ToolCall.digest`): a call with other arguments has no score.
+    `uncertainty` is None where the call's place in the answer is not known, or it cannot be scored by itself.
+    """
+
+    digest: str
+    uncertainty: float | None = None
+
+
+class FieldVerdict(BaseModel, frozen=True, allow_inf_nan=False):
+    """One value of an answer that is JSON, or of the arguments of the call that it is.
+
+    `path` is where it stands, as in ("cities", 0, "name"). `uncertainty` is that of the tokens that spell it, and of
+    the one that ends it, given everything before them. `action` is "deliver", or "null": the value is withheld, and
+    null stands in its place. `nullable` is whether the answer's schema allows that.
+    """
+
+    path: tuple[str | int, ...]
+    uncertainty: float | None = None
+    confidence: float | None = None
+    action: Literal["deliver", "null"] = "deliver"
+    nullable: bool = True
+
+
 class Verdict(BaseModel, frozen=True, allow_inf_nan=False, ser_json_inf_nan="null"):
     """What happened to one question: the text to deliver, the action that led to it, and the score behind it.
 
@@ -285,6 +317,8 @@ class Verdict(BaseModel, frozen=True, allow_inf_nan=False, ser_json_inf_nan="nul
     drift: bool | None = None
     decision_id: str | None = None
     sentences: tuple[SentenceVerdict, ...] = ()
+    calls: tuple[CallVerdict, ...] = ()
+    fields: tuple[FieldVerdict, ...] = ()
     escalated: Verdict | None = None
     escalated_from: Verdict | None = None
 
@@ -305,8 +339,10 @@ class Verdict(BaseModel, frozen=True, allow_inf_nan=False, ser_json_inf_nan="nul
 
     @property
     def is_part(self) -> bool:
-        """Whether some sentences of the answer were delivered, and others not."""
+        """Whether some sentences or values of the answer were delivered, and others not."""
         shown = self.enforced and (self.action == "answer" or self.is_continued)
+        if any(one.action == "null" for one in self.fields):
+            return shown
         return shown and {one.action in ("deliver", "mark") for one in self.sentences} == {True, False}
 
     @property

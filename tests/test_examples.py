@@ -28,6 +28,7 @@ PRINTED = {
     "04_agent_middleware.py": {"from memory:", "after searching:"},
     "05_human_review.py": {"waiting:", "delivered: Ulaanbaatar (escalate)", "delivered: Nobody knows."},
     "06_traces.py": {"│ ChatSemGrad"},
+    "07_tool_gate.py": {"rent: It is paid.   (paid: Ann)", "garage: Whom shall I pay for the garage?   (paid: nobody)"},
     "20_query_engine.py": {"What is the capital of France?", "What is the capital of Mongolia?"},
     "21_chat_engine.py": {"answer: ", "abstain: I don't know.", "remembered: ", "streamed: ", "advice: abstain"},
     "22_workflow.py": {"What is the capital of France? ", "waiting for a person: What is the capital of Mongolia?"},

@@ -99,6 +99,7 @@ class ChatSemGrad(LocalModelFields, Deciding):
                 template_options=form.template_options,
                 on_piece=on_piece if pieces else None,
                 terms=terms,
+                structure=form.structure,
             )
             return self.language_model.submit(wanted.then(drafted))
 

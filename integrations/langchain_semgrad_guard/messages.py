@@ -157,7 +157,12 @@ def abstention(draft: AIMessage, verdict: Verdict, *, keep_draft: bool) -> AIMes
     is_end = bool(verdict.sentences) and verdict.sentences[-1].action == "deliver"  # of a part: the draft's own end
     ended = draft.response_metadata.get("finish_reason", "stop") if is_end else "stop"
     record = {**bare.response_metadata, "finish_reason": ended, METADATA_KEY: verdict.metadata(keep_draft=keep_draft)}
-    return bare.model_copy(update={"content": verdict.text, "response_metadata": record})
+    shown: dict[str, Any] = {"content": verdict.text, "response_metadata": record}
+    if verdict.is_part and verdict.tool_calls:  # of a call some values go out
+        pairs = zip(draft.tool_calls, verdict.tool_calls, strict=True)
+        calls = [tool_call(name=own.name, args=dict(own.arguments), id=call["id"]) for call, own in pairs]
+        shown |= {"tool_calls": calls, "response_metadata": {**record, "finish_reason": "tool_calls"}}
+    return bare.model_copy(update=shown)
 
 
 def textless(message: AIMessage) -> AIMessage:

@@ -41,6 +41,7 @@ from semgrad_guard.guard import (
     ReportedScorer,
     ReportedSentences,
     Steps,
+    Structure,
     Work,
     as_estimator,
     awaited,
@@ -113,7 +114,8 @@ class GuardedChatModel(Deciding):
                 if reason
                 else scorer.verdict(text, convert.logprobs_of(message), is_part=is_part, **facts)
             )
-            return call.draft(verdict, message, form)
+            parts = scorer.parts(convert.logprobs_of(message), convert.calls_of(message), _structure(call.options))
+            return call.draft(verdict.model_copy(update=parts), message, form)
         try:
             if reason:
                 raise InputError(reason)
@@ -259,6 +261,15 @@ def _template_options(options: Mapping[str, Any]) -> dict[str, Any]:
         raise InputError(f"the model's tools cannot be shown to the scorer ({error})") from error
     chosen = "none" if options.get("tool_choice") == "none" else None
     return AnswerForm.of({"tools": tools, "tool_choice": chosen}).template_options
+
+
+def _structure(options: Mapping[str, Any]) -> Structure | None:
+    """The JSON that an answer owes; None where its request says so in a form that is not known here."""
+    names = ("tools", "tool_choice", "response_format")
+    try:
+        return AnswerForm.of({name: options[name] for name in names if options.get(name)}).structure
+    except InputError:
+        return None
 
 
 def _unseen(message: AIMessage) -> str:

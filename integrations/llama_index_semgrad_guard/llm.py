@@ -124,6 +124,9 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
     logprobs: bool = False
     """Whether responses that are the model's own answer carry the log-probabilities of its tokens."""
 
+    top_logprobs: int = Field(default=0, ge=0, le=20)
+    """With `logprobs`: how many of the likeliest tokens at each place follow the one that was written."""
+
     estimator: Annotated[Estimator, SkipValidation, BeforeValidator(as_estimator)] = Field(
         default_factory=HybridGrad, exclude=True
     )
@@ -252,7 +255,11 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
             model, form = self.language_model, options.form
             shown = prompt if isinstance(prompt, str) else form.instructed(self._shown(prompt))
             request: Any = self._answerer(options.writing_by(model)).request(
-                shown, on_piece=on_piece, template_options=form.template_options, terms=terms
+                shown,
+                on_piece=on_piece,
+                template_options=form.template_options,
+                terms=terms,
+                structure=None if self.router is False else form.structure,
             )
             if self.router is False:
                 request = replace(request, finish=_unscored)
@@ -279,9 +286,8 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
         if text != verdict.text:
             verdict = verdict.model_copy(update={"text": text, "sentences": ()})
         verdict = verdict.model_copy(update={"tool_calls": tuple(found.calls)})
-        logprobs = (
-            _logprobs(model, self.estimator, draft.answer) if self.logprobs and self.router is not False else None
-        )
+        wanted, top = self.logprobs and self.router is not False, self.top_logprobs
+        logprobs = _logprobs(model, self.estimator, draft.answer, top=top) if wanted else None
         answer = Chunk(text, record=raw_record(draft.answer, self.model), logprobs=logprobs)
         trusted = bool(self.router) and not found.broken and self.router.trusts(found.calls)
         return Draft(verdict, answer, draft.prompt, trusted=trusted, irreplaceable=options.owes)
@@ -381,8 +387,12 @@ def _unscored(found: list[Generation]) -> Draft[Generation]:
     return Draft(verdict, found[0], found[0].prompt.form)
 
 
-def _logprobs(model: LanguageModel, estimator: Estimator, answer: Generation) -> list[list[LogProb]] | None:
-    found = openai_logprobs(model, estimator, answer.evidence)
-    if found is None:
-        return None
-    return [[LogProb(token=one["token"], logprob=one["logprob"], bytes=one["bytes"])] for one in found["content"]]
+def _logprobs(
+    model: LanguageModel, estimator: Estimator, answer: Generation, *, top: int
+) -> list[list[LogProb]] | None:
+    found = openai_logprobs(model, estimator, answer.evidence, top=top)
+    return None if found is None else [[_logprob(own), *map(_logprob, own["top_logprobs"])] for own in found["content"]]
+
+
+def _logprob(entry: Mapping[str, Any]) -> LogProb:
+    return LogProb(token=entry["token"], logprob=entry["logprob"], bytes=entry["bytes"])

@@ -23,7 +23,7 @@ from semgrad_guard.engine.prompts.grammar import FORM_FIELDS, json_rule, one_of
 from semgrad_guard.engine.prompts.tool_calls import Tool, ToolAnswer, call_rule
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
-from semgrad_guard.guard import unscored
+from semgrad_guard.guard import Structure, unscored
 from semgrad_guard.records import METADATA_KEY, Message, Verdict, digest_of
 
 FORM_OPTIONS = frozenset(FORM_FIELDS)
@@ -68,6 +68,15 @@ class AnswerForm:
                 ).about("tool_choice")
         schema, instruction = _response_schema(options.get("response_format"))
         return cls(tools, forced, schema, instruction)
+
+    @property
+    def structure(self) -> Structure | None:
+        """The JSON that the answer owes; None where it is free."""
+        if self.schema is None and not self.forced:
+            return None
+        return Structure(
+            self.schema, {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in self.forced}
+        )
 
     @property
     def template_options(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from semgrad_guard.calibration.binding import Binding as Binding
 from semgrad_guard.calibration.binding import EstimatorChoice as EstimatorChoice
 from semgrad_guard.calibration.calibrating import calibrate as calibrate
+from semgrad_guard.calibration.calibrating import calibrate_runs as calibrate_runs
 from semgrad_guard.calibration.calibrating import calibrate_sentences as calibrate_sentences
 from semgrad_guard.calibration.calibration_record import Calibration as Calibration
 from semgrad_guard.calibration.drift import Drift as Drift

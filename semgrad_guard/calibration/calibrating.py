@@ -163,6 +163,45 @@ def calibrate_sentences(
     )
 
 
+def calibrate_runs(
+    runs: Iterable[Hashable],
+    uncertainties: Iterable[float | None],
+    correct: Iterable[bool],
+    *,
+    alpha: float,
+    delta: float,
+    **options: Any,
+) -> Calibration:
+    """A calibration of decisions of which several belong together: to one run of an agent, or to one object.
+
+    They depend on each other, so the run is the independent unit, as an answer is that of its sentences: "take a run of
+    which something is let through, and one of these decisions at random: it is wrong with probability at most alpha".
+
+    Args:
+        runs: the run of each decision.
+        uncertainties: that of each decision; None: it has none, and is never let through.
+        correct: whether letting it through is right.
+        alpha: the largest error rate of that drawn decision, in (0, 1).
+        delta: the largest probability of breaking that promise, in (0, 1).
+        **options: others of `calibrate` (binding, tries; prompts, one for each run in the order of their first
+            decisions).
+
+    Raises:
+        CalibrationError: the columns differ in length, or an entry cannot be read.
+    """
+    by_run: dict[Hashable, tuple[list[float | None], list[bool]]] = {}
+    try:
+        for run, uncertainty, right in zip(runs, uncertainties, correct, strict=True):
+            scores, grades = by_run.setdefault(run, ([], []))
+            scores.append(uncertainty)
+            grades.append(right)
+    except ValueError as error:
+        raise CalibrationError(f"Each decision has a run, an uncertainty and a label: {error}.") from None
+    answers = [AnswerSentences(f"run {run}", "", *own, [None] * len(own[0])) for run, own in by_run.items()]
+    found = SentenceSet.read(answers, on_doubt="drop", promise="sentence")
+    return calibrate(found.most_certain, found.all_right, alpha=alpha, delta=delta, sentences=found, **options)
+
+
 @dataclass(frozen=True)
 class Proposal:
     """A new calibration in the place of an old one. Nothing takes it by itself."""

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from semgrad_guard.engine.answers.answer import Answer, BatchScoring, Evidence, Generation
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.answers.request import Request, TextStream, Ticket, outcomes
-from semgrad_guard.engine.answers.sentences import Segment, score_segments, sentences_of
+from semgrad_guard.engine.answers.sentences import Segment, parts_of, score_segments, sentences_of
 from semgrad_guard.engine.answers.text import Visible, answered
 from semgrad_guard.engine.answers.worker import Worker, worker_of
 from semgrad_guard.engine.answers.writing_model import WritingModel, name_of
@@ -265,6 +265,18 @@ class LanguageModel(WritingModel):
         tokens spell another text.
         """
         return sentences_of(answer, self._writer, known=known)
+
+    def parts(self, answer: Evidence, spans: Sequence[Span]) -> list[Evidence | None]:
+        """Pieces [start, end) of an answer as its tokens spell it (`spelled`), in order, each with its evidence.
+
+        A piece has the tokens that spell any of it, and the one that ends it, given everything before them. None where
+        these all belong to the piece before.
+        """
+        return parts_of(answer, spans, self._writer)
+
+    def spelled(self, answer: Evidence) -> str:
+        """The text of an answer's tokens, special tokens included."""
+        return self._writer.decode(answer.response_ids, special=True)
 
     def last_states(self, prompts: Sequence[Prompt], count: int) -> torch.Tensor:
         """Hidden states h^(0) .. h^(L-1) of the prompts' last `count` tokens, in one batch: [prompts, L, count, d].

@@ -49,6 +49,9 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.guard import Guard as Guard
     from semgrad_guard.guard.guard import GuardedStream as GuardedStream
     from semgrad_guard.guard.guard import Target as Target
+    from semgrad_guard.guard.parts import Structure as Structure
+    from semgrad_guard.guard.parts import calibrate_fields as calibrate_fields
+    from semgrad_guard.guard.parts import judged as judged
     from semgrad_guard.guard.policy import Policy as Policy
     from semgrad_guard.guard.policy import Terms as Terms
     from semgrad_guard.guard.policy import decide as decide

@@ -20,18 +20,23 @@ from semgrad_guard.engine.answers.text import Piece
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.prompts.tool_calls import ToolAnswer, shown_text
 from semgrad_guard.engine.replay.memory import OUT_OF_MEMORY, give_back_memory, is_out_of_memory
+from semgrad_guard.engine.sentences import Span
 from semgrad_guard.errors import InputError, UnsupportedToolsError
 from semgrad_guard.estimators import Estimator
+from semgrad_guard.estimators.samples import AskingEstimator
 from semgrad_guard.guard.calibrated_estimator import require_by_sentence
 from semgrad_guard.guard.early_sentences import EarlySentences
 from semgrad_guard.guard.flow import Draft
+from semgrad_guard.guard.parts import Structure, scored_calls, scored_fields
 from semgrad_guard.guard.policy import Terms
 from semgrad_guard.guard.sentences import WITH_CALLS, scored_as_they_end, scored_sentences
 from semgrad_guard.guard.streams import LiveAnswer
 from semgrad_guard.guard.timing import awaited_all
 from semgrad_guard.guard.verdicts import RecordedScore, current_recorder, unscored
 from semgrad_guard.records import (
+    CallVerdict,
     Conversation,
+    FieldVerdict,
     PromptForm,
     Score,
     SentenceVerdict,
@@ -123,15 +128,17 @@ class Answerer:
         *,
         template_options: TemplateOptions | None = None,
         known: Verdict | None = None,
+        structure: Structure | None = None,
     ) -> Draft[Generation]:
         """One answer with its score; an answer to a prompt with tools is taken apart into text and calls.
 
-        `known` is the undecided verdict on its beginning, whose sentences were scored while it was written.
+        `known` is the undecided verdict on its beginning, whose sentences were scored while it was written. By the
+        `structure` that it owes its fields have scores, too.
         """
         tools = (template_options or {}).get("tools")
         answer = self.model.tool_answer(generation, tools) if tools else ToolAnswer(generation.text)
         given: Any = {"template_options": template_options, "tool_calls": answer.calls, "known": known}
-        verdict = self.assessed(generation.evidence, answer.text, **given)
+        verdict = self.assessed(generation.evidence, answer.text, structure=structure, **given)
         return Draft(verdict, generation, generation.prompt.form)
 
     def request(
@@ -142,6 +149,7 @@ class Answerer:
         on_piece: Listener = None,
         terms: Terms | None = None,
         form: PromptForm | None = None,
+        structure: Structure | None = None,
     ) -> Request[Draft[Generation]]:
         """The request for an answer and its score, for `model.submit`: concurrent ones share the model's steps.
 
@@ -160,7 +168,10 @@ class Answerer:
             on_sentences=early,
             draws=self.draws,
             finish=lambda found: self.draft(
-                found[0], template_options=template_options, known=None if early is None else early.known
+                found[0],
+                template_options=template_options,
+                known=None if early is None else early.known,
+                structure=structure,
             ),
         )
 
@@ -256,6 +267,7 @@ class Answerer:
         tool_calls: Sequence[ToolCall] = (),
         known: Verdict | None = None,
         ended: EndedSentences | None = None,
+        structure: Structure | None = None,
     ) -> Verdict:
         """The score of an answer and everything that it is bound to: an undecided verdict, for `decide` to judge.
 
@@ -267,6 +279,7 @@ class Answerer:
         with self.model.turn:  # the score and the identity with it are of one state of the model
             # A score with gradients frees the states that the others and the thought are read off.
             thought = {} if ended else _thought(evidence)
+            parts = self._parts(evidence, tool_calls, structure)
             others = {
                 other.name: (self._score_of(other, evidence, tool_calls)[1], self._settings_of(other))
                 for other in (() if recorder is None else recorder.estimators)
@@ -296,6 +309,7 @@ class Answerer:
             cut=evidence.cut,
             reason=score.reason,
             sentences=sentences,
+            **parts,
             **thought,
             **(score.details or {}),
         )
@@ -310,6 +324,21 @@ class Answerer:
             }
             recorder.note(verdict, scores)
         return verdict
+
+    def _parts(
+        self, evidence: Evidence, calls: Sequence[ToolCall], structure: Structure | None
+    ) -> dict[str, tuple[CallVerdict, ...] | tuple[FieldVerdict, ...]]:
+        """The answer's calls and values; none of an estimator that compares whole answers."""
+        if not (calls or structure) or not evidence.response_ids or isinstance(self.estimator, AskingEstimator):
+            return {}
+        text = self.model.spelled(evidence)
+
+        def scored(spans: Sequence[Span]) -> list[float | None]:
+            found = self.model.parts(evidence, spans)
+            return [None if own is None else _score(self.estimator, own).uncertainty for own in found]
+
+        fields = () if structure is None else scored_fields(text, calls, structure, scored)
+        return {"calls": scored_calls(text, calls, scored), "fields": fields}
 
     def _score_of(
         self,

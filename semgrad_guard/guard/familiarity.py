@@ -39,9 +39,11 @@ def unlike(draft: Verdict, calibration: Calibration | None, prompt: PromptForm |
     )
 
 
-# The unit of scores and promises: a whole answer, a sentence, or a question, which may take several answers.
+# The unit of scores and promises: a whole answer, a sentence, a value of a structured answer, or a question, which may
+# take several answers.
 
 _UNIT = {"unit": "question"}
+_FIELD = {"unit": "field", "on_doubt": "drop"}
 
 
 def as_question(settings: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -52,6 +54,17 @@ def as_question(settings: Mapping[str, Any] | None) -> dict[str, Any]:
 def is_of_question(binding: Binding | None) -> bool:
     """Whether these are scores of whole questions: of each, that of its most doubtful answer."""
     return binding is not None and _UNIT.items() <= (binding.settings or {}).items()
+
+
+def as_fields(settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The settings to which the scores of an answer's values are bound: those of the answer, and this unit."""
+    return {**(settings or {}), **_FIELD}
+
+
+def is_of_fields(calibration: Calibration | None) -> bool:
+    """Whether a calibration is about the values of structured answers."""
+    bound = None if calibration is None else calibration.binding
+    return bound is not None and _FIELD.items() <= (bound.settings or {}).items()
 
 
 def require_same_unit(calibration: Calibration, binding: Binding) -> None:
@@ -80,7 +93,7 @@ def judged_by(calibration: Calibration | None, by: JudgedBy | None, on_doubt: On
     Raises:
         InputError: `on_doubt` is given for whole answers.
     """
-    made = None if calibration is None else calibration.sentences
+    made = None if calibration is None or is_of_fields(calibration) else calibration.sentences
     calibrated = None if made is None else made.on_doubt
     if (by or ("answer" if calibrated is None else "sentence")) == "sentence":
         return on_doubt or calibrated or "stop"

@@ -18,7 +18,8 @@ from semgrad_guard.decision_log.entries import DecisionSink
 from semgrad_guard.declared import require_valid
 from semgrad_guard.engine.interruption import Stop
 from semgrad_guard.errors import InputError, UnfamiliarPromptError
-from semgrad_guard.guard.familiarity import is_of_question, require_same_unit, unlike
+from semgrad_guard.guard.familiarity import as_fields, is_of_fields, is_of_question, require_same_unit, unlike
+from semgrad_guard.guard.parts import decided_fields, without_values
 from semgrad_guard.guard.sentences import decided_sentences, delivers, with_delivered
 from semgrad_guard.guard.verdicts import (
     UNSCORED,
@@ -362,7 +363,7 @@ def settle(
     if trusted and verdict.action != "answer":
         return Deliver(without_text(verdict))
     if verdict.action == "answer":
-        return Deliver(verdict)
+        return Deliver(without_values(verdict))
     if mode == "raise":
         return Raise(verdict)
     ranges = tuple((one.start, one.end) for one in verdict.sentences if delivers(one))
@@ -393,6 +394,9 @@ def decide(
         BindingMismatchError: the policy was calibrated for another model, estimator, setting or template.
         UnfamiliarPromptError: the prompt is unlike those calibrated on, and the policy is to raise.
     """
+    by_field = is_of_fields(policy.calibration)
+    if by_field:
+        draft = draft.model_copy(update={"settings": as_fields(draft.settings)})
     if draft.estimator != UNSCORED:  # else there is nothing to bind to, and `on_unscored` decides
         strange += policy.check(binding_of(draft), options=policy.on_other_options == "refuse")
     calibrated = policy.calibration is not None
@@ -400,12 +404,16 @@ def decide(
     if calibrated:
         differences = unlike(draft, policy.calibration, prompt)
         unfamiliar = tuple(dict.fromkeys((*differences, *strange)))
-    action = _action(draft, policy, can_escalate=can_escalate, unfamiliar=unfamiliar)
-    let_through = action == "answer"
     judged = not unfamiliar or policy.delivers_unfamiliar
 
     def passes(score: float | None) -> bool:
         return judged and policy.decide(score, can_escalate=False) == "answer"
+
+    if by_field:
+        fields, uncertainty = decided_fields(draft.fields, passes, policy.confidence)
+        draft = draft.model_copy(update={"fields": fields, "uncertainty": uncertainty})
+    action = _action(draft, policy, can_escalate=can_escalate, unfamiliar=unfamiliar)
+    let_through = action == "answer"
 
     on_doubt = (draft.settings or {}).get("on_doubt", "stop") if judged else "stop"
     if on_doubt == "escalate":

@@ -17,6 +17,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from operator import itemgetter
 from typing import Any, Self, cast
 
@@ -24,9 +25,10 @@ from semgrad_guard.calibration import Binding, Calibration
 from semgrad_guard.engine.prompts.responses import doubted_from
 from semgrad_guard.engine.sentences import Span, leanings, sentences
 from semgrad_guard.errors import BindingMismatchError, InputError
+from semgrad_guard.guard.parts import Structure, scored_calls, scored_fields
 from semgrad_guard.guard.sentences import WITHOUT_END, most_doubtful
 from semgrad_guard.guard.verdicts import binding_of, unscored
-from semgrad_guard.records import Message, PromptForm, SentenceVerdict, Verdict, digest_of
+from semgrad_guard.records import Message, PromptForm, SentenceVerdict, ToolCall, Verdict, digest_of
 from semgrad_guard.settings import REPORTED, OnDoubt
 
 TOP = 5
@@ -163,6 +165,33 @@ class ReportedScorer:
         known = {"status": "scored", "reason": None, "uncertainty": own if uncertainty is None else uncertainty}
         facts |= {"cut": len(tokens) if cut else None, "scored_tokens": len(tokens)}
         return self.unscored(shown, "", **facts, **scores).model_copy(update=known)
+
+    def parts(self, entries: Any, calls: Sequence[ToolCall], structure: Structure | None) -> dict[str, Any]:
+        """A verdict's fields about the calls of an answer and, where it owes a structure, its values.
+
+        A server that reports no tokens of a call leaves it unscored.
+        """
+        tokens: Sequence[Any] = cast("Sequence[Any]", entries) if isinstance(entries, Sequence) else ()
+        own = [bytes_of(token) for token in tokens]
+        if not (calls or structure) or None in own:
+            return {"calls": scored_calls("", calls, lambda _: ())} if calls else {}
+        written = cast("list[bytes]", own)
+        ends = list(accumulate(map(len, written)))
+        text = b"".join(written).decode("utf-8", "replace")
+
+        def scored(spans: Sequence[Span]) -> list[float | None]:
+            reached, found = 0, list[float | None]()
+            for start, end in spans:
+                begin = max(reached, bisect_right(ends, _bytes_until(text, start)))
+                reached = max(reached, min(bisect_right(ends, _bytes_until(text, end)) + 1, len(ends)))
+                try:
+                    found.append(self._scored(tokens[begin:reached])[0] if begin < reached else None)
+                except _NoScore:
+                    found.append(None)
+            return found
+
+        fields = () if structure is None else scored_fields(text, calls, structure, scored)
+        return {"calls": scored_calls(text, calls, scored), "fields": fields}
 
     def _scored(self, tokens: Sequence[Mapping[str, Any]]) -> tuple[float, dict[str, float]]:
         """The uncertainty of some tokens, and their likelihoods."""

@@ -90,6 +90,8 @@ def abstained(decided: Verdict, message: str) -> Verdict:
         "tool_calls": (),
         "draft": draft,
         "sentences": none_delivered(decided.sentences),
+        "calls": (),
+        "fields": (),
     }
     return decided.model_copy(update=changes)
 
@@ -105,6 +107,8 @@ def escalated(decided: Verdict, answer: str | Verdict) -> Verdict:
         "tool_calls": answer.tool_calls,
         "draft": decided.text or decided.draft,
         "sentences": none_delivered(decided.sentences),
+        "calls": (),
+        "fields": (),
         "escalated": answer,
     }
     return with_promise(decided.model_copy(update=changes))
@@ -171,6 +175,8 @@ def handed_on(decided: Verdict) -> Verdict:
         "tool_calls": (),
         "draft": decided.text or None,
         "sentences": none_delivered(decided.sentences),
+        "calls": (),
+        "fields": (),
     }
     return decided.model_copy(update={**changes, "promised": False})
 

@@ -63,14 +63,14 @@ def token_counts(ids: Sequence[int], text: str, spans: Sequence[Span], codec: Co
     return tuple(after - before for before, after in pairwise([*reached, len(ids)]))
 
 
-def _tokens_beyond(place: int, ids: Sequence[int], codec: Codec) -> int:
+def _tokens_beyond(place: int, ids: Sequence[int], codec: Codec, *, special: bool = False) -> int:
     """The fewest tokens that spell the text up to a place, or more."""
-    return bisect_left(range(len(ids)), place, key=lambda count: _spelled(ids[:count], codec))
+    return bisect_left(range(len(ids)), place, key=lambda count: _spelled(ids[:count], codec, special=special))
 
 
-def _spelled(ids: Sequence[int], codec: Codec) -> int:
+def _spelled(ids: Sequence[int], codec: Codec, *, special: bool = False) -> int:
     """The characters that tokens spell; a character may take several of them."""
-    return len(codec.decode(ids).rstrip("\ufffd"))
+    return len(codec.decode(ids, special=special).rstrip("\ufffd"))
 
 
 def sentence_evidence(
@@ -80,8 +80,16 @@ def sentence_evidence(
 
     The first `known` are scored already, and get none.
     """
-    answer, spans = whole.answer, list(pairwise(accumulate(counts, initial=0)))
-    new = [(span, text) for span, text in zip(spans, texts, strict=True)][known:]
+    spans = list(pairwise(accumulate(counts, initial=0)))
+    return (*(None,) * known, *part_evidence(whole, spans[known:], texts[known:]))
+
+
+def part_evidence(whole: Evidence, spans: Sequence[Span], texts: Sequence[str]) -> list[Evidence | None]:
+    """The evidence about parts of an answer, each given everything before it: tokens [begin, end), and their text.
+
+    None for a part without a token.
+    """
+    answer = whole.answer
     parts = [
         replace(
             answer,
@@ -90,13 +98,34 @@ def sentence_evidence(
             preceding=(*answer.preceding, *answer.ids[:begin]),
             written=(*answer.preceding, *answer.ids),
         )
-        for (begin, end), text in new
+        for (begin, end), text in zip(spans, texts, strict=True)
         if end > begin
     ]
     scorer, sampler = whole.scoring.model
     tapes = [whole.scoring.tape(whole.row)] * len(parts)
     found = iter(BatchScoring(scorer, parts, sampler, tapes=tapes, in_context=True).evidence)
-    return (*(None,) * known, *(next(found) if end > begin else None for (begin, end), _ in new))
+    return [next(found) if end > begin else None for begin, end in spans]
+
+
+def parts_of(answer: Evidence, spans: Sequence[Span], codec: Codec) -> list[Evidence | None]:
+    """The evidence about pieces of an answer's text as its tokens spell it, in order (`token_ranges`)."""
+    ids = answer.response_ids
+    ranges = token_ranges(ids, spans, codec)
+    return part_evidence(answer, ranges, [codec.decode(ids[begin:end]) for begin, end in ranges])
+
+
+def token_ranges(ids: Sequence[int], spans: Sequence[Span], codec: Codec) -> list[Span]:
+    """The tokens of pieces of a text, special tokens included; in the text's order.
+
+    A piece has the tokens that spell any of it, and the one that ends it: where the last one spells nothing beyond, the
+    next one. A token belongs to one piece alone, and a piece that has none to an empty range.
+    """
+    reached, ranges = 0, list[Span]()
+    for start, end in spans:
+        begin = max(reached, _tokens_beyond(start + 1, ids, codec, special=True) - 1)
+        reached = max(reached, min(_tokens_beyond(end + 1, ids, codec, special=True), len(ids)))
+        ranges.append((min(begin, reached), reached))
+    return ranges
 
 
 def sentences_of(answer: Evidence, codec: Codec, *, known: int = 0) -> list[tuple[Span, Evidence | None]] | None:

@@ -78,6 +78,9 @@ def test_the_verdict_stands_in_raw(chat: ChatSemGrad, method: Any) -> None:
     verdict = get_verdict(found["raw"])
     assert verdict is not None
     assert verdict.uncertainty is not None
+    assert [(one.path, one.nullable) for one in verdict.fields] == [(("colour",), False), (("twice",), False)]
+    assert all(one.uncertainty is not None and one.uncertainty > 0 for one in verdict.fields)
+    assert len(verdict.calls) == (method == "function_calling")
 
 
 @pytest.mark.parametrize("name", ROUTES)

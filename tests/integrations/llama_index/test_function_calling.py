@@ -190,6 +190,15 @@ def test_a_structure_is_written_as_a_call_and_keeps_its_score(tooled: SemGradLLM
     assert response.metadata["semgrad_guard"]["status"] == "scored"
 
 
+def test_each_value_of_a_forced_call_has_a_score(tooled: SemGradLLM) -> None:
+    response = tooled.chat_with_tools([PAINT], QUESTION, tool_required=True)
+    verdict = get_verdict(response)
+    assert verdict is not None
+    assert sorted(one.path for one in verdict.fields) == [("colour",), ("twice",)]
+    assert all(one.uncertainty is not None and one.uncertainty > 0 for one in verdict.fields)
+    assert [one.uncertainty is not None for one in verdict.calls] == [True]
+
+
 async def test_a_streamed_structure_is_the_models_call(tooled: SemGradLLM) -> None:
     prompt = PromptTemplate("A leaf, {adjective}.")
     whole = tooled.structured_predict(Leaf, prompt, adjective="please")

@@ -282,6 +282,11 @@ async def test_log_probabilities_of_the_delivered_answer(
     (tokens,) = zip(*response.logprobs, strict=True)
     assert bytes(byte for token in tokens for byte in token.bytes).decode(errors="replace").startswith(_text(response))
     assert -sum(token.logprob for token in tokens) == pytest.approx(response.raw["semgrad_guard"]["gnll"], rel=1e-4)
+    likeliest = await method(SemGradLLM.from_model(wide, max_tokens=4, logprobs=True, top_logprobs=2))
+    for (own, first, second), (alone,) in zip(likeliest.logprobs, response.logprobs, strict=True):
+        assert own == alone
+        assert own.logprob == pytest.approx(first.logprob, rel=1e-4), "the greedy answer is the likeliest"
+        assert first.logprob >= second.logprob
     withheld = SemGradLLM.from_model(
         wide, max_tokens=4, logprobs=True, router=UncertaintyRouterCallback(Policy(threshold=-1.0))
     )

@@ -1,0 +1,125 @@
+"""The values of JSON texts: their paths and places, their tokens with five tokenizers, and their scores."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from semgrad_guard import HybridGrad, LanguageModel
+from semgrad_guard.engine.answers.sentences import token_ranges
+from semgrad_guard.engine.fields import fields_of
+from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.prompts.responses import Codec
+
+from .oracle import reference_scores, worst_relative_error
+
+SCALARS = st.none() | st.booleans() | st.integers(-999, 9999) | st.floats(allow_nan=False, allow_infinity=False)
+TEXTS = st.text(st.sampled_from('ab éß"\\\n{}[],:𝄞日0'), max_size=8)
+VALUES = st.recursive(
+    SCALARS | TEXTS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3), max_leaves=8
+)
+FORMS: Any = st.fixed_dictionaries({"indent": st.sampled_from([None, 2]), "ensure_ascii": st.booleans()})
+
+
+def leaves(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[tuple[str | int, ...], Any]]:
+    """Every value that is no object and no array."""
+    if isinstance(value, dict):
+        return [leaf for key, inner in value.items() for leaf in leaves(inner, (*path, key))]
+    if isinstance(value, list):
+        return [leaf for place, inner in enumerate(value) for leaf in leaves(inner, (*path, place))]
+    return [(path, value)]
+
+
+@settings(max_examples=500, deadline=None)
+@given(value=VALUES, form=FORMS)
+def test_every_value_is_found_where_it_stands(value: Any, form: Any) -> None:
+    text = json.dumps(value, **form)
+    found = fields_of(text)
+    assert [(one.path, one.value) for one in found] == leaves(value)
+    for one in found:
+        own = text[one.start : one.end]
+        assert one.value == json.loads(f'"{own}"' if isinstance(one.value, str) and own != '""' else own)
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"a"', '{"a": ', '{"a": 1', "[1,", '"a', "{'a': 1}", "[1 2]", "nul", "tru"])
+def test_what_is_no_json_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        fields_of(text)
+
+
+def _trained(kind: str) -> Codec:
+    """A tokenizer of this kind, trained on JSON, so that tokens reach over quotes, braces and commas."""
+    corpus = [json.dumps({"city": f"Paris {n}", "ok": n % 2 == 0, "n": [n, None, "a, b"]}) for n in range(200)]
+    alphabet = sorted(set("".join(corpus) + 'ab éß"\\\n{}[],:𝄞日0123456789eE.+-truefalsn'))
+    if kind == "bytes":
+        made = Tokenizer(models.BPE())
+        trainer: Any = trainers.BpeTrainer(vocab_size=256, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    elif kind == "unigram":
+        made = Tokenizer(models.Unigram())
+        trainer = trainers.UnigramTrainer(vocab_size=300, initial_alphabet=alphabet, unk_token="<unk>")
+    else:
+        made = Tokenizer(models.BPE())
+        trainer = trainers.BpeTrainer(vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    if kind == "unigram":
+        made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(prepend_scheme="never"), decoders.Metaspace()
+    else:
+        by_words = kind != "greedy"  # else tokens reach across words and marks
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=by_words)
+        made.decoder = decoders.ByteLevel()
+        if kind == "digits":
+            made.pre_tokenizer = pre_tokenizers.Sequence(
+                [pre_tokenizers.Digits(individual_digits=True), made.pre_tokenizer]
+            )
+    made.train_from_iterator(corpus, trainer)
+    return Codec(PreTrainedTokenizerFast(tokenizer_object=made))
+
+
+CODECS = {kind: _trained(kind) for kind in ("bytes", "words", "greedy", "digits", "unigram")}
+
+
+@settings(max_examples=120, deadline=None)
+@given(value=VALUES, form=FORMS)
+@pytest.mark.parametrize("kind", CODECS)
+def test_the_tokens_of_a_value_spell_it_and_its_end(kind: str, value: Any, form: Any) -> None:
+    codec, text = CODECS[kind], json.dumps(value, **form)
+    ids = codec.encode(text)
+    if codec.decode(ids, special=True) != text:
+        return  # a tokenizer that does not spell the text back; such an answer has no fields in practice either
+    found, reached = fields_of(text), 0
+    ranges = token_ranges(ids, [(one.start, one.end) for one in found], codec)
+    assert len(ranges) == len(found)
+    for one, (begin, end) in zip(found, ranges, strict=True):
+        assert reached <= begin <= end, "a token belongs to one value alone"
+        spelled = codec.decode(ids[:end], special=True)
+        assert len(spelled) > one.end or end == len(ids), "what ends it is known"
+        shorter = codec.decode(ids[: end - 1], special=True).rstrip("\ufffd")
+        assert begin == end or len(shorter) <= one.end, "and nothing more"
+        before = codec.decode(ids[:begin], special=True).rstrip("\ufffd")
+        assert len(before) <= one.start or begin == reached, "all that spell it"
+        reached = end
+
+
+def test_scores_equal_each_values_own_objective(language_model: LanguageModel) -> None:
+    text = '{"city": "Rome", "n": [1, null]}'
+    answer, estimator = language_model.evidence("q", text), HybridGrad()
+    assert language_model.spelled(answer) == text
+    fields = fields_of(text)
+    parts = language_model.parts(answer, [(one.start, one.end) for one in fields])
+    ids, prompt, objective = list(answer.response_ids), answer.prompt, Objective()
+    for one, part in zip(fields, parts, strict=True):
+        assert part is not None
+        assert language_model.tokenizer.decode(list(part.response_ids)) == text[one.start : one.end + 1]
+        expected = reference_scores(
+            language_model._model, prompt.ids, ids, prompt.semantic_token.offset, objective.variant, objective.layers,
+            part=slice(one.start, one.end + 1), context=one.start,
+        )  # fmt: skip
+        scores = part.gradients(objective)
+        assert scores is not None
+        assert worst_relative_error(scores.scores, expected) < 1e-9
+        assert estimator(part).uncertainty is not None

@@ -1,0 +1,248 @@
+"""Scores of single calls and of single values: of a local model, and by reported log-probabilities."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import AIMessage
+from langchain_core.output_parsers import PydanticOutputParser
+from langchain_core.tools import tool
+from pydantic import BaseModel
+
+from langchain_semgrad_guard import GuardedChatModel, LowConfidenceError, UncertaintyRouterCallback, get_verdict
+from semgrad_guard import Calibration, Policy, Verdict
+from semgrad_guard.engine.fields import fields_of
+from semgrad_guard.estimators import GreedyNLL
+from semgrad_guard.guard import calibrate_fields, recording
+from semgrad_guard.guard.parts import allows_null, without_values
+from semgrad_guard.records import FieldVerdict
+
+from .scripted import Scripted
+
+
+class City(BaseModel):
+    name: str
+    country: str | None
+
+
+@tool
+def book(city: str, nights: int) -> str:
+    """Book a room."""
+    return f"{city}: {nights}"
+
+
+FORM = {"type": "json_schema", "json_schema": {"name": "City", "schema": City.model_json_schema()}}
+
+
+def reported(text: str, doubted: str) -> Any:
+    """Log-probabilities by pieces of two letters: -4 where a piece holds the doubted letter, else -.01."""
+    content = []
+    for token in re.findall(r"(?s)..?", text):
+        one = {"token": token, "bytes": list(token.encode()), "logprob": -4.0 if doubted in token else -0.01}
+        content.append({**one, "top_logprobs": [one]})
+    return {"content": content}
+
+
+def answering(message: AIMessage, **options: Any) -> GuardedChatModel:
+    return GuardedChatModel(Scripted(script=message, logprobs=None), None, estimator=GreedyNLL(), **options)
+
+
+def test_values_of_a_served_answer() -> None:
+    text = json.dumps({"name": "Xanten", "country": "Germany"})
+    message = AIMessage(text, response_metadata={"logprobs": reported(text, "X")})
+    verdict = get_verdict(answering(message).bind(response_format=FORM).invoke("q"))
+    assert verdict is not None
+    assert [(one.path, one.nullable) for one in verdict.fields] == [(("name",), False), (("country",), True)]
+    first, second = (one.uncertainty for one in verdict.fields)
+    assert first is not None
+    assert second is not None
+    assert first > 4 > 1 > second
+    assert "Xanten" not in json.dumps(verdict.metadata())
+    plain = get_verdict(answering(message).invoke("q"))
+    assert plain is not None
+    assert plain.fields == ()
+
+
+def test_calls_of_a_served_answer() -> None:
+    """Each by the tokens that spell it; one that the reported tokens do not spell has no score."""
+    args = [{"city": "Rome", "nights": 2}, {"city": "Xanten", "nights": 3}, {"city": "Oslo", "nights": 1}]
+    calls: Any = [{"name": "book", "args": one, "id": f"c{n}"} for n, one in enumerate(args)]
+    raw = "\n".join(f"<tool_call>{json.dumps({'name': 'book', 'arguments': one})}</tool_call>" for one in args[:2])
+    message = AIMessage("", tool_calls=calls, response_metadata={"logprobs": reported(raw, "X")})
+    verdict = get_verdict(answering(message).bind_tools([book]).invoke("q"))
+    assert verdict is not None
+    sure, doubtful, unseen = (one.uncertainty for one in verdict.calls)
+    assert sure is not None
+    assert doubtful is not None
+    assert sure < 1 < 4 < doubtful
+    assert unseen is None
+
+
+def test_a_withheld_answer_shows_neither() -> None:
+    text = json.dumps({"name": "Xanten", "country": None})
+    message = AIMessage(text, response_metadata={"logprobs": reported(text, "X")})
+    router = UncertaintyRouterCallback(Policy(threshold=0.001))
+    guard = GuardedChatModel(Scripted(script=message, logprobs=None), router, estimator=GreedyNLL())
+    with pytest.raises(LowConfidenceError) as caught:
+        guard.bind(response_format=FORM).invoke("q")
+    assert caught.value.verdict.fields == ()
+    assert "Xanten" not in str(caught.value)
+
+
+SCHEMA: Any = {
+    "$defs": {"Place": {"type": "object", "properties": {"zip": {"anyOf": [{"type": "string"}, {"type": "null"}]}}}},
+    "type": "object",
+    "properties": {
+        "a": {"type": "string"},
+        "b": {"type": ["integer", "null"]},
+        "c": {"enum": ["x", None]},
+        "d": {"const": "x"},
+        "e": {"type": "array", "items": {"type": "number"}},
+        "f": {"type": "array", "prefixItems": [{"type": "null"}, {"type": "string"}]},
+        "g": {"$ref": "#/$defs/Place"},
+        "h": {"allOf": [{"type": ["string", "null"]}, {"type": "string"}]},
+        "i": {},
+    },
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        (("a",), False), (("b",), True), (("c",), True), (("d",), False), (("e", 1), False), (("f", 0), True),
+        (("f", 1), False), (("f", 2), True), (("g", "zip"), True), (("h",), False), (("i",), True), (("i", "x"), True),
+        (("z",), False), ((), False),
+    ],
+)  # fmt: skip
+def test_where_a_schema_allows_null(path: tuple[str | int, ...], allowed: bool) -> None:
+    assert allows_null(SCHEMA, path) is allowed
+
+
+# Decisions about values.
+
+
+def listening(events: list[str]) -> BaseCallbackHandler:
+    """A handler that keeps all that it hears."""
+
+    class Keeping(BaseCallbackHandler):
+        def on_llm_end(self, response: Any, **_: Any) -> None:
+            events.append(response.model_dump_json())
+
+        def on_llm_new_token(self, token: str, **_: Any) -> None:
+            events.append(token)
+
+    return Keeping()
+
+
+def drafted(number: int, doubts: str) -> AIMessage:
+    """A city and its country, one of them doubtful ("X"), as a message."""
+    text = json.dumps({"name": f"{'X' if 'n' in doubts else 'a'}{number}", "country": "X" if "c" in doubts else "b"})
+    return AIMessage(text, response_metadata={"logprobs": reported(text, "X")})
+
+
+class Cities(BaseModel):
+    name: str | None
+    country: str | None
+
+
+def form_of(schema: type[BaseModel]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": schema.__name__, "schema": schema.model_json_schema()}}
+
+
+@pytest.fixture(scope="module")
+def by_field() -> Calibration:
+    """From 60 answers, of which every third has a doubtful, wrong country."""
+    messages = iter([drafted(n, "c" if n % 3 == 0 else "") for n in range(60)])
+    chat = GuardedChatModel(Scripted(script=lambda _: next(messages), logprobs=None), None, estimator=GreedyNLL())
+    with recording() as recorder:
+        for n in range(60):
+            chat.bind(response_format=form_of(Cities)).invoke(f"city {n}")
+    rights = [{"name": f"a{n}", "country": "b"} for n in range(60)]
+    made = calibrate_fields(zip(recorder.drafts, rights, strict=True), alpha=0.2, delta=0.1)
+    assert made.threshold is not None
+    assert made.threshold < 3
+    assert made.sentences is not None
+    assert (made.sentences.n, made.sentences.wrong) == (120, 20)
+    return made
+
+
+def extracting(by_field: Calibration, message: AIMessage, **options: Any) -> GuardedChatModel:
+    router = UncertaintyRouterCallback(Policy.from_calibration(by_field), **options)
+    return GuardedChatModel(Scripted(script=message, logprobs=None), router, estimator=GreedyNLL())
+
+
+def test_null_stands_where_a_value_is_withheld(by_field: Calibration) -> None:
+    events: list[str] = []
+    guard = extracting(by_field, drafted(7, "c"))
+    message = guard.bind(response_format=form_of(Cities)).invoke("city 7", {"callbacks": [listening(events)]})
+    assert json.loads(message.text) == {"name": "a7", "country": None}
+    verdict = get_verdict(message)
+    assert verdict is not None
+    assert [one.action for one in verdict.fields] == ["deliver", "null"]
+    assert verdict.action == "answer"
+    assert verdict.promised
+    assert "X" not in message.model_dump_json()
+    assert "X" not in "".join(events)
+    parsed = PydanticOutputParser(pydantic_object=Cities).invoke(message)
+    assert parsed == Cities(name="a7", country=None)
+
+
+@pytest.mark.parametrize(("doubts", "schema"), [("n", City), ("nc", Cities)])
+def test_a_value_that_is_owed_withholds_the_answer(by_field: Calibration, doubts: str, schema: type[BaseModel]) -> None:
+    """Where null is not allowed in its place, and where nothing else would go out."""
+    with pytest.raises(LowConfidenceError) as caught:
+        extracting(by_field, drafted(7, doubts)).bind(response_format=form_of(schema)).invoke("city 7")
+    assert "X7" not in str(caught.value)
+
+
+def test_an_answer_without_doubt_goes_out_whole(by_field: Calibration) -> None:
+    message = extracting(by_field, drafted(7, "")).bind(response_format=form_of(Cities)).invoke("city 7")
+    assert json.loads(message.text) == {"name": "a7", "country": "b"}
+    assert get_verdict(message).promised  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def test_advice_alters_nothing(by_field: Calibration) -> None:
+    guard = extracting(by_field, drafted(7, "c"), mode="annotate")
+    message = guard.bind(response_format=form_of(Cities)).invoke("city 7")
+    assert json.loads(message.text) == {"name": "a7", "country": "X"}
+    verdict = get_verdict(message)
+    assert verdict is not None
+    assert [one.action for one in verdict.fields] == ["deliver", "null"]
+    assert not verdict.enforced
+
+
+def test_an_answer_without_values_is_unscored(by_field: Calibration) -> None:
+    message = AIMessage("Hello.", response_metadata={"logprobs": reported("Hello.", "X")})
+    found = extracting(by_field, message, abstain_message="NO").invoke("city 7")
+    assert found.text == "NO"
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-99, 99) | st.text(st.sampled_from('aé"\\{ '), max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab", max_size=2), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(value=VALUES.filter(lambda value: isinstance(value, dict | list)), draw=st.data())
+def test_withheld_values_are_null_and_all_others_as_they_were(value: Any, draw: st.DataObject) -> None:
+    text = json.dumps(value, ensure_ascii=draw.draw(st.booleans()))
+    fields = tuple(
+        FieldVerdict(path=one.path, action=draw.draw(st.sampled_from(["deliver", "null"]))) for one in fields_of(text)
+    )
+    verdict = Verdict(status="scored", action="answer", text=text, estimator="e", model="m", fields=fields)
+    found = json.loads(without_values(verdict).text)
+    for one in fields_of(text):
+        holder = found
+        for key in one.path:
+            holder = holder[key]
+        withheld = any(own.action == "null" for own in fields if own.path == one.path)
+        assert holder == (None if withheld else one.value)
