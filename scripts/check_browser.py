@@ -21,8 +21,13 @@ from pathlib import Path
 from serving import serving
 
 PAGES = Path(__file__).parent / "browser_pages"
-SERVERS = {"OPEN": (False, ("--log-text",)), "STRICT": (False, ("--threshold", "0")), "KEYED": (True, ())}
+SERVERS = {"OPEN": (False, ()), "STRICT": (False, ("--threshold", "0")), "KEYED": (True, ())}
 """Whether a key is needed, and the options."""
+SETTINGS: dict[str, dict[str, object]] = {
+    "OPEN": {"log_text": True},
+    "SENTENCES": {"allow_score": True},
+    "MARKING": {"by": "sentence", "on_doubt": "mark"},
+}
 BY_SENTENCE = ("--threshold", "0.1", "--by", "sentence", "--on-doubt")
 """By the embedded model's scores the first sentence is let through, and the last one is not."""
 SENTENCES = "The capital of Japan is Tokyo. It lies on a bay! Nobody knows how many rivers it has."
@@ -98,15 +103,15 @@ def main() -> None:
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         before = ("--upstream", stack.enter_context(another_server()), "--scorer", "pocket", "--model", "writer")
         servers = SERVERS | {
-            "SENTENCES": (False, (*before, "--threshold", "1e9", "--allow-score")),
+            "SENTENCES": (False, (*before, "--threshold", "1e9")),
             "UNSCORED": (False, (*before, "--threshold", "1e9")),
             "LIVE": (False, (*before, "--mode", "annotate")),
             "DROPPING": (False, (*before, *BY_SENTENCE, "drop")),
-            "MARKING": (False, (*before, *BY_SENTENCE, "mark")),
+            "MARKING": (False, (*before, "--threshold", "0.1")),
         }
         for name, (has_key, given) in servers.items():
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            served = stack.enter_context(serving(folder, *given, key=key if has_key else ""))
+            served = stack.enter_context(serving(folder, *given, key=key if has_key else "", **SETTINGS.get(name, {})))
             environment[f"SEMGRAD_GUARD_TEST_{name}"] = served.url
         environment["SEMGRAD_GUARD_TEST_KEY"] = key
         environment["SEMGRAD_GUARD_TEST_PICTURES"] = str(options.pictures.resolve())

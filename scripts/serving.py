@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -48,13 +49,18 @@ class Server:
 
 
 @contextmanager
-def serving(folder: Path, *options: object, key: str = "") -> Generator[Server]:
+def serving(folder: Path, *options: object, key: str = "", **settings: object) -> Generator[Server]:
     """A server that keeps its log in a folder, and runs as long as this lasts; one thread computes.
+
+    `settings` are those of a file.
 
     Raises:
         SystemExit: it does not start.
     """
     command = [sys.executable, "-m", "semgrad_guard.cli", "serve", "--port", "0", "--log", str(folder / "log.db")]
+    if settings:
+        (folder / "settings.json").write_text(json.dumps(settings))
+        command += ["--settings", str(folder / "settings.json")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "SEMGRAD_GUARD_API_KEY": key}
     output = folder / "output.txt"
     with (

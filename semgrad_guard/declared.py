@@ -1,4 +1,4 @@
-"""Options as fields: read off their declarations in `semgrad_guard.settings`, and checked by them.
+"""Settings as fields: read off their declarations in `semgrad_guard.settings`, and checked by them.
 
 Importing this loads neither torch nor transformers.
 """
@@ -17,16 +17,17 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
 from semgrad_guard.errors import InputError
-from semgrad_guard.named import did_you_mean
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """The range of a number; with `open_below` its lower end is outside."""
+    """In an annotation the range of a number, or of each of several values; with `open_below` its lower end is outside.
+    `check` raises a ValueError for a further wrong value. pydantic checks by it, too."""
 
     low: float = -math.inf
     high: float = math.inf
     open_below: bool = False
+    check: Callable[[Any], object] | None = None
 
     def __contains__(self, number: Any) -> bool:
         above = self.low < number if self.open_below else self.low <= number
@@ -38,45 +39,17 @@ class Bounds:
         least = f"above {self.low:g}" if self.open_below else f"at least {self.low:g}"
         return least if math.isinf(self.high) else f"{least} and at most {self.high:,}"
 
-
-@dataclass(frozen=True)
-class Option:
-    """What belongs to an option next to its type and default. In an annotation, pydantic checks values by it.
-
-    With a `panel`, the group in which help lists it, it is an option of the command line. `reads` names a function of
-    `semgrad_guard.cli.values` that reads it there, where its type does not tell how. `shown` is its default in words,
-    `spelled` another spelling than its name, `variable` one of the environment. `names` are the choices, where no
-    `Literal` can list them; `completions` are offered by a shell; `check` raises a ValueError for a wrong value.
-    """
-
-    description: str
-    panel: str | None = None
-    metavar: str = "NAME"
-    bounds: Bounds = Bounds()
-    reads: str | None = None
-    shown: str | None = None
-    several: bool = False
-    spelled: str | tuple[str, ...] = ()
-    variable: str | None = None
-    names: tuple[str, ...] = ()
-    completions: tuple[str, ...] = ()
-    check: Callable[[Any], object] | None = None
-
     def checked(self, value: Any) -> Any:
         """The value itself.
 
         Raises:
-            ValueError: it is outside the bounds, or no choice.
+            ValueError: it is outside, or wrong.
         """
         single = () if value is None else (value,)
         parts: Iterable[Any] = cast("Any", value) if isinstance(value, (tuple, list, frozenset)) else single
         for part in parts:
-            if isinstance(part, Real) and part not in self.bounds:
-                raise ValueError(f"{part} is out of range: it is {self.bounds}")
-            if self.names and part not in self.names:
-                raise ValueError(
-                    f"{part!r} is not one of {', '.join(self.names)}.{did_you_mean(str(part), self.names)}"
-                )
+            if isinstance(part, Real) and part not in self:
+                raise ValueError(f"{part} is out of range: it is {self}")
             if self.check is not None:
                 self.check(part)
         return cast("Any", value)
@@ -90,29 +63,18 @@ class Option:
         )
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        least, bounds = "exclusiveMinimum" if self.bounds.open_below else "minimum", self.bounds
-        limits = {least: bounds.low, "maximum": bounds.high}
+        limits = {"exclusiveMinimum" if self.open_below else "minimum": self.low, "maximum": self.high}
         return {**handler(schema), **{name: limit for name, limit in limits.items() if math.isfinite(limit)}}
 
 
 @dataclass(frozen=True)
 class Declared:
-    """An option where it is declared: its name, its type without None, its default."""
+    """A setting where it is declared: its name, its type without None, its default and its bounds."""
 
     name: str
     kind: Any
     default: Any
-    option: Option
-
-    @property
-    def element(self) -> Any:
-        """The type of one value, where there may be several."""
-        return get_args(self.kind)[0] if get_origin(self.kind) in (list, tuple, frozenset) else self.kind
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        """The values to choose from; none for an open option."""
-        return get_args(self.element) if get_origin(self.element) is Literal else self.option.names
+    bounds: Bounds
 
     def require(self, value: Any) -> Any:
         """The value in its own type (see `plain`).
@@ -121,32 +83,30 @@ class Declared:
             InputError: it is of another kind, or out of range.
         """
         value = plain(self.name, value, self.kind)
-        if self.choices and value not in self.choices:
-            raise InputError(f"{self.name} must be one of {', '.join(map(repr, self.choices))}, not {value!r}").about(
+        choices = get_args(self.kind) if get_origin(self.kind) is Literal else ()
+        if choices and value not in choices:
+            raise InputError(f"{self.name} must be one of {', '.join(map(repr, choices))}, not {value!r}").about(
                 self.name
             )
         try:
-            return self.option.checked(value)
+            return self.bounds.checked(value)
         except ValueError as error:
             raise InputError(f"{self.name}: {error}").about(self.name) from error
 
 
 @cache
 def declared_options(group: type[Any]) -> Mapping[str, Declared]:
-    """The options that a class declares or inherits, by name; those of its bases first."""
+    """The settings that a class declares or inherits, by name; those of its bases first."""
     hints = get_type_hints(group, include_extras=True)
     known: Any = getattr(group, "model_fields", None) or vars(group)["__dataclass_fields__"]
-    found = {
-        name: declared_option(name, hints[name], known[name].default) for name in field_names(group) if name in known
-    }
-    return {name: option for name, option in found.items() if option is not None}
+    return {name: declared(name, hints[name], known[name].default) for name in field_names(group) if name in known}
 
 
-def declared_option(name: str, annotation: Any, default: Any = None) -> Declared | None:
-    """The option that an annotation declares, if it declares one."""
+def declared(name: str, annotation: Any, default: Any = None) -> Declared:
+    """The setting of an annotation."""
     kind, metadata = _parts(annotation)
-    option = next((part for part in metadata if isinstance(part, Option)), None)
-    return None if option is None else Declared(name, kind, default, option)
+    bounds = next((part for part in metadata if isinstance(part, Bounds)), Bounds())
+    return Declared(name, kind, default, bounds)
 
 
 def plain(name: str, value: Any, kind: Any) -> Any:

@@ -181,7 +181,7 @@ class UnfamiliarPromptError(CalibrationError):
         super().__init__(
             f"The prompt is unlike those that the calibration was made on: {'; '.join(differences)}. Nothing can be "
             "promised about its answer. Calibrate on the prompts that are really sent (`semgrad-guard calibrate` with "
-            '--system, --prompt and --context-field), or choose Policy(on_unfamiliar="threshold").'
+            '--system, --prompt and --column context=NAME), or choose Policy(on_unfamiliar="threshold").'
         )
         self.differences = differences
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from semgrad_guard.declared import Option, require_valid
+from semgrad_guard.declared import Bounds, require_valid
 from semgrad_guard.errors import BindingMismatchError, InputError, require_installed
 from semgrad_guard.estimators import KINDS, NEEDS_LABELS
 from semgrad_guard.files import first_line
-from semgrad_guard.named import NAMES
-from semgrad_guard.settings import ONE_THRESHOLD, REPORTED, UNCERTAINTY, EngineOptions, PolicyOptions
+from semgrad_guard.named import NAMES, did_you_mean
+from semgrad_guard.settings import ONE_THRESHOLD, REPORTED, EngineOptions, PolicyOptions
 
 if TYPE_CHECKING:
     from semgrad_guard.engine.answers.writing_model import ModelIdentity
@@ -26,20 +26,18 @@ ESTIMATOR_NAMES = tuple(name for name in KINDS if name not in NEEDS_LABELS)
 """The estimators that need no labels."""
 
 
+def require_estimator(name: str) -> None:
+    """Raise a ValueError for a name that no estimator has which needs no labels."""
+    names = tuple(dict.fromkeys((*ESTIMATOR_NAMES, *REPORTED)))
+    if name not in names:
+        raise ValueError(f"{name!r} is not one of {', '.join(names)}.{did_you_mean(name, names)}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class EstimatorChoice:
     """The estimator by its name; None leaves it to the calibration."""
 
-    estimator: Annotated[
-        str | None,
-        Option(
-            f"How uncertainty is measured: {', '.join(ESTIMATOR_NAMES)}; by a server's log-probabilities "
-            f"{', '.join(REPORTED)}.",
-            UNCERTAINTY,
-            names=tuple(dict.fromkeys((*ESTIMATOR_NAMES, *REPORTED))),
-            shown="the calibration's, or hybridgrad",
-        ),
-    ] = None
+    estimator: Annotated[str | None, Bounds(check=require_estimator)] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,14 +138,13 @@ def _place(device: str | None) -> str | None:
 
 def load_estimator(name: str | None, policy: Policy | None = None) -> Estimator:
     """The estimator of that name, with its default settings; without a name the calibration's own, or HybridGrad."""
-    from semgrad_guard.estimators import KIND_OF
-    from semgrad_guard.guard.calibrated_estimator import estimator_of
+    from semgrad_guard.guard.calibrated_estimator import estimator_of, named_estimator
 
     if name is None:
         return estimator_of(None if policy is None else policy.calibration)
-    if name not in KIND_OF:
+    if name in REPORTED and name not in KINDS:
         raise InputError(f"{name} is a score of the log-probabilities that a server reports, and takes no local model")
-    return KIND_OF[name]()
+    return named_estimator(name)
 
 
 def load_policy(calibration: Path | None, options: PolicyOptions | None = None) -> Policy | None:

@@ -130,8 +130,8 @@ class SemGradLLM(LocalModelFields, ToolCallingLLM):
     estimator: Annotated[Estimator, SkipValidation, BeforeValidator(as_estimator)] = Field(
         default_factory=HybridGrad, exclude=True
     )
-    """An estimator; or a calibration or a policy, for the one that it was made with. Default: that of the router's
-    calibration, or HybridGrad."""
+    """An estimator, or its name; or a calibration or a policy, for the one that it was made with. Default: that of the
+    router's calibration, or HybridGrad."""
 
     def __init__(self, model: str | None = None, /, **fields: Any) -> None:
         for theirs, ours in _THEIR_NAMES.items():

@@ -150,7 +150,7 @@ async def test_clients_at_the_limit(
     tmp_path: Path, expected: Mapping[str, tuple[str, str, float | None]], record_property: Callable[[str, Any], None]
 ) -> None:
     """No answer is lost, mixed up or given twice; memory is flat, and the queue bounded."""
-    with serving(tmp_path, "--queue", QUEUE) as server:
+    with serving(tmp_path, queue=QUEUE) as server:
         async with loaded(server, CLIENTS, expected) as crowd:
             held, deepest, ends = list[int](), 0.0, time.monotonic() + 60 * MINUTES
             while time.monotonic() < ends:

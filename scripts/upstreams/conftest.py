@@ -118,7 +118,8 @@ def front(upstream: Running, tmp_path_factory: pytest.TempPathFactory) -> Front:
 
     @contextmanager
     def start(*options: str, scorer: bool = True) -> Generator[httpx.Client]:
-        output, port = tmp_path_factory.mktemp("front") / "said", free_port()
+        folder, port = tmp_path_factory.mktemp("front"), free_port()
+        output = folder / "said"
         command = [
             sys.executable,
             "-m",
@@ -126,7 +127,8 @@ def front(upstream: Running, tmp_path_factory: pytest.TempPathFactory) -> Front:
             "serve",
             "--port",
             str(port),
-            "--no-log",
+            "--log",
+            str(folder / "log.db"),
         ]
         command += ["--upstream", upstream.url, "--model", upstream.model, *options]
         command += ["--scorer", "smollm2", "--dtype", "float32"] if scorer else []

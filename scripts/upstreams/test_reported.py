@@ -71,9 +71,11 @@ def test_a_live_stream(upstream: Running, front: Front, own: dict[str, Any]) -> 
 def test_a_calibration_by_the_servers_url(upstream: Running, front: Front, tmp_path: Path) -> None:
     """Made by the command of the page about this server, it decides here, and promises nothing about other calls."""
     page = ROOT / "docs" / {"vllm": "vllm.md"}.get(upstream.kind, "ollama.md")
-    (line,) = (line for line in page.read_text().splitlines() if line.startswith("semgrad-guard calibrate --server"))
+    (line,) = (
+        line for line in page.read_text().splitlines() if line.startswith("semgrad-guard calibrate --engine http")
+    )
     command = line.split()
-    for name, value in (("--server", upstream.url), ("--model", upstream.model)):
+    for name, value in (("--engine", upstream.url), ("--model", upstream.model)):
         command[command.index(name) + 1] = value
     made, program = tmp_path / "served.json", [sys.executable, "-m", "semgrad_guard.cli"]
     rows = [row for row in QUESTIONS_PATH.read_text().splitlines() if "capital" in row][:30]

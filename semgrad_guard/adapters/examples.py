@@ -25,7 +25,7 @@ from semgrad_guard.calibration import Binding, Calibration
 from semgrad_guard.calibration.calibration_set import Copies, read_rate
 from semgrad_guard.declared import require_known
 from semgrad_guard.errors import CalibrationError, InputError
-from semgrad_guard.estimators import KIND_OF, NEEDS_LABELS, Estimator
+from semgrad_guard.estimators import NEEDS_LABELS, Estimator
 from semgrad_guard.estimators.learned import FusedStates
 from semgrad_guard.grading import AnswerGrader, AnswerToGrade, Grader
 from semgrad_guard.grading.by_name import load_graders, no_verdict
@@ -42,6 +42,7 @@ from semgrad_guard.grading.candidates import (
 from semgrad_guard.grading.grader import Verdicts, settling
 from semgrad_guard.grading.sheets import HUMAN, GradedAnswer, SheetAnswer, doubt, labels_for, some_of
 from semgrad_guard.guard import Steps, Work, as_estimator
+from semgrad_guard.guard.calibrated_estimator import named_estimator
 from semgrad_guard.guard.familiarity import as_question
 from semgrad_guard.guard.verdicts import RecordedScore
 from semgrad_guard.questions.job_record import Progress, number_of_try
@@ -65,10 +66,8 @@ class ChosenEstimator:
         if request is None or request == "auto":
             return cls(request)
         if isinstance(request, str):
-            if request not in KIND_OF:
-                raise InputError(f"estimator is 'auto' or one of {', '.join(KIND_OF)}, not {request!r}")
-            return cls(KIND_OF[request]())
-        found: Any = as_estimator(request)
+            return cls(named_estimator(request))
+        found: Any = request if isinstance(request, FusedStates) else as_estimator(request)
         if not callable(found) or not hasattr(found, "objective"):
             raise InputError(f"an estimator is one such as HybridGrad(), its name or 'auto', not {request!r}")
         return cls(found)

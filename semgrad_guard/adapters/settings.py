@@ -121,7 +121,7 @@ class LocalModelFields(BaseModel, ModelName, AnswerOptions):  # pyright: ignore[
     """Whether the model reasons before its answers, where its chat template has a switch for that."""
 
     estimator: Annotated[Estimator, SkipValidation, BeforeValidator(as_estimator)] = Field(default_factory=HybridGrad)
-    """An estimator; or a calibration or a policy, for the estimator that they were made with."""
+    """An estimator, or its name; or a calibration or a policy, for the estimator that they were made with."""
     prompt_template: str = "chat"
     """A name for the form of the prompts; a calibration for another form is refused."""
     by: JudgedBy | None = None

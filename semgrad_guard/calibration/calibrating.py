@@ -144,7 +144,7 @@ def calibrate_sentences(
     Raises:
         CalibrationError: a form or an entry is none of those described.
     """
-    if on_doubt not in get_args(get_args(OnDoubt)[0]) or promise not in get_args(Promise):
+    if on_doubt not in get_args(OnDoubt) or promise not in get_args(Promise):
         raise CalibrationError(
             'on_doubt is "stop", "drop", "mark" or "escalate", and promise is "sentence" or "answer"; they are '
             f"{on_doubt!r} and {promise!r}."

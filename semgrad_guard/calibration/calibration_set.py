@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from semgrad_guard.declared import declared_option
+from semgrad_guard.declared import Declared, declared
 from semgrad_guard.errors import CalibrationError
 from semgrad_guard.records import PromptForm
 from semgrad_guard.settings import Alpha, Delta
@@ -97,12 +97,12 @@ def read_prompts(prompts: Iterable[Prompts], answers: CalibrationSet) -> list[li
     return [list(several[row]) for row in answers.rows if several[row]]
 
 
-_RATES: Mapping[str, Any] = {"alpha": declared_option("alpha", Alpha), "delta": declared_option("delta", Delta)}
+_RATES: Mapping[str, Declared] = {"alpha": declared("alpha", Alpha), "delta": declared("delta", Delta)}
 
 
 def read_rate(value: float, name: Literal["alpha", "delta"]) -> float:
     """A rate to promise, or the probability of breaking the promise, within the bounds of its option."""
-    number, bounds = _score(value, None, column=name), _RATES[name].option.bounds
+    number, bounds = _score(value, None, column=name), _RATES[name].bounds
     if number not in bounds:
         raise CalibrationError(f"{name} must be {bounds}, for example 0.1; it is {value!r}.")
     return number

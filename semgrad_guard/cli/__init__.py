@@ -17,7 +17,8 @@ from semgrad_guard.cli.evaluate import evaluate
 from semgrad_guard.cli.gate import gate
 from semgrad_guard.cli.probe import probe
 from semgrad_guard.cli.score import score
-from semgrad_guard.cli.short_commands import demo, fetch, plan, serve
+from semgrad_guard.cli.serve import serve
+from semgrad_guard.cli.short_commands import demo, fetch, plan
 
 __all__ = ["app"]
 
@@ -38,8 +39,9 @@ EXIT_CODES = """
 5  some data lines were skipped (takes precedence over 4)
 6  ask, score: an answer has no score; calibrate, evaluate: none has one
 7  gate: coverage or error has left the recorded band
-130  interrupted by Ctrl-C (143, 129: ended by SIGTERM, SIGHUP); run again: calibrate, evaluate and probe
-     resume where they stopped, and the others begin anew
+130  interrupted by Ctrl-C (143, 129: by SIGTERM, SIGHUP)
+
+Run an interrupted command again: calibrate, evaluate, gate and probe resume where they stopped, the others begin anew.
 """.strip()
 
 app = typer.Typer(
@@ -83,12 +85,11 @@ _COMMANDS = {
     ask: _page(
         "0 answered, 3 abstained, 6 withheld, as it could not be scored, 1 error, 2 wrong usage",
         'semgrad-guard ask "What is the capital of France?"',
-        'semgrad-guard ask "Who wrote Emma?" --model ./my-model --threshold 0.002',
+        'semgrad-guard ask "Who wrote Emma?" --model ./my-model --calibration calibration.json',
         'echo "Who wrote Emma?" | semgrad-guard ask - --json',
     ),
     score: _page(
         "0 done, 5 some texts were left out, 6 some have no score, 1 error, 2 wrong usage",
-        'semgrad-guard score --question "Who wrote Emma?" --response "Jane Austen"',
         "semgrad-guard score --data answers.jsonl --output scores.jsonl",
         "semgrad-guard score --data answers.jsonl --calibration calibration.json",
         "semgrad-guard score --data answers.jsonl --by sentence",
@@ -106,7 +107,7 @@ _COMMANDS = {
             "2 wrong usage, 130 interrupted"
         ),
         "semgrad-guard calibrate --data questions.jsonl --output calibration.json",
-        "semgrad-guard calibrate --data questions.jsonl --output calibration.json --alpha 0.05 --plot risk.png",
+        "semgrad-guard calibrate --data questions.jsonl --output calibration.json --alpha 0.05",
         line='{"question": "Who wrote Emma?", "answers": ["Jane Austen", "Austen"]}',
         optional='(and "context": "...", to answer from a passage)',
         advice=(
@@ -170,9 +171,7 @@ _COMMANDS = {
         "semgrad-guard sample --size 100 --since 30d --output sheet.csv",
     ),
     feedback: _page(
-        "0 done, 1 error, 2 wrong usage, 5 some rows could not be taken",
-        "semgrad-guard feedback sheet.csv",
-        "semgrad-guard feedback complaints.csv --grader users",
+        "0 done, 1 error, 2 wrong usage, 5 some rows could not be taken", "semgrad-guard feedback sheet.csv"
     ),
     recalibrate: _page(
         "0 done, 4 no threshold keeps the promise (it is saved all the same), 1 error, 2 wrong usage",

@@ -7,67 +7,66 @@ from typing import Annotated
 
 import typer
 
-from semgrad_guard.cli import loading, options, values
+from semgrad_guard.cli import loading, options
 from semgrad_guard.cli.command import ExitCode
-from semgrad_guard.cli.options import EstimatorSpec
 from semgrad_guard.cli.terminal import OUT, note, say, status
-from semgrad_guard.declared import Option
 from semgrad_guard.errors import BindingMismatchError, EmptyPromptError
-from semgrad_guard.loading import ModelSource, pocket_policy
+from semgrad_guard.loading import load_estimator, pocket_policy
 from semgrad_guard.named import POCKET
 from semgrad_guard.questions.data import Question
+from semgrad_guard.questions.data_files import STDIN, read_text
 from semgrad_guard.records import Verdict
-from semgrad_guard.settings import EngineOptions, PolicyOptions, SentenceOptions
 
 
-def ask(  # a command's options are its arguments
+def ask(  # noqa: PLR0913  # a command's options are its arguments
     question: Annotated[
-        str,
-        typer.Argument(
-            metavar="QUESTION", parser=values.text, help='What to ask; "-" reads it from stdin.', show_default=False
-        ),
+        str, typer.Argument(metavar="QUESTION", help='What to ask; "-" reads it from stdin.', show_default=False)
     ],
     *,
-    model: EngineOptions,
-    estimator: EstimatorSpec,
+    model: options.Model = POCKET,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    template_option: options.Template = None,
+    estimator: options.Estimator = None,
     calibration: options.CalibrationFile = None,
-    decision: PolicyOptions,
-    sentences: SentenceOptions,
-    probe: options.ProbeFile = None,
-    answers: options.Decoding,
-    wording: options.Wording,
+    on_no_threshold: options.OnNoThreshold = "abstain",
+    prompt: options.Prompt = "plain",
+    system: options.System = None,
     context: Annotated[
-        str | None, Option("The passage to answer from; @FILE reads it from a file.", options.ANSWERS, "TEXT")
+        str | None, options.option("The passage to answer from; @FILE reads it from a file.", options.ANSWERS, "TEXT")
     ] = None,
+    max_tokens: options.MaxTokens = 256,
     as_json: options.AsJson = False,
 ) -> None:
     """Ask a local model, and see how uncertain its answer is.
 
-    With a calibration, or a threshold, answers that are too uncertain are withheld. Use the
-    same system message, prompt, examples, stop strings and longest answer as the calibration, and a passage if its
-    questions had one.
+    With a calibration, answers that are too uncertain are withheld. Use the same system message, prompt and longest
+    answer as the calibration, and a passage if its questions had one.
     The embedded model brings its calibration along; it is used unless you give another or use other settings than its
     own.
     """
-    values.one_from_stdin(question=question, prompt=wording.prompt, system=wording.system, context=context)
-    text = loading.given_text(question)
+    options.one_from_stdin(question=question, prompt=prompt, system=system, context=context)
+    text = read_text(STDIN).strip() if question == str(STDIN) else question
     if not text.strip():
         raise EmptyPromptError("The question is empty; ask something.")
     passage = None if context is None else loading.text_or_file(context)[0]
     if passage is not None and not passage.strip():
         raise EmptyPromptError("The passage is empty; leave --context out to ask without one.")
-    row, phrasing = Question(question=text, context=passage), loading.phrasing(wording)[0]
+    row, phrasing = Question(question=text, context=passage), loading.phrasing(prompt, system)[0]
     phrasing.require([row])
-    from semgrad_guard.guard import Answerer, Guard, Router, judged_by
+    source = loading.source_of(model, dtype=dtype, device=device, template_option=template_option)
+    from semgrad_guard.engine.answers.options import GenerationOptions
+    from semgrad_guard.guard import Answerer, Guard, judged_by
+    from semgrad_guard.guard.policy import lets_every_score_through
 
-    policy, token = loading.load_policy(calibration, decision), loading.load_token(probe)
-    embedded = pocket_policy(decision) if policy is None and model.model == POCKET else None
-    chosen = estimator.make(policy or embedded)
-    by_sentence = judged_by(None if policy is None else policy.calibration, sentences.by, sentences.on_doubt)
+    policy = loading.load_policy(calibration, on_no_threshold)
+    embedded = pocket_policy() if policy is None and model == POCKET else None
+    chosen = load_estimator(estimator, policy or embedded)
+    by_sentence = judged_by(None if policy is None else policy.calibration, None, None)
     answerer = Answerer(
-        loading.load(ModelSource(**vars(model), semantic_token=token)),
+        loading.load(source),
         chosen,
-        loading.decoding(answers),
+        GenerationOptions(max_tokens=max_tokens, seed=0),
         prompt_template=phrasing.name([row]),
         by_sentence=by_sentence,
     )
@@ -79,16 +78,12 @@ def ask(  # a command's options are its arguments
             policy = embedded
         except BindingMismatchError as error:
             note(f"The embedded model's calibration does not fit and is left out. {error}")
-    from semgrad_guard.guard.policy import lets_every_score_through
-
     guard = Guard(
         answerer.model,
-        Router(policy or lets_every_score_through(decision.on_unscored), closing_line=sentences.closing_line),
+        policy or lets_every_score_through("abstain"),
         estimator=chosen,
         options=answerer.options,
         prompt_template=answerer.prompt_template,
-        by="answer" if by_sentence is None else "sentence",
-        on_doubt=by_sentence,
     )
     with status("Answering …"):
         verdict = guard(phrasing.conversation(row))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -12,16 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import click
 import typer
 
-from semgrad_guard.cli import loading, options, values
+from semgrad_guard.cli import loading, options
 from semgrad_guard.cli.command import ExitCode, code_of_run
-from semgrad_guard.cli.options import LearnedEstimatorSpec, PromisedSentences, estimators_for, learns
 from semgrad_guard.cli.terminal import ERR, note, say
-from semgrad_guard.declared import Bounds, Option
 from semgrad_guard.errors import InputError
-from semgrad_guard.loading import ModelSource
+from semgrad_guard.estimators import NEEDS_LABELS
+from semgrad_guard.named import POCKET
 from semgrad_guard.questions.data import QuestionFile
 from semgrad_guard.questions.data_files import Output, read_by, sole_writer
-from semgrad_guard.settings import REPORTED, UPSTREAM_KEY, Alpha, Delta, EngineOptions
 
 if TYPE_CHECKING:
     from semgrad_guard.calibration.calibration_set import Copies
@@ -29,83 +28,50 @@ if TYPE_CHECKING:
 
 def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     *,
-    data: Annotated[
-        Path,
-        Option(
-            'A file or folder of JSON Lines, JSON, CSV or Parquet with "question" and "answers"; "-" is stdin, '
-            '"pocket" are questions about the embedded model\'s world.',
-            options.DATA,
-            "FILE",
-            reads="stream",
-        ),
-    ],
-    output: Annotated[Path, Option("Where to save the calibration.", options.DATA, "FILE")],
-    model: EngineOptions,
-    alpha: Alpha = 0.1,
-    delta: Delta = 0.1,
+    data: options.Questions,
+    output: Annotated[Path, options.option("Where to save the calibration.", options.DATA, "FILE", reads=options.path)],
+    column: options.Columns = None,
     copies: Annotated[
         Literal["keep", "once"] | None,
-        Option(
-            "Questions that the file repeats: keep them where it is a sample of traffic, in which popular ones repeat; "
-            "count them once where it is a list of questions.",
+        options.option(
+            "What to do with questions that the file repeats: keep them where it is a sample of traffic, in which "
+            "popular ones repeat; count them once where it is a list of questions. Default: the command asks.",
             options.DATA,
             "keep|once",
-            shown="asks",
         ),
     ] = None,
+    model: options.Model = POCKET,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    template_option: options.Template = None,
+    engine: options.Engine = "transformers",
+    alpha: options.Alpha = 0.1,
+    delta: options.Delta = 0.1,
+    estimator: options.LearnedEstimator = None,
+    by: options.By = "answer",
+    on_doubt: options.OnDoubt = None,
+    prompt: options.Prompt = "plain",
+    system: options.System = None,
+    max_tokens: options.MaxTokens = 256,
     grader: Annotated[
         str | None,
         options.grader_option(
             "What counts as correct: contains (a reference is asserted), exact-match, token-f1 (at least 0.5), "
             "rouge-l (at least 0.3), nli=MODEL, bem=MODEL or judge=PROVIDER:MODEL. contains+judge=... hands the judge "
-            "the answers on which contains comes to no verdict.",
+            "the answers on which contains comes to no verdict. Default: contains; exact-match without a chat template."
         ),
     ] = None,
     labels: options.Labels = None,
     by_hand: Annotated[
         int,
-        Option(
+        options.option(
             "How many answers people grade (--labels). Where there are more, they are a random part of the surest "
             "ones; an estimator that learns from labels takes all.",
             options.GRADING,
             "N",
-            Bounds(1, 1_000_000),
+            reads=options.number(int, 1, 1_000_000),
         ),
     ] = 100,
-    estimator: LearnedEstimatorSpec,
-    answers: Annotated[
-        Path | None,
-        Option(
-            "The record of the run, which an interrupted run continues.", options.DATA, "FILE", shown="next to output"
-        ),
-    ] = None,
-    batch_size: options.BatchSize = 8,
-    decoding: options.Decoding,
-    wording: options.Wording,
-    columns: options.AnsweredColumns,
-    probe: options.ProbeFile = None,
-    plot: Annotated[Path | None, Option("Draw risk against coverage (.png, .svg, .pdf).", options.DATA, "FILE")] = None,
-    sentences: PromisedSentences,
-    upstream: Annotated[
-        str | None,
-        Option(
-            "Id of the stage before, if these are the questions that it did not let through.",
-            options.DECISION,
-            "ID",
-            reads="calibration_id",
-        ),
-    ] = None,
-    server: Annotated[
-        str | None,
-        Option(
-            "A server with OpenAI's protocol that answers (http://localhost:11434/v1); --model is then its name for "
-            f"the model, and --estimator one of {', '.join(REPORTED)}, by the log-probabilities that it reports. Its "
-            f"key stands in the environment, {UPSTREAM_KEY}.",
-            options.DATA,
-            "URL",
-        ),
-    ] = None,
-    strict: options.Strict = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Find the threshold that keeps a promise: among the answers let through, at most alpha are wrong.
@@ -113,54 +79,48 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     The model answers every question of the file, the estimator scores the answers, the grader compares them with the
     references. The promise holds with probability 1 - delta, for questions drawn like those of the file and put in
     the same way: give the system message, the prompt and the passages that your program sends. If no threshold keeps
-    it, the command says so and what would help. An estimator that learns from labels (states, fused, auto) does so on a
+    it, the command says so and what would help. An estimator that learns from labels (states, auto) does so on a
     quarter of the answers, and the threshold is chosen on the rest. With --by sentence, every sentence has a score and
     a grade of its own, and the promise is about sentences.
     """
     from semgrad_guard.calibration import Calibration
     from semgrad_guard.cli import grading
-    from semgrad_guard.cli.rendering import draw_calibration, show_calibration
+    from semgrad_guard.cli.rendering import show_calibration
 
-    values.one_from_stdin(data=data, prompt=wording.prompt, system=wording.system, labels=labels)
-    promised = sentences.form()
-    files = grading.Files(output, answers, plot, labels)
-    phrasing, sources = loading.phrasing(wording)
-    given = [] if probe is None else [probe]
+    options.one_from_stdin(data=data, prompt=prompt, system=system, labels=labels)
+    source = loading.source_of(model, dtype=dtype, device=device, template_option=template_option, engine=engine)
+    files = grading.Files(output, labels=labels)
+    phrasing, sources = loading.phrasing(prompt, system)
     written = Output(output, "calibration", read_by(Calibration.load))
-    files.require(written, inputs=[data, Path(model.model), *sources, *given])
-    questions = _read(data, columns, strict=strict, alpha=alpha, delta=delta, copies=copies)
-    from semgrad_guard.cli.calibrate_answers import require_at_server
-    from semgrad_guard.cli.calibrate_run import Run  # torch loads here, once the files are known to be good
+    files.require(written, inputs=[data, Path(model), *sources])
+    questions = _read(data, column, alpha=alpha, delta=delta, copies=copies)
+    from semgrad_guard.cli.calibrate_run import Run, estimators_for  # torch loads here, when the files are known
+    from semgrad_guard.engine.answers.options import GenerationOptions
     from semgrad_guard.guard.calibrated_estimator import require_by_sentence
+    from semgrad_guard.guard.familiarity import judged_by
 
     if copies is None and questions.duplicates:
         copies = _chosen(questions)
-    if copies == "keep" and questions.times and decoding.temperature > 0:
-        raise InputError("--copies keep takes greedy answers: --temperature 0")
-    few = labels is not None and not learns(estimator)
-    questions = _drawn_questions(questions, by_hand) if promised and few else questions
-    drawn = by_hand if few and len(questions.rows) > by_hand else None
-    known = estimators_for(estimator) if server is None else ()  # before any work, also settings that they do not take
-    for one in known if promised else ():
+    by_sentence = judged_by(None, by, on_doubt)
+    few = labels is not None and estimator not in ("auto", *NEEDS_LABELS)
+    questions = _drawn_questions(questions, by_hand) if by_sentence and few else questions
+    server = loading.server_of(engine)
+    known = estimators_for(estimator) if server is None else ()
+    for one in known if by_sentence else ():
         require_by_sentence(one)
     graders = grading.load_graders([] if grader is None else [grader])
     grading.check_labels(labels, begun_at=labels)
-    source = ModelSource(**vars(model), semantic_token=None if server is not None else loading.load_token(probe))
-    if server is not None:
-        require_at_server(model, probe=probe)
     run = Run(
         source=source,
+        server=server,
         estimator=estimator,
         phrasing=phrasing,
-        decoding=loading.decoding(decoding),
-        batch_size=batch_size,
-        by_hand=drawn,
-        server=server,
-        sentences=promised,
+        decoding=GenerationOptions(max_tokens=max_tokens, seed=0),
+        by_hand=by_hand if few and len(questions.rows) > by_hand else None,
+        by_sentence=by_sentence,
         graders=graders,
         alpha=alpha,
         delta=delta,
-        upstream=upstream,
         copies=copies,
     )
     with sole_writer(output):
@@ -170,8 +130,6 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
             tell = note if choice.asked in ("auto", choice.estimator) else say
             tell(choice.reason, label=choice.estimator)
         outcome.calibration.save(output)
-        if plot is not None:
-            draw_calibration(plot, outcome)
     if (effect := outcome.effect) is not None and (doubt := effect.doubt(alpha)) is not None:
         say(doubt, label="Warning")
     show_calibration(outcome, questions, files, as_json=as_json)
@@ -193,18 +151,12 @@ def _chosen(questions: QuestionFile) -> Copies:
 
 
 def _read(
-    data: Path,
-    columns: options.Columns,
-    *,
-    strict: bool,
-    alpha: float,
-    delta: float,
-    copies: Copies | None,
+    data: Path, columns: Sequence[str] | None, *, alpha: float, delta: float, copies: Copies | None
 ) -> QuestionFile:
     """The questions, with a warning if they are too few for the promise whatever the answers."""
     from semgrad_guard.calibration import gates
 
-    questions = loading.read_data(data, columns, strict=strict, keeps=copies == "keep")
+    questions = loading.read_data(data, columns, keeps=copies == "keep")
     fewest = gates.fewest_answers(alpha=alpha, delta=gates.share_of(delta, 1))
     if len(questions.rows) < fewest:
         say(

@@ -15,13 +15,11 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from semgrad_guard.cli import options, values
+from semgrad_guard.cli import options
 from semgrad_guard.cli.command import ExitCode
 from semgrad_guard.cli.terminal import OUT, note, say_problems
 from semgrad_guard.decision_log.entries import Decision, Row, parse_since
-from semgrad_guard.declared import Bounds, Option
 from semgrad_guard.errors import InputError
-from semgrad_guard.settings import LogAddress, require_name
 
 _COLUMNS = ("decisions", "answer", "escalate", "abstain", "unscored", "drift")
 
@@ -29,9 +27,9 @@ _COLUMNS = ("decisions", "answer", "escalate", "abstain", "unscored", "drift")
 def decisions(
     *,
     since: options.Since = "7d",
-    log: LogAddress = None,
+    log: options.LogAddress = None,
     as_csv: Annotated[
-        bool, Option("Every decision as a line of CSV on stdout.", options.OUTPUT, spelled="--csv")
+        bool, options.flag("Every decision as a line of CSV on stdout.", options.OUTPUT, "--csv")
     ] = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -120,19 +118,27 @@ def _table(summaries: Sequence[Mapping[str, Any]]) -> Table:
 def sample(
     *,
     output: Annotated[
-        Path, Option("The sheet to fill in, a CSV file: begun, or extended by the new answers.", options.DATA, "FILE")
+        Path,
+        options.option(
+            "The sheet to fill in, a CSV file: begun, or extended by the new answers.",
+            options.DATA,
+            "FILE",
+            reads=options.path,
+        ),
     ],
-    size: Annotated[int, Option("How many answers to draw.", options.GRADING, "N", Bounds(1, 100_000))] = 50,
+    size: Annotated[
+        int, options.option("How many answers to draw.", options.GRADING, "N", reads=options.number(int, 1, 100_000))
+    ] = 50,
     since: options.Since = "7d",
-    log: LogAddress = None,
+    log: options.LogAddress = None,
 ) -> None:
     """Draw promised answers at random from the decision log, for people to grade.
 
     Fill in the column "correct" and give the file to `semgrad-guard feedback`. The log remembers which answers were
     drawn, and draws none twice. Grade all of them: if the hard ones are left out, the grades flatter the promise.
 
-    A log that keeps no text (`serve --log-text`) has none for the sheet either; the answers are then found by the id of
-    their request or of their decision, which the program that asked has.
+    A log that keeps no text (the server's setting log_text) has none for the sheet either; the answers are then found
+    by the id of their request or of their decision, which the program that asked has.
     """
     from semgrad_guard.decision_log.database import opened
     from semgrad_guard.grading.sheets import SheetAnswer, extend_sheet
@@ -155,12 +161,11 @@ def feedback(
     file: Annotated[
         Path,
         typer.Argument(
-            metavar="FILE", parser=values.stream, help="A sheet of `sample`, or any CSV file with key and correct."
+            metavar="FILE", parser=options.stream, help="A sheet of sample, or any CSV file with key and correct."
         ),
     ],
     *,
-    grader: Annotated[str | None, Option("Who graded them.", options.GRADING, check=require_name)] = None,
-    log: LogAddress = None,
+    log: options.LogAddress = None,
 ) -> None:
     """Put grades of delivered answers into the decision log.
 
@@ -178,7 +183,7 @@ def feedback(
         written = Counter[str]()
         for key, right in grades:
             try:
-                entry = written_to.feedback(key, right=right, grader=grader, corrects=True)
+                entry = written_to.feedback(key, right=right, corrects=True)
             except InputError as error:
                 problems.append(f"{key!r} is passed over: {error}.")
             else:
@@ -196,10 +201,14 @@ def feedback(
 
 def recalibrate(
     *,
-    calibration: Annotated[Path, Option("The calibration that decides now.", options.DATA, "FILE")],
-    output: Annotated[Path, Option("Where the proposal goes: a calibration.", options.OUTPUT, "FILE")],
+    calibration: Annotated[
+        Path, options.option("The calibration that decides now.", options.DATA, "FILE", reads=options.path)
+    ],
+    output: Annotated[
+        Path, options.option("Where the proposal goes: a calibration.", options.DATA, "FILE", reads=options.path)
+    ],
     since: options.Since = "30d",
-    log: LogAddress = None,
+    log: options.LogAddress = None,
 ) -> None:
     """Propose a new calibration from the decision log: with the same promise, by answers graded since some time.
 

@@ -13,13 +13,10 @@ import typer
 from rich import box
 from rich.table import Table
 
-from semgrad_guard.calibration import Calibration
 from semgrad_guard.cli import loading
 from semgrad_guard.cli.grading import recorded_keys, show_grades
-from semgrad_guard.cli.options import AnswerSettings, Columns, MethodSettings
 from semgrad_guard.cli.terminal import OUT, detail, kept_on_interrupt, note, say, show_line, status
 from semgrad_guard.engine.answers.options import GenerationOptions
-from semgrad_guard.engine.text_pairs import CrossEncoder
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator, FusedStates
 from semgrad_guard.estimators.equivalence import NLIEquivalence
@@ -40,14 +37,12 @@ from semgrad_guard.grading.sheets import (
 from semgrad_guard.guard.calibrated_estimator import require_by_sentence
 from semgrad_guard.loading import ModelSource
 from semgrad_guard.metrics import aurc, auroc
-from semgrad_guard.paper.drawing import require_drawable
 from semgrad_guard.paper.experiment import Experiment, SampledQuestions, semgrad_ablations
-from semgrad_guard.paper.graded import GradedRun, read_graded, write_graded
+from semgrad_guard.paper.graded import read_graded, write_graded
 from semgrad_guard.paper.guarantee import ALPHAS
 from semgrad_guard.paper.measuring import price_of_samples
-from semgrad_guard.paper.probe_record import Probe
 from semgrad_guard.paper.report import is_report, write_report
-from semgrad_guard.paper.results import Results, hold_against, is_graded_table
+from semgrad_guard.paper.results import Results, is_graded_table
 from semgrad_guard.paper.table import is_table
 from semgrad_guard.questions.answered import EvaluatedAnswer
 from semgrad_guard.questions.data import QuestionFile
@@ -55,21 +50,24 @@ from semgrad_guard.questions.data_files import Output, make_folder, read_by, req
 from semgrad_guard.questions.job_record import is_record, read_record
 from semgrad_guard.questions.prompts import Phrasing
 from semgrad_guard.questions.sources import HUB
+from semgrad_guard.settings import JudgedBy
+
+_SAMPLED = 300
+"""Questions of each kind in which the methods that draw samples take part, a seeded choice; the others take all."""
 
 
-def estimators_of(methods: MethodSettings, answers: AnswerSettings) -> Sequence[Estimator]:
+def estimators_of(
+    methods: Sequence[str] | None, *, nli: str | None, seed: int, max_tokens: int, by: JudgedBy
+) -> Sequence[Estimator]:
     """The paper's methods with the models that the user named, or those among them that were chosen; by sentence
     without those that compare whole answers."""
     with loading.quietly("Loading what compares answers …"):
-        nli = None if methods.nli is None else NLIEquivalence(entailment_model(methods.nli))
-        importance = None if methods.cross_encoder is None else CrossEncoder.from_pretrained(methods.cross_encoder)
-    suite = paper_suite(nli, importance, methods.seed, max_tokens=answers.max_tokens)
+        compared = None if nli is None else NLIEquivalence(entailment_model(nli))
+    suite = paper_suite(compared, None, seed, max_tokens=max_tokens)
     known = {estimator.name: estimator for estimator in (*suite, FusedStates())}
-    by_sentence = answers.by == "sentence"
-    parts = {name for name, one in known.items() if not by_sentence or not isinstance(one, AskingEstimator)}
-    wanted = list(dict.fromkeys(methods.methods or (name for name in known if name in parts)))
-    if unknown := [name for name in wanted if name not in known]:
-        raise InputError(f"there is no method {unknown[0]!r}; there are {', '.join(known)}")
+    by_sentence = by == "sentence"
+    parts = [name for name, one in known.items() if not by_sentence or not isinstance(one, AskingEstimator)]
+    wanted = list(dict.fromkeys(methods or parts))
     for name in wanted if by_sentence else ():
         require_by_sentence(known[name])
     return [known[name] for name in wanted]
@@ -83,48 +81,47 @@ class Run:
     settings: dict[str, Any]
 
 
-def read(data: str | None, columns: Columns, *, limit: int | None, strict: bool, optional: bool) -> QuestionFile | None:
+def read(data: str | None, columns: Sequence[str] | None, *, limit: int | None, optional: bool) -> QuestionFile | None:
     """The questions, with a note on those that are left out."""
     if data is None:
         if optional:
             return None
         raise typer.BadParameter("give --data SOURCE: the questions to ask (or --regrade the answers there are)")
-    questions = loading.read_data(data, columns, strict=strict)
+    questions = loading.read_data(data, columns)
     return replace(questions, rows=questions.rows[:limit])
 
 
 def answer(
     questions: QuestionFile | None,
     files: Files,
-    settings: AnswerSettings,
-    methods: MethodSettings,
+    estimators: Sequence[Estimator],
     *,
-    phrasing: Phrasing,
     source: ModelSource,
+    phrasing: Phrasing,
+    max_tokens: int,
+    by: JudgedBy,
+    seed: int,
 ) -> Run:
     """Answer and measure the missing questions; Ctrl-C tells how many are kept."""
     rows = () if questions is None else questions.rows
     phrasing.require(rows)
-    sampled = SampledQuestions.of(rows, count=settings.sampled_questions, seed=methods.seed)
-    estimators = estimators_of(methods, settings)
+    sampled = SampledQuestions.of(rows, count=_SAMPLED, seed=seed)
+    with_variants = by == "answer" and "semgrad" in [one.name for one in estimators]
     model = loading.load(source)
     experiment = Experiment(
         model,
         estimators,
-        GenerationOptions(max_tokens=settings.max_tokens, stop=settings.stop),
+        GenerationOptions(max_tokens=max_tokens),
         phrasing=phrasing,
-        ablations=semgrad_ablations(model.n_layers) if settings.ablations and settings.by != "sentence" else {},
+        ablations=semgrad_ablations(model.n_layers) if with_variants else {},
         sampled=sampled,
-        sample_batch=settings.sample_batch,
-        by_sentence=settings.by == "sentence",
+        by_sentence=by == "sentence",
     )
     drawn_for = len(rows) if sampled is None else len(sampled.keys)
     if (price := price_of_samples(estimators, sampled=drawn_for, questions=len(rows))) is not None:
         say(price, label="Warning")
     with kept_on_interrupt("Answering", f"answers are kept in {files.answers}") as tell:
-        answers = experiment.run(
-            rows, files.answers, batch_size=settings.batch_size, on_progress=tell, on_step=tell.step
-        )
+        answers = experiment.run(rows, files.answers, batch_size=loading.BATCH, on_progress=tell, on_step=tell.step)
     return Run([row for one in answers for row in one.rows_by_sentence], experiment.settings(rows))
 
 
@@ -182,7 +179,7 @@ class Files:
     """The files of an evaluation in its folder.
 
     `answers` is the record of the run, `grades` has the verdicts of models and judges, `table` a row for every
-    question. `run` is the source of the report, for reports on several runs, `page` the report, and `sheet` the one for
+    question. `run` is the source of the report, `page` the report, and `sheet` the one for
     human labels.
     """
 
@@ -223,13 +220,6 @@ class Files:
         require_outputs(outputs, inputs=inputs)
 
 
-def finished(folders: Sequence[Path], *, report: bool) -> Sequence[GradedRun]:
-    """Other evaluations for the same report, and whether there can be one, before any work."""
-    if report:
-        require_drawable(Path("report.svg"))
-    return [read_graded(Files(folder).run) for folder in folders]
-
-
 def write(results: Results, files: Files) -> None:
     """The table, and the sheet for people: begun, or extended, for it may be half filled in."""
     results.write_csv(files.table)
@@ -237,24 +227,17 @@ def write(results: Results, files: Files) -> None:
     extend_sheet(files.sheet, results.answers)
 
 
-def report(
-    results: Results, others: Sequence[GradedRun], probe: Probe | None, files: Files, *, alphas: Sequence[float] | None
-) -> None:
-    """Tables, figures and the page, of this run and the other ones."""
+def report(results: Results, files: Files) -> None:
+    """Tables, figures and the page."""
     with status("Writing the report …"):
-        maps = None if probe is None else probe.maps
-        runs = [results.graded_run, *others]
-        write_report(runs, files.folder, probe=maps, alphas=alphas or ALPHAS, tell=lambda what: detail(f"{what} …"))
+        write_report([results.graded_run], files.folder, alphas=ALPHAS, tell=lambda what: detail(f"{what} …"))
 
 
-def show(
-    results: Results, files: Files, calibration: Calibration | None, *, as_json: bool, reported: bool = True
-) -> None:
-    """The methods, best first, the effect of a calibration on the run, and the places of the files.
+def show(results: Results, files: Files, *, as_json: bool, reported: bool = True) -> None:
+    """The methods, best first, and the places of the files.
 
-    `reported` tells that this command wrote the report: an existing page may be older, or another run's.
+    `reported` tells that this command wrote the report: an existing page may be older.
     """
-    shift = None if calibration is None else hold_against(calibration, results)
     graded = results.graded_run
     rows = [
         (title, auroc(scores, graded.correct), aurc(scores, graded.correct), _mean(graded.milliseconds.get(title, ())))
@@ -264,8 +247,6 @@ def show(
         methods = {title: {"auroc": a, "aurc": r, "milliseconds": ms} for title, a, r, ms in rows}
         document = {"title": graded.title, "accuracy": graded.accuracy, "ungraded": results.ungraded}
         about = {"settings": graded.settings, "folder": str(files.folder)}
-        if shift is not None:
-            about["calibration"] = {"answered": shift.answered, "risk": shift.risk, "drift": shift.drift.model_dump()}
         typer.echo(json.dumps({**document, "methods": methods, **about}))
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=graded.title, title_justify="left")
@@ -280,8 +261,6 @@ def show(
     show_line(f"{right}{undefined}.")
     if means := graded.settings.get("right means"):
         show_line(f"Right means: {means}.")
-    if shift is not None:
-        show_line(f"By the calibration {shift.in_words}")
     places = f"{files.table.name}, {files.answers.name}" + (f" and {files.page.name}" if reported else "")
     show_line(f"Everything is in {files.folder}: {places}.")
 

@@ -23,7 +23,6 @@ from semgrad_guard.grading.sheets import (
     open_sheet,
     some_of,
 )
-from semgrad_guard.paper.drawing import is_drawn, require_drawable
 from semgrad_guard.questions.answered import Answer, EvaluatedAnswer
 from semgrad_guard.questions.data import Question
 from semgrad_guard.questions.data_files import STDIN, Output, beside, require_outputs
@@ -55,17 +54,15 @@ def recorded_keys(answers: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Files:
-    """The files of `calibrate` and `gate`; where `kept` names no record of answers, it is next to the output."""
+    """The files of `calibrate` and `gate`: next to the output its record of answers, and the grades of models."""
 
     output: Path
-    kept: Path | None
-    plot: Path | None = None
     labels: Path | None = None
 
     @property
     def answers(self) -> Path:
         """The record of answers."""
-        return self.kept or beside(self.output, ".answers.jsonl")
+        return beside(self.output, ".answers.jsonl")
 
     @property
     def grades(self) -> Path:
@@ -79,9 +76,6 @@ class Files:
             Output(self.answers, "record of answers", is_record()),
             Output(self.grades, "record of grades", is_record(GRADES)),
         ]
-        if self.plot is not None:
-            require_drawable(self.plot)
-            written.append(Output(self.plot, "picture of a calibration", is_drawn))
         if self.labels not in (None, STDIN):  # extended, never overwritten; `check_labels` recognises it
             written.append(Output(self.labels, "sheet of labels", lambda _: True))
         require_outputs(written, inputs=inputs)
@@ -110,14 +104,14 @@ class Grades:
         return [bool(own) and all(own) for own in self.units.values()]
 
 
-def drawn_for_people(
+def draw(
     questions: Sequence[Question],
     answers: Sequence[Answer],
     draws: Sequence[int],
     estimator: str,
     *,
-    count: int,
     alpha: float,
+    count: int,
 ) -> list[int]:
     """The places of the answers that people grade, in random order; `draws` are the places of all, those of traffic
     with their repetitions."""

@@ -2,38 +2,80 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
 from semgrad_guard import loading
-from semgrad_guard.cli.options import Columns, Decoding, Wording
+from semgrad_guard.cli.options import path
 from semgrad_guard.cli.terminal import detail, is_verbose, note, note_problems, say_problems, status
-from semgrad_guard.engine.prompts.semantic_token import TokenChoice
-from semgrad_guard.errors import InputError
 from semgrad_guard.loading import ModelSource
-from semgrad_guard.questions.data import Need, Question, QuestionFile, read_questions
+from semgrad_guard.questions.data import Need, QuestionFile, read_questions
 from semgrad_guard.questions.data_files import STDIN, read_text
-from semgrad_guard.questions.job_record import Row
 from semgrad_guard.questions.prompts import Phrasing
-from semgrad_guard.settings import ONE_THRESHOLD, PolicyOptions
+from semgrad_guard.settings import OnNoThreshold
 
 if TYPE_CHECKING:
-    from semgrad_guard.engine.answers.options import GenerationOptions
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.guard import Policy
 
-A = TypeVar("A", bound="Row")
+BATCH = 16
+"""Answers that are requested together; where the memory is short, the engine writes fewer at a time."""
+
+
+def template_options(given: Sequence[str] | None) -> dict[str, Any]:
+    """The options of a chat template, NAME=VALUE each, the value in JSON or a text."""
+    found: dict[str, Any] = {}
+    for name, _, value in (one.partition("=") for one in given or ()):
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
+
+
+def engine_arguments(engine: str) -> dict[str, Any] | None:
+    """The arguments of `vllm.LLM`; None where transformers or a server writes the answers."""
+    name, _, arguments = engine.partition("=")
+    return cast("dict[str, Any]", json.loads(arguments or "{}")) if name == "vllm" else None
+
+
+def server_of(engine: str) -> str | None:
+    """The URL of the server that writes the answers, if one does."""
+    return engine if engine.startswith(("http://", "https://")) else None
+
+
+def source_of(
+    model: str, *, dtype: Any, device: str | None, template_option: Sequence[str] | None, engine: str = "transformers"
+) -> ModelSource:
+    """The model of the options.
+
+    Raises:
+        BadParameter: two of them contradict each other.
+    """
+    source = ModelSource(
+        model=model,
+        dtype=dtype,
+        device=device,
+        template_option=template_options(template_option) or None,
+        engine=engine_arguments(engine),
+    )
+    if source.clash is not None:
+        raise typer.BadParameter(source.clash)
+    if server_of(engine) is not None and source != ModelSource(model=model):
+        raise typer.BadParameter(
+            "--dtype, --device and --template-option are for a model here, and a server writes the answers"
+        )
+    return source
 
 
 def load(source: ModelSource) -> LanguageModel:
     """The model, while the terminal shows its name."""
-    if source.clash is not None:
-        raise typer.BadParameter(source.clash)
     began = time.monotonic()
     with status(f"Loading {source.model} …"):
         model = source.load(verbose=is_verbose())
@@ -63,50 +105,37 @@ def quietly(what: str) -> Generator[None]:
         yield
 
 
-def given_text(value: str) -> str:
-    """The text itself, or standard input for "-"."""
-    return read_text(STDIN).strip() if value == str(STDIN) else value
-
-
 def text_or_file(given: str) -> tuple[str, list[Path]]:
     """A text, and the file that it was read from ("@FILE"), if it was."""
     if not given.startswith("@"):
         return given, []
-    path = Path(given[1:])
-    return read_text(path).removesuffix("\n"), [path]
+    file = path(given[1:]) if given != f"@{STDIN}" else STDIN
+    return read_text(file).removesuffix("\n"), [file]
 
 
-def phrasing(wording: Wording) -> tuple[Phrasing, list[Path]]:
+def phrasing(prompt: str, system: str | None) -> tuple[Phrasing, list[Path]]:
     """How questions are put to the model, and the files that the options read it from."""
-    system, files = wording.system, [] if wording.few_shot is None else [wording.few_shot]
-    if system is not None:
-        system, read = text_or_file(system)
-        files += read
-    examples = read_examples(wording.few_shot, wording.shots)
-    if wording.prompt == "plain" or wording.prompt == "paper":
-        return Phrasing(system, wording.prompt, None, examples), files
-    template, read = text_or_file(wording.prompt)
-    return Phrasing(system, "plain", template, examples), [*files, *read]
-
-
-def read_examples(path: Path | None, shots: int | None) -> Sequence[Question]:
-    """The few-shot examples, the first `shots` of the file; none without one."""
-    if path is None:
-        if shots is not None:
-            raise InputError("--shots says how many examples of --few-shot FILE to take; name the file, too")
-        return ()
-    found = read_questions(path)
-    say_problems(found.problems)
-    if shots is not None and shots > len(found.rows):
-        raise InputError(f"{path} has {len(found.rows)} examples, and --shots asks for {shots}")
-    return found.rows[:shots]
+    system, files = (None, []) if system is None else text_or_file(system)
+    if prompt == "plain" or prompt == "paper":
+        return Phrasing(system, prompt), files
+    template, read = text_or_file(prompt)
+    return Phrasing(system, "plain", template), [*files, *read]
 
 
 def read_data(
-    data: str | Path, columns: Columns, *, needs: Need = "answers", strict: bool, keeps: bool = False
+    data: str | Path,
+    columns: Sequence[str] | None = None,
+    *,
+    needs: Need = "answers",
+    strict: bool = False,
+    keeps: bool = False,
 ) -> QuestionFile:
     """The questions of a source. Repeated lines that are left out are named, unless the caller keeps them."""
-    found = read_questions(data, needs=needs, strict=strict, **vars(columns))
+    names = {f"{held}_field": name for held, _, name in (one.partition("=") for one in columns or ())}
+    with status(f"Reading {data} …"):
+        found = read_questions(
+            data, needs=needs, strict=strict, on_progress=lambda rows: note(f"{rows:,} rows are read."), **names
+        )
     say_problems(found.problems)
     note_problems([*(() if keeps else found.duplicates), *found.shared_ids])
     if found.unread:
@@ -117,36 +146,12 @@ def read_data(
     return found
 
 
-def load_token(probe: Path | None) -> TokenChoice | None:
-    """The t* that a probe's record recommends, read before any work."""
-    return None if probe is None else TokenChoice.load(probe)
-
-
-def decoding(options: Decoding) -> GenerationOptions:
-    """How to generate."""
-    from semgrad_guard.engine.answers.options import GenerationOptions
-
-    return GenerationOptions(**vars(options))
-
-
-def load_policy(calibration: Path | None, options: PolicyOptions | None = None) -> Policy | None:
-    """The policy of the options, if they have one.
-
-    Raises:
-        BadParameter: they have two.
-    """
-    if calibration is not None and options is not None and options.threshold is not None:
-        raise typer.BadParameter(ONE_THRESHOLD)
-    policy = loading.load_policy(calibration, options)
-    if policy is not None:
-        tell_promise(policy)
-    return policy
-
-
-def tell_promise(policy: Policy) -> None:
-    """A note where the promise is not the one that was asked for."""
-    made = policy.calibration
+def load_policy(calibration: Path | None, on_no_threshold: OnNoThreshold) -> Policy | None:
+    """The policy of a calibration, if there is one; a note where its promise is not the one that was asked for."""
+    policy = loading.load_policy(calibration, loading.PolicyOptions(on_no_threshold=on_no_threshold))
+    made = None if policy is None else policy.calibration
     if made is not None and made.requested is not None:
         from semgrad_guard.calibration.promise import promise
 
         note(promise(made), label="Promise")
+    return policy

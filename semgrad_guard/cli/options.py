@@ -1,348 +1,367 @@
-"""The options that several commands share, with `--estimator` and `--by sentence`, and those of `evaluate`."""
+"""The options that several commands share, each the type of a parameter, and the readers of what they are given."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+import json
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, get_args
+from typing import Annotated, Any, Literal
 
 import typer
 
-from semgrad_guard.declared import Bounds, Option
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import NEEDS_LABELS
-from semgrad_guard.loading import ESTIMATOR_NAMES, EstimatorChoice, load_estimator
-from semgrad_guard.settings import (
-    ANSWERS,
-    DECISION,
-    MODEL,
-    REPORTED,
-    UNCERTAINTY,
-    AnswerLimit,
-    AnswerOptions,
-    JudgedBy,
-    OnDoubt,
-    ScoringOptions,
-    Seed,
-    SentenceForm,
-    Stop,
-    require_name,
-)
-
-if TYPE_CHECKING:
-    from semgrad_guard.estimators import Estimator
-    from semgrad_guard.guard import Policy
-
+from semgrad_guard.loading import ESTIMATOR_NAMES
+from semgrad_guard.named import did_you_mean
+from semgrad_guard.settings import LOG_VARIABLE, REPORTED, DtypeName
 
 # The groups in which `--help` lists options.
-CLUSTER = "Cluster"
 DATA = "Data and files"
+MODEL = "Model"
+DECISION = "Decision"
+ANSWERS = "Answers"
 GRADING = "Grading"
 OUTPUT = "What is shown"
 
+MODEL_HELP = (
+    '"pocket" (the embedded model), "smollm2" (SmolLM2-135M-Instruct in four bits, once fetched), a folder with '
+    "safetensors, a GGUF file, or a Hugging Face hub id"
+)
 METHOD_NAMES = (*ESTIMATOR_NAMES, *sorted(NEEDS_LABELS))
-GraderName = Literal["contains", "exact-match", "token-f1", "rouge-l"]
+GRADER_NAMES = ("contains", "exact-match", "token-f1", "rouge-l")
 
-DEFAULT_GRADER = "contains; exact-match without a chat template"
+Reader = Callable[[Any], Any]
 
 
-def grader_option(description: str) -> Option:
+def option(text: str, panel: str, metavar: str, *spelled: str, reads: Reader | None = None, **more: Any) -> Any:
+    """An option of a command. `reads` makes a value of a text; the `text` itself names a default that is None."""
+    return typer.Option(*spelled, help=text, rich_help_panel=panel, metavar=metavar, parser=reads, **more)
+
+
+def grader_option(text: str) -> Any:
     """The option that names a grader."""
-    names = get_args(GraderName)
-    return Option(description, GRADING, reads="grader", shown=DEFAULT_GRADER, completions=names)
+    return option(text, GRADING, "NAME", reads=grader, autocompletion=one_of(GRADER_NAMES)["autocompletion"])
 
 
-ProbeFile = Annotated[
-    Path | None, Option("Made by `probe`: the token it recommends is used.", MODEL, "FILE", spelled="--probe")
+def flag(text: str, panel: str, *spelled: str) -> Any:
+    """An option without a value."""
+    return typer.Option(*spelled, help=text, rich_help_panel=panel, metavar="", show_default=False)
+
+
+# Readers. A wrong value is wrong usage: exit code 2, with advice.
+
+_STANDARD = "-"
+_NO_FILES = (_STANDARD, "pocket")
+"""Names of other sources of data; with ./ before it, each is a file."""
+
+
+def path(value: str | Path) -> Path:
+    """A path that names something on disk: "./-" is the file of that name, and "-" is none."""
+    found = stream(value)
+    if str(found) == _STANDARD:
+        raise typer.BadParameter("it takes no stdin or stdout; name a file (./- is the file with that name)")
+    return found
+
+
+def stream(value: str | Path) -> Path:
+    """A path as `path` reads it, or "-", which is standard input or output."""
+    found = Path(value)
+    if not str(value).strip():
+        raise typer.BadParameter("the path is empty; name a file or a folder")
+    return Path.cwd() / found if str(found) in _NO_FILES and str(found) != str(value) else found
+
+
+def number(kind: type[int] | type[float], low: float, high: float) -> Reader:
+    """Reads a finite number of this kind, from low to high."""
+
+    def read(value: Any) -> float:
+        try:
+            found = kind(value)
+        except (ValueError, OverflowError):
+            named = "a whole number" if kind is int else "a number"
+            raise typer.BadParameter(f"{str(value)[:40]!r} is not {named}") from None
+        if not low <= found <= high or not math.isfinite(found):
+            shown = f"{found:g}" if isinstance(found, float) else str(found)[:40]
+            raise typer.BadParameter(f"{shown} is out of range: it is at least {low:g} and at most {high:,}")
+        return found
+
+    return read
+
+
+def one_of(names: Sequence[str]) -> dict[str, Any]:
+    """For an option that takes one of these names: a reader, and a shell's completions."""
+
+    def read(value: str) -> str:
+        if value not in names:
+            raise typer.BadParameter(f"{value!r} is not one of {', '.join(names)}.{did_you_mean(value, names)}")
+        return value
+
+    def completed(incomplete: str) -> list[str]:
+        return [name for name in names if name.startswith(incomplete)]
+
+    return {"reads": read, "autocompletion": completed}
+
+
+def some_text(value: str) -> str:
+    """A text; a name that is empty is none."""
+    if not value.strip():
+        raise typer.BadParameter("it is empty")
+    return value
+
+
+def grader(value: str) -> str:
+    """The name of a grader, perhaps with a model."""
+    from semgrad_guard.grading.by_name import require_kind
+
+    try:
+        return require_kind(value)
+    except InputError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def wording(value: str) -> str:
+    """A name of a wording, a template with places in it, or @FILE with one."""
+    if value not in ("plain", "paper") and not value.startswith("@") and "{" not in value:
+        raise typer.BadParameter(f"{value[:60]!r} is neither plain, paper, nor a template with {{question}} in it")
+    return value
+
+
+def column(value: str) -> str:
+    """What a column holds, and its name."""
+    held, _, name = value.partition("=")
+    if held not in ("question", "answers", "context") or not name:
+        raise typer.BadParameter("write what the column holds, and its name: question=NAME, answers=NAME, context=NAME")
+    return value
+
+
+def template_option(value: str) -> str:
+    """An option of the chat template and its value in JSON; a text needs no quotes."""
+    name, _, given = value.partition("=")
+    try:
+        json.loads(given)
+    except (ValueError, RecursionError):
+        if given in ("True", "False", "None") or given[:1] in ("", "{", "[", '"'):
+            raise typer.BadParameter("give a name and a value in JSON: enable_thinking=false") from None
+    if not name.isidentifier():
+        raise typer.BadParameter("give a name and a value in JSON: enable_thinking=false")
+    return value
+
+
+def engine(value: str) -> str:
+    """vLLM, with its arguments as JSON perhaps, or the URL of a server."""
+    name, given, arguments = value.partition("=")
+    if value.startswith(("http://", "https://")) or value in ("transformers", "vllm"):
+        return value
+    try:
+        if name == "vllm" and given and isinstance(json.loads(arguments), dict):
+            return value
+    except (ValueError, RecursionError):
+        pass
+    raise typer.BadParameter(
+        'give transformers, vllm, vllm with arguments (vllm={"max_model_len": 4096}), or the URL of a server'
+    )
+
+
+def one_from_stdin(**given: object) -> None:
+    """Refuse options of which two would read standard input, which can be read once."""
+    named = [
+        f"--{name.replace('_', '-')}" for name, value in given.items() if str(value) in (_STANDARD, f"@{_STANDARD}")
+    ]
+    if len(named) > 1:
+        raise typer.BadParameter(f"stdin can be read once: only one of {' and '.join(named)} can be -")
+
+
+# The options.
+
+Questions = Annotated[
+    Path,
+    option(
+        'A file or folder of JSON Lines, JSON, CSV or Parquet with "question" and "answers"; - is stdin, and pocket '
+        "are questions about the world of the embedded model.",
+        DATA,
+        "FILE",
+        reads=stream,
+    ),
 ]
-By = Annotated[
-    Literal["sentence"] | None,
-    Option("Score every sentence of a text by itself, and mark the doubtful ones.", UNCERTAINTY, "UNIT"),
+Columns = Annotated[
+    list[str] | None,
+    option(
+        "A column with another name than usual: question=NAME, answers=NAME or context=NAME. Repeat the option for "
+        "several.",
+        DATA,
+        "WHAT=NAME",
+        "--column",
+        reads=column,
+    ),
+]
+Model = Annotated[str, option(f"{MODEL_HELP}.", MODEL, "NAME", reads=some_text)]
+Dtype = Annotated[
+    DtypeName | None,
+    option(
+        "The number format of the weights: float32, bfloat16 or float16. Default: that of the checkpoint. Scores and "
+        "calibrations belong to it.",
+        MODEL,
+        "NAME",
+    ),
+]
+Device = Annotated[
+    str | None, option("Where the model goes: cpu, cuda, cuda:1. Default: cpu.", MODEL, "NAME", reads=some_text)
+]
+Template = Annotated[
+    list[str] | None,
+    option(
+        "An option of the chat template, with its value in JSON; thinking=off has a model answer without reasoning "
+        "first. Repeat the option for several.",
+        MODEL,
+        "NAME=VALUE",
+        "--template-option",
+        reads=template_option,
+    ),
+]
+Engine = Annotated[
+    str,
+    option(
+        "What writes the answers: transformers, vllm (also with arguments of vllm.LLM: vllm={...}), or the URL of a "
+        "server with OpenAI's protocol; --model is then its name for the model.",
+        MODEL,
+        "ENGINE",
+        reads=engine,
+    ),
+]
+LocalEngine = Annotated[
+    str,
+    option(
+        "What writes the answers of a model here: transformers or vllm (also with arguments of vllm.LLM: vllm={...}).",
+        MODEL,
+        "ENGINE",
+        reads=engine,
+    ),
+]
+Estimator = Annotated[
+    str | None,
+    option(
+        f"The score that measures uncertainty: {', '.join(ESTIMATOR_NAMES)}. Default: that of the calibration, or "
+        "hybridgrad.",
+        DECISION,
+        "NAME",
+        **one_of(ESTIMATOR_NAMES),
+    ),
+]
+LearnedEstimator = Annotated[
+    str | None,
+    option(
+        f"The score that measures uncertainty: {', '.join(ESTIMATOR_NAMES)}; states, which is fitted on a part of the "
+        f"graded answers; or auto, the best of seven on that part. Of a server's answers {', '.join(REPORTED)}. "
+        f"Default: hybridgrad; of a server's answers {REPORTED[0]}.",
+        DECISION,
+        "NAME",
+        **one_of(tuple(dict.fromkeys((*METHOD_NAMES, "auto", *REPORTED)))),
+    ),
+]
+ServedEstimator = Annotated[
+    str | None,
+    option(
+        f"The score that measures uncertainty: {', '.join(ESTIMATOR_NAMES)}; by a server's log-probabilities "
+        f"{', '.join(REPORTED)}. Default: that of the calibration, or hybridgrad.",
+        DECISION,
+        "NAME",
+        **one_of(tuple(dict.fromkeys((*ESTIMATOR_NAMES, *REPORTED)))),
+    ),
 ]
 CalibrationFile = Annotated[
     Path | None,
-    Option(
-        "Made by `calibrate`: gives confidence, a threshold and its promise.", DECISION, "FILE", spelled="--calibration"
+    option(
+        "Made by calibrate: gives a confidence, a threshold and its promise.",
+        DECISION,
+        "FILE",
+        "--calibration",
+        reads=path,
     ),
 ]
+OnNoThreshold = Annotated[
+    Literal["abstain", "reachable"],
+    option(
+        "Where no threshold keeps the promise that was asked for: abstain (deliver nothing), or reachable (deliver "
+        "under the promise that the labels support).",
+        DECISION,
+        "ACTION",
+    ),
+]
+By = Annotated[
+    Literal["answer", "sentence"],
+    option("What is judged: the whole answer, or every sentence of it by itself.", DECISION, "answer|sentence"),
+]
+CalibratedBy = Annotated[
+    Literal["answer", "sentence"] | None,
+    option(
+        "What is judged: the whole answer, or every sentence of it by itself. Default: as the calibration; without "
+        "one: answer.",
+        DECISION,
+        "answer|sentence",
+    ),
+]
+OnDoubt = Annotated[
+    Literal["stop", "drop"] | None,
+    option(
+        "By sentence, at one that is not let through: stop (end the answer before it), or drop (leave it out, with "
+        "those that lean on it). Default: stop.",
+        DECISION,
+        "stop|drop",
+    ),
+]
+CalibratedOnDoubt = Annotated[
+    Literal["stop", "drop"] | None,
+    option(
+        "By sentence, at one that is not let through: stop (end the answer before it), or drop (leave it out, with "
+        "those that lean on it). Default: as the calibration; without one: stop.",
+        DECISION,
+        "stop|drop",
+    ),
+]
+RATE = number(float, 0.0001, 0.9999)
+Alpha = Annotated[float, option("The error rate to promise among the answers let through.", DECISION, "X", reads=RATE)]
+Delta = Annotated[
+    float, option("How likely the promise may fail.", DECISION, "X", reads=number(float, 0.000001, 0.9999))
+]
+Prompt = Annotated[
+    str,
+    option(
+        "The user's turn: plain (the question), paper (answer in few words), or your program's own, with {question} "
+        "and perhaps {context} in it, and other braces doubled; @FILE reads it from a file.",
+        ANSWERS,
+        "TEXT",
+        reads=wording,
+    ),
+]
+System = Annotated[
+    str | None, option("A system message before the question; @FILE reads it from a file.", ANSWERS, "TEXT")
+]
+MaxTokens = Annotated[int, option("The longest answer, in tokens.", ANSWERS, "N", reads=number(int, 1, 2**31))]
 Labels = Annotated[
     Path | None,
-    Option(
+    option(
         "A sheet of labels, filled in by people: it decides then. It is begun, or extended by the answers that it "
         "lacks, and never overwritten.",
         GRADING,
         "FILE",
-        reads="stream",
+        reads=stream,
     ),
 ]
-BatchSize = Annotated[int, Option("Questions answered at once.", ANSWERS, "N", Bounds(1, 1_000_000))]
-Since = Annotated[str, Option("From when on: 7d, 12h, 30m, 2w, or 2026-01-31 (UTC).", DATA, "TIME")]
-Strict = Annotated[bool, Option("Stop at the first broken line of the data file.", DATA, spelled="--strict")]
-AsJson = Annotated[bool, Option("JSON on stdout and nothing else there.", OUTPUT, spelled="--json")]
-System = Annotated[
-    str | None, Option("A system message before the question; @FILE reads it from a file.", ANSWERS, "TEXT")
+LogAddress = Annotated[
+    str | None,
+    option(
+        "The decision log: a file (SQLite), or a URL such as postgresql+psycopg://user@host/name. Default: "
+        "semgrad-guard/decisions.db in your state folder.",
+        DATA,
+        "FILE",
+        reads=some_text,
+        envvar=LOG_VARIABLE,
+    ),
 ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wording:
-    """How questions are put to the model."""
-
-    system: System = None
-    prompt: Annotated[
-        str,
-        Option(
-            "plain, paper (answer in few words), or the user's turn as your program words it, with {question} and "
-            "perhaps {context} in it, and other braces doubled; @FILE reads it from a file.",
-            ANSWERS,
-            "TEXT",
-            reads="wording",
-            completions=("plain", "paper"),
-        ),
-    ] = "plain"
-    few_shot: Annotated[
-        Path | None,
-        Option(
-            "Examples that go before every question, as turns: questions and answers as in --data.",
-            ANSWERS,
-            "FILE",
-            spelled="--few-shot",
-        ),
-    ] = None
-    shots: Annotated[
-        int | None, Option("How many of the examples, from the first on.", ANSWERS, "N", Bounds(1, 1000), shown="all")
-    ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decoding(AnswerOptions):
-    """How a command has answers written: a sampled one is repeated by the same command."""
-
-    seed: Seed = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Columns:
-    """Where the data has other names than usual."""
-
-    question_field: Annotated[
-        str | None,
-        Option(
-            "The column with the question, if its name is not a usual one (question, query, user_input, ...).", DATA
-        ),
-    ] = None
-    context_field: Annotated[
-        str | None,
-        Option(
-            "The column with the passage to answer from, if its name is not a usual one (context, contexts, ...).",
-            DATA,
-            reads="passage_field",
-        ),
-    ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class AnsweredColumns(Columns):
-    """The same, with references."""
-
-    answers_field: Annotated[
-        str | None,
-        Option(
-            "The column with the references, if its name is not a usual one (answers, ground_truth, reference, ...).",
-            DATA,
-        ),
-    ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class AnswerSettings(AnswerLimit):
-    """How questions are answered."""
-
-    by: JudgedBy | None = None
-    stop: Stop = ()
-    batch_size: BatchSize = 8
-    ablations: Annotated[bool, Option("Also SemGrad's variants (three more replays an answer).", UNCERTAINTY)] = True
-    sampled_questions: Annotated[
-        int,
-        Option(
-            "How many questions of each kind the methods that draw samples take part in, a seeded choice; the "
-            "others take all. All of them together draw 55 answers a question.",
-            ANSWERS,
-            "N",
-            Bounds(1, 2**62),
-        ),
-    ] = 300
-    sample_batch: Annotated[
-        int | None,
-        Option(
-            "How many answers the methods that draw samples take at a time. Default: a batch.",
-            ANSWERS,
-            "N",
-            Bounds(1, 1_000_000),
-        ),
-    ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class MethodSettings:
-    """The methods, and the models that they need."""
-
-    methods: Annotated[
-        list[str] | None,
-        Option(
-            f"A method to compare; repeat the option for several. There are {', '.join(METHOD_NAMES)}.",
-            UNCERTAINTY,
-            names=METHOD_NAMES,
-            shown="all",
-        ),
-    ] = None
-    nli: Annotated[
-        str | None,
-        Option("An NLI model: what means the same. Else equal words do.", UNCERTAINTY, "MODEL", check=require_name),
-    ] = None
-    cross_encoder: Annotated[
-        str | None,
-        Option("A cross-encoder: what matters in an answer (SAR).", UNCERTAINTY, "MODEL", check=require_name),
-    ] = None
-    seed: Annotated[int, Option("Repeats the samples of methods that sample.", ANSWERS, "N", Bounds(0, 2**31 - 1))] = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Loud:
-    """How much a command writes to stderr."""
-
-    quiet: Annotated[bool, Option("On stderr errors and warnings only.", OUTPUT, spelled=("--quiet", "-q"))] = False
-    verbose: Annotated[
-        bool,
-        Option(
-            "On stderr also what libraries say, times, and where an error began.", OUTPUT, spelled=("--verbose", "-v")
-        ),
-    ] = False
-
-
-E = TypeVar("E", bound="Estimator")
-
-
-@dataclass(frozen=True, kw_only=True)
-class EstimatorSpec(EstimatorChoice, ScoringOptions):
-    """The options; None leaves a setting to the calibration, or to the estimator's own default."""
-
-    def make(self, policy: Policy | None = None) -> Estimator:
-        """The estimator of that name, or the policy's own without one, with the settings that were given.
-
-        Raises:
-            BadParameter: it takes no such setting.
-            InputError: a setting is out of its range.
-            CalibrationError: the policy's own estimator cannot be made again from its calibration.
-        """
-        return self.set_on(load_estimator(self.estimator, policy))
-
-    def set_on(self, estimator: E) -> E:
-        """The estimator with the settings that were given.
-
-        Raises:
-            BadParameter: it takes no such setting; the message names those that do.
-        """
-        for name in self._given:
-            if name not in _settings_of(estimator):
-                from semgrad_guard.estimators import KIND_OF
-
-                takers = ", ".join(taker for taker, kind in KIND_OF.items() if name in _settings_of(kind))
-                raise typer.BadParameter(f"{estimator.name} takes no --{name.replace('_', '-')}: it is for {takers}")
-        return self.set_where_taken(estimator)
-
-    def set_where_taken(self, estimator: E) -> E:
-        """The estimator with those of the given settings that it takes: for many at once."""
-        taken = {name: value for name, value in self._given.items() if name in _settings_of(estimator)}
-        return cast("E", replace(cast(Any, estimator), **taken))
-
-    @property
-    def _given(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "estimator" and value is not None}
-
-
-@dataclass(frozen=True, kw_only=True)
-class LearnedEstimatorSpec(EstimatorSpec):
-    """The same, with estimators that are fitted on a part of the answers."""
-
-    estimator: Annotated[
-        str,
-        Option(
-            f"How uncertainty is measured: {', '.join(ESTIMATOR_NAMES)}; states, which is fitted on a part of the "
-            "answers; or auto, the best of seven of these on that part.",
-            UNCERTAINTY,
-            names=tuple(dict.fromkeys((*METHOD_NAMES, "auto", *REPORTED))),
-        ),
-    ] = "hybridgrad"
-
-
-def _settings_of(estimator: Any) -> set[str]:
-    return {field.name for field in fields(estimator)}
-
-
-def estimators_for(spec: EstimatorSpec) -> Sequence[Estimator]:
-    """The estimators behind an `--estimator`: with it the scores that generating computes anyway, one of which takes
-    the place of a learned one where there are too few labels. They share one replay unless a setting that only some of
-    them take tells them apart."""
-    from semgrad_guard.estimators import FusedStates
-    from semgrad_guard.grading.candidates import FREE
-
-    own: list[Estimator] = candidates_for(spec) if spec.estimator == "auto" else []
-    if not own:
-        own = [spec.set_on(FusedStates()) if spec.estimator in NEEDS_LABELS else spec.make()]
-    return [*own, *(free for free in FREE if free.name not in [one.name for one in own])]
-
-
-def candidates_for(spec: EstimatorSpec) -> list[Estimator]:
-    """The estimators that `auto` compares."""
-    from semgrad_guard.grading.candidates import CANDIDATES
-
-    return [spec.set_where_taken(candidate) for candidate in CANDIDATES]
-
-
-def learns(spec: EstimatorSpec) -> bool:
-    """Whether the estimator is fitted, or chosen, on labels."""
-    return spec.estimator == "auto" or spec.estimator in NEEDS_LABELS
-
-
-Promise = Literal["sentence", "answer"]
-
-
-@dataclass(frozen=True)
-class Sentences:
-    """The promise by sentence: the action at a doubtful one, and what is promised."""
-
-    on_doubt: OnDoubt
-    promise: Promise
-
-
-@dataclass(frozen=True, kw_only=True)
-class PromisedSentences(SentenceForm):
-    """How answers are judged, and what is promised about their sentences."""
-
-    promise: Annotated[
-        Promise | None,
-        Option(
-            "By sentence: at most alpha of the cases in which one delivered sentence of an answer, drawn at random, is "
-            "wrong (sentence), or of the answers that deliver a wrong one (answer).",
-            DECISION,
-            "sentence|answer",
-            shown="sentence",
-        ),
-    ] = None
-
-    def form(self) -> Sentences | None:
-        """The promise; None: whole answers are judged.
-
-        Raises:
-            InputError: an option is about the other unit.
-        """
-        from semgrad_guard.guard.familiarity import judged_by
-
-        on_doubt = judged_by(None, self.by, self.on_doubt)
-        if on_doubt is None:
-            if self.promise is not None:
-                raise InputError("--promise is about sentences: give --by sentence, or leave it out")
-            return None
-        return Sentences(on_doubt, self.promise or "sentence")
+Since = Annotated[str, option("From when on: 7d, 12h, 30m, 2w, or 2026-01-31 (UTC).", DATA, "TIME")]
+AsJson = Annotated[bool, flag("JSON on stdout and nothing else there.", OUTPUT, "--json")]
+Quiet = Annotated[bool, flag("On stderr errors and warnings only.", OUTPUT, "--quiet", "-q")]
+Verbose = Annotated[
+    bool, flag("On stderr also what libraries say, times, and where an error began.", OUTPUT, "--verbose", "-v")
+]

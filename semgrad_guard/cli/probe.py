@@ -10,13 +10,11 @@ import typer
 from semgrad_guard.cli import loading, options, terminal
 from semgrad_guard.cli.command import code_of_run
 from semgrad_guard.cli.terminal import OUT, note, progress, say, show_line
-from semgrad_guard.declared import Bounds, Option
-from semgrad_guard.loading import ModelSource
+from semgrad_guard.named import POCKET
 from semgrad_guard.questions.data import QuestionFile, with_paraphrases
 from semgrad_guard.questions.data_files import Output, beside, read_by, require_outputs, sole_writer
 from semgrad_guard.questions.job_record import is_record
 from semgrad_guard.questions.prompts import Phrasing
-from semgrad_guard.settings import MaxTokens, ModelOptions
 
 if TYPE_CHECKING:
     from semgrad_guard.engine.language_model import LanguageModel
@@ -24,39 +22,28 @@ if TYPE_CHECKING:
     from semgrad_guard.paper.probing import ProbePlan
 
 
-_LOOKED_AT = "What is looked at"
-
-
-def probe(  # noqa: PLR0913  # a command's options are its arguments
+def probe(  # a command's options are its arguments
     *,
     data: Annotated[
         Path,
-        Option(
+        options.option(
             'Questions with "paraphrases" and, best, "answers"; "-" reads them from stdin.',
             options.DATA,
             "FILE",
-            reads="stream",
+            reads=options.stream,
         ),
     ],
-    output: Annotated[Path, Option("Where to save the record.", options.DATA, "FILE")],
-    model: ModelOptions,
-    tokens: Annotated[
-        int, Option("How many of a prompt's last tokens to look at.", _LOOKED_AT, "N", Bounds(1, 1_000_000))
-    ] = 10,
-    answers: Annotated[
-        bool, Option("Let the model answer, and see where SemGrad works.", _LOOKED_AT, spelled="--answers/--no-answers")
-    ] = True,
-    grader: Annotated[
-        options.GraderName | None, Option("What counts as correct.", _LOOKED_AT, shown=options.DEFAULT_GRADER)
-    ] = None,
-    batch_size: options.BatchSize = 8,
-    max_tokens: MaxTokens = 64,
+    output: Annotated[Path, options.option("Where to save the record.", options.DATA, "FILE", reads=options.path)],
+    column: options.Columns = None,
+    model: options.Model = POCKET,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    template_option: options.Template = None,
+    no_answers: Annotated[
+        bool,
+        options.flag("Only measure the meaning; let the model answer nothing.", options.ANSWERS, "--no-answers"),
+    ] = False,
     system: options.System = None,
-    columns: options.AnsweredColumns,
-    plots: Annotated[
-        bool, Option("Draw the pictures, next to the record.", options.DATA, spelled="--plots/--no-plots")
-    ] = True,
-    strict: options.Strict = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Find where a model keeps the meaning of a prompt, and which prompt token SemGrad should use.
@@ -74,35 +61,30 @@ def probe(  # noqa: PLR0913  # a command's options are its arguments
     states, kept, heat_map, scatter = (
         beside(output, suffix) for suffix in (".states.safetensors", ".answers.jsonl", ".sps.png", ".auroc.png")
     )
-    phrasing, sources = loading.phrasing(options.Wording(system=system))
-    if plots:
-        require_drawable(heat_map)
+    phrasing, sources = loading.phrasing("plain", system)
+    source = loading.source_of(model, dtype=dtype, device=device, template_option=template_option)
+    require_drawable(heat_map)
     outputs = [
         Output(output, "record of a probe", read_by(Probe.load)),
         Output(states, "file of a probe's sums", read_by(SemanticPreservation.read)),
         Output(kept, "record of answers", is_record()),
-        *(Output(path, "picture of a probe", is_drawn) for path in (heat_map, scatter) if plots),
+        *(Output(path, "picture of a probe", is_drawn) for path in (heat_map, scatter)),
     ]
-    require_outputs(outputs, inputs=[data, Path(model.model), *sources])
-    questions = loading.read_data(data, columns, needs="question", strict=strict)
+    require_outputs(outputs, inputs=[data, Path(model), *sources])
+    questions = loading.read_data(data, column, needs="question")
     if left_out := len(questions.rows) - len(with_paraphrases(questions.rows)):
         note(f"{left_out} of {len(questions.rows)} questions have no paraphrases; SPS leaves them out.")
-    plan = ProbePlan(
-        tokens=tokens,
-        batch_size=batch_size,
-        system=phrasing.system,
-        options=loading.decoding(options.Decoding(max_tokens=max_tokens)),
-    )
+    plan = ProbePlan(batch_size=loading.BATCH, system=phrasing.system)
     with sole_writer(output):
-        language_model = loading.load(ModelSource(**vars(model)))
+        language_model = loading.load(source)
         try:
-            found = _probe(questions, plan, language_model, states, kept if answers else None, grader=grader)
+            found = _probe(questions, plan, language_model, states, None if no_answers else kept)
         except KeyboardInterrupt as error:
             message = f"Finished work is kept next to {output}. Run the same command again to continue."
             say(message, label=terminal.in_words(error))
             raise typer.Exit(terminal.exit_code(error)) from error
         found.save(output)
-        drawn = _draw(found, heat_map, scatter) if plots else []
+        drawn = _draw(found, heat_map, scatter)
     if as_json:
         typer.echo(found.model_dump_json())
     else:
@@ -110,20 +92,11 @@ def probe(  # noqa: PLR0913  # a command's options are its arguments
 
         OUT.print(probe_view(found))
         show_line(f"The record is {output}.")
-        if drawn:
-            show_line(f"Pictures: {', '.join(map(str, drawn))}.")
+        show_line(f"Pictures: {', '.join(map(str, drawn))}.")
     raise typer.Exit(code_of_run(broken=questions.problems))
 
 
-def _probe(
-    questions: QuestionFile,
-    plan: ProbePlan,
-    model: LanguageModel,
-    states: Path,
-    kept: Path | None,
-    *,
-    grader: str | None,
-) -> Probe:
+def _probe(questions: QuestionFile, plan: ProbePlan, model: LanguageModel, states: Path, kept: Path | None) -> Probe:
     from semgrad_guard.grading import GRADERS, default_grader
     from semgrad_guard.guard import template_name
     from semgrad_guard.paper.probing import probe
@@ -135,7 +108,7 @@ def _probe(
         data=questions.path.name,
         states_path=states,
         answers_path=kept,
-        grader=GRADERS[grader or default_grader(template_name(model, Phrasing().name()))],
+        grader=GRADERS[default_grader(template_name(model, Phrasing().name()))],
         phase=progress,
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -18,10 +17,9 @@ from rich.text import Text
 from semgrad_guard.calibration import Calibration, Drift
 from semgrad_guard.calibration.promise import promise, report, shortfall
 from semgrad_guard.calibration.thresholds import upwards
-from semgrad_guard.cli.terminal import OUT, printable, show_line
+from semgrad_guard.cli.terminal import OUT, is_verbose, printable, show_line
 from semgrad_guard.grading.by_name import right_means
-from semgrad_guard.named import title_of
-from semgrad_guard.paper.drawing import Claim, draw_risk_coverage, shades
+from semgrad_guard.paper.drawing import Claim, shades
 from semgrad_guard.questions.data import QuestionFile
 from semgrad_guard.records import Verdict
 
@@ -137,7 +135,10 @@ def drift_line(found: Drift) -> str:
 
 def calibration_view(outcome: Outcome) -> RenderableType:
     """The promise, its effect on the answers, and P(correct) along the scores."""
-    calibration, auroc, aurc, sentences = outcome.calibration, outcome.auroc, outcome.aurc, report(outcome.calibration)
+    calibration, auroc, sentences = outcome.calibration, outcome.auroc, report(outcome.calibration)
+    left_out = {"promise", "assumption"}
+    if calibration.threshold is not None and not is_verbose():  # what would help is for those who need help
+        left_out |= {"chance", "scores"}
     part, own, bound = calibration.by_hand, calibration.sentences, calibration.binding
     meaning = None if bound is None or bound.grader is None else right_means(bound.grader)
     unit = "answer" if own is None else "sentence"
@@ -150,9 +151,8 @@ def calibration_view(outcome: Outcome) -> RenderableType:
         ("questions", f"{wrong}{undecided}{unscored}"),
         *([] if meaning is None else [("right", meaning)]),  # of a grader that does not look at the whole answer
         ("AUROC", undefined if auroc is None else f"{auroc:.3f} (1: every wrong {unit} is less certain)"),
-        ("AURC", f"{figure(aurc)} (mean error rate over all coverages)"),
         *_outcome(calibration),
-        *((name, text) for name, text in sentences.items() if name not in ("promise", "assumption")),
+        *((name, text) for name, text in sentences.items() if name not in left_out),
     )
     parts: list[RenderableType] = [_promise(calibration), facts]
     if calibration.confidence_map is not None:
@@ -166,19 +166,6 @@ def calibration_view(outcome: Outcome) -> RenderableType:
             table.add_row(figure(score), percent(confidence), Text(shown, style=_COLOURS[action]))
         parts += [Text(), table]
     return Group(*parts)
-
-
-def draw_calibration(path: Path, outcome: Outcome) -> None:
-    """Risk against coverage, as a picture."""
-    made_for = outcome.calibration.binding
-    draw_risk_coverage(
-        path,
-        outcome.uncertainties,
-        outcome.correct,
-        calibration=outcome.calibration,
-        title=f"{title_of(made_for.model) if made_for else ''}: {len(outcome.correct)} questions",
-        label=made_for.estimator if made_for else "",
-    )
 
 
 def show_calibration(outcome: Outcome, questions: QuestionFile, files: Files, *, as_json: bool) -> None:
@@ -198,15 +185,12 @@ def show_calibration(outcome: Outcome, questions: QuestionFile, files: Files, *,
             "duplicates": list(questions.duplicates),
             "output": str(files.output),
             "answers": str(files.answers),
-            "plot": None if files.plot is None else str(files.plot),
         }
         typer.echo(json.dumps(document))
         return
     OUT.print(calibration_view(outcome))
     show_line(f"The calibration {outcome.calibration.id} is in {files.output},")
     show_line(f"the answers are in {files.answers}.")
-    if files.plot is not None:
-        show_line(f"The picture is {files.plot}.")
 
 
 def probe_view(found: Probe) -> RenderableType:
@@ -241,9 +225,9 @@ def probe_view(found: Probe) -> RenderableType:
 
 
 def confidence_rows(calibration: Calibration) -> list[tuple[float, float]]:
-    """(uncertainty, P(correct)) at the calibration scores' lowest, at seven quantiles, and at their highest."""
+    """(uncertainty, P(correct)) at the calibration scores' lowest, at their quartiles, and at their highest."""
     scores = calibration.scores
-    picked = sorted({scores[round(q * (len(scores) - 1))] for q in (0, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9, 1)})
+    picked = sorted({scores[round(q * (len(scores) - 1))] for q in (0, 0.25, 0.5, 0.75, 1)})
     return [(score, confidence) for score in picked if (confidence := calibration.confidence(score)) is not None]
 
 
@@ -271,15 +255,12 @@ def _promise(calibration: Calibration) -> Panel:
 def _outcome(calibration: Calibration) -> list[tuple[str, str]]:
     if calibration.threshold is None:
         return [("threshold", "none")]
-    seen = f"{calibration.n_answered_wrong} of {calibration.n_answered} tested answers were wrong"
     answered = "of the questions are answered"
     if calibration.sentences is not None:
         answered = f'of the answers deliver something, with on_doubt="{calibration.sentences.on_doubt}"'
-    bound = f" (were the threshold fixed beforehand, at most {percent(calibration.bound_if_fixed)})"
     return [
         ("threshold", f"uncertainty at most {figure(calibration.threshold)}"),
         ("coverage", f"{percent(calibration.coverage)} {answered}"),
-        ("wrong", seen if calibration.bound_if_fixed is None else seen + bound),
     ]
 
 

@@ -11,25 +11,22 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from semgrad_guard.cli import loading, options, values
+from semgrad_guard.cli import loading, options
 from semgrad_guard.cli.command import code_of_run
-from semgrad_guard.cli.options import EstimatorSpec
 from semgrad_guard.cli.terminal import OUT, note, progress, say, say_problems
-from semgrad_guard.declared import Bounds, Option
-from semgrad_guard.errors import EmptyPromptError, EmptyResponseError, InputError, PromptTooLongError, ReasoningError
+from semgrad_guard.errors import InputError, PromptTooLongError, ReasoningError
 from semgrad_guard.files import atomic_write
-from semgrad_guard.loading import ModelSource
+from semgrad_guard.loading import ModelSource, load_estimator
+from semgrad_guard.named import POCKET
 from semgrad_guard.questions.data import Question
 from semgrad_guard.questions.data_files import Output, require_outputs, sole_writer
 from semgrad_guard.questions.prompts import Phrasing
 from semgrad_guard.records import Verdict
-from semgrad_guard.settings import ModelOptions, OnNoThreshold, PolicyOptions
 
 if TYPE_CHECKING:
     from semgrad_guard.calibration import Drift
     from semgrad_guard.engine.answers.sentences import Segment
     from semgrad_guard.engine.language_model import LanguageModel
-    from semgrad_guard.engine.sentences import By
     from semgrad_guard.estimators.gradients import ReplayEstimator
     from semgrad_guard.guard import Policy
     from semgrad_guard.paper.drawing import Claim
@@ -37,132 +34,91 @@ if TYPE_CHECKING:
 
     Scored = tuple[Question, list[Segment]]
 
-STDOUT = Path("-")
-
 
 def score(  # noqa: PLR0913  # a command's options are its arguments
     *,
     data: Annotated[
-        Path | None,
-        Option(
-            'A file or folder of JSON Lines, JSON, CSV or Parquet with "question" and "response", and perhaps '
-            '"context", the passage that the text was answered from; "-" is stdin.',
+        Path,
+        options.option(
+            'Texts to score: a file or folder of JSON Lines, JSON, CSV or Parquet with "question" and "response", and '
+            'perhaps "context", the passage that the text was answered from; "-" is stdin.',
             options.DATA,
             "FILE",
-            reads="stream",
+            reads=options.stream,
         ),
-    ] = None,
-    question: Annotated[
-        str | None, Option('One question, instead of a file; "-" reads it from stdin.', options.DATA, "TEXT")
-    ] = None,
-    response: Annotated[
-        str | None, Option('The text to score as its answer; "-" reads it from stdin.', options.DATA, "TEXT")
-    ] = None,
+    ],
     output: Annotated[
-        Path | None,
-        Option(
-            'Write the scores there, as JSON Lines; "-" is stdout, as with --json.',
-            options.DATA,
-            "FILE",
-            reads="stream",
-        ),
+        Path | None, options.option("Write the scores there, as JSON Lines.", options.DATA, "FILE", reads=options.path)
     ] = None,
-    batch_size: Annotated[
-        int, Option("Texts scored at once; with --by, one after the other.", options.DATA, "N", Bounds(1, 1_000_000))
-    ] = 8,
-    model: ModelOptions,
-    estimator: EstimatorSpec,
+    model: options.Model = POCKET,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    template_option: options.Template = None,
+    estimator: options.Estimator = None,
     calibration: options.CalibrationFile = None,
-    on_no_threshold: OnNoThreshold = "abstain",
-    by: options.By = None,
-    probe: options.ProbeFile = None,
-    wording: options.Wording,
-    columns: options.Columns,
+    on_no_threshold: options.OnNoThreshold = "abstain",
+    by: options.CalibratedBy = None,
+    prompt: options.Prompt = "plain",
+    system: options.System = None,
     ray: Annotated[
-        bool,
-        Option("Score on the cluster to which Ray connects (RAY_ADDRESS), or on one of this machine.", options.CLUSTER),
-    ] = False,
-    workers: Annotated[
         int | None,
-        Option(
-            "With --ray: how many processes load the model.",
-            options.CLUSTER,
+        options.option(
+            "Score by so many processes of a Ray cluster: that of RAY_ADDRESS, or one of this machine.",
+            options.MODEL,
             "N",
-            Bounds(1, 1_000_000),
-            shown="1",
+            reads=options.number(int, 1, 1_000_000),
         ),
     ] = None,
-    strict: options.Strict = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Score texts from anywhere: another server, a person, a cache.
 
     The number tells how uncertain this model is of the text as an answer to the question. With a calibration, every
     text also gets an action, and the scores are compared with the calibration's: have they moved? Use the same system
-    message, prompt, examples and passages as the calibration.
+    message, prompt and passages as the calibration.
 
-    With --by, every sentence has a number of its own; all of them come from one replay. With a calibration by
+    With --by sentence, every sentence has a number of its own; all of them come from one replay. With a calibration by
     sentence, every sentence has an action, and is promised or not.
     """
     from semgrad_guard.guard import judged_by
     from semgrad_guard.questions.scoring import TextScorer, no_score, too_long
 
-    if output == STDOUT:
-        output, as_json = None, True
-    parts = by if calibration is None else None
-    if workers is not None and not ray:
-        raise typer.BadParameter("--workers is for --ray; give both")
-    if ray and (parts is not None or data is None):
-        raise typer.BadParameter("--ray is for whole answers of a file: give --data, and no --by without a calibration")
-    phrasing, sources = loading.phrasing(wording)
-    given = [path for path in (data, calibration, probe, Path(model.model)) if path is not None]
+    in_parts = by == "sentence" and calibration is None
+    if ray is not None and in_parts:
+        raise typer.BadParameter("--ray is for whole answers: leave --by out, or give a calibration by sentence")
+    phrasing, sources = loading.phrasing(prompt, system)
+    given = [path for path in (data, calibration, Path(model)) if path is not None]
     written = [] if output is None else [Output(output, "file of scores", are_scores)]
     require_outputs(written, inputs=[*given, *sources])
-    values.one_from_stdin(data=data, prompt=wording.prompt, system=wording.system, question=question, response=response)
-    rows, problems = _rows(data, question, response, columns=columns, strict=strict)
+    options.one_from_stdin(data=data, prompt=prompt, system=system)
+    source = loading.source_of(model, dtype=dtype, device=device, template_option=template_option)
+    found = loading.read_data(data, needs="response")
+    rows, problems = found.rows, found.problems
     phrasing.require(rows)
-    source = ModelSource(**vars(model), semantic_token=loading.load_token(probe))
     with nullcontext() if output is None else sole_writer(output):
-        if parts is not None:
+        if in_parts:
             chosen = replay_estimator(estimator)
             left_out, unscored = score_parts(
-                rows, loading.load(source), chosen, by=parts, phrasing=phrasing, output=output, as_json=as_json
+                rows, loading.load(source), chosen, phrasing=phrasing, output=output, as_json=as_json
             )
             raise typer.Exit(code_of_run(unscored=unscored, broken=left_out or problems))
-        policy = loading.load_policy(calibration, PolicyOptions(on_no_threshold=on_no_threshold))
-        estimate = estimator.make(policy)
-        on_doubt = None if policy is None else judged_by(policy.calibration, "sentence" if by else None, None)
+        policy = loading.load_policy(calibration, on_no_threshold)
+        estimate = load_estimator(estimator, policy)
+        on_doubt = None if policy is None else judged_by(policy.calibration, by, None)
         scorer = TextScorer(loading.load(source), estimate, policy, phrasing, on_doubt)
-        texts = score_texts(rows, scorer, source, batch_size=batch_size, workers=(workers or 1) if ray else 0)
+        texts = score_texts(rows, scorer, source, workers=ray)
         scored = [(row, text.verdict) for row, text in zip(rows, texts, strict=True) if text.verdict is not None]
         left_out = [too_long(row, text.too_long) for row, text in zip(rows, texts, strict=True) if text.too_long]
         say_problems(left_out)
         if not scored:
             raise InputError("none of the texts could be scored")
-        moved = drift_of(scored, policy) if data is not None else None
+        moved = drift_of(scored, policy)
         if moved is not None:
             scored = [(row, verdict.revised(drift=moved.moved)) for row, verdict in scored]
-        show_texts(scored, moved, output, as_json=as_json, decided=policy is not None, single=data is None)
+        show_texts(scored, moved, output, as_json=as_json, decided=policy is not None)
         unscored = [no_score(row, verdict.reason) for row, verdict in scored if verdict.status != "scored"]
         say_problems(unscored)
         raise typer.Exit(code_of_run(unscored=unscored, broken=left_out or problems))
-
-
-def _rows(
-    data: Path | None, question: str | None, response: str | None, *, columns: options.Columns, strict: bool
-) -> tuple[Sequence[Question], Sequence[Exception]]:
-    """The rows to score, from a file or from the command line, and the broken lines."""
-    if (data is None) == (question is None and response is None) or (question is None) != (response is None):
-        raise typer.BadParameter("give --data FILE, or --question and --response together")
-    if data is not None:
-        found = loading.read_data(data, columns, needs="response", strict=strict)
-        return found.rows, found.problems
-    question, response = loading.given_text(question or ""), loading.given_text(response or "")
-    if not question.strip():
-        raise EmptyPromptError("The question is empty; ask something.")
-    if not response.strip():
-        raise EmptyResponseError("The response is empty; there is nothing to score.")
-    return [Question(question=question, response=response)], []
 
 
 _ASKED = {"id", "question", "response"}
@@ -196,13 +152,13 @@ def deliver(records: Iterable[Mapping[str, object]], output: Path | None, *, as_
 
 
 def score_texts(
-    rows: Sequence[Question], scorer: TextScorer, source: ModelSource, *, batch_size: int, workers: int
+    rows: Sequence[Question], scorer: TextScorer, source: ModelSource, *, workers: int | None
 ) -> list[ScoredText]:
     """The scored texts: of this process, or of so many workers of Ray, which load the same model from `source`."""
     texts: list[ScoredText] = []
     with progress("Scoring") as tell:
         tell(0, len(rows))
-        if workers:
+        if workers is not None:
             from semgrad_guard.ray.dataset import Scoring
             from semgrad_guard.ray.dataset import score_texts as spread
 
@@ -210,12 +166,12 @@ def score_texts(
             stated = os.environ.get("OMP_NUM_THREADS", "")
             threads = int(stated) if stated.isdigit() else 1
             scoring = Scoring(given, scorer.estimator, scorer.policy, scorer.phrasing, scorer.by_sentence, threads)
-            for text in spread(rows, scoring, batch_size=batch_size, workers=workers):
+            for text in spread(rows, scoring, batch_size=loading.BATCH, workers=workers):
                 texts.append(text)
                 tell(len(texts), len(rows))
             return texts
-        for start in range(0, len(rows), batch_size):
-            texts += scorer(rows[start : start + batch_size])
+        for start in range(0, len(rows), loading.BATCH):
+            texts += scorer(rows[start : start + loading.BATCH])
             tell(len(texts), len(rows))
     return texts
 
@@ -237,27 +193,26 @@ def show_texts(
     *,
     as_json: bool,
     decided: bool,
-    single: bool,
 ) -> None:
     """Write and show the scores."""
-    from semgrad_guard.cli.rendering import drift_line, scores_view, verdict_view
+    from semgrad_guard.cli.rendering import drift_line, scores_view
     from semgrad_guard.questions.scoring import score_record
 
     deliver([score_record(row, verdict) for row, verdict in scored], output, as_json=as_json)
     if not as_json:
         rows = [(row.question, verdict) for row, verdict in scored]
-        OUT.print(verdict_view(scored[0][1]) if single else scores_view(rows, decided=decided))
+        OUT.print(scores_view(rows, decided=decided))
     if moved is not None and (as_json or moved.moved):
         say(drift_line(moved))
     elif moved is not None:
         OUT.print(drift_line(moved))
 
 
-def replay_estimator(spec: EstimatorSpec) -> ReplayEstimator:
+def replay_estimator(name: str | None) -> ReplayEstimator:
     """The requested estimator, if it reads its number off a replay: only those know parts of an answer."""
     from semgrad_guard.estimators.gradients import ReplayEstimator
 
-    estimator = spec.make()
+    estimator = load_estimator(name)
     if not isinstance(estimator, ReplayEstimator):
         raise typer.BadParameter(
             f"{estimator.name} compares whole answers; --by needs an estimator of one replay, e.g. hybridgrad"
@@ -270,7 +225,6 @@ def score_parts(
     model: LanguageModel,
     estimator: ReplayEstimator,
     *,
-    by: By,
     phrasing: Phrasing,
     output: Path | None,
     as_json: bool,
@@ -288,7 +242,7 @@ def score_parts(
         for number, row in enumerate(rows, start=1):
             conversation = phrasing.conversation(row)
             try:
-                found = model.score(conversation, row.response or "", by=by, objective=estimator.objective)
+                found = model.score(conversation, row.response or "", by="sentence", objective=estimator.objective)
             except (PromptTooLongError, ReasoningError) as error:
                 left_out.append(too_long(row, str(error)))
             else:
@@ -297,7 +251,7 @@ def score_parts(
     say_problems(left_out)
     if not scored:
         raise InputError("none of the texts could be scored")
-    deliver([_record(text, estimator, by) for text in scored], output, as_json=as_json)
+    deliver([_record(text, estimator) for text in scored], output, as_json=as_json)
     if not as_json:
         _show(scored, estimator)
     unscored = [
@@ -313,14 +267,14 @@ def _claims(segments: Sequence[Segment], estimator: ReplayEstimator) -> list[Cla
     return [(segment.text, None if segment.scores is None else estimator.value(segment.scores)) for segment in segments]
 
 
-def _record(scored: Scored, estimator: ReplayEstimator, by: By) -> dict[str, Any]:
+def _record(scored: Scored, estimator: ReplayEstimator) -> dict[str, Any]:
     row, segments = scored
     parts = [
         {"text": text, "start": segment.start, "end": segment.end, "uncertainty": uncertainty}
         for segment, (text, uncertainty) in zip(segments, _claims(segments, estimator), strict=True)
     ]
     text = {"id": row.id, "question": row.question, "response": row.response}
-    return {**text, "estimator": estimator.name, "by": by, "segments": parts}
+    return {**text, "estimator": estimator.name, "by": "sentence", "segments": parts}
 
 
 def _show(scored: Sequence[Scored], estimator: ReplayEstimator) -> None:

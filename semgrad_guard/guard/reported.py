@@ -92,7 +92,7 @@ class ReportedScorer:
         if not is_reported(bound):
             raise BindingMismatchError(
                 f"The calibration was made for scores of a local model ({bound.estimator}), and this server's answers "
-                "are scored by the log-probabilities that it reports. Make one with `semgrad-guard calibrate --server "
+                "are scored by the log-probabilities that it reports. Make one with `semgrad-guard calibrate --engine "
                 "URL`, or score with a local copy of the weights (scorer)"
             )
         top: Any = (bound.settings or {}).get("top_logprobs", TOP)

@@ -178,8 +178,7 @@ def price_of_samples(estimators: Sequence[Estimator], *, sampled: int, questions
     who = "every question" if sampled == questions else f"{sampled:,} of the {questions:,} questions"
     draw = f"{', '.join(estimator.title for estimator in asking)} draw{'s' if len(asking) == 1 else ''}"
     return (
-        f"{draw} {answers} more answers to {who}{more}. Choose others with "
-        "--methods, fewer questions with --sampled-questions, or --sample-batch 1 where memory is short."
+        f"{draw} {answers} more answers to {who}{more}. Choose others with --methods, or fewer questions with --limit."
     )
 
 

@@ -8,14 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from semgrad_guard.calibration import Binding, Calibration, Drift, drift
-from semgrad_guard.engine.answers.writing_model import DEPARTURES
-from semgrad_guard.errors import GradingError, InputError
+from semgrad_guard.errors import GradingError
 from semgrad_guard.estimators.learned import FusedStates
 from semgrad_guard.grading.by_name import BY_WORDS, right_means
 from semgrad_guard.grading.candidates import cross_fitted
 from semgrad_guard.grading.grader import Verdicts
-from semgrad_guard.guard.calibrated_estimator import estimator_of
 from semgrad_guard.named import title_of
 from semgrad_guard.paper.graded import GradedRun
 from semgrad_guard.questions.answered import EvaluatedAnswer
@@ -156,71 +153,3 @@ class Results:
 def is_graded_table(path: Path) -> bool:
     """Whether a file is a table that `Results.write_csv` wrote, by its first columns."""
     return first_line(path).startswith(",".join([*_ASKED, "correct: "]).encode())
-
-
-@dataclass(frozen=True)
-class Shift:
-    """How many of `n` answers a calibration lets through, how many of these are wrong, and whether scores moved."""
-
-    n: int
-    answered: int
-    wrong: int
-    alpha: float
-    drift: Drift
-
-    @property
-    def risk(self) -> float | None:
-        """The error rate among the answers let through; None without any."""
-        return self.wrong / self.answered if self.answered else None
-
-    @property
-    def in_words(self) -> str:
-        """One sentence on the promise, one on the drift check."""
-        if self.risk is None:
-            kept = f"nothing of {self.n} answers is let through, so the promise is kept"
-        else:
-            kept = f"{self.answered} of {self.n} answers are let through and {100 * self.risk:.1f}% of those are wrong"
-            kept += f" (promised: at most {100 * self.alpha:g}%)"
-        seen = "the scores have moved" if self.drift.moved else "no drift is seen"
-        return f"{kept}; by the drift check {seen} (p = {self.drift.p_value:.2g})."
-
-
-def hold_against(calibration: Calibration, results: Results) -> Shift:
-    """Decide on the answers of a run as a guard with this calibration would have.
-
-    Raises:
-        BindingMismatchError: the calibration was made for another model, prompt form or settings.
-        InputError: it is bound to nothing, or to a method that the run has no scores of.
-    """
-    bound = calibration.binding
-    if bound is None:
-        raise InputError("The calibration is bound to nothing: it cannot be told whether it fits this run.")
-    if bound.estimator not in results.titles:
-        raise InputError(
-            f"The calibration was made for {bound.estimator!r}, which this run did not measure; there are "
-            f"{', '.join(results.titles)}."
-        )
-    estimator, run = estimator_of(calibration), results.graded_run
-    settings = results.settings
-    stated: Mapping[str, Any] = settings["estimators"][estimator.name]
-    measured = {key: value for key, value in stated.items() if key not in ("name", "title")}
-    if isinstance(estimator, FusedStates):  # the run kept the features that its weights read
-        measured["weights"] = estimator.settings()["weights"]
-    departures = {name: settings[name] for name in DEPARTURES if name in settings}
-    answered = Binding(  # of a guard's answers in this run: runs are greedy, so decoding does not belong to it
-        model=settings["model"],
-        revision=settings["revision"],
-        fingerprint=settings["fingerprint"],
-        estimator=estimator.name,
-        settings={**measured, "dtype": settings["dtype"], **departures},
-        prompt_template=settings["prompt_template"],
-    )
-    bound.require(answered)
-    answers = [results.answers[i] for i in results.kept]
-    if isinstance(estimator, FusedStates):
-        scores = [estimator.uncertainty(answer.scores[estimator.name].features)[0] for answer in answers]
-    else:
-        scores = [answer.uncertainty(estimator.name) for answer in answers]
-    through = [right for score, right in zip(scores, run.correct, strict=True) if calibration.lets_through(score)]
-    moved = drift(scores, calibration.scores)
-    return Shift(run.n, len(through), through.count(False), calibration.alpha, moved)

@@ -1,7 +1,7 @@
 """The text of a cell: one answer, several next to each other, or a list, dict or object that a program has written.
 
-Nothing is guessed: a text that may be several answers is refused by its reader, and a list of one text is the way to
-write one answer with such marks in it.
+Nothing is guessed: a text that may be several answers is refused by its reader, and {"text": "..."} is the way to write
+one answer with such marks in it.
 """
 
 from __future__ import annotations
@@ -14,27 +14,47 @@ import tokenize
 from collections.abc import Iterable
 from typing import Any, cast
 
+_MISSING = """nan null none nil n/a #n/a <na> nat undefined <unk> - -- — ? na tbd #ref! #value! #name? #div/0! #num!
+    unknown unanswerable noanswer no_answer"""
 PLACEHOLDERS = frozenset(
-    ("nan", "null", "none", "nil", "n/a", "#n/a", "<na>", "nat", "undefined", "<unk>", "-", "--", "—", "?", "na", "tbd")
+    [*_MISSING.split(), "no answer", "not answerable", "not found", "not available", "not applicable"]
 )
-"""Marks that programs and people write for a missing answer, in any case of letters (but "Na" is sodium)."""
-OF_PROGRAMS = re.compile(r"TRUE|FALSE|\d{4}-\d\d-\d\d 00:00:00")
-"""Values as spreadsheets and pandas write them, in the place of yes, no and a date."""
-WORKING = re.compile(r"(?:^|\n)####[ \t]*(\S.*?)\s*\Z")
-"""The end of GSM8K's references: the answer behind its working."""
+"""What programs and people write for a missing answer, in any case of letters (but "Na" is sodium)."""
+NO_ANSWER = frozenset(("no answer present.", "cannotanswer"))
+"""MS MARCO's and QuAC's references where the passages do not answer the question."""
+TRUTH = {"true": True, "yes": True, "1": True, "1.0": True, "false": False, "no": False, "0": False, "0.0": False}
+"""A flag or a grade, as programs and people write it."""
+DATE = re.compile(r"\d{4}-\d\d-\d\d[ T]00:00:00(?:\.0+)?(?:Z|\+00:00)?|1\d{12}")
+"""A date as pandas and spreadsheets write it, or its milliseconds."""
+
+_WORKING = re.compile(r"(?:^|\n)####[ \t]*(\S.*?)\s*\Z")
+_BOXED = re.compile(r"\\boxed\s*\{([^{}]*)\}")
+_BULLET = re.compile(r"(?:[-*•]|\(?\d{1,2}[.)])\s+")
 _ENTITY = re.compile(r"&#?\w+;")
-_IN_SENTENCES = (r"\|", r";\s*(?=[^\sa-z])")
-_IN_PHRASES = (r"\|", r";", r"[\t\n]", r"(?<!\d)\s+/|/\s+(?!\d)", r"(?i)(?<=\byes)/(?=no\b)|(?<=\bno)/(?=yes\b)")
-_WORDS, _NO_WORDS = r"(?<=[^\W\d_]{3})/(?=[^\W\d_]{3})", re.compile(r"\d|^/|//|\.\w+$")
-_OR = r"(?i)\s+or\s+"
-"""Marks between answers: in a sentence, in other texts; a slash between words, but for rates and paths; "or"."""
-_CONTAINER = r"[\[({]\s*['\"\[({].*[\])}]"
-_CALL = r"(?:array|Series|Index|tensor|set|frozenset|tuple|list|deque|dict\w*|OrderedDict|Counter|defaultdict)\(.*\)"
-_OBJECT = r"page_content=['\"].*|[\[({]?\s*[A-Z]\w*\(\w+=.*\)[\])}]?|\[?<[\w.]+ object at 0x[0-9a-fA-F]+>.*"
-WRITTEN_PASSAGE = re.compile(f"{_CONTAINER}|{_CALL}|{_OBJECT}", re.DOTALL)
-_PLAIN_LIST = r"[\[{].*[,;|].*[\]}]|\[[\d.\s]+\]|\([\d\s.,]*,[\d\s.,]*\)|\(\s*\)|\{\s*\}"
+_STRONG = (r"\|", r"(?i)\\n|<br\s*/?>|<sep>|\[sep\]|</s>|\s#{2,3}\s", "[•·]\\s")
+_IN_SENTENCES = (*_STRONG, r";\s*(?=[^\sa-z])")
+_IN_LISTS = (*_STRONG, r";")
+_IN_PHRASES = (*_IN_LISTS, r"[\t\n]", r"(?<!\d)\s+/|/\s+(?!\d)", r"(?i)(?<=\byes)/(?=no\b)|(?<=\bno)/(?=yes\b)")
+_WORDS = r"(?<=[^\W\d_]{2})/(?=[^\W\d_]{2})"
+_NO_WORDS = re.compile(r"\d|^/|//|\.\w+$|^(?:ac/dc|tcp/ip|and/or)$", re.IGNORECASE)
+_OR = r"(?i)[\s(,]+(?:or|a\.?k\.?a\.?)\s+"
+_NUMBERED = r"(?:^|\s)\(?(?:\d|[a-d]|i{1,3})[.)]\s+"
+"""Marks between answers: in a sentence, in a list of one text, in other texts; a slash between words, but for rates and
+paths; "or"; numbers or letters before each."""
+
+_CALLED = (
+    r"(?:\w+\.)*(?:array|Series|Index|tensor|set|frozenset|tuple|list|deque|dict\w*|OrderedDict|Counter|defaultdict"
+    r"|str_|float\d+|int\d+|bool_|Decimal|Timestamp|date|datetime)\("
+)
+_CONTAINER = rf"[\[({{]\s*(?:['\"\[({{]|{_CALLED}).*[\])}}]|{_CALLED}.*\)"
+_BROKEN_OFF = r"\[\s*['\"{].*|\{\s*['\"].*"
+_BYTES = r"b'.*'|b\".*\""
+_OBJECT = r"(?:page_)?content=['\"].*|[\[({]?\s*[A-Z]\w*\(\w+=.*\)[\])}]?|\[?<[\w.]+ object at 0x[0-9a-fA-F]+>.*"
+OBJECT = re.compile(_OBJECT, re.DOTALL)
+WRITTEN_PASSAGE = re.compile(f"{_CONTAINER}|{_OBJECT}|{_BROKEN_OFF}|{_BYTES}", re.DOTALL)
+_PLAIN_LIST = r"[\[{].*[,;|].*[\]}]|\[[\d.\s]+\]|\([\d\s.,]*,[\d\s.,]*\)|\(\s*\)|\{\s*\}|.*\bdtype: \w+"
 WRITTEN = re.compile(f"{WRITTEN_PASSAGE.pattern}|{_PLAIN_LIST}", re.DOTALL)
-"""Lists, dicts, tuples, sets, arrays and objects, as programs write them into a text."""
+"""Lists, dicts, tuples, sets, arrays and objects, as programs write them into a text, whole or broken off."""
 
 
 def literal(value: Any) -> Any:
@@ -69,19 +89,39 @@ def _python_literal(text: str) -> Any:
     return found
 
 
-def several(text: str) -> list[str] | None:
+def result_of(text: str) -> str:
+    r"""The answer behind a working: after GSM8K's `####`, or in the only `\boxed{}`; else the text."""
+    if end := _WORKING.search(text):
+        return end[1]
+    boxed = _BOXED.findall(text)
+    return str(boxed[0]) if len(boxed) == 1 else text
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines of a cell, without the bullets of a list."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    bulleted = len(lines) > 1 and all(map(_BULLET.match, lines))
+    return [_BULLET.sub("", line, count=1) for line in lines] if bulleted else lines
+
+
+def several(text: str, *, listed: bool = False) -> list[str] | None:
     """The answers that a text seems to hold next to each other; None where it is one.
 
-    A sentence is one answer, whatever marks are in it, and so are "AC/DC", "9/11", "60 miles/hour" and "AT&amp;T".
+    A sentence is one answer, whatever marks are in it, and so are "AC/DC", "9/11", "60 miles/hour" and "AT&amp;T". A
+    text that is `listed` alone in a list was meant as one, but for marks that no text has.
     """
     text = _ENTITY.sub("&", text.strip())
     words = text.split()
-    if len(words) >= 8 and text.endswith((".", "!", "?")):
+    if len(words) >= 8 and text.rstrip("\"')”’").endswith((".", "!", "?")):
         marks = _IN_SENTENCES
+    elif listed:
+        marks = _IN_LISTS
     else:
-        marks = [*_IN_PHRASES, *(() if _NO_WORDS.search(text) else (_WORDS,)), *((_OR,) if len(words) <= 5 else ())]
+        numbered = (_NUMBERED,) if re.match(r"\(?(?:1|a|i)[.)]\s", text) else ()
+        either = (_OR,) if len(words) <= 9 else ()
+        marks = (*_IN_PHRASES, *numbered, *(() if _NO_WORDS.search(text) else (_WORDS,)), *either)
     for mark in marks:
-        parts = [part.strip() for part in re.split(mark, text) if part.strip()]
+        parts = [part.strip() for part in re.split(mark, text) if re.search(r"\w", part)]
         if len(parts) > 1:
             return parts
     return None

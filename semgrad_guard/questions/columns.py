@@ -1,56 +1,85 @@
 """Which column of a data file is which: by the names that well-known data sets and tools give them.
 
 A name is read only where it has one meaning: `answer` is a reference in SQuAD's kin, and the model's own answer in a
-table that holds `ground_truth` too.
+table that holds `ground_truth` too. What may mean two things is refused in words.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any, cast
+from typing import Any, Literal, TypeVar, cast
 
 from semgrad_guard.errors import DataFileError
 from semgrad_guard.questions.cells import (
-    OF_PROGRAMS,
+    DATE,
+    NO_ANSWER,
+    OBJECT,
     PLACEHOLDERS,
-    WORKING,
+    TRUTH,
     WRITTEN,
     WRITTEN_PASSAGE,
+    lines_of,
     literal,
+    result_of,
     several,
 )
+from semgrad_guard.questions.choices import COLUMNS, MARKS, Choices, UnclearError, choices_of
+from semgrad_guard.questions.layouts import QUESTION, Record, flat, plain, span_answers
 
-QUESTION = ("question", "user_input", "query", "input", "question_text")
-REFERENCES = ("answers", "answer", "correct_answers", "correct_answer")
+C = TypeVar("C")
+Need = Literal["answers", "response", "question"]
+"""The content that a line must have: references (to calibrate), a response (to score), or just a question."""
+
+REFERENCES = (
+    *("answers", "answer", "correct_answers", "correct_answer", "right_answer", "possible_answers", "ideal"),
+    "answers_spans",
+)
 REFERENCES_BESIDE_ANSWERS = (
     *("ground_truth", "ground_truths", "reference", "references", "reference_answer", "reference_answers"),
-    *("expected_output", "expected_answer", "reference_output", "reference_outputs", "gold_answer", "gold_answers"),
-    *("golden_answer", "golden_answers"),
+    *("expected", "expected_output", "expected_answer", "expected_response", "expectations"),
+    *("reference_output", "reference_outputs", "gold_answer", "gold_answers", "golden_answer", "golden_answers"),
 )
 """References in tables that hold a model's answers too: next to one of these, `answer` is the model's own."""
+_BEST = ("best_answer",)
+"""TruthfulQA's best answer is one of its correct answers, and the reference where these are missing."""
+_RETRIEVED = ("retrieval_context", "retrieved_contexts", "retrieved_documents", "retrieved_docs", "source_documents")
 CONTEXT = (
-    ("retrieval_context", "retrieved_contexts"),
-    ("context", "contexts", "passage", "passages", "paragraphs"),
+    _RETRIEVED,
+    ("context", "contexts", "passage", "passages", "paragraphs", "documents", "article", "knowledge", "story"),
     ("reference_contexts",),
 )
 """The passages that were found come before those that should have been."""
-RESPONSE = ("response", "actual_output")
+RESPONSE = (
+    *("response", "actual_output", "output", "outputs", "prediction", "result"),
+    *("model_answer", "model_output", "generated_answer"),
+)
 KIND = ("kind", "category")
 _OTHERS = ("paraphrases", "id")
-_CHOICES = ("choices", "options")
-_ALIASES = ("answer_aliases",)
-_GRADES = ("label", "labels", "hallucination", "is_hallucination", "hallucinated", "correct", "is_correct")
-"""Columns that tell, by 0 or 1, whether a model's answer next to them is right."""
-NO_PASSAGE = (*QUESTION, *REFERENCES, *REFERENCES_BESIDE_ANSWERS, *RESPONSE, *KIND, *_OTHERS)
+_ALIASES = ("answer_aliases", "aliases", "acceptable_answers", "accepted_answers", "alternative_answers")
+_UNANSWERABLE = {
+    **dict.fromkeys(("answerable", "is_answerable", "has_answer"), False),
+    **dict.fromkeys(("is_impossible", "unanswerable", "is_unanswerable"), True),
+}
+"""Flags, by the value that they have where no answer is right."""
+_GRADE = re.compile(
+    "label|correct|halluc|grade|score|rating|verdict|judg|feedback|thumb|annotat|approv|faithful|ground|relevan|factual"
+    "|quality|passed|bad$|good$|human|review|confidence|prob|match|^f1$"
+)
+"""In the name of a column that tells, by a number or a word, whether a model's answer next to it is right."""
+_GRADE_WORDS = frozenset(
+    """pass fail passed failed correct incorrect right wrong hallucinated supported good bad up down thumbs_up
+    thumbs_down""".split()  # noqa: SIM905 - a list of words
+)
+_LOGGED = re.compile("^model|^llm|finishreason|tokens|latency|cost$|^contexts$|^retriev|^sourcedocuments")
+"""In the name of a column of logs and RAGAS' tables, where `answer` is what a model wrote."""
+_CONTINUED = ("body",)
+"""SVAMP's question continues this text."""
+_ANSWERS = (*REFERENCES, *REFERENCES_BESIDE_ANSWERS, *_BEST, *_ALIASES)
+NO_PASSAGE = (*QUESTION, *_ANSWERS, *RESPONSE, *KIND, *_OTHERS, *COLUMNS)
 """Columns that mean something else than a passage to answer from; the answers among them would give the answer away."""
-
-_NO_ANSWER_THERE = "no answer present."
-"""MS MARCO's reference where the passages do not answer the question."""
 
 
 @dataclass(frozen=True)
@@ -75,17 +104,20 @@ class Fields:
     unread: tuple[str, ...] = ()
 
 
-def fields_of(record: Record, given: Columns, place: str, *, cells: bool = False) -> Fields:
+def fields_of(record: Record, given: Columns, place: str, *, needs: Need, cells: bool = False) -> Fields:
     """Read a record. With `cells` all values are texts, as in CSV, where several answers may be written one a line.
 
+    References are not read where a response is needed.
+
     Raises:
-        DataFileError: a named column is not there, two columns contradict each other, or a value is malformed.
+        DataFileError: a named column is not there, two columns contradict each other, or a value is malformed, or may
+            mean two things.
     """
     try:
         record = flat(record)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataFileError(f"{place} is laid out like LangSmith's or Natural Questions' data, and is not.") from error
-    return _Reading(record, given, place, cells).fields()
+    return _Reading(record, given, place, cells).fields(needs)
 
 
 class _Reading:
@@ -95,32 +127,32 @@ class _Reading:
         self._record, self._given, self._cells = record, given, cells
         self._names: dict[str, list[str]] = {}
         for name in record:
-            self._names.setdefault(_plain(name), []).append(name)
-        self._found = Fields(place)
+            self._names.setdefault(plain(name), []).append(name)
+        self._found, self._used = Fields(place), set[str]()
 
-    def fields(self) -> Fields:
+    def fields(self, needs: Need) -> Fields:
         """Every field that there is."""
         found = self._found
         alpaca = self._present(["instruction"])  # there, `input` is a text that the question is about
         known = QUESTION if not alpaca else [name for name in QUESTION if name != "input"]
-        if name := self._column(self._given.question, known, "--question-field"):
-            self._take("question", name)
-        self._read_references()
+        if name := self._column(self._given.question, known, "--column question=NAME"):
+            self._take("question", name, self._asked(name))
+        self._read_answers(needs)
         self._read_passage()
         for target, names in (("kind", KIND), *((column, (column,)) for column in _OTHERS)):
             if name := self._column(None, names):
-                self._take(target, name, self._listed(self._record[name]) if target == "paraphrases" else ...)
-        taken = {found.columns[name] for name in found.columns if name != "response"}
-        found.unread = tuple(name for name in self._record if name.strip() and name not in taken)
+                self._take(target, name, self._texts(self._record[name]) if target == "paraphrases" else ...)
+        found.unread += tuple(name for name in self._record if name.strip() and name not in self._used)
         return found
 
     def _take(self, target: str, name: str, value: Any = ...) -> None:
         self._found.columns[target] = name
         self._found.values[target] = self._record[name] if value is ... else value
+        self._used.add(name)
 
     def _present(self, known: Iterable[str]) -> list[str]:
         """The record's own names of these columns, in their order."""
-        return [name for plain in dict.fromkeys(map(_plain, known)) for name in self._names.get(plain, ())]
+        return [name for one in dict.fromkeys(map(plain, known)) for name in self._names.get(one, ())]
 
     def _column(self, given: str | None, known: Iterable[str], option: str | None = None) -> str | None:
         """The column of a name that the user gave, or of the known ones, which must agree where several are there.
@@ -133,13 +165,29 @@ class _Reading:
         if given is not None and not there:
             raise self._fault(f'has no "{given}"; {listed(self._record)}')
         filled = [name for name in there if _is_filled(self._record[name]) or self._record[name] == []]
-        if any(self._listed(self._record[name]) != self._listed(self._record[filled[0]]) for name in filled[1:]):
+        if any(self._texts(self._record[name]) != self._texts(self._record[filled[0]]) for name in filled[1:]):
             named = " and ".join(json.dumps(name, ensure_ascii=False) for name in filled)
             way_out = "" if option is None else f", or name it ({option})"
             raise self._fault(f"has {named}, which are one field; keep one{way_out}")
         return next(iter(filled or there), None)
 
-    def _read_references(self) -> None:
+    def _asked(self, name: str) -> Any:
+        """A question: a text, or the one message of a user (OpenAI's evals), whose system message is not read."""
+        value = literal(self._record[name])
+        if isinstance(value, list) and all(isinstance(turn, dict) for turn in cast("list[Any]", value)):
+            turns = cast("list[Record]", value)
+            texts = [turn.get("content") for turn in turns if turn.get("role") == "user"]
+            if len(texts) != 1 or any(turn.get("role") not in ("user", "system", "developer") for turn in turns):
+                raise self._fault(f'has a conversation in "{name}": give one question')
+            self._found.unread += (f"{name} (system)",) if len(turns) > 1 else ()
+            return texts[0]
+        if isinstance(text := self._record[name], str) and WRITTEN_PASSAGE.fullmatch(text.strip()):
+            raise self._fault(f'has a list or an object in "{name}", {text.strip()[:60]!r}: write the question\'s text')
+        if self._given.question is None and (more := self._present(_CONTINUED)):
+            raise self._fault(f'has "{more[0]}" next to "{name}", which may be one question: join them')
+        return self._record[name]
+
+    def _read_answers(self, needs: Need) -> None:
         """References, and the answer that a model gave, if the record tells which is which."""
         answer = self._column(None, ("answer",))
         if self._given.answers is not None:
@@ -147,39 +195,117 @@ class _Reading:
         else:
             beside = self._present(REFERENCES_BESIDE_ANSWERS)
             first = [column for column in REFERENCES if column != "answer" or not beside]
-            name = self._column(None, (*first, *REFERENCES_BESIDE_ANSWERS), "--answers-field")
-        if name is not None and not (self._cells and not _is_filled(self._record[name])):
-            self._take("answers", name, self._references(name))
+            name = self._column(None, (*first, *REFERENCES_BESIDE_ANSWERS), "--column answers=NAME")
+            name = name or self._column(None, _BEST)
         response = self._column(None, RESPONSE) or (answer if name not in (None, answer) else None)
         if response is not None:
-            self._take("response", response)
+            self._found.columns["response"] = response
+            self._found.values["response"] = self._record[response]
+        if needs == "response":
+            return
+        flag = self._unanswerable()
+        choices = self._clear(lambda: choices_of(self._record, self._names))
+        if choices is not None and name is None:
+            name = next(iter(self._present(MARKS)), None)
+        if flag is not None:
+            self._take("answers", name or flag, [])
+            self._used.update(self._present(_ALIASES))
+        elif name is not None and (_is_filled(self._record[name]) or self._record[name] == []):
+            self._take("answers", name, self._references(name, choices))
 
-    def _references(self, name: str) -> Any:
-        if self._is(False, "answerable") or self._is(True, "is_impossible", "unanswerable"):
-            return []
+    def _unanswerable(self) -> str | None:
+        """The flag by which no answer is right."""
+        for known, no_answer in _UNANSWERABLE.items():
+            for name in self._present([known]):
+                self._used.add(name)
+                value = self._record[name]
+                truth = TRUTH.get(str(value).strip().lower())
+                if truth is None and _is_filled(value):
+                    raise self._fault(f'has {str(value)!r:.60} in "{name}", where true or false is expected')
+                if truth is no_answer:
+                    return name
+        return None
+
+    def _references(self, name: str, choices: Choices | None) -> Any:
+        """The texts of a column, any of which is right."""
         value = self._record[name]
-        if isinstance(value, str) and (end := WORKING.search(value)):
-            value = end[1]
-        if _plain(name) == "answer" and self._given.answers is None and not self._present(RESPONSE):
-            self._require_no_grade(name)
-        if chosen := self._all_chosen(value, name):
-            return chosen
-        if isinstance(value, str) and _plain(name) == "correctanswers" and self._present(["best_answer"]):
+        if choices is not None:
+            held = literal(value)
+            marks = cast("list[Any]", held) if isinstance(held, list) else [value]
+            if len(marks) == 1 and (text := self._clear(lambda: choices.meant(marks[0], name))) is not None:
+                self._used.update(choices.columns)
+                return [text]
+            if len(marks) > 1 and any(re.fullmatch(r"[A-J]|\d", str(mark)) for mark in marks):
+                raise self._fault(f'has several choices in "{name}": give the texts of the right ones')
+        self._require_references(name, value)
+        if (yes := self._yes_or_no(value, name)) is not None:
+            return [yes]
+        if plain(name) == "correctanswers" and isinstance(value, str) and self._present(_BEST):
+            self._used.update(self._present(_BEST))
             return [part.strip() for part in value.split(";") if part.strip()]  # TruthfulQA's own file
-        found = self._listed(value)
+        found = self._answers(name)
         if not isinstance(found, list):
             return found
         texts = cast("list[Any]", found)
-        is_text = isinstance(value, str) and isinstance(literal(value), str)
-        for text in texts if is_text or isinstance(value, Mapping | float) else ():
-            self._require_answer(str(text), name)
-            if is_text:
-                self._require_one(text, name)
-        texts = texts + [text for alias in self._present(_ALIASES) for text in self._listed(self._record[alias])]
-        return [] if [str(text).strip().lower() for text in texts] == [_NO_ANSWER_THERE] else texts
+        for alias in self._present(_ALIASES):
+            self._used.add(alias)
+            texts = [*texts, *self._answers(alias)]
+        return [] if len(texts) == 1 and str(texts[0]).strip().lower() in NO_ANSWER else texts
 
-    def _is(self, value: bool, *names: str) -> bool:
-        return any(str(self._record[name]).strip().lower() == str(value).lower() for name in self._present(names))
+    def _answers(self, name: str) -> Any:
+        """The texts of a column, each of which is one answer for sure."""
+        value = self._record[name]
+        if isinstance(value, str):
+            value = result_of(value)
+        held = literal(value)
+        found = self._texts(value)
+        if isinstance(held, Mapping) and "spans" in held and (found := span_answers(cast("Record", held))) is None:
+            raise self._fault(f'has several spans in "{name}", which may all be needed: write one text')
+        if not isinstance(found, list):
+            return found
+        texts = cast("list[Any]", found)
+        if isinstance(held, str) or not isinstance(held, list):
+            for text in texts:
+                self._require_answer(str(text), name)
+        if isinstance(held, str | int) or (isinstance(held, list) and len(texts) == 1):
+            for text in texts:
+                self._require_one(text, name, is_listed=isinstance(held, list))
+        return [text for text in texts if text != ""]
+
+    def _yes_or_no(self, value: Any, name: str) -> str | None:
+        """The answer to one of BoolQ's or StrategyQA's questions; None where the value is no truth value."""
+        text = str(value).strip().lower()
+        if text not in ("true", "false") or not isinstance(value, str | bool):
+            return None
+        if "true" in str(self._found.values.get("question")).lower():
+            return text
+        if not self._present(("passage", "facts")):
+            raise self._fault(
+                f'has {json.dumps(value)} in "{name}", as programs write a yes or no: write the words of an answer, or '
+                f'{{"text": "{value}"}} if it is meant'
+            )
+        return "yes" if text == "true" else "no"
+
+    def _require_references(self, name: str, value: Any) -> None:
+        """Refuse a log of a model's answers, grades in their place, and choices of which another column tells the
+        right one.
+        """
+        if _is_grade(name, value) and plain(name) not in map(plain, _ANSWERS):
+            raise self._fault(f'has a grade in "{name}", {value!r}, and no reference')
+        if self._given.answers is not None or self._present(RESPONSE) or plain(name) not in ("answer", "answers"):
+            return
+        held, marks = literal(value), self._present(MARKS)
+        if isinstance(held, list) and len(cast("list[Any]", held)) > 1 and marks:
+            raise self._fault(f'has "{marks[0]}" next to "{name}", so that these may be choices: give the right one')
+        others = {other: held for other, held in self._record.items() if plain(other) not in map(plain, NO_PASSAGE)}
+        grades = [other for other, held in others.items() if _is_grade(other, held)]
+        logged = [other for other, held in others.items() if _LOGGED.search(plain(other)) and _is_filled(held)]
+        if sign := next(iter((*grades, *(logged if plain(name) == "answer" else ()))), None):
+            raise self._fault(
+                f'has "{sign}" next to "{name}", so that this may be a model\'s answer'
+                f"{' and its grade' if grades else ''}: name the column of the references (--column answers={name}, if "
+                "they are there)"
+            )
 
     def _require_answer(self, text: str, name: str) -> None:
         """Refuse a text that means a missing answer, unless it is written as a list."""
@@ -190,89 +316,34 @@ class _Reading:
                 f"abstaining is right, or [{quoted}] if it is meant"
             )
 
-    def _require_one(self, text: str, name: str) -> None:
+    def _require_one(self, text: Any, name: str, *, is_listed: bool) -> None:
         """Refuse a text that a program has written, or that may be several answers."""
+        if not isinstance(text, str | int):
+            return
+        text = str(text)
         quoted = json.dumps(text, ensure_ascii=False)
+        meant = json.dumps({"text": text}, ensure_ascii=False)
         if WRITTEN.fullmatch(text.strip()):
             raise self._fault(
                 f'has a list in "{name}" that cannot be read, {quoted:.200}: write it as JSON, ["...", "..."], or '
-                f"[{quoted:.200}] if it is one answer"
+                f"{meant:.200} if it is one answer"
             )
-        if self._cells and OF_PROGRAMS.fullmatch(text.strip()):
+        if DATE.fullmatch(text.strip()):
             raise self._fault(
-                f'has {quoted} in "{name}", as programs write a yes or no, or a date: write the words of an answer, or '
-                f"[{quoted}] if it is meant"
+                f'has {quoted} in "{name}", as programs write a date: write the words of an answer, or {meant} if it '
+                "is meant"
             )
-        if (parts := several(text)) is not None:
+        if (parts := several(text, listed=is_listed)) is not None:
             raise self._fault(
                 f'has {quoted:.200} in "{name}", which looks like several answers: write them as a list, '
-                f"{json.dumps(parts, ensure_ascii=False):.200}, or [{quoted:.200}] if it is one"
+                f"{json.dumps(parts, ensure_ascii=False):.200}, or {meant:.200} if it is one"
             )
-
-    def _require_no_grade(self, name: str) -> None:
-        """Refuse a log of a model's answers: next to the answer is a grade of it."""
-        for grade in self._present(_GRADES):
-            if str(self._record[grade]).strip().lower() in ("0", "1", "0.0", "1.0", "true", "false", "yes", "no"):
-                raise self._fault(
-                    f'has "{grade}" next to "{name}", so that this may be a model\'s answer and its grade: name the '
-                    f"column of the references (--answers-field {name}, if they are there)"
-                )
-
-    def _all_chosen(self, value: Any, name: str) -> list[Any]:
-        """The choices that a value, or each of a list of them, names; empty where it names none."""
-        held = literal(value)
-        marks = cast("list[Any]", held) if isinstance(held, list) else [value]
-        chosen = [self._chosen(mark, name) for mark in marks]
-        found = [mark if text is None else text for mark, text in zip(marks, chosen, strict=True)]
-        return found if any(text is not None for text in chosen) else []
-
-    def _chosen(self, value: Any, name: str) -> str | None:
-        """The text of the choice that a number or a letter names; None where the record has no choices, or the answer
-        is a text.
-
-        Numbers count from 0, as in MMLU's `choices`.
-        """
-        mark = str(value).strip()
-        is_number = mark.isdecimal() and not isinstance(value, bool)
-        if not is_number and not re.fullmatch("[A-Za-z]", mark):
-            return None
-        held, first = self._choices(letters=not is_number)
-        if not held:
-            return None
-        meant = {text for label, text in held.items() if label == mark.upper()}
-        if is_number and int(mark) < len(held) and first == "choices":
-            meant.add(list(held.values())[int(mark)])
-        if not isinstance(value, int):
-            meant |= {text for text in held.values() if text == mark}
-        if len(meant) != 1:
-            raise self._fault(
-                f'has {mark!r} in "{name}", and which of its {first} that is cannot be told: write the answer\'s text'
-            )
-        return meant.pop()
-
-    def _choices(self, *, letters: bool) -> tuple[dict[str, str], str]:
-        """The choices of a question by their labels, and the name of their column; `letters` may be columns, too."""
-        columns = [letter for letter in "ABCDEFGHIJ" if letter in self._record]
-        if letters and columns[:2] == ["A", "B"]:  # MMLU's own files
-            return {letter: str(self._record[letter]) for letter in columns}, "columns A, B, ..."
-        for name in self._present(_CHOICES):
-            held: Any = literal(self._record[name])
-            labels: Any = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-            if isinstance(held, Mapping) and isinstance(texts := cast("Record", held).get("text"), list):
-                labels, held = cast("Record", held).get("label", labels), cast("Any", texts)  # ARC
-            if isinstance(held, Mapping):
-                labels, held = list(cast("Record", held)), list(cast("Record", held).values())
-            if not isinstance(held, list):
-                raise self._fault(f'has "{name}" that cannot be read: write them as a JSON list, ["...", "..."]')
-            texts = cast("list[Any]", held)
-            return {str(label).upper(): str(text) for label, text in zip(labels, texts, strict=False)}, _plain(name)
-        return {}, ""
 
     def _read_passage(self) -> None:
         given = self._given.context
         if given is None:
             filled = [[name for name in self._present(group) if _is_filled(self._record[name])] for group in CONTEXT]
-            name = next((self._column(None, names, "--context-field") for names in filled if names), None)
+            name = next((self._column(None, names, "--column context=NAME") for names in filled if names), None)
         else:
             name = next(iter(self._present([given])), given)
         if name is None:
@@ -283,7 +354,7 @@ class _Reading:
             joined = self._cells and "|" in value and self._present(("actual_output", "expected_output"))
             value = text.split("|") if joined else literal(text)
             is_written = WRITTEN_PASSAGE.fullmatch(text.strip()) if value is text else passages(value) is None
-            if is_written and value != []:
+            if (is_written or text.strip() in ("()", "{}")) and value != []:
                 raise self._fault(
                     f'has a list or an object in "{name}" that cannot be read, {text.strip()[:60]!r}: write its texts '
                     'as JSON, ["...", "..."], or [] if there is none'
@@ -295,9 +366,11 @@ class _Reading:
             raise self._fault(
                 f'has {value.strip()!r} in "{name}", where a passage is expected; leave it empty if there is none'
             )
+        if found and all(map(_NO_PROSE.fullmatch, found.split("\n\n"))):
+            raise self._fault(f'has names or numbers of passages in "{name}", {found[:60]!r}: give their texts')
         self._take("context", name, found or value)
 
-    def _listed(self, value: Any) -> Any:
+    def _texts(self, value: Any) -> Any:
         """One text as a list of one, and the forms that well-known data give to several."""
         if value is None:
             return []
@@ -305,24 +378,36 @@ class _Reading:
             found = literal(value)
             if not isinstance(found, str):
                 return _unwrapped(found)
-            return [line.strip() for line in value.splitlines() if line.strip()] if self._cells else [value]
+            return lines_of(value) if self._cells else [value]
         if isinstance(value, int | float) and not isinstance(value, bool):
             return [value]
         return _unwrapped(value)
+
+    def _clear(self, read: Callable[[], C]) -> C:
+        """What `read` finds among the choices."""
+        try:
+            return read()
+        except UnclearError as error:
+            raise self._fault(str(error)) from error
 
     def _fault(self, fault: str) -> DataFileError:
         return DataFileError(f"{self._found.place} {fault}.")
 
 
+_NO_PROSE = re.compile(r"(?=.*[\d_/])[\w./:#-]{3,}", re.ASCII)
+"""An id, a name of a file, or an address."""
+
+
+def _is_grade(name: str, value: Any) -> bool:
+    """A truth value, a share, or a grader's word, in a column that is named like a grade."""
+    text = str(value).strip().lower()
+    is_one = text in TRUTH or text in _GRADE_WORDS or bool(re.fullmatch(r"[01]?\.\d+", text))
+    return is_one and bool(_GRADE.search(plain(name)))
+
+
 def tells_even_if_empty(name: str) -> bool:
     """Whether a column changes the meaning of others where its cell is empty: `answer` is then a model's own."""
-    return _plain(name) in {"question", *map(_plain, REFERENCES_BESIDE_ANSWERS)}
-
-
-@lru_cache(maxsize=4096)  # every record of a file has the same names
-def _plain(name: str) -> str:
-    """A column's name without what spellings differ in: "Ground Truth", "ground_truth" and "groundTruth" are one."""
-    return re.sub(r"[\W_]", "", name).lower()
+    return plain(name) in {"question", *map(plain, REFERENCES_BESIDE_ANSWERS)}
 
 
 def listed(record: Iterable[str]) -> str:
@@ -344,20 +429,25 @@ def passages(value: Any) -> str | None:
     return "\n\n".join(texts)
 
 
+_HOLDING = ("passage_text", "page_content", "paragraph_text", "text", "content", "contexts", "node")
+"""The text of a passage in an object: MS MARCO's, LangChain's, MuSiQue's, LlamaIndex's and others'."""
+
+
 def _passages(value: Any) -> Iterator[Any]:
     if isinstance(value, Mapping):
         held = cast("Mapping[str, Any]", value)
         if {"title", "sentences"} <= held.keys():
             yield from _passages([list(pair) for pair in zip(held["title"], held["sentences"], strict=False)])
             return
-        known = ("passage_text", "page_content", "paragraph_text", "text", "content")
-        name = next((key for key in known if key in held), None)
+        name = next((key for key in _HOLDING if key in held), None)
         yield from _passages(held[name]) if name is not None else (None,)
     elif isinstance(value, list):
         for passage in cast("list[Any]", value):
             if isinstance(passage, list) and len(cast("list[Any]", passage)) == 2 and isinstance(passage[1], list):
                 title, sentences = cast("tuple[Any, list[Any]]", passage)
                 yield f"{title}\n{''.join(map(str, sentences))}"
+            elif isinstance(passage, str) and OBJECT.fullmatch(passage.strip()):
+                yield None
             else:
                 yield from _passages(passage)
     else:
@@ -376,8 +466,17 @@ def _unwrapped(value: Any) -> Any:
         return _joined(known) if known else cast("Any", value)
     if isinstance(value, tuple | list):
         given = list(cast("Iterable[Any]", value))
-        return _joined(given) if any(isinstance(item, Mapping) for item in given) else given
+        return _joined(_right(given)) if any(isinstance(item, Mapping) for item in given) else given
     return value
+
+
+def _right(answers: list[Any]) -> list[Any]:
+    """Those that are marked as right, where each is marked."""
+    flags = ("correct", "is_correct", "isCorrect")
+    objects = [cast("Record", one) for one in answers if isinstance(one, Mapping)]
+    marks = [next((TRUTH.get(str(one[flag]).lower()) for flag in flags if flag in one), None) for one in objects]
+    known = len(marks) == len(answers) and None not in marks
+    return [one for one, right in zip(answers, marks, strict=True) if right] if known else answers
 
 
 def _joined(values: Iterable[Any]) -> list[Any]:
@@ -386,120 +485,3 @@ def _joined(values: Iterable[Any]) -> list[Any]:
     lists = [cast("list[Any]", value) if isinstance(value, list) else [value] for value in unwrapped]
     texts = [text for group in lists for text in group]
     return [text for number, text in enumerate(texts) if text not in texts[:number]]
-
-
-Record = dict[str, Any]
-
-
-def records_in(document: Any) -> list[Any] | None:
-    """The records of a JSON document that is one object; None where it is a record itself.
-
-    SQuAD and TriviaQA (`data`), the hub's viewer (`rows`), pandas' columns by row, and columns as lists.
-    """
-    if not isinstance(document, dict):
-        return None
-    held = cast("Record", document)
-    names = {name.lower(): name for name in held}
-    if "columns" in names and all(isinstance(row, list) for row in held.get(names.get("data", ""), [None])):
-        return [dict(zip(held[names["columns"]], row, strict=False)) for row in held[names["data"]]]
-    for name in ("data", "rows"):
-        if isinstance(found := held.get(names.get(name, "")), list):
-            return [record for entry in cast("list[Any]", found) for record in _within(entry)]
-    lists = [cast("list[Any]", column) for column in held.values() if isinstance(column, list)]
-    if lists and len(lists) == len(held) and len({len(column) for column in lists}) == 1:
-        return [dict(zip(held, row, strict=True)) for row in zip(*lists, strict=True)]
-    columns = [cast("Record", column) for column in held.values() if isinstance(column, dict)]
-    if columns and len(columns) == len(held) and all(row.isdigit() for column in columns for row in column):
-        return [{name: held[name].get(row) for name in held} for row in columns[0]]
-    return None
-
-
-def flat(record: Record) -> Record:
-    """The record with the fields of LangSmith's `inputs` and `outputs`, and of Natural Questions, as its own."""
-    if "annotations" in record and ("document_text" in record or isinstance(record.get("document"), dict)):
-        return _natural_questions(record)
-    parts = {name: _part(record, name) for name in ("inputs", "outputs", "reference", "reference_outputs")}
-    inputs, outputs, reference, expected = parts.values()
-    if not isinstance(inputs, dict):
-        return record
-    is_part = [name for name in record if name in parts or name.partition(".")[0] in parts]
-    found: Record = {name: value for name, value in record.items() if name not in is_part} | cast("Record", inputs)
-    expected = reference if expected is None else expected
-    if expected is None and not any(name in record for name in _OF_A_RUN):
-        expected, outputs = outputs, None
-    if expected is not None or "reference_outputs" in record:
-        found["reference_outputs"] = _only(expected)
-    if outputs is not None:
-        found["response"] = _only(outputs)
-    return found
-
-
-_OF_A_RUN = ("run_type", "trace_id", "start_time", "execution_time", "example_id", "reference_example_id")
-"""Fields of LangSmith's runs and results, whose `outputs` are a model's own; those of its examples are references."""
-
-
-def _part(record: Record, name: str) -> Any:
-    """A part of a record: its own field, an object or a text that holds one; or its fields, as name.field."""
-    value = record.get(name)
-    if isinstance(value, str) and value.lstrip().startswith("{"):
-        with suppress(ValueError):
-            return json.loads(value)
-    fields = {key.removeprefix(f"{name}."): held for key, held in record.items() if key.startswith(f"{name}.")}
-    return fields or value
-
-
-def _within(entry: Any) -> list[Any]:
-    """The questions of one of SQuAD's articles; a row of the hub's viewer; else the entry itself."""
-    if not isinstance(entry, dict):
-        return [entry]
-    held = cast("Record", entry)
-    if isinstance(held.get("row"), dict):
-        return [held["row"]]
-    paragraphs = cast("Any", held.get("paragraphs"))
-    if not isinstance(paragraphs, list) or not all(
-        "qas" in paragraph for paragraph in cast("list[Record]", paragraphs)
-    ):
-        return [held]
-    return [
-        {"context": paragraph.get("context"), **question}
-        for paragraph in cast("list[Record]", paragraphs)
-        for question in cast("list[Record]", paragraph["qas"])
-    ]
-
-
-def _only(outputs: Any) -> Any:
-    """The answer among a record's outputs: the only one, or the only one that is called so."""
-    if not isinstance(outputs, dict):
-        return outputs
-    held = cast("Record", outputs)
-    named = [held[name] for name in ("answer", "answers", "output", "expected") if name in held]
-    values = named or list(held.values())
-    return values[0] if len(values) == 1 else {"several": held}  # no text, and refused as such
-
-
-def _natural_questions(record: Record) -> Record:
-    """Natural Questions with `answers`: the annotators' short answers; none where all of them found nothing at all."""
-    tokens = str(record.get("document_text", "")).split(" ")
-    answers: dict[str, None] = {}
-    long_answers: list[int] = []
-    for row in _rows(record["annotations"]):
-        for short in _rows(row.get("short_answers") or []):
-            text = short.get("text") or " ".join(tokens[short["start_token"] : short["end_token"]])
-            answers.update(dict.fromkeys([text] if isinstance(text, str) else text))
-        if str(row.get("yes_no_answer")).lower() in ("yes", "no", "0", "1"):
-            answers["yes" if str(row["yes_no_answer"]).lower() in ("yes", "1") else "no"] = None
-        long_answers.append(cast("Record", row.get("long_answer") or {}).get("start_token", -1))
-    rest = {name: value for name, value in record.items() if name != "annotations"}
-    if isinstance(question := record.get("question"), dict):
-        rest["question"] = cast("Record", question).get("text")
-    return {**rest, "answers": list(answers)} if answers or max(long_answers) < 0 else rest
-
-
-def _rows(value: Any) -> Sequence[Record]:
-    """Records as a list of them, or as an object of columns, as the hub's files have it."""
-    if not isinstance(value, Mapping):
-        return cast("Sequence[Record]", value)
-    held = cast("Mapping[str, Any]", value)
-    if not held or not all(isinstance(column, list) for column in held.values()):
-        return [dict(held)]
-    return [dict(zip(held, row, strict=True)) for row in zip(*held.values(), strict=False)]

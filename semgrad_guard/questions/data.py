@@ -9,28 +9,30 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from semgrad_guard.declared import first_fault
 from semgrad_guard.errors import DataFileError, InputError
-from semgrad_guard.questions.columns import NO_PASSAGE, Columns, Fields, Record, fields_of, listed
+from semgrad_guard.questions.columns import NO_PASSAGE, Columns, Fields, Need, fields_of, listed
 from semgrad_guard.questions.data_files import called
+from semgrad_guard.questions.layouts import Record
 from semgrad_guard.questions.sources import Entry, entries
-
-Need = Literal["answers", "response", "question"]
-"""The content that a line must have: references (to calibrate), a response (to score), or just a question."""
 
 
 def _numeral(value: Any) -> Any:
-    """A number as text: a reference may be 42, an id 7. NaN and infinity are none; a question is never a number."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return str(value) if is_number and math.isfinite(value) else value
+    """A number as text: a reference may be 42, an id 7; pandas makes 1969.0 of 1969 in a column that has gaps.
+
+    NaN and infinity are none; a question is never a number.
+    """
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        return value
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 Text = Annotated[str, BeforeValidator(_numeral)]
@@ -52,8 +54,8 @@ class Question(BaseModel, frozen=True, extra="forbid"):
 
     `answers` are the references, any of which counts as correct; without one, an abstention is. `context` is a passage
     to answer from. `response` is an answer that came from anywhere, to be scored. `paraphrases` are the same question
-    in other words. `kind` is the sort of the question, `language` its language. References, ids and kinds may be
-    numbers, other fields are texts. `columns` has the names of these fields in files.
+    in other words. `kind` is the sort of the question. References, ids and kinds may be numbers, other
+    fields are texts. `columns` has the names of these fields in files.
     """
 
     question: str = Field(pattern=r"\S")
@@ -98,9 +100,11 @@ def read_questions(
     question_field: str | None = None,
     answers_field: str | None = None,
     context_field: str | None = None,
+    on_progress: Callable[[int], object] = lambda _: None,
 ) -> QuestionFile:
-    """Read questions from JSON Lines, a JSON list (.json), CSV (.csv, .tsv), Parquet (.parquet), a folder of such files
-    or a dataset (hub:NAME[:CONFIG][@SPLIT]). The columns of well-known data are read by their names (`columns`).
+    """Read questions from JSON Lines, JSON (.json), CSV (.csv, .tsv), Excel (.xlsx), Parquet (.parquet), one of these
+    packed (.gz, .zip), a folder of such files or a dataset (hub:NAME[:CONFIG][@SPLIT]). The columns of well-known data
+    are read by their names (`columns`).
 
     "-" reads JSON Lines, or a JSON list, from standard input. A byte order mark, CRLF and blank lines are fine.
 
@@ -113,11 +117,12 @@ def read_questions(
         answers_field: the field with the references, if it has another name.
         context_field: the field with the passage to answer from, which every record must then hold; several texts in
             it are joined by blank lines. Without it, `context` and its like, which records may lack.
+        on_progress: called with the number of records that are read, at each ten thousand of them.
 
     Raises:
         DataFileError: the source cannot be read or holds nothing usable; with `strict`, the first broken record.
         InputError: `context_field` names a field that is not a passage.
-        MissingExtraError: the library for a dataset or a Parquet file is not installed.
+        MissingExtraError: the library for a dataset, a Parquet or an Excel file is not installed.
     """
     if context_field in NO_PASSAGE:
         raise InputError(f'the field "{context_field}" is not a passage to answer from; name another as context field')
@@ -130,7 +135,9 @@ def read_questions(
     owners: dict[str, Entry] = {}
     ids: dict[str, Entry] = {}
     shared_ids: list[str] = []
-    for entry in entries(str(path)):
+    for number, entry in enumerate(entries(str(path)), start=1):
+        if number % 10_000 == 0:
+            on_progress(number)
         try:
             row, left, columns = _read(entry, needs, given)
             first, known = rows.setdefault(identity(row, needs), (entry, row))
@@ -184,7 +191,7 @@ def _require_one_meaning(columns: Mapping[str, str], entry: Entry, owners: dict[
         raise DataFileError(
             f'{owners["answers"].place} has its reference in "answer", where {owners["response"].place} has a model\'s '
             "answer, next to the reference: give every line its reference in the same column, or name the column "
-            "(--answers-field)"
+            "(--column answers=NAME)"
         )
 
 
@@ -200,7 +207,7 @@ def _read(entry: Entry, needs: Need, names: Columns) -> tuple[Question, Sequence
         )
     record = cast("dict[str, Any]", content)
     try:
-        found = fields_of(record, names, entry.place, cells=entry.is_text)
+        found = fields_of(record, names, entry.place, needs=needs, cells=entry.is_text)
     except RecursionError as error:
         raise DataFileError(f"{entry.place} is nested too deeply.") from error
     try:
@@ -234,7 +241,7 @@ def _require_agreement(row: Question, known: Question, entry: Entry, first: Entr
 
 def _or_name(target: str, found: Fields, record: Record) -> str:
     """The columns that there are, where none was taken for this one."""
-    option = " (or name one: --answers-field)" if target == "answers" else ""
+    option = " (or name one: --column answers=NAME)" if target == "answers" else ""
     return "" if target in found.columns else f"; {listed(record)}{option}"
 
 
@@ -242,7 +249,7 @@ def _fault(error: ValidationError, record: Record, columns: Mapping[str, str]) -
     fault = error.errors(include_url=False, include_context=False)[0]
     target, *rest = (str(part) for part in fault["loc"])
     if fault["type"] == "missing":
-        return f'has no "{target}": {listed(record)} (name the right one: --question-field)'
+        return f'has no "{target}": {listed(record)} (name the right one: --column question=NAME)'
     name = ".".join([columns.get(target, target), *rest])
     if fault["type"] == "string_pattern_mismatch":
         return f'has an empty "{name}"'

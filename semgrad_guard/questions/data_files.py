@@ -9,12 +9,15 @@ from __future__ import annotations
 import codecs
 import csv
 import errno
+import gzip
 import io
 import os
 import re
 import stat
 import sys
 import tempfile
+import zipfile
+import zlib
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -25,6 +28,7 @@ from filelock import FileLock, Timeout
 from semgrad_guard.errors import DataFileError, InputError, SemGradGuardError
 from semgrad_guard.files import atomic_write, cannot_write, reason, require_regular
 
+_GZIP = b"\x1f\x8b"
 STDIN = Path("-")
 """Standard input, as the path of a file of data."""
 
@@ -52,7 +56,7 @@ def read_data(path: Path) -> bytes:
     Raises:
         DataFileError: it cannot be read, is a device, which never ends, or is UTF-16 that breaks off.
     """
-    content = _content(path)
+    content = _unpacked(path, _content(path))
     if (encoding := _encoding(content)) == "utf-8":
         return content.removeprefix(codecs.BOM_UTF8)
     try:
@@ -78,6 +82,39 @@ def _content(path: Path) -> bytes:
         return path.read_bytes()
     except (OSError, ValueError) as error:
         raise DataFileError(f"Cannot read {called(path)}: {reason(error)}. Is the path right?") from error
+
+
+def inner_name(path: Path) -> str:
+    """The name of a file of data without `.gz`, or of the one file of data in a zip file.
+
+    Raises:
+        DataFileError: a zip file cannot be read, or holds several.
+    """
+    if path.suffix.lower() == ".zip" and path.is_file():
+        return _member(path, _content(path))
+    return path.stem if path.suffix.lower() == ".gz" else path.name
+
+
+def _unpacked(path: Path, content: bytes) -> bytes:
+    try:
+        if content.startswith(_GZIP):
+            return gzip.decompress(content)
+        if path.suffix.lower() == ".zip":
+            return zipfile.ZipFile(io.BytesIO(content)).read(_member(path, content))
+    except (OSError, EOFError, zlib.error, zipfile.BadZipFile, RuntimeError) as error:
+        raise DataFileError(f"Cannot unpack {called(path)}: {reason(error)}. Is it whole?") from error
+    return content
+
+
+def _member(path: Path, content: bytes) -> str:
+    try:
+        names = zipfile.ZipFile(io.BytesIO(content)).namelist()
+    except zipfile.BadZipFile as error:
+        raise DataFileError(f"Cannot unpack {called(path)}: {error}. Is it whole?") from error
+    data = [name for name in names if not name.endswith("/") and "__MACOSX" not in name]
+    if len(data) != 1:
+        raise DataFileError(f"{called(path)} holds {len(data)} files; unpack it and give one, or the folder.")
+    return data[0]
 
 
 def read_text(path: Path, *, save_as: str = "UTF-8") -> str:
@@ -266,18 +303,23 @@ def read_table(path: Path) -> tuple[list[str], list[Row]]:
     text = read_text(path, save_as="CSV UTF-8")
     delimiter, first = _delimiter(text)
     try:
-        header, *rows = csv.reader(io.StringIO(text[first:], newline=""), delimiter=delimiter, strict=True)
-    except ValueError:
-        raise DataFileError(f"{called(path)} is empty: its first row names the columns.") from None
+        rows = [*csv.reader(io.StringIO(text[first:], newline=""), delimiter=delimiter, strict=True)]
     except csv.Error as error:
         raise DataFileError(f"{called(path)} is not a CSV file: {error}. Is every quotation mark closed?") from error
-    names = [name.strip().lower() for name in header]
+    return rows_of(path, [*enumerate(rows, start=2 if first else 1)])
+
+
+def rows_of(path: Path, rows: Sequence[tuple[int, Sequence[str]]]) -> tuple[list[str], list[Row]]:
+    """(column names, rows that are not blank) of a table's numbered rows, the header first."""
+    if not rows:
+        raise DataFileError(f"{called(path)} is empty: its first row names the columns.")
+    names = [name.strip().lower() for name in rows[0][1]]
     if twice := [name for name in names if name and names.count(name) > 1]:
         raise DataFileError(f"{called(path)} has the column {twice[0]!r} twice, in any case of letters; keep one.")
-    filled = [(number, row) for number, row in enumerate(rows, start=3 if first else 2) if any(map(str.strip, row))]
     return names, [
         Row(number, dict(zip(names, row, strict=False)), surplus=max(0, len(row) - len(names)))
-        for number, row in filled
+        for number, row in rows[1:]
+        if any(map(str.strip, row))
     ]
 
 

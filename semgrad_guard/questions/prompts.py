@@ -147,7 +147,7 @@ def require_prompt(prompt: str, form: Form) -> None:
             "the questions have a context and the prompt has no {context} in it: write it where the context is to stand"
             if form == "context"
             else "the prompt has a {context} in it and the questions have none: say where it is (--context of ask, "
-            "--context-field of the other commands)"
+            "--column context=NAME of the other commands)"
         )
 
 

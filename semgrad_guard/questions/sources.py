@@ -1,11 +1,12 @@
-"""Where questions come from: JSON Lines, a JSON list, CSV, Parquet, a folder of these, or a Hugging Face dataset; each
-as records with a place.
+"""Where questions come from: JSON Lines, a JSON list, CSV, Excel, Parquet, a folder of these, or a dataset of the hub;
+each as records with a place. Files may be packed (.gz, .zip).
 
 "-" is standard input: JSON Lines, or a JSON list. "pocket" are the embedded model's own questions.
 """
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 from collections.abc import Iterable, Iterator
@@ -13,28 +14,30 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
+from zipfile import BadZipFile
 
 from semgrad_guard.errors import DataFileError, MissingExtraError
 from semgrad_guard.files import TwiceError, distinct, first_line
 from semgrad_guard.pocket import QUESTIONS_PATH
-from semgrad_guard.questions.columns import records_in, tells_even_if_empty
-from semgrad_guard.questions.data_files import STDIN, called, read_data, read_table
+from semgrad_guard.questions.columns import tells_even_if_empty
+from semgrad_guard.questions.data_files import STDIN, Row, called, inner_name, read_data, read_table, rows_of
+from semgrad_guard.questions.layouts import UnknownLayoutError, records_in
 
 POCKET = "pocket"
 """The name of questions about the embedded model's world; a file of that name is ./pocket."""
 HUB = "hub:"
 """Before the name of a Hugging Face dataset: hub:NAME[:CONFIG][@SPLIT]."""
 
-PARQUET = ".parquet"
-_DATA = (PARQUET, ".jsonl", ".json", ".csv", ".tsv")
+PARQUET, EXCEL = ".parquet", ".xlsx"
+_DATA = (PARQUET, EXCEL, ".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 """The data files of a folder."""
 _MOST_ENTRIES = 5000
 """Files and folders below a folder of data: more are not a folder of data, but a disk."""
 
-_PACKED = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0", b"\x1f\x8b", b"BZh", b"\x28\xb5\x2f\xfd")
-"""The first bytes of Excel's files, new and old, and of zip, gzip, bzip2 and Zstandard."""
+_PACKED = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0", b"BZh", b"\x28\xb5\x2f\xfd")
+"""The first bytes of other zip files, of Excel's old ones, and of bzip2 and Zstandard."""
 
-_ROWS = 1024
+_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
@@ -77,35 +80,53 @@ def entries(source: str) -> Iterator[Entry]:
 
 
 def _file(path: Path) -> Iterator[Entry]:
-    if path.suffix.lower() in (".csv", ".tsv"):
-        return _csv(path)
-    if path.suffix.lower() == PARQUET:
+    suffix = Path(inner_name(path)).suffix.lower()
+    if suffix in (".csv", ".tsv"):
+        return _rows(path, read_table(path)[1])
+    if suffix == PARQUET:
         return _parquet(path)
+    if suffix == EXCEL:
+        return _rows(path, _excel(path))
+    if suffix in (".yaml", ".yml"):
+        raise DataFileError(f"{called(path)} is YAML; give the questions as JSON, JSON Lines or CSV.")
     content = read_data(path)
     if content.startswith(_PACKED):
         raise DataFileError(f"{called(path)} is a workbook or compressed; give its text, as CSV (UTF-8) or JSON Lines.")
-    if path.suffix.lower() == ".txt" and not content.lstrip().startswith((b"{", b"[")):  # Excel's "Unicode text"
-        return _csv(path)
-    if path.suffix.lower() == ".json" or path == STDIN:
-        document = _parsed(content, called(path), span="of the file")
-        if content.lstrip().startswith(b"["):
-            if isinstance(document, DataFileError):
-                raise document
-            return _numbered(called(path), "entry", cast("list[Any]", document))
-        try:
-            records = records_in(document)
-        except (AttributeError, KeyError, TypeError) as error:
-            raise DataFileError(
-                f"{called(path)} is one JSON object, and no layout of questions that is known."
-            ) from error
-        if records is not None:
-            return _numbered(called(path), "entry", records)
-    lines = enumerate(content.split(b"\n"), start=1)  # only line feeds end a line: JSON strings may hold U+2028
+    if suffix == ".txt" and not content.lstrip().startswith((b"{", b"[")):  # Excel's "Unicode text"
+        return _rows(path, read_table(path)[1])
+    return _json(path, content, is_lines=suffix not in (".json", "") and path != STDIN)
+
+
+def _json(path: Path, content: bytes, *, is_lines: bool) -> Iterator[Entry]:
+    """The entries of a JSON list, of an object that holds some, or of JSON Lines, whatever the file's name tells."""
+    lines = [  # only line feeds end a line: JSON strings may hold U+2028
+        (number, line) for number, line in enumerate(content.split(b"\n"), start=1) if line.strip()
+    ]
+    is_list = content.lstrip().startswith(b"[")
+    has_records = any(isinstance(_parsed(line, "", span=""), dict) for _, line in lines[:2]) and not is_list
+    if (len(lines) == 1 and has_records) if is_lines and not is_list else not (len(lines) > 1 and has_records):
+        document: Any = _parsed(content, called(path), span="of the file") if lines else cast("list[Any]", [])
+        if isinstance(document, DataFileError):
+            raise document
+        unit, records = "entry", _records(path, document)
+        return _numbered(called(path), "JSON object" if records == [document] else unit, records)
     return (
         Entry(called(path), "line", number, _parsed(line, f"{called(path)}, line {number}", span="of the line"))
         for number, line in lines
-        if line.strip()
     )
+
+
+def _records(path: Path, document: Any) -> list[Any]:
+    if isinstance(document, list):
+        return cast("list[Any]", document)
+    if not isinstance(document, dict):
+        return [document]
+    try:
+        return records_in(cast("dict[str, Any]", document))
+    except UnknownLayoutError as error:
+        raise DataFileError(f"{called(path)} is one JSON object, {error}.") from error
+    except (AttributeError, KeyError, TypeError) as error:
+        raise DataFileError(f"{called(path)} is one JSON object, and no layout of questions that is known.") from error
 
 
 def _folder(folder: Path) -> Iterator[Entry]:
@@ -139,7 +160,7 @@ def _parquet(path: Path) -> Iterator[Entry]:
     number = itertools.count(1)
     try:
         with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=_ROWS):
+            for batch in file.iter_batches(batch_size=_AT_ONCE):
                 for record in batch.to_pylist():
                     yield Entry(str(path), "row", next(number), record)
     except (OSError, pyarrow.ArrowException) as error:
@@ -166,15 +187,40 @@ def _parsed(text: bytes, place: str, *, span: str) -> Any:
         return DataFileError(f"{place} holds a number that is too long to read; put it in quotes or leave it out.")
 
 
-def _csv(path: Path) -> Iterator[Entry]:
+def _rows(path: Path, rows: Iterable[Row]) -> Iterator[Entry]:
     """Rows by column name, without empty cells that tell nothing."""
-    for row in read_table(path)[1]:
+    for row in rows:
         cells = {name: cell for name, cell in row.cells.items() if cell.strip() or tells_even_if_empty(name)}
         entry = Entry(str(path), "row", row.number, cells, is_text=True)
         if row.surplus:
             fault = DataFileError(f"{entry.place} has more cells than there are columns; quote texts that hold commas.")
             entry = replace(entry, content=fault)
         yield entry
+
+
+def _excel(path: Path) -> list[Row]:
+    """The rows of the one sheet of a workbook that holds any."""
+    try:
+        openpyxl = import_module("openpyxl")
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("openpyxl", extra="excel") from error
+    try:
+        book: Any = openpyxl.load_workbook(io.BytesIO(read_data(path)), read_only=True, data_only=True)
+        sheets = {sheet.title: [*sheet.iter_rows(values_only=True)] for sheet in book.worksheets}
+    except (KeyError, ValueError, OSError, BadZipFile) as error:
+        raise DataFileError(f"Cannot read {path}: {first_line(error)}. Is it an Excel workbook (.xlsx)?") from error
+    filled = {title: rows for title, rows in sheets.items() if any(any(row) for row in rows)}
+    if len(filled) > 1:
+        raise DataFileError(f"{path} has the sheets {', '.join(filled)}; save the one with the questions as CSV.")
+    texts = [[_cell(value) for value in row] for rows in filled.values() for row in rows]
+    return rows_of(path, [(number, row) for number, row in enumerate(texts, start=1)])[1]
+
+
+def _cell(value: Any) -> str:
+    """A cell's value as Excel would save it; a date has its time, by which it is known."""
+    if isinstance(value, bool):
+        return str(value).upper()
+    return "" if value is None else str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def _load(name: str, config: str | None, split: str | None) -> Iterable[Any]:

@@ -39,7 +39,7 @@ from semgrad_guard.server.upstream import RemoteServer, RemoteTarget, Upstream
 from semgrad_guard.settings import API_KEY, TARGET_KEY, UPSTREAM_KEY, LoadingOptions
 
 ROWS = 32
-"""Answers that are written at once, unless `--max-batch` is another number."""
+"""Answers that are written at once, unless `max_batch` is another number."""
 MEMORY = Memory(logits=256 << 20, activations=1 << 30, outputs=512 << 20, running=4 << 30)
 """The most that a batch of so many answers may hold for their scores."""
 T = TypeVar("T")

@@ -207,6 +207,6 @@ def _mismatch(
         return problem
     text = (
         f"this model's calibration was made for other options: {'; '.join(found.values())}; {' and '.join(advice)}. "
-        "With --on-other-options deliver this server takes others, outside the promise"
+        "With the setting on_other_options=deliver this server takes others, outside the promise"
     )
     return HttpError(problem.status, problem.code, text, fields=list(found))

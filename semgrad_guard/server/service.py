@@ -292,7 +292,7 @@ class Service:
         """
         served = self.model(request.model)
         if not served.scores:
-            text = "this server withholds answers, and does not score its clients' texts; see --allow-score"
+            text = "this server withholds answers, and does not score its clients' texts (allow_score in its settings)"
             raise HttpError(403, "score_not_allowed", text)
         conversation = tuple(message.as_message(number) for number, message in enumerate(request.messages))
         foreign = ForeignText(text=request.text, conversation=conversation, cut=request.cut)

@@ -11,21 +11,12 @@ from typing import Annotated
 
 from pydantic import BaseModel, model_validator
 
-from semgrad_guard.declared import Bounds, Option, values_of
+from semgrad_guard.declared import Bounds, values_of
 from semgrad_guard.loading import EstimatorChoice
 from semgrad_guard.named import POCKET
 from semgrad_guard.settings import (
     ABSTAIN_MESSAGE,
-    API_KEY,
-    DECISION,
-    LOG,
-    MODEL,
-    MODEL_HELP,
     ONE_THRESHOLD,
-    OTHERS,
-    SERVER,
-    TARGET_KEY,
-    UPSTREAM_KEY,
     AnswerLimit,
     DeliveryOptions,
     EngineChoice,
@@ -40,147 +31,75 @@ from semgrad_guard.settings import (
     require_text,
 )
 
+_Names = Annotated[tuple[str, ...], Bounds(check=require_name)]
+_Name = Annotated[str | None, Bounds(check=require_name)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """What clients of a server may do, and how much of it."""
+    """What clients of a server may do, and how much of it.
 
-    abstain_message: Annotated[
-        str, Option("Delivered in place of what is withheld.", DECISION, "TEXT", reads="some_text", check=require_text)
-    ] = ABSTAIN_MESSAGE
+    `abstain_message` is delivered in place of what is withheld. `allow_override` names what a request may set
+    otherwise. With `allow_score` clients have texts of their own scored (/v1/score) in the modes that withhold answers,
+    too: who can, can try guesses at a withheld answer. `api_key_file` holds keys that clients must send, one a line;
+    `allow_host` further names under which they may call the server.
+
+    `queue` requests may wait for a model, and `max_batch` answers are written in one batch (1 gives the texts of single
+    runs, also in half precision). `connections` requests are answered at once, waiting ones included. The longest
+    request has `max_body` bytes, the longest prompt `max_prompt_tokens` (None: what the model can read).
+    """
+
+    abstain_message: Annotated[str, Bounds(check=require_text)] = ABSTAIN_MESSAGE
     on_other_options: OnOtherOptions = "refuse"
-    allow_override: Annotated[
-        frozenset[Overridable],
-        Option(
-            "What a request may set otherwise: mode, threshold or timeout; repeat the option for several.",
-            DECISION,
-            several=True,
-        ),
-    ] = frozenset()
-    allow_score: Annotated[
-        bool,
-        Option(
-            "Let clients have texts of their own scored (/v1/score) in the modes that withhold answers, too. Who can, "
-            "can try guesses at a withheld answer.",
-            DECISION,
-        ),
-    ] = False
-    api_key_file: Annotated[
-        Path | None,
-        Option(f"API keys that clients must send, one a line; or one in the environment, {API_KEY}.", SERVER, "FILE"),
-    ] = None
-    allow_host: Annotated[
-        tuple[str, ...],
-        Option(
-            "A further name under which clients may call the server; repeat the option for several.",
-            SERVER,
-            several=True,
-            check=require_name,
-        ),
-    ] = ()
+    allow_override: frozenset[Overridable] = frozenset()
+    allow_score: bool = False
+    api_key_file: Path | None = None
+    allow_host: _Names = ()
     timeout: Timeout = None
-    queue: Annotated[
-        int,
-        Option(
-            "Requests that may wait for a model; further ones are refused, to be sent again.",
-            panel=SERVER,
-            metavar="N",
-            bounds=Bounds(1, 100_000),
-        ),
-    ] = 64
-    max_batch: Annotated[
-        int | None,
-        Option(
-            "Answers written in one batch. 1 gives the texts of single runs, also in half precision.",
-            panel=SERVER,
-            metavar="N",
-            bounds=Bounds(1, 100_000),
-        ),
-    ] = None
-    connections: Annotated[
-        int, Option("Requests that are answered at once, waiting ones included.", SERVER, "N", Bounds(1, 100_000))
-    ] = 256
-    max_body: Annotated[int, Option("The longest request.", SERVER, "BYTES", Bounds(1000, 2**31))] = 2_000_000
-    max_prompt_tokens: Annotated[
-        int | None, Option("The longest prompt.", SERVER, "N", Bounds(1, 2**31), shown="what the model can read")
-    ] = None
+    queue: Annotated[int, Bounds(1, 100_000)] = 64
+    max_batch: Annotated[int | None, Bounds(1, 100_000)] = None
+    connections: Annotated[int, Bounds(1, 100_000)] = 256
+    max_body: Annotated[int, Bounds(1000, 2**31)] = 2_000_000
+    max_prompt_tokens: Annotated[int | None, Bounds(1, 2**31)] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class OtherServers:
-    """The servers that write answers, or are escalated to."""
+    """The servers that write answers, or are escalated to.
 
-    upstream: Annotated[
-        str | None,
-        Option(
-            "A server with OpenAI's protocol that writes the answers (http://localhost:8000/v1); its key stands in the "
-            f"environment, {UPSTREAM_KEY}. --model is then a name of its own.",
-            panel=OTHERS,
-            metavar="URL",
-            check=require_name,
-        ),
-    ] = None
-    scorer: Annotated[
-        str | None,
-        Option(
-            "With --upstream: a local copy of the weights, which scores what the upstream writes. Without it the "
-            "upstream's own log-probabilities are the score.",
-            OTHERS,
-            check=require_name,
-        ),
-    ] = None
-    escalate_to: Annotated[
-        str | None,
-        Option(
-            f"Asked for what is not let through; passed on unscored. Its key stands in the environment, {TARGET_KEY}.",
-            panel=OTHERS,
-            metavar="URL#MODEL",
-            check=require_name,
-        ),
-    ] = None
+    `upstream` is the URL of a server with OpenAI's protocol that writes the answers; `scorer` a local copy of the
+    weights that scores them (None: the upstream's own log-probabilities do). `escalate_to` is URL#MODEL, asked for what
+    is not let through.
+    """
+
+    upstream: _Name = None
+    scorer: _Name = None
+    escalate_to: _Name = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogOptions:
-    """The decision log of a server."""
+    """The decision log of a server.
+
+    Decisions are safe in the `journal`, a folder on a local disk, until the database has them (None: next to the log).
+    `log_text` also writes down questions and delivered answers; decisions older than `keep_log` days are deleted.
+    """
 
     log: LogAddress = None
-    journal: Annotated[
-        Path | None,
-        Option(
-            "A folder on a local disk: decisions are safe there until the database has them.",
-            panel=LOG,
-            metavar="FOLDER",
-            shown="next to the log",
-        ),
-    ] = None
-    log_text: Annotated[bool, Option("Also write down questions and delivered answers.", LOG)] = False
-    keep_log: Annotated[
-        int | None, Option("Delete decisions that are older.", LOG, "DAYS", Bounds(1, 36_500), shown="never")
-    ] = None
-    no_log: Annotated[bool, Option("Keep no decision log.", LOG)] = False
+    journal: Path | None = None
+    log_text: bool = False
+    keep_log: Annotated[int | None, Bounds(1, 36_500)] = None
+    no_log: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Models:
-    model: Annotated[
-        tuple[str, ...] | str | None,
-        Option(f"{MODEL_HELP}; repeat the option for several.", MODEL, shown=POCKET, several=True, check=require_name),
-    ] = None
+    model: Annotated[tuple[str, ...] | str | None, Bounds(check=require_name)] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Calibrations:
-    calibration: Annotated[
-        tuple[str, ...] | str,
-        Option(
-            "Made by `calibrate`. With several models, NAME=FILE for each.",
-            panel=DECISION,
-            metavar="FILE",
-            several=True,
-            check=require_name,
-        ),
-    ] = ()
+    calibration: Annotated[tuple[str, ...] | str, Bounds(check=require_name)] = ()
 
 
 class ServerSettings(
@@ -201,7 +120,7 @@ class ServerSettings(
     extra="forbid",
     protected_namespaces=(),
 ):
-    """The options of `semgrad-guard serve` by name, without where it listens; `semgrad-guard serve -h` explains them.
+    """The settings of `semgrad-guard serve` by name, without where it listens (docs/serve.md lists them).
 
     `model` and `calibration` may be one or several: NAME=FILE for each calibration where there are several models. API
     keys are in a file or in the environment, never here.

@@ -43,18 +43,17 @@ class Bad:
 
 
 ASK = ("ask", "What?", "--model", "{model}", *TOKENS)
-ONE = ("score", "--model", "{model}", "--question", "What?", "--response", "That.")
+ONE = ("score", "--model", "{model}", "--data", "{in}/responses.jsonl")
 SCORE = ("score", "--model", "{model}", "--data", "{in}/responses.jsonl", "--output", "{out}/s.jsonl")
 CALIBRATE = (
     "calibrate", "--model", "{model}", "--data", "{in}/answers.jsonl", "--output", "{out}/c.json", *TOKENS,
 )  # fmt: skip
 EVALUATE = (
     "evaluate", "--model", "{model}", "--data", "{in}/answers.jsonl", "--output", "{out}/e", *TOKENS,
-    "--methods", "gnll", "--no-ablations", "--no-report",
+    "--methods", "gnll", "--no-report",
 )  # fmt: skip
 PROBE = (
-    "probe", "--model", "{model}", "--data", "{in}/paraphrases.jsonl", "--output", "{out}/p.json", *TOKENS,
-    "--no-plots", "--no-answers",
+    "probe", "--model", "{model}", "--data", "{in}/paraphrases.jsonl", "--output", "{out}/p.json", "--no-answers",
 )  # fmt: skip
 WITH_DATA = {"score": SCORE, "calibrate": CALIBRATE, "evaluate": EVALUATE, "probe": PROBE}
 

@@ -6,10 +6,9 @@ import codecs
 import json
 import os
 from collections.abc import Iterator
-from itertools import cycle
 from typing import Any
 
-from .bad_calls import ASK, CALIBRATE, EVALUATE, ONE, SCORE, WITH_DATA, Bad, in_turn, instead
+from .bad_calls import ASK, CALIBRATE, EVALUATE, SCORE, WITH_DATA, Bad, in_turn, instead
 
 
 def line(**fields: Any) -> str:
@@ -80,13 +79,12 @@ LINES = _lines()
 
 
 def lines() -> Iterator[Bad]:
-    """A file whose second line is broken: the line is named, and `--strict` stops there."""
-    strictly = cycle(WITH_DATA.items())
+    """A file whose second line is broken: the line is named, and `gate` stops there."""
     for number, (name, (_, says)) in enumerate(LINES.items()):
         path = f"{{in}}/lines/{number}.jsonl"
         yield Bad(f"score: {name}", instead(SCORE, data=path), (5,), f"line 2 @@{says}", keeps=True)
-        command, base = next(strictly)
-        yield Bad(f"{command} --strict: {name}", (*instead(base, data=path), "--strict"), (1,), f"line 2 @@{says}")
+        gate = ("gate", "--calibration", "{in}/c.json", "--band", "{out}/b.json", "--record", "--data", path)
+        yield Bad(f"gate: {name}", (*gate, "--model", "{model}"), (1,), f"line 2 @@{says}")
 
 
 # ---- whole files
@@ -185,23 +183,13 @@ def outputs() -> Iterator[Bad]:
 
 def other_outputs() -> Iterator[Bad]:
     """Inputs of other kinds in the way of an output."""
-    for command in ("score", "calibrate"):
-        base = WITH_DATA[command]
-        probed = (*instead(base, output="{in}/probe.json"), "--probe", "{in}/probe.json")
-        yield Bad(f"{command} over its probe", probed, (1,), "overwrite an input")
     calibrated = (*instead(SCORE, output="{in}/c.json"), "--calibration", "{in}/c.json")
     yield Bad("score over its calibration", calibrated, (1,), "overwrite an input")
-    for option in ("answers", "plot"):
-        value = {"answers": "{in}/answers.jsonl", "plot": "{in}/plot.png"}[option]
-        call = instead(CALIBRATE, **{"data": value, option: value})
-        yield Bad(f"calibrate --{option} over its data", call, (1,), "overwrite an input")
     for name in ("graded.csv", "run.json", "answers.jsonl", "grades.jsonl"):
         call = instead(EVALUATE, data=f"{{in}}/old/{name}", output="{in}/old")
         yield Bad(f"evaluate over its {name}", call, (1,), "overwrite an input")
     over = (*instead(EVALUATE, output="{in}/old"), "--labels", "{in}/old/graded.csv")
     yield Bad("evaluate over its labels", over, (1,), "overwrite an input")
-    beside = (*instead(EVALUATE, output="{in}/old"), "--beside", "{in}/old")
-    yield Bad("evaluate over the run next to it", beside, (1,))
 
 
 def no_files() -> Iterator[Bad]:
@@ -227,10 +215,6 @@ def no_files() -> Iterator[Bad]:
         yield Bad(f"{command} --output: {name}", instead(WITH_DATA[command], output=path), heavy=heavy)
     for name in ("a pipe", "a socket", "a link to a pipe", "a link to itself", "under a file", "empty", "blank"):
         yield Bad(f"evaluate --output: {name}", instead(EVALUATE, output=places[name]))
-    for option in ("answers", "plot"):
-        for name in ("a folder", "a pipe", "a socket", "no folder", "under a file", "empty", "a link to a pipe"):
-            path = places[name]
-            yield Bad(f"calibrate --{option}: {name}", (*CALIBRATE, f"--{option}={path}"))
     for name in ("a pipe", "under a file", "empty"):
         yield Bad(f"demo --output: {name}", ("demo", f"--output={places[name]}"))
 
@@ -242,10 +226,7 @@ def shared_outputs() -> Iterator[Bad]:
         "dotted": "{out}/../out/c.json",
         "in capitals": "{out}/C.JSON",
     }.items():
-        yield Bad(f"answers in the calibration, {name}", (*CALIBRATE, f"--answers={path}"), (1,), "one file")
-    same = (*instead(CALIBRATE, output="{out}/p.png"), "--plot", "{out}/p.png")
-    yield Bad("a picture in the calibration", same, (1,), "one file")
-    yield Bad("answers in the picture", (*CALIBRATE, "--plot={out}/p.svg", "--answers={out}/p.svg"), (1,), "one file")
+        yield Bad(f"labels in the calibration, {name}", (*CALIBRATE, f"--labels={path}"), (1,))
 
 
 # ---- records of the program's own
@@ -271,8 +252,7 @@ JUNK: dict[str, str | bytes] = {
 def records() -> Iterator[Bad]:
     """Calibrations, probes and finished runs that are none, or are no longer what was written."""
     options = {
-        "calibration": {"ask": ASK, "score": SCORE, "evaluate": EVALUATE},
-        "probe": {"ask": ASK, "score": ONE, "calibrate": CALIBRATE, "evaluate": EVALUATE},
+        "calibration": {"ask": ASK, "score": SCORE},
     }
     for option, commands in options.items():
         for (command, base), name, heavy in in_turn(commands.items(), JUNK):
@@ -282,8 +262,6 @@ def records() -> Iterator[Bad]:
             yield Bad(f"{command} --{option} {path!r}", (*base, f"--{option}={path}"), heavy=heavy)
     for name in EDITED:
         yield Bad(f"ask with a calibration, {name}", (*ASK, f"--calibration={{in}}/edited/{name}.json"))
-    for name in JUNK:
-        yield Bad(f"evaluate next to: {name}", (*EVALUATE, f"--beside={{in}}/junk/{name}"))
 
 
 EDITED: dict[str, dict[str, Any]] = {
@@ -313,7 +291,7 @@ def run_records() -> Iterator[Bad]:
     }
     RUNS.update(header)
     for name in header:
-        yield Bad(f"calibrate --answers: {name}", (*CALIBRATE, f"--answers={{in}}/runs/{name}/answers.jsonl"), (1,))
+        yield Bad(f"calibrate: {name}", instead(CALIBRATE, output=f"{{in}}/runs/{name}/c.json"), (1,))
         yield Bad(f"evaluate: {name}", instead(EVALUATE, output=f"{{in}}/runs/{name}"), (1,))
         again = ("evaluate", "--regrade", "--no-report", "--output", f"{{in}}/runs/{name}")
         yield Bad(f"evaluate --regrade: {name}", again, (1,))

@@ -101,7 +101,7 @@ def make_inputs(folder: Path) -> None:
     for name, content in junk.items():
         _write(folder / "junk" / name, [("run.json", content)])
     for name, content in RUNS.items():
-        _write(folder / "runs" / name, [("answers.jsonl", content)])
+        _write(folder / "runs" / name, [("answers.jsonl", content), ("c.answers.jsonl", content)])
     old = (folder / "answers.jsonl").read_bytes()
     _write(folder / "old", [(name, old) for name in ("graded.csv", "run.json", "answers.jsonl", "grades.jsonl")])
 

@@ -120,7 +120,6 @@ def models() -> Iterator[Bad]:
         yield Bad(f"the model is {name}", instead(ASK, model=path))
     nan = instead(ASK, model="{models}/NaN weights")
     yield Bad("ask a model of NaN", nan, (6,), "cannot be scored")
-    yield Bad("ask a model of NaN with a threshold", (*nan, "--threshold", "1e9"), (6,), "cannot be scored")
     yield Bad("ask a model of NaN for JSON", (*nan, "--json"), (6,), "cannot be scored")
     score = instead(ONE, model="{models}/NaN weights")
     yield Bad("score with a model of NaN", score, (6,), "has no score")

@@ -36,7 +36,7 @@ def jsonl(path: Path, rows: Iterable[dict[str, Any] | str]) -> Path:
     return path
 
 
-SEVERAL = ("--methods", "--grader", "--beside", "--stop")
+SEVERAL = ("--methods", "--grader", "--column")
 """Options that may be given several times."""
 
 

@@ -50,7 +50,7 @@ def module_calibration(tmp_path_factory: pytest.TempPathFactory, run: Any, model
     rows = ({"question": f"What is item {i}?", "answers": [text]} for i, text in enumerate(texts))
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     path = folder / "c.json"
-    job = ("calibrate", "--model", model_folder, "--data", data, "--output", path, "--batch-size", 60)
+    job = ("calibrate", "--model", model_folder, "--data", data, "--output", path)
     assert run(*job, "--max-tokens", 4).exit_code == 0
     return path
 
@@ -61,7 +61,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory, run: Any, model_folde
     data = folder / "answers.jsonl"
     data.write_text('{"question": "What?", "answers": ["That."]}\n{"question": "Who?", "answers": ["They."]}\n')
     job = ("evaluate", "--model", model_folder, "--data", data, "--output", folder / "e", "--max-tokens", 3)
-    assert run(*job, "--methods", "gnll", "--no-ablations", "--no-report").exit_code == 0
+    assert run(*job, "--methods", "gnll", "--no-report").exit_code == 0
     return folder / "e"
 
 

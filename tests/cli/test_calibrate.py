@@ -14,8 +14,7 @@ from semgrad_guard import Calibration, GenerationOptions, LanguageModel, Message
 from semgrad_guard.calibration.promise import report
 from semgrad_guard.calibration.prompt_shape import PromptShape
 from semgrad_guard.cli.command import ExitCode
-from semgrad_guard.cli.options import LearnedEstimatorSpec, estimators_for
-from semgrad_guard.grading.candidates import CANDIDATES, FREE
+from semgrad_guard.grading.candidates import FREE
 from semgrad_guard.questions.prompts import PAPER_PROMPT
 
 from .helpers import ASKED, TOKENS, flat, jsonl, merged
@@ -25,12 +24,12 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def calibrate(run: Run, model_folder: Path, tmp_path: Path) -> Run:
-    fixed = ("--model", model_folder, "--output", tmp_path / "c.json", "--max-tokens", TOKENS, "--batch-size", 30)
+    fixed = ("--model", model_folder, "--output", tmp_path / "c.json", "--max-tokens", TOKENS)
     return lambda data, *arguments: run("calibrate", *merged((*fixed, "--data", data), arguments))
 
 
 def test_the_promise_is_told_and_saved(calibrate: Run, right: Path, tmp_path: Path) -> None:
-    result = calibrate(right, "--plot", tmp_path / "risk.png", "--upstream", "0123456789abcdef")
+    result = calibrate(right)
     assert result.exit_code == 0, result.stderr
     made = Calibration.load(tmp_path / "c.json")
     shown = flat(result.stdout)
@@ -39,27 +38,24 @@ def test_the_promise_is_told_and_saved(calibrate: Run, right: Path, tmp_path: Pa
     assert f"threshold uncertainty at most {made.threshold:.4g}" in shown
     assert f"{made.coverage:.1%} of the questions are answered" in shown
     assert f"This assumes: {made.assumption}." in shown
-    assert f"0 of {made.n_answered} tested answers were wrong" in shown
-    assert f"were the threshold fixed beforehand, at most {made.bound_if_fixed:.1%}" in shown
     assert "0 of 60 answers wrong" in shown
-    assert "AUROC undefined: all answers are right AURC" in shown
+    assert "AUROC undefined: all answers are right threshold" in shown
     assert "P(correct)" in shown
     assert made.id in shown
     assert made.binding is not None
-    assert (made.binding.grader, made.binding.upstream) == ("contains@2", "0123456789abcdef")
+    assert made.binding.grader == "contains@2"
     assert made.binding.prompt_template is not None
     assert made.binding.prompt_template.startswith("chat@")
-    assert (tmp_path / "risk.png").read_bytes().startswith(b"\x89PNG")
     assert len((tmp_path / "c.answers.jsonl").read_text().splitlines()) == 61
 
 
 def test_json_is_one_document_and_nothing_else(calibrate: Run, right: Path, tmp_path: Path) -> None:
-    result = calibrate(right, "--json", "--answers", tmp_path / "run.jsonl", "--alpha", 0.2)
+    result = calibrate(right, "--json", "--alpha", 0.2)
     document = json.loads(result.stdout)
     made = Calibration.load(tmp_path / "c.json")
     assert (document["calibration"]["id"], document["calibration"]["threshold"]) == (made.id, made.threshold)
     assert document["calibration"]["alpha"] == made.alpha == 0.2
-    assert document["answers"] == str(tmp_path / "run.jsonl")
+    assert document["answers"] == str(tmp_path / "c.answers.jsonl")
     assert document["auroc"] is None
     assert all(0 < row["confidence"] < 1 for row in document["confidence"])
     assert "Answering: 0 of 60" in result.stderr
@@ -118,9 +114,6 @@ def test_broken_lines_are_named_and_the_rest_calibrated(calibrate: Run, right: P
     assert "line 11 is not valid JSON" in document["broken_lines"][0]
     assert document["broken_lines"][0] in result.stderr
     assert "line 61 repeats line 1" in document["duplicates"][0]
-    strict = calibrate(data, "--json", "--strict", "--output", tmp_path / "strict.json")
-    assert (strict.exit_code, strict.stdout) == (1, "")
-    assert not (tmp_path / "strict.json").exists()
 
 
 def test_broken_lines_go_before_a_missing_threshold(calibrate: Run, wrong: Path, tmp_path: Path) -> None:
@@ -163,42 +156,6 @@ def test_a_prompt_over_the_window_counts_as_unscored(calibrate: Run, right: Path
     assert document["calibration"]["n_wrong"] == 1
 
 
-def test_settings_of_the_estimator_are_bound_and_come_back(
-    calibrate: Run, run: Run, right: Path, model_folder: Path, tmp_path: Path
-) -> None:
-    calibrate(right, "--variant", "official", "--tau", 0.5)
-    made = Calibration.load(tmp_path / "c.json")
-    assert made.binding is not None
-    assert made.binding.settings is not None
-    assert (made.binding.settings["variant"], made.binding.settings["tau"]) == ("official", 0.5)
-    ask = ("ask", ASKED[0], "--model", model_folder, "--calibration", tmp_path / "c.json", "--json")
-    record = json.loads(run(*ask).stdout)
-    assert record["details"]["settings"]["variant"] == "official"
-    assert record["details"]["calibration_id"] == made.id
-    other = run(*ask, "--variant", "paper")
-    assert other.exit_code == 1
-    assert "'variant': 'paper'" in flat(other.stderr)
-    assert "estimator_of(calibration)" in flat(other.stderr)
-
-
-def test_learned_estimators_take_what_they_know(calibrate: Run, right: Path) -> None:
-    refused = calibrate(right, "--estimator", "states", "--beta", 2)
-    assert refused.exit_code == 2
-    assert "states takes no --beta" in flat(refused.stderr)
-
-
-def test_auto_sets_what_each_candidate_takes() -> None:
-    found = {
-        estimator.name: estimator.settings()
-        for estimator in estimators_for(LearnedEstimatorSpec(estimator="auto", variant="official", tau=2.0))
-    }
-    assert {name for name, settings in found.items() if settings.get("variant") == "official"} == {
-        "hybridgrad", "semgrad", "paragrad",
-    }  # fmt: skip
-    assert found["hybridgrad"]["tau"] == 2.0
-    assert set(found) == {one.name for one in (*CANDIDATES, *FREE)}
-
-
 def made_by(calibrate: Run, data: Path, folder: Path, *arguments: object) -> Calibration:
     result = calibrate(data, *arguments)
     assert result.exit_code in (ExitCode.OK, ExitCode.NO_THRESHOLD), result.stderr
@@ -232,7 +189,7 @@ def test_a_programs_own_prompts_are_calibrated_on(
         {"question": q, "passages": p, "answers": [t or "?"]} for q, p, t in zip(ASKED, passages, texts, strict=True)
     ]
     data = jsonl(tmp_path / "data.jsonl", rows)
-    form = ("--system", "Be brief.", "--context-field", "passages")
+    form = ("--system", "Be brief.", "--column", "context=passages")
     made = made_by(calibrate, data, tmp_path, *form, "--prompt", f"@{tmp_path / 'prompt.txt'}")
     assert made.shape == PromptShape.of(language_model.render(turn).form for turn in turns)
     assert made.binding is not None
@@ -260,7 +217,7 @@ def test_a_models_answer_is_no_reference_and_unread_columns_are_named(calibrate:
     result = calibrate(data)
     assert 'Note: columns that are not read: "answer", "evolution_type".' in flat(result.stderr)
     assert "[b]" in result.stderr
-    named = calibrate(data, "--answers-field", "golden")
+    named = calibrate(data, "--column", "answers=golden")
     assert 'has no "golden"; its columns are "question", "answer", "contexts", "ground_truth"' in flat(named.stderr)
 
 
@@ -277,11 +234,11 @@ def test_a_models_answer_is_no_reference_and_unread_columns_are_named(calibrate:
         (("--prompt", "{question} {}"), "has {} in it"),
         (("--prompt", '{"q": "{question}"}'), "double a brace that is meant as such: {{ or }}"),
         (("--prompt", "{question!r}"), "has {question!r} in it"),
-        (("--context-field", "answers"), '"answers" is not a passage to answer from'),
-        (("--context-field", "correct_answer"), "is not a passage"),
-        (("--context-field", "question"), "is not a passage"),
+        (("--column", "context=answers"), '"answers" is not a passage to answer from'),
+        (("--column", "context=correct_answer"), "is not a passage"),
+        (("--column", "context=question"), "is not a passage"),
         (("--prompt", "{context} {question}"), "the questions have none"),
-        (("--context-field", "passage"), 'has no text in "passage"'),
+        (("--column", "context=passage"), 'has no text in "passage"'),
         (("--prompt", "@missing.txt"), "missing.txt"),
     ],
 )
@@ -314,21 +271,20 @@ def test_the_papers_prompt_is_calibrated_as_evaluate_measures_it(
     assert str(made.binding.prompt_template).startswith("paper-chat")
     assert made.shape == PromptShape.of(language_model.render(prompt).form for prompt in prompts)
     common = ("--model", model_folder, "--data", data, "--max-tokens", TOKENS, "--methods", "hybridgrad")
-    held = ("--no-report", "--no-ablations", "--calibration", tmp_path / "c.json", "--output", tmp_path / "e")
+    held = ("--no-report", "--output", tmp_path / "e", "--json")
     result = run("evaluate", *common, *held, "--prompt", "paper", "--grader", "exact-match")
     assert result.exit_code == 0, result.stderr
-    assert "By the calibration" in result.stdout
+    assert json.loads(result.stdout)["accuracy"] == 1.0
 
 
 def test_a_record_with_more_scores_is_calibrated_by_one_of_them(calibrate: Run, right: Path, tmp_path: Path) -> None:
-    record = ("--answers", tmp_path / "all.jsonl")
+    record = ("--output", tmp_path / "all.json")
     calibrate(right, "--estimator", "auto", *record)
-    before = (tmp_path / "all.jsonl").read_text().splitlines()[1:]
-    made = made_by(calibrate, right, tmp_path, "--estimator", "max_probability", "--alpha", 0.3, *record)
-    assert (tmp_path / "all.jsonl").read_text().splitlines()[1:] == before
-    alone = made_by(
-        calibrate, right, tmp_path, "--estimator", "max_probability", "--alpha", 0.3, "--output", tmp_path / "d.json"
-    )
+    before = (tmp_path / "all.answers.jsonl").read_text().splitlines()[1:]
+    calibrate(right, "--estimator", "max_probability", "--alpha", 0.3, *record)
+    made = Calibration.load(tmp_path / "all.json")
+    assert (tmp_path / "all.answers.jsonl").read_text().splitlines()[1:] == before
+    alone = made_by(calibrate, right, tmp_path, "--estimator", "max_probability", "--alpha", 0.3)
     assert made.n == alone.n
     assert made.threshold is not None
     assert made.threshold == pytest.approx(alone.threshold or 0.0, rel=1e-5)
@@ -337,7 +293,7 @@ def test_a_record_with_more_scores_is_calibrated_by_one_of_them(calibrate: Run, 
     assert refused.exit_code == 1
     assert "have scores of other estimators as well (" in flat(refused.stderr)
     assert "Run the command that began the file on all the questions, then this one again" in flat(refused.stderr)
-    assert (tmp_path / "all.jsonl").read_text().splitlines()[1:] == before
+    assert (tmp_path / "all.answers.jsonl").read_text().splitlines()[1:] == before
     assert calibrate(more, "--estimator", "auto", *record).exit_code in (0, 4)
     assert calibrate(more, "--estimator", "max_probability", "--alpha", 0.3, *record).exit_code in (0, 4)
 
@@ -358,8 +314,6 @@ def test_a_file_with_repeats_is_traffic_or_a_list(calibrate: Run, right: Path, t
     assert "to distinct questions, at most" in flat(calibrate(data, "--copies", "once").stdout)
     listed = Calibration.load(tmp_path / "c.json")
     assert (listed.n, listed.n_duplicates, listed.copies, listed.tries) == (60, 0, "once", 2)
-    sampled = calibrate(data, "--copies", "keep", "--temperature", 1, "--answers", tmp_path / "sampled.jsonl")
-    assert "--copies keep takes greedy answers" in flat(sampled.stderr)
 
 
 def test_tries_on_a_record_are_counted(calibrate: Run, right: Path, tmp_path: Path) -> None:
@@ -369,8 +323,9 @@ def test_tries_on_a_record_are_counted(calibrate: Run, right: Path, tmp_path: Pa
     assert made.level < made.delta / 50
     assert "for all 3 tries on these labels together" in flat(calibrate(right, "--alpha", 0.3).stdout)
     more = jsonl(tmp_path / "more.jsonl", [*right.read_text().splitlines(), '{"question": "new?", "answers": ["x"]}'])
-    assert made_by(calibrate, more, tmp_path).tries == 4  # 25 more labels are another try
-    assert made_by(calibrate, right, tmp_path, "--answers", tmp_path / "new.jsonl").tries == 1
+    assert made_by(calibrate, more, tmp_path).tries == 4  # more labels are another try
+    calibrate(right, "--output", tmp_path / "new.json")
+    assert Calibration.load(tmp_path / "new.json").tries == 1
 
 
 def test_wordings_of_one_fact_are_named(calibrate: Run, right: Path, tmp_path: Path) -> None:
@@ -384,7 +339,9 @@ def test_the_report_is_in_the_record_and_on_the_terminal(calibrate: Run, tmp_pat
     rows = [
         {"question": q, "answers": [t if i % 9 else "seven"]} for i, (q, t) in enumerate(zip(ASKED, texts, strict=True))
     ]
-    shown = flat(calibrate(jsonl(tmp_path / "mixed.jsonl", rows), "--alpha", 0.3).stdout)
+    short = flat(calibrate(jsonl(tmp_path / "mixed.jsonl", rows), "--alpha", 0.3).stdout)
+    assert not {"chance", "scores"} & set(short.split())  # nothing is wrong, so nothing has to help
+    shown = flat(calibrate(tmp_path / "mixed.jsonl", "--alpha", 0.3, "--verbose").stdout)
     made = Calibration.load(tmp_path / "c.json")
     sentences = report(made)
     assert {"promise", "effect", "prompts", "chance", "scores"} <= sentences.keys()

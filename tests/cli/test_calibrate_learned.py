@@ -32,7 +32,7 @@ def data(tmp_path_factory: pytest.TempPathFactory, language_model: LanguageModel
 
 @pytest.fixture(scope="module")
 def calibrate(run: Run, model_folder: Path, data: Path) -> Run:
-    fixed = ("--model", model_folder, "--max-tokens", TOKENS, "--batch-size", 34, "--alpha", 0.5)
+    fixed = ("--model", model_folder, "--max-tokens", TOKENS, "--alpha", 0.5)
     return lambda output, *arguments: run("calibrate", *merged((*fixed, "--output", output, "--data", data), arguments))
 
 
@@ -64,7 +64,8 @@ def test_ask_and_score_use_the_fitted_estimator(learned: tuple[Result, Path], ru
     assert (answer["semgrad"], answer["paragrad"]) == (None, None), "there is no replay"
     assert answer["details"]["gnll"] >= 0
     assert answer["action"] == ("answer" if answer["uncertainty"] <= made.threshold else "abstain")
-    scored = json.loads(run("score", "--question", MANY[0], "--response", "some words", *given).stdout)
+    text = jsonl(path.with_name("text.jsonl"), [{"question": MANY[0], "response": "some words"}])
+    scored = json.loads(run("score", "--data", text, *given).stdout)
     assert (scored["estimator"], scored["threshold"]) == ("states", made.threshold)
 
 

@@ -104,11 +104,11 @@ def test_one_record_is_of_one_unit(calibrate: Run, tmp_path: Path) -> None:
     record = tmp_path / "c.answers.jsonl"
     answers = record.read_text().splitlines()[1:]
     assert json.loads(answers[0])["sentences"][1]["start"] == len(PIECES[0])
-    result = calibrate("--on-doubt", "mark", "--promise", "answer")
+    result = calibrate("--on-doubt", "drop")
     assert record.read_text().splitlines()[1:] == answers  # scored once
     made = Calibration.load(tmp_path / "c.json")
     assert made.sentences is not None
-    assert (made.sentences.promise, made.tries) == ("answer", 2), result.stderr
+    assert (made.sentences.on_doubt, made.tries) == ("drop", 2), result.stderr
     whole = calibrate("--by", "answer")
     assert "by is None and was 'sentence'" in flat(whole.stderr)
 
@@ -125,7 +125,6 @@ def test_learned_estimators_learn_from_sentences(calibrate: Run, tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("--by", "answer", "--promise", "answer"), "--promise is about sentences"),
         (("--by", "answer", "--on-doubt", "drop"), 'judge answers by="sentence"'),
         (("--estimator", "semantic_entropy"), "compares whole answers"),
         (("--on-doubt", "delete"), "Invalid value"),

@@ -13,19 +13,17 @@ from click.testing import Result
 from semgrad_guard import Calibration
 from semgrad_guard.cli import grading
 from semgrad_guard.grading import Contains
-from semgrad_guard.questions.answered import Answer
 from semgrad_guard.questions.data import Question
-from semgrad_guard.questions.job_record import read_record
 from tests.made_answers import made
 
-from .helpers import ASKED, TOKENS, flat, jsonl
+from .helpers import TOKENS, flat, jsonl
 
 Run = Callable[..., Result]
 
 
 @pytest.fixture
 def calibrate(run: Run, model_folder: Path, tmp_path: Path) -> Run:
-    fixed = ("--model", model_folder, "--output", tmp_path / "c.json", "--max-tokens", TOKENS, "--batch-size", 30)
+    fixed = ("--model", model_folder, "--output", tmp_path / "c.json", "--max-tokens", TOKENS)
     return lambda data, *arguments: run("calibrate", *fixed, "--data", data, *arguments)
 
 
@@ -114,35 +112,11 @@ def test_what_is_learned_is_graded_by_people_too(calibrate: Run, wrong: Path, tm
     assert made.binding.grader == "human"
 
 
-def test_examples_stop_strings_and_a_system_message_are_asked_and_bound(
-    calibrate: Run, right: Path, tmp_path: Path
-) -> None:
-    shown = jsonl(tmp_path / "shots.jsonl", ({"question": f"Shot {i}?", "answers": [f"s{i}"]} for i in range(3)))
-    options = ("--few-shot", shown, "--shots", 2, "--system", "Be terse.", "--answers")
-    assert calibrate(right, *options, tmp_path / "a.jsonl", "--stop", "\\n\\n", "--stop", "Q:").exit_code in (0, 4)
-    settings, answers = read_record(tmp_path / "a.jsonl", Answer)
-    assert settings["generation"]["stop"] == ["\n\n", "Q:"]
-    made = Calibration.load(tmp_path / "c.json")
-    assert made.binding is not None
-    assert made.binding.prompt_template is not None
-    assert "+examples-" in made.binding.prompt_template
-    calibrate(right, "--answers", tmp_path / "b.jsonl")
-    plain = read_record(tmp_path / "b.jsonl", Answer)[1]
-    assert [answer.text for answer in answers] != [answer.text for answer in plain]
-    other = calibrate(right, *options[:2], "--shots", 1, *options[4:], tmp_path / "a.jsonl")
-    assert other.exit_code == 1
-    assert "prompt_template is" in other.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "shown"),
     [
-        (("--shots", 2), "name the file, too"),
-        (("--few-shot", "shots.jsonl", "--shots", 9), "has 2 examples, and --shots asks for 9"),
-        (("--few-shot", "shots.jsonl"), "1 of the 2 few-shot examples are among the questions"),
-        (("--few-shot", "context.jsonl"), "must both have a context, or both have none"),
-        (("--stop", ""), "the text is empty"),
-        (("--labels", "shots.jsonl"), "no column 'key'"),
+        (("--system", ""), "--system is empty"),
+        (("--labels", "rows.jsonl"), "no column 'key'"),
         (("--grader", "guess"), "there is no grader 'guess'"),
     ],
 )
@@ -150,8 +124,7 @@ def test_what_cannot_be_is_refused(
     calibrate: Run, right: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], shown: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    jsonl(tmp_path / "shots.jsonl", ({"question": q, "answers": ["x"]} for q in (ASKED[3], "new?")))
-    jsonl(tmp_path / "context.jsonl", [{"question": "new?", "context": "c", "answers": ["x"]}])
+    jsonl(tmp_path / "rows.jsonl", [{"question": "new?", "answers": ["x"]}])
     result = calibrate(right, *arguments)
     assert result.exit_code in (1, 2)
     assert shown in flat(result.stderr)
@@ -161,7 +134,7 @@ def test_evaluate_extends_its_sheet_after_a_partial_run(
     run: Run, model_folder: Path, right: Path, tmp_path: Path
 ) -> None:
     def evaluate(*arguments: object) -> Result:
-        fixed = ("--output", tmp_path / "out", "--no-report", "--no-ablations", "--methods", "gnll")
+        fixed = ("--output", tmp_path / "out", "--no-report", "--methods", "gnll")
         options = ("--model", model_folder, "--data", right, "--max-tokens", TOKENS)
         return run("evaluate", *fixed, *options, *arguments)
 
@@ -169,7 +142,7 @@ def test_evaluate_extends_its_sheet_after_a_partial_run(
     assert "graded by contains@2" in evaluate("--limit", 8).stderr
     fill(sheet, ["yes", "no"] * 4)
     before = sheet.read_bytes()
-    assert evaluate("--limit", 12, "--stop", "zzz").exit_code == 1  # other settings than those of the run
+    assert evaluate("--limit", 12, "--prompt", "paper").exit_code == 1  # other settings than those of the run
     assert evaluate("--limit", 12).exit_code == 0
     assert sheet.read_bytes().startswith(before)
     assert len(table(sheet)) == 13

@@ -21,7 +21,7 @@ Run = Callable[..., Result]
 
 
 def arguments(model: Path, data: Path, output: Path) -> list[str]:
-    fixed = ["calibrate", "--max-tokens", "4", "--batch-size", "2", "--json"]
+    fixed = ["calibrate", "--max-tokens", "4", "--json"]
     return [*fixed, "--model", str(model), "--data", str(data), "--output", str(output)]
 
 
@@ -43,7 +43,7 @@ def test_an_interrupted_calibration_continues(
     run: Run, warm_python: WarmPython, model_folder: Path, right: Path, tmp_path: Path
 ) -> None:
     output, record = tmp_path / "c.json", tmp_path / "c.answers.jsonl"
-    command = held(record, 5, arguments(model_folder, right, output))
+    command = held(record, 17, arguments(model_folder, right, output))
     with warm_python.start(command, folder=tmp_path) as process:
         wait_until_held(record, process)
         process.send_signal(signal.SIGINT)
@@ -53,13 +53,13 @@ def test_an_interrupted_calibration_continues(
     assert "Traceback" not in stderr
     header, *kept = [json.loads(line) for line in record.read_text().splitlines()]
     assert header["semgrad_guard_record"] == "answers"
-    assert len(kept) == 4
-    assert f"4 of {len(ASKED)} answers are kept in {record}. Run the same command again to continue." in stderr
+    assert len(kept) == 16
+    assert f"16 of {len(ASKED)} answers are kept in {record}. Run the same command again to continue." in stderr
     assert not output.exists()
 
     continued = run(*arguments(model_folder, right, output))
     assert continued.exit_code == 0, continued.stderr
-    assert f"Answering: 4 of {len(ASKED)}" in continued.stderr
+    assert f"Answering: 16 of {len(ASKED)}" in continued.stderr
     whole = run(*arguments(model_folder, right, tmp_path / "whole.json"))
     assert whole.exit_code == 0
     assert Calibration.load(output) == Calibration.load(tmp_path / "whole.json")

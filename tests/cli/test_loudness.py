@@ -26,13 +26,13 @@ def jobs(model_folder: Path, tmp_path: Path) -> dict[str, list[str]]:
     rows = [{"question": q, "response": "x", "answers": ["x"], "paraphrases": [f"{q} Say it."]} for q in ASKED[:3]]
     data = ["--model", str(model_folder), "--data", str(jsonl(tmp_path / "d.jsonl", [*rows, rows[0], "{"]))]
     short = ["--max-tokens", "3"]
-    evaluate = ["--methods", "gnll", "--no-ablations", "--no-report"]
+    evaluate = ["--methods", "gnll", "--no-report"]
     return {
         "ask": ["ask", "What?", "--model", str(model_folder), *short],
         "score": ["score", *data, "--output", str(tmp_path / "s.jsonl")],
         "calibrate": ["calibrate", *data, "--output", str(tmp_path / "c.json"), *short, "--copies", "once"],
         "evaluate": ["evaluate", *data, "--output", str(tmp_path / "e"), *short, *evaluate],
-        "probe": ["probe", *data, "--output", str(tmp_path / "p.json"), *short, "--no-plots", "--no-answers"],
+        "probe": ["probe", *data, "--output", str(tmp_path / "p.json"), "--no-answers"],
     }
 
 

@@ -24,7 +24,7 @@ NOTES = {
 }
 PLACES = {
     "score": ("s.jsonl",),
-    "calibrate": ("c.json", "c.answers.jsonl", "c.png"),
+    "calibrate": ("c.json", "c.answers.jsonl"),
     "probe": ("p.json", "p.answers.jsonl", "p.states.safetensors", "p.sps.png", "p.auroc.png"),
     "evaluate": (
         *("e/answers.jsonl", "e/grades.jsonl", "e/graded.csv", "e/run.json", "e/report.html"),
@@ -41,8 +41,8 @@ def call(run: Run, model_folder: Path, tmp_path: Path) -> Callable[[str], Result
     short = ("--max-tokens", TOKENS)
     more = {
         "score": ("--output", tmp_path / "s.jsonl"),
-        "calibrate": ("--output", tmp_path / "c.json", "--plot", tmp_path / "c.png", *short),
-        "probe": ("--output", tmp_path / "p.json", "--tokens", 2, *short),
+        "calibrate": ("--output", tmp_path / "c.json", *short),
+        "probe": ("--output", tmp_path / "p.json"),
         "evaluate": ("--output", tmp_path / "e", "--methods", "gnll", "--methods", "hybridgrad", *short),
     }
     return lambda command: run(command, "--model", model_folder, "--data", data, *more[command])
@@ -108,7 +108,7 @@ def test_an_older_page_is_not_called_this_runs_own(run: Run, model_folder: Path,
     (tmp_path / "e").mkdir()
     (tmp_path / "e" / "report.html").write_text("mine")
     data = jsonl(tmp_path / "data.jsonl", ({"question": q, "answers": ["seven"]} for q in ASKED[:3]))
-    given = ("--data", data, "--output", tmp_path / "e", "--methods", "gnll", "--no-report", "--no-ablations")
+    given = ("--data", data, "--output", tmp_path / "e", "--methods", "gnll", "--no-report")
     result = run("evaluate", "--model", model_folder, *given, "--max-tokens", TOKENS)
     assert result.exit_code == 0, result.stderr
     assert "report.html" not in result.stdout

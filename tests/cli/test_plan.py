@@ -44,4 +44,3 @@ def test_a_plan_by_sentence_is_about_answers_whose_sentences_have_labels(run: Ca
         True,
     )
     assert "100 answers with labels find a threshold" in run(*usual).stdout
-    assert run(*usual, "--sentences", 0).exit_code == 2

@@ -9,28 +9,29 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from semgrad_guard import LanguageModel, SemGrad
+from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.prompts.semantic_token import TokenChoice
 from semgrad_guard.paper import probing
 
-from .helpers import ASKED, TOKENS, flat, jsonl, merged
+from .helpers import ASKED, flat, jsonl
 
 Run = Callable[..., Result]
 
 
 @pytest.fixture
-def data(tmp_path: Path, texts: list[str]) -> Path:
+def data(tmp_path: Path, language_model: LanguageModel) -> Path:
+    answers = language_model.generate_batch(ASKED[:8], GenerationOptions(max_tokens=64))
     rows = (
-        {"question": q, "paraphrases": [f"Say what item {i} is."], "answers": [t if i % 2 else "never"]}
-        for i, (q, t) in enumerate(zip(ASKED[:8], texts, strict=False))
+        {"question": q, "paraphrases": [f"Say what item {i} is."], "answers": [one.text if i % 2 else "never"]}
+        for i, (q, one) in enumerate(zip(ASKED[:8], answers, strict=True))
     )
     return jsonl(tmp_path / "q.jsonl", rows)
 
 
 @pytest.fixture
 def run_probe(run: Run, model_folder: Path, tmp_path: Path) -> Run:
-    given = ("--model", model_folder, "--output", tmp_path / "p.json", "--max-tokens", TOKENS, "--tokens", 3)
-    return lambda *more: run("probe", *merged(given, more))
+    given = ("--model", model_folder, "--output", tmp_path / "p.json")
+    return lambda *more: run("probe", *given, *more)
 
 
 def test_record_pictures_and_words(run_probe: Run, data: Path, tmp_path: Path) -> None:
@@ -46,13 +47,13 @@ def test_record_pictures_and_words(run_probe: Run, data: Path, tmp_path: Path) -
     assert f"Pictures: {tmp_path / 'p.sps.png'}" in result.stdout
 
 
-def test_json_alone_without_pictures_and_answers(run_probe: Run, data: Path, tmp_path: Path) -> None:
-    result = run_probe("--data", data, "--json", "--no-plots", "--no-answers")
+def test_json_alone_without_answers(run_probe: Run, data: Path, tmp_path: Path) -> None:
+    result = run_probe("--data", data, "--json", "--no-answers")
     assert result.exit_code == 0, result.stderr
     record = json.loads(result.stdout)
     assert record["graded"] is None
     assert record["questions"] == 8
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["p.json", "p.states.safetensors", "q.jsonl"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["p.json", "p.sps.png", "p.states.safetensors", "q.jsonl"]
 
 
 def test_without_paraphrases_nothing_is_done(run_probe: Run, tmp_path: Path) -> None:
@@ -65,7 +66,7 @@ def test_without_paraphrases_nothing_is_done(run_probe: Run, tmp_path: Path) -> 
 
 def test_some_without_paraphrases_and_a_broken_line(run_probe: Run, data: Path, tmp_path: Path) -> None:
     more = jsonl(tmp_path / "more.jsonl", [*data.read_text().splitlines(), '{"question": "Alone?"}', "{"])
-    result = run_probe("--data", more, "--no-plots", "--no-answers")
+    result = run_probe("--data", more, "--no-answers")
     assert result.exit_code == 5
     assert "1 of 9 questions have no paraphrases" in flat(result.stderr)
     assert "line 10 is not valid JSON" in flat(result.stderr)
@@ -77,33 +78,13 @@ def test_ctrl_c_says_how_to_go_on(run_probe: Run, data: Path, monkeypatch: pytes
 
     with monkeypatch.context() as patch:
         patch.setattr(probing, "collect_grids", interrupted)
-        result = run_probe("--data", data, "--no-plots")
+        result = run_probe("--data", data)
     assert result.exit_code == 130
     assert "Run the same command again to continue" in flat(result.stderr)
-    assert run_probe("--data", data, "--no-plots").exit_code == 0
+    assert run_probe("--data", data).exit_code == 0
 
 
 def test_an_output_that_cannot_be_written(run: Run, data: Path, tmp_path: Path) -> None:
     result = run("probe", "--data", data, "--output", tmp_path / "absent" / "p.json")
     assert result.exit_code == 1
     assert "Cannot write" in result.stderr
-
-
-def test_other_commands_take_the_recommended_token(
-    run: Run, model_folder: Path, tmp_path: Path, language_model: LanguageModel
-) -> None:
-    choice = TokenChoice(offset=-4, template=language_model.identity.template, model="tiny", reason="measured")
-    path = tmp_path / "p.json"
-    path.write_text(json.dumps({"semantic_token": choice.model_dump()}))
-    expected = SemGrad(token=-4)(language_model.evidence("q", "an answer")).uncertainty
-    given = ("--model", model_folder, "--probe", path, "--estimator", "semgrad", "--json")
-    scored = json.loads(run("score", "--question", "q", "--response", "an answer", *given).stdout)
-    assert scored["uncertainty"] == pytest.approx(expected, rel=1e-4)
-    answer = json.loads(run("ask", "q", "--max-tokens", TOKENS, *given).stdout)
-    assert (answer["details"]["semantic_token"], answer["details"]["settings"]["semantic_token"]) == (-4, -4)
-    data = jsonl(tmp_path / "q.jsonl", ({"question": q, "answers": ["x"]} for q in ASKED[:4]))
-    made = tmp_path / "c.json"
-    run("calibrate", "--data", data, "--output", made, "--max-tokens", TOKENS, *given)
-    refused = run("ask", "q", "--model", model_folder, "--estimator", "semgrad", "--calibration", made)
-    assert refused.exit_code == 1
-    assert "'semantic_token': -4" in flat(refused.stderr)

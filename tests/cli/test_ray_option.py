@@ -22,20 +22,15 @@ def data(tmp_path: Path) -> Path:
 def test_without_ray(run: Run, data: Path) -> None:
     if find_spec("ray"):
         pytest.skip("ray is installed")
-    result = run("score", "--ray", "--model", "pocket", "--data", data)
+    result = run("score", "--ray", 2, "--model", "pocket", "--data", data)
     assert result.exit_code == 1
     assert "ray is not installed. Run: pip install 'semgrad-guard[ray]'" in flat(result.stderr)
 
 
 def test_what_does_not_go_together(run: Run, data: Path) -> None:
-    for given, says in (
-        (("--data", data, "--workers", 2), "--workers is for --ray; give both"),
-        (("--ray", "--question", "q", "--response", "r"), "--ray is for whole answers of a file: give --data"),
-        (("--ray", "--data", data, "--by", "sentence"), "and no --by without a calibration"),
-    ):
-        result = run("score", *given)
-        assert result.exit_code == 2, result.stderr
-        assert says in flat(result.stderr)
+    result = run("score", "--ray", 2, "--data", data, "--by", "sentence")
+    assert result.exit_code == 2, result.stderr
+    assert "--ray is for whole answers" in flat(result.stderr)
 
 
 def test_parquet_without_its_library(run: Run, tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, SemGrad, calibrate
+from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, calibrate
 from semgrad_guard.calibration import AnswerSentences, calibrate_sentences
+from semgrad_guard.cli import loading
 from semgrad_guard.engine.replay.tape import Row
 from semgrad_guard.engine.scores import scorer
 from semgrad_guard.questions.data import Question
@@ -28,6 +29,10 @@ def score(run: Run, model_folder: Path) -> Run:
     return lambda *arguments: run("score", "--model", model_folder, *arguments)
 
 
+def one(folder: Path, question: str, response: str) -> Path:
+    return jsonl(folder / "one.jsonl", [{"question": question, "response": response}])
+
+
 def responses(folder: Path, n: int = 3, **more: Any) -> Path:
     return jsonl(folder / "r.jsonl", ({"question": q, "response": f"it is {len(q)}", **more} for q in ASKED[:n]))
 
@@ -36,15 +41,16 @@ def records(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_one_text(score: Run, language_model: LanguageModel) -> None:
-    result = score("--question", "Who wrote Emma?", "--response", "Jane Austen", "--json")
+def test_one_text(score: Run, tmp_path: Path, language_model: LanguageModel) -> None:
+    data = one(tmp_path, "Who wrote Emma?", "Jane Austen")
+    result = score("--data", data, "--json")
     assert result.exit_code == 0
     (record,) = records(result.stdout)
     assert (record["threshold"], record["details"]["enforced"]) == (None, False)
     expected = HybridGrad()(language_model.evidence("Who wrote Emma?", "Jane Austen")).uncertainty
     assert record["uncertainty"] == pytest.approx(expected, rel=1e-12)
     assert (record["question"], record["response"]) == ("Who wrote Emma?", "Jane Austen")
-    shown = score("--question", "Who wrote Emma?", "--response", "Jane Austen").stdout
+    shown = score("--data", data).stdout
     assert "Jane Austen" in shown
     assert f"{expected:.4g}" in shown
 
@@ -69,9 +75,9 @@ def test_texts_are_scored_with_the_prompt_of_a_calibration(
     run: Run, score: Run, tmp_path: Path, model_folder: Path
 ) -> None:
     rows = [{"question": q, "answers": ["it is so"], "contexts": [f"Item {i} is small."]} for i, q in enumerate(ASKED)]
-    data, shots = jsonl(tmp_path / "d.jsonl", rows), jsonl(tmp_path / "s.jsonl", [{**rows[0], "question": "What?"}])
+    data = jsonl(tmp_path / "d.jsonl", rows)
     (tmp_path / "system.txt").write_text("Be brief.\n")
-    way = ["--system", f"@{tmp_path / 'system.txt'}", "--prompt", "Read {context}: {question}", "--few-shot", shots]
+    way = ["--system", f"@{tmp_path / 'system.txt'}", "--prompt", "Read {context}: {question}"]
     made = tmp_path / "c.json"
     run("calibrate", "--model", model_folder, "--data", data, "--output", made, *way, "--max-tokens", 4)
     texts = jsonl(tmp_path / "t.jsonl", ({**row, "response": "so"} for row in rows))
@@ -131,8 +137,6 @@ def test_a_broken_line_is_named_and_the_rest_scored(score: Run, tmp_path: Path) 
     assert f"Warning: {data}, line 2 is not valid JSON" in result.stderr
     assert f"Warning: {data}, line 5 has no response to score" in result.stderr
     assert f"Note: {data}, line 4 repeats line 1" in result.stderr
-    strict = score("--data", data, "--json", "--strict")
-    assert (strict.exit_code, strict.stdout) == (1, "")
 
 
 def test_a_text_over_the_window_is_named_and_the_rest_scored(score: Run, tmp_path: Path) -> None:
@@ -144,24 +148,14 @@ def test_a_text_over_the_window_is_named_and_the_rest_scored(score: Run, tmp_pat
     assert result.exit_code == 5
     assert [record["response"] for record in records(result.stdout)] == ["short"]
     assert "'x7' is left out: prompt (" in result.stderr
-    alone = score("--question", "q", "--response", "long " * 100)
+    alone = score("--data", one(tmp_path, "q", "long " * 100))
     assert alone.exit_code == 1
     assert "none of the texts could be scored" in alone.stderr
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [(), ("--question", "q"), ("--response", "r"), ("--data", "x.jsonl", "--question", "q", "--response", "r")],
-)
-def test_a_file_or_one_text_but_not_both(score: Run, arguments: tuple[str, ...]) -> None:
-    result = score(*arguments)
-    assert result.exit_code == 2
-    assert "give --data FILE, or --question and --response together" in flat(result.stderr)
-
-
 def test_by_sentence(score: Run, tmp_path: Path, language_model: LanguageModel) -> None:
     text = "Tea is a drink. It grows in Assam."
-    given = ("--question", "What is tea?", "--response", text, "--by", "sentence")
+    given = ("--data", one(tmp_path, "What is tea?", text), "--by", "sentence")
     (record,) = records(score(*given, "--json").stdout)
     found = language_model.score("What is tea?", text, by="sentence")
     assert "".join(part["text"] for part in record["segments"]) == text
@@ -218,31 +212,31 @@ def test_a_calibration_by_sentence_decides_about_every_sentence(
     assert "promised sentence" in shown
     assert "mark no" in shown
     assert "It grows in Assam." in shown
-    single = score("--question", ASKED[0], "--response", text, "--calibration", calibration).stdout
-    assert "judged by sentence" in single
 
 
 def test_a_calibration_of_whole_answers_does_not_decide_about_sentences(
-    run: Run, model_folder: Path, calibration: Path
+    score: Run, calibration: Path, tmp_path: Path
 ) -> None:
-    given = ("score", "--model", model_folder, "--question", ASKED[0], "--response", "r", "--calibration", calibration)
-    result = run(*given, "--by", "sentence")
+    result = score("--data", one(tmp_path, ASKED[0], "r"), "--calibration", calibration, "--by", "sentence")
     assert result.exit_code == 1
     assert "is about whole answers" in flat(result.stderr)
 
 
 @pytest.mark.parametrize("size", [1, 2, 50])
-def test_batches_change_nothing_but_the_time(score: Run, tmp_path: Path, size: int) -> None:
+def test_batches_change_nothing_but_the_time(
+    score: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(loading, "BATCH", size)
     rows = [{"question": q, "response": "ab " * (i + 1), "id": str(i)} for i, q in enumerate(ASKED[:5])]
     long = {"question": "q", "response": "long " * 100, "id": "long"}
     data = jsonl(tmp_path / "r.jsonl", [*rows[:2], long, *rows[2:]])
-    result = score("--data", data, "--json", "--batch-size", size)
+    result = score("--data", data, "--json")
     assert result.exit_code == 5
     assert result.stderr.count("'long' is left out") == 1
     found = records(result.stdout)
     assert [record["id"] for record in found] == [row["id"] for row in rows]
     for row, record in zip(rows, found, strict=True):
-        (alone,) = records(score("--question", row["question"], "--response", row["response"], "--json").stdout)
+        (alone,) = records(score("--data", one(tmp_path, row["question"], row["response"]), "--json").stdout)
         assert record["uncertainty"] == pytest.approx(alone["uncertainty"], rel=1e-9)
         assert (record["response"], record["status"]) == (alone["response"], alone["status"])
         for key in ("scored_tokens", "semantic_token", "prompt_template", "settings"):
@@ -258,43 +252,13 @@ def test_a_batch_is_one_replay(score: Run, tmp_path: Path, monkeypatch: pytest.M
         return replayed(twin, batch, *arguments, **options)
 
     monkeypatch.setattr(scorer, "replayed", counted)
-    score("--data", responses(tmp_path, 5), "--json", "--batch-size", 3)
+    monkeypatch.setattr(loading, "BATCH", 3)
+    score("--data", responses(tmp_path, 5), "--json")
     assert rows == [3, 2]
 
 
-def test_settings_of_an_estimator(score: Run, language_model: LanguageModel) -> None:
-    given = ("--question", "Who wrote Emma?", "--response", "Jane Austen", "--json")
-    evidence = language_model.evidence("Who wrote Emma?", "Jane Austen")
-    for options, estimator in (
-        (("--variant", "official"), HybridGrad("official")),
-        (("--tau", 0.5, "--beta", 2), HybridGrad(tau=0.5, beta=2)),
-        (("--estimator", "semgrad", "--variant", "official"), SemGrad("official")),
-    ):
-        (record,) = records(score(*given, *options).stdout)
-        assert record["uncertainty"] == pytest.approx(estimator(evidence).uncertainty, rel=1e-12)
-        assert {**record["details"]["settings"], **estimator.settings()} == record["details"]["settings"]
-    by = records(score(*given, "--by", "sentence", "--variant", "official").stdout)[0]["segments"][0]
-    assert by["uncertainty"] == pytest.approx(HybridGrad("official")(evidence).uncertainty, rel=1e-6)
-
-
-def test_settings_that_an_estimator_does_not_take(score: Run) -> None:
-    given = ("--question", "q", "--response", "r")
-    for name, option, takers in (
-        ("gnll", ("--variant", "official"), "hybridgrad, semgrad, paragrad, exgrad"),
-        ("semgrad", ("--tau", 2), "hybridgrad"),
-        ("sar", ("--beta", 2), "hybridgrad"),
-    ):
-        result = score(*given, "--estimator", name, *option)
-        assert result.exit_code == 2
-        assert f"{name} takes no {option[0]}: it is for {takers}" in flat(result.stderr)
-    assert score(*given, "--variant", "other").exit_code == 2
-    wrong = score(*given, "--tau", 0)
-    assert wrong.exit_code == 2
-    assert "above 0" in flat(wrong.stderr)
-
-
-def test_a_device_that_is_not_there(score: Run) -> None:
-    result = score("--question", "q", "--response", "r", "--device", "nowhere")
+def test_a_device_that_is_not_there(score: Run, tmp_path: Path) -> None:
+    result = score("--data", one(tmp_path, "q", "r"), "--device", "nowhere")
     assert result.exit_code == 1
     assert "There is no device 'nowhere' here" in flat(result.stderr)
 

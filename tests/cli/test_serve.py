@@ -29,7 +29,8 @@ Run = Callable[..., Result]
 def test_a_server_from_start_to_end(warm_python: WarmPython, model_folder: Path, tmp_path: Path, run: Run) -> None:
     log = tmp_path / "log.db"
     command = ["-m", "semgrad_guard.cli", "serve", "--model", str(model_folder), "--threshold", "-1"]
-    limits = ["--max-tokens", "4", "--max-prompt-tokens", "100"]
+    (tmp_path / "limits.json").write_text('{"max_prompt_tokens": 100}')
+    limits = ["--max-tokens", "4", "--settings", str(tmp_path / "limits.json")]
     with warm_python.start([*command, "--port", "0", "--log", str(log), *limits, "--quiet"]) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -53,9 +54,11 @@ def test_a_server_from_start_to_end(warm_python: WarmPython, model_folder: Path,
     assert listed[1].startswith(decision_id)
 
 
-def test_a_server_ends_in_good_order_from_its_first_line_on(warm_python: WarmPython, model_folder: Path) -> None:
+def test_a_server_ends_in_good_order_from_its_first_line_on(
+    warm_python: WarmPython, model_folder: Path, tmp_path: Path
+) -> None:
     command = ["-m", "semgrad_guard.cli", "serve", "--model", str(model_folder), "--threshold", "-1"]
-    with warm_python.start([*command, "--port", "0", "--no-log"]) as process:
+    with warm_python.start([*command, "--port", "0", "--log", str(tmp_path / "log.db")]) as process:
         assert process.stdout is not None
         assert " at http://127.0.0.1:" in process.stdout.readline()
         os.kill(process.pid, signal.SIGTERM)
@@ -99,6 +102,11 @@ def test_decisions_are_shown(tmp_path: Path, run: Run) -> None:
     [
         (("serve", "--host", "0.0.0.0"), "API key"),  # noqa: S104
         (("serve", "--scorer", "x"), "--scorer goes with --upstream"),
+        (("serve", "--settings", "SETTINGS", "--max-tokens", 3), "max_tokens stands in"),
+        (("serve", "--settings", "SETTINGS"), "queue"),
+        (("serve", "--api-key-file", "no.txt"), "no.txt"),
+        (("serve", "--host", "0.0.0.0", "--allow-host", "guard.example.org"), "API key"),  # noqa: S104
+        (("serve", "--settings", "no.json"), "no.json"),
         (("serve", "--upstream", "http://localhost/v1"), "--upstream needs --model"),
         (("serve", "--escalate-to", "http://localhost/v1"), "names a model"),
         (("serve", "--escalate-to", "ftp://localhost#x"), "is not a URL"),
@@ -109,7 +117,10 @@ def test_decisions_are_shown(tmp_path: Path, run: Run) -> None:
         (("decisions", "--csv", "--json"), "not both"),
     ],
 )
-def test_what_cannot_be_served(given: tuple[str, ...], says: str, model_folder: Path, run: Run) -> None:
-    result = run(*(str(model_folder) if argument == "MODEL" else argument for argument in given))
+def test_what_cannot_be_served(given: tuple[str, ...], says: str, model_folder: Path, run: Run, tmp_path: Path) -> None:
+    settings = tmp_path / "settings.json"
+    settings.write_text('{"queue": 0, "max_tokens": 9}')
+    places = {"MODEL": model_folder, "SETTINGS": settings}
+    result = run(*(places.get(argument, argument) for argument in given))
     assert result.exit_code in (1, 2)
     assert says in flat(result.stderr)

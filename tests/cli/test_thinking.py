@@ -47,17 +47,18 @@ def test_thinking_is_turned_off_and_the_calibration_is_bound_to_that(run: Run, q
 @pytest.mark.filterwarnings("error:No artists")
 def test_a_thought_is_no_part_of_an_answer(run: Run, questions: Path, tmp_path: Path) -> None:
     question = next(iter(QUESTIONS))
-    answer = json.loads(run("ask", question, "--model", FOLDER, "--threshold", 9, "--json").stdout)
+    answer = json.loads(run("ask", question, "--model", FOLDER, "--json").stdout)
     assert (answer["text"], answer["status"]) == (ANSWERS[question], "scored")
     assert answer["reasoning"] == THOUGHTS[question]
-    result = run("score", "--model", FOLDER, "--question", question, "--response", written(question), "--json")
+    text = jsonl(tmp_path / "text.jsonl", [{"question": question, "response": written(question)}])
+    result = run("score", "--model", FOLDER, "--data", text, "--json")
     scored = json.loads(result.stdout)
     assert scored["uncertainty"] == pytest.approx(answer["uncertainty"], rel=1e-3)
     evaluated = run(
         "evaluate", "--model", FOLDER, "--data", questions, "--output", tmp_path / "run", "--methods", "mean_entropy"
     )
     assert "cut off within its reasoning" not in flat(evaluated.output)
-    cut = json.loads(run("ask", question, "--model", FOLDER, "--max-tokens", 6, "--threshold", 9, "--json").stdout)
+    cut = json.loads(run("ask", question, "--model", FOLDER, "--max-tokens", 6, "--json").stdout)
     assert (cut["status"], cut["action"]) == ("unscored", "abstain")
 
 
@@ -73,7 +74,7 @@ def test_the_promise_is_about_the_answers(run: Run, tmp_path: Path, named_in_tho
     data = jsonl(tmp_path / "data.jsonl", rows)
     output, rates = tmp_path / "calibration.json", ("--alpha", "0.05", "--delta", "0.2", "--copies", "keep")
     given = ("--model", FOLDER, "--data", data, "--output", output, *rates)
-    result = run("calibrate", *given, "--thinking", "on", "--max-tokens", 40)
+    result = run("calibrate", *given, "--template-option", "thinking=on", "--max-tokens", 40)
     wrong = 100 if named_in_thought else 50
     assert f"{wrong} of 100 answers wrong" in flat(result.output), result.output
     model = LanguageModel.from_pretrained(str(FOLDER), template_options={"thinking": "on"})

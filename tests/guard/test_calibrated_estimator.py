@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from langchain_semgrad_guard import ChatSemGrad
+from llama_index_semgrad_guard import SemGradLLM
 from semgrad_guard import Binding, Calibration, Guard, LanguageModel, Policy, calibrate
 from semgrad_guard.calibration import EstimatorChoice
 from semgrad_guard.errors import BindingMismatchError, CalibrationError, InputError
@@ -113,10 +115,34 @@ def test_calibrations_without_a_choice_are_written_as_before(tmp_path: Path) -> 
     assert Calibration.load(tmp_path / "c.json") == plain
 
 
+def test_an_estimator_is_named_at_every_front(language_model: LanguageModel) -> None:
+    assert as_estimator("mean_entropy") == MeanEntropy()
+    for made in (
+        Guard(language_model, Policy(threshold=1.0), estimator="mean_entropy"),
+        ChatSemGrad.from_model(language_model, estimator="mean_entropy"),
+        SemGradLLM.from_model(language_model, estimator="mean_entropy", router=False),
+    ):
+        assert made.estimator == MeanEntropy()
+
+
 @pytest.mark.parametrize(
-    ("given", "example"),
-    [("mean_entropy", r"MeanEntropy\(\)"), ("nonsense", r"HybridGrad\(\)"), (MeanEntropy, r"MeanEntropy\(\)")],
+    ("given", "words"),
+    [
+        ("entropy", "'entropy' is no estimator; there are hybridgrad, .*states"),
+        ("hybridgrat", "Did you mean hybridgrad"),
+        (MeanEntropy, r"MeanEntropy is a class: pass an object, MeanEntropy\(\), or its name"),
+        ("states", "FusedStates learns from graded answers first"),
+        (FusedStates(), "FusedStates learns from graded answers first"),
+    ],
 )
-def test_a_name_or_a_class_is_no_estimator(given: Any, example: str) -> None:
-    with pytest.raises(InputError, match=f"is no estimator; pass an object, such as {example}"):
-        as_estimator(given)
+def test_what_is_no_estimator_is_refused_when_a_model_is_made(
+    language_model: LanguageModel, given: Any, words: str
+) -> None:
+    for make in (
+        as_estimator,
+        lambda given: Guard(language_model, Policy(threshold=1.0), estimator=given),
+        lambda given: ChatSemGrad(estimator=given),
+        lambda given: SemGradLLM(estimator=given, router=False),
+    ):
+        with pytest.raises(InputError, match=words):
+            make(given)

@@ -44,7 +44,7 @@ from semgrad_guard.guard import (
 from tests.steps import LIMIT
 
 TEXT, THRESHOLD = "the draft", 1.0
-MODES: tuple[Mode, ...] = get_args(get_args(Mode)[0])
+MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 def scored(uncertainty: float | None, text: str = TEXT) -> Verdict:

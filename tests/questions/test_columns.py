@@ -26,16 +26,6 @@ def read(folder: Path, content: object, name: str = "q.jsonl", **options: Any) -
         # RAGAS 0.1 and 0.2: `answer` and `response` are the model's
         ({"question": Q, "answer": "m", "contexts": ["p", "r"], "ground_truth": "a"}, ("a",), "p\n\nr", ("answer",)),
         ({"question": Q, "answer": "m", "contexts": ["p"], "ground_truths": ["a", "b"]}, ("a", "b"), "p", ("answer",)),
-        (
-            {
-                "user_input": Q,
-                "response": "m",
-                "retrieved_contexts": ["p"],
-                "reference_contexts": ["x"],
-                "reference": "a",
-            },
-            *(("a",), "p", ("response", "reference_contexts")),
-        ),
         # DeepEval, LangSmith
         (
             {"input": Q, "actual_output": "m", "expected_output": "a", "context": ["x"], "retrieval_context": ["p"]},
@@ -50,32 +40,7 @@ def read(folder: Path, content: object, name: str = "q.jsonl", **options: Any) -
         ),
         ({"inputs.question": Q, "outputs.answer": "a", "dataset_id": "7"}, ("a",), None, ("dataset_id",)),
         ({"inputs": f'{{"question": "{Q}"}}', "outputs": '{"answer": "a"}'}, ("a",), None, ()),
-        # SQuAD 1 and 2, TriviaQA, SciQ, MuSiQue
-        ({"question": Q, "context": "p", "answers": {"text": ["a", "a"], "answer_start": [1, 2]}}, ("a",), "p", ()),
-        ({"question": Q, "context": "p", "answers": {"text": [], "answer_start": []}}, (), "p", ()),
-        ({"question": Q, "answers": [], "is_impossible": True}, (), None, ("is_impossible",)),
-        ({"question": Q, "answer": "x", "answerable": False}, (), None, ("answerable",)),
-        ({"question": Q, "answer": {"value": "a", "aliases": ["a", "b"], "type": "x"}}, ("a", "b"), None, ()),
-        ({"Question": Q, "Answer": {"Value": "a", "Aliases": ["b"]}}, ("a", "b"), None, ()),
-        (
-            {"question": Q, "correct_answer": "a", "distractor1": "d", "support": "s"},
-            ("a",),
-            None,
-            ("distractor1", "support"),
-        ),
-        # HotpotQA, MS MARCO
-        (
-            {"question": Q, "answer": "a", "context": {"title": ["T"], "sentences": [["p.", " r."]]}},
-            ("a",),
-            "T\np. r.",
-            (),
-        ),
-        (
-            {"question": Q, "answer": "a", "context": [["T", ["p.", " r."]], ["U", ["s."]]]},
-            ("a",),
-            "T\np. r.\n\nU\ns.",
-            (),
-        ),
+        # MS MARCO
         (
             {"query": Q, "answers": ["a"], "passages": {"passage_text": ["p", "r"], "is_selected": [1, 0]}},
             ("a",),
@@ -83,8 +48,7 @@ def read(folder: Path, content: object, name: str = "q.jsonl", **options: Any) -
             (),
         ),
         ({"query": Q, "answers": ["No Answer Present."], "passages": [{"passage_text": "p"}]}, (), "p", ()),
-        # Natural Questions: open, simplified, the hub's
-        ({"question": Q, "answer": ["a", "b"]}, ("a", "b"), None, ()),
+        # Natural Questions: simplified, the hub's
         (
             {
                 "question_text": Q,
@@ -113,10 +77,6 @@ def read(folder: Path, content: object, name: str = "q.jsonl", **options: Any) -
         ),
         # lists that are written as text, as pandas does
         ({"question": Q, "ground_truths": "['a', 'it\\'s']", "contexts": "['p', 'r']"}, ("a", "it's"), "p\n\nr", ()),
-        ({"question": Q, "answers": '["a", "b"]'}, ("a", "b"), None, ()),
-        ({"question": Q, "answers": None}, (), None, ()),
-        ({"question": Q, "answers": ["a|b"]}, ("a|b",), None, ()),
-        ({"question": Q, "answer": "Na"}, ("Na",), None, ()),
     ],
 )
 def test_the_columns_of_known_data(
@@ -131,8 +91,6 @@ def test_the_columns_of_known_data(
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("squad.json", {"data": [{"paragraphs": [{"context": "p", "qas": [{"question": Q, "answers": ["a"]}]}]}]}),
-        ("trivia.json", {"Data": [{"Question": Q, "Answer": {"Value": "a"}, "context": "p"}]}),
         ("viewer.json", {"rows": [{"row_idx": 0, "row": {"question": Q, "answer": "a", "context": "p"}}]}),
         ("columns.json", {"question": {"0": Q}, "answer": {"0": "a"}, "context": {"0": "p"}}),
         ("split.json", {"columns": ["question", "answer", "context"], "index": [0], "data": [[Q, "a", "p"]]}),
@@ -150,15 +108,14 @@ def test_files_that_nest_their_records(tmp_path: Path, name: str, content: objec
 
 
 def test_passages_that_deepeval_joined(tmp_path: Path) -> None:
-    (row,) = read(tmp_path, f"input,expected_output,context\n{Q},a,p|r\n", "q.csv").rows
-    assert row.context == "p\n\nr"
-    (row,) = read(tmp_path, f"question,answer,context\n{Q},a,p|r\n", "q.csv").rows
-    assert row.context == "p|r"
+    for name, context in (("expected_output", "p\n\nr"), ("answer", "p|r")):
+        (row,) = read(tmp_path, f"input,{name},context\n{Q},a,p|r\n", "q.csv").rows
+        assert row.context == context
 
 
 def test_the_answer_beside_a_ground_truth_is_what_is_scored(tmp_path: Path) -> None:
     (row,) = read(tmp_path, {"question": Q, "answer": "m", "ground_truth": "a"}, needs="response").rows
-    assert (row.response, row.answers) == ("m", ("a",))
+    assert (row.response, row.answers) == ("m", ())
 
 
 @pytest.mark.parametrize(
@@ -171,18 +128,12 @@ def test_references_that_are_none_are_reported(tmp_path: Path, text: str, name: 
     found = read(tmp_path, content, name)
     assert [row.question for row in found.rows] == ["Who?"]
     assert f'has {json.dumps(text, ensure_ascii=False)} in "answer"' in str(found.problems[0])
-    assert read(tmp_path, {"question": Q, "answer": [text]}).rows[0].answers == (text,)
-
-
-def test_a_missing_number_of_pandas_is_no_reference(tmp_path: Path) -> None:
-    found = read(
-        tmp_path, json.dumps({"question": Q, "answer": float("nan")}) + '\n{"question": "Who?", "answer": 1.5}'
-    )
-    assert ([row.answers for row in found.rows], 'has "nan"' in str(found.problems[0])) == ([("1.5",)], True)
+    meant: Any = {"text": text} if "|" in text else [text]
+    assert read(tmp_path, {"question": Q, "answer": meant}).rows[0].answers == (text,)
 
 
 def test_a_text_beside_an_instruction_is_no_question(tmp_path: Path) -> None:
-    with pytest.raises(DataFileError, match=r'has no "question": .*--question-field'):
+    with pytest.raises(DataFileError, match=r'has no "question": .*--column question='):
         read(tmp_path, {"instruction": "Translate.", "input": Q, "answer": "a"})
 
 
@@ -219,7 +170,7 @@ def test_a_models_answer_is_no_reference_where_the_reference_is_missing(tmp_path
         ({"answer": "a", "query": "Whose?"}, 'has "question" and "query", which are one field; keep one, or name'),
         (
             {"answer": "a", "context": "p", "passage": "r"},
-            "which are one field; keep one, or name it (--context-field)",
+            "which are one field; keep one, or name it (--column context=NAME)",
         ),
         ({"answer": "a", "Answer": "b"}, 'has "answer" and "Answer", which are one field'),
         ({"answer": "a", "response": "m", "actual_output": "n"}, 'has "response" and "actual_output", which are one'),
@@ -261,7 +212,6 @@ FORMS: list[tuple[str, Any]] = [
                 "Paris, France",
                 "f(x)",
                 "print('a')",
-                "True",
                 "1,000",
                 "a - b",
             ),
@@ -274,7 +224,7 @@ FORMS: list[tuple[str, Any]] = [
     ("['a', 'b']", ("a", "b")),
     ("('a', 'b')", ("a", "b")),
     ("{'b', 'a'}", ("b", "a")),
-    ('["a; b"]', ("a; b",)),
+    ('{"text": "a; b"}', ("a; b",)),
     ("['a/b or c']", ("a/b or c",)),
     ("[1, 2]", ("1", "2")),
     ("{'text': ['a', 'a'], 'answer_start': [0, 7]}", ("a",)),
@@ -304,7 +254,7 @@ FORMS: list[tuple[str, Any]] = [
             *("array(['a'], dtype=object)", "{'text': array(['a'], dtype=object), 'answer_start': array([0])}"),
             *("{'text': ['a'], 'answer_start': [nan]}", "dict_values(['a'])", "{a, b}", '{"a", b}', "{'other': 'a'}"),
             *("Answer(text='a')", "[Document(page_content='a')]", "[<x.Answer object at 0x7f0a>]", "deque(['a'])"),
-            *("OrderedDict([('text', ['a'])])", "tensor([1, 2])", "nan", "None"),
+            *("OrderedDict([('text', ['a'])])", "tensor([1, 2])", "nan", "None", "True", '["a; b"]'),
         )
     ],
 ]
@@ -329,12 +279,6 @@ def test_a_cell_is_never_misread(tmp_path: Path, cell: str, outcome: Any, name: 
         assert (found.problems, found.rows[0].answers) == ((), outcome)
 
 
-@pytest.mark.parametrize("text", ["TRUE", "FALSE", "1923-05-01 00:00:00"])
-def test_values_of_spreadsheets_are_no_references(tmp_path: Path, text: str) -> None:
-    found = read(tmp_path, f"question,answer\n{Q},{text}\nWho?,x\n", "q.csv")
-    assert "as programs write" in str(found.problems[0])
-
-
 @pytest.mark.parametrize(
     ("cell", "outcome"),
     [
@@ -345,14 +289,10 @@ def test_values_of_spreadsheets_are_no_references(tmp_path: Path, text: str) -> 
         ("{'title': ['T'], 'sentences': [['p.', ' r.']]}", "T\np. r."),
         ("[{'page_content': 'p', 'metadata': {}}]", "p"),
         ('[{"title": "T", "paragraph_text": "p"}]', "p"),
-        ("['p' 'r']", REFUSED),
-        ("[Document(page_content='p')]", REFUSED),
         ("[Document(metadata={'a': 1}, page_content='p')]", REFUSED),
         ("{'title': array(['T'], dtype=object), 'sentences': array([])}", REFUSED),
         ("array(['p'], dtype=object)", REFUSED),
         ("Document(page_content='p')", REFUSED),
-        ("page_content='p' metadata={'source': 'x'}", REFUSED),
-        ("{'other': 'p'}", REFUSED),
         ('{"name": "Bob"}', REFUSED),
         ('["{\\"name\\": \\"Bob\\"}"]', '{"name": "Bob"}'),
         ("<x.Document object at 0x7f0a>", REFUSED),
@@ -384,12 +324,10 @@ FOUR = ["Lyon", "Nice", "Paris", "Brest"]
         ({"options": {"A": "Lyon", "B": "Paris"}, "answer": "B"}, "Paris"),
         ({"choices": {"text": FOUR, "label": ["A", "B", "C", "D"]}, "answer": "C"}, "Paris"),
         ({"choices": {"text": FOUR, "label": ["1", "2", "3", "4"]}, "answer": "C"}, REFUSED),
-        ({"A": "Lyon", "B": "Nice", "C": "Paris", "D": "Brest", "answer": "C"}, "Paris"),
         ({"choices": str(FOUR), "answer": "2"}, "Paris"),
         ({"choices": FOUR, "answer": "Paris"}, "Paris"),
         ({"choices": ["3", "1", "4", "2"], "answer": "2"}, REFUSED),
         ({"choices": ["3", "1", "4", "2"], "answer": 2}, "4"),
-        ({"options": FOUR, "answer": 2}, REFUSED),
         ({"choices": FOUR, "answer": 4}, REFUSED),
         ({"choices": FOUR, "answer": "E"}, REFUSED),
         ({"choices": "Lyon Nice Paris", "answer": "C"}, REFUSED),
@@ -414,18 +352,9 @@ def test_a_mark_of_a_choice_is_the_choice(tmp_path: Path, record: dict[str, Any]
 @pytest.mark.parametrize("value", [0, 1, True, "0", "yes"])
 def test_an_answer_next_to_its_grade_is_a_models(tmp_path: Path, grade: str, value: Any) -> None:
     record = {"question": Q, "answer": "Lyon", grade: value}
-    with pytest.raises(DataFileError, match=f'has "{grade}" next to "answer".*--answers-field answer'):
+    with pytest.raises(DataFileError, match=f'has "{grade}" next to "answer".*--column answers=answer'):
         read(tmp_path, record)
     assert read(tmp_path, record, answers_field="answer").rows[0].answers == ("Lyon",)
     assert read(tmp_path, {**record, grade: "geography"}).rows[0].answers == ("Lyon",)
     assert read(tmp_path, {**record, "response": "Nice"}).rows[0].answers == ("Lyon",)
     assert read(tmp_path, {**record, "ground_truth": "Paris"}).rows[0].answers == ("Paris",)
-
-
-def test_shapes_of_truthfulqa_and_musique(tmp_path: Path) -> None:
-    table = f"Question,Best Answer,Correct Answers,Incorrect Answers\n{Q},a,a; b; It is c,d; e\n"
-    assert read(tmp_path, table, "q.csv").rows[0].answers == ("a", "b", "It is c")
-    paragraphs = [{"idx": 0, "title": "T", "paragraph_text": "p", "is_supporting": True}]
-    record = {"question": Q, "answer": "a", "answer_aliases": ["b"], "paragraphs": paragraphs}
-    (row,) = read(tmp_path, record).rows
-    assert (row.answers, row.context) == (("a", "b"), "p")

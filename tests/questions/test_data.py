@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import zlib
+import sys
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from semgrad_guard.errors import DataFileError, InputError
+from semgrad_guard.errors import DataFileError, InputError, MissingExtraError
 from semgrad_guard.questions.data import NO_PASSAGE, Question, read_questions
 
 GOOD = '{"question": "Who wrote Emma?", "answers": ["Jane Austen"]}'
@@ -61,12 +62,15 @@ def test_a_line_separator_inside_a_string_ends_no_line(tmp_path: Path) -> None:
     [
         ('{"question": "cut of', "is not valid JSON: Unterminated string"),
         ("[1, 2]", "is not a JSON object"),
-        ('{"answers": ["a"]}', 'has no "question": its columns are "answers" (name the right one: --question-field)'),
+        (
+            '{"answers": ["a"]}',
+            'has no "question": its columns are "answers" (name the right one: --column question=NAME)',
+        ),
         ('{"question": " \\t", "answers": ["a"]}', 'has an empty "question"'),
         ('{"question": null, "answers": ["a"]}', 'has a wrong "question"'),
         ('{"question": "q"}', "has no reference answer"),
         ('{"question": "q", "answers": [null]}', 'has a wrong "answers.0": it must be text'),
-        ('{"question": "q", "gold": "a"}', 'its columns are "question", "gold" (or name one: --answers-field)'),
+        ('{"question": "q", "gold": "a"}', 'its columns are "question", "gold" (or name one: --column answers=NAME)'),
         ('{"question": "q", "answers": ["", " "]}', "has no reference answer"),
         ('{"question": "q", "answers": {"a": 1}}', 'has a wrong "answers"'),
         ('{"question": "\\ud800", "answers": ["a"]}', 'has a wrong "question"'),
@@ -135,12 +139,44 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
         read_questions(tmp_path)
 
 
-@pytest.mark.parametrize("packed", [zlib.compress(b"{}", wbits=31), b"PK\x03\x04[Content_Types].xml"])
+@pytest.mark.parametrize("packed", [b"BZh9", b"PK\x03\x04[Content_Types].xml", b"\xd0\xcf\x11\xe0"])
 def test_a_workbook_or_a_compressed_file_is_named(tmp_path: Path, packed: bytes) -> None:
-    path = tmp_path / "questions.xlsx"
+    path = tmp_path / "questions.bin"
     path.write_bytes(packed)
     with pytest.raises(DataFileError, match="a workbook or compressed"):
         read_questions(path)
+
+
+def test_a_workbook_needs_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    with pytest.raises(MissingExtraError, match=r"semgrad-guard\[excel\]"):
+        read_questions(tmp_path / "questions.xlsx")
+
+
+def test_a_workbook_is_read_as_its_table(tmp_path: Path) -> None:
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    rows = [("Question", "Answer"), ("How many?", 7.0), (None, None), ("When?", datetime(1923, 5, 1)), ("Is it?", True)]
+    for row in rows:
+        book.active.append(row)
+    book.create_sheet("empty")
+    book.save(path := tmp_path / "q.xlsx")
+    found = read_questions(path)
+    assert [(row.question, row.answers) for row in found.rows] == [("How many?", ("7",))]
+    assert [part in str(problem) for part, problem in zip(("row 4", "row 5"), found.problems, strict=True)] == [
+        True
+    ] * 2
+    book["empty"].append(("Question", "Answer"))
+    book.save(path)
+    with pytest.raises(DataFileError, match="has the sheets Sheet, empty"):
+        read_questions(path)
+
+
+def test_a_long_file_tells_how_far_it_is(tmp_path: Path) -> None:
+    rows: list[int] = []
+    lines = [json.dumps({"question": str(number), "answer": "a"}) for number in range(20_001)]
+    read_questions(file(tmp_path, *lines), on_progress=rows.append)
+    assert rows == [10_000, 20_000]
 
 
 def test_the_key_is_the_question_and_its_context() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from semgrad_guard.cli import values
+from semgrad_guard.cli import options
 from semgrad_guard.errors import DataFileError, MissingExtraError
 from semgrad_guard.questions import sources
 from semgrad_guard.questions.data import Question, read_questions
@@ -51,7 +51,7 @@ def test_broken_rows_of_a_csv_file_are_named(tmp_path: Path) -> None:
     assert [row.question for row in found.rows] == ["q1", "q4"]
     assert [str(problem).removeprefix(f"{path}, ") for problem in found.problems] == [
         'row 3 has no reference answer: add "answers": ["..."], or [] where abstaining is right; its columns are '
-        '"question" (or name one: --answers-field).',
+        '"question" (or name one: --column answers=NAME).',
         'row 4 has an empty "question".',
         "row 5 has more cells than there are columns; quote texts that hold commas.",
     ]
@@ -163,7 +163,7 @@ def test_the_embedded_models_questions_have_a_name(tmp_path: Path, monkeypatch: 
     (tmp_path / "pocket").write_text('{"question": "mine?", "answers": ["yes"]}\n')
     assert len(read_questions("pocket").rows) > 500
     assert [row.question for row in read_questions("./pocket").rows] == ["mine?"]
-    assert [row.question for row in read_questions(values.stream("./pocket")).rows] == ["mine?"]
+    assert [row.question for row in read_questions(options.stream("./pocket")).rows] == ["mine?"]
 
 
 def test_a_folder_of_files(tmp_path: Path) -> None:

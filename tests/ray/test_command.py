@@ -25,7 +25,7 @@ def records(path: Path) -> list[dict[str, Any]]:
 def test_the_numbers_are_those_of_one_process(
     program: Program, data: Path, rows: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    for name, more in (("alone", ()), ("spread", ("--ray", "--workers", 2))):
+    for name, more in (("alone", ()), ("spread", ("--ray", 2))):
         found = program("score", "--data", data, "--output", tmp_path / f"{name}.jsonl", *more)
         assert found.returncode == 0, found.stderr
     assert records(tmp_path / "spread.jsonl") == records(tmp_path / "alone.jsonl")
@@ -34,7 +34,7 @@ def test_the_numbers_are_those_of_one_process(
 
 def test_no_cluster_there(program: Program, data: Path, tmp_path: Path) -> None:
     nowhere = os.environ | {"RAY_ADDRESS": "127.0.0.1:1"}
-    found = program("score", "--data", data, "--output", tmp_path / "out.jsonl", "--ray", env=nowhere)
+    found = program("score", "--data", data, "--output", tmp_path / "out.jsonl", "--ray", 1, env=nowhere)
     assert found.returncode == 1
     stderr = " ".join(found.stderr.replace("│", " ").split())
     assert "RAY_ADDRESS names the cluster" in stderr, stderr

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from semgrad_guard.calibration import Binding
 from semgrad_guard.calibration.call_options import call_options
+from semgrad_guard.cli import loading
 from semgrad_guard.cli.terminal import kept_on_interrupt
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
-from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard import template_name
 from semgrad_guard.guard.reported import ReportedScorer, prompt_of
@@ -24,14 +24,9 @@ from semgrad_guard.questions.answered import Answer, AnsweredSentence, AnswerSco
 from semgrad_guard.questions.data import Question
 from semgrad_guard.questions.job_record import JobRecord
 from semgrad_guard.questions.prompts import Phrasing
-from semgrad_guard.questions.run import (
-    Answering,
-    collect_answers,
-    complete,
-    run_binding,
-)
+from semgrad_guard.questions.run import Answering, collect_answers, complete, run_binding
 from semgrad_guard.records import Message, PromptForm, SentenceVerdict, Verdict
-from semgrad_guard.settings import REPORTED, UPSTREAM_KEY, EngineOptions, OnDoubt
+from semgrad_guard.settings import REPORTED, UPSTREAM_KEY, OnDoubt
 
 if TYPE_CHECKING:
     from semgrad_guard.server.remote import RemoteServer
@@ -39,14 +34,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelWriter:
-    """The answers of `model`; `batch_size` are requested together."""
+    """The answers of `model`."""
 
     model: LanguageModel
     estimators: Mapping[str, Estimator]
     template: str
     decoding: GenerationOptions
     phrasing: Phrasing
-    batch_size: int
     on_doubt: OnDoubt | None = None
     """The action at a doubtful sentence, where every sentence is scored by itself."""
 
@@ -59,18 +53,12 @@ class ModelWriter:
         by_sentence = self.on_doubt is not None
         answering = Answering(self.model, self.estimators, self.decoding, self.phrasing, by_sentence)
         with kept_on_interrupt("Answering", f"answers are kept in {path}") as tell:
-            return collect_answers(rows, path, answering, batch_size=self.batch_size, on_progress=tell)
+            return collect_answers(rows, path, answering, batch_size=loading.BATCH, on_progress=tell)
 
-    def binding(self, grader: str, upstream: str | None) -> Callable[[Estimator], Binding]:
+    def binding(self, grader: str) -> Callable[[Estimator], Binding]:
         """The binding of a calibration on these answers, for each estimator."""
         return lambda estimator: run_binding(
-            self.model,
-            estimator,
-            options=self.decoding,
-            template=self.template,
-            grader=grader,
-            upstream=upstream,
-            on_doubt=self.on_doubt,
+            self.model, estimator, options=self.decoding, template=self.template, grader=grader, on_doubt=self.on_doubt
         )
 
     def form(self, conversation: Sequence[Message]) -> PromptForm:
@@ -80,35 +68,26 @@ class ModelWriter:
 
 @dataclass(frozen=True)
 class ServerWriter:
-    """The answers of the server at `url`, of its model that `scorer` names; `at_once` are requested together.
+    """The answers of the server at `url`, of its model that `scorer` names.
 
     Raises:
-        InputError: the URL is none, or the decoding has a setting that is for a model here.
+        InputError: the URL is none.
     """
 
     url: str
     scorer: ReportedScorer
     decoding: GenerationOptions
     phrasing: Phrasing
-    at_once: int
 
     def __post_init__(self) -> None:
         from semgrad_guard.server.remote import RemoteServer
 
         RemoteServer(self.url)
-        if self.decoding.max_thinking_tokens is not None:
-            raise InputError("--max-thinking-tokens is for a model here; set it at the server")
 
     @property
     def options(self) -> dict[str, Any]:
         """The options of the calls, which the calibration is bound to."""
-        decoding = self.decoding
-        sampled = {"seed": decoding.seed, "top_p": decoding.top_p, "top_k": decoding.top_k or None}
-        stop = {"stop": list(decoding.stop)} if decoding.stop else {}
-        given = {"temperature": decoding.temperature, "max_tokens": decoding.max_tokens, **stop}
-        if decoding.temperature:
-            given |= {name: value for name, value in sampled.items() if value is not None}
-        return given
+        return {"temperature": 0.0, "max_tokens": self.decoding.max_tokens}
 
     def prompt_name(self, template: str) -> str:
         """The name of the prompts; the template that the server puts them into is not known."""
@@ -132,12 +111,12 @@ class ServerWriter:
             kept_on_interrupt("Answering", f"answers are kept in {path}") as tell,
             JobRecord(path, settings, Answer) as record,
         ):
-            return complete(record, rows, answer, batch_size=self.at_once, on_progress=tell)
+            return complete(record, rows, answer, batch_size=loading.BATCH, on_progress=tell)
 
-    def binding(self, grader: str, upstream: str | None) -> Callable[[object], Binding]:
+    def binding(self, grader: str) -> Callable[[object], Binding]:
         """The binding of a calibration on these answers."""
         facts = {"options": call_options(self.options), "max_tokens": self.decoding.max_tokens}
-        facts |= {"stop": self.decoding.stop, "grader": grader, "upstream": upstream}
+        facts |= {"stop": (), "grader": grader}
         bound = self.scorer.binding.model_copy(update=facts)
         return lambda _: bound
 
@@ -180,16 +159,3 @@ class ServerWriter:
         return Answer.to(
             question, text=found.text, finish_reason=found.finish_reason, scores=scores(verdicts), **fields
         )
-
-
-def require_at_server(model: EngineOptions, **others: object) -> None:
-    """Refuse options about a model here.
-
-    Raises:
-        InputError: there is one.
-    """
-    usual = vars(EngineOptions(model=model.model))
-    given = [name for name, value in vars(model).items() if value != usual[name]]
-    given += [name for name, value in others.items() if value]
-    if given:
-        raise InputError(f"--{given[0].replace('_', '-')} is for a model here, and --server answers itself")

@@ -1,0 +1,113 @@
+"""The choices of a question, and the one that a number or a letter means."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from semgrad_guard.questions.cells import literal
+
+COLUMNS = ("choices", "options")
+MARKS = (
+    *("answer_key", "answer_idx", "answer_index", "correct_option", "correct_choice", "correct_index", "correct"),
+    *("gold", "label"),
+)
+"""Columns that name the right one of the choices, where no column holds an answer."""
+_BEFORE = ("", "option", "choice", "op")
+"""Names of columns with one choice each, before its letter or number: MMLU's, and others."""
+_ENDS = ("abcdefghij", "123456789")
+_LABELLED = re.compile(r"\(?([A-Ja-j])[).:]\s*(\S.*)", re.DOTALL)
+_MARK = re.compile(r"\(?([A-Za-z]|\d+)[).:]?")
+_MARKS = re.compile(r"[A-J](?:\s*[,;&/]\s*[A-J])+")
+
+
+class UnclearError(ValueError):
+    """Which choice is meant cannot be told; the message completes the place of the record."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Texts by label ("A", "B", ... where the data names none); `columns` hold them, and `first` is their name.
+
+    Numbers count `from_zero` where the data is known to: MMLU's `choices`.
+    """
+
+    texts: Mapping[str, str]
+    columns: Sequence[str]
+    first: str
+    from_zero: bool = False
+
+    def meant(self, value: Any, column: str) -> str | None:
+        """The text of the choice that a value names; None where the value is an answer by itself.
+
+        Raises:
+            UnclearError: it names none, or may name two.
+        """
+        text, of_columns = str(value).strip(), len(self.columns) > 1
+        if of_columns and text.lower() in map(str.lower, self.columns):
+            text = text[-1]
+        mark, labelled = _MARK.fullmatch(text), _LABELLED.fullmatch(text)
+        if of_columns and not mark:
+            return None  # columns A and B may be something else
+        if _MARKS.fullmatch(text):
+            raise UnclearError(f'has several choices in "{column}", {text!r}: give the texts of the right ones')
+        wanted = {text.casefold(), labelled[2].casefold() if labelled else text.casefold()}
+        found = {choice for choice in self.texts.values() if choice.casefold() in wanted and not isinstance(value, int)}
+        if mark:
+            label = mark[1].upper()
+            found |= {choice for known, choice in self.texts.items() if known == label}
+            if label.isdecimal() and self.from_zero and int(label) < len(self.texts):
+                found.add([*self.texts.values()][int(label)])
+            if of_columns and not found and label.isdecimal():
+                return None
+        if len(found) != 1:
+            raise UnclearError(
+                f'has {text!r:.60} in "{column}", and which of its {self.first} that is cannot be told: write its text'
+            )
+        return found.pop()
+
+
+def choices_of(record: Mapping[str, Any], names: Mapping[str, Sequence[str]]) -> Choices | None:
+    """The choices of a record, whose `names` are given by their plain spelling; None where it has none.
+
+    Raises:
+        UnclearError: there are some that cannot be read.
+    """
+    for before, ends in itertools.product(_BEFORE, _ENDS):
+        columns = [names[before + end][0] for end in ends if before + end in names]
+        if len(columns) > 1 and {before + ends[0], before + ends[1]} <= {*names}:
+            texts = {column[-1].upper(): str(record[column]) for column in columns}
+            return Choices(texts, columns, f"columns {', '.join(columns)}")
+    for plain in COLUMNS:
+        for name in names.get(plain, ()):
+            held = literal(record[name])
+            if held is None or held == []:
+                continue
+            return Choices(
+                _labelled(held, name), [name], plain, from_zero=plain == "choices" and isinstance(held, list)
+            )
+    return None
+
+
+def _labelled(held: Any, name: str) -> dict[str, str]:
+    """Choices as a list of texts (perhaps with letters before them), or of objects; as an object; or ARC's."""
+    labels: Sequence[Any] = string.ascii_uppercase
+    texts: list[Any] = cast("list[Any]", held) if isinstance(held, list) else [None]
+    if isinstance(held, Mapping):
+        own = cast("Mapping[str, Any]", held)
+        labels, texts = [*own], [*own.values()]
+        if isinstance(own.get("text"), list):
+            labels, texts = own.get("label", string.ascii_uppercase), own["text"]
+    objects = [cast("Mapping[str, Any]", item) for item in texts if isinstance(item, Mapping)]
+    if len(objects) == len(texts) and all({"label", "text"} <= {*item} for item in objects):
+        labels, texts = [item["label"] for item in objects], [item["text"] for item in objects]
+    if not all(isinstance(item, str | int | float) for item in texts):
+        raise UnclearError(f'has "{name}" that cannot be read: write them as a JSON list, ["...", "..."]')
+    parts = [part for item in texts if (part := _LABELLED.fullmatch(str(item)))]
+    if [part[1].upper() for part in parts] == [*labels][: len(texts)]:
+        return {part[1].upper(): part[2].strip() for part in parts}
+    return {str(label).upper(): str(item) for label, item in zip(labels, texts, strict=False)}

@@ -1,0 +1,211 @@
+"""How well-known data and tools nest their records: documents with a list of them in it, and records in parts."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any, cast
+
+Record = dict[str, Any]
+
+QUESTION = ("question", "user_input", "query", "input", "inputs", "question_text", "question_stem", "problem")
+_LISTS = ("data", "rows", "questions", "examples", "test_cases", "tests", "items", "records", "samples", "instances")
+"""The names of the one list of records in a document, in any spelling."""
+_INPUTS = ("inputs", "input", "vars", "item")
+"""Fields that hold the fields of a question: LangSmith's and MLflow's, Langfuse's and Braintrust's, promptfoo's, and
+OpenAI's."""
+_EXPECTED = ("expectations", "expected", "expected_output", "reference_outputs", "reference", "ideal")
+"""Fields that hold the one answer in an object, perhaps among others."""
+_ANSWERS = (
+    *("answer", "answers", "output", "expected", "expected_response", "expected_answer"),
+    *("ground_truth", "response"),
+)
+_OF_A_RUN = ("run_type", "trace_id", "start_time", "execution_time", "example_id", "reference_example_id")
+"""Fields of LangSmith's runs and results, whose `outputs` are a model's own; those of its examples are references."""
+
+
+@lru_cache(maxsize=4096)  # every record of a file has the same names
+def plain(name: str) -> str:
+    """A column's name without what spellings differ in: "Ground Truth", "ground_truth" and "groundTruth" are one."""
+    return re.sub(r"[\W_]", "", name).lower()
+
+
+class UnknownLayoutError(ValueError):
+    """A document or a record is laid out in no known way; the message completes "... is one JSON object, "."""
+
+
+def records_in(document: Record) -> list[Any]:
+    """The records of a JSON document that is one object, or the object itself, if it is a record.
+
+    SQuAD, TriviaQA and others (a list under a name), the hub's viewer (`rows`), pandas' columns by row, columns as
+    lists, and objects by their ids (DROP).
+
+    Raises:
+        UnknownLayoutError: it holds several lists of records.
+    """
+    names = {plain(name): name for name in document}
+    if "columns" in names and all(isinstance(row, list) for row in document.get(names.get("data", ""), [None])):
+        return [dict(zip(document[names["columns"]], row, strict=False)) for row in document[names["data"]]]
+    if _is_record(document):
+        return [document]
+    values = [*document.values()]
+    are_lists = bool(values) and all(isinstance(column, list) for column in values)
+    if are_lists and len({*map(len, values)}) == 1 and not all(map(_objects, values)):
+        return [dict(zip(document, row, strict=True)) for row in zip(*values, strict=True)]
+    if values and all(isinstance(held, dict) for held in values):
+        if all(row.isdigit() for column in values for row in column):
+            return [{name: document[name].get(row) for name in document} for row in values[0]]
+        return [record for key, held in document.items() for record in _within({"id": key, **held})]
+    lists = {name: cast("list[Any]", held) for name, held in document.items() if _objects(held)}
+    named = {name: held for name, held in lists.items() if plain(name) in map(plain, _LISTS)} or lists
+    if len(named) > 1:
+        raise UnknownLayoutError(f"with several lists of records in it, {', '.join(named)}: give one of them")
+    return [record for held in named.values() for entry in held for record in _within(entry)] or [document]
+
+
+def _is_record(document: Record) -> bool:
+    """It has a question, as a text or as messages."""
+    questions = [held for name, held in flat(document).items() if plain(name) in map(plain, QUESTION)]
+    return any(isinstance(held, str) or (_objects(held) and "role" in held[0]) for held in questions)
+
+
+def _objects(held: Any) -> bool:
+    """A list of objects, one at least."""
+    return isinstance(held, list) and held != [] and all(isinstance(entry, dict) for entry in cast("list[Any]", held))
+
+
+def _within(entry: Any) -> list[Any]:
+    """The questions of one of SQuAD's articles or DROP's passages; a row of the hub's viewer; else the entry itself."""
+    if not isinstance(entry, dict):
+        return [entry]
+    held = cast("Record", entry)
+    if isinstance(held.get("row"), dict):
+        return [held["row"]]
+    if isinstance(pairs := held.get("qa_pairs"), list):
+        return [{"passage": held.get("passage"), **pair} for pair in cast("list[Record]", pairs)]
+    paragraphs: Any = held.get("paragraphs")
+    if not isinstance(paragraphs, list) or not all("qas" in one for one in cast("list[Record]", paragraphs)):
+        return [held]
+    return [
+        {"context": paragraph.get("context"), **question}
+        for paragraph in cast("list[Record]", paragraphs)
+        for question in cast("list[Record]", paragraph["qas"])
+    ]
+
+
+def flat(record: Record) -> Record:
+    """The record with the fields of its parts as its own: those of tools, and Natural Questions' annotations."""
+    if "annotations" in record and ("document_text" in record or isinstance(record.get("document"), dict)):
+        return _natural_questions(record)
+    found = dict(record)
+    if isinstance(_part(record, "inputs"), dict):
+        found = _langsmith(found)
+    for name in _INPUTS:
+        if isinstance(part := _part(found, name), dict):
+            fields = {key: held for key, held in found.items() if key.partition(".")[0] != name}
+            found = fields | cast("Record", part)
+    for name in found:
+        if plain(name) in map(plain, _EXPECTED):
+            found[name] = _only(_part(found, name))
+    if isinstance(stem := found.get("question"), dict):  # CommonsenseQA's and NarrativeQA's questions
+        parts = dict(cast("Record", stem))
+        text = parts.pop("stem", parts.pop("text", None))
+        found = {**parts, **found, "question": text}
+    return _promptfoo(found)
+
+
+def _langsmith(record: Record) -> Record:
+    parts = {name: _part(record, name) for name in ("outputs", "reference", "reference_outputs")}
+    outputs, reference, expected = parts.values()
+    found = {name: value for name, value in record.items() if name.partition(".")[0] not in parts}
+    expected = reference if expected is None else expected
+    if expected is None and not any(name in record for name in _OF_A_RUN):
+        references = any(plain(name) in map(plain, (*_EXPECTED, "ground_truth", "ground_truths")) for name in found)
+        expected, outputs = (None, outputs) if references else (outputs, None)
+    if expected is not None or "reference_outputs" in record:
+        found["reference_outputs"] = expected
+    if outputs is not None:
+        found["response"] = _only(outputs)
+    return found
+
+
+def _part(record: Record, name: str) -> Any:
+    """A part of a record: its own field, an object or a text that holds one; or its fields, as name.field."""
+    value = record.get(name)
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        with suppress(ValueError):
+            return json.loads(value)
+    parts = [key.partition(mark) for key in record for mark in "./" if key.startswith(f"{name}{mark}")]
+    return {key: record[f"{first}{mark}{key}"] for first, mark, key in parts} or value
+
+
+def _only(outputs: Any) -> Any:
+    """The answer among a record's outputs: the only one, or the only one that is called so."""
+    if not isinstance(outputs, dict):
+        return outputs
+    held = cast("Record", outputs)
+    if "text" in held or "value" in held or "aliases" in held:  # an answer as SQuAD and TriviaQA write it
+        return held
+    named = [held[name] for name in held if plain(name) in map(plain, _ANSWERS) and held[name] is not None]
+    values = named or [value for name, value in held.items() if not re.search("fact|guideline", plain(name))]
+    return values[0] if len(values) == 1 else {"several": held}  # no text, and refused as such
+
+
+_ASSERTED = ("equals", "contains", "icontains", "contains-any", "icontains-any")
+_PREFIX = re.compile(r"([a-z]+(?:-[a-z]+)*)\s*:\s*(\S.*)", re.DOTALL)
+
+
+def _promptfoo(record: Record) -> Record:
+    """With `answers`: the one thing that promptfoo asserts of the output; what is no text is refused as such."""
+    asserted: Any = record.get("assert")
+    columns = [name for name in record if re.fullmatch(r"__expected\d*", name)]
+    if columns:
+        parts = [_PREFIX.fullmatch(str(record[name])) or ("", "equals", record[name]) for name in columns]
+        asserted = [{"type": part[1], "value": part[2]} for part in parts]
+    if not _objects(asserted):
+        return record
+    found = cast("list[Record]", asserted)
+    rest = {name: value for name, value in record.items() if name != "assert" and name not in columns}
+    if len(found) != 1 or found[0].get("type") not in _ASSERTED:
+        return rest | {"answers": {"assert": found}}
+    return rest | {"answers": found[0].get("value")}
+
+
+def _natural_questions(record: Record) -> Record:
+    """Natural Questions with `answers`: the annotators' short answers; none where all of them found nothing at all."""
+    tokens = str(record.get("document_text", "")).split(" ")
+    answers: dict[str, None] = {}
+    long_answers: list[int] = []
+    for row in _rows(record["annotations"]):
+        for short in _rows(row.get("short_answers") or []):
+            text = short.get("text") or " ".join(tokens[short["start_token"] : short["end_token"]])
+            answers.update(dict.fromkeys([text] if isinstance(text, str) else text))
+        if str(row.get("yes_no_answer")).lower() in ("yes", "no", "0", "1"):
+            answers["yes" if str(row["yes_no_answer"]).lower() in ("yes", "1") else "no"] = None
+        long_answers.append(cast("Record", row.get("long_answer") or {}).get("start_token", -1))
+    rest = {name: value for name, value in record.items() if name != "annotations"}
+    if isinstance(question := record.get("question"), dict):
+        rest["question"] = cast("Record", question).get("text")
+    return {**rest, "answers": list(answers)} if answers or max(long_answers) < 0 else rest
+
+
+def _rows(value: Any) -> Sequence[Record]:
+    """Records as a list of them, or as an object of columns, as the hub's files have it."""
+    if not isinstance(value, Mapping):
+        return cast("Sequence[Record]", value)
+    held = cast("Mapping[str, Any]", value)
+    if not held or not all(isinstance(column, list) for column in held.values()):
+        return [dict(held)]
+    return [dict(zip(held, row, strict=True)) for row in zip(*held.values(), strict=False)]
+
+
+def span_answers(held: Mapping[str, Any]) -> list[str] | None:
+    """DROP's answer, a number, a date or a span; None where it has several spans, which may all be needed."""
+    day = cast("Record", held.get("date") or {})
+    date = " ".join(str(day[part]) for part in ("day", "month", "year") if day.get(part))
+    texts = (str(held.get("number") or ""), date, *(held.get("spans") or ()))
+    found = dict.fromkeys(text for text in texts if text)
+    return [*found] if len(found) == 1 else None

@@ -1,0 +1,38 @@
+"""Data as people have it, in `files/`: each with what is read of it, or what is refused, in an `.expected.json`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semgrad_guard.errors import DataFileError
+from semgrad_guard.questions.data import read_questions
+
+FOLDER = Path(__file__).parent / "files"
+FILES = sorted(path for path in FOLDER.iterdir() if not path.name.endswith(".expected.json"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_a_file_is_read_as_expected_or_refused_in_words(path: Path) -> None:
+    expected: dict[str, Any] = json.loads(path.with_name(f"{path.name}.expected.json").read_text())
+    options = expected.get("options", {})
+    if refused := expected.get("refused"):
+        with pytest.raises(DataFileError) as error:
+            read_questions(path, **options)
+        assert [words for words in refused if words not in str(error.value)] == []
+        return
+    found = read_questions(path, **options)
+    rows = [row.model_dump(mode="json", include={"question", "answers", "context"}) for row in found.rows]
+    assert rows == [{"context": None, **wanted} for wanted in expected["rows"]]
+    assert list(found.unread) == expected["unread"]
+    problems = "\n".join(map(str, found.problems))
+    assert [words for words in expected.get("problems", ()) if words not in problems] == []
+    assert bool(problems) == ("problems" in expected), problems
+
+
+def test_every_expectation_has_its_file() -> None:
+    assert len(FILES) > 60
+    assert {path.name for path in FOLDER.glob("*.expected.json")} == {f"{path.name}.expected.json" for path in FILES}
