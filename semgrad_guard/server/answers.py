@@ -18,7 +18,7 @@ from typing import Any
 
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard.sentences import delivers
-from semgrad_guard.records import METADATA_KEY, SentenceVerdict, ToolCall, Verdict
+from semgrad_guard.records import METADATA_KEY, FieldVerdict, SentenceVerdict, ToolCall, Verdict
 
 ACTION_HEADER = "x-semgrad-guard-action"
 ENFORCED_HEADER = "x-semgrad-guard-enforced"
@@ -30,6 +30,7 @@ SENTENCE_KEY = f"{KEY}_sentence"
 
 WITHHELD = "the answer is not let through"
 _PARTLY = "sentences that are not let through are left out"
+_NULL = "null is in the place of values that are not let through"
 """The only reasons that a client gets."""
 _OF_ANY_DRAFT = frozenset(
     (
@@ -43,6 +44,8 @@ _WITHHELD_FIELDS: Mapping[str, Any] = {
     "status": "unscored",
     "unfamiliar": [],
     "sentences": [],
+    "calls": [],
+    "fields": [],
     "scored_tokens": 0,
     "reason": WITHHELD,
 }
@@ -100,6 +103,10 @@ def public_record(verdict: Verdict) -> dict[str, Any]:
     public = {**_of_any_draft(record), "details": _of_any_draft(record["details"])}
     if not verdict.is_part:
         return public
+    if _is_nulled(verdict):
+        fields = [public_field(one) for one in verdict.fields]
+        details = {**public["details"], "fields": fields}
+        return {**public, "status": verdict.status, "reason": _NULL, "details": details}
     tokens = sum(one.tokens for one in verdict.sentences if delivers(one))
     sentences = list[dict[str, Any]]()
     for one, before in zip(verdict.sentences, (None, *verdict.sentences), strict=False):
@@ -111,6 +118,11 @@ def public_record(verdict: Verdict) -> dict[str, Any]:
     return {**public, "status": verdict.status, "reason": _PARTLY, "sentences": sentences, "details": details}
 
 
+def _is_nulled(verdict: Verdict) -> bool:
+    """Whether null is in the place of some of its answer's values."""
+    return any(one.action == "null" for one in verdict.fields)
+
+
 def _of_any_draft(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value if name in _OF_ANY_DRAFT else _WITHHELD_FIELDS.get(name) for name, value in fields.items()}
 
@@ -120,8 +132,22 @@ def public_sentence(sentence: SentenceVerdict) -> dict[str, Any]:
     return sentence.model_dump(mode="json") | {"leans_on": None}
 
 
+def public_field(field: FieldVerdict) -> dict[str, Any]:
+    """A value's verdict as clients get it: of a withheld one its place alone."""
+    hidden = {"uncertainty": None, "confidence": None} if field.action == "null" else {}
+    return field.model_dump(mode="json") | hidden
+
+
 def part_of(verdict: Verdict, answer: Answer, ranges: Sequence[tuple[int, int]]) -> Answer:
-    """The delivered part of an answer: these ranges of it, and nothing else that was written with it."""
+    """The delivered part of an answer: these ranges of it, or the values of its structure that are let through.
+
+    Nothing else that was written with it is there.
+    """
+    if _is_nulled(verdict):
+        pairs = zip(answer.tool_calls, verdict.tool_calls, strict=True)
+        calls = tuple(replace(call, arguments=own.arguments) for call, own in pairs)
+        ended = "tool_calls" if calls else "stop"
+        return Answer(text=verdict.text, tool_calls=calls, finish_reason=ended, prompt_tokens=answer.prompt_tokens)
     return Answer(
         text=verdict.text,
         finish_reason="stop",  # "length" would tell, with the tokens that are counted, how many were withheld

@@ -172,11 +172,12 @@ class Writer:
         request, made = assignment.request, list[Draft[Answer]]()
         options = request.form.template_options
         for generation in generations:
-            draft = assignment.answerer.draft(generation, template_options=options, known=known)
+            structure = request.form.structure
+            draft = assignment.answerer.draft(generation, template_options=options, known=known, structure=structure)
             verdict = draft.verdict
             if broken := request.form.taken_apart(self.model, generation).broken:
                 # OpenAI's form has no place for a call that cannot be read: it is delivered as text.
-                verdict = verdict.model_copy(update={"text": "\n".join((verdict.text, *broken)).lstrip("\n")})
+                verdict = verdict.revised(text="\n".join((verdict.text, *broken)).lstrip("\n"))
             logprobs: list[dict[str, Any]] | None = None
             if request.logprobs:
                 found = openai_logprobs(self.model, self.estimator, generation.evidence, top=request.top_logprobs)

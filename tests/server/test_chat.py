@@ -132,11 +132,16 @@ async def test_structured_answers(serve: Serve) -> None:
     more = {"response_format": FORMAT, "max_tokens": 8 * 4}
     options = GenerationOptions(max_tokens=32)
     async with serve(ALL, options=options) as client:
-        text = (await client.post(CHAT, json=asking(**more))).json()["choices"][0]["message"]["content"]
-        assert json.loads(text)["a"] in ("x", "y")
+        found = (await client.post(CHAT, json=asking(**more))).json()
+        assert json.loads(found["choices"][0]["message"]["content"])["a"] in ("x", "y")
+        (field,) = found["semgrad_guard"]["details"]["fields"]
+        assert (field["path"], field["action"], field["nullable"]) == (["a"], "deliver", False)
+        assert field["uncertainty"] > 0
     async with serve(NONE, options=options) as client:  # no text takes the place of JSON: OpenAI's refusal does
-        message = (await client.post(CHAT, json=asking(**more))).json()["choices"][0]["message"]
-        assert message == {"role": "assistant", "content": None, "refusal": "I don't know."}
+        found = (await client.post(CHAT, json=asking(**more))).json()
+        refusal = {"role": "assistant", "content": None, "refusal": "I don't know."}
+        assert found["choices"][0]["message"] == refusal
+        assert found["semgrad_guard"]["details"]["fields"] == []
         chunks = events((await client.post(CHAT, json=asking(**more, stream=True))).text)
         assert [c["choices"][0]["delta"].get("refusal") for c in chunks if c["choices"][0]["delta"].get("refusal")] == [
             "I don't know."
