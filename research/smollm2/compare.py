@@ -43,7 +43,7 @@ def read(folder: Path) -> LearningSet:
     """The graded answers of a finished evaluation, without those that have no verdict."""
     answers = read_record(folder / "answers.jsonl", EvaluatedAnswer)[1]
     verdicts = grade(answers, GRADERS["contains"])
-    known = [(answer, bool(right)) for answer, right in zip(answers, verdicts, strict=True) if right is not None]
+    known = [(answer, right) for answer, right in zip(answers, verdicts, strict=True) if isinstance(right, bool)]
     kept = [answer for answer, _ in known]
     return LearningSet(
         [answer.key for answer in kept],

@@ -49,7 +49,7 @@ class GradedOther:
         answers = [self.run.answers[i] for i in self.grades.rows]
         return EngineAnswers(
             [answer.uncertainty(estimator) for answer in answers],
-            self.grades.correct,
+            [grade is True for grade in self.grades.correct],
             [answer.key for answer in answers],
             like.in_engine(self.run.engine).model_copy(update={"grader": self.grades.grader}),
         )
@@ -160,8 +160,9 @@ class Run:
         about: dict[str, Any] = {"labels": files.labels, "others": grading.recorded_keys(files.answers)}
         by_sentence = self.sentences is not None
         grades = grading.grade(rows, answers, grader, book=files.grades, only=drawn, by_sentence=by_sentence, **about)
-        right = dict(zip(grades.rows, grades.correct, strict=True))
-        places = [row for row in everything if drawn is not None or row in right]
+        right = {row: grade is True for row, grade in zip(grades.rows, grades.correct, strict=True)}
+        left_out = {*grades.abstained} if drawn is None else set[int]()  # like what a guard withholds
+        places = [row for row in everything if drawn is not None or (row in right and row not in left_out)]
         kept = [rows[i] for i in places]
         _say_near([rows[i] for i in grades.rows])
         forms = self.phrasing.forms(kept, writer.form)
@@ -171,9 +172,10 @@ class Run:
         ]
         correct = [right.get(row) for row in places]
         found = [answers[i] for i in places]
-        parts = [grades.units[row] for row in places] if by_sentence else None
+        parts = [[one is True for one in grades.units[row]] for row in places] if by_sentence else None
         graded = Graded(kept, found, correct, prompts, of_others, self.copies, parts)
         extra = [form for turns in self.conversations if (form := writer.form(turns)) is not None]
+        extra += [form for form in self.phrasing.forms([rows[i] for i in left_out], writer.form) if form is not None]
         how: dict[str, Any] = {name: getattr(self, name) for name in ("alpha", "delta", "robust", "languages")}
         how |= {} if self.sentences is None else asdict(self.sentences)
         promise = dict(how)
@@ -186,11 +188,11 @@ class Run:
         if self.hand is not None and self.hand.machine:
             surest = self.hand.draw(rows, answers, everything, scored_by, alpha=self.alpha, whole=True)
             verdicts = grading.grade(rows, answers, grader, book=files.grades, only=surest)
-            by_machine = dict(zip(verdicts.rows, verdicts.correct, strict=True))
+            by_machine = {row: grade is True for row, grade in zip(verdicts.rows, verdicts.correct, strict=True)}
             how["machine"] = [by_machine.get(row) for row in places]
         bind = writer.binding(grades.grader, self.upstream)
         outcome = graded.calibrated(self.estimator, bind, named=named, **how)
-        return replace(outcome, no_verdict=grades.no_verdict)
+        return replace(outcome, no_verdict=grades.no_verdict, abstained=sum(row in left_out for row in everything))
 
     def _writer(self, template: str) -> ModelWriter | ServerWriter:
         if self.server is None:

@@ -389,13 +389,15 @@ class Outcome:
     sentence those of all sentences.
 
     Of several engines' answers, they are those of the engine that the calibration's numbers are about. `no_verdict`
-    counts the answers that are wrong because the grader came to no verdict on them.
+    counts the answers that are wrong because the grader came to no verdict on them, `abstained` those that are left out
+    because they are the model's own refusals: like answers that a guard withholds.
     """
 
     calibration: Calibration
     uncertainties: list[float | None]
     correct: list[bool]
     no_verdict: int = 0
+    abstained: int = 0
 
     @property
     def auroc(self) -> float | None:

@@ -121,7 +121,7 @@ def several(text: str, *, listed: bool = False) -> list[str] | None:
         either = (_OR,) if len(words) <= 9 else ()
         marks = (*_IN_PHRASES, *numbered, *(() if _NO_WORDS.search(text) else (_WORDS,)), *either)
     for mark in marks:
-        parts = [part.strip() for part in re.split(mark, text) if part.strip()]
+        parts = [part.strip() for part in re.split(mark, text) if re.search(r"\w", part)]
         if len(parts) > 1:
             return parts
     return None
