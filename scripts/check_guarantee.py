@@ -128,11 +128,10 @@ JUST_ABOVE = Design("10.5 % wrong, scores that tell nothing", Normal(0.105, 0.5)
 
 @dataclass(frozen=True)
 class Cell:
-    """The outcome of one design, size and procedure: means over the repetitions."""
+    """The outcome of one design and size: means over the repetitions."""
 
     design: Design
     n: int
-    robust: bool
     found: float
     coverage: float
     violated: float
@@ -142,17 +141,17 @@ class Cell:
         return self.violated <= (HOSTILE if self.design.hostile else WITHIN)
 
 
-def simulated(design: Design, n: int, robust: bool, repetitions: int) -> Cell:
+def simulated(design: Design, n: int, repetitions: int) -> Cell:
     rng = np.random.default_rng(1)
     found = coverage = violated = 0.0
     for _ in range(repetitions):
         scores, wrong = design.population.draw(rng, n)
-        threshold = gates.walk(scores, wrong, alpha=design.alpha, delta=DELTA, robust=robust).threshold
+        threshold = gates.walk(scores, wrong, alpha=design.alpha, delta=DELTA).threshold
         if threshold is not None:
             found += 1
             coverage += design.population.share(threshold)
             violated += design.population.risk(threshold) > design.alpha
-    return Cell(design, n, robust, found / repetitions, coverage / repetitions, violated / repetitions)
+    return Cell(design, n, found / repetitions, coverage / repetitions, violated / repetitions)
 
 
 TRIED = ("8 scores", "a score, then the best AUROC of 8", "5 alphas", "sets growing by 25")
@@ -212,12 +211,12 @@ def confidence_table() -> Iterator[str]:
     rng = np.random.default_rng(3)
     for population in (Normal(0.2, 0.8), Normal(0.44, 0.75), Normal(0.05, 0.8)):
         for n in SIZES[:3]:
-            sums: dict[confidence.ConfidenceMethod, Floats] = {"isotonic": np.zeros(3), "ranks": np.zeros(3)}
+            sums = {confidence.fit_isotonic: np.zeros(3), confidence.fit_ranks: np.zeros(3)}
             for _ in range(200):
                 scores, wrong = population.draw(rng, n)
                 later, truth = population.draw(rng, 300)
-                for method, total in sums.items():
-                    fitted = confidence.fit(scores, ~wrong, method)
+                for fit, total in sums.items():
+                    fitted = fit(scores, ~wrong)
                     claim = np.array([fitted(score) for score in later.tolist()])
                     high = claim >= 0.9
                     total += (claim[high].sum(), (~truth[high]).sum(), high.sum())
@@ -225,11 +224,11 @@ def confidence_table() -> Iterator[str]:
             yield f"| {population.base:.0%} wrong, AUROC {population.auroc:g} | {n} | {' | '.join(shown)} |"
 
 
-def table(cells: Sequence[Cell], *, robust: bool) -> Iterator[str]:
+def table(cells: Sequence[Cell]) -> Iterator[str]:
     yield f"| population | alpha | {' | '.join(f'{n} labels' for n in SIZES)} | best possible |"
     yield "| --- " * (len(SIZES) + 3) + "|"
     for design in DESIGNS:
-        row = [cell for cell in cells if cell.design == design and cell.robust == robust]
+        row = [cell for cell in cells if cell.design == design]
         shown = (f"{cell.coverage:.3f} in {cell.found:.2f} ({cell.violated:.3f})" for cell in row)
         yield f"| {design.title} | {design.alpha:g} | {' | '.join(shown)} | {best(design):.3f} |"
 
@@ -245,15 +244,9 @@ def page(cells: Sequence[Cell], tries: Sequence[str], *, repetitions: int, pictu
             "",
             f"![Coverage by the number of labels]({picture})",
             "",
-            "The last five populations break the assumption of the default: error rates do not rise with the score.",
+            "The last five populations break the assumption: error rates do not rise with the score.",
             "",
-            "## Default",
-            "",
-            *table(cells, robust=False),
-            "",
-            "## Robust: two walks that share delta",
-            "",
-            *table(cells, robust=True),
+            *table(cells),
             "",
             "## Tries on the same labels",
             "",
@@ -283,9 +276,8 @@ def draw(cells: Sequence[Cell], path: Path) -> None:
 
     figure, panels = plt.subplots(1, 3, figsize=(11, 3.4), sharey=True, layout="constrained")
     for axes, design in zip(panels, (DESIGNS[0], DESIGNS[1], DESIGNS[6]), strict=True):
-        for robust, name, color in ((False, "default", "#1f6feb"), (True, "robust", "#bc4c00")):
-            row = [cell for cell in cells if cell.design == design and cell.robust == robust]
-            axes.plot(SIZES, [cell.coverage for cell in row], marker="o", color=color, label=name)
+        row = [cell.coverage for cell in cells if cell.design == design]
+        axes.plot(SIZES, row, marker="o", color="#1f6feb", label="delivered")
         axes.axhline(best(design), color="#57606a", linestyle=(0, (4, 3)), linewidth=1, label="best possible")
         axes.set(title=f"{design.title}, alpha {design.alpha:g}", xscale="log", xlabel="labels", ylim=(0, 1))
         axes.set_xticks(SIZES, [str(n) for n in SIZES])
@@ -297,13 +289,13 @@ def draw(cells: Sequence[Cell], path: Path) -> None:
 
 def main() -> int:
     given = arguments(__doc__)
-    work = [(design, n, robust, given.repetitions) for design in DESIGNS for robust in (False, True) for n in SIZES]
+    work = [(design, n, given.repetitions) for design in DESIGNS for n in SIZES]
     cells: list[Cell] = []
     with ProcessPoolExecutor(given.workers) as pool:
         for cell in pool.map(simulated, *zip(*work, strict=True)):
             cells.append(cell)
             print(
-                f"{len(cells)}/{len(work)} {cell.design.title}, {cell.n} labels{', robust' if cell.robust else ''}: "
+                f"{len(cells)}/{len(work)} {cell.design.title}, {cell.n} labels: "
                 f"{cell.coverage:.3f} delivered, {cell.violated:.3f} violated{'' if cell.holds else '  <- too often'}",
                 flush=True,
             )

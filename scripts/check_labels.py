@@ -1,4 +1,4 @@
-"""Simulates promises from few labels: grades by hand and a machine's grades next to them.
+"""Simulates promises from few labels: grades by hand of a random part of the surest answers.
 
 python scripts/check_labels.py [--repetitions 10000] [--page docs/results/labels.md]
 
@@ -9,20 +9,17 @@ less is delivered than the documentation says. With `--page` it writes the table
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
-from check_guarantee import Design, Floats, Normal, Steps
-from numpy.typing import NDArray
+from check_guarantee import Design, Normal, Steps
 from simulations import WITHIN, arguments, when_and_where
 
 from semgrad_guard.calibration import gates, hand_grades
 
-DELTA, N, AT_ONCE = 0.1, 1000, 250
+DELTA, N = 0.1, 1000
 SIZES = (50, 100, 200)
-Flags = NDArray[np.bool_]
 
 DESIGNS = (
     Design("20 % wrong, AUROC 0.80", Normal(0.2, 0.8), 0.1),
@@ -32,37 +29,8 @@ DESIGNS = (
 )
 
 
-@dataclass(frozen=True)
-class Grader:
-    """A machine that grades wrong answers right (`soft`) and right ones wrong (`harsh`), in such shares.
-
-    `tilted`: it is twice as soft on the surest answers and not at all on the least sure.
-    """
-
-    title: str
-    soft: float = 0.0
-    harsh: float = 0.0
-    tilted: bool = False
-
-    def wrong(self, rng: np.random.Generator, truth: Flags, ranks: Floats) -> Flags:
-        """Its grades of answers, wrong or not, at these ranks from 0 (surest) to 1."""
-        soft = self.soft * (2 * (1 - ranks) if self.tilted else np.ones_like(ranks))
-        luck = rng.random(truth.shape)
-        return np.where(truth, luck >= soft, luck < self.harsh)
-
-
-GRADERS = (
-    Grader("10 % soft", 0.1),
-    Grader("20 % soft", 0.2),
-    Grader("20 % soft, more on surer answers", 0.2, tilted=True),
-    Grader("10 % soft on surer answers, 2 % harsh", 0.1, 0.02, tilted=True),
-    Grader("5 % soft, 5 % harsh", 0.05, 0.05),
-    Grader("20 % harsh", 0.0, 0.2),
-    Grader("20 % soft on surer answers, 20 % harsh", 0.2, 0.2, tilted=True),
-)
-
-FLOORS = {(None, 50): 0.15, (None, 100): 0.25, (None, 200): 0.41, ("10 % soft", 100): 0.29, ("10 % soft", 200): 0.46}
-"""Coverage in the first design, at least: by grader (None: by hand alone) and number of grades by hand."""
+FLOORS = {50: 0.15, 100: 0.25, 200: 0.41}
+"""Coverage in the first design, at least: by number of grades by hand."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +38,6 @@ class Cell:
     """Means over the repetitions: the share delivered, of sets with a threshold, and of those with a bad one."""
 
     design: Design
-    grader: Grader | None
     by_hand: int
     coverage: float
     found: float
@@ -78,62 +45,25 @@ class Cell:
 
     @property
     def holds(self) -> bool:
-        title = None if self.grader is None else self.grader.title
-        floor = FLOORS.get((title, self.by_hand), 0.0) if self.design == DESIGNS[0] else 0.0
+        floor = FLOORS[self.by_hand] if self.design == DESIGNS[0] else 0.0
         return self.violated <= WITHIN and self.coverage >= floor
 
     def __str__(self) -> str:
         return f"{self.coverage:.3f} in {self.found:.2f} ({self.violated:.3f})"
 
 
-def simulated(index: int, grader: Grader | None, by_hand: int, repetitions: int) -> Cell:
-    """The outcome of one design. Repetitions are walked together, answers in order of their scores."""
-    design, rng, thresholds = DESIGNS[index], np.random.default_rng([index, by_hand]), list[float]()
-    surest = round(hand_grades.share_to_grade(design.alpha) * N)
-    while len(thresholds) < repetitions:
-        sets = [design.population.draw(rng, N) for _ in range(min(AT_ONCE, repetitions - len(thresholds)))]
-        order = [np.argsort(scores)[:surest] for scores, _ in sets]
-        scores = np.array([one[places] for (one, _), places in zip(sets, order, strict=True)])
-        wrong = np.array([one[places] for (_, one), places in zip(sets, order, strict=True)])
-        hand = rng.random(wrong.shape).argsort(axis=1) < by_hand
-        if grader is None:
-            for one, truth, drawn in zip(scores, wrong, hand, strict=True):
-                found = gates.walk(one[drawn], truth[drawn], alpha=design.alpha, delta=DELTA).threshold
-                thresholds.append(-np.inf if found is None else found)
-        else:
-            machine = grader.wrong(rng, wrong, np.broadcast_to(np.arange(surest) / N, wrong.shape))
-            thresholds.extend(_bet(rng, scores, (machine, wrong, hand), alpha=design.alpha))
-    found = [threshold for threshold in thresholds if threshold > -np.inf]
+def simulated(index: int, by_hand: int, repetitions: int) -> Cell:
+    """The outcome of one design."""
+    design, rng = DESIGNS[index], np.random.default_rng([index, by_hand])
+    surest, found = round(hand_grades.share_to_grade(design.alpha) * N), list[float]()
+    for _ in range(repetitions):
+        scores, wrong = design.population.draw(rng, N)
+        drawn = rng.permutation(np.argsort(scores)[:surest])[:by_hand]
+        threshold = gates.walk(scores[drawn], wrong[drawn], alpha=design.alpha, delta=DELTA).threshold
+        found += [] if threshold is None else [threshold]
     coverage = sum(design.population.share(threshold) for threshold in found) / repetitions
     violated = sum(design.population.risk(threshold) > design.alpha for threshold in found) / repetitions
-    return Cell(design, grader, by_hand, coverage, len(found) / repetitions, violated)
-
-
-def _bet(
-    rng: np.random.Generator, scores: Floats, grades: tuple[Flags, Flags, Flags], *, alpha: float
-) -> Iterator[float]:
-    """The threshold of each set (row), or minus infinity; a test for each set and gate."""
-    counts = hand_grades.gate_counts(scores.shape[1], by_hand=int(grades[-1][0].sum()))
-    order = rng.random(scores.shape).argsort(axis=1)
-    machine, wrong, hand = (np.take_along_axis(column, order, axis=1) for column in grades)
-    passes = np.array(
-        [
-            hand_grades.bets(machine, wrong, hand, order < count, alpha=alpha, enough=1 / DELTA) >= 1 / DELTA
-            for count in counts.tolist()
-        ]
-    )
-    for one, row in zip(scores, np.logical_and.accumulate(passes, axis=0).sum(axis=0).tolist(), strict=True):
-        yield one[counts[row - 1] - 1] if row else -np.inf
-
-
-def _rows(cells: list[Cell], columns: dict[str, tuple[Design, int]]) -> Iterator[str]:
-    """A row for each grader, a column for each design and number of grades by hand."""
-    yield f"| grades next to those by hand | {' | '.join(columns)} |"
-    yield "| --- " * (len(columns) + 1) + "|"
-    found = {(cell.grader, cell.design, cell.by_hand): str(cell) for cell in cells}
-    for grader in (None, *GRADERS):
-        row = (found[grader, *column] for column in columns.values())
-        yield f"| {'none' if grader is None else grader.title} | {' | '.join(row)} |"
+    return Cell(design, by_hand, coverage, len(found) / repetitions, violated)
 
 
 def page(cells: list[Cell], *, repetitions: int) -> str:
@@ -143,30 +73,26 @@ def page(cells: list[Cell], *, repetitions: int) -> str:
         f"`python scripts/check_labels.py --repetitions {repetitions}`, {when_and_where()}: {N:,} answers a set, "
         f"delta = {DELTA:g}. A cell gives the mean share of answers that is delivered, how often a threshold is "
         "found, and in brackets how often the true error rate among the delivered answers exceeds alpha. The last is "
-        "to be at most delta, whatever the machine's mistakes.",
+        "to be at most delta. The grades are of a random part of the surest answers.",
         "",
-        "The grades by hand are of a random part of the surest answers. A *soft* grader calls wrong answers right, a "
-        "*harsh* one right answers wrong. *On surer answers*: twice as soft on the surest, not at all on the least "
-        "sure.",
+        f"| population | alpha | {' | '.join(f'{size} by hand' for size in SIZES)} |",
+        "| --- " * (len(SIZES) + 2) + "|",
     ]
-    first, *others = DESIGNS
-    lines += ["", f"## {first.title}, alpha {first.alpha:g}", ""]
-    lines += _rows(cells, {f"{size} by hand": (first, size) for size in SIZES})
-    lines += ["", f"## Others, {SIZES[1]} by hand", ""]
-    lines += _rows(cells, {f"{one.title}, alpha {one.alpha:g}": (one, SIZES[1]) for one in others})
+    for design in DESIGNS:
+        row = (str(cell) for cell in cells if cell.design == design)
+        lines.append(f"| {design.title} | {design.alpha:g} | {' | '.join(row)} |")
     return "\n".join([*lines, ""])
 
 
 def main() -> int:
     given = arguments(__doc__)
-    cases = [(i, grader, size) for i in range(len(DESIGNS)) for grader in (None, *GRADERS) for size in SIZES]
+    cases = [(i, size) for i in range(len(DESIGNS)) for size in SIZES]
     cells: list[Cell] = []
     with ProcessPoolExecutor(given.workers) as pool:
         for cell in pool.map(simulated, *zip(*cases, strict=True), [given.repetitions] * len(cases)):
             cells.append(cell)
-            name = "by hand alone" if cell.grader is None else cell.grader.title
             short = "" if cell.holds else "  <- does not hold"
-            print(f"{len(cells)}/{len(cases)} {cell.design.title}, {name}, {cell.by_hand}: {cell}{short}", flush=True)
+            print(f"{len(cells)}/{len(cases)} {cell.design.title}, {cell.by_hand}: {cell}{short}", flush=True)
     if given.page is not None:
         given.page.write_text(page(cells, repetitions=given.repetitions), encoding="utf-8")
     return 0 if all(cell.holds for cell in cells) else 1

@@ -21,7 +21,7 @@ from check_guarantee import DELTA, DESIGNS, HOSTILE, JUST_ABOVE, Design, Floats,
 from numpy.typing import NDArray
 from simulations import WITHIN, arguments, when_and_where
 
-from semgrad_guard.calibration import gates, hand_grades
+from semgrad_guard.calibration import gates, rows_to_grade
 from semgrad_guard.calibration.thresholds import Reachable
 
 SIZES = (50, 100, 200, 300)
@@ -56,14 +56,10 @@ def reachable(scores: Floats, wrong: Bools, alpha: float) -> Outcome:
     return _or_reachable(gates.walk(scores, wrong, alpha=alpha, delta=DELTA), alpha=alpha)
 
 
-def reachable_by_two_walks(scores: Floats, wrong: Bools, alpha: float) -> Outcome:
-    return _or_reachable(gates.walk(scores, wrong, alpha=alpha, delta=DELTA, robust=True), alpha=alpha)
-
-
 def reachable_by_hand(scores: Floats, wrong: Bools, alpha: float) -> Outcome:
     """Half of the surest answers are graded."""
-    part = hand_grades.draw(scores, range(len(scores)), alpha=alpha, count=len(scores) // 3, machine=False)
-    own, labels = scores[part.by_hand], wrong[part.by_hand]
+    rows = rows_to_grade(scores, alpha=alpha, by_hand=len(scores) // 3)
+    own, labels = scores[rows], wrong[rows]
     return _or_reachable(gates.walk(own, labels, alpha=alpha, delta=DELTA, known=scores), alpha=alpha)
 
 
@@ -125,7 +121,6 @@ def plain_threshold(scores: Floats, wrong: Bools, alpha: float) -> Outcome:
 Rule = Callable[[Floats, Bools, float], Outcome]
 OFFERED: Mapping[str, Rule] = {
     "the walk, else the reachable promise": reachable,
-    "the same with two walks": reachable_by_two_walks,
     "the same with grades by hand": reachable_by_hand,
     f"{len(ALPHAS)} alphas in turn, each a try at delta / {len(ALPHAS)}": first_of_alphas(DELTA / len(ALPHAS)),
 }

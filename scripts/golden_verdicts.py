@@ -103,7 +103,7 @@ def cases(rows: Sequence[Row], facts: Mapping[str, Any]) -> list[Case]:
     base = {name: facts[name] for name in IDENTITY}
     own, labels = rows[:CALIBRATED], [row["right"] for row in rows[:CALIBRATED]]
     forms = [PromptForm(**row["form"]) for row in own]
-    how: dict[str, Any] = {"delta": 0.1, "prompts": forms, "copies": "keep", "created": "2026-11-28"}
+    how: dict[str, Any] = {"delta": 0.1, "prompts": forms, "copies": "keep"}
     middle = sorted(row["scores"]["hybridgrad"] for row in own if "hybridgrad" in row["scores"])[len(own) // 3]
     bare = Policy(threshold=middle * 1.01)
     if "sentences" in rows[0]:
@@ -130,7 +130,6 @@ def cases(rows: Sequence[Row], facts: Mapping[str, Any]) -> list[Case]:
         Case("calibrated, unfamiliar raised", of(easy, on_unfamiliar="raise")),
         Case("no threshold", of(made(0.01))),
         Case("reachable", of(made(0.2), on_no_threshold="reachable"), can_escalate=True),
-        Case("two walks", of(made(0.85, robust=True, confidence="platt"))),
         Case("by hand", of(made(0.85, by_hand=120, groups=range(len(own))))),
         *(Case(name, of(made(0.85, name)), score=name) for name in FREE),
     ]

@@ -22,7 +22,6 @@ OUTSIDE = {
 """Pages of the site that are files elsewhere in the repository."""
 SHOWN = (
     "examples/*.py",
-    "examples/languages.jsonl",
     "examples/DOCUMENTS.md",
     "deploy/*",
     "benchmarks/recorded.json",

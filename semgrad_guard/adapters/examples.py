@@ -22,9 +22,7 @@ from semgrad_guard.adapters.calibrating import (
     read_examples,
 )
 from semgrad_guard.calibration import Binding, Calibration
-from semgrad_guard.calibration.calibration_set import Copies, doubt_of_grader, read_languages, read_rate
-from semgrad_guard.calibration.confidence import ConfidenceMethod
-from semgrad_guard.calibration.prompt_parts import read_slots
+from semgrad_guard.calibration.calibration_set import Copies, read_rate
 from semgrad_guard.declared import require_known
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.estimators import KIND_OF, NEEDS_LABELS, Estimator
@@ -112,7 +110,7 @@ class ChosenEstimator:
             list(correct),
             {name: [score and score.features for score in scored(name)] for name in names if name in NEEDS_LABELS},
             {name: [score and score.uncertainty for score in scored(name)] for name in names},
-            [one.prompt for one in answered],
+            [one.prompt and (one.prompt, *one.others) for one in answered],
         )
         if self.request is None:
             own = {**graded.uncertainties, binding.estimator: [one.uncertainty for one in answered]}
@@ -139,16 +137,9 @@ class ExampleOptions(TypedDict, total=False):
 
     labels: str | Path | None
     estimator: Estimator | Calibration | str | None
-    extra_prompts: Iterable[Any]
-    slots: Iterable[str]
-    languages: Iterable[str]
     upstream: str | None
-    grid: Iterable[float] | None
-    robust: bool
     copies: Copies
     tries: int
-    confidence: ConfidenceMethod | None
-    created: str
 
 
 class RunOptions(ExampleOptions, total=False):
@@ -194,11 +185,9 @@ class ExampleCalibration:
         show: whether the ten answers are printed on stderr.
         **options: `labels` (a CSV file for people's grades, begun or extended by the answers that it lacks, never
             overwritten), `estimator` (its name, an object or "auto", as on the command line, instead of the model's
-            own; a learned one is fitted on a part of the examples), `extra_prompts` (further inputs, without answers:
-            they are run, and their prompts are familiar as well), `slots` (see `calibrate`), `languages` (those
-            of the questions, as tags of BCP 47, which the calibration keeps), `upstream` (the id of the calibration of
-            the stage before, where these examples are the questions that it does not let through), and `grid`,
-            `robust`, `confidence` and `created`, as in `calibrate`.
+            own; a learned one is fitted on a part of the examples), `upstream` (the id of the calibration of the stage
+            before, where these examples are the questions that it does not let through), and `copies` and `tries`, as
+            in `calibrate`.
 
     Raises:
         InputError: bad examples, an unknown grader or an unknown option.
@@ -221,15 +210,8 @@ class ExampleCalibration:
         given: str | Path | None = options.pop("labels", None)
         self._labels = None if given is None else Path(given)
         self.estimator = ChosenEstimator.of(options.pop("estimator", None))
-        extra = [(given, None) for given in options.pop("extra_prompts", ())]
-        options["slots"] = read_slots(options.pop("slots", ()))
-        options["languages"] = read_languages(options.pop("languages", ()))
         self._show, self._options = show, options
-        self.grader, self._labelled = as_grader(grader), read_examples(examples)
-        if given is None and (remark := doubt_of_grader(options["languages"], self.grader.name)) is not None:
-            logger.warning("semgrad-guard: %s.", remark)
-        self.examples = [*self._labelled, *(read_examples(extra) if extra else ())]
-        """Those to run: the labelled ones first, then the inputs whose prompts alone count."""
+        self.grader, self.examples = as_grader(grader), read_examples(examples)
 
     def __call__(self, answered: Sequence[AnsweredExample], *, record: Path | None = None) -> Calibration:
         """Grade the delivered texts, in the examples' order, and calibrate on them.
@@ -245,16 +227,12 @@ class ExampleCalibration:
             raise CalibrationError(
                 f"The prompt of example {unknown[0]} is not known, so a promise could not say which prompts it is for."
             )
-        extra = [one.prompt for one in answered[len(self._labelled) :] if one.prompt is not None]
-        extra += (others := [prompt for one in answered for prompt in one.others])
-        answered = answered[: len(self._labelled)]
         verdicts, name = self._grades(answered)
         people = self._labels is not None
         graded = [i for i, verdict in enumerate(verdicts) if verdict is not None or not people]
-        self._look([(self._labelled[i], answered[i].text) for i in graded], [verdicts[i] for i in graded], name)
+        self._look([(self.examples[i], answered[i].text) for i in graded], [verdicts[i] for i in graded], name)
         rows = [i for i in graded if verdicts[i] != ABSTAINED]  # an abstention is like an answer that is withheld
         correct = [verdicts[i] is True for i in rows]
-        extra += [prompt for i in graded if i not in rows and (prompt := answered[i].prompt) is not None]
         if abstained := len(graded) - len(rows):
             logger.info("semgrad-guard: %d of %d answers abstain; they are left out.", abstained, len(graded))
         if not people and (count := verdicts.count(None)):
@@ -264,15 +242,13 @@ class ExampleCalibration:
             in_all = len({one.key for one in answered})
             print(f"{recorded} of {in_all} answers were read from the record.", file=sys.stderr, flush=True)
         kept = [answered[i] for i in rows]
-        binding = self._binding(kept, of_questions=bool(others))
+        binding = self._binding(kept, of_questions=any(one.others for one in answered))
         named = {"grader": name, "upstream": self._upstream, **_ends([one.cut for one in answered])}
         outcome = self.estimator.outcome(
             kept,
             correct,
             binding.model_copy(update=named),
             **self._rates,
-            extra_prompts=extra,
-            n_recorded=len({one.key for one in kept if one.recorded}),
             **self._options,
             **self._tries(kept, correct, record),
         )
@@ -311,13 +287,12 @@ class ExampleCalibration:
         if record is None or "tries" in self._options:
             return {}
         labels = [(one.key, right) for one, right in zip(answered, correct, strict=True)]  # a split looks at the order
-        how = {name: repr(self._options.get(name)) for name in ("robust", "copies", "grid")}
-        estimator = {"estimator": repr(self.estimator.request), "labels": digest_of(json.dumps(labels))}
-        return {"tries": number_of_try(record, {**estimator, **self._rates, **how})}
+        how = {"estimator": repr(self.estimator.request), "copies": repr(self._options.get("copies"))}
+        return {"tries": number_of_try(record, {**how, "labels": digest_of(json.dumps(labels)), **self._rates})}
 
     def _grades(self, answered: Sequence[AnsweredExample]) -> tuple[Verdicts, str]:
         """The grades in order, None where there is no label or no verdict, and whose they are."""
-        pairs = list(zip(self._labelled, answered, strict=True))
+        pairs = list(zip(self.examples, answered, strict=True))
         if self._labels is not None:
             sheet = [SheetAnswer(one.key, one.question, one.answers, answer.text) for one, answer in pairs]
             return labels_for(self._labels, sheet), HUMAN

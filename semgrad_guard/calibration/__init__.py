@@ -1,7 +1,6 @@
 """Calibrating: thresholds that keep a promise, P(correct) and drift. Imports neither torch nor transformers."""
 
 from semgrad_guard.calibration.binding import Binding as Binding
-from semgrad_guard.calibration.binding import EngineIdentity as EngineIdentity
 from semgrad_guard.calibration.binding import EstimatorChoice as EstimatorChoice
 from semgrad_guard.calibration.calibrating import calibrate as calibrate
 from semgrad_guard.calibration.calibrating import calibrate_sentences as calibrate_sentences
@@ -14,4 +13,3 @@ from semgrad_guard.calibration.hand_grades import rows_to_grade as rows_to_grade
 from semgrad_guard.calibration.planning import Plan as Plan
 from semgrad_guard.calibration.planning import plan as plan
 from semgrad_guard.calibration.sentences import AnswerSentences as AnswerSentences
-from semgrad_guard.calibration.thresholds import EngineAnswers as EngineAnswers

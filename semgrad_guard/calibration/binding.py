@@ -25,16 +25,9 @@ _OF_ESTIMATORS = frozenset({"estimator", "settings"})
 GRADER_VERSIONS = {"contains": 2}
 """Our graders whose rules have changed, with the version of their rules; it belongs to their names (`contains@2`)."""
 
-_NOT_COMPARED = frozenset({"max_tokens", "stop", "also", "options"})
-"""Where answers could be cut off is compared with the answers that were (`Binding.cut_elsewhere`), `also` with the
-engine that gave them, and `options` with those of each call (`call_options.unlike_calls`)."""
-
-
-class EngineIdentity(BaseModel, frozen=True, extra="forbid"):
-    """The differences of the same model in another engine, or in another number format."""
-
-    fingerprint: str
-    dtype: str | None = None
+_NOT_COMPARED = frozenset({"max_tokens", "stop", "options"})
+"""Where answers could be cut off is compared with the answers that were (`Binding.cut_elsewhere`), and `options` with
+those of each call (`call_options.unlike_calls`)."""
 
 
 class Binding(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=()):
@@ -44,9 +37,8 @@ class Binding(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False, prote
     `settings` are the estimator's (JSON scalars, lists and tables of them); `prompt_template` is a name or hash;
     `grader` graded the answers. `upstream` is the id of the calibration of the stage before, when this one was made on
     the questions that that stage did not let through. `max_tokens` and `stop` are where answers were cut off: after so
-    many tokens (0: none was), at these strings. `also` are the same model in other engines or number formats, whose
-    answers the calibration was made with as well. `options` are those of the calls to another server, where it wrote
-    the answers (see `call_options`).
+    many tokens (0: none was), at these strings. `options` are those of the calls to another server, where it wrote the
+    answers (see `call_options`).
     """
 
     model: str
@@ -59,16 +51,7 @@ class Binding(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False, prote
     upstream: str | None = None
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
-    also: tuple[EngineIdentity, ...] = ()
     options: dict[str, Setting] | None = None
-
-    @property
-    def engine(self) -> EngineIdentity | None:
-        """The engine of the answers; None where it is not stated."""
-        if self.fingerprint is None:
-            return None
-        dtype = (self.settings or {}).get("dtype")
-        return EngineIdentity(fingerprint=self.fingerprint, dtype=None if dtype is None else str(dtype))
 
     @property
     def outdated_grader(self) -> str | None:
@@ -81,21 +64,14 @@ class Binding(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False, prote
             f"{name}@{GRADER_VERSIONS[name]} now); make it anew with `semgrad-guard calibrate`"
         )
 
-    def in_engine(self, engine: EngineIdentity) -> Self:
-        """The same conditions in another engine."""
-        dtype: dict[str, Setting] = {} if engine.dtype is None else {"dtype": engine.dtype}
-        settings = None if self.settings is None else {**self.settings, **dtype}
-        return self.model_copy(update={"fingerprint": engine.fingerprint, "settings": settings})
-
     def differences(self, other: Binding) -> dict[str, tuple[Any, Any]]:
         """Field -> (mine, other's), for every field that both sides state and that differs.
 
         `other` is usually an answer's own record, whose grader and upstream are None: these are then not compared.
         Of two fingerprints with a mark for code that cannot be compared, the marks are not: nothing is promised then.
         """
-        mine = next((self.in_engine(engine) for engine in self.also if engine == other.engine), self)
         pairs = {
-            name: (getattr(mine, name), getattr(other, name))
+            name: (getattr(self, name), getattr(other, name))
             for name in Binding.model_fields
             if name not in _NOT_COMPARED
         }

@@ -14,152 +14,97 @@ graded: a proposal can keep the threshold or lower it, and never raise it.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
 
-from semgrad_guard.calibration import planning
+from semgrad_guard.calibration import hand_grades, planning
 from semgrad_guard.calibration.binding import Binding, EstimatorChoice
 from semgrad_guard.calibration.calibration_record import Calibration, is_score
-from semgrad_guard.calibration.calibration_set import (
-    Copies,
-    read_grid,
-    read_languages,
-    read_prompts,
-    read_rate,
-)
-from semgrad_guard.calibration.confidence import ConfidenceMethod, fit
+from semgrad_guard.calibration.calibration_set import Copies, Prompts, read_column, read_prompts, read_rate, read_set
+from semgrad_guard.calibration.confidence import fit
 from semgrad_guard.calibration.gates import share_of
-from semgrad_guard.calibration.hand_grades import HandGrades
-from semgrad_guard.calibration.prompt_parts import read_slots
 from semgrad_guard.calibration.prompt_shape import PromptShape
 from semgrad_guard.calibration.sentences import AnswerSentences, Promise, SentenceSet
-from semgrad_guard.calibration.thresholds import (
-    Engine,
-    EngineAnswers,
-    at_gates,
-    joint_binding,
-    of_part,
-    on_grid,
-    others_of,
-)
+from semgrad_guard.calibration.thresholds import of_answers, of_part
 from semgrad_guard.errors import CalibrationError
-from semgrad_guard.records import PromptForm
 from semgrad_guard.settings import OnDoubt
 
 
-def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one has its default
+def calibrate(  # a promise has these conditions, and every one has its default
     uncertainties: Iterable[float | None],
     correct: Iterable[Any],
     *,
     alpha: float,
     delta: float,
-    grid: Iterable[float] | None = None,
     binding: Binding | None = None,
-    confidence: ConfidenceMethod | None = None,
-    robust: bool = False,
     groups: Iterable[Hashable] | None = None,
     copies: Copies | None = None,
     tries: int = 0,
-    created: str | None = None,
-    choice: EstimatorChoice | None = None,
-    prompts: Iterable[PromptForm | None] | None = None,
-    extra_prompts: Iterable[PromptForm] = (),
-    slots: Iterable[str] = (),
-    also: Sequence[EngineAnswers] = (),
-    n_recorded: int = 0,
-    aurocs: Mapping[str, float | None] | None = None,
-    auto: str | None = None,
+    prompts: Iterable[Prompts] | None = None,
     by_hand: int | None = None,
-    machine: Iterable[Any] | None = None,
     sentences: SentenceSet | None = None,
-    languages: Iterable[str] = (),
+    choice: EstimatorChoice | None = None,
 ) -> Calibration:
     """Find the largest threshold whose error rate is at most alpha, with probability at least 1 - delta.
 
-    `uncertainties` (higher = less certain) and `correct` (True or False) describe one answer each. An answer whose
-    score is None, NaN or infinite is never let through, and counted. All scored answers are tested at gates (see
-    `gates`); `robust` takes the variant for scores with confident mistakes, and has to be chosen before labels are
-    seen. `grid` holds thresholds fixed *without* these answers' labels, from unlabelled scores of other questions: they
-    are tested instead (see `gates`).
-
-    `groups` names each answer's question. In a list of questions, copies of one are not independent draws: they make
-    the set look larger than it is, so only the first answer of each group is used, and the others are counted
-    (`copies="once"`, the default). In a sample of traffic a popular question repeats because it is asked often:
-    `copies="keep"` uses every answer, and the promise is about the traffic.
-
-    `tries` numbers the calibrations on these labels, this one included: they share delta (see `gates.py`). 0:
-    this is the only one.
-
-    `confidence` is the map to P(correct); None takes Platt's curve over ranks for fewer than 300 scored answers, and
-    isotonic regression from then on.
-
-    `choice` tells how the estimator was learned from other answers, and is kept. If `groups` name a question among
-    those that it was learned from, the set is refused; not of traffic, in which a question that is drawn for both parts
-    will be drawn again.
-
-    `prompts` are the forms of the answers' prompts (`model.render(conversation).form`; None: none was sent). Their
-    common shape is kept, and the promise is about prompts of that shape. Without them the calibration gives a threshold
-    and promises nothing. `extra_prompts` are forms of further real prompts, without labels, that are to be familiar as
-    well (second turns, greetings); the promise about them assumes that questions in such prompts are like those of the
-    labelled ones. `slots` are pieces of prompts in which a name or a date varies ("You help {user}."; see
-    `prompt_parts.py`).
-
-    `also` are answers of other engines, for which the promise is to hold as well: with probability at least 1 - delta,
-    the error rate among the answers let through is at most alpha for each of them. This needs `groups` and `binding`.
-
-    `n_recorded` answers were read from a record; the calibration keeps their number. It keeps `aurocs`, too: those of
-    all estimators that scored these answers, and `auto`, the one of them that `--estimator auto` would take.
-
-    `by_hand` is for few grades by people: only so many of the answers are looked at, a random part of the surest ones
-    (`rows_to_grade`); `correct` may be None for all others. `machine` has a grader's grades of the same answers, True
-    or False (None where it is not needed): they are corrected by those of the people, whatever their mistakes
-    (prediction-powered bets, see `hand_grades`). Decide on both before you see labels.
-
-    `sentences` are those of the answers (see `calibrate_sentences`).
-
-    `languages` are those of the questions, as tags of BCP 47. They are kept, and nothing is refused by them.
-
     Where no threshold keeps the promise, `threshold` is None, with a `reason`: nothing is then let through.
+
+    Args:
+        uncertainties: one for each answer, higher for less certain ones. An answer whose score is None, NaN or infinite
+            is never let through, and counted. All scored answers are tested at gates (see `gates`).
+        correct: whether each answer is right.
+        alpha: the error rate to promise among the answers let through.
+        delta: how likely the promise may fail.
+        binding: the conditions of the answers; later ones are compared with it.
+        groups: the name of each answer's question. In a list of questions, copies of one are not independent draws:
+            they make the set look larger than it is.
+        copies: "once" (the default) uses the first answer of each group, and counts the others. In a sample of traffic
+            a popular question repeats because it is asked often: "keep" uses every answer, and the promise is about the
+            traffic.
+        tries: numbers the calibrations on these labels, this one included: they share delta (see `gates`). 0: this
+            is the only one.
+        prompts: the forms of the answers' prompts (`model.render(conversation).form`; None: none was sent; several of a
+            question that took several calls, first that of the call whose score counts). Their common shape is kept,
+            and the promise is about prompts of that shape. Without them the calibration promises nothing.
+        by_hand: for few grades by people: only so many of the answers are looked at, a random part of the surest ones
+            (`rows_to_grade`); `correct` may be None for all others. Decide on it before you see labels.
+        sentences: those of the answers (see `calibrate_sentences`).
+        choice: how the estimator was learned from other answers. If `groups` name a question among those that it was
+            learned from, the set is refused; not of traffic, in which a question that is drawn for both parts will be
+            drawn again.
+
+    Raises:
+        CalibrationError: an argument is not as described.
     """
     alpha, delta = read_rate(alpha, "alpha"), read_rate(delta, "delta")
-    _require_choices(confidence, copies, by_hand, machine, others=grid is not None or robust or bool(also))
-    if sentences is not None and (grid is not None or also or by_hand is not None):
-        raise CalibrationError("A promise about sentences takes no `grid`, no `also` and no `by_hand`: leave them out.")
-    treated, labels = copies or "once", [] if by_hand is None else list(correct)
-    known = correct if by_hand is None else [False if label is None else label for label in labels]
-    own = Engine.read(uncertainties, known, groups=groups, binding=binding, copies=treated)
-    engines = [own, *others_of(own, also, copies=treated)]
+    if copies not in ("keep", "once", None):
+        raise CalibrationError(f"copies must be 'keep' (a sample of traffic) or 'once' (a list), not {copies!r}.")
+    if sentences is not None and by_hand is not None:
+        raise CalibrationError("A promise about sentences takes no `by_hand`: leave it out.")
+    labels, named = read_column(correct, "correct"), None if groups is None else read_column(groups, "groups")
+    known = labels if by_hand is None else [False if label is None else label for label in labels]
+    answers = read_set(uncertainties, known, groups=named, copies=copies or "once")
     if choice is not None and copies != "keep":
-        for engine in engines:
-            choice.require_others(map(str, engine.questions or ()))
-    extra_prompts, slots = list(extra_prompts), read_slots(slots)
-    if prompts is None and (extra_prompts or slots):
-        raise CalibrationError("extra_prompts and slots widen the shape of `prompts`: pass these, too.")
-    if not all(isinstance(form, PromptForm) for form in extra_prompts):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise CalibrationError("extra_prompts are forms of prompts: `model.render(conversation).form`.")
-    seen = None if prompts is None else read_prompts(prompts, own.answers)
-    shape = None if seen is None else PromptShape.of(seen, extra=extra_prompts, slots=slots)
-    outside, part = None if grid is None else read_grid(grid), None
-    if robust and outside is not None:
-        raise CalibrationError("`robust` is about gates, which a `grid` replaces. Give one of them.")
-    level, at, tested = share_of(delta, tries), 0, own.answers
-    if by_hand is not None:
-        part = own.draw(alpha=alpha, count=by_hand, machine=machine is not None)
-        tested = own.graded(part, labels)
-        outcome = of_part(own, part, tested, machine, alpha=alpha, delta=level)
-    elif outside is None:
-        at, outcome = at_gates(engines, sentences, robust=robust, alpha=alpha, delta=level)
+        choice.require_others(map(str, named or ()))
+    shape = None
+    if prompts is not None:
+        calls = read_prompts(prompts, answers)
+        shape = PromptShape.of([own[0] for own in calls], calls=[other for own in calls for other in own[1:]])
+    rates = {"alpha": alpha, "delta": share_of(delta, tries)}
+    part, tested = None, answers
+    if by_hand is None:
+        outcome = of_answers(answers, sentences, **rates)
     else:
-        at, outcome = on_grid(engines, outside, alpha=alpha, delta=level)
-    answers = engines[at].answers
-    tested = answers if part is None else tested
+        part = hand_grades.draw(answers, named, alpha=alpha, count=by_hand)
+        tested = part.graded(answers, labels)
+        outcome = of_part(answers, tested, **rates)
     parts = None if sentences is None else sentences.part(answers.rows)
     graded = (tested.scores, tested.correct) if parts is None else parts.graded
     return Calibration.seal(
-        created=created or datetime.datetime.now(datetime.UTC).date().isoformat(),
+        created=datetime.datetime.now(datetime.UTC).date().isoformat(),
         alpha=alpha,
         delta=delta,
         n=answers.n,
@@ -168,32 +113,17 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
         n_duplicates=answers.n_duplicates,
         n_tested=len(tested.scores),
         scores=tuple(np.sort(answers.scores).tolist()),
-        confidence_map=fit(*graded, confidence) if len(graded[0]) else None,
-        binding=joint_binding(engines, at),
+        confidence_map=fit(*graded) if len(graded[0]) else None,
+        binding=binding,
         choice=choice,
-        n_recorded=n_recorded,
         shape=shape,
         copies=copies,
         tries=tries,
         auroc=planning.auroc(*graded),
-        aurocs=dict(aurocs or {}),
-        languages=read_languages(languages),
-        auto=auto,
         by_hand=None if part is None else part.record,
         sentences=None if parts is None else parts.record(outcome["threshold"]),
         **outcome,
     )
-
-
-def _require_choices(confidence: object, copies: object, by_hand: int | None, machine: object, *, others: bool) -> None:
-    if confidence not in ("isotonic", "platt", "ranks", None):
-        raise CalibrationError(f"confidence must be 'isotonic' or 'platt' or 'ranks', not {confidence!r}.")
-    if copies not in ("keep", "once", None):
-        raise CalibrationError(f"copies must be 'keep' (a sample of traffic) or 'once' (a list), not {copies!r}.")
-    if by_hand is None and machine is not None:
-        raise CalibrationError("`machine` has the grades next to those of people: give `by_hand`, too.")
-    if by_hand is not None and others:
-        raise CalibrationError("`by_hand` takes no `grid`, no `robust` and no `also`: leave them out.")
 
 
 def calibrate_sentences(
@@ -266,18 +196,12 @@ def recalibrate(
         tries: numbers the proposals on these grades, this one included; 0: there is no other.
 
     Raises:
-        CalibrationError: the old calibration has no threshold, no answer is graded, or the promise is by engine, or
-            about sentences.
+        CalibrationError: the old calibration has no threshold, no answer is graded, or the promise is about sentences.
     """
     if old.threshold is None or not grades:
         why = "it lets nothing through" if old.threshold is None else "none of its answers drawn at random is graded"
         raise CalibrationError(
             f"Calibration {old.id} cannot be made anew from its decisions: {why}. Calibrate on graded answers instead."
-        )
-    if old.binding is not None and old.binding.also:
-        raise CalibrationError(
-            f"Calibration {old.id} has a promise for each of several engines, and the log does not tell which of them "
-            "answered. Calibrate on graded answers of each instead."
         )
     if old.sentences is not None:
         raise CalibrationError(
@@ -301,7 +225,8 @@ def recalibrate(
         choice=old.choice,
         shape=old.shape,
         requested=old.requested,
-        languages=old.languages,
-        by_hand=HandGrades(count=len(grades), share=delivered / len(known), drawn_from=delivered, below=old.threshold),
+        by_hand=hand_grades.HandGrades(
+            count=len(grades), share=delivered / len(known), drawn_from=delivered, below=old.threshold
+        ),
     )
     return Proposal(old, new)

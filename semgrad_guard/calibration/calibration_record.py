@@ -16,7 +16,7 @@ from typing import Any, Literal, Self, TypeGuard, cast
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from semgrad_guard.calibration.binding import Binding, EstimatorChoice
-from semgrad_guard.calibration.calibration_set import Copies, Effect, read_languages
+from semgrad_guard.calibration.calibration_set import Copies, Effect
 from semgrad_guard.calibration.confidence import ConfidenceMap
 from semgrad_guard.calibration.gates import ASSUMPTIONS, Procedure, share_of, upper_bound
 from semgrad_guard.calibration.hand_grades import HandGrades
@@ -41,21 +41,17 @@ class Calibration(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     repeats that were left out, `n_tested` the scored ones that were tested. `copies` tells what became of repeated
     questions: the promise is about the traffic that they are drawn from ("keep"), or about distinct questions ("once",
     None). `tries` counts the calibrations on these labels up to this one, where they are counted (see `gates.py`).
-    `procedure` names the tests (see `gates.Procedure`), at the thresholds `grid`; None: the grid came from outside, or
-    from a part of the answers. `scores` are the calibration scores, rising, kept for `drift`. `choice` tells how the
-    estimator was chosen or fitted, where that was learned from labels (not those of the threshold). `shape` is that of
-    the prompts; a calibration without one gives a threshold and promises nothing. Where the answers of several engines
-    were tested (`binding.also`), the promise holds for each of them, and all of this is about the engine that set the
-    threshold. `n_recorded` counts the questions whose answers were read from a record and not given anew. `auroc` is
-    that of the scores, and `aurocs` those of all estimators that scored the answers, by name; of these, `auto` would
-    take `auto`. Where people graded only a part of the surest answers, `by_hand` tells which: `n_wrong`, the tested
-    answers, `auroc` and P(correct) are about these alone. `sentences` makes it a calibration by sentence: the threshold
-    is compared with sentences' scores, `n_answered` are the answers from which something is delivered,
-    `n_answered_wrong` those that are wrong by its promise, `n_wrong` those with a wrong sentence, `scores` their most
-    certain sentences', `auroc` and P(correct) those of single sentences. `languages` are those of the questions, where
-    the user declared them. Where no threshold keeps the promise, `reachable` is the one that these labels support, and
-    `reached` a calibration with it; `requested` is the alpha that its labels did not support. `id` is a hash over all
-    of it.
+    `procedure` names the tests (see `gates.Procedure`), at the thresholds `grid`. `scores` are the calibration scores,
+    rising, kept for `drift`. `choice` tells how the estimator was chosen or fitted, where that was learned from labels
+    (not those of the threshold). `shape` is that of the prompts; a calibration without one gives a threshold and
+    promises nothing. `auroc` is that of the scores, and `aurocs` those of all estimators that scored the answers, by
+    name; of these, `auto` would take `auto`. Where people graded only a part of the surest answers, `by_hand` tells
+    which: `n_wrong`, the tested answers, `auroc` and P(correct) are about these alone. `sentences` makes it a
+    calibration by sentence: the threshold is compared with sentences' scores, `n_answered` are the answers from which
+    something is delivered, `n_answered_wrong` those that are wrong by its promise, `n_wrong` those with a wrong
+    sentence, `scores` their most certain sentences', `auroc` and P(correct) those of single sentences. Where no
+    threshold keeps the promise, `reachable` is the one that these labels support, and `reached` a calibration with it;
+    `requested` is the alpha that its labels did not support. `id` is a hash over all of it.
     """
 
     schema_version: Literal[2]
@@ -80,8 +76,7 @@ class Calibration(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     binding: Binding | None
     choice: EstimatorChoice | None = None
     shape: PromptShape | None = None
-    n_recorded: int = Field(default=0, ge=0)
-    procedure: Procedure | None = None
+    procedure: Procedure
     copies: Copies | None = None
     tries: int = Field(default=0, ge=0)
     auroc: float | None = None
@@ -89,7 +84,6 @@ class Calibration(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     auto: str | None = None
     by_hand: HandGrades | None = None
     sentences: SentencePromise | None = None
-    languages: tuple[str, ...] = ()
     reachable: Reachable | None = None
     requested: Alpha | None = None
 
@@ -223,7 +217,7 @@ class Calibration(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         try:
             return cls.model_validate_json(_spelled_out(text), strict=True)
         except ValidationError as error:
-            raise CalibrationError(f"{source} is not an intact calibration: {first_fault(error)}. {_EDITED}") from error
+            raise CalibrationError(f"{source} is not an intact calibration: {_fault(error)}. {_EDITED}") from error
         except (ValueError, RecursionError) as error:
             raise CalibrationError(f"{source} is not an intact calibration: {error}. {_EDITED}") from error
 
@@ -253,14 +247,6 @@ class Calibration(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
             raise ValueError(f"created must be an ISO date such as 2026-01-31, not {value!r}") from None
         return value
 
-    @field_validator("languages")
-    @classmethod
-    def _are_languages(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        try:
-            return read_languages(value)
-        except InputError as error:
-            raise ValueError(str(error)) from None
-
     @model_validator(mode="after")
     def _is_intact(self) -> Self:
         if self.id != _content_id(self):
@@ -287,6 +273,18 @@ class Calibration(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
 
 _EDITED = "A calibration must not be edited: run `semgrad-guard calibrate` again, or restore the file."
+
+
+_UNKNOWN = frozenset({"extra_forbidden", "literal_error"})
+"""The faults of a field, or of a procedure, that is not known here."""
+
+
+def _fault(error: ValidationError) -> str:
+    """The first fault; of what only another version knows, this before a hash that cannot match."""
+    known = [fault for fault in error.errors(include_url=False) if fault["type"] in _UNKNOWN]
+    if not known:
+        return first_fault(error)
+    return f"{'.'.join(map(str, known[0]['loc']))} is not known to this version"
 
 
 def is_score(value: float | None) -> TypeGuard[float]:

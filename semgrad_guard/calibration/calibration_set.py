@@ -1,11 +1,10 @@
-"""A calibration set: the callers' columns and languages, checked, with errors that name the remedy; and the effect of a
-threshold on graded answers.
+"""A calibration set: the callers' columns, checked, with errors that name the remedy; and the effect of a threshold on
+graded answers.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semgrad_guard.declared import declared_option
-from semgrad_guard.errors import CalibrationError, InputError
+from semgrad_guard.errors import CalibrationError
 from semgrad_guard.records import PromptForm
 from semgrad_guard.settings import Alpha, Delta
 
@@ -79,36 +78,23 @@ def read_set(
     )
 
 
-def read_prompts(prompts: Iterable[PromptForm | None], answers: CalibrationSet) -> list[PromptForm]:
-    """The prompts of the distinct questions, checked: one for each answer, or None where none was sent."""
+Prompts = PromptForm | Sequence[PromptForm] | None
+"""The prompts of one answer: of a question that took several calls, first that of the call whose score counts."""
+
+
+def read_prompts(prompts: Iterable[Prompts], answers: CalibrationSet) -> list[list[PromptForm]]:
+    """The prompts of the distinct questions, checked; a question without any is left out."""
     given = read_column(prompts, "prompts")
     _same_length("uncertainties", answers.n + answers.n_duplicates, "prompts", len(given))
-    known = any(isinstance(prompt, PromptForm) for prompt in given)
-    for row, prompt in enumerate(given):
-        if not isinstance(prompt, PromptForm) and (prompt is not None or not known):
+    several: list[Any] = [[one] if isinstance(one, PromptForm) else one or [] for one in given]
+    known = any(several)
+    for row, forms in enumerate(several):
+        if not known or not _are_forms(forms):
             raise CalibrationError(
-                f"prompts[{row}] is a {type(prompt).__name__}. Pass what each prompt looked like: a rendered prompt's "
-                "`form` (`model.render(conversation).form`), in the answers' order."
+                f"prompts[{row}] is a {type(given[row]).__name__}. Pass what each prompt looked like: a rendered "
+                "prompt's `form` (`model.render(conversation).form`), in the answers' order."
             )
-    return [prompt for row in answers.rows if (prompt := given[row]) is not None]
-
-
-def read_grades(machine: Iterable[Any], answers: CalibrationSet, rows: Sequence[int]) -> NDArray[np.bool_]:
-    """A grader's grades of these rows, checked; the column has one for each answer, or None."""
-    given = read_column(machine, "machine")
-    _same_length("uncertainties", answers.n + answers.n_duplicates, "machine", len(given))
-    return np.array([_label(given[row], row, column="machine") for row in rows], dtype=np.bool_)
-
-
-def read_grid(grid: Iterable[float]) -> NDArray[np.float64]:
-    """Rising, distinct, finite thresholds; at least one."""
-    values = [_score(value, row, column="grid") for row, value in enumerate(read_column(grid, "grid"))]
-    if not values:
-        raise CalibrationError("The grid is empty. Pass thresholds fixed from unlabelled scores, or leave grid out.")
-    rising = np.unique(np.array(values, dtype=np.float64))
-    if not np.isfinite(rising).all():
-        raise CalibrationError("The grid holds a threshold that is not finite: leave unscored answers out of it.")
-    return rising
+    return [list(several[row]) for row in answers.rows if several[row]]
 
 
 _RATES: Mapping[str, Any] = {"alpha": declared_option("alpha", Alpha), "delta": declared_option("delta", Delta)}
@@ -128,6 +114,11 @@ def read_column(values: Any, name: str) -> list[Any]:
         return list(values.tolist() if hasattr(values, "tolist") else values)
     except TypeError:
         raise CalibrationError(f"{name} is {values!r}. Pass a list with one entry per answer.") from None
+
+
+def _are_forms(given: Any) -> bool:
+    several = cast("Sequence[Any]", given) if isinstance(given, Sequence) else [None]
+    return all(isinstance(one, PromptForm) for one in several)
 
 
 def _first_of_each(groups: Iterable[Hashable], n: int) -> list[int]:
@@ -160,60 +151,18 @@ def _score(value: Any, row: int | None, *, column: str = "uncertainties") -> flo
         raise CalibrationError(f"{where} is {value!r}, which is not a number.") from None
 
 
-def _label(value: Any, row: int, *, column: str = "correct") -> bool:
+def _label(value: Any, row: int) -> bool:
     """True for correct, False for wrong; 1 and 0 are accepted, anything in between is not."""
     if value is True or value is False:
         return value
     if isinstance(value, Real | np.bool_) and value in (0, 1):
         return bool(cast(Any, value))
-    raise CalibrationError(f"{column}[{row}] is {value!r}. Each label must be True or False (or 1 or 0): grade first.")
+    raise CalibrationError(f"correct[{row}] is {value!r}. Each label must be True or False (or 1 or 0): grade first.")
 
 
 def _same_length(one: str, n_one: int, other: str, n_other: int) -> None:
     if n_one != n_other:
         raise CalibrationError(f"{one} has {n_one} entries and {other} has {n_other}. Pass one of each per answer.")
-
-
-_TAG = re.compile(r"([A-Za-z]{2,3})(?:-[A-Za-z0-9]{1,8})*")
-_TWO_LETTERS = (
-    "aa ab ae af ak am an ar as av ay az ba be bg bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de dv dz ee el en eo "
-    "es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz ia id ie ig ii ik io is it iu ja jv ka "
-    "kg ki kj kk kl km kn ko kr ks ku kv kw ky la lb lg li ln lo lt lu lv mg mh mi mk ml mn mr ms mt my na nb nd ne ng "
-    "nl nn no nr nv ny oc oj om or os pa pi pl ps pt qu rm rn ro ru rw sa sc sd se sg sh si sk sl sm sn so sq sr ss st "
-    "su sv sw ta te tg th ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu"
-)
-"""ISO 639-1: codes of countries (jp, cn, cz) are mistaken for these."""
-
-
-def read_languages(tags: Iterable[str]) -> tuple[str, ...]:
-    """The primary tags, sorted: "pt-BR" counts as "pt". A text is a list with commas.
-
-    Raises:
-        InputError: one is no such tag.
-    """
-    found: set[str] = set()
-    for tag in tags.split(",") if isinstance(tags, str) else tags:
-        match = _TAG.fullmatch(str(tag).strip())
-        primary = "" if match is None else match[1].lower()
-        if not primary or (len(primary) == 2 and primary not in _TWO_LETTERS):
-            raise InputError(
-                f"{str(tag)[:40]!r} is no language tag of BCP 47: write en, de or pt-BR. Languages that you name "
-                'for all questions (--language de,fr) take the place of the column "language"'
-            )
-        found.add(primary)
-    return tuple(sorted(found))
-
-
-def doubt_of_grader(languages: Sequence[str], grader: str) -> str | None:
-    """A warning where `contains` grades answers that are not all English; `grader` is its name in records."""
-    others = [language for language in languages if language not in ("en", "eng")]
-    if not others or not grader.startswith("contains"):
-        return None
-    return (
-        f"{grader} reads English. In other languages ({', '.join(others)}) it may call a denial right, and finds no "
-        "reference where words are not spaced. Take nli=MODEL or judge=PROVIDER:MODEL, exact-match for answers in few "
-        "words, or grades by hand (docs/labels.md)"
-    )
 
 
 @dataclass(frozen=True)

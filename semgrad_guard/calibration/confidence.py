@@ -1,6 +1,6 @@
-"""From an uncertainty to P(correct): isotonic regression or Platt scaling, both falling in the uncertainty.
+"""From an uncertainty to P(correct): isotonic regression, or Platt's curve over ranks; both fall in the uncertainty.
 
-The maps are plain records, saved inside a calibration; they need no scikit-learn, which is the tests' oracle. They are
+The map is a plain record, saved inside a calibration; it needs no scikit-learn, which is the tests' oracle. It is
 continuous, and no two scores are nearer than their rounding (`gates.leveled`), so P(correct) does not hang on it.
 No map claims more than its answers support: where n of them have one value, it stays within
 [1 / (n + 2), (n + 1) / (n + 2)] (the rule of succession for n answers that all agree).
@@ -8,10 +8,8 @@ No map claims more than its answers support: where n of them have one value, it 
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
-from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,14 +17,13 @@ from pydantic import BaseModel, Field
 
 from semgrad_guard.calibration.gates import leveled
 
-ConfidenceMethod = Literal["isotonic", "platt", "ranks"]
 FEWEST_FOR_ISOTONIC = 300
 """Scored answers below which the default is Platt's curve over the scores' ranks: an isotonic map of 50 claims .93
 where .82 are right, and a curve over the scores themselves depends on their scale, often many powers of ten."""
 _KNOTS = 32  # of a curve over ranks
 
 
-class IsotonicMap(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+class ConfidenceMap(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """Straight lines between knots, flat beyond them: `uncertainties` rise, `confidences` never do. Fitted by isotonic
     regression, or a logistic curve over the normal quantiles of the scores' ranks ("ranks").
 
@@ -47,43 +44,14 @@ class IsotonicMap(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         return min(high, max(low, high + share * (low - high)))
 
 
-class PlattMap(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
-    """A logistic curve: expit(intercept - slope * (uncertainty - centre) / scale), clipped to [lowest, highest].
-
-    Platt, "Probabilistic outputs for support vector machines", 1999, with his smoothed targets. `slope` is never
-    negative: where the labels say that higher uncertainty is better, the curve is flat.
-    """
-
-    method: Literal["platt"]
-    centre: float
-    scale: float = Field(gt=0)
-    slope: float = Field(ge=0)
-    intercept: float
-    lowest: float = Field(ge=0, le=1)
-    highest: float = Field(ge=0, le=1)
-
-    def __call__(self, uncertainty: float) -> float:
-        """P(correct) in (0, 1) for a finite uncertainty."""
-        fall = self.slope * ((uncertainty - self.centre) / self.scale) if self.slope else 0.0
-        logit = min(700.0, max(-700.0, self.intercept - fall))
-        return min(self.highest, max(self.lowest, 1.0 / (1.0 + math.exp(-logit))))
-
-
-ConfidenceMap = Annotated[IsotonicMap | PlattMap, Field(discriminator="method")]
-
-
-def fit(
-    scores: NDArray[np.float64], correct: NDArray[np.bool_], method: ConfidenceMethod | None = None
-) -> IsotonicMap | PlattMap:
-    """Fit P(correct | uncertainty) on at least one finite score and its label; by default as their number allows."""
-    if method is None:
-        method = "isotonic" if len(scores) >= FEWEST_FOR_ISOTONIC else "ranks"
+def fit(scores: NDArray[np.float64], correct: NDArray[np.bool_]) -> ConfidenceMap:
+    """Fit P(correct | uncertainty) on at least one finite score and its label, by a method as their number allows."""
     order = np.lexsort((correct, scores))  # a sum of floats depends on its order, and an id must not
     scores, correct = leveled(scores[order]), correct[order]
-    return _FITS[method](scores, correct)
+    return fit_isotonic(scores, correct) if len(scores) >= FEWEST_FOR_ISOTONIC else fit_ranks(scores, correct)
 
 
-def fit_isotonic(scores: NDArray[np.float64], correct: NDArray[np.bool_]) -> IsotonicMap:
+def fit_isotonic(scores: NDArray[np.float64], correct: NDArray[np.bool_]) -> ConfidenceMap:
     """Least squares among functions that never rise; tied scores share one value."""
     from scipy import optimize  # slow to import: reading a confidence must not wait for it
 
@@ -94,32 +62,12 @@ def fit_isotonic(scores: NDArray[np.float64], correct: NDArray[np.bool_]) -> Iso
     fitted = _supported(fitted, weights)
     kept = np.ones(len(fitted), dtype=np.bool_)  # all knots but those that are equal to both neighbours
     kept[1:-1] = (fitted[1:-1] != fitted[:-2]) | (fitted[1:-1] != fitted[2:])
-    return IsotonicMap(
+    return ConfidenceMap(
         method="isotonic", uncertainties=tuple(knots[kept].tolist()), confidences=tuple(fitted[kept].tolist())
     )
 
 
-def fit_platt(scores: NDArray[np.float64], correct: NDArray[np.bool_]) -> PlattMap:
-    """Maximum likelihood of a logistic curve in standardised scores, with Platt's smoothed targets."""
-    size = float(np.max(np.abs(scores))) or 1.0
-    unit = scores / size
-    centre, spread = float(np.mean(unit)), float(np.std(unit))
-    if spread * size == 0.0:
-        spread = 1.0
-    slope, intercept = _logistic((unit - centre) / spread, _targets(correct))
-    lowest, highest = _limits(len(scores))
-    return PlattMap(
-        method="platt",
-        centre=centre * size,
-        scale=spread * size,
-        slope=slope,
-        intercept=intercept,
-        lowest=lowest,
-        highest=highest,
-    )
-
-
-def fit_ranks(scores: NDArray[np.float64], correct: NDArray[np.bool_]) -> IsotonicMap:
+def fit_ranks(scores: NDArray[np.float64], correct: NDArray[np.bool_]) -> ConfidenceMap:
     """Platt's logistic curve over the normal quantiles of the scores' ranks, whatever the scale of the scores."""
     from scipy import special
 
@@ -128,14 +76,9 @@ def fit_ranks(scores: NDArray[np.float64], correct: NDArray[np.bool_]) -> Isoton
     slope, intercept = _logistic(quantiles[where], _targets(correct))
     fitted = np.clip(special.expit(intercept - slope * quantiles), *_limits(len(scores)))
     kept = np.unique(np.linspace(0, len(knots) - 1, _KNOTS).round().astype(np.intp))
-    return IsotonicMap(
+    return ConfidenceMap(
         method="ranks", uncertainties=tuple(knots[kept].tolist()), confidences=tuple(fitted[kept].tolist())
     )
-
-
-_FITS: dict[ConfidenceMethod, Callable[[NDArray[np.float64], NDArray[np.bool_]], IsotonicMap | PlattMap]] = {
-    "isotonic": fit_isotonic, "platt": fit_platt, "ranks": fit_ranks
-}  # fmt: skip
 
 
 def _targets(correct: NDArray[np.bool_]) -> NDArray[np.float64]:

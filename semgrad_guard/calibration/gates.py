@@ -35,13 +35,6 @@ to the largest common level at which independent errors at rate alpha pass by on
 computed from their joint law. A few confident mistakes then do not end the walk. This takes a stronger assumption:
 every answer beyond t* is wrong at a rate of at least alpha.
 
-**Robust: two walks that share delta**, for scores with confident mistakes, chosen before labels are seen. The lower
-walk takes gates at level delta / 2 up to a middle gate, which is tested at delta / 2, or at delta if all lower gates
-passed. Where the middle gate passes, the upper walk continues at level delta. The last passed gate counts. *Proof*, for
-one crossing: if the middle gate is bad, either a lower gate is bad, and the first such gate or the middle one has to
-pass at delta / 2 each, or none is, and the middle one has to pass at delta. If it is good, so are the lower gates, and
-only the upper walk's first bad gate is left, at delta.
-
 **The reachable promise.** Where no gate is accepted, the answers of the first one, K of them, are promised at alpha' =
 max(alpha, the Clopper-Pearson bound on their errors). Both promises together fail with probability at most delta, if R
 crosses alpha once and does not fall beyond.
@@ -57,31 +50,10 @@ surest answers. That it is offered only below the error rate of the labels withh
 *Looking ahead* lets the first gate pass by later ones as well. Errors at a rate of at least alpha forgive it with a
 probability of at most q, by their joint law, so the bound is taken at level delta - q. Then, if the bound is below r
 wherever the gate passes by itself, the probabilities add up to delta; if not, the walk's own event is all there is.
-*Two walks* go past the first gate if it passes, or the middle one, at delta / 2 each: the bound is taken at delta / 2.
 
 Not valid, however natural, for they choose by the labels (violations in `docs/results/reachable.md`): the smallest of
 several alphas that some gate allows, the smallest that the first gate allows, the best of several first gates, a bare
 threshold with at most a share alpha of errors among the labels.
-
-**Several engines** answer the same questions, and the smallest of their thresholds is delivered. Let i be the engine
-whose t* is the smallest. To violate for any engine, the delivered threshold has to exceed this t*, so that the walk of
-engine i violates by itself: probability at most delta in all.
-
-**A fixed sequence** of thresholds is tested from the most certain upward. For a threshold t that was fixed without
-looking at the labelled answers, the errors among the N answers at or below t are Binomial(N, risk(t)), so `p_values` is
-a valid test of "risk(t) exceeds alpha". The thresholds are tested in rising order, each at the full level delta, and
-the walk stops at the first one that is not rejected: to let through a threshold whose risk exceeds alpha, the walk must
-reject the *first* such threshold that it meets, which happens with probability at most delta, however many thresholds
-there are (Bauer, Statistics in Medicine 10, 1991; Angelopoulos et al., "Learn then Test", arXiv:2110.01052).
-
-The grid comes from outside. It is walked from the first point that lets through enough of the calibration answers.
-That looks at scores, never at labels, and is valid where answers beyond the point at which the risk reaches alpha are
-wrong at a rate of at least alpha. *Proof.* Let t be the first threshold of the grid with a risk above alpha. Where the
-walk begins at t or before, depends on the number of answers up to t alone; given it, their errors are binomial at the
-risk of t. Where it begins beyond, it begins at the first threshold with enough answers; the answers up to the threshold
-before are wrong at a risk above alpha, the others at a rate of at least alpha, independently. Both times the test that
-has to fail for a violation fails with probability at most delta. (Where the score points the wrong way, the excess is
-of the order of one grid cell; the tests measure it.)
 
 **Tries on the same labels share delta.** Of several calibrations on the same labels, with other estimators, other
 alphas or more answers, one is kept. It is bad with a probability of at most the sum of the tests' levels: the union
@@ -101,7 +73,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -109,7 +81,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Procedure = Literal["gates", "look-ahead", "two-walks", "prediction-powered"]
+Procedure = Literal["gates", "look-ahead"]
 
 _INDEPENDENT = "calibration questions and later questions are independent draws from one population, and "
 _CROSSES_ONCE = (
@@ -119,14 +91,8 @@ _WORSE_BEYOND = (
     _INDEPENDENT + "beyond the threshold at which the error rate reaches alpha, all answers are wrong at a rate of at "
     "least alpha"
 )
-ASSUMPTIONS: dict[Procedure | None, str] = {
-    "gates": _CROSSES_ONCE,
-    "look-ahead": _WORSE_BEYOND,
-    "two-walks": _CROSSES_ONCE,
-    "prediction-powered": _CROSSES_ONCE,
-    None: _WORSE_BEYOND,
-}
-"""The assumption of each procedure, in one sentence; None is a grid from outside."""
+ASSUMPTIONS: dict[Procedure, str] = {"gates": _CROSSES_ONCE, "look-ahead": _WORSE_BEYOND}
+"""The assumption of each procedure, in one sentence."""
 
 START = 0.3
 """The share of the answers that the first gate holds, at least; in large sets `FEWEST_TIMES` the fewest are enough.
@@ -138,9 +104,6 @@ instead of 32; with a base error of 0.2 and AUROC 0.8 the coverage is 0.597 inst
 
 FEWEST_TIMES = 6
 """The first gate needs no more than this many times the fewest answers that could keep the promise."""
-
-MIDDLE = 0.55
-"""The share of the answers that the middle gate of two walks holds, at least."""
 
 OWN = 0.9
 """The part of delta at which a gate passes by itself where later gates may forgive it."""
@@ -161,9 +124,6 @@ MOST_GATES = 32
 
 _BISECTIONS = 12
 
-_MARGIN = 3
-"""The first threshold of a grid should let through this many times the fewest answers that could keep the promise."""
-
 _FIRST_TRY = 0.9
 """The part of delta that is the first try's."""
 
@@ -173,12 +133,11 @@ class Walk:
     """The gates of one set of answers, by their thresholds, and the last one that was accepted (None: none was).
 
     `answered` and `wrong` count the answers at the last accepted gate, or at the first gate where none was accepted; 0
-    where the set is too small for any gate. A walk over thresholds from outside has no `procedure`. `spare` is the
-    level of the bound by which the first gate's answers are promised where no gate was accepted; 0 where there is no
-    proof.
+    where the set is too small for any gate. `spare` is the level of the bound by which the first gate's answers are
+    promised where no gate was accepted; 0 where there is no proof.
     """
 
-    procedure: Procedure | None
+    procedure: Procedure
     thresholds: tuple[float, ...]
     accepted: int | None
     answered: int
@@ -187,7 +146,7 @@ class Walk:
 
     @property
     def threshold(self) -> float | None:
-        """That of the last accepted gate, or the last accepted one of a grid."""
+        """That of the last accepted gate."""
         return None if self.accepted is None else self.thresholds[self.accepted]
 
 
@@ -197,16 +156,15 @@ def walk(
     *,
     alpha: float,
     delta: float,
-    robust: bool = False,
     known: NDArray[np.float64] | None = None,
 ) -> Walk:
-    """Walk the gates of scored answers, `wrong` or not; `robust` takes two walks that share delta.
+    """Walk the gates of scored answers, `wrong` or not.
 
     Thresholds lie between the `known` scores, those of the answers among them; by default these alone.
     """
     order = np.argsort(scores, kind="stable")
     errors = np.cumsum(wrong[order], dtype=np.intp)
-    return walk_sorted(scores[order], errors, alpha=alpha, delta=delta, robust=robust, known=known)
+    return walk_sorted(scores[order], errors, alpha=alpha, delta=delta, known=known)
 
 
 def walk_sorted(
@@ -215,7 +173,6 @@ def walk_sorted(
     *,
     alpha: float,
     delta: float,
-    robust: bool = False,
     start: float = START,
     ahead: bool = True,
     known: NDArray[np.float64] | None = None,
@@ -227,24 +184,22 @@ def walk_sorted(
     n = len(scores)
     ends = _ends(scores) + 1
 
-    def gates(level: float, first: float) -> NDArray[np.intp]:
+    first = first_count(n, alpha=alpha, delta=delta, start=start)
+
+    def gates(level: float) -> NDArray[np.intp]:
         return np.unique(ends[np.searchsorted(ends, gate_counts(n, alpha=alpha, level=level, first=first))])
 
-    first = first_count(n, alpha=alpha, delta=delta, start=start)
     procedure: Procedure
     spare = delta
-    if robust:
-        procedure, spare = "two-walks", delta / 2
-        counts, accepted = _two_walks(errors, gates, first=first, middle=MIDDLE * n, alpha=alpha, delta=delta)
-    elif ahead and n >= ENOUGH_TO_LOOK_AHEAD:
-        procedure, counts = "look-ahead", gates(OWN * delta, first)
+    if ahead and n >= ENOUGH_TO_LOOK_AHEAD:
+        procedure, counts = "look-ahead", gates(OWN * delta)
         at, limits = errors[counts - 1], _limits(tuple(counts.tolist()), alpha, delta)
         accepted = last_in_a_row(np.array([(at[gate:] <= most).any() for gate, most in enumerate(limits)], np.bool_))
         if accepted is None and len(counts):
             spare -= _probability(counts.tolist(), np.append(-1, limits[0][1:]), alpha)
     else:
-        procedure, counts = "gates", gates(delta, first)
-        accepted = last_in_a_row(_passes(counts, errors, alpha=alpha, level=delta))
+        procedure, counts = "gates", gates(delta)
+        accepted = last_in_a_row(p_values(errors[counts - 1], counts, alpha=alpha) <= delta)
     if not len(counts):
         return Walk(procedure, (), None, 0, 0)
     at = int(counts[accepted or 0])
@@ -300,37 +255,6 @@ def gate_counts(n: int, *, alpha: float, level: float, first: float) -> NDArray[
     return counts[np.unique(np.linspace(0, len(counts) - 1, min(len(counts), MOST_GATES)).round().astype(np.intp))]
 
 
-def _passes(counts: NDArray[np.intp], errors: NDArray[np.intp], *, alpha: float, level: float) -> NDArray[np.bool_]:
-    """Whether each gate passes by itself; `errors` are cumulative over all answers."""
-    return p_values(errors[counts - 1], counts, alpha=alpha) <= level
-
-
-def _two_walks(
-    errors: NDArray[np.intp],
-    gates: Callable[[float, float], NDArray[np.intp]],
-    *,
-    first: float,
-    middle: float,
-    alpha: float,
-    delta: float,
-) -> tuple[NDArray[np.intp], int | None]:
-    """The gates of both walks, and the last that passed."""
-    half = delta / 2
-    above = gates(half, middle)
-    if not len(above):  # too few answers to share delta
-        counts = gates(delta, first)
-        return counts, last_in_a_row(_passes(counts, errors, alpha=alpha, level=delta))
-    shared, lower, upper = above[:1], gates(half, first), gates(delta, 0.0)
-    lower, upper = lower[lower < shared], upper[upper > shared]
-    low = last_in_a_row(_passes(lower, errors, alpha=alpha, level=half))
-    level = delta if low == len(lower) - 1 or not len(lower) else half
-    counts = np.concatenate([lower, shared, upper])
-    if not _passes(shared, errors, alpha=alpha, level=level)[0]:
-        return counts, low
-    up = last_in_a_row(_passes(upper, errors, alpha=alpha, level=delta))
-    return counts, len(lower) + (0 if up is None else up + 1)
-
-
 @lru_cache(maxsize=32)
 def _limits(counts: tuple[int, ...], alpha: float, delta: float) -> tuple[NDArray[np.intp], ...]:
     """For each gate the most errors by which it passes itself, and the most at each later gate that forgive it."""
@@ -383,50 +307,6 @@ def _probability(counts: Sequence[int], limits: NDArray[np.intp], alpha: float) 
 def _mass(n: int, alpha: float) -> NDArray[np.float64]:
     """P(k errors in n answers) at rate alpha, for k = 0 .. n."""
     return np.diff(p_values(np.arange(-1, n + 1), n, alpha=alpha))
-
-
-def start_count(n: int, *, alpha: float, delta: float) -> int:
-    """How many of n tested answers the first threshold should let through, at least.
-
-    Three times the fewest that could keep the promise, so that one early error does not end the walk; in a small set
-    half of its answers, but never fewer than that fewest.
-    """
-    fewest = fewest_answers(alpha=alpha, delta=delta)
-    return max(fewest, min(_MARGIN * fewest, n // 2))
-
-
-def first_testable(scores: NDArray[np.float64], grid: NDArray[np.float64], *, alpha: float, delta: float) -> int:
-    """Index of the first threshold of an outside `grid` that lets through enough answers; the last one if none does."""
-    answered = _answered(np.sort(scores), grid)
-    enough = answered >= start_count(len(scores), alpha=alpha, delta=delta)
-    return int(np.argmax(enough)) if enough.any() else len(grid) - 1
-
-
-def walk_grid(
-    scores: NDArray[np.float64],
-    wrong: NDArray[np.bool_],
-    grid: NDArray[np.float64],
-    *,
-    first: int,
-    alpha: float,
-    delta: float,
-) -> Walk:
-    """Test the rising thresholds `grid[first:]` on the answers, stopping at the first that is not rejected.
-
-    `answered` and `wrong` of the result count answers at or below the last accepted one, or the first one tested.
-    """
-    order = np.argsort(scores, kind="stable")
-    answered = _answered(scores[order], grid)
-    errors = np.concatenate(([0], np.cumsum(wrong[order])))[answered]
-    kept = p_values(errors[first:], answered[first:], alpha=alpha) <= delta
-    last = last_in_a_row(kept)
-    at = first + (last or 0)
-    return Walk(None, tuple(grid.tolist()), None if last is None else at, int(answered[at]), int(errors[at]))
-
-
-def _answered(sorted_scores: NDArray[np.float64], grid: NDArray[np.float64]) -> NDArray[np.intp]:
-    """How many scores are at or below each threshold (ties with a threshold are let through)."""
-    return np.searchsorted(sorted_scores, grid, side="right")
 
 
 def p_values(wrong: ArrayLike, answered: ArrayLike, *, alpha: float) -> NDArray[np.float64]:

@@ -25,28 +25,21 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from semgrad_guard.calibration.calibration_record import Calibration
-from semgrad_guard.calibration.calibration_set import doubt_of_grader, read_rate
+from semgrad_guard.calibration.calibration_set import read_rate
 from semgrad_guard.calibration.planning import plan
 from semgrad_guard.calibration.thresholds import upwards
 
 
 def report(calibration: Calibration) -> dict[str, str]:
-    """Sentences by their subject: promise, assumption, effect, languages, prompts, labels, chance, scores; those that
-    apply."""
+    """Sentences by their subject: promise, assumption, effect, prompts, labels, chance, scores; those that apply."""
     sentences = {"promise": promise(calibration), "assumption": calibration.assumption}
     if calibration.effect is not None and calibration.threshold is not None:
         sentences["effect"] = str(calibration.effect)
-    if calibration.languages:
-        grader = None if calibration.binding is None else calibration.binding.grader
-        doubt = doubt_of_grader(calibration.languages, grader or "")
-        declared = f"{', '.join(calibration.languages)}, as declared; that of a later prompt is not checked"
-        sentences["languages"] = declared if doubt is None else f"{declared}. {doubt}"
     if calibration.shape is not None:
         sentences["prompts"] = calibration.shape.covers
     if (part := calibration.by_hand) is not None:
         sentences["labels"] = (
             f"{part.count} graded by hand, a random part of the surest {part.share:.1%} ({part.drawn_from} answers)"
-            + (", all of which a grader graded as well: the promise is about the grades by hand" * part.machine)
         )
     elif calibration.auroc is not None and calibration.n_tested and calibration.sentences is None:
         error, level = calibration.n_wrong / calibration.n, calibration.level

@@ -13,9 +13,9 @@ most. With 150 calibration prompts at least .99 of new ones are familiar in ever
 Small sets: with fewer than about 30 prompts ranges are narrow and accidents look static, so that many prompts of the
 same kind count as unfamiliar, and with one prompt all but its like. A shape errs towards promising less.
 
-Unlabelled prompts widen a shape (`extra`): those whose roles follow each other as in the calibration's own count like
-these, and others, such as second turns, have a shape of their own (`also`). What holds for any one of them is
-familiar. Declared slots (`prompt_parts.py`) do not count.
+A question may take several calls. The prompts of its other calls, whose scores do not count, widen the shape: those
+whose roles follow each other as in the first ones count like these, and others, such as turns after a tool's, have a
+shape of their own (`also`). What holds for any one of them is familiar.
 
 What it cannot see: text in a gap that has the length and the words of the texts there at calibration. An instruction
 inside a retrieved passage is a passage; where questions of many kinds and lengths were calibrated on, one more
@@ -36,13 +36,13 @@ from typing import Literal, Self
 import numpy as np
 from pydantic import BaseModel, Field
 
-from semgrad_guard.calibration.prompt_parts import SLOT_TOKENS, Skeleton, Vocabulary, Words, read_slots, without_values
+from semgrad_guard.calibration.prompt_parts import Skeleton, Vocabulary, Words
 from semgrad_guard.errors import InputError
 from semgrad_guard.records import PromptForm
 
 _SLACK_SIZE = 100
-_EXTRA_SLACK = 0.2
-"""The least slack of unlabelled prompts of other roles, as a share: few of them are shown, often of a few lengths."""
+_LEAST_SLACK = 0.2
+"""The least slack of prompts of other roles, as a share: few of them are shown, often of a few lengths."""
 _START, _END = "", ""
 
 _CONTROL = "a text in it holds the control token {!r}, as in no calibration prompt"
@@ -65,10 +65,6 @@ class Range(BaseModel, frozen=True, extra="forbid"):
         least = least if lowest < highest else 0.0
         low = max(lowest - max(share * (lower - lowest), least * lowest), lowest / 2)
         return cls(low=math.ceil(low), high=math.floor(highest + max(share * (highest - upper), least * highest)))
-
-    def wider(self, by: int) -> Self:
-        """The range with so much more at both ends."""
-        return self.model_copy(update={"low": self.low - by, "high": self.high + by})
 
     def __contains__(self, value: int) -> bool:
         return self.low <= value <= self.high
@@ -127,8 +123,7 @@ class PromptShape(BaseModel, frozen=True, extra="forbid"):
     tools), and `control` the control tokens in their turns' texts. `static` is the text that all share. `gaps` are the
     ranges of the texts between the static pieces (None where there is none), and `user_text` those of the last user
     turn. `vocabulary` holds all words. No text of a prompt is kept, only digests and a bitmap: words can be tried on
-    them, not read out. `slots` are the declared ones, as they were given, and `also` the shapes of unlabelled prompts
-    of other roles.
+    them, not read out. `also` are the shapes of prompts of other roles.
     """
 
     version: Literal[1]
@@ -142,30 +137,28 @@ class PromptShape(BaseModel, frozen=True, extra="forbid"):
     user_text: TextRange
     vocabulary: Vocabulary
     control: tuple[str, ...] = ()
-    slots: tuple[str, ...] = ()
     also: tuple[PromptShape, ...] = ()
 
     @classmethod
-    def of(cls, forms: Iterable[PromptForm], *, extra: Iterable[PromptForm] = (), slots: Iterable[str] = ()) -> Self:
-        """The shape of these prompts, and of unlabelled ones (`extra`) that are familiar as well.
+    def of(cls, forms: Iterable[PromptForm], *, calls: Iterable[PromptForm] = ()) -> Self:
+        """The shape of these prompts, and of those of the questions' other `calls`.
 
         Raises:
-            InputError: there are none, or a slot cannot be read.
+            InputError: there are none.
         """
-        declared = read_slots(slots)
-        seen = [without_values(form, declared) for form in forms]
+        seen = list(forms)
         if not seen:
             raise InputError("a shape is computed from the prompts of a calibration, and there are none")
         own = {_kind(form) for form in seen}
         others: dict[object, list[PromptForm]] = {}
-        for form in (without_values(form, declared) for form in extra):
+        for form in calls:
             others.setdefault(None if _kind(form) in own else _kind(form), []).append(form)
-        whole = cls._of([*seen, *others.pop(None, [])], declared)
-        also = tuple(cls._of(group, declared, _EXTRA_SLACK) for group in others.values())
+        whole = cls._of([*seen, *others.pop(None, [])])
+        also = tuple(cls._of(group, _LEAST_SLACK) for group in others.values())
         return whole.model_copy(update={"also": also})
 
     @classmethod
-    def _of(cls, seen: Sequence[PromptForm], slots: tuple[str, ...], least: float = 0.0) -> Self:
+    def _of(cls, seen: Sequence[PromptForm], least: float = 0.0) -> Self:
         texts, questions = [Words.of(form.text) for form in seen], [Words.of(form.user_text) for form in seen]
         own = [text.vocabulary | turn.vocabulary for text, turn in zip(texts, questions, strict=True)]
         by_question: dict[str | int, set[str]] = {}
@@ -192,7 +185,6 @@ class PromptShape(BaseModel, frozen=True, extra="forbid"):
             user_text=TextRange.of([_measured(turn, turn.vocabulary & only_here) for turn in questions], least),
             vocabulary=Vocabulary.of(counts),
             control=tuple(sorted({token for form in seen for token in form.control})),
-            slots=slots,
         )
 
     @property
@@ -207,18 +199,16 @@ class PromptShape(BaseModel, frozen=True, extra="forbid"):
 
     def differences(self, form: PromptForm) -> tuple[str, ...]:
         """The differences of a prompt from those of the calibration, in plain words; empty for a familiar one."""
-        filled = without_values(form, self.slots)
-        if any(not shape._differences(filled) for shape in self.also):
+        if any(not shape._differences(form) for shape in self.also):
             return ()
-        return self._differences(filled)
+        return self._differences(form)
 
     def _differences(self, form: PromptForm) -> tuple[str, ...]:
-        tokens = self.tokens.wider(SLOT_TOKENS * len(self.slots))
         return (
             *self._of_turns(form.roles),
             *([] if form.tools in self.tools else ["it comes with other tools than the calibration prompts"]),
             *(_CONTROL.format(token) for token in form.control if token not in self.control),
-            *([] if form.tokens in tokens else [_counted(form.tokens, "tokens", self.tokens)]),
+            *([] if form.tokens in self.tokens else [_counted(form.tokens, "tokens", self.tokens)]),
             *self._of_text(Words.of(form.text)),
             *self._measured_against(self.user_text, Words.of(form.user_text), "the last user turn"),
         )

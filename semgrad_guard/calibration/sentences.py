@@ -129,7 +129,6 @@ def walk_sentences(
     promise: Promise,
     alpha: float,
     delta: float,
-    robust: bool = False,
 ) -> gates.Walk:
     """Walk the gates of answers: arrays of answers x sentences, with an infinite score where there is no sentence.
 
@@ -140,7 +139,7 @@ def walk_sentences(
     scores = np.sort(first[np.isfinite(first)])
     errors = wrong_answers(leveled, wrong, keys, scores, promise=promise)
     how = {"alpha": alpha, "delta": delta, "start": START[promise]}
-    walk = gates.walk_sorted(scores, errors, **how, robust=robust, ahead=False, known=compared)
+    walk = gates.walk_sorted(scores, errors, **how, ahead=False, known=compared)
     return replace(walk, spare=0.0)  # up to the next answer other sentences count, so the bound is not proved
 
 
@@ -304,10 +303,10 @@ class SentenceSet:
         """Whether an answer has sentences, and none of them is wrong."""
         return (~self.wrong.any(axis=1) & (self.lengths > 0)).tolist()
 
-    def walk(self, *, alpha: float, delta: float, robust: bool) -> gates.Walk:
+    def walk(self, *, alpha: float, delta: float) -> gates.Walk:
         """The walk of the promise's gates."""
         arrays = self.compared, self.wrong, self.keys
-        return walk_sentences(*arrays, promise=self.promise, alpha=alpha, delta=delta, robust=robust)
+        return walk_sentences(*arrays, promise=self.promise, alpha=alpha, delta=delta)
 
     def record(self, threshold: float | None) -> SentencePromise:
         """The counts, with those that a threshold delivers."""
@@ -365,7 +364,7 @@ def plan_sentences(n: int, answers: SentenceSet, *, alpha: float, delta: float) 
     rng, found = np.random.default_rng(n), list[float]()
     for _ in range(_SETS):
         part = answers.part(rng.integers(len(answers.lengths), size=n).tolist())
-        threshold = replace(part, keys=rng.random(part.keys.shape)).walk(**rates, robust=False).threshold
+        threshold = replace(part, keys=rng.random(part.keys.shape)).walk(**rates).threshold
         found += [] if threshold is None else [threshold]
     every = int(answers.lengths.sum())
     shares = [int((answers.compared <= threshold).sum()) / every for threshold in found]

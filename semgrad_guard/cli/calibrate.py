@@ -25,7 +25,6 @@ from semgrad_guard.settings import REPORTED, UPSTREAM_KEY, Alpha, Delta, EngineO
 
 if TYPE_CHECKING:
     from semgrad_guard.calibration.calibration_set import Copies
-    from semgrad_guard.cli.grading import ByHand
 
 
 def calibrate(  # noqa: PLR0913  # a command's options are its arguments
@@ -44,31 +43,6 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     model: EngineOptions,
     alpha: Alpha = 0.1,
     delta: Delta = 0.1,
-    robust: Annotated[
-        bool,
-        Option(
-            "For scores with confident mistakes. Decide on it before you see labels.",
-            options.DECISION,
-            spelled="--robust",
-        ),
-    ] = False,
-    extra_prompts: Annotated[
-        Path | None,
-        Option(
-            'Further real prompts (second turns, greetings), a line of JSON {"messages": [...]} each: they are '
-            "familiar as well, and take no answers.",
-            options.DECISION,
-            "FILE",
-        ),
-    ] = None,
-    slot: Annotated[
-        list[str] | None,
-        Option(
-            'Text of the prompt in which a name or a date varies: "You help {user}." Repeat it for several.',
-            options.DECISION,
-            "TEXT",
-        ),
-    ] = None,
     copies: Annotated[
         Literal["keep", "once"] | None,
         Option(
@@ -98,15 +72,6 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
             Bounds(1, 1_000_000),
         ),
     ] = 100,
-    prediction_powered: Annotated[
-        bool,
-        Option(
-            "Have the grader grade those as well, and correct its grades by those of people (docs/labels.md). For 100 "
-            "labels and more; decide on it before you see any.",
-            options.GRADING,
-            spelled="--prediction-powered",
-        ),
-    ] = False,
     estimator: LearnedEstimatorSpec,
     answers: Annotated[
         Path | None,
@@ -120,25 +85,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     columns: options.AnsweredColumns,
     probe: options.ProbeFile = None,
     plot: Annotated[Path | None, Option("Draw risk against coverage (.png, .svg, .pdf).", options.DATA, "FILE")] = None,
-    also: Annotated[
-        list[Path] | None,
-        Option(
-            "Answers to the same questions by the model in another engine or number format (the .answers.jsonl of "
-            "its calibration): the promise then holds for both. Repeat the option for several.",
-            options.DECISION,
-            "FILE",
-        ),
-    ] = None,
     sentences: PromisedSentences,
-    language: Annotated[
-        str | None,
-        Option(
-            'The languages of the questions, as tags of BCP 47 (de,fr), in place of a column "language".',
-            options.DATA,
-            "TAGS",
-            reads="languages",
-        ),
-    ] = None,
     upstream: Annotated[
         str | None,
         Option(
@@ -171,23 +118,16 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     a grade of its own, and the promise is about sentences.
     """
     from semgrad_guard.calibration import Calibration
-    from semgrad_guard.calibration.prompt_parts import read_slots
     from semgrad_guard.cli import grading
     from semgrad_guard.cli.rendering import draw_calibration, show_calibration
 
     values.one_from_stdin(data=data, prompt=wording.prompt, system=wording.system, labels=labels)
-    runs = tuple(also or ())
-    alone = {"--also": runs, "--prediction-powered": prediction_powered}
-    promised = sentences.form(alone)
+    promised = sentences.form()
     files = grading.Files(output, answers, plot, labels)
-    if runs and learns(estimator):
-        raise InputError(f"--also takes an estimator that learns nothing from labels, not {estimator.estimator}")
-    if runs and labels is not None:
-        raise InputError("--also takes a grader for the answers of every run; --labels are about those of one")
     phrasing, sources = loading.phrasing(wording)
-    given = [path for path in (probe, extra_prompts) if path is not None]
+    given = [] if probe is None else [probe]
     written = Output(output, "calibration", read_by(Calibration.load))
-    files.require(written, inputs=[data, Path(model.model), *sources, *runs, *given])
+    files.require(written, inputs=[data, Path(model.model), *sources, *given])
     questions = _read(data, columns, strict=strict, alpha=alpha, delta=delta, copies=copies)
     from semgrad_guard.cli.calibrate_answers import require_at_server
     from semgrad_guard.cli.calibrate_run import Run  # torch loads here, once the files are known to be good
@@ -195,13 +135,11 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
 
     if copies is None and questions.duplicates:
         copies = _chosen(questions)
-    if copies == "keep" and questions.times and (runs or decoding.temperature > 0):
-        raise InputError("--copies keep takes greedy answers of one engine: no --also, and --temperature 0")
-    languages = _languages(language, questions)
+    if copies == "keep" and questions.times and decoding.temperature > 0:
+        raise InputError("--copies keep takes greedy answers: --temperature 0")
     few = labels is not None and not learns(estimator)
     questions = _drawn_questions(questions, by_hand) if promised and few else questions
-    hand = grading.ByHand(by_hand, prediction_powered) if few and len(questions.rows) > by_hand else None
-    _require_together(hand, robust=robust, prediction_powered=prediction_powered)
+    drawn = by_hand if few and len(questions.rows) > by_hand else None
     known = estimators_for(estimator) if server is None else ()  # before any work, also settings that they do not take
     for one in known if promised else ():
         require_by_sentence(one)
@@ -209,25 +147,19 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     grading.check_labels(labels, begun_at=labels)
     source = ModelSource(**vars(model), semantic_token=None if server is not None else loading.load_token(probe))
     if server is not None:
-        require_at_server(model, probe=probe, also=also)
-    conversations = [] if extra_prompts is None else loading.read_conversations(extra_prompts)
+        require_at_server(model, probe=probe)
     run = Run(
         source=source,
         estimator=estimator,
         phrasing=phrasing,
         decoding=loading.decoding(decoding),
         batch_size=batch_size,
-        also=runs,
-        conversations=conversations,
-        slots=read_slots(slot or ()),
-        hand=hand,
+        by_hand=drawn,
         server=server,
         sentences=promised,
-        languages=languages,
         graders=graders,
         alpha=alpha,
         delta=delta,
-        robust=robust,
         upstream=upstream,
         copies=copies,
     )
@@ -246,29 +178,6 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     made = outcome.calibration
     kept = ExitCode.OK if made.threshold is not None else ExitCode.NO_THRESHOLD
     raise typer.Exit(code_of_run(unscored=made.n_unscored == made.n, broken=questions.problems, otherwise=kept))
-
-
-def _require_together(hand: ByHand | None, *, robust: bool, prediction_powered: bool) -> None:
-    """Refuse options that do not go with the number of questions."""
-    if (hand is None and prediction_powered) or (hand is not None and robust):
-        raise InputError(
-            "--prediction-powered takes --labels, an estimator that learns nothing from labels, and more questions "
-            "than --by-hand; --robust takes no more questions than --by-hand, so that people grade all answers"
-        )
-
-
-def _languages(given: str | None, questions: QuestionFile) -> tuple[str, ...]:
-    """The languages that the user declares, for all questions or for each of them; none where nothing is declared."""
-    from semgrad_guard.calibration.calibration_set import read_languages
-
-    named = [row.language for row in questions.rows if row.language]
-    without = [row.question for row in questions.rows if not row.language]
-    if given is None and named and without:
-        raise InputError(
-            f"{without[0]!r:.100} has no language in {questions.path}, and other questions have one: fill in the "
-            "column, or name the languages of all (--language de,fr)"
-        )
-    return read_languages(named if given is None else given)
 
 
 def _chosen(questions: QuestionFile) -> Copies:

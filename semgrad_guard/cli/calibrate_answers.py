@@ -5,32 +5,30 @@ scored by the log-probabilities that it reports.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from semgrad_guard.calibration import Binding, EngineIdentity
+from semgrad_guard.calibration import Binding
 from semgrad_guard.calibration.call_options import call_options
 from semgrad_guard.cli.terminal import kept_on_interrupt
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
-from semgrad_guard.errors import BindingMismatchError, InputError
+from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard import template_name
 from semgrad_guard.guard.reported import ReportedScorer, prompt_of
 from semgrad_guard.questions.answered import Answer, AnsweredSentence, AnswerScore
 from semgrad_guard.questions.data import Question
-from semgrad_guard.questions.job_record import JobRecord, differing, read_record
+from semgrad_guard.questions.job_record import JobRecord
 from semgrad_guard.questions.prompts import Phrasing
 from semgrad_guard.questions.run import (
     Answering,
     collect_answers,
     complete,
     run_binding,
-    run_settings,
 )
 from semgrad_guard.records import Message, PromptForm, SentenceVerdict, Verdict
 from semgrad_guard.settings import REPORTED, UPSTREAM_KEY, EngineOptions, OnDoubt
@@ -56,11 +54,6 @@ class ModelWriter:
         """The full name of the prompts."""
         return template_name(self.model, template)
 
-    def others(self, paths: Sequence[Path], rows: Sequence[Question]) -> list[OtherRun]:
-        """The answers of other engines to the same questions."""
-        settings = run_settings(self.model, self.estimators, options=self.decoding, template=self.template)
-        return [read_other(path, rows, settings) for path in paths]
-
     def answers(self, rows: Sequence[Question], path: Path, template: str) -> list[Answer]:
         """The answers; Ctrl-C tells how many are kept, and how to resume."""
         by_sentence = self.on_doubt is not None
@@ -83,49 +76,6 @@ class ModelWriter:
     def form(self, conversation: Sequence[Message]) -> PromptForm:
         """The form of a prompt."""
         return self.model.render(conversation).form
-
-
-_OF_ENGINES = frozenset({"fingerprint", "dtype"})
-"""Settings of a run in which engines and number formats differ."""
-
-
-@dataclass(frozen=True)
-class OtherRun:
-    """The answers to the same questions, in their order, and the engine that gave them."""
-
-    engine: EngineIdentity
-    answers: Sequence[Answer]
-
-
-def read_other(path: Path, rows: Sequence[Question], settings: Mapping[str, Any]) -> OtherRun:
-    """The answers that a run left at `path`, for a calibration whose own run has these `settings`.
-
-    Raises:
-        BindingMismatchError: prompts or scoring differ, or they are of this very engine.
-        DataFileError: a line is broken.
-        InputError: it is not a record of answers, or questions have no answer there.
-    """
-    theirs, kept = read_record(path, Answer)
-    mine: dict[str, Any] = json.loads(json.dumps(settings))
-    changed = differing(theirs, mine)
-    if foreign := [text for name, text in changed.items() if name not in _OF_ENGINES]:
-        raise BindingMismatchError(
-            f"The answers in {path} come from a run that differs in more than its engine: {'; '.join(foreign)}. "
-            "Answer the questions there with the settings of this command."
-        )
-    if not changed:
-        raise BindingMismatchError(
-            f"The answers in {path} are this engine's own: the fingerprint is {mine['fingerprint']!r} in both. "
-            "--also takes those of another engine or number format."
-        )
-    found = {answer.key: answer for answer in kept}
-    if missing := sum(question.key not in found for question in rows):
-        raise InputError(
-            f"{missing} of the {len(rows)} questions have no answer in {path}. "
-            "Run that calibration with these questions."
-        )
-    engine = EngineIdentity(fingerprint=theirs["fingerprint"], dtype=theirs["dtype"])
-    return OtherRun(engine, [found[question.key] for question in rows])
 
 
 @dataclass(frozen=True)

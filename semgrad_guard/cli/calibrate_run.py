@@ -6,14 +6,13 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from semgrad_guard.calibration import Binding, EngineAnswers
-from semgrad_guard.calibration.calibration_set import Copies, doubt_of_grader
+from semgrad_guard.calibration import Binding
+from semgrad_guard.calibration.calibration_set import Copies
 from semgrad_guard.cli import grading, loading
-from semgrad_guard.cli.calibrate_answers import ModelWriter, OtherRun, ServerWriter
-from semgrad_guard.cli.grading import ByHand, Files, Grades
+from semgrad_guard.cli.calibrate_answers import ModelWriter, ServerWriter
+from semgrad_guard.cli.grading import Files
 from semgrad_guard.cli.options import EstimatorSpec, LearnedEstimatorSpec, Sentences, candidates_for, estimators_for
 from semgrad_guard.cli.terminal import say, say_unscored
 from semgrad_guard.engine.answers.options import GenerationOptions
@@ -33,41 +32,21 @@ from semgrad_guard.questions.answered import Answer
 from semgrad_guard.questions.data import Question, QuestionFile, wordings
 from semgrad_guard.questions.job_record import number_of_try
 from semgrad_guard.questions.prompts import Phrasing
-from semgrad_guard.records import Message, PromptForm
+from semgrad_guard.records import PromptForm
 from semgrad_guard.settings import REPORTED
-
-
-@dataclass(frozen=True)
-class GradedOther:
-    """The answers of another engine, and their grades."""
-
-    run: OtherRun
-    grades: Grades
-
-    def answered(self, estimator: str, like: Binding) -> EngineAnswers:
-        """Their part in a calibration; `like` is the binding of the first engine."""
-        answers = [self.run.answers[i] for i in self.grades.rows]
-        return EngineAnswers(
-            [answer.uncertainty(estimator) for answer in answers],
-            [grade is True for grade in self.grades.correct],
-            [answer.key for answer in answers],
-            like.in_engine(self.run.engine).model_copy(update={"grader": self.grades.grader}),
-        )
 
 
 @dataclass(frozen=True)
 class Graded:
     """Answered questions with their grades, and the forms of the prompts; all in one order.
 
-    `also` are the answers of other engines to the same questions. An answer that was not to be graded has
-    None. By sentence, `sentences` are the grades of each answer's.
+    An answer that was not to be graded has None. By sentence, `sentences` are the grades of each answer's.
     """
 
     rows: Sequence[Question]
     answers: Sequence[Answer]
     correct: Sequence[bool | None]
     prompts: Sequence[PromptForm | None] | None
-    also: Sequence[GradedOther]
     copies: Copies | None
     sentences: Sequence[Sequence[bool]] | None
 
@@ -75,8 +54,7 @@ class Graded:
         """A digest of the answers and their grades."""
         grades = self.correct if self.sentences is None else map(list, self.sentences)
         rows = [[answer.key, right] for answer, right in zip(self.answers, grades, strict=True)]
-        others = [[other.run.engine.fingerprint, *other.grades.correct] for other in self.also]
-        return hashlib.sha256(json.dumps([rows, others]).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
 
     def calibrated(
         self, spec: EstimatorSpec, bind: Callable[[Any], Binding], *, named: str | None, **how: Any
@@ -84,8 +62,7 @@ class Graded:
         """Calibrate; for a learned estimator and "auto", learn on a part of the answers first.
 
         `bind` gives the binding by an estimator. `named` takes the scores of that name instead, which no model here
-        has made: then it is given None. `how` are options of `calibrate`
-        (alpha, delta, robust ...).
+        has made: then it is given None. `how` are options of `calibrate` (alpha, delta ...).
         """
         how = {"copies": self.copies, **how}
         if "by_hand" in how:
@@ -109,31 +86,24 @@ class Graded:
         if spec.estimator in NEEDS_LABELS:
             return calibrate_learned(known, spec.set_on(FusedStates()), bind=bind, **how)
         estimator = spec.make()
-        binding = bind(estimator)
-        also = [other.answered(estimator.name, binding) for other in self.also]
-        return calibrate_scored(known, estimator, binding=binding, also=also, **how)
+        return calibrate_scored(known, estimator, binding=bind(estimator), **how)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """How to answer and score. `conversations` and `slots` widen the shape of the prompts."""
+    """How to answer, score and grade; `by_hand` is how many of the surest answers people grade, None: all."""
 
     source: ModelSource
     estimator: EstimatorSpec
     phrasing: Phrasing
     decoding: GenerationOptions
     batch_size: int
-    also: Sequence[Path]
-    conversations: Sequence[Sequence[Message]]
-    slots: Sequence[str]
-    hand: ByHand | None
+    by_hand: int | None
     server: str | None
     sentences: Sentences | None
-    languages: Sequence[str]
     graders: Sequence[AnswerGrader]
     alpha: float
     delta: float
-    robust: bool
     upstream: str | None
     copies: Copies | None
 
@@ -144,19 +114,16 @@ class Run:
         template = self.phrasing.name(rows)
         writer = self._writer(template)
         grader = next(iter(self.graders), GRADERS[default_grader(writer.prompt_name(template))])
-        if files.labels is None and (doubt := doubt_of_grader(self.languages, grader.name)) is not None:
-            say(f"{doubt}.", label="Warning")
-        others = [] if isinstance(writer, ServerWriter) else writer.others(self.also, rows)
         answers = writer.answers(rows, files.answers, template)
         say_unscored(answers)
         times = questions.times if self.copies == "keep" else ()
         # The places of all answers, those of traffic as often as they were asked for.
         everything = [row for row in range(len(rows)) for _ in range(times[row] if times else 1)]
         named = writer.scorer.estimator if isinstance(writer, ServerWriter) else None
-        scored_by, drawn = "", None
-        if self.hand is not None:
+        drawn = None
+        if self.by_hand is not None:
             scored_by = named or self.estimator.make().name
-            drawn = self.hand.draw(rows, answers, everything, scored_by, alpha=self.alpha)
+            drawn = grading.drawn_for_people(rows, answers, everything, scored_by, count=self.by_hand, alpha=self.alpha)
         about: dict[str, Any] = {"labels": files.labels, "others": grading.recorded_keys(files.answers)}
         by_sentence = self.sentences is not None
         grades = grading.grade(rows, answers, grader, book=files.grades, only=drawn, by_sentence=by_sentence, **about)
@@ -167,29 +134,15 @@ class Run:
         _say_near([rows[i] for i in grades.rows])
         forms = self.phrasing.forms(kept, writer.form)
         prompts = forms if any(forms) else None
-        of_others = [
-            GradedOther(other, grading.grade(rows, other.answers, grader, book=files.grades)) for other in others
-        ]
         correct = [right.get(row) for row in places]
         found = [answers[i] for i in places]
         parts = [[one is True for one in grades.units[row]] for row in places] if by_sentence else None
-        graded = Graded(kept, found, correct, prompts, of_others, self.copies, parts)
-        extra = [form for turns in self.conversations if (form := writer.form(turns)) is not None]
-        extra += [form for form in self.phrasing.forms([rows[i] for i in left_out], writer.form) if form is not None]
-        how: dict[str, Any] = {name: getattr(self, name) for name in ("alpha", "delta", "robust", "languages")}
+        graded = Graded(kept, found, correct, prompts, self.copies, parts)
+        how: dict[str, Any] = {"alpha": self.alpha, "delta": self.delta}
         how |= {} if self.sentences is None else asdict(self.sentences)
-        promise = dict(how)
-        if self.hand is not None:
-            how["by_hand"] = self.hand.count
-            promise |= {"by_hand": self.hand.count, "prediction_powered": self.hand.machine}
-        settings = {"estimator": asdict(self.estimator), "labels": graded.labels(), "copies": self.copies, **promise}
+        how |= {} if self.by_hand is None else {"by_hand": self.by_hand}
+        settings = {"estimator": asdict(self.estimator), "labels": graded.labels(), "copies": self.copies, **how}
         how["tries"] = number_of_try(files.answers, settings)
-        how |= {"extra_prompts": extra, "slots": self.slots}
-        if self.hand is not None and self.hand.machine:
-            surest = self.hand.draw(rows, answers, everything, scored_by, alpha=self.alpha, whole=True)
-            verdicts = grading.grade(rows, answers, grader, book=files.grades, only=surest)
-            by_machine = {row: grade is True for row, grade in zip(verdicts.rows, verdicts.correct, strict=True)}
-            how["machine"] = [by_machine.get(row) for row in places]
         bind = writer.binding(grades.grader, self.upstream)
         outcome = graded.calibrated(self.estimator, bind, named=named, **how)
         return replace(outcome, no_verdict=grades.no_verdict, abstained=sum(row in left_out for row in everything))

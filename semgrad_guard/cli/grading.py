@@ -116,38 +116,29 @@ class Grades:
         return [row for row, grade in zip(self.rows, self.correct, strict=True) if grade == ABSTAINED]
 
 
-@dataclass(frozen=True)
-class ByHand:
-    """How many of the surest answers people grade, and whether the grader (`machine`) grades all of these as well."""
-
-    count: int
-    machine: bool
-
-    def draw(
-        self,
-        questions: Sequence[Question],
-        answers: Sequence[Answer],
-        draws: Sequence[int],
-        estimator: str,
-        *,
-        alpha: float,
-        whole: bool = False,
-    ) -> list[int]:
-        """The places of the answers that people grade, in random order; `draws` are the places of all, those of traffic
-        with their repetitions. With `whole` the places of all the surest answers."""
-        drawn = rows_to_grade(
-            [answers[place].uncertainty(estimator) for place in draws],
-            alpha=alpha,
-            by_hand=len(draws) if whole else self.count,
-            groups=[questions[place].key for place in draws],
-            copies="keep",
-        )
-        if not whole:
-            note(
-                f"{len(drawn)} answers are graded by hand: a random part of the surest {share_to_grade(alpha):.1%}. "
-                "Nothing less sure is let through then. --by-hand takes another number."
-            )
-        return list(dict.fromkeys(draws[row] for row in drawn))
+def drawn_for_people(
+    questions: Sequence[Question],
+    answers: Sequence[Answer],
+    draws: Sequence[int],
+    estimator: str,
+    *,
+    count: int,
+    alpha: float,
+) -> list[int]:
+    """The places of the answers that people grade, in random order; `draws` are the places of all, those of traffic
+    with their repetitions."""
+    drawn = rows_to_grade(
+        [answers[place].uncertainty(estimator) for place in draws],
+        alpha=alpha,
+        by_hand=count,
+        groups=[questions[place].key for place in draws],
+        copies="keep",
+    )
+    note(
+        f"{len(drawn)} answers are graded by hand: a random part of the surest {share_to_grade(alpha):.1%}. "
+        "Nothing less sure is let through then. --by-hand takes another number."
+    )
+    return list(dict.fromkeys(draws[row] for row in drawn))
 
 
 def grade(
@@ -184,10 +175,10 @@ def grade(
     name, unit = grader.name if labels is None else HUMAN, "sentences" if by_sentence else "answers"
     found, taken, without = dict[int, list[Grade]](), iter(verdicts), 0
     for place, own in rows.items():
-        given = [next(taken) for _ in own]
+        given: Verdicts = [next(taken) for _ in own]
         if labels is None or not given or given.count(None) < len(given):
             without += given.count(None)
-            found[place] = [bool(verdict) for verdict in given] if by_sentence else [_graded(given[0])]
+            found[place] = [bool(verdict) if by_sentence else verdict or False for verdict in given]
     if unlabelled := len(rows) - len(found):
         if only is not None:
             raise GradingError(
@@ -221,11 +212,6 @@ def _verdicts(
     ]
     with kept_on_interrupt(f"Grading by {grader.name}", f"grades are kept in {book}") as tell:
         return grade_texts(texts, grader, book, on_progress=tell)
-
-
-def _graded(verdict: Grade | None) -> Grade:
-    """No verdict is wrong."""
-    return False if verdict is None else verdict
 
 
 def show_grades(answers: Sequence[GradedAnswer], grader: str, *, unit: str = "answers") -> None:

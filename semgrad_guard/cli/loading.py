@@ -6,7 +6,7 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
@@ -20,7 +20,6 @@ from semgrad_guard.questions.data import Need, Question, QuestionFile, read_ques
 from semgrad_guard.questions.data_files import STDIN, read_text
 from semgrad_guard.questions.job_record import Row
 from semgrad_guard.questions.prompts import Phrasing
-from semgrad_guard.records import Message
 from semgrad_guard.settings import ONE_THRESHOLD, PolicyOptions
 
 if TYPE_CHECKING:
@@ -88,28 +87,6 @@ def phrasing(wording: Wording) -> tuple[Phrasing, list[Path]]:
         return Phrasing(system, wording.prompt, None, examples), files
     template, read = text_or_file(wording.prompt)
     return Phrasing(system, "plain", template, examples), [*files, *read]
-
-
-def read_conversations(path: Path) -> list[list[Message]]:
-    """The conversations of a file, a line of JSON {"messages": [{"role": ..., "content": ...}, ...]} each.
-
-    Raises:
-        InputError: a line is something else.
-    """
-    from pydantic import TypeAdapter, ValidationError
-
-    read_line = TypeAdapter(dict[Literal["messages"], list[Message]]).validate_json
-    found: list[list[Message]] = []
-    for number, line in enumerate(read_text(path).splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            found.append(read_line(line)["messages"])
-        except (ValidationError, KeyError) as error:
-            raise InputError(
-                f'line {number} of {path} is not a prompt: write {{"messages": [{{"role": "user", "content": "..."}}]}}'
-            ) from error
-    return found
 
 
 def read_examples(path: Path | None, shots: int | None) -> Sequence[Question]:

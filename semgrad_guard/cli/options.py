@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, get_args
@@ -332,8 +332,8 @@ class PromisedSentences(SentenceForm):
         ),
     ] = None
 
-    def form(self, others: Mapping[str, object]) -> Sentences | None:
-        """The promise; None: whole answers are judged. `others` are options that do not go with sentences.
+    def form(self) -> Sentences | None:
+        """The promise; None: whole answers are judged.
 
         Raises:
             InputError: an option is about the other unit.
@@ -345,6 +345,4 @@ class PromisedSentences(SentenceForm):
             if self.promise is not None:
                 raise InputError("--promise is about sentences: give --by sentence, or leave it out")
             return None
-        if given := [name for name, value in others.items() if value]:
-            raise InputError(f"{given[0]} is for whole answers: leave it out, or leave --by sentence out")
         return Sentences(on_doubt, self.promise or "sentence")

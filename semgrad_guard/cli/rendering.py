@@ -281,16 +281,11 @@ def _outcome(calibration: Calibration) -> list[tuple[str, str]]:
     answered = "of the questions are answered"
     if calibration.sentences is not None:
         answered = f'of the answers deliver something, with on_doubt="{calibration.sentences.on_doubt}"'
-    binding, engines = calibration.binding, list[tuple[str, str]]()
-    if binding is not None and binding.also:  # a promise about several engines, and the numbers of one
-        shown = f"{binding.fingerprint} {(binding.settings or {}).get('dtype', '')}".rstrip()
-        engines = [("engines", f"{1 + len(binding.also)}; these are the numbers of {shown}")]
     bound = f" (were the threshold fixed beforehand, at most {percent(calibration.bound_if_fixed)})"
     return [
         ("threshold", f"uncertainty at most {figure(calibration.threshold)}"),
         ("coverage", f"{percent(calibration.coverage)} {answered}"),
         ("wrong", seen if calibration.bound_if_fixed is None else seen + bound),
-        *engines,
     ]
 
 

@@ -72,7 +72,7 @@ def plan(
     from semgrad_guard.calibration.sentences import plan_sentences, simulated
 
     level, given = share_of(delta, 1), {"error": error, "auroc": auroc}
-    if (form := sentences.form({})) is not None:
+    if (form := sentences.form()) is not None:
         answers = simulated(**given, sentences=length, on_doubt=form.on_doubt, promise=form.promise)
         plans = [plan_sentences(n, answers, alpha=alpha, delta=level) for n in labels or _SIZES]
     else:

@@ -106,13 +106,6 @@ def grader(value: str) -> str:
     return require_kind(text(value))
 
 
-def languages(value: str) -> str:
-    """Languages as tags of BCP 47, with commas between them."""
-    from semgrad_guard.calibration.calibration_set import read_languages
-
-    return ",".join(read_languages(text(value)))
-
-
 def calibration_id(value: str) -> str:
     """The id of a calibration, as `calibrate` shows it: 16 hex digits."""
     if len(value) != _ID_DIGITS or set(value) - set("0123456789abcdef"):

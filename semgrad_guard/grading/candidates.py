@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ import numpy as np
 from semgrad_guard.calibration import (
     Binding,
     Calibration,
-    EngineAnswers,
     EstimatorChoice,
     calibrate,
     calibrate_sentences,
@@ -81,7 +80,7 @@ def calibrate_learned(
 
     `LABEL_FREE` takes its place where the answers with features are fewer than `LEARN_FROM`, on all answers, for
     nothing was learned from a label; and where it cannot be fitted, on the rest. The calibration's binding and `choice`
-    tell it. `how` are options of `calibrate` (alpha, delta, robust ...).
+    tell it. `how` are options of `calibrate` (alpha, delta ...).
     """
     usable = graded.usable([estimator])
     learn, rest = split(usable, seed=seed, least=LEARN_FROM, facts=graded.facts)
@@ -134,41 +133,26 @@ def calibrate_scored(
     estimator: Estimator | str,
     *,
     binding: Binding,
-    also: Sequence[EngineAnswers] = (),
     auto: str | None = None,
     **how: Any,
 ) -> Outcome:
     """Calibrate on all answers, by the scores of one estimator (or those of this name); nothing is learned from them.
 
-    `also` are the answers of other engines, and `auto` the estimator that `calibrate_best` takes or would take; None
-    finds it among those whose scores are at hand. `how` are further options of `calibrate`, or by sentence of
-    `calibrate_sentences`.
+    `auto` is the estimator that `calibrate_best` takes or would take; None finds it among those whose scores are at
+    hand. `how` are further options of `calibrate`, or by sentence of `calibrate_sentences`.
     """
-    units = graded.units()
-    how |= {
-        "binding": binding,
-        "aurocs": {name: auroc(column, units.correct) for name, column in units.uncertainties.items() if units.correct},
-        "auto": auto or best_at_hand(graded if how.get("copies") == "keep" else graded.distinct()),
-        "prompts": graded.prompts,
-    }
+    units, how = graded.units(), {"binding": binding, "prompts": graded.prompts, **how}
     if graded.sentences is not None:
-        return _by_sentence(graded, estimator, **how)
-    own = EngineAnswers(
-        graded.scores(estimator),
-        graded.correct,
-        graded.questions,
-        binding,
+        outcome = _by_sentence(graded, estimator, **how)
+    else:
+        scores = list(graded.scores(estimator))
+        made = calibrate(scores, graded.correct, groups=graded.questions, **how)
+        outcome = Outcome(made, scores, list(graded.correct))
+    compared = outcome.calibration.with_content(
+        aurocs={name: auroc(column, units.correct) for name, column in units.uncertainties.items() if units.correct},
+        auto=auto or best_at_hand(graded if how.get("copies") == "keep" else graded.distinct()),
     )
-    found = calibrate(
-        own.uncertainties,
-        own.correct,
-        groups=own.groups,
-        also=also,
-        **how,
-    )
-    named = None if found.binding is None else found.binding.engine
-    shown = next((engine for engine in also if engine.binding.engine == named), own)
-    return Outcome(found, list(shown.uncertainties), list(shown.correct))
+    return replace(outcome, calibration=compared)
 
 
 def _by_sentence(graded: LearningSet, estimator: Any, **how: Any) -> Outcome:
@@ -388,9 +372,8 @@ class Outcome:
     """Graded answers and the calibration made from them; `uncertainties` and `correct` are in the questions' order, by
     sentence those of all sentences.
 
-    Of several engines' answers, they are those of the engine that the calibration's numbers are about. `no_verdict`
-    counts the answers that are wrong because the grader came to no verdict on them, `abstained` those that are left out
-    because they are the model's own refusals: like answers that a guard withholds.
+    `no_verdict` counts the answers that are wrong because the grader came to no verdict on them, `abstained` those that
+    are left out because they are the model's own refusals: like answers that a guard withholds.
     """
 
     calibration: Calibration

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol, cast
+from typing import Final, Literal, Protocol
 
 from semgrad_guard.errors import InputError
 from semgrad_guard.grading.abstention import abstains
@@ -128,14 +128,12 @@ class WithRefusals:
         """A verdict for each answer, in order."""
         own = [abstains(answer.text, self.refusals) for answer in answers]
         others = iter(self.first.grade([answer for answer, is_own in zip(answers, own, strict=True) if not is_own]))
-        refused = cast("Grade | None", ABSTAINED)
-        graded = [(refused if is_own else next(others)) for is_own in own]
-        return cast("Verdicts", graded)
+        return [ABSTAINED if is_own else next(others) for is_own in own]
 
 
 def settling(answers: Sequence[AnswerToGrade], judge: Callable[[list[AnswerToGrade]], Verdicts]) -> Verdicts:
     """A verdict for each answer. Abstentions, and answers where no answer is right, are not judged."""
-    known = [settled(answer.text, answer.sources) for answer in answers]
+    known: Verdicts = [settled(answer.text, answer.sources) for answer in answers]
     unsettled = [answer for answer, verdict in zip(answers, known, strict=True) if verdict is None]
     judged = iter(judge(unsettled) if unsettled else ())
     return [next(judged) if verdict is None else verdict for verdict in known]

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from semgrad_guard.calibration import AnswerSentences
-from semgrad_guard.calibration.calibration_set import Copies
+from semgrad_guard.calibration.calibration_set import Copies, Prompts
 from semgrad_guard.estimators import NEEDS_LABELS, Estimator
 from semgrad_guard.estimators.learned import Features, FusedStates
 from semgrad_guard.questions.answered import Answer, AnsweredSentence, AnswerScore
 from semgrad_guard.questions.data import Question, wordings
-from semgrad_guard.records import PromptForm
 
 T = TypeVar("T")
 
@@ -41,7 +40,7 @@ class LearningSet:
     correct: Sequence[bool]
     features: Mapping[str, Sequence[Features | None]]
     uncertainties: Mapping[str, Sequence[float | None]]
-    prompts: Sequence[PromptForm | None] | None = None
+    prompts: Sequence[Prompts] | None = None
     facts: Sequence[int] | None = None
     sentences: Sequence[GradedSentences] | None = None
 
@@ -52,7 +51,7 @@ class LearningSet:
         answers: Sequence[Answer],
         correct: Sequence[bool],
         *,
-        prompts: Sequence[PromptForm | None] | None = None,
+        prompts: Sequence[Prompts] | None = None,
         copies: Copies | None = None,
         sentences: Sequence[Sequence[bool]] | None = None,
     ) -> LearningSet:

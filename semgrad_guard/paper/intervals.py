@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from semgrad_guard.calibration.confidence import ConfidenceMethod, fit
+from semgrad_guard.calibration.confidence import fit_isotonic
 from semgrad_guard.calibration.gates import upper_bound
 from semgrad_guard.metrics import Floats, Ints, Tally, as_arrays, divide, tally
 
@@ -166,13 +166,8 @@ class Reliability:
     count: NDArray[np.int64]
 
 
-def crossfitted(
-    uncertainties: Sequence[float | None],
-    correct: Sequence[bool],
-    *,
-    method: ConfidenceMethod = "isotonic",
-) -> Floats:
-    """[answers] P(correct) from a map that was fitted without the answer; nan where it has no score.
+def crossfitted(uncertainties: Sequence[float | None], correct: Sequence[bool]) -> Floats:
+    """[answers] P(correct) by isotonic regression without the answer itself; nan where it has no score.
 
     All nan with fewer answers with a score than folds: nothing could be fitted.
     """
@@ -184,7 +179,7 @@ def crossfitted(
     for fold in range(FOLDS):
         held_out = rows[fold::FOLDS]
         others = np.setdiff1d(rows, held_out)
-        to_confidence = fit(scores[others], labels[others], method)
+        to_confidence = fit_isotonic(scores[others], labels[others])
         found[held_out] = [to_confidence(score) for score in scores[held_out].tolist()]
     return found
 

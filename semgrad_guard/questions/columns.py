@@ -57,7 +57,7 @@ RESPONSE = (
     *("model_answer", "model_output", "generated_answer"),
 )
 KIND = ("kind", "category")
-_OTHERS = ("paraphrases", "id", "language")
+_OTHERS = ("paraphrases", "id")
 _ALIASES = ("answer_aliases", "aliases", "acceptable_answers", "accepted_answers", "alternative_answers")
 _UNANSWERABLE = {
     **dict.fromkeys(("answerable", "is_answerable", "has_answer"), False),

@@ -54,8 +54,8 @@ class Question(BaseModel, frozen=True, extra="forbid"):
 
     `answers` are the references, any of which counts as correct; without one, an abstention is. `context` is a passage
     to answer from. `response` is an answer that came from anywhere, to be scored. `paraphrases` are the same question
-    in other words. `kind` is the sort of the question, `language` its language. References, ids and kinds may be
-    numbers, other fields are texts. `columns` has the names of these fields in files.
+    in other words. `kind` is the sort of the question. References, ids and kinds may be numbers, other
+    fields are texts. `columns` has the names of these fields in files.
     """
 
     question: str = Field(pattern=r"\S")
@@ -65,7 +65,6 @@ class Question(BaseModel, frozen=True, extra="forbid"):
     response: str | None = None
     id: Text | None = None
     kind: Text | None = None
-    language: Text | None = None
 
     @cached_property
     def key(self) -> str:

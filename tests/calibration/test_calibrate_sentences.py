@@ -113,7 +113,7 @@ def test_copies_of_a_question_count_once() -> None:
     [
         ({"on_doubt": "retry"}, "on_doubt is .*, and promise is"),
         ({"promise": "pooled"}, "on_doubt is .*, and promise is"),
-        ({"grid": [0.1, 0.2]}, "no `grid`"),
+        ({"by_hand": 3}, "no `by_hand`"),
     ],
 )
 def test_what_is_not_a_form_is_refused(change: dict[str, Any], message: str) -> None:

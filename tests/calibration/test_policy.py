@@ -15,7 +15,7 @@ BINDING = Binding(model="pocket", estimator="hybridgrad", fingerprint="f1", grad
 
 
 def calibrated(*, correct: bool = True) -> Calibration:
-    return calibrate(range(100), [correct] * 100, alpha=0.1, delta=0.1, grid=[60], binding=BINDING)
+    return calibrate(range(100), [correct] * 100, alpha=0.1, delta=0.1, binding=BINDING)
 
 
 @pytest.mark.parametrize(
@@ -62,11 +62,11 @@ def test_a_bare_policy_has_no_confidence_and_no_id() -> None:
 def test_a_calibrated_policy_carries_threshold_id_confidence_and_binding() -> None:
     calibration = calibrated()
     policy = Policy.from_calibration(calibration, on_unscored="escalate")
-    assert (policy.threshold, policy.calibration_id, policy.binding) == (60.0, calibration.id, BINDING)
+    assert (policy.threshold, policy.calibration_id, policy.binding) == (calibration.threshold, calibration.id, BINDING)
     assert policy.confidence(3.0) == calibration.confidence(3.0) == pytest.approx(101 / 102)
     assert policy.confidence(None) is None
-    assert policy.decide(60, can_escalate=True) == "answer"
-    assert policy.decide(61, can_escalate=True) == "escalate"
+    assert policy.decide(99, can_escalate=True) == "answer"
+    assert policy.decide(102, can_escalate=True) == "escalate"
     assert policy.decide(None, can_escalate=True) == "escalate"
     assert Policy(calibration=calibration, on_unscored="escalate") == policy
 
@@ -130,7 +130,7 @@ def test_a_calibration_that_was_changed_after_it_was_made_is_refused(changes: di
     changed = calibrated().model_copy(update=changes)
     with pytest.raises(CalibrationError, match="was changed after it was made"):
         Policy.from_calibration(changed)
-    assert Policy.from_calibration(calibrated().model_copy()).threshold == 60.0
+    assert Policy.from_calibration(calibrated().model_copy()).threshold == calibrated().threshold
 
 
 @pytest.mark.parametrize("no_number", ["0.1", b"1", [0.1]])

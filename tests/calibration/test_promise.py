@@ -60,9 +60,8 @@ def bound(upstream: str | None = None) -> Binding:
 
 def first_stage(rng: np.random.Generator, delta: float) -> Calibration:
     world = World.draw(rng, 400)
-    grid = np.quantile(World.draw(rng, 200).first, np.linspace(0.02, 1, 30))
     correct = rng.random(400) >= world.wrong_first
-    return calibrate(world.first, correct, alpha=ALPHA, delta=delta, grid=grid, binding=bound())
+    return calibrate(world.first, correct, alpha=ALPHA, delta=delta, binding=bound())
 
 
 def second_stage(rng: np.random.Generator, delta: float, before: Calibration, *, on_all: bool) -> Calibration:
@@ -70,12 +69,8 @@ def second_stage(rng: np.random.Generator, delta: float, before: Calibration, *,
     world = World.draw(rng, 1200)
     world = world if on_all else world.only(~through(world.first, before))
     correct = rng.random(len(world.difficulty)) >= world.wrong_second
-    unlabelled = World.draw(rng, 400)
-    handed_on = unlabelled if on_all else unlabelled.only(~through(unlabelled.first, before))
-    grid = np.quantile(handed_on.second, np.linspace(0.02, 1, 30))
-    return calibrate(
-        world.second, correct, alpha=ALPHA, delta=delta, grid=grid, binding=bound(None if on_all else before.id)
-    )  # fmt: skip
+    binding = bound(None if on_all else before.id)
+    return calibrate(world.second, correct, alpha=ALPHA, delta=delta, binding=binding)
 
 
 def delivered_error_rate(first: Calibration, second: Calibration) -> tuple[float, float, float]:
@@ -121,12 +116,11 @@ def stage(
     delta: float = 0.05,
     bind: bool = True,
     shape: bool = True,
-    grid: tuple[float, ...] | None = (59.0,),
+    n: int = 60,
 ) -> Calibration:
     binding = bound(upstream) if bind else None
-    scores, right = ([0.1, 0.2], [True, False]) if grid is None else (range(60), [True] * 60)
-    prompts = drawn(closed_book, len(right), 0) if shape else None
-    return calibrate(scores, right, alpha=alpha, delta=delta, grid=grid, binding=binding, prompts=prompts)
+    prompts = drawn(closed_book, n, 0) if shape else None
+    return calibrate(range(n), [True] * n, alpha=alpha, delta=delta, binding=binding, prompts=prompts)
 
 
 def test_a_chain_promises_the_largest_alpha_and_the_sum_of_deltas() -> None:
@@ -156,7 +150,7 @@ def test_there_is_no_promise_with_an_uncalibrated_stage_or_unscored_answers() ->
 
 
 def test_there_is_no_promise_where_no_threshold_was_found() -> None:
-    none = stage(grid=None)
+    none = stage(n=2)
     assert none.threshold is None
     assert combined_promise([Policy.from_calibration(none)]) is None
     assert combined_promise([Policy.from_calibration(c) for c in (none, stage(none.id))]) is None

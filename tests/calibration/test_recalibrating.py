@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from semgrad_guard.calibration import Binding, Calibration, calibrate
-from semgrad_guard.calibration.binding import EngineIdentity
 from semgrad_guard.calibration.calibrating import Proposal, recalibrate
 from semgrad_guard.errors import CalibrationError
 
@@ -65,11 +64,3 @@ def test_it_is_refused_without_grades() -> None:
         recalibrate(old, [0.1], [])
     with pytest.raises(CalibrationError, match="it lets nothing through"):
         recalibrate(none, [0.1], [(0.1, True)])
-
-
-def test_a_calibration_of_several_engines_is_refused() -> None:
-    """The log does not tell which of them answered, and their answers keep the promise each by themselves."""
-    binding = BINDING.model_copy(update={"also": (EngineIdentity(fingerprint="f"),)})
-    both = old_one().model_copy(update={"binding": binding})
-    with pytest.raises(CalibrationError, match="each of several engines"):
-        proposed(both, wrong_from=0.5)

@@ -18,9 +18,8 @@ def test_the_report_tells_what_the_record_knows() -> None:
     wrong = rng.random(400) < 0.2
     scores = rng.normal(size=400) + 1.2 * wrong
     prompts = drawn(closed_book, 400, 0)
-    made = calibrate(
-        scores, ~wrong, alpha=0.2, delta=0.1, prompts=prompts, copies="keep", tries=2, aurocs={"gnll": 0.9, "b": None}
-    )
+    made = calibrate(scores, ~wrong, alpha=0.2, delta=0.1, prompts=prompts, copies="keep", tries=2)
+    made = made.with_content(aurocs={"gnll": 0.9, "b": None})
     sentences = report(made)
     assert made.auroc == pytest.approx(0.8, abs=0.05)
     chance = plan(400, error=made.n_wrong / 400, auroc=made.auroc, alpha=0.2, delta=made.level)
@@ -43,7 +42,7 @@ def test_the_report_tells_what_the_record_knows() -> None:
         calibrate([0.1] * 40, [True] * 40, alpha=0.1, delta=0.1),
         calibrate(range(40), [False] * 40, alpha=0.1, delta=0.1),
     ],
-    ids=["a part tested", "one label", "two labels", "no score", "all right", "all wrong"],
+    ids=["the embedded one", "one label", "two labels", "no score", "all right", "all wrong"],
 )
 def test_odd_records_have_a_report_too(made: Calibration) -> None:
     sentences = report(made)

@@ -17,7 +17,6 @@ from semgrad_guard.cli.command import ExitCode
 from semgrad_guard.cli.options import LearnedEstimatorSpec, estimators_for
 from semgrad_guard.grading.candidates import CANDIDATES, FREE
 from semgrad_guard.questions.prompts import PAPER_PROMPT
-from semgrad_guard.records import PromptForm
 
 from .helpers import ASKED, TOKENS, flat, jsonl, merged
 
@@ -146,13 +145,6 @@ def test_contexts_are_another_form_of_prompt(calibrate: Run, tmp_path: Path) -> 
     mixed = calibrate(jsonl(tmp_path / "mixed.jsonl", [*rows, {"question": "q", "answers": ["x"]}]))
     assert mixed.exit_code == 1
     assert "3 of the 4 questions have a context" in mixed.stderr
-
-
-def test_the_robust_procedure_is_recorded(calibrate: Run, right: Path, tmp_path: Path) -> None:
-    shown = flat(calibrate(right, "--robust").stdout)
-    made = Calibration.load(tmp_path / "c.json")
-    assert made.procedure == "two-walks"
-    assert f"This assumes: {made.assumption}." in shown
 
 
 def test_too_few_questions_are_told_before_any_work(calibrate: Run, right: Path, tmp_path: Path) -> None:
@@ -350,43 +342,6 @@ def test_a_record_with_more_scores_is_calibrated_by_one_of_them(calibrate: Run, 
     assert calibrate(more, "--estimator", "max_probability", "--alpha", 0.3, *record).exit_code in (0, 4)
 
 
-def test_further_prompts_and_slots_are_familiar(
-    calibrate: Run, right: Path, model_folder: Path, tmp_path: Path
-) -> None:
-    model, system = LanguageModel.from_pretrained(str(model_folder)), "You help {}."
-
-    def form(*turns: str, name: str = "Karl Otto") -> PromptForm:
-        roles = ["user", "assistant"] * len(turns)
-        messages = [Message("system", system.format(name)), *map(Message, roles, turns)]
-        return model.render(messages).form
-
-    questions = [json.loads(line)["question"] for line in right.read_text().splitlines()]
-    turns = [("Hello.", "Good day.", question) for question in questions]
-    rows = [
-        {"messages": [{"role": "system", "content": system.format("Anna")}]
-         + [{"role": role, "content": text} for role, text in zip(("user", "assistant", "user"), row, strict=True)]}
-        for row in turns
-    ]  # fmt: skip
-    extra = jsonl(tmp_path / "extra.jsonl", rows)
-    calibrate(right, "--system", system.format("Anna"), "--extra-prompts", extra, "--slot", system.format("{user}"))
-    made = Calibration.load(tmp_path / "c.json")
-    assert made.unfamiliar(form(questions[0])) == ()
-    assert made.unfamiliar(form("Hello.", "Good day.", questions[1])) == ()
-    assert made.unfamiliar(form(questions[0], name="Anna and always say yes"))
-    assert made.unfamiliar(form("Hello.", "Good day.", "Hm.", "Well.", questions[1]))
-
-
-@pytest.mark.parametrize("line", ['{"question": "Who?"}', "{}", '{"messages": ["Who?"]}', "Who?"])
-def test_a_file_of_prompts_that_cannot_be_read_is_refused(
-    calibrate: Run, right: Path, tmp_path: Path, line: str
-) -> None:
-    extra = tmp_path / "extra.jsonl"
-    extra.write_text(f"\n{line}\n")
-    refused = calibrate(right, "--extra-prompts", extra)
-    assert refused.exit_code == 1
-    assert "line 2 of" in flat(refused.stderr)
-
-
 def test_a_file_with_repeats_is_traffic_or_a_list(calibrate: Run, right: Path, tmp_path: Path) -> None:
     lines = right.read_text().splitlines()
     data = jsonl(tmp_path / "repeats.jsonl", [*lines, *lines[:1] * 20])
@@ -404,7 +359,7 @@ def test_a_file_with_repeats_is_traffic_or_a_list(calibrate: Run, right: Path, t
     listed = Calibration.load(tmp_path / "c.json")
     assert (listed.n, listed.n_duplicates, listed.copies, listed.tries) == (60, 0, "once", 2)
     sampled = calibrate(data, "--copies", "keep", "--temperature", 1, "--answers", tmp_path / "sampled.jsonl")
-    assert "--copies keep takes greedy answers of one engine" in flat(sampled.stderr)
+    assert "--copies keep takes greedy answers" in flat(sampled.stderr)
 
 
 def test_tries_on_a_record_are_counted(calibrate: Run, right: Path, tmp_path: Path) -> None:
@@ -413,9 +368,8 @@ def test_tries_on_a_record_are_counted(calibrate: Run, right: Path, tmp_path: Pa
     made = made_by(calibrate, right, tmp_path, "--alpha", 0.3)
     assert made.level < made.delta / 50
     assert "for all 3 tries on these labels together" in flat(calibrate(right, "--alpha", 0.3).stdout)
-    assert made_by(calibrate, right, tmp_path, "--robust").tries == 4
     more = jsonl(tmp_path / "more.jsonl", [*right.read_text().splitlines(), '{"question": "new?", "answers": ["x"]}'])
-    assert made_by(calibrate, more, tmp_path).tries == 5  # 25 more labels are another try
+    assert made_by(calibrate, more, tmp_path).tries == 4  # 25 more labels are another try
     assert made_by(calibrate, right, tmp_path, "--answers", tmp_path / "new.jsonl").tries == 1
 
 

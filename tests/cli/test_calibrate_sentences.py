@@ -125,7 +125,6 @@ def test_learned_estimators_learn_from_sentences(calibrate: Run, tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("--prediction-powered",), "--prediction-powered is for whole answers"),
         (("--by", "answer", "--promise", "answer"), "--promise is about sentences"),
         (("--by", "answer", "--on-doubt", "drop"), 'judge answers by="sentence"'),
         (("--estimator", "semantic_entropy"), "compares whole answers"),

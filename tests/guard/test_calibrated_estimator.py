@@ -108,7 +108,7 @@ def test_a_learned_calibration_is_refused_when_its_weights_were_touched(
 
 
 def test_calibrations_without_a_choice_are_written_as_before(tmp_path: Path) -> None:
-    plain = calibrate([0.1, 0.2], [True, False], alpha=0.1, delta=0.1, created="2026-01-31")
+    plain = calibrate([0.1, 0.2], [True, False], alpha=0.1, delta=0.1)
     assert '"choice"' not in plain.save(tmp_path / "c.json").read_text()
     assert Calibration.load(tmp_path / "c.json") == plain
 

@@ -16,13 +16,13 @@ from semgrad_guard.records import PromptForm
 
 KNOWN, UNKNOWN = "What is the capital of Japan?", "What is the capital of Mongolia?"
 PROMPT = PromptForm(text="<user>What is it?</user>", tokens=4, roles=("user",), user_text="What is it?")
-SURE, UNSURE = 1.0, 99.0
+SURE, UNSURE = 1.0, 200.0
 
 
 def made_after(upstream: str | None, *, alpha: float = 0.1) -> Policy:
     binding = Binding(model="m", estimator="e", upstream=upstream)
     return Policy.from_calibration(
-        calibrate(range(100), [True] * 100, alpha=alpha, delta=0.1, grid=[60], prompts=[PROMPT] * 100, binding=binding)
+        calibrate(range(100), [True] * 100, alpha=alpha, delta=0.1, prompts=[PROMPT] * 100, binding=binding)
     )
 
 

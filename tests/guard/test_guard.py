@@ -45,10 +45,9 @@ def calibrated(
     """A calibration bound to `base`, on the prompt "q" and made-up scores, of which the low ones are right."""
     scores = [scale * i / 300 for i in range(300)]
     binding = base.binding.model_copy(update={"grader": "exact", "upstream": upstream})
-    grid = [scale * step for step in (0.1, 0.3, 0.5, 0.7)]
     right = [s < 0.7 * scale for s in scores]
     prompts = [base.model.render("q").form] * len(scores)
-    return calibrate(scores, right, alpha=alpha, delta=delta, grid=grid, binding=binding, prompts=prompts)
+    return calibrate(scores, right, alpha=alpha, delta=delta, binding=binding, prompts=prompts)
 
 
 def test_an_answer_let_through(language_model: LanguageModel) -> None:

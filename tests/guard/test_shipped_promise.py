@@ -93,9 +93,7 @@ def test_an_answer_that_goes_on_where_the_calibration_cut_is_not_promised(
         guard("What is the capital of Japan?")
     (one,) = recorder.drafts
     binding = binding_of(one.verdict).model_copy(update={"max_tokens": 256, **ends})
-    made = calibrate(
-        range(100), [True] * 100, alpha=0.1, delta=0.1, grid=[50], prompts=[one.prompt] * 100, binding=binding
-    )
+    made = calibrate(range(100), [True] * 100, alpha=0.1, delta=0.1, prompts=[one.prompt] * 100, binding=binding)
     longer = Guard(guard.model, Policy.from_calibration(made))
     verdict = longer("What is the capital of Japan?")
     assert (verdict.action, verdict.promised, verdict.familiar) == ("answer", False, False)

@@ -26,7 +26,7 @@ STRANGE = prompt("Be brief.", "What is it?", roles=("system", "user"))
 def calibrated(binding: Binding | None = None, *, shape: bool = True) -> Calibration:
     prompts = [prompt(f"What is {word}?") for word in ["it"] * 60 + ["this"] * 40]
     shaped = prompts if shape else None
-    return calibrate(range(100), [True] * 100, alpha=0.1, delta=0.1, grid=[60], prompts=shaped, binding=binding)
+    return calibrate(range(100), [True] * 100, alpha=0.1, delta=0.1, prompts=shaped, binding=binding)
 
 
 def draft(uncertainty: float | None = 1.0) -> Verdict:
@@ -91,14 +91,14 @@ def test_other_options_are_refused_or_outside_the_promise_and_other_models_are_r
     found = decide(answer, delivering, can_escalate=False, prompt=USUAL)
     assert (found.action, found.promised, found.familiar) == ("answer", False, False)
     assert "at calibration" in found.unfamiliar[0]
-    unsure = answer.model_copy(update={"uncertainty": 99.0})
+    unsure = answer.model_copy(update={"uncertainty": 200.0})
     assert decide(unsure, delivering, can_escalate=False, prompt=USUAL).action == "abstain"
     same = draft().model_copy(update=facts)
     assert decide(same, delivering, can_escalate=False, prompt=USUAL).promised
 
 
 @pytest.mark.parametrize("strange", ["options", "prompt"])
-@pytest.mark.parametrize("uncertainty", [99.0, None])
+@pytest.mark.parametrize("uncertainty", [200.0, None])
 def test_an_answer_outside_the_promise_is_no_drift(strange: str, uncertainty: float | None) -> None:
     calibration = calibrated(Binding(model="m", estimator="e", settings={"dtype": "float32"}))
     policy = Policy.from_calibration(calibration, on_other_options="deliver")
@@ -125,7 +125,7 @@ def test_an_answer_that_a_target_pauses_is_counted_once() -> None:
 
 
 @pytest.mark.parametrize("rule", ["threshold", "abstain", "escalate"])
-@pytest.mark.parametrize("uncertainty", [99.0, None])
+@pytest.mark.parametrize("uncertainty", [200.0, None])
 def test_an_unsure_or_unscored_answer_is_never_let_through(rule: Any, uncertainty: float | None) -> None:
     policy = Policy.from_calibration(calibrated(), on_unfamiliar=rule)
     for at in (USUAL, STRANGE, None):
@@ -180,7 +180,7 @@ def test_what_an_unfamiliar_prompt_hands_on_is_not_promised_by_the_target() -> N
     second = calibrated(Binding(model="m", estimator="e", upstream=policy.calibration_id))
     target = decided(Policy.from_calibration(second), USUAL)
     assert not escalated(decided(policy, STRANGE, target=True), target).promised
-    assert escalated(decided(policy, USUAL, uncertainty=99.0, target=True), target).promised
+    assert escalated(decided(policy, USUAL, uncertainty=200.0, target=True), target).promised
 
 
 def test_the_record_carries_it_and_a_new_decision_forgets_it() -> None:

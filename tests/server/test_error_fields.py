@@ -116,7 +116,7 @@ async def test_options_unlike_the_calibrations_are_named(
     guard = Guard(language_model, ALL, estimator=HybridGrad(), options=OPTIONS)
     scores = [number / 300 for number in range(300)]
     right, prompts = [score < 0.7 for score in scores], [language_model.render("hello").form] * 300
-    made = calibrate(scores, right, alpha=0.2, delta=0.05, grid=[0.5], binding=guard.binding, prompts=prompts)
+    made = calibrate(scores, right, alpha=0.2, delta=0.05, binding=guard.binding, prompts=prompts)
     async with serve(Policy.from_calibration(made)) as client:
         response = await client.post(path, json=body)
     error = response.json()["error"]

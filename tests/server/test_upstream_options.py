@@ -43,7 +43,7 @@ async def served_policy(scorer: Scheduler) -> Policy:
     assert draft.prompt is not None
     scores, right = range(60), [True] * 60
     binding, prompts = binding_of(draft.verdict), [draft.prompt] * 60
-    made = calibrate(scores, right, alpha=0.1, delta=0.1, grid=[59], binding=binding, prompts=prompts)
+    made = calibrate(scores, right, alpha=0.1, delta=0.1, binding=binding, prompts=prompts)
     return Policy.from_calibration(made)
 
 

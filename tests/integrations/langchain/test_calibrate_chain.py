@@ -116,7 +116,6 @@ def test_a_record_is_continued(tmp_path: Path) -> None:
     before = len(inner.requests)
     again = calibrate_chain(GuardedChatModel(inner), EXAMPLES, "contains", **HOW, record=record, name="bot 1")
     assert len(inner.requests) - before <= 3
-    assert again.n_recorded > 0
     assert first.n == again.n
     with pytest.raises(InputError):
         calibrate_chain(GuardedChatModel(inner), EXAMPLES, "contains", **HOW, record=record, name="bot 2")
