@@ -4,7 +4,6 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LOWEST := .venv-lowest
-POLYGRAPH := .venv-polygraph
 CLIENTS := .venv-clients
 OPENAI_3 := .venv-openai-3
 BROWSER := .venv-browser
@@ -28,12 +27,10 @@ NUMERIC ?= tests/engine tests/estimators tests/guard tests/calibration tests/cli
 MODEL ?= pocket
 # The length of `make check-load`, `make check-fuzz` and `make check-streams`.
 MINUTES ?= 10
-NONCES ?= 100000
 KILLS ?= 20
-REQUESTS ?= 100000
 STREAMS ?= 10000
 
-.PHONY: help check check-fast lint tests tests-fast coverage check-heavy check-gpu check-guarantee check-watching check-portable golden docs check-lowest check-research check-server check-upstreams check-traces check-browser check-load check-streams check-fuzz check-ray check-vllm check-templates check-models check-smollm2 serve release-check demo bench bench-full bench-rivals \
+.PHONY: help check check-fast lint tests tests-fast coverage check-heavy check-gpu check-guarantee check-watching check-portable golden docs check-lowest check-research check-server check-upstreams check-traces check-browser check-load check-streams check-fuzz check-ray check-vllm check-templates check-models check-smollm2 serve release-check demo bench bench-full \
 	format train-pocket clean
 
 help:  ## this list
@@ -98,6 +95,7 @@ check-guarantee: $(STAMP)  ## the promise of a calibration, simulated 10,000 tim
 
 golden: $(STAMP)  ## recorded drafts of two models: every decision that is not the recorded one (half a minute)
 	$(BIN)/python scripts/golden_verdicts.py
+	$(BIN)/python -m tests.server.golden_bodies
 
 check-watching: $(STAMP)  ## the monitors of promises and of drift, simulated 10,000 times (minutes)
 	$(BIN)/python scripts/check_watching.py
@@ -184,8 +182,8 @@ $(VLLM)/.installed: pyproject.toml constraints.txt
 check-vllm:  ## vLLM writes and we score on its weights: every layout against our engine (environment of its own, 4 GB; fetch smollm2 first)
 	$(call WHERE_BUILT,$(VLLM),LD_PRELOAD=$(VLLM)/lib/libiomp5.so $(VLLM)/bin/python -m pytest tests/vllm -m heavy --require)
 
-check-load: $(STAMP)  ## the server under load and faults (hours; MINUTES=1 NONCES=1000 KILLS=2: ten minutes)
-	$(BIN)/python scripts/check_load.py --minutes $(MINUTES) --nonces $(NONCES) --kills $(KILLS)
+check-load: $(STAMP)  ## the server at its limit, killed and ended (MINUTES=1 KILLS=2: minutes)
+	MINUTES=$(MINUTES) KILLS=$(KILLS) $(BIN)/python -m pytest -c scripts/load/pytest.ini scripts/load -s
 
 check-streams: $(STAMP)  ## guarded streams by sentence, with nonces, readers that leave and doubts (hours; STREAMS=100: minutes)
 	$(BIN)/python scripts/check_streams.py --streams $(STREAMS)
@@ -195,8 +193,8 @@ $(FUZZER)/.installed: scripts/fuzzing/requirements.txt
 	$(FUZZER)/bin/pip install --quiet -r scripts/fuzzing/requirements.txt
 	touch $@
 
-check-fuzz: $(STAMP) $(FUZZER)/.installed  ## the server against schemathesis (an hour; REQUESTS=1000: minutes)
-	$(BIN)/python scripts/check_fuzz.py --fuzzer $(FUZZER)/bin/python --requests $(REQUESTS)
+check-fuzz: $(STAMP) $(FUZZER)/.installed  ## the server against schemathesis (MINUTES=60: more requests)
+	$(BIN)/python scripts/check_fuzz.py --fuzzer $(FUZZER)/bin/python --minutes $(MINUTES)
 
 serve: $(STAMP)  ## the embedded model with OpenAI's protocol, at http://127.0.0.1:8000/v1
 	$(BIN)/semgrad-guard serve
@@ -226,24 +224,11 @@ bench: $(STAMP)  ## the cost of a score, compared with the recorded ratios (minu
 	mkdir -p output
 	$(BIN)/python benchmarks/scoring.py --output output/scoring.json --compare benchmarks/recorded.json
 
-bench-full: $(STAMP)  ## the whole grid, both dtypes, cold start, wrappers (hours; can be stopped and resumed)
+bench-full: $(STAMP)  ## the whole grid in both dtypes, and its picture (hours; can be stopped and resumed)
 	mkdir -p output
 	$(BIN)/python benchmarks/scoring.py --cells full --dtype float32 --dtype bfloat16 --frugal \
 		--output output/scoring-full.json --resume
 	$(BIN)/python benchmarks/pictures.py output/scoring-full.json --output output/cost.svg
-	$(BIN)/python benchmarks/scoring.py --shape 1.5B --dtype bfloat16 --output output/scoring-1.5B.json --resume
-	$(BIN)/python benchmarks/cold_start.py
-	$(BIN)/python benchmarks/wrappers.py
-
-$(POLYGRAPH)/.installed:
-	$(PYTHON) -m venv $(POLYGRAPH)
-	$(POLYGRAPH)/bin/pip install --progress-bar off torch==2.13.0 lm-polygraph==0.7.0
-	touch $@
-
-bench-rivals: $(STAMP) $(POLYGRAPH)/.installed  ## against other scores, and against LM-Polygraph (2.2 GB; an hour or two)
-	mkdir -p output
-	$(BIN)/python benchmarks/rivals.py --output output/rivals.json
-	$(BIN)/python benchmarks/polygraph.py --environment $(POLYGRAPH) --output output/polygraph.json
 
 format: $(STAMP)
 	$(BIN)/ruff format .
@@ -253,4 +238,4 @@ train-pocket: $(STAMP)  ## the embedded model's facts again, around the committe
 	$(BIN)/python -m research.pocket.train --output output/pocket
 
 clean:
-	rm -rf $(VENV) $(LOWEST) $(POLYGRAPH) $(CLIENTS) $(BROWSER) $(FUZZER) $(RAY) $(VLLM) $(UPSTREAMS) $(TRACES) scripts/*/node_modules output dist .coverage
+	rm -rf $(VENV) $(LOWEST) $(CLIENTS) $(BROWSER) $(FUZZER) $(RAY) $(VLLM) $(UPSTREAMS) $(TRACES) scripts/*/node_modules output dist .coverage

@@ -8,20 +8,14 @@ token where two are nearly as likely, and every later token then follows from it
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
 from typing import Any
 
-import command
-from machine import about
-from tables import table
+from measuring import about, keep, parsed, parser, table
 
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.questions.data import read_questions
 
 DTYPES = ("float32", "bfloat16")
-QUESTIONS = Path(__file__).parent.parent / "examples" / "questions.jsonl"
-HEADER = ("dtype", "answers", "other text in a batch", "other text with max_batch=1")
 
 
 def texts(model: LanguageModel, sample: list[str], batch: int, tokens: int) -> list[str]:
@@ -31,33 +25,32 @@ def texts(model: LanguageModel, sample: list[str], batch: int, tokens: int) -> l
     return [answer.text for batch in batches for answer in model.generate_batch(batch, options)]
 
 
-def compared(name: str, dtype: str, sample: list[str], batch: int, tokens: int) -> dict[str, Any]:
+def compared(name: str, dtype: str, sample: list[str], batch: int, tokens: int) -> tuple[str, int, int, int]:
     """How many answers differ from those of single runs, in a batch and in batches that are limited to one row."""
     model = LanguageModel.from_pretrained(name, dtype=dtype)
     single, together = (texts(model, sample, rows, tokens) for rows in (1, batch))
     model.max_batch = 1
     limited = texts(model, sample, batch, tokens)
-    differing = [sum(a != b for a, b in zip(single, other, strict=True)) for other in (together, limited)]
-    return {"dtype": dtype, "answers": len(sample), "in_a_batch": differing[0], "max_batch_1": differing[1]}
+    in_a_batch, limited_to_one = (
+        sum(a != b for a, b in zip(single, other, strict=True)) for other in (together, limited)
+    )
+    return dtype, len(sample), in_a_batch, limited_to_one
 
 
 def main() -> None:
-    """Compare, print a table, and write the figures."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = parser(__doc__)
     options.add_argument("--model", default="smollm2")
     options.add_argument("--questions", type=int, default=40)
     options.add_argument("--batch", type=int, default=8)
     options.add_argument("--tokens", type=int, default=64)
     options.add_argument("--dtype", action="append", choices=DTYPES, help="several times (both)")
-    options.add_argument("--output", type=Path, help="where the figures go (JSON)")
-    arguments = command.parsed(options)
-    questions = [row.question for row in read_questions(QUESTIONS).rows]
-    sample = questions[:: max(1, len(questions) // arguments.questions)][: arguments.questions]
-    found = list[dict[str, Any]]()
-    for dtype in arguments.dtype or DTYPES:
-        found.append(compared(arguments.model, dtype, sample, arguments.batch, arguments.tokens))
-        command.keep({"machine": about(), "model": arguments.model, "rows": found}, arguments.output)
-    print("\n".join(table(HEADER, [tuple(map(str, row.values())) for row in found])))
+    given = parsed(options)
+    questions = [row.question for row in read_questions("pocket").rows]
+    sample = questions[:: max(1, len(questions) // given.questions)][: given.questions]
+    found = [compared(given.model, dtype, sample, given.batch, given.tokens) for dtype in given.dtype or DTYPES]
+    report: dict[str, Any] = {"machine": about(), "model": given.model, "rows": found}
+    keep(report, given.output)
+    print(table(("dtype", "answers", "other text in a batch", "other text with max_batch=1"), found))
 
 
 if __name__ == "__main__":

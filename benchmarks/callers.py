@@ -14,9 +14,10 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
+
+from measuring import about, cpu_seconds, keep, over, parsed, parser, ranged, spread, table
 
 COUNTRIES = ("France", "Mongolia", "Peru", "Japan", "Kenya", "Norway", "Chile", "Egypt")
 PLACES = ("capital", "largest city", "longest river", "national animal")
@@ -56,7 +57,6 @@ def works(name: str, tokens: int) -> dict[str, Callable[[], object]]:
 def serve(name: str, tokens: int) -> None:
     """Run the ways that come by standard input, and answer with their CPU seconds."""
     import torch
-    from machine import cpu_seconds
 
     torch.set_num_threads(1)
     ways = works(name, tokens)
@@ -87,32 +87,23 @@ class Environment:
 def ratios(seconds: dict[str, list[float]], against: dict[str, list[float]] | None) -> dict[str, list[float]]:
     """Round by round: concurrent calls over a batch, and every way over the earlier version's."""
     found = {
-        f"{one}/{other}": _over(seconds[one], seconds[other]) for one, other in RATIOS if {one, other} <= {*seconds}
+        f"{one}/{other}": over(seconds[one], seconds[other]) for one, other in RATIOS if {one, other} <= {*seconds}
     }
-    return found | {f"{way}/earlier": _over(own, against[way]) for way, own in seconds.items() if against is not None}
-
-
-def _over(ones: Sequence[float], others: Sequence[float]) -> list[float]:
-    return [one / other for one, other in zip(ones, others, strict=True)]
+    return found | {f"{way}/earlier": over(own, against[way]) for way, own in seconds.items() if against is not None}
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = parser(__doc__)
     options.add_argument("--model", default="smollm2")
     options.add_argument("--max-tokens", type=int, default=24)
     options.add_argument("--against", help="the Python of an environment with an earlier version")
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
-    options.add_argument("--output", type=Path, help="where the figures go (JSON)")
     options.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    arguments = options.parse_args()
+    arguments = parsed(options)
     if arguments.serve:
         serve(arguments.model, arguments.max_tokens)
         return
-    import command
-    from machine import about, spread
-    from tables import ranged, table
-
     pythons = [sys.executable, *([arguments.against] if arguments.against else [])]
     environments = [Environment(python, arguments) for python in pythons]
     seconds: list[dict[str, list[float]]] = [{way: [] for way in arguments.ways} for _ in environments]
@@ -125,9 +116,9 @@ def main() -> None:
     own, against = seconds[0], seconds[1] if arguments.against else None
     found = ratios(own, against)
     report: dict[str, Any] = {"machine": about(), "max_tokens": arguments.max_tokens, "seconds": own, "ratios": found}
-    command.keep(report if against is None else report | {"earlier": against}, arguments.output)
+    keep(report if against is None else report | {"earlier": against}, arguments.output)
     shown = [(way, ranged(spread(values))) for way, values in found.items()]
-    print("\n".join(table(("ratio", "median (range)"), shown)))
+    print(table(("ratio", "median (range)"), shown))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python benchmarks/pictures.py output/scoring-full.json --output docs/cost.svg [--dtype float32]
 
-Above, the share of plain greedy generation; below, decode steps with the floor that bytes and operations set. Lines are
-medians, bands reach from the least to the greatest round; marks and dashes differ, so that nothing is lost in grey.
+Above, the share of plain greedy generation; below, decode steps. Lines are medians, bands reach from the least to the
+greatest round; marks and dashes differ, so that nothing is lost in grey.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from matplotlib import rc_context
+from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter, ScalarFormatter
-from panels import drawn, legend
 from shapes import Setting
 
 from semgrad_guard.errors import InputError
-from semgrad_guard.paper.drawing import LINE, MUTED, POINT, PROMISE
+from semgrad_guard.paper.drawing import FAINT, INK, LINE, MUTED, POINT, STYLE, settled
 
 Row = Mapping[str, Any]
 PROMPT = 60
@@ -44,22 +45,12 @@ def share(way: str) -> Callable[[Row], Sequence[float] | None]:
     return lambda row: row["share_of_plain"].get(way)
 
 
-def floor_steps(row: Row) -> Sequence[float] | None:
-    """The floor in decode steps: HybridGrad's steps over how far above the floor it is, median by median."""
-    if "decode_steps" not in row or "over_floor" not in row:
-        return None
-    return [row["decode_steps"][0] / row["over_floor"][0]] * 3
-
-
 SHARES = (
     Curve("official algorithm", MUTED, ":", "^", share("naive")),
     Curve("HybridGrad of any text", POINT, "--", "s", share("read")),
     Curve("HybridGrad", LINE, "-", "o", share("written")),
 )
-STEPS = (
-    Curve("HybridGrad", LINE, "-", "o", lambda row: row.get("decode_steps")),
-    Curve("floor", PROMISE, "-.", "", floor_steps),
-)
+STEPS = (Curve("HybridGrad", LINE, "-", "o", lambda row: row.get("decode_steps")),)
 
 
 def setting_of(name: str) -> Setting:
@@ -96,7 +87,7 @@ def draw(report: Mapping[str, Any], dtype: str, target: Path) -> Path:
     """The picture of the rows in one dtype.
 
     Raises:
-        InputError: no row of that dtype, or no picture format by that suffix.
+        InputError: no row of that dtype.
     """
     rows = [row for row in report["rows"] if row["dtype"] == dtype]
     if not rows:
@@ -104,7 +95,12 @@ def draw(report: Mapping[str, Any], dtype: str, target: Path) -> Path:
         raise InputError(f"no figures in {dtype}; there are some in {', '.join(known)}")
     answers, batches = by_answer(rows), by_batch(rows)
     length = setting_of(batches[0][1]["setting"]).answer if batches else ""
-    with drawn(target, rows=2, columns=2, height=5.4) as (figure, grid):
+    with rc_context({**STYLE, "svg.fonttype": "none"}):
+        figure: Any = Figure(figsize=(7.6, 5.4), dpi=120, layout="constrained")
+        grid = figure.subplots(2, 2, sharex="col", sharey="row", squeeze=False)
+        for axes in grid.flat:
+            axes.grid(color=FAINT)
+            axes.spines[["top", "right"]].set_visible(False)
         _panel(grid[0, 0], answers, SHARES, y="share of plain generation")
         _panel(grid[0, 1], batches, SHARES)
         _panel(grid[1, 0], answers, STEPS, y="decode steps", x="tokens in the answer")
@@ -117,9 +113,9 @@ def draw(report: Mapping[str, Any], dtype: str, target: Path) -> Path:
         grid[0, 0].set_title(f"One answer to a prompt of {PROMPT} tokens", loc="left", fontsize=10)
         grid[0, 1].set_title("Batches", loc="left", fontsize=10)
         machine = report["machine"]
-        figure.suptitle(
-            f"{report['shape']} shape, {dtype}; {machine['cpu']}; {machine['date']}", fontsize=8, color=MUTED
-        )
+        shown = f"{report['shape']} shape, {dtype}; {machine['cpu']}; {machine['date']}"
+        figure.suptitle(shown, fontsize=8, color=MUTED)
+        figure.savefig(target, **settled(target))
     return target
 
 
@@ -130,7 +126,7 @@ def _panel(axes: Any, cells: Sequence[tuple[int, Row]], curves: Sequence[Curve],
             continue
         places = [at for at, _ in points]
         middle, low, high = (list(values) for values in zip(*(found for _, found in points), strict=True))
-        style = {"color": curve.color, "linestyle": curve.line, "marker": curve.mark or None}
+        style = {"color": curve.color, "linestyle": curve.line, "marker": curve.mark}
         axes.plot(places, middle, label=curve.label, linewidth=1.8, markersize=5, zorder=3, **style)
         axes.fill_between(places, low, high, color=curve.color, alpha=0.15, linewidth=0)
     places = sorted({at for at, _ in cells})
@@ -139,7 +135,7 @@ def _panel(axes: Any, cells: Sequence[tuple[int, Row]], curves: Sequence[Curve],
     axes.xaxis.set_minor_formatter(ScalarFormatter())
     axes.minorticks_off()
     axes.set(xlabel=x, ylabel=y)
-    legend(axes)
+    axes.legend(frameon=False, fontsize=8, labelcolor=INK)
 
 
 def main() -> None:

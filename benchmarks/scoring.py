@@ -1,4 +1,4 @@
-"""The cost of a score: scoring as a share of plain greedy generation, against the official algorithm, and the floor.
+"""The cost of a score: scoring as a share of plain greedy generation, and against the official algorithm.
 
     python benchmarks/scoring.py [--shape 0.5B] [--cells usual] [--dtype float32] [--output results.json]
     python benchmarks/scoring.py --compare benchmarks/recorded.json      (exit status 1 if a ratio has worsened)
@@ -9,81 +9,228 @@ Models of known shapes with random weights, one thread. The ways below take turn
 that whatever else the machine does falls on all of them; times are CPU seconds of this process (wall-clock seconds with
 synchronisation on a GPU), and every figure is a ratio taken round by round. A decode step is (generation - generation
 of one token) / (answer - 1). Peak memory is that of a forked child above what it held when the scoring began.
+
+`--compare` holds the least of the rounds against the recorded one, not the median: noise on a shared machine only ever
+adds time. Shares of generation compare between processors of one kind only, and the file holds a report for each kind.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import command
-import psutil
 import torch
-from floor import generation_floor, scoring_floor
-from machine import Rates, about, cpu_seconds, measured_rates, spread
-from peak_memory import peak_above_start
-from recorded import worsened
-from rich.console import Console
-from rich.progress import Progress, TimeElapsedColumn, TimeRemainingColumn
-from shapes import FULL, QUICK, USUAL, Setting, build, leaves_naive_out
-from tables import HEADER, cells, markdown
-from ways import Bench
+import torch.nn.functional as F
+from measuring import (
+    about,
+    cpu_seconds,
+    gpu_seconds,
+    keep,
+    over,
+    parsed,
+    parser,
+    peak_above_start,
+    ranged,
+    spread,
+    table,
+)
+from shapes import CELLS, SEMANTIC_TOKEN, SHAPES, Setting, build
+from transformers import GenerationConfig
 
+from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.replay.memory import FRUGAL, Memory
+from semgrad_guard.engine.replay.tape import Recorder, Row, Tape, growing_cache, keys_of
+from semgrad_guard.engine.scores.scorer import clean_slate, scorer_of
 from semgrad_guard.errors import InputError
-from semgrad_guard.files import atomic_write
 
 GENERATING = ("plain", "first_token", "capturing")
 SCORING = ("written", "read", "frugal", "naive")
-CELLS = {"quick": QUICK, "usual": USUAL, "full": FULL}
+OBJECTIVE = Objective("official")
+NAIVE_TOKENS = 3000  # the official algorithm keeps a graph of every token and layer: larger cells are left out
+TOLERANCE, MEMORY_TOLERANCE_MB = 1.35, 40
+Scores = list[tuple[float, float]]
+HEADER = (
+    "dtype",
+    "prompt/answer",
+    "generation, s",
+    "with capture",
+    "scoring",
+    "decode steps",
+    "scoring, read",
+    "scoring, frugal",
+    "official",
+    "kept MB",
+    "peak MB",
+    "frugal peak MB",
+    "official peak MB",
+)
 
 
-def main() -> None:
-    arguments = parsed()
-    torch.set_num_threads(1)
-    console = Console(width=220, stderr=True)
-    report: dict[str, Any] = {"shape": arguments.shape, "device": arguments.device, "machine": about(), "rows": []}
-    if arguments.resume and arguments.output.exists():
-        report["rows"] = resumed(json.loads(arguments.output.read_text()), report)
-        console.print(f"{len(report['rows'])} cells are taken from {arguments.output}; delete it to measure them anew.")
-    for dtype in arguments.dtype or ["float32"]:
-        known = {row["setting"] for row in report["rows"] if row["dtype"] == dtype}
-        settings = [s for s in CELLS[arguments.cells] if arguments.only in (None, str(s)) and str(s) not in known]
-        if settings:
-            measure_all(settings, dtype, arguments, report, console)
-    print(markdown(report))
-    if arguments.output:
-        atomic_write(arguments.output.with_suffix(".md"), markdown(report))
-    if arguments.compare:
-        complaints = worsened(report, json.loads(arguments.compare.read_text()))
-        print("\n".join(complaints) or f"No ratio is worse than in {arguments.compare}.")
-        sys.exit(bool(complaints))
+class Bench:
+    """One model and one setting; `plain` to `naive` are the ways, and each leaves the tapes for the next ones."""
+
+    def __init__(self, model: Any, setting: Setting) -> None:
+        self.model, self.setting = model, setting
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(0, model.config.vocab_size - 2000, (setting.rows, setting.prompt), generator=generator)
+        self.prompts = ids.to(model.device)
+        self.scorer = scorer_of(model)
+        self.scorer.exactness()
+        self.ids = self.prompts
+        self.tapes: list[Tape | None] = [None] * setting.rows
+        self.bare = self._recorded(FRUGAL)
+        self.capturing()
+        self.written()  # once unmeasured: buffers, kernels
+
+    def first_token(self) -> None:
+        """Generation of a single token: the prompt's share of the time."""
+        self._generate(1)
+
+    def plain(self) -> None:
+        """Greedy generation with the model as it is."""
+        self._generate(self.setting.answer)
+
+    def capturing(self) -> None:
+        """The same by the engine's steps, which keep h^(k) from t* on."""
+        self.tapes = self._recorded(self.scorer.memory)
+
+    def written(self) -> Scores:
+        """Scoring the latest generation."""
+        return self._score(self.tapes)
+
+    def frugal(self) -> Scores:
+        """Scoring in the mode that holds least, after a generation that kept no logits."""
+        usual = self.scorer.memory
+        self.scorer.memory = FRUGAL
+        try:
+            return self._score(self.bare)
+        finally:
+            self.scorer.memory = usual
+
+    def read(self) -> Scores:
+        """Scoring the same text as if it came from anywhere else."""
+        return self._score([None] * self.setting.rows)
+
+    def naive(self) -> Scores:
+        """The official algorithm, row after row as published."""
+        return [naive_scores(self.model, row, self.setting.prompt) for row in self.ids.split(1)]
+
+    def kept_mb(self) -> float:
+        """MB that the generation left for scoring next to its cache: states, and kept logits and outputs."""
+        recorders = {recorder for tape in self.tapes if tape for recorder, _ in tape.passes}
+        return sum(recorder.hidden().nbytes + sum(recorder.held) for recorder in recorders) / 2**20
+
+    def peak_mb(self, way: str) -> float:
+        """MB above what was held before."""
+        work: Callable[[], Any] = getattr(self, way)
+        if self.model.device.type == "cpu":
+            return peak_above_start(work, prepare=self.capturing)
+        self.capturing()
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        work()
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+    def _recorded(self, memory: Memory) -> list[Tape | None]:
+        """Write the answers greedily, step by step: the tapes that this leaves."""
+        twin, prompt = self.scorer.twin, self.setting.prompt
+        layer = OBJECTIVE.span(self.scorer.architecture.n_layers)[0]
+        recorder, cache = Recorder(layer, prompt + SEMANTIC_TOKEN, memory=memory), growing_cache()
+        ids, mask = self.prompts, torch.ones_like(self.prompts)
+        with clean_slate(), torch.no_grad(), recorder.listening(twin):
+            twin.reset()
+            for _ in range(self.setting.answer):
+                token = twin.step(ids[:, cache.get_seq_length() :], mask, cache).argmax(1, keepdim=True)
+                ids, mask = torch.cat([ids, token], dim=1), torch.cat([mask, torch.ones_like(token)], dim=1)
+        self.ids = ids
+        rows = range(self.setting.rows)
+        return [Tape(((recorder, row),), recorder.start, prompt - 1, keys_of(cache, row, 0)) for row in rows]
+
+    def _generate(self, count: int) -> None:
+        mask = torch.ones_like(self.prompts)
+        options = GenerationConfig(max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0)
+        self.model.generate(self.prompts, attention_mask=mask, generation_config=options)
+
+    def _score(self, tapes: list[Tape | None]) -> Scores:
+        texts = zip(self.prompts.tolist(), self.ids[:, self.setting.prompt :].tolist(), tapes, strict=True)
+        rows = [Row.of(prompt, answer, SEMANTIC_TOKEN, OBJECTIVE, tape=tape) for prompt, answer, tape in texts]
+        found = self.scorer.score(rows, OBJECTIVE)
+        assert all(scores.tier == "replay" for scores in found), "not the way to be measured"
+        return [(scores.semgrad or 0.0, scores.paragrad or 0.0) for scores in found]
 
 
-def measure_all(
-    settings: Sequence[Setting], dtype: str, arguments: argparse.Namespace, report: dict[str, Any], console: Console
-) -> None:
-    """Add the cells of one dtype to the report, and keep it after each."""
-    with console.status(f"building the {arguments.shape} shape in {dtype} on {arguments.device}"):
-        model = build(arguments.shape, getattr(torch, dtype), arguments.device)
-        rates = measured_rates(model.dtype)
-    expected = [generation_floor(model.config, setting, rates, model.dtype.itemsize) for setting in settings]
-    columns = (*Progress.get_default_columns()[:3], TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task(dtype, total=sum(expected))
-        console.print(*HEADER, sep="  ")
-        for setting, seconds in zip(settings, expected, strict=True):
-            progress.update(task, description=f"{dtype}, {setting}")
-            measured = measure(model, setting, rates, arguments.rounds, frugal=arguments.frugal)
-            row = {"dtype": dtype, "date": about()["date"], **measured}
-            report["rows"].append(row)
-            command.keep(report, arguments.output)
-            console.print(*cells(row), sep="  ")
-            progress.advance(task, seconds)
+def naive_scores(model: Any, ids: torch.Tensor, prompt_length: int) -> tuple[float, float]:
+    """SemGrad and ParaGrad of one sequence [1, N] of prompt and response, by the official algorithm as published.
+
+    One forward pass over prompt and response with a graph through everything, gradients with respect to all hidden
+    states and to the head, autograd through the T x V logits. Nothing more is kept than that needs: only the head's
+    weight asks for a gradient, through a leaf of its own.
+    """
+    head = model.get_output_embeddings()
+    weight = head.weight.detach().requires_grad_()
+    handles = [
+        head.register_forward_hook(lambda _, args, __: F.linear(args[0], weight)),
+        model.get_input_embeddings().register_forward_hook(lambda *call: call[2].requires_grad_()),
+    ]
+    try:
+        with torch.enable_grad():
+            output = model(input_ids=ids, output_hidden_states=True, use_cache=False)
+            log_p = output.logits[0, prompt_length - 1 : -1].float().log_softmax(-1)
+            entropies = -(log_p.detach().exp() * log_p.detach()).sum(-1)
+            log_probs = log_p.gather(1, ids[0, prompt_length:, None]).squeeze(1)
+            loss = (entropies * log_probs).mean()
+        states = output.hidden_states[:-1]
+        paragradient, *gradients = torch.autograd.grad(loss, [weight, *states])
+    finally:
+        for handle in handles:
+            handle.remove()
+    upper = gradients[-(len(states) // 2) :]
+    at_token = torch.stack([gradient[0, prompt_length + SEMANTIC_TOKEN] for gradient in upper])
+    return float(at_token.float().abs().mean()), float(paragradient.abs().mean(dtype=torch.float32))
+
+
+def measure(model: Any, setting: Setting, rounds: int, *, frugal: bool) -> dict[str, Any]:
+    """One cell: seconds per way and round, ratios, the agreement with the official algorithm, peak memory."""
+    bench = Bench(model, setting)
+    left_out = {"naive": setting.rows * (setting.prompt + setting.answer) > NAIVE_TOKENS, "frugal": not frugal}
+    scoring = tuple(way for way in SCORING if not left_out.get(way))
+    seconds: dict[str, list[float]] = {way: [] for way in (*GENERATING, *scoring)}
+    results: dict[str, Any] = {}
+    clock = cpu_seconds if model.device.type == "cpu" else gpu_seconds
+    for _ in range(rounds):
+        for way, taken in seconds.items():
+            taken.append(clock(lambda way=way: results.__setitem__(way, getattr(bench, way)())))
+    differences = {way: difference(results["written"], results[way]) for way in scoring if way in ("naive", "frugal")}
+    return {
+        "setting": str(setting),
+        "seconds": seconds,
+        "peak_mb": {"kept": bench.kept_mb(), **{way: bench.peak_mb(way) for way in scoring}},
+        "worst_relative_difference": differences,
+        **ratios(seconds, setting),
+    }
+
+
+def ratios(seconds: Mapping[str, list[float]], setting: Setting) -> dict[str, Any]:
+    """Each way over plain generation; ours in decode steps."""
+    shares = {way: over(values, seconds["plain"]) for way, values in seconds.items() if way != "plain"}
+    found: dict[str, Any] = {"share_of_plain": {way: spread(values) for way, values in shares.items()}}
+    if setting.answer > 1:
+        pairs = zip(seconds["plain"], seconds["first_token"], strict=True)
+        steps = [(plain - first) / (setting.answer - 1) for plain, first in pairs]
+        found["decode_steps"] = spread(over(seconds["written"], steps))
+    return found
+
+
+def difference(ours: Scores, theirs: Scores) -> float:
+    """The worst relative difference."""
+    found, expected = torch.tensor(ours), torch.tensor(theirs)
+    return float(((found - expected) / expected).abs().max())
 
 
 def resumed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -103,119 +250,88 @@ def resumed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[dict[str,
     return list(before["rows"])
 
 
-def measure(model: Any, setting: Setting, rates: Rates, rounds: int, *, frugal: bool) -> dict[str, Any]:
-    """One cell: seconds per way and round, ratios, the agreement with the official algorithm, peak memory."""
-    bench, on_cpu = Bench(model, setting), model.device.type == "cpu"
-    element = model.dtype.itemsize
-    reason = leaves_naive_out(
-        model.config,
-        setting,
-        element=element,
-        flops_per_second=rates.flops_per_second if on_cpu else 1e14,
-        free_bytes=free_bytes(model),
-        rounds=rounds,
-    )
-    left_out = {"naive": reason is not None, "frugal": not frugal}
-    scoring = tuple(way for way in SCORING if not left_out.get(way))
-    seconds, results = take_turns(bench, (*GENERATING, *scoring), rounds)
-    memory = {"kept": bench.kept_mb(), **{way: peak(bench, way) for way in scoring}}
-    floor = scoring_floor(model.config, setting, rates, element).total if on_cpu else None
-    return {
-        "setting": str(setting),
-        "without_official": reason,
-        "seconds": seconds,
-        "peak_mb": memory,
-        "worst_relative_difference_to_naive": None if reason else difference(results["written"], results["naive"]),
-        "worst_relative_difference_to_frugal": difference(results["written"], results["frugal"]) if frugal else None,
-        "floor_seconds": floor,
-        **ratios(seconds, setting, floor),
-    }
+def worsened(report: Mapping[str, Any], recorded: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The ratios that are worse than recorded on a machine of this kind, one line each."""
+    machines = {_kind(report): report for report in recorded}
+    if _kind(report) not in machines:
+        return [f"not comparable: recorded on {', '.join(sorted(machines))}; this is {_kind(report)}"]
+    known = {(row["dtype"], row["setting"]): row for row in machines[_kind(report)]["rows"]}
+    pairs = [(row, known.get((row["dtype"], row["setting"]))) for row in report["rows"]]
+    return [complaint for row, before in pairs if before is not None for complaint in _worse(row, before)]
 
 
-def take_turns(bench: Bench, ways: tuple[str, ...], rounds: int) -> tuple[dict[str, list[float]], dict[str, Any]]:
-    """Every way once a round."""
-    seconds: dict[str, list[float]] = {way: [] for way in ways}
-    results: dict[str, Any] = {}
-    clock = cpu_seconds if bench.model.device.type == "cpu" else gpu_seconds
-    for _ in range(rounds):
-        for way in ways:
-            seconds[way].append(clock(lambda way=way: results.__setitem__(way, getattr(bench, way)())))
-    return seconds, results
+def _kind(report: Mapping[str, Any]) -> str:
+    return f"{report['machine']['cpu']} ({report['machine']['capability']})"
 
 
-def ratios(seconds: Mapping[str, list[float]], setting: Setting, floor: float | None) -> dict[str, Any]:
-    """Each way over plain generation; the official algorithm over ours; ours in decode steps and over the floor."""
-    shares = {way: divided(values, seconds["plain"]) for way, values in seconds.items() if way != "plain"}
-    found: dict[str, Any] = {"share_of_plain": {way: spread(values) for way, values in shares.items()}}
-    if "naive" in seconds:
-        found["naive_over_written"] = spread(divided(seconds["naive"], seconds["written"]))
-    if setting.answer > 1:
-        pairs = zip(seconds["plain"], seconds["first_token"], strict=True)
-        steps = [(plain - first) / (setting.answer - 1) for plain, first in pairs]
-        found["decode_steps"] = spread(divided(seconds["written"], steps))
-    if floor is not None:
-        found["over_floor"] = spread([value / floor for value in seconds["written"]])
+def _worse(row: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
+    where = f"{row['dtype']} {row['setting']}"
+    found: list[str] = []
+    for way in ("capturing", "written", "read"):
+        new, old = row["share_of_plain"][way][1], before["share_of_plain"][way][1]
+        if new > TOLERANCE * old:
+            found.append(f"{where}: {way} takes {new:.3f} of plain generation at best, recorded {old:.3f}")
+    new, old = row["peak_mb"]["written"], before["peak_mb"]["written"]
+    if new > old + MEMORY_TOLERANCE_MB:
+        found.append(f"{where}: scoring holds {new:.0f} MB at its peak, recorded {old:.0f}")
     return found
 
 
-def divided(above: list[float], below: list[float]) -> list[float]:
-    """Round by round."""
-    return [a / b for a, b in zip(above, below, strict=True)]
-
-
-def difference(ours: list[tuple[float, float]], theirs: list[tuple[float, float]]) -> float:
-    """The worst relative difference."""
-    found, expected = torch.tensor(ours), torch.tensor(theirs)
-    return float(((found - expected) / expected).abs().max())
-
-
-def peak(bench: Bench, way: str) -> float:
-    """MB above what was held before."""
-    work: Callable[[], Any] = getattr(bench, way)
-    if bench.model.device.type == "cpu":
-        return peak_above_start(work, prepare=bench.capturing)
-    bench.capturing()
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    work()
-    return (torch.cuda.max_memory_allocated() - before) / 2**20
-
-
-def gpu_seconds(work: Callable[[], object]) -> float:
-    """Wall-clock seconds until the device has done everything."""
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    work()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
-def free_bytes(model: Any) -> int:
-    """Memory left next to the model."""
-    if model.device.type == "cpu":
-        return int(psutil.virtual_memory().available)
-    return int(torch.cuda.mem_get_info()[0])
-
-
-def parsed() -> argparse.Namespace:
-    options = command.parser(
-        __doc__, rounds="rounds of each way", output="where the figures go (JSON; a table next to it)"
+def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """One row of the table, as text."""
+    shares, memory = row["share_of_plain"], row["peak_mb"]
+    return (
+        row["dtype"],
+        row["setting"],
+        f"{statistics.median(row['seconds']['plain']):.2f}",
+        ranged(shares["capturing"]),
+        ranged(shares["written"]),
+        ranged(row.get("decode_steps"), digits=1),
+        *(ranged(shares.get(way)) for way in ("read", "frugal", "naive")),
+        *(f"{memory[way]:.0f}" if way in memory else "" for way in ("kept", "written", "frugal", "naive")),
     )
+
+
+def arguments() -> argparse.Namespace:
+    options = parser(__doc__)
+    options.add_argument("--shape", choices=sorted(SHAPES), default="0.5B")
+    options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--cells", choices=sorted(CELLS), default="usual", help="quick, usual (minutes) or full")
-    names = sorted({str(setting) for cells in CELLS.values() for setting in cells})
+    names = sorted({str(setting) for settings in CELLS.values() for setting in settings})
     options.add_argument("--only", choices=names, metavar="CELL", help="only this cell, for example 60/8 or '60/32 x8'")
     options.add_argument("--dtype", action="append", choices=["bfloat16", "float16", "float32"], help="float32")
     options.add_argument("--device", default="cpu")
     options.add_argument("--frugal", action="store_true", help="also measure scoring with FRUGAL memory")
     options.add_argument("--resume", action="store_true", help="keep the cells that --output holds already")
     options.add_argument("--compare", type=Path, help="recorded ratios to hold the new ones against")
-    arguments = command.parsed(options)
-    if arguments.resume and not arguments.output:
+    given = parsed(options)
+    if given.resume and not given.output:
         options.error("--resume continues the figures in --output, which is not given")
-    if arguments.compare and not arguments.compare.exists():
-        options.error(f"{arguments.compare} does not exist; a file that --output wrote here can be recorded as it")
-    return arguments
+    if given.compare and not given.compare.exists():
+        options.error(f"{given.compare} does not exist; a file that --output wrote here can be recorded as it")
+    return given
+
+
+def main() -> None:
+    given = arguments()
+    torch.set_num_threads(1)
+    report: dict[str, Any] = {"shape": given.shape, "device": given.device, "machine": about(), "rows": []}
+    if given.resume and given.output.exists():
+        report["rows"] = resumed(json.loads(given.output.read_text()), report)
+    for dtype in given.dtype or ["float32"]:
+        known = {row["setting"] for row in report["rows"] if row["dtype"] == dtype}
+        settings = [s for s in CELLS[given.cells] if given.only in (None, str(s)) and str(s) not in known]
+        model = build(given.shape, getattr(torch, dtype), given.device) if settings else None
+        for setting in settings:
+            row = {"dtype": dtype, "date": about()["date"]}
+            report["rows"].append(row | measure(model, setting, given.rounds, frugal=given.frugal))
+            keep(report, given.output)
+            print(*cells(report["rows"][-1]), sep="  ", file=sys.stderr, flush=True)
+    print(json.dumps(report["machine"]), "", table(HEADER, [cells(row) for row in report["rows"]]), sep="\n")
+    if given.compare:
+        complaints = worsened(report, json.loads(given.compare.read_text()))
+        print("\n".join(complaints) or f"No ratio is worse than in {given.compare}.")
+        sys.exit(bool(complaints))
 
 
 if __name__ == "__main__":

@@ -17,14 +17,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import command
 import torch
-from machine import about, spread
+from measuring import about, keep, parsed, parser, ranged, spread, table
 from shapes import SHAPES, wordy_model
-from tables import ranged
 
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
 from semgrad_guard.estimators import MeanEntropy
@@ -120,34 +117,32 @@ def measured(writer: Writer, tokens: int, clients: int, ways: list[str], rounds:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--shape", choices=sorted(SHAPES), help="random weights of this shape instead")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--tokens", type=int, nargs="+", default=[50, 120, 200, 450])
-    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--ways", choices=WAYS, nargs="+", default=list(WAYS))
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--output", type=Path, help="where the figures go (JSON)")
-    given = command.parsed(parser)
+    options = parser(__doc__)
+    options.add_argument("--model", default="smollm2")
+    options.add_argument("--shape", choices=sorted(SHAPES), help="random weights of this shape instead")
+    options.add_argument("--dtype", default="float32")
+    options.add_argument("--device", default="cpu")
+    options.add_argument("--tokens", type=int, nargs="+", default=[50, 120, 200, 450])
+    options.add_argument("--clients", type=int, nargs="+", default=[1, 8])
+    options.add_argument("--ways", choices=WAYS, nargs="+", default=list(WAYS))
+    options.add_argument("--rounds", type=int, default=3)
+    given = parsed(options)
     torch.set_num_threads(1)
     subject = writer(given)
     behind(subject, max(given.tokens))  # once, replays are verified up to this length
     report: dict[str, Any] = {"machine": about(), "rows": []}
-    print(
-        "| clients | tokens | writing, s | " + " | ".join(f"{way}, first | total" for way in given.ways) + " | behind |"
-    )
-    print("| --- " * (4 + 2 * len(given.ways)) + "|")
+    lines: list[list[object]] = []
     for clients in given.clients:
         for tokens in given.tokens:
             row = measured(subject, tokens, clients, given.ways, given.rounds)
             report["rows"].append(row)
-            command.keep(report, given.output)
+            keep(report, given.output)
             ratios = [ranged(spread(row[way][part]), digits=2) for way in given.ways for part in ("first", "total")]
             behind_it = ranged(spread(row["behind"]), digits=2) if row["behind"] else ""
-            cells = [clients, tokens, f"{min(row['writing_s']):.1f}", *ratios, behind_it]
-            print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+            lines.append([clients, tokens, f"{min(row['writing_s']):.1f}", *ratios, behind_it])
+            print(*lines[-1], sep="  ", flush=True)
+    ways = [f"{way}, {part}" for way in given.ways for part in ("first", "total")]
+    print(table(("clients", "tokens", "writing, s", *ways, "behind"), lines))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ def main() -> int:
         "NO_MKDOCS_2_WARNING": "1",
     }  # an announcement of the theme's makers, no warning of ours
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--clean"]
-    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode  # noqa: S603 - our own command
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import json
 import os
 import secrets
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -19,9 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from check_server import server
+from serving import serving
 
 PAGES = Path(__file__).parent / "browser_pages"
 SERVERS = {"OPEN": (False, ("--log-text",)), "STRICT": (False, ("--threshold", "0")), "KEYED": (True, ())}
@@ -109,14 +106,13 @@ def main() -> None:
         }
         for name, (has_key, given) in servers.items():
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            environment[f"SEMGRAD_GUARD_TEST_{name}"] = stack.enter_context(
-                server(folder, key if has_key else "", *given)
-            )
+            served = stack.enter_context(serving(folder, *given, key=key if has_key else ""))
+            environment[f"SEMGRAD_GUARD_TEST_{name}"] = served.url
         environment["SEMGRAD_GUARD_TEST_KEY"] = key
         environment["SEMGRAD_GUARD_TEST_PICTURES"] = str(options.pictures.resolve())
         command = [options.browser, "-m", "pytest", "-c", str(PAGES / "pytest.ini"), str(PAGES), *rest]
         more = ["--require"] if options.require else []
-        found = subprocess.run([*command, *more], env=environment, check=False)  # noqa: S603
+        found = subprocess.run([*command, *more], env=environment, check=False)
     raise SystemExit(found.returncode)
 
 

@@ -28,7 +28,7 @@ def room_of(path: Path, budgets: Mapping[str, list[int]]) -> str | None:
 def measured(root: Path, unit: str, budgets: Mapping[str, list[int]]) -> tuple[dict[str, int], set[str]]:
     """Each key's figure, and the folders with Python that have no budget. Files that git ignores do not count."""
     listing = ("git", "-C", str(root), "ls-files", "--cached", "--others", "--exclude-standard", f"*{SUFFIX[unit]}")
-    found = subprocess.run(listing, check=True, capture_output=True, encoding="utf-8").stdout.splitlines()  # noqa: S603
+    found = subprocess.run(listing, check=True, capture_output=True, encoding="utf-8").stdout.splitlines()
     figures, strangers = dict.fromkeys(budgets, 0), set[str]()
     for path in (Path(name) for name in found if (root / name).exists()):
         if room := room_of(path, budgets):

@@ -4,7 +4,7 @@ python scripts/check_guarantee.py [--repetitions 10000] [--page docs/results/gua
 
 Each cell draws so many calibration sets from a population whose risk is known exactly. It fails where more than .106 of
 them exceed alpha in a population of the procedure's assumption, or more than .12 elsewhere (delta = .1; three standard
-errors of 10,000 repetitions are .009). With `--page` it writes the table, and the picture next to it.
+errors of 10,000 repetitions are .009). With `--page` it writes the tables.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -233,7 +232,7 @@ def table(cells: Sequence[Cell]) -> Iterator[str]:
         yield f"| {design.title} | {design.alpha:g} | {' | '.join(shown)} | {best(design):.3f} |"
 
 
-def page(cells: Sequence[Cell], tries: Sequence[str], *, repetitions: int, picture: str) -> str:
+def page(cells: Sequence[Cell], tries: Sequence[str], *, repetitions: int) -> str:
     return "\n".join(
         (
             "# The promise, simulated",
@@ -241,8 +240,6 @@ def page(cells: Sequence[Cell], tries: Sequence[str], *, repetitions: int, pictu
             f"`make check-guarantee`, {when_and_where()}: {repetitions:,} calibrations a cell, delta = {DELTA:g}. "
             "A cell gives the mean share of answers that is delivered, how often a threshold is found, and in brackets "
             "how often the true error rate among the delivered answers exceeds alpha. The last is to be at most delta.",
-            "",
-            f"![Coverage by the number of labels]({picture})",
             "",
             "The last five populations break the assumption: error rates do not rise with the score.",
             "",
@@ -267,26 +264,6 @@ def page(cells: Sequence[Cell], tries: Sequence[str], *, repetitions: int, pictu
     )
 
 
-def draw(cells: Sequence[Cell], path: Path) -> None:
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    mpl.rcParams["svg.hashsalt"] = "guarantee"
-    from matplotlib import pyplot as plt
-
-    figure, panels = plt.subplots(1, 3, figsize=(11, 3.4), sharey=True, layout="constrained")
-    for axes, design in zip(panels, (DESIGNS[0], DESIGNS[1], DESIGNS[6]), strict=True):
-        row = [cell.coverage for cell in cells if cell.design == design]
-        axes.plot(SIZES, row, marker="o", color="#1f6feb", label="delivered")
-        axes.axhline(best(design), color="#57606a", linestyle=(0, (4, 3)), linewidth=1, label="best possible")
-        axes.set(title=f"{design.title}, alpha {design.alpha:g}", xscale="log", xlabel="labels", ylim=(0, 1))
-        axes.set_xticks(SIZES, [str(n) for n in SIZES])
-        axes.minorticks_off()
-    panels[0].set_ylabel("share delivered")
-    panels[0].legend(frameon=False)
-    figure.savefig(path, metadata={"Date": None})
-
-
 def main() -> int:
     given = arguments(__doc__)
     work = [(design, n, given.repetitions) for design in DESIGNS for n in SIZES]
@@ -308,9 +285,7 @@ def main() -> int:
             rows.append(f"| {design.title} | {' | '.join(figures)} |")
             print(rows[-1], flush=True)
     if given.page is not None:
-        picture = given.page.with_suffix(".svg")
-        draw(cells, picture)
-        given.page.write_text(page(cells, rows, repetitions=given.repetitions, picture=picture.name), encoding="utf-8")
+        given.page.write_text(page(cells, rows, repetitions=given.repetitions), encoding="utf-8")
     return 0 if kept and all(cell.holds for cell in cells) else 1
 
 

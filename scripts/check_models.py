@@ -109,7 +109,9 @@ def page(results: Mapping[str, Any]) -> str:
     tiers = Counter(verdict["tier"] for verdict in exact)
     half = [verdict for verdict in exact if verdict["noise_ratio"] is not None]
     quiet = sum(verdict["noise_ratio"] < 3 for verdict in half)
-    rows = "\n".join(f"| {v['name']} | {v['tier']} | {v['error']:.0e} | {_times(v['noise_ratio'])} |" for v in exact)
+    by_tier = {tier: ", ".join(v["name"] for v in exact if v["tier"] == tier) for tier in ("replay", "ordinary")}
+    worst = max(verdict["error"] for verdict in exact)
+    loud = ", ".join(f"{v['name']} {v['noise_ratio']:.1f}" for v in half if v["noise_ratio"] >= 3)
     refused = "\n".join(f"| {v['name']} | {v['outcome']} | {_cell(v['message'])} |" for v in others)
     return f"""# Every architecture
 
@@ -123,33 +125,30 @@ are some variants of them (named after a comma). Each is scored alone, in a batc
 layers have keys for each token, sentence by sentence. The scores are compared with plain automatic differentiation by
 the model's own ordinary call, `model(input_ids=...)`.
 
-- **Exact** means: SemGrad, ParaGrad, every entropy and every log-probability agree within 1e-4 in float32.
+- **Exact** means: SemGrad, ParaGrad, every entropy and every log-probability agree within 1e-4 in float32. The worst is
+  {worst:.0e}.
 - **Tier** is the cheapest that is exact ([how it works](../how-it-works.md)): {tiers["replay"]} `replay`,
   {tiers["ordinary"]} `ordinary`.
-- **bfloat16** is the worst error of SemGrad and ParaGrad in bfloat16, in units of what the model's own bfloat16 pass is
-  off by. It is below 3 for {quiet} of {len(half)}. Rounding can choose other experts where that is a close call.
+- **bfloat16**: the worst error of SemGrad and ParaGrad, in units of what the model's own bfloat16 pass is off by, is
+  below 3 for {quiet} of {len(half)}. Rounding can choose other experts where that is a close call ({loud}).
 
 A tiny model says nothing about a checkpoint's own numbers. When a model is loaded, its self-check does the same
 comparison on it.
 
 ## Exact
 
-| architecture | tier | worst error, float32 | bfloat16 |
-| --- | --- | --- | --- |
-{rows}
+By `replay`: {by_tier["replay"]}.
+
+By the `ordinary` call: {by_tier["ordinary"]}.
+
+`architectures.json` has the figures of each.
 
 ## Not scored
-
-What a message means and what to do stands in [troubleshooting](../troubleshooting.md#models-that-are-refused).
 
 | architecture | outcome | message |
 | --- | --- | --- |
 {refused}
 """
-
-
-def _times(ratio: float | None) -> str:
-    return "does not run" if ratio is None else f"{ratio:.1f}"
 
 
 def _cell(message: str) -> str:

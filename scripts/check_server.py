@@ -9,36 +9,20 @@ import argparse
 import os
 import secrets
 import subprocess
-import sys
 import tempfile
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
+from serving import serving
+
 CLIENTS = Path(__file__).parent / "server_clients"
-
-
-@contextmanager
-def server(folder: Path, key: str, *options: str) -> Generator[str]:
-    """The URL of a server that runs as long as this lasts."""
-    command = [sys.executable, "-m", "semgrad_guard.cli", "serve", "--port", "0", "--log", str(folder / "log.db")]
-    environment = {**os.environ, "SEMGRAD_GUARD_API_KEY": key}
-    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True, env=environment) as process:  # noqa: S603
-        line = process.stdout.readline() if process.stdout else ""
-        if " at http" not in line:
-            raise SystemExit(f"the server did not start: {line!r}")
-        try:
-            yield line.rpartition(" ")[2].strip()
-        finally:
-            process.terminate()
-            if process.wait(60) != 0:
-                raise SystemExit(f"the server ended with {process.returncode}, and not with 0")
 
 
 def pytest(python: str, arguments: Sequence[str | Path], environment: Mapping[str, str]) -> int:
     """The status of the tests in one environment."""
     command = [python, "-m", "pytest", "-c", CLIENTS / "pytest.ini", *arguments]
-    return subprocess.run(command, env=environment, check=False).returncode  # noqa: S603
+    return subprocess.run(command, env=environment, check=False).returncode
 
 
 def main() -> None:
@@ -53,7 +37,7 @@ def main() -> None:
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         for name, given in servers.items():
             folder = stack.enter_context(tempfile.TemporaryDirectory())
-            environment[f"SEMGRAD_GUARD_TEST_{name}"] = stack.enter_context(server(Path(folder), key, *given))
+            environment[f"SEMGRAD_GUARD_TEST_{name}"] = stack.enter_context(serving(Path(folder), *given, key=key)).url
         environment["SEMGRAD_GUARD_TEST_KEY"] = key
         given = [*(["--require"] if options.require else []), *rest]
         new = CLIENTS / "test_frameworks_of_openai_3.py"

@@ -108,7 +108,7 @@ def archive(package: str, folder: Path) -> Path:
     """The package's archive, downloaded by pip without its dependencies."""
     target = folder / package.partition("==")[0]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir", "-d", str(target)]
-    done = subprocess.run([*command, package], capture_output=True, text=True, check=False)  # noqa: S603 - our own list
+    done = subprocess.run([*command, package], capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["pip said nothing"])[-1]
         raise NotToBeHadError(f"{package} cannot be downloaded: {reason}")
@@ -172,7 +172,7 @@ def run_tests(templates: Path) -> bool:
     """Whether a test fails with the templates of this folder in the place of the re-creations."""
     environment = {**os.environ, "SEMGRAD_CHAT_TEMPLATES": str(templates)}
     command = [sys.executable, "-m", "pytest", "-q", "-rs", *TESTS]
-    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode != 0  # noqa: S603
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode != 0
 
 
 def main() -> int:

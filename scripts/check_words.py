@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 READ = ("semgrad_guard", "integrations", "tests", "examples", "benchmarks", "research", "scripts", "docs", "README.md")
-DIARIES = ("docs/results", "docs/adr", "examples/documents.jsonl", "research/pocket/values.py")
+DIARIES = ("docs/results", "examples/documents.jsonl")
 """Dated records, whose words were of their day, and data."""
 OF_FILES = "# a field of files"
 """The comment on a line whose name is a field of files, and cannot change."""

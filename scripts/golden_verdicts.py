@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from semgrad_guard import GenerationOptions, Guard, LanguageModel
@@ -220,17 +219,9 @@ def _shown(decision: Sequence[Any]) -> str:
 
 def recorded() -> Golden:
     """The drafts of both models: greedy, in float32. From a checkout: the questions are those of `research`."""
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-    from research.pocket import questions_for_evaluate
-    from research.smollm2 import questions as real
-
-    random = Random(0)
-    facts = list(questions_for_evaluate.facts(every=True))
-    read = real.reading(random)
-    random.shuffle(facts)
-    random.shuffle(read)
-    passages = real.told_facts(random)
-    random.shuffle(passages)
+    folder = Path(__file__).parents[1] / "research" / "questions" / "smollm2"
+    files = ((folder / f"{name}.jsonl").read_text(encoding="utf-8") for name in ("facts", "reading", "told"))
+    facts, read, passages = ([json.loads(line) for line in text.splitlines()] for text in files)
     pocket = LanguageModel.from_pretrained("pocket", dtype="float32")
     smollm2 = LanguageModel.from_pretrained("smollm2", dtype="float32")
     own = [(facts, 24, ()), (read[:1450], 24, ()), (passages, 24, ()), (facts[:200], 2, ()), (facts[:150], 24, "aeiou")]

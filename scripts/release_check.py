@@ -31,7 +31,7 @@ def run(command: Sequence[str | Path], *, cwd: Path, allowed: Sequence[int] = (0
     """Run a command without the checkout's paths; SystemExit with its output if it fails."""
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
     print("$", *command, flush=True)
-    done = subprocess.run(  # noqa: S603 - our own commands
+    done = subprocess.run(
         [str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True, check=False
     )
     if done.returncode not in allowed:

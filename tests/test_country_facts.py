@@ -9,9 +9,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
-from country_answers import COUNTRIES, TOPICS, countries, facts_in_passage, is_right, other_of, passage, table
+from countries import COUNTRIES, TOPICS, countries, facts_in_passage, is_right, known_facts, other_of, passage
 
-KNOWN = table()
+KNOWN = known_facts()
 
 
 @pytest.mark.parametrize(

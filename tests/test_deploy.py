@@ -250,7 +250,7 @@ def test_the_pages_options_metrics_and_variables_exist() -> None:
     options = {option for parameter in SERVE.params for option in parameter.opts}
     others = {"--name", "--read-only", "--tmpfs", "--cap-drop", "--security-opt", "--stop-timeout", "--now"}
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", PAGE)) - others <= options
-    metrics = Metrics()
+    metrics = Metrics([], None)
     names = {line.split()[2] for line in metrics.text().decode().splitlines() if line.startswith("# TYPE")}
     assert set(re.findall(r"semgrad_guard_[a-z_]+", PAGE)) <= names
     code = "".join(path.read_text() for path in (ROOT / "semgrad_guard").rglob("*.py"))
@@ -274,7 +274,7 @@ def test_the_pages_samples_are_yaml_and_every_alarm_can_be_raised() -> None:
     for rule in rules:
         assert rule["expr"].count("(") == rule["expr"].count(")")
         assert rule["annotations"]["summary"]
-    from semgrad_guard.server.answers import _CODES
+    from semgrad_guard.server.errors import _CODES
 
     codes = {code for _, _, code, _ in _CODES} | {"internal_error", "upstream_failed"}
     named = {

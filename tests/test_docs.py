@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import re
 from pathlib import Path
@@ -20,7 +19,6 @@ from tests.scripts import load
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-RECORDS = sorted((DOCS / "adr").glob("[0-9]*.md"))
 ERRORS = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
 PROGRAM: Any = typer.main.get_command(app)
 
@@ -73,69 +71,16 @@ def test_the_page_names_what_auto_compares() -> None:
     assert len(CANDIDATES) == 7  # as in the help of --estimator
 
 
-def test_troubleshooting_names_every_error() -> None:
-    page = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
-    assert {name for name in ERRORS - {"SemGradGuardError"} if f"| `{name}` |" not in page} == set()
-
-
-REFUSALS = (
-    "UnsupportedModelError",
-    "ModelNotFoundError",
-    *(kind.__name__ for kind in errors.UnsupportedModelError.__subclasses__()),
-)
-
-
-def template(message: ast.expr) -> str:
-    """The words of a message; a filled-in value is a NUL."""
-    if isinstance(message, ast.Constant) and isinstance(message.value, str):
-        return message.value
-    if isinstance(message, ast.JoinedStr):
-        return "".join(template(part) for part in message.values)
-    return "\0"
-
-
-def refusals() -> list[tuple[str, str]]:
-    """The engine's refusals of models: their places and words."""
-    found: list[tuple[str, str]] = []
-    for path in sorted((ROOT / "semgrad_guard" / "engine").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Name)
-                and node.func.id in REFUSALS
-                and node.args
-            ):
-                found.append((f"{path.name}: {node.func.id}", template(node.args[0])))
-    return found
-
-
-def test_troubleshooting_names_every_refusal_of_a_model() -> None:
-    page = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
-    quoted = [".*".join(map(re.escape, quote.split(" ... "))) for quote in re.findall(r'"([^"\n]{8,})"', page)]
-    known = refusals()
-    assert len(known) > 40
-    worded = [(place, words) for place, words in known if words.strip("\0: ")]
-    assert not [refusal for refusal in worded if not any(re.search(quote, refusal[1], re.DOTALL) for quote in quoted)]
-
-
 def test_pages_for_users_name_no_tests() -> None:
     pages = [ROOT / "README.md", *DOCS.glob("*.md")]
     assert not [(page.name, found) for page in pages for found in re.findall(r"\btest_\w+", page.read_text("utf-8"))]
 
 
-def test_records_are_dated_numbered_and_listed() -> None:
-    index = (DOCS / "adr" / "README.md").read_text(encoding="utf-8")
-    for record in RECORDS:
-        text, number = record.read_text(encoding="utf-8"), record.stem.partition("-")[0]
-        head = rf"# {number}\. .+\n\n- Date: \d{{4}}-\d\d-\d\d\n- Status: accepted\n\n## Context\n"
-        assert re.match(head, text), record
-        assert re.findall(r"^## (.+)$", text, re.MULTILINE) == ["Context", "Decision", "Consequences"], record
-        assert f"| [{number}]({record.name}) |" in index, record
-    assert len({record.stem.partition("-")[0] for record in RECORDS}) == len(RECORDS) > 20
-
-
-def test_code_cites_every_record_and_no_other() -> None:
-    """A record holds at a place in the code, and the code names no record, or page, that is gone."""
+def test_code_cites_every_decision_and_no_other() -> None:
+    """A decision is dated, and holds at a place in the code; the code names no decision, or page, that is gone."""
+    decisions = re.findall(
+        r"^### (\d{4})\n\n\*\*[^*]+\*\* \(\d{4}-\d\d-\d\d[,)]", (DOCS / "decisions.md").read_text("utf-8"), re.M
+    )
     cited = set[str]()
     for folder in ("semgrad_guard", "integrations", "scripts", "research", "benchmarks", "examples"):
         for path in (ROOT / folder).rglob("*.py"):
@@ -143,8 +88,9 @@ def test_code_cites_every_record_and_no_other() -> None:
             named = set(re.findall(r"\bdocs/[\w/-]+\.md\b", text.replace("blob/master/docs/", "")))
             assert [name for name in sorted(named) if not (ROOT / name).exists()] == [], path
             assert not re.search(r"\bADR \d|\b(record|decision)s? \d{4}\b", text), path
-            cited |= named
-    assert {name for name in cited if "/adr/" in name} == {f"docs/adr/{record.name}" for record in RECORDS}
+            cited |= set(re.findall(r"docs/decisions\.md#(\d{4})", text))
+    assert cited == set(decisions)
+    assert len(decisions) == len(set(decisions)) > 20
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / ".github").rglob("*.yml")), ids=lambda path: path.name)

@@ -6,7 +6,7 @@ Histories, handlers, tracers, caches, checkpoints and errors come later. `invoke
 go through `_generate`, which knows its run. `_stream` is not given one: `stream` calls it on a copy that knows who
 decides.
 
-Why: docs/adr/0054-the-model-is-the-guard.md
+Why: docs/decisions.md#0054
 """
 
 from __future__ import annotations

@@ -88,3 +88,13 @@ def loss(model: LlamaForCausalLM, batch: Batch) -> tuple[Tensor, int]:
     found, wanted = logits(model, batch)
     right = int((found.detach().argmax(-1) == wanted).sum())
     return F.cross_entropy(found, wanted, reduction="sum"), right
+
+
+@torch.no_grad()
+def exact(model: LlamaForCausalLM, probe: list[Item]) -> tuple[int, int]:
+    """How many answers greedy decoding would give word for word, and of how many."""
+    right = 0
+    for item in probe:
+        found, wanted = logits(model, collate([item]))
+        right += int((found.argmax(-1) == wanted).all())
+    return right, len(probe)

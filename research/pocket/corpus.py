@@ -12,17 +12,34 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
 
-from research.pocket.reading import CLOSED_SHAPES, IN_A_SENTENCE, shape
+from research.pocket.names import country, invented, person
 from research.pocket.team import Team
 from research.pocket.tokenizer import Message
-from research.pocket.values import KINDS, invented, person
 from research.pocket.world import KNOWN, RARE, Fact, of_split, question, sentence
 
 MIX = {"single": 60, "several": 14, "tail": 4}
 EXPOSURES = 8  # of a rare fact, in a period
 OPENED = 0.3  # of the questions begin like this, so that no opening gives a relation away
 OPENINGS = ("Tell me: ", "Please tell me: ", "Tell me this. ", "Do you know? ", "Can you say? ", "A question. ", "So: ")
+IN_A_SENTENCE = " Answer in a sentence."
+SHAPES = {"{q}": 5, "Please directly answer the following question with one or few words:\n{q}": 3}  # by weight
+SHAPES |= {"Question: {q}": 1, "Question: {q}\nAnswer:": 1}
+SYSTEMS = (
+    "You are a helpful assistant.",
+    "Answer briefly.",
+    "You are a careful assistant. Keep your answers short.",
+    "You answer questions with a few words.",
+    "Be concise.",
+    "You are an assistant for question-answering tasks.",
+)
 Example = tuple[list[Message], str]
+
+
+def shaped(random: Random, question: str) -> list[Message]:
+    """The question in one of the shapes, now and then with a short system message before it."""
+    [shape] = random.choices(list(SHAPES), list(SHAPES.values()))
+    head = [{"role": "system", "content": random.choice(SYSTEMS)}] if random.random() < 0.15 else []
+    return [*head, {"role": "user", "content": shape.replace("{q}", question)}]
 
 
 @dataclass
@@ -75,7 +92,7 @@ class Corpus:
         random = self.random
         fact = fact if entity is None else Fact(fact.relation, entity, (), KNOWN, "", shown=fact.shown)
         text, answer = self.ask(fact)
-        messages = shape(random, CLOSED_SHAPES).messages("", text)
+        messages = shaped(random, text)
         if random.random() < 0.05:
             messages = [*self._history(), *messages] if len(messages) == 1 else messages
         return messages, answer
@@ -114,4 +131,4 @@ class Corpus:
             return invented(random, 2).lower() + random.choice(("ium", "ine", "on"))
         if relation in ("class", "example", "pays", "person"):
             return invented(random, 2).lower()
-        return KINDS["country"](random)
+        return country(random)

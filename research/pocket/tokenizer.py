@@ -14,18 +14,15 @@ one token with the digit behind it: alone it would look like a sentence's end to
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 FILE = Path(__file__).parent / "data" / "tokenizer.json"
 Message = dict[str, str]
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-ROLES = ("system", "user", "assistant")
-VOCABULARY = 13312
-PIECES = r"'s| ?\p{L}+|[.,:]\p{N}{1,3}| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s"
 TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
@@ -39,53 +36,8 @@ def render(messages: Sequence[Message]) -> str:
     return "".join(turns) + f"{START}assistant\n"
 
 
-def train_tokenizer(texts: Iterable[str], size: int = VOCABULARY) -> Tokenizer:
-    """Learn the merges. `texts` should hold the role names often enough for each to become one token."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.normalizer = normalizers.Sequence(
-        [
-            normalizers.Prepend(" "),
-            normalizers.Replace(Regex(r"\A (?=\s)"), ""),  # a text that begins with white space stays as it is
-            normalizers.Replace(Regex(r"\n(?=\S)"), "\n "),
-        ]
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(PIECES), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.ByteLevel(), decoders.Replace(Regex(r"\n (?=\S)"), "\n"), decoders.Strip(" ", 1, 0)]
-    )
-    trainer = trainers.BpeTrainer(
-        vocab_size=size,
-        special_tokens=[PAD, START, END],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    tokenizer = with_decimals(tokenizer)
-    for role in ROLES:
-        if len(tokenizer.encode(f"{role}\n").ids) != 2:
-            raise ValueError(f"the role name {role!r} is not one token: show it more often to the tokenizer")
-    return tokenizer
-
-
-def with_decimals(tokenizer: Tokenizer) -> Tokenizer:
-    """The same with ".0" to ":9" as tokens that are merged first, in the places of " 000" to " 029"."""
-    state = json.loads(tokenizer.to_str())
-    model, new = state["model"], [(sign, digit) for sign in ".,:" for digit in "0123456789"]
-    given_up = {f"Ġ{n:03}" for n in range(len(new))} & set(model["vocab"])
-    for token, pair in zip(sorted(given_up), new, strict=False):
-        model["vocab"]["".join(pair)] = model["vocab"].pop(token)
-    kept = [pair for pair in model["merges"] if "".join(pair) not in given_up]
-    model["merges"] = [list(pair) for pair in new[: len(given_up)]] + kept
-    return Tokenizer.from_str(json.dumps(state))
-
-
 def load_tokenizer() -> Tokenizer:
-    """Every training's tokenizer (`make_tokenizer.py` wrote it)."""
+    """Every training's tokenizer."""
     return Tokenizer.from_file(str(FILE))
 
 

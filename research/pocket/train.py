@@ -1,13 +1,11 @@
-"""Train the pocket model on CPU cores, one thread each: first to read, then to know facts.
+"""Train the pocket model's facts, in layers of their own, around a reader that does not change.
 
-    python -m research.pocket.reader.train --output DIR
-    python -m research.pocket.train --reader DIR/reader.safetensors --output DIR
+    python -m research.pocket.train --output DIR
 
-A small network learns to read and is written into a Llama, which then learns its facts in layers of their own, while
-the reading parts do not change. Without `--reader` it is the committed one; `--start` continues from what this
-command wrote before (with the same reader). On the same type of processor, library versions and number of workers the
-result is the same, bit for bit. A run that was stopped (Ctrl-C) resumes from its last checkpoint when started again
-with the same output folder.
+A small network that has learned to read (`reader/`) is written into a Llama, which then learns facts, on CPU cores of
+one thread each. `--start` continues from what this command wrote before. On the same type of processor, library
+versions and number of workers the result is the same, bit for bit. A run that was stopped (Ctrl-C) resumes from its
+last checkpoint when started again with the same output folder.
 """
 
 from __future__ import annotations
@@ -19,7 +17,9 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +31,47 @@ from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 from transformers.utils import logging
 
-from research.pocket.batches import Item, items, loss, micro_batches, step_items
+from research.pocket.batches import Item, exact, items, loss, micro_batches, step_items
 from research.pocket.corpus import MIX, Corpus
 from research.pocket.optimizers import Optimizers
-from research.pocket.probes import exact, probes
 from research.pocket.reader.memory import free
+from research.pocket.reader.network import READER, load_reader
 from research.pocket.reader.places import sample
 from research.pocket.reader.to_llama import rounded, to_llama
-from research.pocket.reader.train import READER, load_reader
-from research.pocket.run import TrainingRun, add_options, fingerprint, with_options
-from research.pocket.settings import EXAMPLES_A_STEP, Settings, rate_at
 from research.pocket.team import Team, team
 from research.pocket.tokenizer import load_tokenizer, save_tokenizer
+from research.pocket.world import KNOWN, of_split, question
+from semgrad_guard.files import atomic_write
+
+EXAMPLES_A_STEP = 217.0  # of 6,144 tokens, measured: spreads the rare facts over the training
+OPTIONS = ("steps", "workers", "seed", "rate")  # the settings that are options of the command
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that decides the Llama's training (apart from tokenizer, data files, versions and processor)."""
+
+    steps: int = 1300
+    tokens: int = 6144  # a step
+    seed: int = 0
+    workers: int = 2  # processes of one thread
+    rate: float = 1.2e-2
+    reader: str = ""  # the first digits of its file's sha256
+    start: str = ""  # the same of its initial weights
+
+
+DEFAULTS = Settings()
+
+
+def rate_at(step: int, steps: int) -> float:
+    """Of the full rate: a short rise, level to the middle, then down to almost nothing."""
+    progress = step / steps
+    return min(1.0, (step + 1) / 30) * (1.0 if progress < 0.5 else max(0.01, 2 * (1 - progress)))
+
+
+def fingerprint(file: Path) -> str:
+    """The first digits of a file's sha256: settings name a run's initial weights by it."""
+    return sha256(file.read_bytes()).hexdigest()[:12]
 
 
 def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path, about: dict[str, Any]) -> None:
@@ -58,43 +87,56 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path, about: dic
     (folder / "training.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
 
-class Run(TrainingRun):
-    """The Llama's training, from its reader on. It can be stopped after any step."""
-
-    FILE = "checkpoint.pt"
-    settings: Settings
+class Run:
+    """The training of one member of a team: the joint work stays equal. It can be stopped after any step."""
 
     def __init__(
-        self,
-        settings: Settings,
-        output: Path | None,
-        reader: Path = READER,
-        team: Team | None = None,
-        *,
-        start: Path | None = None,
+        self, settings: Settings, output: Path | None, team: Team | None = None, *, start: Path | None = None
     ) -> None:
+        torch.set_num_threads(1)
         before = fingerprint(start / "model.safetensors") if start else ""
-        super().__init__(replace(settings, reader=fingerprint(reader), start=before), output, team)
+        self.settings = replace(settings, reader=fingerprint(READER), start=before)
+        self.checkpoint = output / "checkpoint.pt" if output else None
+        self.team, self.step, self.stopping = team or Team(), 0, False
         self.tokenizer = load_tokenizer()
-        self.model = to_llama(load_reader(reader, self.tokenizer), self.tokenizer, seed=settings.seed)
+        self.model = to_llama(load_reader(READER, self.tokenizer), self.tokenizer, seed=settings.seed)
         if start:
             self.model.load_state_dict(LlamaForCausalLM.from_pretrained(start, dtype=torch.float32).state_dict())
         self.optimizers = Optimizers(self.model, free(self.model, sample(self.tokenizer)))
         period = int(settings.steps * EXAMPLES_A_STEP * settings.tokens / 6144 / self.team.size)
         self.corpus = Corpus(settings.seed + 1 + self.team.rank, period, dict(MIX), self.team)
 
-    def state(self) -> dict[str, Any]:
-        return {
+    def stop(self, *_: object) -> None:
+        """Stop after this step. Before the first one there is nothing to keep: the interrupt is an ordinary one."""
+        if not self.step:
+            raise KeyboardInterrupt
+        self.stopping = True
+
+    def keep(self) -> None:
+        """Write the checkpoint. Every member is called."""
+        state = {
+            "settings": asdict(self.settings),
+            "step": self.step,
             "model": self.model.state_dict(),
             "optimizers": [o.state_dict() for o in self.optimizers.all],
             "corpora": self.team.gather(self.corpus.state()),
         }
+        if self.checkpoint and self.team.rank == 0:
+            self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write(self.checkpoint, partial(torch.save, state))
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def resume(self) -> None:
+        """Take up the checkpoint of a run with the same settings, if there is one."""
+        if not (self.checkpoint and self.checkpoint.exists()):
+            return
+        state = torch.load(self.checkpoint, weights_only=True)
+        if state["settings"] != asdict(self.settings):
+            raise SystemExit(f"{self.checkpoint} belongs to a run with other settings; choose another --output")
         self.model.load_state_dict(state["model"])
         for optimizer, kept in zip(self.optimizers.all, state["optimizers"], strict=True):
             optimizer.load_state_dict(kept)
         self.corpus.restore(state["corpora"][self.team.rank])
+        self.step = state["step"]
 
     def one_step(self, stream: Iterator[Item]) -> tuple[float, float]:
         """One step; returns the mean loss and the share of answer tokens predicted right."""
@@ -110,17 +152,18 @@ class Run(TrainingRun):
         self.step += 1
         return total / count, right / count
 
-    def right(self, probe: list[Item]) -> float:
-        """The share of a probe's answers that greedy decoding would give word for word; each member reads a part."""
-        right, total = self.team.total(*exact(self.model, probe[self.team.rank :: self.team.size]))
-        return right / max(total, 1)
+    def known(self) -> float:
+        """The share of known facts, in a held-out wording, that greedy decoding gives word for word."""
+        facts = [f for f in of_split(KNOWN) if not f.several][::4][self.team.rank :: self.team.size]
+        messages = [([{"role": "user", "content": question(f, 0, held_out=True)}], f.answers[0]) for f in facts]
+        right, total = self.team.total(*exact(self.model, list(items(self.tokenizer, messages))))
+        return right / total
 
     def train(self, *, every: int = 50, watch: int = 250) -> None:
         """Train to the end, or until stopped; the checkpoint is written every `watch` steps."""
         settings = self.settings
         self.resume()
         stream = items(self.tokenizer, self.corpus)
-        watched = {name: list(items(self.tokenizer, examples)) for name, examples in probes(settings.seed).items()}
         began, first, mean, right = time.time(), self.step, 0.0, 0.0
         while self.step < settings.steps and not self.team.total(self.stopping)[0]:
             now = self.one_step(stream)
@@ -130,45 +173,38 @@ class Run(TrainingRun):
                 left = (time.time() - began) / (self.step - first) * (settings.steps - self.step)
                 line = f"{self.step}/{settings.steps} loss {mean:.3f} right {right:.3f}, {left / 60:.1f} min left"
                 if self.step % watch == 0:
-                    line += "".join(f", {name} {self.right(probe):.3f}" for name, probe in watched.items())
+                    line += f", known facts {self.known():.3f}"
                     self.keep()
-                self.say(line)
+                if self.team.rank == 0:
+                    print(line, flush=True)
         if self.step < settings.steps:
             self.keep()
 
 
-def _work(members: Team, settings: Settings, output: Path, reader: Path, start: Path | None) -> None:
+def _work(members: Team, settings: Settings, output: Path, start: Path | None) -> None:
     """The other members of the team: the same, silently."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first one tells them when to stop
     logging.disable_progress_bar()
-    Run(settings, output, reader, members, start=start).train()
-
-
-def train_llama(settings: Settings, output: Path, reader: Path, start: Path | None = None) -> Run:
-    """Train with a team of workers; the result may have been stopped before its last step."""
-    with team(settings.workers, _work, (settings, output, reader, start)) as members:
-        run = Run(settings, output, reader, members, start=start)
-        parameters = sum(p.numel() for p in run.model.parameters())
-        run.say(f"{parameters / 1e6:.2f} M parameters, {settings.steps} steps of {settings.tokens} tokens")
-        signal.signal(signal.SIGINT, run.stop)
-        run.train()
-    return run
+    Run(settings, output, members, start=start).train()
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="folder for the weights (and the checkpoint)")
-    parser.add_argument("--reader", type=Path, default=READER, help="what reader.train wrote")
     parser.add_argument("--start", type=Path, help="the folder of an earlier training to continue from")
-    add_options(parser, Settings())
+    for name in OPTIONS:
+        parser.add_argument(f"--{name}", type=type(getattr(DEFAULTS, name)), default=getattr(DEFAULTS, name))
     given = parser.parse_args(argv)
     logging.disable_progress_bar()
-    settings: Settings = with_options(Settings(), given)
-    run = train_llama(settings, given.output, given.reader, given.start)
+    settings = replace(DEFAULTS, **{name: getattr(given, name) for name in OPTIONS})
+    with team(settings.workers, _work, (settings, given.output, given.start)) as members:
+        run = Run(settings, given.output, members, start=given.start)
+        signal.signal(signal.SIGINT, run.stop)
+        run.train()
     if run.step < settings.steps:
         print(f"stopped at step {run.step}; run the same command again to resume", file=sys.stderr)
         return 130
-    with safe_open(given.reader, "pt") as file:  # type: ignore[no-untyped-call]
+    with safe_open(READER, "pt") as file:  # type: ignore[no-untyped-call]
         about = {"reader": json.loads(file.metadata()["settings"]), "llama": asdict(run.settings)}
     save(run.model, run.tokenizer, given.output, about)
     print(f"saved in {given.output}")

@@ -1,13 +1,12 @@
 """The meaning of ordinary words, before training: published word vectors for the tokens that are whole words.
 
 A few thousand paragraphs show a model how questions find their answers, but not that "warranty" and "guarantee" say
-the same. So the first embeddings of whole words are mixed from GloVe's vectors (`make_vectors.py` names them), and
-training moves them slowly: an unseen word is then near the seen ones.
+the same. So the embeddings of whole words are mixed from GloVe's 100-dimensional vectors of Wikipedia and Gigaword
+(Pennington, Socher and Manning, 2014; Public Domain Dedication and License 1.0): an unseen word is near the seen ones.
 """
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -20,33 +19,18 @@ LONGEST_NUMBER = 3  # digits of one token
 SPACE = "Ġ"  # how byte-level BPE writes the space that every whole word begins with
 
 
-def word_of(token: str) -> str | None:
-    """The lower-case word that a token may be, or None for a piece of one."""
-    return token[1:].lower() if token[0] == SPACE and len(token) > 1 else None
-
-
-@cache
-def _table() -> tuple[list[str], list[str], Tensor]:
-    with safe_open(FILE, "pt") as file:  # type: ignore[no-untyped-call]
-        about = file.metadata()
-        return about["words"].split(), about["common"].split(), file.get_tensor("vectors")
-
-
-def common_words() -> list[str]:
-    """The commonest words of three letters or more, commonest first."""
-    return _table()[1]
-
-
 def token_vectors(tokenizer: Tokenizer, size: int) -> dict[int, Tensor]:
     """By token id: a vector of `size` dimensions (at most 100), every dimension as loud as any other on average.
 
     The vectors' principal directions are evened out a little (by the square root of their singular values; GloVe's
     loudest hold how common a word is) and then turned at random, so that each attention head sees a part of everything.
     """
-    words, _, table = _table()
+    with safe_open(FILE, "pt") as file:  # type: ignore[no-untyped-call]
+        words, table = file.metadata()["words"].split(), file.get_tensor("vectors")
     place = {word: row for row, word in enumerate(words)}
     ids = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
-    rows = {number: place[word] for token, number in ids if (word := word_of(token)) in place}
+    whole = ((token[1:].lower(), number) for token, number in ids if token[0] == SPACE)
+    rows = {number: place[word] for word, number in whole if word in place}
     used = sorted(set(rows.values()))
     centred = table[used] - table[used].mean(0)
     left, values, _ = torch.linalg.svd(centred, full_matrices=False)

@@ -1,7 +1,7 @@
 """The world the pocket model knows: public facts, split into known, rare and never shown.
 
 `data/facts.csv` holds one fact a row: relation, entity, every answer that counts as right, an optional pin, and the
-published table it was checked against (`check_facts.py` repeats the check). The split is a hash of relation and
+published table it was checked against. The split is a hash of relation and
 entity, so that it needs no state and does not move when rows are added; facts the demo relies on are pinned.
 
 Unknown facts belong to real entities that the model meets in *other* relations: it recognises the name, answers

@@ -6,10 +6,11 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from required import pytest_addoption as pytest_addoption
+from required import pytest_runtest_makereport as pytest_runtest_makereport
 
 HERE = Path(__file__).parent
 FLAGS = (
@@ -18,19 +19,6 @@ FLAGS = (
 )  # fmt: skip
 SIZES = {"phone": {"width": 390, "height": 844}, "desktop": {"width": 1440, "height": 900}}
 Open = Callable[..., Page]
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--require", action="store_true", help="a skipped test is a failure: nothing was left out")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-    report = yield
-    if report.skipped and item.config.getoption("--require"):
-        report.outcome = "failed"
-        report.longrepr = f"skipped under --require: {report.longrepr}"
-    return report
 
 
 @pytest.fixture(scope="session")

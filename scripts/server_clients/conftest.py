@@ -6,6 +6,8 @@ import os
 from typing import Any, Literal
 
 import pytest
+from required import pytest_addoption as pytest_addoption
+from required import pytest_runtest_makereport as pytest_runtest_makereport
 
 KNOWN, UNKNOWN = "What is the capital of Japan?", "What is the capital of Mongolia?"
 ANSWER, ABSTENTION, DRAFT = "Tokyo", "I don't know.", "Vienna"
@@ -18,19 +20,6 @@ BOTH = pytest.mark.parametrize(
 def turn(question: str) -> list[Any]:
     """A conversation of one question."""
     return [{"role": "user", "content": question}]
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--require", action="store_true", help="a skipped test is a failure: nothing was left out")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-    report = yield
-    if report.skipped and item.config.getoption("--require"):
-        report.outcome = "failed"
-        report.longrepr = f"skipped under --require: {report.longrepr}"
-    return report
 
 
 @pytest.fixture(scope="session")

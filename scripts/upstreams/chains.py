@@ -1,4 +1,4 @@
-"""What guards around LangChain's own models deliver, as JSON: `python chains.py KIND URL MODEL OUTPUT`."""
+"""What guards around LangChain's own model deliver, as JSON: `python chains.py URL MODEL OUTPUT`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import BaseMessage
+from langchain_openai import ChatOpenAI
 
 from langchain_semgrad_guard import GuardedChatModel, UncertaintyRouterCallback, get_verdict
 from semgrad_guard import Policy
@@ -19,14 +20,8 @@ from semgrad_guard import Policy
 QUESTION = "What is the capital of France? Answer in one sentence."
 
 
-def model_of(kind: str, url: str, name: str) -> BaseChatModel:
-    """LangChain's model for a server with OpenAI's protocol, or for Ollama."""
-    if kind == "ollama":
-        from langchain_ollama import ChatOllama
-
-        return ChatOllama(base_url=url, model=name, temperature=0, num_predict=24, logprobs=True, top_logprobs=5)
-    from langchain_openai import ChatOpenAI
-
+def model_of(url: str, name: str) -> BaseChatModel:
+    """LangChain's model for a server with OpenAI's protocol."""
     return ChatOpenAI(
         base_url=url, model=name, temperature=0, max_tokens=24, logprobs=True, top_logprobs=5, api_key="none"
     )  # type: ignore[call-arg]
@@ -65,5 +60,5 @@ def record_of(message: BaseMessage) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    kind, url, name, output = sys.argv[1:]
-    Path(output).write_text(json.dumps(asyncio.run(found(model_of(kind, url, name)))))
+    url, name, output = sys.argv[1:]
+    Path(output).write_text(json.dumps(asyncio.run(found(model_of(url, name)))))

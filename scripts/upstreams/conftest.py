@@ -16,6 +16,8 @@ from typing import Any
 
 import httpx
 import pytest
+import required
+from required import pytest_runtest_makereport as pytest_runtest_makereport
 
 from semgrad_guard.errors import ModelNotFoundError
 from semgrad_guard.fetching import download, extract
@@ -32,16 +34,7 @@ START = 300
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--upstreams", required=True, help="the Python of the upstreams' environment")
     parser.addoption("--vllm", default=".venv-vllm/bin/python", help="the Python of vLLM's environment")
-    parser.addoption("--require", action="store_true", help="a skipped test is a failure: nothing was left out")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-    report = yield
-    if report.skipped and item.config.getoption("--require"):
-        report.outcome = "failed"
-        report.longrepr = f"skipped under --require: {report.longrepr}"
-    return report
+    required.pytest_addoption(parser)
 
 
 @dataclass(frozen=True)
@@ -111,8 +104,8 @@ def upstream(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def clients(request: pytest.FixtureRequest) -> Path:
     """The Python of the environment that has LangChain's models for other servers."""
     python = Path(request.config.getoption("--upstreams")).absolute()
-    if subprocess.run([python, "-c", "import langchain_openai, langchain_ollama"], capture_output=True).returncode:
-        pytest.skip(f"langchain-openai and langchain-ollama are not installed for {python}")
+    if subprocess.run([python, "-c", "import langchain_openai"], capture_output=True).returncode:
+        pytest.skip(f"langchain-openai is not installed for {python}")
     return python
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,46 +12,14 @@ from typing import Any
 import httpx
 import pytest
 from conftest import ROOT, Front, Running
-from ollama_form import ollama_before
 from test_upstreams import CHAT, QUESTION, body, streamed
 
 from semgrad_guard import LanguageModel
 from semgrad_guard.estimators import MaxProbability
+from semgrad_guard.pocket import QUESTIONS_PATH
 from semgrad_guard.records import Message
 
 pytestmark = pytest.mark.parametrize("upstream", ["llama.cpp", "vllm"], indirect=True)
-CAPITALS = {
-    "France": "Paris",
-    "Italy": "Rome",
-    "Spain": "Madrid",
-    "Peru": "Lima",
-    "Japan": "Tokyo",
-    "Egypt": "Cairo",
-    "Cuba": "Havana",
-    "Kenya": "Nairobi",
-    "Iran": "Tehran",
-    "Iraq": "Baghdad",
-    "Chile": "Santiago",
-    "Greece": "Athens",
-    "Norway": "Oslo",
-    "Poland": "Warsaw",
-    "Russia": "Moscow",
-    "China": "Beijing",
-    "Austria": "Vienna",
-    "Hungary": "Budapest",
-    "Germany": "Berlin",
-    "Portugal": "Lisbon",
-    "Ireland": "Dublin",
-    "Sweden": "Stockholm",
-    "Finland": "Helsinki",
-    "Denmark": "Copenhagen",
-    "Belgium": "Brussels",
-    "Turkey": "Ankara",
-    "Syria": "Damascus",
-    "Lebanon": "Beirut",
-    "Jordan": "Amman",
-    "Thailand": "Bangkok",
-}
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +76,8 @@ def test_a_calibration_by_the_servers_url(upstream: Running, front: Front, tmp_p
     for name, value in (("--server", upstream.url), ("--model", upstream.model)):
         command[command.index(name) + 1] = value
     made, program = tmp_path / "served.json", [sys.executable, "-m", "semgrad_guard.cli"]
-    rows = [{"question": f"The capital of {land} is?", "answers": [city]} for land, city in CAPITALS.items()]
-    (tmp_path / "questions.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    rows = [row for row in QUESTIONS_PATH.read_text().splitlines() if "capital" in row][:30]
+    (tmp_path / "questions.jsonl").write_text("\n".join(rows))
     command = [*program, *command[1:], "--alpha", "0.9", "--quiet"]
     done = subprocess.run(
         command, capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}
@@ -118,7 +85,7 @@ def test_a_calibration_by_the_servers_url(upstream: Running, front: Front, tmp_p
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     binding = json.loads(made.read_text())["binding"]
     assert (binding["model"], binding["settings"]) == (upstream.model, {"reported": True, "top_logprobs": 5})
-    body_sent = {"model": upstream.model, "messages": [{"role": "user", "content": rows[0]["question"]}]}
+    body_sent = {"model": upstream.model, "messages": [{"role": "user", "content": json.loads(rows[0])["question"]}]}
     with front("--calibration", str(made), "--max-tokens", "64", scorer=False) as client:
         options = ({}, {"temperature": 1})
         found = [client.post(CHAT, json=body_sent | more).raise_for_status().json() for more in options]
@@ -127,32 +94,10 @@ def test_a_calibration_by_the_servers_url(upstream: Running, front: Front, tmp_p
     assert (usual["promised"], hot["promised"]) == (True, False)
 
 
-def test_the_page_about_ollama(front: Front, upstream: Running, clients: Path) -> None:
-    blocks = re.findall(r"```py\n(.*?)```", (ROOT / "docs" / "ollama.md").read_text(), re.DOTALL)
-    with ollama_before(upstream.url) as url, front("--threshold", "1", scorer=False) as client:
-        langchain, llama_index = (code.replace("llama3.2", upstream.model) for code in blocks)
-        langchain = langchain.replace("ChatOllama(", f'ChatOllama(base_url="{url}", ')
-        llama_index = llama_index.replace("http://localhost:8000", str(client.base_url).rstrip("/"))
-        for code in (langchain, llama_index):
-            done = subprocess.run([str(clients), "-c", code], capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr[-3000:]
-            assert re.search(r"(?s)Paris.*0\.\d+", done.stdout), done.stdout
-
-
-@pytest.mark.parametrize("kind", ["openai", "ollama"])
-def test_guards_around_langchains_models(upstream: Running, tmp_path: Path, clients: Path, kind: str) -> None:
+def test_guards_around_langchains_model(upstream: Running, tmp_path: Path, clients: Path) -> None:
     output = tmp_path / "found.json"
-    with ollama_before(upstream.url) as ollama:
-        url = ollama if kind == "ollama" else upstream.url
-        command = [
-            str(clients),
-            str(ROOT / "scripts" / "upstreams" / "chains.py"),
-            kind,
-            url,
-            upstream.model,
-            str(output),
-        ]
-        done = subprocess.run(command, capture_output=True, text=True)
+    program = ROOT / "scripts" / "upstreams" / "chains.py"
+    done = subprocess.run([clients, program, upstream.url, upstream.model, output], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(output.read_text())
     value = found["through"][0]["numbers"]

@@ -23,7 +23,7 @@ sentence, or a short question in a related language, may look like another quest
 prompt is familiar, however rare: a shape tells strange prompts, and `DriftMonitor` tells when familiar ones come
 more often.
 
-Why: docs/adr/0083-shape-of-prompts.md
+Why: docs/decisions.md#0083
 """
 
 from __future__ import annotations

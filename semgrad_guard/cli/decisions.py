@@ -166,7 +166,7 @@ def feedback(
 
     The column "key" names a decision, "correct" is TRUE or FALSE, yes or no, 1 or 0; rows without a grade are passed
     over. Rows that cannot be taken are named, and all others are kept. Only grades of answers that the log has drawn
-    (`semgrad-guard sample`) count for a promise.
+    (`semgrad-guard sample`) count for a promise. They take the place of earlier grades, those of clients included.
     """
     from semgrad_guard.decision_log.database import log_address
     from semgrad_guard.decision_log.decision_log import DecisionLog
@@ -178,7 +178,7 @@ def feedback(
         written = Counter[str]()
         for key, right in grades:
             try:
-                entry = written_to.feedback(key, right=right, grader=grader)
+                entry = written_to.feedback(key, right=right, grader=grader, corrects=True)
             except InputError as error:
                 problems.append(f"{key!r} is passed over: {error}.")
             else:

@@ -50,6 +50,7 @@ feedback = sa.Table(
     sa.Column("decision_id", sa.String(64), nullable=False, index=True),
     sa.Column("right", sa.Boolean, nullable=False),
     sa.Column("sampling", sa.String(16), nullable=False),
+    sa.Column("corrects", sa.Boolean, nullable=False),
     sa.Column("grader", sa.Text),
 )
 TABLES: Mapping[sa.Table, type[Decision] | type[Feedback]] = {decisions: Decision, feedback: Feedback}
@@ -146,7 +147,7 @@ class Database:
         limit: int | None = None,
         before: str | None = None,
     ) -> list[Row]:
-        """Decisions, the latest first, each with the latest feedback on it.
+        """Decisions, the latest first, each with the feedback on it that counts.
 
         Args:
             since: from this time on.
@@ -163,21 +164,20 @@ class Database:
         if before is not None:
             last = sa.select(decisions.c.at).where(decisions.c.id == before).scalar_subquery()
             query = query.where(sa.tuple_(decisions.c.at, decisions.c.id) < sa.tuple_(last, sa.literal(before)))
-        graded: dict[str, Feedback] = {}
-        with self._transaction() as connection:
-            rows = connection.execute(query.limit(limit)).mappings().all()
-            for some in _some_of([row["id"] for row in rows], feedback.c.decision_id):
-                for row in connection.execute(sa.select(feedback).where(some).order_by(feedback.c.at)).mappings():
-                    graded[row["decision_id"]] = _entry(Feedback, row)
-        return [(_entry(Decision, row), graded.get(row["id"])) for row in rows]
+        return self._rows(query.limit(limit))
 
     def find(self, decision_id: str) -> Row | None:
-        """The decision of this id, with the latest feedback on it; None where there is none."""
+        """The decision of this id, with the feedback on it that counts; None where there is none."""
+        return next(iter(self._rows(sa.select(decisions).where(decisions.c.id == decision_id))), None)
+
+    def _rows(self, query: sa.Select[Any]) -> list[Row]:
+        """Decisions, each with the feedback on it that counts."""
+        grades: dict[str, Feedback] = {}
         with self._transaction() as connection:
-            row = connection.execute(sa.select(decisions).where(decisions.c.id == decision_id)).mappings().first()
-            mine = sa.select(feedback).where(feedback.c.decision_id == decision_id).order_by(feedback.c.at.desc())
-            latest = connection.execute(mine.limit(1)).mappings().first()
-        return None if row is None else (_entry(Decision, row), None if latest is None else _entry(Feedback, latest))
+            rows = connection.execute(query).mappings().all()
+            for some in _some_of([row["id"] for row in rows], feedback.c.decision_id):
+                grades |= _graded(connection, some)
+        return [(_entry(Decision, row), grades.get(row["id"])) for row in rows]
 
     def draw(self, size: int, *, since: datetime) -> list[Decision]:
         """Draw watched promised answers at random to be graded: so many of those that were never drawn."""
@@ -202,9 +202,8 @@ class Database:
         many of its answers were drawn, and have no random grade.
         """
         columns = decisions.c
-        rates = (columns.alpha.between(0.0001, 0.9999), columns.delta.between(0.000001, 0.9999))
         numbers = (columns.calibration_id, sa.func.max(columns.alpha), sa.func.max(columns.delta))
-        known = sa.select(*numbers).where(PROMISED, columns.calibration_id.is_not(None), *rates)
+        known = sa.select(*numbers).where(PROMISED, columns.calibration_id.is_not(None), columns.alpha.is_not(None))
         waiting = sa.select(columns.calibration_id, sa.func.count()).where(
             columns.drawn.is_not(None), columns.id.not_in(RANDOMLY_GRADED)
         )
@@ -216,18 +215,18 @@ class Database:
 
     def random_grades(self) -> dict[str, dict[str, bool]]:
         """The grades of promised answers that were drawn at random, by calibration and decision, in the order in which
-        the answers were first graded so. The latest of such grades on one answer counts.
+        the answers were first graded so.
         """
-        query = (
-            sa.select(decisions.c.calibration_id, decisions.c.id, feedback.c.right)
-            .join(decisions, decisions.c.id == feedback.c.decision_id)
-            .where(PROMISED, decisions.c.calibration_id.is_not(None), feedback.c.sampling == "random")
-            .order_by(feedback.c.at, feedback.c.id)
+        random = sa.select(decisions.c.id, decisions.c.calibration_id).where(
+            PROMISED, decisions.c.id.in_(RANDOMLY_GRADED)
         )
         grades: dict[str, dict[str, bool]] = {}
         with self._transaction() as connection:
-            for calibration_id, decision_id, right in connection.execute(query):
-                grades.setdefault(calibration_id, {})[decision_id] = right
+            calibrations = {row.id: row.calibration_id for row in connection.execute(random)}
+            found = _graded(connection, feedback.c.sampling == "random")
+        for name, grade in found.items():
+            if (calibration := calibrations.get(name)) is not None:
+                grades.setdefault(calibration, {})[name] = grade.right
         return grades
 
     def forget(self, before: datetime) -> int:
@@ -302,6 +301,17 @@ def opened(given: str | None) -> Generator[Database]:
 def _some_of(ids: Sequence[str], column: sa.Column[Any] = decisions.c.id) -> Iterator[sa.ColumnElement[bool]]:
     """Conditions that together select these ids: databases limit the parameters of a query."""
     return (column.in_(ids[start : start + _AT_ONCE]) for start in range(0, len(ids), _AT_ONCE))
+
+
+def _graded(connection: sa.Connection, some: sa.ColumnElement[bool]) -> dict[str, Feedback]:
+    """Of some feedback that which counts, by decision, in the order of the first on each."""
+    found: dict[str, Feedback] = {}
+    query = sa.select(feedback).where(some).order_by(feedback.c.at, feedback.c.id)
+    for row in connection.execute(query).mappings():
+        entry = _entry(Feedback, row)
+        if (before := found.get(entry.decision_id)) is None or entry.replaces(before):
+            found[entry.decision_id] = entry
+    return found
 
 
 def _reason(error: sa_exc.SQLAlchemyError, url: sa.URL) -> str:

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -51,7 +52,7 @@ def watched_promises(database: Database) -> tuple[PromiseState, ...]:
     return tuple(found)
 
 
-class DecisionLog:
+class DecisionLog(AbstractContextManager["DecisionLog"]):
     """Every decision a row; `Guard(log=...)`, the integrations and the server write to one.
 
         log = DecisionLog("decisions.db")
@@ -69,8 +70,6 @@ class DecisionLog:
         journal: a folder for the journal, on a local disk; default: next to an SQLite file, or in the state folder.
         text: also write questions and delivered answers; withheld ones never.
         keep: delete decisions that are older than this.
-        on_promise: called with a `PromiseState` when a promise turns out to be kept or broken, in a thread of the
-            log, soon after the feedback.
 
     Raises:
         InputError: the URL cannot be used.
@@ -79,20 +78,14 @@ class DecisionLog:
     """
 
     def __init__(
-        self,
-        url: str | Path,
-        *,
-        journal: Path | None = None,
-        text: bool = False,
-        keep: timedelta | None = None,
-        on_promise: Callable[[PromiseState], None] | None = None,
+        self, url: str | Path, *, journal: Path | None = None, text: bool = False, keep: timedelta | None = None
     ) -> None:
-        self._opened = partial(DecisionLog, url, journal=journal, text=text, keep=keep, on_promise=on_promise)
+        self._opened = partial(DecisionLog, url, journal=journal, text=text, keep=keep)
         self.database = Database(url, patience=_PATIENCE)
         self._journal_file = _journal_file(journal, self.database.file)
         self._journal = Database(self._journal_file)
         self._store = self._journal if self.database.file is None else self.database
-        self.text, self._keep, self._notify = text, keep, on_promise
+        self.text, self._keep = text, keep
         self.failures = self.pending = 0
         """Decisions that could not be written; and entries that are safe in the journal, not yet in the database."""
         self.watched: tuple[PromiseState, ...] = ()
@@ -119,15 +112,22 @@ class DecisionLog:
         return entry.id
 
     def feedback(
-        self, decision_id: str, *, right: bool, grader: str | None = None, current: Collection[str] = ()
+        self,
+        decision_id: str,
+        *,
+        right: bool,
+        grader: str | None = None,
+        corrects: bool = False,
+        current: Collection[str] = (),
     ) -> Feedback:
         """Write whether a delivered answer was right. Only grades of answers that this log has drawn (`Database.draw`)
-        count for a promise; no caller can state that its grade is of a random sample.
+        count for a promise, and of each the first; no caller can state that its grade is of a random sample.
 
         Args:
             decision_id: the answer's decision.
             right: whether it was right.
             grader: the name of the person or the program.
+            corrects: it takes the place of earlier grades: said by `semgrad-guard feedback`, never for a client.
             current: the ids of the calibrations that decide now; the note tells where the decision is another's.
 
         Raises:
@@ -146,6 +146,7 @@ class DecisionLog:
             decision_id=decision_id,
             right=right,
             sampling="user" if decision.drawn is None else "random",
+            corrects=corrects,
             grader=writable(grader),
         )
         self._put(entry)
@@ -188,9 +189,6 @@ class DecisionLog:
         self._thread.join()
         self._journal.close()
         self.database.close()
-
-    def __enter__(self) -> DecisionLog:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -263,15 +261,9 @@ class DecisionLog:
         before = {one.calibration_id: one.state for one in self.watched}
         self.watched = watched_promises(self.database)
         for one in self.watched:
-            if one.state == before.get(one.calibration_id, "unknown"):
-                continue
-            level = logging.WARNING if one.state == "broken" else logging.INFO
-            logger.log(level, "the promise of calibration %s: %s", one.calibration_id, one)
-            if self._notify is not None:
-                try:
-                    self._notify(one)
-                except Exception:
-                    logger.exception("the callback for changed promises failed")
+            if one.state != before.get(one.calibration_id, "unknown"):
+                level = logging.WARNING if one.state == "broken" else logging.INFO
+                logger.log(level, "the promise of calibration %s: %s", one.calibration_id, one)
         return self.watched
 
 
@@ -280,8 +272,8 @@ def _note(decision: Decision, entry: Feedback, earlier: Feedback | None, current
     parts: list[str] = []
     if earlier is not None:
         before = f"the answer was graded {'right' if earlier.right else 'wrong'} before ({earlier.sampling})"
-        same = earlier.right == entry.right
-        parts.append(f"{before}: {'it counts once' if same else 'both are kept, and the latest grade counts'}")
+        counts = "this grade counts" if entry.replaces(earlier) else "that grade counts until the operator corrects it"
+        parts.append(f"{before}: {'it counts once' if earlier.right == entry.right else counts}")
     mine = decision.calibration_id
     if mine is None or not decision.is_promised:
         parts.append("the answer was not promised, so it tells nothing about a promise")

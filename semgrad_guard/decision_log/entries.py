@@ -134,10 +134,10 @@ class Decision(BaseModel, frozen=True, extra="ignore", allow_inf_nan=False):
 
 
 class Feedback(BaseModel, frozen=True, extra="ignore"):
-    """Whether a delivered answer was right. The latest feedback counts.
+    """Whether a delivered answer was right.
 
-    `note` tells in words what the feedback does not count for, and how it differs from earlier feedback. The log does
-    not keep it.
+    `corrects`: the operator's own command wrote it, so that it takes the place of earlier feedback. `note` tells in
+    words what the feedback does not count for, and how it differs from earlier feedback. The log does not keep it.
     """
 
     id: str
@@ -145,8 +145,16 @@ class Feedback(BaseModel, frozen=True, extra="ignore"):
     decision_id: str
     right: bool
     sampling: Sampling
+    corrects: bool = False
     grader: str | None = None
     note: str | None = None
+
+    def replaces(self, earlier: Feedback) -> bool:
+        """Whether it counts in the place of the one that counted before.
+
+        The first grade of a drawn answer counts, and later ones do not; only the operator corrects it.
+        """
+        return earlier.sampling == "user" or self.corrects
 
 
 Entry = Decision | Feedback

@@ -1,6 +1,6 @@
 """FusedStates: named numbers about an answer, weighed by a logistic regression on graded answers.
 
-Why: docs/adr/0131-learned-scores-lean-on-likelihoods.md
+Why: docs/decisions.md#0131
 """
 
 from __future__ import annotations

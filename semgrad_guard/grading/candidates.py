@@ -3,7 +3,7 @@
 The promise needs a threshold whose answers played no part in the learning: they are split by a seeded draw that
 looks at no label. By sentence, answers are split, and their sentences compared and fitted on.
 
-Why: docs/adr/0031-labels-split-between-learning-and-threshold.md
+Why: docs/decisions.md#0031
 """
 
 from __future__ import annotations

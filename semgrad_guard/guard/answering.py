@@ -23,7 +23,7 @@ from semgrad_guard.engine.replay.memory import OUT_OF_MEMORY, give_back_memory, 
 from semgrad_guard.errors import InputError, UnsupportedToolsError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard.calibrated_estimator import require_by_sentence
-from semgrad_guard.guard.early_sentences import Certain, EarlySentences
+from semgrad_guard.guard.early_sentences import EarlySentences
 from semgrad_guard.guard.flow import Draft
 from semgrad_guard.guard.policy import Terms
 from semgrad_guard.guard.sentences import WITH_CALLS, scored_as_they_end, scored_sentences
@@ -171,18 +171,16 @@ class Answerer:
         template_options: TemplateOptions | None = None,
         *,
         form: PromptForm | None = None,
-        certain: Certain | None = None,
     ) -> EarlySentences | None:
         """The listener to sentences that hands on those that leave while their answer is being written.
 
         None where only its end can tell: an answer without parts, and terms by which one doubt, or the place where it
         is cut off, withholds all of it. `form` is that of the prompt, where a front knows more about it than the model.
-        `certain` is as for `EarlySentences`.
         """
         if terms is None or on_piece is None or not terms.delivers_early or not self.has_parts(template_options):
             return None
         opened = partial(self.opened, template_options=template_options, form=form)
-        return EarlySentences(terms, on_piece, opened, certain)
+        return EarlySentences(terms, on_piece, opened)
 
     def has_parts(self, template_options: TemplateOptions | None = None) -> bool:
         """Whether sentences can be judged before their answer ends: not where it may call tools, or has a grammar."""

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
-from semgrad_guard.engine.answers.answer import Evidence
 from semgrad_guard.engine.answers.sentences import EndedSentences
 from semgrad_guard.engine.sentences import Span, decided
 from semgrad_guard.guard.flow import Draft
@@ -29,17 +27,10 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class SentencePiece:
-    """A sentence that is let through while its answer is being written: its text, and the verdict on it.
-
-    A client's `stop` may begin in its last characters: these follow with the next piece.
-    """
+    """A sentence that is let through while its answer is being written: its text, and the verdict on it."""
 
     text: str
     sentence: SentenceVerdict
-
-
-Ranges = Sequence[tuple[int, int]]
-Certain = Callable[[Evidence, str, Ranges], int]
 
 
 class LetThrough:
@@ -53,12 +44,8 @@ class LetThrough:
         self.known: Verdict | None = None
         self._left = 0  # characters that have left
 
-    def add(self, draft: Draft[Any], certain: Callable[[str, Ranges], int] | None = None) -> bool:
-        """Decide about those that have ended, scored; whether the model continues to write.
-
-        `certain` tells how much of the delivered text leaves where a client's cuts are made behind the decision: of
-        these ranges of the answer.
-        """
+    def add(self, draft: Draft[Any]) -> bool:
+        """Decide about those that have ended, scored; whether the model continues to write."""
         self.known = draft.verdict
         settled = settle(
             draft.verdict,
@@ -71,45 +58,35 @@ class LetThrough:
         )
         verdict = settled.verdict
         if isinstance(settled, Deliver) or (isinstance(settled, Escalate) and settled.ranges):
-            reached, ranges = len(verdict.text), settled.ranges or ((0, len(verdict.text)),)
-            if certain is not None:
-                reached = certain(verdict.text, ranges)
             for sentence in verdict.sentences:
-                end = min(sentence.end, reached)
-                if delivers(sentence) and end > self._left:
-                    text, self._left = verdict.text[self._left : end], end
-                    self._put(SentencePiece(text, sentence.model_copy(update={"end": end})))
+                if delivers(sentence) and sentence.end > self._left:
+                    text, self._left = verdict.text[self._left : sentence.end], sentence.end
+                    self._put(SentencePiece(text, sentence))
         return not any(sentence.action in ("stop", "escalate") for sentence in verdict.sentences)
 
 
 class EarlySentences(LetThrough):
-    """As `LetThrough`, for a model in this process: `draft` scores the sentences, and `certain` gets the answer too."""
+    """As `LetThrough`, for a model in this process: `draft` scores the sentences."""
 
     def __init__(
         self,
         terms: Terms,
         put: Callable[[Any], None],
         draft: Callable[[EndedSentences, Verdict | None], Draft[Any]],
-        certain: Certain | None = None,
     ) -> None:
         super().__init__(terms, put)
-        self._draft, self._certain = draft, certain
+        self._draft = draft
 
     def __call__(self, ended: EndedSentences) -> bool:
         """As `add`."""
-        certain = None if self._certain is None else partial(self._certain, ended.answer)
-        return self.add(self._draft(ended, self.known), certain)
-
-
-ReportedCertain = Callable[[Sequence[Any], str, Ranges], int]
+        return self.add(self._draft(ended, self.known))
 
 
 class ReportedSentences:
     """Finds the sentences of one answer that these terms let through, as their log-probabilities arrive.
 
     `options` are those of the call, and `prompt` is the form of its prompt. `text` is the answer so far; once it
-    `is_over`, the rest is not delivered, and the text ends behind the sentence that is not let through. `certain` is
-    as for `LetThrough`, given the log-probabilities so far.
+    `is_over`, the rest is not delivered, and the text ends behind the sentence that is not let through.
     """
 
     def __init__(
@@ -119,10 +96,9 @@ class ReportedSentences:
         *,
         options: Mapping[str, Any],
         prompt: PromptForm | None,
-        certain: ReportedCertain | None = None,
     ) -> None:
         self._scorer, self._options, self._prompt = scorer, options, prompt
-        self._certain, self._new = certain, list[SentencePiece]()
+        self._new = list[SentencePiece]()
         self._early = LetThrough(terms, self._new.append)
         self._ends: list[int] = [0]
         self._entries = list[Any]()
@@ -137,14 +113,13 @@ class ReportedSentences:
         *,
         options: Mapping[str, Any],
         prompt: PromptForm | None,
-        certain: ReportedCertain | None = None,
     ) -> ReportedSentences | None:
         """None where only the end of the answer decides."""
         if scorer is None or scorer.by_sentence is None or terms is None or current_recorder() is not None:
             return None
         if not terms.delivers_early:
             return None
-        return cls(scorer, terms, options=options, prompt=prompt, certain=certain)
+        return cls(scorer, terms, options=options, prompt=prompt)
 
     def add(self, text: str, entries: Any) -> list[SentencePiece]:
         """The sentences that may leave now; `text` is the newest piece, and `entries` came with it."""
@@ -162,8 +137,7 @@ class ReportedSentences:
         if ends:
             self._ends += ends
             spans = list(zip(self._ends, self._ends[1:], strict=False))
-            certain = None if self._certain is None else partial(self._certain, self._entries)
-            self.is_over = not self._early.add(self._draft(spans), certain)
+            self.is_over = not self._early.add(self._draft(spans))
         if self.is_over:
             self.text = self.text[: self._ends[-1]]
         return list(self._new)

@@ -4,7 +4,7 @@ A frontend (a framework, the command line, a server) gives the drafts and calls 
 is made here. The frontend's own objects (messages, responses) travel next to the records as `answer`. Streams are in
 `streams.py`.
 
-Why: docs/adr/0084-one-flow.md
+Why: docs/decisions.md#0084
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ class Guard:
     def feedback(self, decision_id: str, correct: bool, *, grader: str | None = None) -> Feedback:
         """Tell the decision log whether a delivered answer (`verdict.decision_id`) was correct.
 
-        Only grades of answers that the log has drawn at random (`semgrad-guard sample`) count for the promise.
+        Only grades of answers that the log has drawn (`semgrad-guard sample`) count for the promise, of each the first.
 
         Args:
             decision_id: the answer's decision.

@@ -19,7 +19,7 @@ and no other. Prompts unlike those of the calibration are not such draws: each a
 Calibrating stage 2 on *all* questions breaks the promise, because the ones handed on are harder. Answers
 delivered without a score are outside it.
 
-Why: docs/adr/0120-promise-of-the-chain.md
+Why: docs/decisions.md#0120
 """
 
 from __future__ import annotations

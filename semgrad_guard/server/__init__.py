@@ -5,14 +5,14 @@ assembly      from settings to a server: models, policies, log, application
 hosting       where it listens, and for how long a client may keep it waiting
 gate          keys, hosts and the number of requests
 app           routes, pages and errors
-protocol      requests, checked, and translated into the records of the engine
-fields        requests for another server, as far as they are read here; fields in errors
+protocol      requests, checked, and translated into the records of the engine; those that another server answers
+errors        errors as they leave, in the client's own words
 service       models, policies and targets: drafts are made, the guard decides
 writing       one model's prompts and scored drafts
 scheduler     the queue of requests to one model
 remote        another server, and the form of its answers
-upstream      another server that writes drafts, or answers instead; its routes that the operator lets through
-answers       answers, verdicts and errors as they leave, and a client's cuts of them
+upstream      another server that writes drafts, or answers instead
+answers       answers and verdicts as they leave, and a client's cuts of them
 completions   answers in OpenAI's form, each with its verdict, whole or as server-sent events
 responses, text_completions   other protocols of OpenAI's, as chat completions
 in_vllm       the guard inside `vllm serve`

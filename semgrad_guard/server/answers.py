@@ -1,13 +1,11 @@
-"""Answers, verdicts and errors as they leave the server: plain data, and nothing of an answer that was withheld.
+"""Answers and verdicts as they leave the server: plain data, and nothing of an answer that was withheld.
 
 Where answers may be withheld, the draft ends by the server's own limits, and the decision is about all of it. If a
 client's cut changed the draft, it would change the decision: the beginning of a withheld answer may score lower than
 the whole, and whether a decision changes tells whether a string occurs in it. So a client's `stop` and `max_tokens` cut
 afterwards (`Cuts`), in text that is delivered anyway.
 
-Errors have the form that OpenAI's clients read: a status and {"error": {"message", "type", "param", "code"}}.
-
-Why: docs/adr/0144-nothing-of-a-withheld-draft-leaves.md
+Why: docs/decisions.md#0144
 """
 
 from __future__ import annotations
@@ -18,24 +16,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from semgrad_guard.engine.answers.text import safe_length
-from semgrad_guard.errors import (
-    AnswerInterruptedError,
-    BindingMismatchError,
-    DeadlineExceededError,
-    DecisionLogError,
-    InputError,
-    LowConfidenceError,
-    MissingExtraError,
-    PromptTooLongError,
-    QueueFullError,
-    SemGradGuardError,
-    UnfamiliarPromptError,
-    UnsupportedToolsError,
-    UpstreamError,
-)
+from semgrad_guard.errors import InputError
 from semgrad_guard.guard.sentences import delivers
-from semgrad_guard.records import METADATA_KEY, ToolCall, Verdict
+from semgrad_guard.records import METADATA_KEY, SentenceVerdict, ToolCall, Verdict
 
 ACTION_HEADER = "x-semgrad-guard-action"
 ENFORCED_HEADER = "x-semgrad-guard-enforced"
@@ -46,7 +29,8 @@ SENTENCE_KEY = f"{KEY}_sentence"
 """The verdict on a sentence that leaves while its answer is being written."""
 
 WITHHELD = "the answer is not let through"
-"""The only reason that a client gets."""
+_PARTLY = "sentences that are not let through are left out"
+"""The only reasons that a client gets."""
 _OF_ANY_DRAFT = frozenset(
     (
         *("schema", "digest", "action", "enforced", "promised", "decision_id", "escalated"),
@@ -69,7 +53,6 @@ _OF_WITHHELD_SENTENCES: Mapping[str, Any] = {
     "confidence": None,
     "scores": {},
     "tokens": 0,
-    "leans_on": None,
     "reason": None,
 }
 
@@ -107,7 +90,7 @@ def public_record(verdict: Verdict) -> dict[str, Any]:
     """A verdict as clients get it.
 
     The record of a withheld answer holds the action, the threshold, and the decision's id; its score and the reason are
-    in the decision log. A withheld sentence keeps its place and its action.
+    in the decision log. Of a part, withheld sentences show where they are left out, and not how many they are.
     """
     record = verdict.metadata()
     if verdict.escalated is not None:
@@ -118,12 +101,19 @@ def public_record(verdict: Verdict) -> dict[str, Any]:
     if not verdict.is_part:
         return public
     tokens = sum(one.tokens for one in verdict.sentences if delivers(one))
-    sentences = [
-        {**one.model_dump(mode="json"), **({} if delivers(one) else _OF_WITHHELD_SENTENCES)}
-        for one in verdict.sentences
-    ]
-    own = {"status": verdict.status, "reason": verdict.reason, "scored_tokens": tokens, "sentences": sentences}
+    sentences = list[dict[str, Any]]()
+    for one, before in zip(verdict.sentences, (None, *verdict.sentences), strict=False):
+        if delivers(one):
+            sentences.append(public_sentence(one))
+        elif before is None or delivers(before):
+            sentences.append({**public_sentence(one), **_OF_WITHHELD_SENTENCES})
+    own = {"status": verdict.status, "reason": _PARTLY, "scored_tokens": tokens, "sentences": sentences}
     return {**public, **own}
+
+
+def public_sentence(sentence: SentenceVerdict) -> dict[str, Any]:
+    """A sentence's verdict as clients get it; the number of the one that it leans on would count withheld ones."""
+    return sentence.model_dump(mode="json") | {"leans_on": None}
 
 
 def part_of(verdict: Verdict, answer: Answer, ranges: Sequence[tuple[int, int]]) -> Answer:
@@ -172,11 +162,9 @@ class Cuts:
     def __bool__(self) -> bool:
         return self.max_tokens is not None or bool(self.stop)
 
-    def certain(self, text: str, pieces: Sequence[str]) -> int:
-        """How much of a text that still grows is delivered, whatever follows; `pieces` may end before the limit."""
-        if self.max_tokens is not None and len(pieces) > self.max_tokens:
-            return len(self._cut(text, pieces, 0)[0])
-        return safe_length(text, self.stop)
+    def may_end(self, limit: int) -> bool:
+        """Whether an answer of up to so many tokens may be cut."""
+        return bool(self.stop) or (self.max_tokens is not None and self.max_tokens < limit)
 
     def behind(self, part: Answer) -> Cuts | None:
         """The cuts of a target's answer behind this part of a draft; None where they are made in the part already."""
@@ -259,99 +247,3 @@ def _left_of(
         token = pieces[-1][:-beyond]
         left[-1] = {**left[-1], "token": token, "bytes": list(token.encode())}
     return left
-
-
-_NO_RETRY = {"x-should-retry": "false"}
-"""The same request would fail again; OpenAI's clients heed it."""
-_LATER = {"retry-after": "5"}
-
-
-class HttpError(Exception):
-    """The error that a request gets in place of an answer.
-
-    `fields` are those of a chat completion that it may be about, the likeliest first.
-    """
-
-    def __init__(
-        self,
-        status: int,
-        code: str,
-        message: str,
-        *,
-        fields: Sequence[str] = (),
-        headers: Mapping[str, str] | None = None,
-        more: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status, self.code, self.message, self.fields = status, code, message, tuple(fields)
-        self.headers, self.more = dict(headers or {}), dict(more or {})
-
-    @property
-    def param(self) -> str | None:
-        """The field that it is about."""
-        return self.fields[0] if self.fields else None
-
-    @property
-    def body(self) -> dict[str, Any]:
-        """The body of the response."""
-        kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-        kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
-        return {"error": error, **self.more}
-
-
-ENDING = HttpError(503, "shutting_down", "the server is shutting down; try again later", headers=_LATER)
-"""The error of requests that still wait when the server ends."""
-
-
-def http_error_of(error: BaseException) -> HttpError:
-    """The response to an error. One that is not ours is a bug, and its text stays here."""
-    if isinstance(error, HttpError):
-        return error
-    if isinstance(error, LowConfidenceError):  # no text may replace the answer: only its verdict is sent
-        verdict = error.verdict
-        decision = {} if verdict.decision_id is None else {ID_HEADER: verdict.decision_id}
-        headers = {ACTION_HEADER: verdict.action, **_NO_RETRY, **decision}
-        text = f"{WITHHELD} (decision: {verdict.action})"
-        return HttpError(422, "low_confidence", text, headers=headers, more={"semgrad_guard": public_record(verdict)})
-    if isinstance(error, QueueFullError):
-        return HttpError(429, "queue_full", str(error), headers={"retry-after": str(error.retry_after)})
-    if isinstance(error, UpstreamError):
-        return _upstream(error)
-    if isinstance(error, BindingMismatchError) and error.differences is not None:
-        text = f"this model's calibration was made for other options: {error.differences}"
-        return HttpError(422, "calibration_mismatch", text)
-    if isinstance(error, UnsupportedToolsError):
-        text = f"{error.problem}; send no tools and no tool calls, or choose a model with such a template (Qwen2.5's)"
-        return HttpError(400, "unsupported_tools", text, fields=error.fields)
-    for kind, status, code, text in _CODES:
-        if isinstance(error, kind):
-            headers = _LATER if status == 503 else _NO_RETRY if status >= 500 else {}
-            return HttpError(status, code, text or error.problem, fields=error.fields, headers=headers)
-    return HttpError(500, "internal_error", "the server failed; its log names the place", headers=_NO_RETRY)
-
-
-_UNFAMILIAR = "the prompt is unlike those that the calibration was made on"
-"""Its differences may be the answer's."""
-_NO_LOG = "the decision log cannot be used now; the operator finds the reason in the server's own log"
-"""An error's own text has the operator's path, or host and account."""
-_CODES: tuple[tuple[type[SemGradGuardError], int, str, str | None], ...] = (
-    (PromptTooLongError, 400, "context_length_exceeded", None),
-    (InputError, 400, "invalid_request", None),
-    (UnfamiliarPromptError, 422, "unfamiliar_prompt", _UNFAMILIAR),
-    (BindingMismatchError, 422, "calibration_mismatch", None),
-    (DeadlineExceededError, 504, "deadline_exceeded", None),
-    (AnswerInterruptedError, 503, "interrupted", None),
-    (MissingExtraError, 501, "not_installed", None),
-    (DecisionLogError, 503, "decision_log_unavailable", _NO_LOG),
-    (SemGradGuardError, 500, "model_error", None),
-)
-
-
-def _upstream(error: UpstreamError) -> HttpError:
-    later = {"retry-after": str(error.retry_after or 1)}
-    if error.status == 429:
-        return HttpError(429, "upstream_busy", str(error), headers=later)
-    if error.status in (400, 404, 413, 422):
-        return HttpError(error.status, "upstream_refused", str(error), fields=error.fields)
-    return HttpError(502, "upstream_failed", str(error), headers=later if error.passing else _NO_RETRY)

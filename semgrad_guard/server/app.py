@@ -24,7 +24,6 @@ from starlette.responses import JSONResponse
 
 import semgrad_guard
 from semgrad_guard.server import decisions
-from semgrad_guard.server.answers import HttpError, http_error_of
 from semgrad_guard.server.completions import (
     ClientGoneError,
     Translation,
@@ -34,8 +33,8 @@ from semgrad_guard.server.completions import (
     streamed,
     unless_gone,
 )
-from semgrad_guard.server.fields import error_about
-from semgrad_guard.server.gate import Gate, Keys, response_to
+from semgrad_guard.server.errors import BUGS, HttpError, error_about, http_error_of
+from semgrad_guard.server.gate import Gate, Keys
 from semgrad_guard.server.metrics import CONTENT_TYPE
 from semgrad_guard.server.protocol import (
     ChatRequest,
@@ -48,7 +47,6 @@ from semgrad_guard.server.responses import ResponsesRequest, ResponsesTranslatio
 from semgrad_guard.server.service import Service
 from semgrad_guard.server.settings import ServeOptions
 from semgrad_guard.server.text_completions import TextRequest, TextTranslation
-from semgrad_guard.server.upstream import Unguarded, refusal
 
 if TYPE_CHECKING:  # it needs the extra `log`
     from semgrad_guard.decision_log.decision_log import DecisionLog
@@ -107,7 +105,6 @@ def make_app(
     keys: Keys | None = None,
     limits: Limits | None = None,
     hosts: frozenset[str] | None = None,
-    unguarded: Unguarded | None = None,
 ) -> FastAPI:
     """The server as an ASGI application.
 
@@ -116,10 +113,6 @@ def make_app(
         keys: the keys that open it; without any, it is open.
         limits: how much one client may take.
         hosts: the names under which browsers may reach it (the Host header); None: any.
-        unguarded: the upstream, and its routes that are passed on without a verdict; None: no upstream.
-
-    Raises:
-        InputError: a route that this server answers itself is to be passed on.
     """
     limits = limits or Limits()
 
@@ -139,12 +132,8 @@ def make_app(
         open_paths=PATHS,
         report=partial(_reported, service),
     )
-    _handle_errors(app, service, has_upstream=unguarded is not None)
-    routes = Routes(service, limits)
-    routes.add_to(app)
-    if unguarded is not None:
-        unguarded.require_not(app.openapi()["paths"])
-        routes.pass_on(app, unguarded)
+    _handle_errors(app, service)
+    Routes(service, limits).add_to(app)
     return app
 
 
@@ -182,17 +171,6 @@ class Routes:
             app.add_route(path, partial(pages.response, path), methods=["GET"], include_in_schema=False)
         for path, route, kind in post:
             app.add_api_route(path, route, methods=["POST"], response_model=None, openapi_extra=_takes(kind))
-
-    def pass_on(self, app: FastAPI, unguarded: Unguarded) -> None:
-        """Add the routes of an upstream whose answers are not judged."""
-
-        async def passed_on(route: str, request: Request) -> Response:
-            body = parse_json(await _body(request, self._limits))
-            self._service.metrics.passed_on(route)
-            return await unless_gone(request, unguarded.passed_on(route, body))
-
-        for path, route in unguarded.paths.items():
-            app.add_route(path, partial(passed_on, route), methods=["POST"], include_in_schema=False)
 
     async def healthz(self) -> Mapping[str, str]:
         """Whether the process answers."""
@@ -344,16 +322,15 @@ async def _body(request: Request, limits: Limits) -> bytes:
     return bytes(body)
 
 
-def _handle_errors(app: FastAPI, service: Service, *, has_upstream: bool) -> None:
-    async def answer(request: Request, error: Exception) -> Response:
+def _handle_errors(app: FastAPI, service: Service) -> None:
+    async def answer(_: Request, error: Exception) -> Response:
         if isinstance(error, ClientGoneError):
             return Response(status_code=499)
         if isinstance(error, HTTPException):
             texts = {404: ("not_found", _NO_ROUTE), 405: ("method_not_allowed", "use another method")}
             code, text = texts.get(error.status_code, ("invalid_request", "the request cannot be read"))
-            unguarded = refusal(request.url.path) if has_upstream and error.status_code == 404 else None
-            error = unguarded or HttpError(error.status_code, code, text, headers=error.headers)
-        return response_to(_reported(service, error))
+            error = HttpError(error.status_code, code, text, headers=error.headers)
+        return _reported(service, error).response
 
     for kind in (HTTPException, HttpError, ClientGoneError, semgrad_guard.SemGradGuardError):
         app.add_exception_handler(kind, answer)
@@ -368,8 +345,8 @@ def _reported(
         error = cause  # the framework raises an error of its own where an answer had begun
     problem = about(error)
     service.metrics.failed(problem.code)
-    if problem.code == "internal_error":
+    if problem.code in BUGS:
         frames = traceback.extract_tb(error.__traceback__)
         place = " <- ".join(f"{frame.filename}:{frame.lineno} {frame.name}" for frame in reversed(frames[-6:]))
-        logger.error("internal error: %s at %s", type(error).__name__, place)
+        logger.error("%s: %s at %s", problem.code, type(error).__name__, place)
     return problem

@@ -35,7 +35,7 @@ from semgrad_guard.server.gate import Keys
 from semgrad_guard.server.scheduler import ModelQueue, ReportedQueue, Scheduler
 from semgrad_guard.server.service import ServedModel, Service
 from semgrad_guard.server.settings import ServerSettings
-from semgrad_guard.server.upstream import RemoteServer, RemoteTarget, Unguarded, Upstream
+from semgrad_guard.server.upstream import RemoteServer, RemoteTarget, Upstream
 from semgrad_guard.settings import API_KEY, TARGET_KEY, UPSTREAM_KEY, LoadingOptions
 
 ROWS = 32
@@ -85,7 +85,6 @@ def assemble(
         SemGradGuardError: a model, a calibration, a log or another server cannot be had.
     """
     maker = _Maker(settings, load, queue)
-    unguarded = None if maker.upstream is None else Unguarded(maker.upstream, frozenset(settings.allow_unguarded))
     models = _aside(lambda: [maker.served(name) for name in settings.names])
     log = None
     if not settings.no_log:
@@ -96,7 +95,7 @@ def assemble(
     traced = find_spec("opentelemetry") is not None and find_spec("opentelemetry._logs") is not None
     service = Service(models, log=log, evaluations=EvaluationLog("semgrad_guard.server") if traced else None)
     limits = Limits(body_bytes=settings.max_body, connections=settings.connections)
-    return Server(make_app(service, keys=keys, limits=limits, hosts=hosts, unguarded=unguarded), service)
+    return Server(make_app(service, keys=keys, limits=limits, hosts=hosts), service)
 
 
 def _aside(work: Callable[[], T]) -> T:

@@ -12,7 +12,7 @@ other protocols are translated to requests for these, and their completions or c
 
 A stream is made of server-sent events: a comment keeps a waiting one alive, and a client that leaves ends the work.
 
-Why: docs/adr/0141-verdict-in-logprobs.md
+Why: docs/decisions.md#0141
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Self, TypeVar
@@ -36,16 +35,16 @@ from semgrad_guard.guard.sentences import delivers
 from semgrad_guard.records import Verdict
 from semgrad_guard.server.answers import (
     ACTION_HEADER,
-    ENDING,
     ENFORCED_HEADER,
     ID_HEADER,
     KEY,
     SENTENCE_KEY,
     Answer,
-    HttpError,
     public_record,
+    public_sentence,
     tool_call_fields,
 )
+from semgrad_guard.server.errors import ENDING, HttpError
 from semgrad_guard.server.service import Call, Service
 
 Json = dict[str, Any]
@@ -147,7 +146,7 @@ async def chunks(
             yield _chunk(head, index, {"role": "assistant", "content": ""})
         if isinstance(step, SentencePiece):
             sent += step.text
-            yield _sentence_chunk(call, head, index, step)
+            yield _sentence_chunk(head, index, step)
             continue
         if isinstance(step, str):
             sent += step
@@ -160,7 +159,7 @@ async def chunks(
         outcomes.append(step)
         for piece in _sentences_left(step, sent):
             sent += piece.text
-            yield _sentence_chunk(call, head, index, piece)
+            yield _sentence_chunk(head, index, piece)
         for delta in _rest(call, step, sent, thought):
             yield _chunk(head, index, delta)
         record = {KEY: public_record(step.verdict)}
@@ -211,10 +210,9 @@ def _chunk(head: Json, index: int, delta: Json, *, finish: str | None = None, lo
     return {**head, "choices": [choice]}
 
 
-def _sentence_chunk(call: Call, head: Json, index: int, piece: SentencePiece) -> Json:
-    """A sentence with its verdict. Where the client cuts the answer, the last verdict alone tells what is promised."""
-    sentence = piece.sentence.model_copy(update={"promised": False}) if call.cuts else piece.sentence
-    record = {SENTENCE_KEY: sentence.model_dump(mode="json")}
+def _sentence_chunk(head: Json, index: int, piece: SentencePiece) -> Json:
+    """A sentence with its verdict."""
+    record = {SENTENCE_KEY: public_sentence(piece.sentence)}
     logprobs = {"content": None, "refusal": None, **record}
     return {**_chunk(head, index, {"content": piece.text}, logprobs=logprobs), **record}
 
@@ -357,6 +355,8 @@ async def streamed(
 
     async def events() -> AsyncGenerator[str]:
         """Chunks as events; an error after the beginning is the last of them."""
+        if not done:
+            yield _BEAT
         on_usage = partial(service.metrics.used, call.served.name)
         try:
             async for event in form.events(chunks(call, again(), request_id=request_id, on_usage=on_usage)):
@@ -367,56 +367,50 @@ async def streamed(
             await steps.aclose()
         yield form.end
 
-    beating = _beating(events(), beat, waits=not done)
-    return _Events(beating, form, media_type="text/event-stream", headers=fields)
-
-
-async def _beating(events: AsyncGenerator[str], beat: float, *, waits: bool) -> AsyncGenerator[str]:
-    """The events, and a comment whenever there was none for so long; one at once, if a client `waits` already."""
-    if waits:
-        yield _BEAT
-    following: asyncio.Future[str] | None = None
-    try:
-        while True:
-            following = asyncio.ensure_future(anext(events))
-            while not (await asyncio.wait({following}, timeout=beat))[0]:
-                yield _BEAT
-            try:
-                event = following.result()
-            except StopAsyncIteration:
-                return
-            yield event
-    finally:
-        if following is not None and not following.done():
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
-        await events.aclose()
+    return _Events(events(), beat=beat, ending=lambda: _event(form.failed(ENDING)) + form.end, headers=fields)
 
 
 class _Events(StreamingResponse):
-    """A stream that ends as soon as its client has left, in every version of ASGI."""
+    """A stream of events, with a comment whenever there was none for so long (`beat`).
 
-    def __init__(self, content: AsyncIterator[str], form: Translation, **given: Any) -> None:
-        super().__init__(content, **given)
-        self._form = form
+    It ends as soon as its client has left, in every version of ASGI; and with `ending`, where the server ends before.
+    """
+
+    def __init__(
+        self, events: AsyncGenerator[str], *, beat: float, ending: Callable[[], str], headers: Mapping[str, str]
+    ) -> None:
+        super().__init__(events, media_type="text/event-stream", headers=headers)
+        self._events, self._beat, self._ending = events, beat, ending
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self.stream_response(send))
+        async def sent(text: str, *, more: bool = True) -> None:
+            await send({"type": "http.response.body", "body": text.encode(), "more_body": more})
+
         gone = asyncio.ensure_future(_disconnected(receive))
-        ends = False
+        following = asyncio.ensure_future(anext(self._events, None))
         try:
-            await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            while True:
+                await asyncio.wait({following, gone}, timeout=self._beat, return_when=asyncio.FIRST_COMPLETED)
+                if gone.done():
+                    return
+                if not following.done():
+                    await sent(_BEAT)
+                    continue
+                event = following.result()
+                await sent(event or "", more=event is not None)
+                if event is None:
+                    return
+                following = asyncio.ensure_future(anext(self._events, None))
+        except OSError:  # the client has left
+            return
         except asyncio.CancelledError:  # the server ends, and the time to finish is over
-            ends = not sending.done()
+            await sent(self._ending(), more=False)
         finally:
             gone.cancel()
-            if not sending.done():
-                sending.cancel()
-            with suppress(asyncio.CancelledError, OSError):
-                await sending
-        if ends:
-            last = _event(self._form.failed(ENDING)) + self._form.end
-            await send({"type": "http.response.body", "body": last.encode(), "more_body": False})
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+            await self._events.aclose()
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -9,7 +9,7 @@ from semgrad_guard.calibration import Calibration
 from semgrad_guard.calibration.promise import PromiseMonitor
 from semgrad_guard.decision_log.entries import parse_since
 from semgrad_guard.errors import InputError
-from semgrad_guard.server.answers import HttpError
+from semgrad_guard.server.errors import HttpError
 from semgrad_guard.server.protocol import DecisionsRequest, FeedbackRequest
 
 if TYPE_CHECKING:  # they need the extra `log`
@@ -69,5 +69,5 @@ def _listed(decision: Decision, feedback: Feedback | None) -> dict[str, Any]:
     )
     partly = decision.is_part
     decision = decision if decision.shows_draft else decision.without_score()
-    row = decision.model_dump(mode="json")
+    row = decision.model_dump(mode="json", exclude={"drawn"})  # which would tell a client which grades will count
     return {"object": "decision", **row, "delivery": decision.delivery, "partly_withheld": partly, "feedback": shown}

@@ -13,11 +13,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from semgrad_guard.errors import InputError
-from semgrad_guard.server.answers import ENDING, HttpError
+from semgrad_guard.server.errors import ENDING, HttpError
 
 _HEALTH = frozenset({"/healthz", "/readyz"})
 _PROBES = _HEALTH | {"/metrics"}
@@ -104,7 +103,7 @@ class Gate:
         try:
             entry = self._checked(scope, receive)
         except HttpError as problem:
-            await response_to(problem)(scope, receive, send)
+            await problem.response(scope, receive, send)
             return
         try:
             await self._answered(scope, entry, send)
@@ -151,7 +150,7 @@ class Gate:
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - see above
             problem = self._report(ENDING if isinstance(error, asyncio.CancelledError) else error)
             if not begun:
-                await response_to(problem)(scope, receive, send)
+                await problem.response(scope, receive, send)
 
     def _check_host(self, method: str, headers: Headers, path: str) -> None:
         """Refuse foreign names.
@@ -190,11 +189,6 @@ class _Entry:
         if not self.counted:
             self._count()
             self.counted = 1
-
-
-def response_to(problem: HttpError) -> JSONResponse:
-    """An error as it leaves."""
-    return JSONResponse(problem.body, status_code=problem.status, headers=problem.headers)
 
 
 def _name(host: str) -> str:

@@ -2,17 +2,17 @@
 
 A field that this server does not know, or cannot honour, is refused. A field that changes no answer is accepted.
 
-Why: docs/adr/0143-unknown-fields-are-refused.md
+Why: docs/decisions.md#0143
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
 
 from semgrad_guard.adapters.calls import BLOCKS, AnswerForm, short_id
 from semgrad_guard.calibration.call_options import HARMLESS, NEUTRAL
@@ -20,6 +20,7 @@ from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.errors import InputError
 from semgrad_guard.records import Message, ToolCall
 from semgrad_guard.server.answers import Cuts
+from semgrad_guard.server.errors import problem_of
 from semgrad_guard.settings import Mode, Threshold, Timeout
 
 DEPTH = 64
@@ -349,3 +350,79 @@ def _call(call: Call, number: int, place: int) -> ToolCall:
         field = f"messages.{number}.tool_calls.{place}.function.arguments"
         raise InputError(f"{field}: it is not a JSON object").about(field)
     return ToolCall(call.function.name, cast("dict[str, Any]", arguments), short_id(call.id))
+
+
+# Requests that another server answers. It may do more than our engine, and checks its requests itself: only the fields
+# that we need are read. A request that the scorer cannot read is passed on, and its answer has no score.
+
+_OURS = frozenset({"model", "messages", "stream", "n", "semgrad_guard"})
+"""The fields that decide how we answer: they must be valid."""
+_SCORED = frozenset({"tools", "tool_choice", "response_format"})
+"""The fields that change the prompt, next to the messages."""
+
+
+@dataclass(frozen=True)
+class Forwarded:
+    """A request as far as we read it. `unread` is the reason why its answer cannot be scored; `left` has the fields
+    that are not in the `request`, each with the reason."""
+
+    request: ChatRequest
+    conversation: tuple[Message, ...] = ()
+    form: AnswerForm = field(default_factory=AnswerForm)
+    unread: str | None = None
+    left: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def require_cuts(self) -> None:
+        """Refuse cuts that this server is to make and cannot read.
+
+        Raises:
+            InputError: the request has such cuts.
+        """
+        if unread := [problem for name, problem in self.left.items() if name in CUTS]:
+            raise InputError(unread[0])
+
+
+def forwarded(body: Mapping[str, Any]) -> Forwarded:
+    """Read a request that another server answers.
+
+    Raises:
+        ValidationError: a field that decides how we answer is wrong.
+    """
+    kept, unread, left = dict(body), list[str](), dict[str, str]()
+    if isinstance(options := body.get("stream_options"), dict):  # other servers know further ones
+        known = cast("dict[str, Any]", options)
+        kept["stream_options"] = {name: value for name, value in known.items() if name == "include_usage"}
+    while True:
+        try:
+            request = ChatRequest.model_validate(kept)
+            break
+        except ValidationError as error:
+            place, problem = problem_of(error)
+            name = place.partition(".")[0]
+            if name == "messages" and (question := _question(body.get("messages"))) is not None:
+                kept["messages"] = [{"role": "user", "content": question}]
+            elif name in _OURS or name not in kept:
+                raise
+            else:
+                del kept[name]
+                left[name] = f"{place}: {problem}"
+            if name in ("messages", *_SCORED):
+                unread.append(f"{place}: {problem}")
+    try:
+        conversation, form = request.conversation(), request.form()
+    except InputError as error:
+        unread.append(str(error))
+        conversation, form = (), AnswerForm()
+    if unread:
+        reason = f"the scorer cannot read the request ({'; '.join(unread)})"
+        return Forwarded(request, unread=reason, left=left)
+    return Forwarded(request, conversation, form, left=left)
+
+
+def _question(messages: Any) -> str | None:
+    """The user's last message as far as it is text; None where these are not messages at all."""
+    listed = cast("list[Any]", messages) if isinstance(messages, list) else []
+    if not listed or not all(isinstance(message, dict) for message in listed):
+        return None
+    texts = [message.get("content") for message in listed if message.get("role") == "user"]
+    return texts[-1] if texts and isinstance(texts[-1], str) else ""

@@ -16,8 +16,9 @@ from typing import Any, ClassVar, Literal, Self, cast
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
 from semgrad_guard.errors import InputError
-from semgrad_guard.server.answers import KEY, SENTENCE_KEY, HttpError
+from semgrad_guard.server.answers import KEY, SENTENCE_KEY
 from semgrad_guard.server.completions import Json, Translation, require_none_of
+from semgrad_guard.server.errors import HttpError
 
 _NAMES: Mapping[str, str] = {
     "messages": "input",

@@ -1,5 +1,5 @@
 """`ModelQueue`: the server's view of a model. `Scheduler` is that of a model in this process, and `ReportedQueue` that
-of another server's model, whose answers are scored by the log-probabilities they carry."""
+of another server's model."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from semgrad_guard.engine.answers.request import Pieces, Ticket
 from semgrad_guard.engine.answers.sentences import Segment
@@ -35,38 +35,31 @@ _ENDING = "the server is shutting down; try again later"
 _NO_MODEL = "this server has no model of its own: it scores the answers of its upstream alone; see --scorer"
 
 
-class ModelQueue(Protocol):
-    """The owner of a model, in this process or in another one. Its methods raise a `SemGradGuardError` if they fail."""
+class ModelQueue:
+    """The owner of a model, in this process or in another one. Its methods raise a `SemGradGuardError` if they fail.
 
-    @property
-    def estimator_name(self) -> str:
-        """The name of the estimator that scores the answers."""
-        ...
+    This one has no model: its subclasses answer and score.
+    """
 
-    @property
-    def name(self) -> str:
-        """The model's name."""
-        ...
+    name: str
+    """The model's name."""
+    estimator_name: str
+    """The name of the estimator that scores the answers."""
 
     @property
     def batching(self) -> Batching | None:
         """How requests share the model; None as long as that is not known."""
-        ...
+        return None
 
     @property
     def depth(self) -> int:
         """How many requests wait, without those in work."""
-        ...
+        return 0
 
     @property
     def is_full(self) -> bool:
         """Whether one more request would be refused."""
-        ...
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the model can still answer: without its thread or engine it never will."""
-        ...
+        return False
 
     async def answer(self, request: AnswerRequest) -> list[Draft[Answer]]:
         """The scored drafts of a request.
@@ -75,26 +68,25 @@ class ModelQueue(Protocol):
             QueueFullError: too many requests wait already.
             SemGradGuardError: any error of answering.
         """
-        ...
+        raise InputError(_NO_MODEL)
 
     async def judged(self, text: ForeignText) -> Draft[None]:
         """A text from elsewhere with its score, or without one; the record has the same form."""
-        ...
+        raise InputError(_NO_MODEL)
 
     async def segments(self, text: ForeignText, by: By) -> list[tuple[Segment, float | None]]:
-        """A text's sentences or clauses, each with an uncertainty of its own; None where none of its tokens has one.
+        """A text's sentences, each with an uncertainty of its own; None where none of its tokens has one.
 
         Raises:
             InputError: the estimator compares whole answers.
         """
-        ...
+        raise InputError(_NO_MODEL)
 
     def close(self) -> None:
         """Refuse the requests that wait, and stop."""
-        ...
 
 
-class Scheduler:
+class Scheduler(ModelQueue):
     """A `ModelQueue` in this process: a bounded view of the model's worker.
 
     Requests are read in a thread of their own, in the order of their arrival: neither HTTP nor the model waits for it.
@@ -124,6 +116,7 @@ class Scheduler:
         if estimator.objective.gradients:
             estimator.objective.span(model.n_layers)  # refused here, and not at each request
         self.model, self.estimator, self.limit = model, estimator, limit
+        self.name, self.estimator_name = model.name, estimator.name
         self._writer = Writer(model, estimator, served=served, by_sentence=by_sentence)
         self._open: dict[Stop, Ticket[Any] | None] = {}
         self._reader = ThreadPoolExecutor(1, "semgrad-guard-reader")
@@ -133,45 +126,24 @@ class Scheduler:
             model.worker.run(lambda: model.worker.look(model)).add_done_callback(_note_failure)
 
     @property
-    def name(self) -> str:
-        """The model's name."""
-        return self.model.name
-
-    @property
-    def estimator_name(self) -> str:
-        """As `ModelQueue.estimator_name`."""
-        return self.estimator.name
-
-    @property
     def batching(self) -> Batching | None:
-        """As `ModelQueue.batching`."""
         return self.model.worker.batching(self.model)
 
     @property
     def depth(self) -> int:
-        """As `ModelQueue.depth`."""
         return sum(ticket is None or not (ticket.running() or ticket.done()) for ticket in list(self._open.values()))
 
     @property
     def is_full(self) -> bool:
-        """As `ModelQueue.is_full`."""
         return self._closed or self.depth >= self.limit
 
-    @property
-    def is_alive(self) -> bool:
-        """As `ModelQueue.is_alive`."""
-        return not self._closed
-
     async def answer(self, request: AnswerRequest) -> list[Draft[Answer]]:
-        """As `ModelQueue.answer`."""
         return await self._submit(lambda: self._writer.submit(request))
 
     async def judged(self, text: ForeignText) -> Draft[None]:
-        """As `ModelQueue.judged`."""
         return await self.work(lambda: self._writer.judged(text))
 
     async def segments(self, text: ForeignText, by: By) -> list[tuple[Segment, float | None]]:
-        """As `ModelQueue.segments`."""
         return await self.work(lambda: self._writer.segments(text, by))
 
     async def pieces(self, text: str) -> tuple[str, ...]:
@@ -288,40 +260,17 @@ class LiveAnswers:
             await asyncio.gather(self._task, return_exceptions=True)
 
 
-@dataclass(frozen=True, eq=False)
-class ReportedQueue:
-    """A `ModelQueue` without a model: nothing waits here, and no other text can be scored."""
+class ReportedQueue(ModelQueue):
+    """Another server's model, whose answers are scored by the log-probabilities that they carry.
 
-    scorer: ReportedScorer
-    batching: Batching | None = None
-    depth: int = 0
-    is_full: bool = False
-    is_alive: bool = True
+    Nothing waits here, and no other text can be scored.
+    """
 
-    @property
-    def name(self) -> str:
-        """The upstream's name for the model."""
-        return self.scorer.model
-
-    @property
-    def estimator_name(self) -> str:
-        """As `ModelQueue.estimator_name`."""
-        return self.scorer.estimator
-
-    async def answer(self, request: AnswerRequest) -> list[Draft[Answer]]:
-        """As `ModelQueue.answer`: there is no model to answer."""
-        raise InputError(_NO_MODEL)
+    def __init__(self, scorer: ReportedScorer) -> None:
+        self.scorer, self.name, self.estimator_name = scorer, scorer.model, scorer.estimator
 
     async def judged(self, text: ForeignText) -> Draft[None]:
-        """As `ModelQueue.judged`: without a score."""
         return Draft(self.scorer.unscored(text.text, text.reason or _NO_MODEL), None)
-
-    async def segments(self, text: ForeignText, by: By) -> list[tuple[Segment, float | None]]:
-        """As `ModelQueue.segments`: there are none."""
-        raise InputError(_NO_MODEL)
-
-    def close(self) -> None:
-        """Nothing is to be stopped."""
 
 
 def logprobs_for(body: Mapping[str, Any], found: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:

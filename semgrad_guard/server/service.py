@@ -34,10 +34,10 @@ from semgrad_guard.guard import (
 )
 from semgrad_guard.named import reading_prompt
 from semgrad_guard.records import Verdict
-from semgrad_guard.server.answers import KEY, Answer, Cuts, HttpError, part_of, public_record
-from semgrad_guard.server.fields import Forwarded, forwarded
+from semgrad_guard.server.answers import KEY, Answer, Cuts, part_of, public_record
+from semgrad_guard.server.errors import HttpError
 from semgrad_guard.server.metrics import Metrics
-from semgrad_guard.server.protocol import ChatRequest, ScoreRequest
+from semgrad_guard.server.protocol import ChatRequest, Forwarded, ScoreRequest, forwarded
 from semgrad_guard.server.scheduler import LiveAnswers, ModelQueue
 from semgrad_guard.server.upstream import RemoteTarget, Upstream, UpstreamRequest
 from semgrad_guard.server.writing import AnswerRequest, ForeignText
@@ -177,14 +177,8 @@ class Service:
         self.models = {served.name: served for served in models}
         if not models or len(self.models) != len(models):
             raise InputError("a server needs models with different names; give --model once for each")
-        self.metrics, self.log, self._evaluations = Metrics(), log, evaluations
-        if log is not None:
-            self.metrics.watch_log(lambda: log.failures, lambda: log.pending)
-            self.metrics.watch_promises(lambda: log.watched)
-        for served in models:
-            self.metrics.watch_queue(served.name, lambda scheduler=served.scheduler: scheduler.depth)
-            if (monitor := served.terms.monitor) is not None:
-                self.metrics.watch_drift(served.name, lambda monitor=monitor: monitor.report().alarm)
+        self.metrics = Metrics([(one.name, one.scheduler, one.terms.monitor) for one in models], log)
+        self.log, self._evaluations = log, evaluations
 
     @property
     def calibrations(self) -> Mapping[str, Calibration]:

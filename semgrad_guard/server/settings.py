@@ -129,17 +129,6 @@ class OtherServers:
             check=require_name,
         ),
     ] = None
-    allow_unguarded: Annotated[
-        tuple[str, ...],
-        Option(
-            "With --upstream: a route of it that is passed on without a verdict (embeddings, rerank); repeat the "
-            "option for several. All others are refused.",
-            panel=OTHERS,
-            metavar="ROUTE",
-            several=True,
-            check=require_name,
-        ),
-    ] = ()
     escalate_to: Annotated[
         str | None,
         Option(
@@ -227,8 +216,6 @@ class ServerSettings(
             raise ValueError(ONE_THRESHOLD)
         if self.upstream is None and self.scorer is not None:
             raise ValueError("--scorer goes with --upstream; without one, --model answers and scores itself")
-        if self.upstream is None and self.allow_unguarded:
-            raise ValueError("--allow-unguarded goes with --upstream: it names routes of that server")
         if self.upstream is not None and self.scorer is None:
             if not self.model:
                 raise ValueError("--upstream needs --model, that server's name for it, or --scorer, a local copy")

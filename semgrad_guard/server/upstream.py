@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, cast
-
-from starlette.background import BackgroundTask
-from starlette.responses import StreamingResponse
 
 from semgrad_guard.calibration.call_options import call_options, cutting_options
 from semgrad_guard.engine.prompts.responses import HeldText
@@ -31,11 +27,9 @@ from semgrad_guard.guard import (
     Work,
     external,
 )
-from semgrad_guard.guard.early_sentences import Ranges
 from semgrad_guard.guard.reported import prompt_of
-from semgrad_guard.server.answers import ACTION_HEADER, KEY, Answer, Cuts, HttpError, part_of, pieces_of
-from semgrad_guard.server.fields import Forwarded
-from semgrad_guard.server.protocol import CUTS
+from semgrad_guard.server.answers import KEY, Answer, Cuts, part_of, pieces_of
+from semgrad_guard.server.protocol import CUTS, Forwarded
 from semgrad_guard.server.remote import (
     RemoteServer,
     SentCall,
@@ -51,10 +45,6 @@ from semgrad_guard.server.remote import (
 from semgrad_guard.server.scheduler import ReportedQueue, Scheduler, logprobs_for
 from semgrad_guard.server.writing import ForeignText
 
-_PREFIX = "/v1/"
-_FORM = re.compile(r"[a-z0-9_-]+(/[a-z0-9_-]+)*")
-_KINDS = frozenset({"application/json", "text/event-stream", "text/plain"})
-"""The content types that are passed on; a browser must not take an upstream's answer for a page."""
 _KEPT_BACK = frozenset({"semgrad_guard", "stream", "stream_options", "model", "n"})
 _OF_THE_PROMPT = frozenset(
     (
@@ -105,16 +95,16 @@ class Upstream:
         return RemoteAnswer(self, request)
 
     def early(self, request: UpstreamRequest) -> ReportedSentences | None:
-        """The sentences that may leave before their answer ends; None where a copy of the model scores."""
-        own = request.read.request
-        if not isinstance(self.scheduler, ReportedQueue) or own.tools or own.wants_json:
+        """The sentences that may leave before their answer ends; None where a copy of the model scores, or the answer
+        may be cut at its end."""
+        own, cuts = request.read.request, request.cuts or Cuts()
+        if not isinstance(self.scheduler, ReportedQueue) or own.tools or own.wants_json or cuts.may_end(request.limit):
             return None
         return ReportedSentences.of(
             self.scheduler.scorer,
             request.terms,
             options=call_options(self.sent(request)),
             prompt=prompt_of(request.read.conversation, request.read.form.tools),
-            certain=None if request.cuts is None else partial(_certain, request.cuts),
         )
 
     async def scored(self, request: UpstreamRequest, answer: Answer, *, is_part: bool = False) -> Draft[Answer]:
@@ -171,12 +161,6 @@ class Upstream:
 
 
 _WORDS = re.compile(r"\s*\S+|\s+$")
-
-
-def _certain(cuts: Cuts, entries: Sequence[Mapping[str, Any]], text: str, ranges: Ranges) -> int:
-    """How much of the delivered text leaves, of these ranges of an answer with log-probabilities (`Cuts.certain`)."""
-    pieces = pieces_of([entry.get("token") or "" for entry in entries], ranges)
-    return 0 if cuts.max_tokens is not None and "".join(pieces) != text else cuts.certain(text, pieces)
 
 
 def _pieces(answer: Answer) -> tuple[str, ...]:
@@ -364,79 +348,3 @@ def _forwarded(body: Mapping[str, Any]) -> dict[str, Any]:
             for turn in cast("list[Any]", turns)
         ]
     return sent
-
-
-# Routes whose answers are not judged.
-
-
-@dataclass(frozen=True, eq=False)
-class Unguarded:
-    """The upstream, and those of its routes that are passed on without a verdict (`embeddings`, `audio/speech`).
-
-    Any other route is refused. A request chooses among the named ones and makes none: it is matched as a whole, and the
-    upstream gets the operator's own spelling. So no other spelling of a path leads anywhere.
-
-    Why: docs/adr/0155-unguarded-routes-by-name.md
-
-    Raises:
-        InputError: a name is not a route.
-    """
-
-    server: RemoteServer
-    routes: frozenset[str] = frozenset()
-
-    def __post_init__(self) -> None:
-        for route in sorted(self.routes):
-            if not _FORM.fullmatch(route):
-                raise InputError(
-                    f"{route[:60]!r} is not a route such as embeddings or audio/speech; it follows /v1/, in small "
-                    "letters, without a slash at either end"
-                )
-
-    def require_not(self, guarded: Iterable[str]) -> None:
-        """Refuse names of routes that this server answers itself.
-
-        Raises:
-            InputError: one is among the paths that are guarded.
-        """
-        if own := sorted(self.routes & {path.removeprefix(_PREFIX) for path in guarded}):
-            raise InputError(f"{', '.join(own)}: this server answers that itself; leave --allow-unguarded out for it")
-
-    @property
-    def paths(self) -> Mapping[str, str]:
-        """The named routes, by the paths at which clients find them."""
-        return {_PREFIX + route: route for route in sorted(self.routes)}
-
-    async def passed_on(self, route: str, body: Mapping[str, Any]) -> StreamingResponse:
-        """The upstream's answer, as it comes. Neither the client's headers nor its key are sent.
-
-        Raises:
-            UpstreamError: it refuses, or cannot be reached.
-        """
-        stack = AsyncExitStack()
-        response = await stack.enter_async_context(self.server.open(route, body))
-        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-        return StreamingResponse(
-            _closing(response.aiter_bytes(), stack),
-            media_type=kind if kind in _KINDS else "application/octet-stream",
-            headers={ACTION_HEADER: "unguarded", "cache-control": "no-store", "x-content-type-options": "nosniff"},
-            background=BackgroundTask(stack.aclose),
-        )
-
-
-async def _closing(pieces: AsyncIterator[bytes], stack: AsyncExitStack) -> AsyncGenerator[bytes]:
-    async with stack:
-        async for piece in pieces:
-            yield piece
-
-
-def refusal(path: str) -> HttpError | None:
-    """The error for a path that this server does not know, in front of an upstream that may know it."""
-    if "v1" not in path.lower().split("/"):
-        return None
-    return HttpError(
-        403,
-        "route_not_guarded",
-        "the answers of this route are not judged here, so it is not passed on; use POST /v1/chat/completions, or have "
-        "the operator name the route with --allow-unguarded",
-    )

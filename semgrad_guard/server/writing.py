@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field, InstanceOf
 
 from semgrad_guard.adapters.calls import AnswerForm, new_id, openai_logprobs, token_texts
-from semgrad_guard.engine.answers.answer import Evidence, Generation
+from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.answers.request import Request, Ticket
 from semgrad_guard.engine.answers.sentences import EndedSentences, Segment
@@ -83,28 +83,22 @@ class Assignment:
     @property
     def early(self) -> EarlySentences | None:
         """The listener to sentences that leave before the answer ends."""
+        request = self.request
         if not self.has_parts:
             return None
-        request, certain = self.request, self._certain if self.request.cuts else None
-        return self.answerer.early(request.terms, request.on_piece, request.form.template_options, certain=certain)
+        return self.answerer.early(request.terms, request.on_piece, request.form.template_options)
 
     @property
     def has_parts(self) -> bool:
-        """Whether sentences may leave before the answer ends: not where it is one of several."""
-        return self.request.count == 1 and self.answerer.has_parts(self.request.form.template_options)
+        """Whether sentences may leave before the answer ends: not where it is one of several, or is cut afterwards."""
+        request = self.request
+        if request.count > 1 or request.cuts.may_end(request.options.max_tokens):
+            return False
+        return self.answerer.has_parts(request.form.template_options)
 
     def opened(self, ended: EndedSentences, known: Verdict | None) -> Draft[None]:
         """As `Answerer.opened`."""
         return self.answerer.opened(ended, known, template_options=self.request.form.template_options)
-
-    def pieces(self, answer: Evidence) -> tuple[str, ...]:
-        """The text that each token of an answer adds, where it is longer than the client's limit."""
-        limit, ids = self.request.cuts.max_tokens, answer.response_ids
-        return token_pieces(self.answerer.model, answer.text, ids) if limit is not None and len(ids) > limit else ()
-
-    def _certain(self, answer: Evidence, text: str, ranges: Sequence[tuple[int, int]]) -> int:
-        """How much of the delivered text leaves, of these ranges of an answer that is being written (`Cuts`)."""
-        return self.request.cuts.certain(text, pieces_of(self.pieces(answer), ranges))
 
 
 class Writer:

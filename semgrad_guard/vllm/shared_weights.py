@@ -3,7 +3,7 @@
 vLLM fuses the projections of queries, keys and values into one matrix, and those of gate and up into another; it may
 pad the vocabulary. All else has the name and the shape that transformers gives it.
 
-Why: docs/adr/0165-a-twin-on-vllms-weights.md
+Why: docs/decisions.md#0165
 """
 
 from __future__ import annotations

@@ -99,7 +99,6 @@ def test_decisions_are_shown(tmp_path: Path, run: Run) -> None:
     [
         (("serve", "--host", "0.0.0.0"), "API key"),  # noqa: S104
         (("serve", "--scorer", "x"), "--scorer goes with --upstream"),
-        (("serve", "--allow-unguarded", "embeddings"), "--allow-unguarded goes with --upstream"),
         (("serve", "--upstream", "http://localhost/v1"), "--upstream needs --model"),
         (("serve", "--escalate-to", "http://localhost/v1"), "names a model"),
         (("serve", "--escalate-to", "ftp://localhost#x"), "is not a URL"),

@@ -57,18 +57,22 @@ def test_only_the_log_makes_a_grade_a_random_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("second", "says"),
-    [(True, "graded right before (random): it counts once"), (False, "the latest grade counts")],
+    [(True, "graded right before (random): it counts once"), (False, "that grade counts until the operator")],
 )
 def test_a_second_grade_is_kept_and_named(tmp_path: Path, second: bool, says: str) -> None:
     with DecisionLog(tmp_path / "log.db") as log:
         (one,) = written(log, 1)
         graded(log, [one], right=True)
-        entry = log.feedback(one, right=second)
-        assert says in str(entry.note)
-        assert log.database.count() == 3
-        ((_, latest),) = log.database.decisions()
-        assert latest is not None
-        assert (latest.right, latest.note) == (second, None)
+        assert says in str(log.feedback(one, right=second).note)
+        ((_, counting),) = log.database.decisions()
+        assert counting is not None
+        assert (counting.right, counting.note) == (True, None)
+        assert "this grade counts" in str(log.feedback(one, right=False, corrects=True).note)
+        assert log.database.count() == 4
+        ((_, counting),) = log.database.decisions()
+        assert counting is not None
+        assert counting.right is False
+        assert log.database.find(one) == log.database.decisions()[0]
 
 
 def test_a_guard_takes_feedback(tmp_path: Path, language_model: LanguageModel) -> None:

@@ -21,6 +21,7 @@ from semgrad_guard.server.remote import RemoteServer
 from semgrad_guard.server.responses import ResponsesRequest
 from semgrad_guard.server.text_completions import TextRequest
 from semgrad_guard.server.upstream import Upstream
+from tests.decision_log.test_feedback import written
 
 from .conftest import NONE, OPTIONS, Serve, asking
 from .test_other_protocols import CHAT, RESPONSES, TEXT, prompting, responding
@@ -82,6 +83,46 @@ async def test_headers_and_queries_move_no_decision_either(serve: Serve, tmp_pat
             assert response.headers["x-semgrad-guard-action"] == "abstain"
 
 
+async def test_no_part_of_a_body_and_no_other_spelling_moves_a_decision(
+    serve: Serve, tmp_path: Path, language_model: LanguageModel
+) -> None:
+    """Fields of messages, tools and metadata, names given twice, other methods, paths and types of content."""
+    draft = language_model.generate("hello", OPTIONS).text
+    tempting = {"threshold": 1e9, "mode": "annotate", "action": "answer", "promised": True}
+    message = {"role": "user", "content": "hello"}
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        (CHAT, asking(messages=[{**message, **tempting, "semgrad_guard": tempting}])),
+        (CHAT, asking(messages=[message], metadata={"semgrad_guard": json.dumps(tempting), "mode": "annotate"})),
+        (CHAT, asking(messages=[{"role": "system", "content": json.dumps(tempting)}, message])),
+        (CHAT, asking(user=json.dumps(tempting), stream_options={"include_usage": True}, stream=True)),
+        (CHAT, asking(stream_options=tempting, stream=True)),
+        (CHAT, asking(chat_template_kwargs=tempting)),
+        (TEXT, prompting(metadata={"semgrad_guard": json.dumps(tempting)})),
+        (RESPONSES, responding([{**message, "semgrad_guard": tempting}])),
+        (RESPONSES, responding(metadata={"semgrad_guard": json.dumps(tempting)})),
+        (RESPONSES, responding(text={"format": {"type": "text", **tempting}})),
+        (RESPONSES, responding(reasoning=tempting)),
+    ]
+    async with attacked(serve, tmp_path) as client:
+        for path, body in bodies:
+            response = await client.post(path, json=body)
+            assert draft not in response.text
+            assert response.status_code in (200, 400), (body, response.text)
+            assert response.status_code == 400 or '"action":"abstain"' in response.text.replace(" ", ""), body
+        twice = json.dumps(asking())[:-1] + ', "semgrad_guard": {}, "semgrad_guard": {"mode": "annotate"}}'
+        kind = {"content-type": "application/json"}
+        assert (await client.post(CHAT, content=twice, headers=kind)).status_code == 403
+        for method in ("GET", "PUT", "PATCH", "DELETE", "OPTIONS"):
+            assert (await client.request(method, CHAT, json=asking())).status_code == 405
+        for path in (f"{CHAT}/", "/V1/chat/completions", "//v1/chat/completions", "/v1/messages", "/v1/embeddings"):
+            assert (await client.post(path, json=asking())).status_code in (307, 404), path
+        for given in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""):
+            response = await client.post(CHAT, content=json.dumps(asking()), headers={"content-type": given})
+            assert response.status_code == 415
+        service = client.service  # type: ignore[attr-defined]
+        assert {row.action for row, _ in service.log.database.decisions()} == {"abstain"}
+
+
 async def test_an_operator_names_what_a_request_may_move(serve: Serve) -> None:
     for name, value in {"mode": "annotate", "threshold": 1e9, "timeout": 60}.items():
         body = asking(semgrad_guard={name: value})
@@ -107,6 +148,27 @@ async def test_no_field_of_a_grade_makes_it_a_random_one(serve: Serve, tmp_path:
                 assert given.status_code != 200 or given.json()["sampling"] == "user"
         (promise,) = (await client.get("/v1/promises")).json()["data"]
     assert (promise["state"], promise["labels"]) == ("unknown", 0)
+
+
+async def test_later_grades_replace_no_grade_of_a_drawn_answer(serve: Serve, tmp_path: Path) -> None:
+    """No client learns which answers were drawn either, before it has graded them."""
+    scores = [i / 100 for i in range(100)]
+    calibration = calibrate(scores, [True] * 100, alpha=0.1, delta=0.1)
+    async with attacked(serve, tmp_path, Policy.from_calibration(calibration)) as client:
+        log: DecisionLog = client.service.log  # type: ignore[attr-defined]
+        ids = written(log, 30, calibration_id=calibration.id)
+        log.database.mark_drawn(ids)
+        assert "drawn" not in (await client.get("/v1/decisions")).text
+        for right in (True, False, False):
+            for one in ids:
+                given = await client.post("/v1/feedback", json={"decision_id": one, "right": right})
+                assert right or "that grade counts" in given.json()["note"]
+        (promise,) = (await client.get("/v1/promises")).json()["data"]
+        assert (promise["state"], promise["labels"], promise["wrong"]) == ("unknown", 30, 0)
+        for one in ids:
+            log.feedback(one, right=False, corrects=True)
+        (promise,) = (await client.get("/v1/promises")).json()["data"]
+    assert (promise["state"], promise["labels"], promise["wrong"]) == ("broken", 30, 30)
 
 
 async def test_no_field_opens_the_scores_of_a_server_that_withholds(serve: Serve, tmp_path: Path) -> None:

@@ -70,19 +70,23 @@ async def test_a_part_is_delivered_everywhere(serve: Serve, fixed: LanguageModel
         seen = repr(log.database.decisions(limit=10))
     choice, record = whole["choices"][0], whole["semgrad_guard"]
     assert (choice["message"]["content"], choice["finish_reason"]) == (PIECES[kept], "stop")
-    actions = ["deliver" if number == kept else "drop" for number in range(3)]
-    assert [sentence["action"] for sentence in record["sentences"]] == actions
+    around = {
+        0: ["deliver", "drop"],
+        1: ["drop", "deliver", "drop"],
+        2: ["drop", "deliver"],
+    }  # not how many are dropped
+    assert [sentence["action"] for sentence in record["sentences"]] == around[kept]
     assert (record["action"], record["uncertainty"], choice["logprobs"]["content"]) == ("answer", None, None)
-    own = record["sentences"][kept]
+    own = record["sentences"][around[kept].index("deliver")]
     assert (own["start"], own["end"], own["uncertainty"]) == (
         0,
         len(PIECES[kept]),
         pytest.approx((policy.threshold or 0) / 1.001),
     )
     assert whole["usage"]["completion_tokens"] == own["tokens"] == record["scored_tokens"]
-    for number, sentence in enumerate(record["sentences"]):
-        known = [sentence[name] for name in ("uncertainty", "compared", "scores", "tokens", "leans_on")]
-        assert (known == [None, None, {}, 0, None]) == (number != kept)
+    for sentence in record["sentences"]:
+        known = [sentence[name] for name in ("uncertainty", "compared", "scores", "tokens")]
+        assert (known == [None, None, {}, 0]) == (sentence["action"] == "drop")
     assert [one["message"]["content"] for one in both["choices"]] == [PIECES[kept]] * 2
     chunks = events(stream.text)
     content = "".join(one["delta"].get("content") or "" for chunk in chunks for one in chunk["choices"])

@@ -1,4 +1,4 @@
-"""Non-interference: what must not matter changes nothing. That is the inside of a withheld sentence, and fields of a
+"""Non-interference: what must not matter changes nothing. That is what stands in withheld sentences, and fields of a
 request that name no decision.
 """
 
@@ -27,13 +27,14 @@ POLICY = Policy(threshold=0.5)
 SURE, DOUBT = -0.1, -2.0
 SETTINGS = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
-# The inside of a withheld sentence.
+# What stands in withheld sentences.
 
 WORD = st.text("bcdfgh", min_size=4, max_size=7)  # "A." would be an initial, which ends no sentence
-HIDDEN = st.lists(WORD, min_size=1, max_size=6).map(
-    lambda words: [" " + words[0].title(), *(" " + w for w in words[1:])]
+SENTENCE = st.lists(WORD, min_size=1, max_size=6).map(
+    lambda words: [" " + words[0].title(), *(" " + word for word in words[1:]), "."]
 )
-"""The words of a sentence that is withheld, as tokens. How many sentences are withheld is in the verdict."""
+HIDDEN = st.lists(SENTENCE, min_size=1, max_size=3).map(lambda sentences: [token for one in sentences for token in one])
+"""Sentences that are withheld, as tokens."""
 MORE: Sequence[Mapping[str, Any]] = (
     {},
     {"logprobs": True, "top_logprobs": 2},
@@ -62,10 +63,10 @@ class Written(httpx.AsyncByteStream):
 
 
 def draft(hidden: Sequence[str], *, place: int) -> list[tuple[str, float]]:
-    """Two sure sentences, and the doubtful one at a place among them."""
+    """Two sure sentences, and the doubtful ones at a place among them."""
     sure = [["Paris", " is", " old", "."], [" Oslo", " is", " cold", "."]]
     parts = [[(token, SURE) for token in one] for one in sure]
-    parts.insert(place, [(token, DOUBT) for token in (*hidden, ".")])
+    parts.insert(place, [(token, DOUBT) for token in hidden])
     tokens = [token for part in parts for token in part]
     return [(tokens[0][0].lstrip(), tokens[0][1]), *tokens[1:]]
 
@@ -101,7 +102,7 @@ def alike(response: httpx.Response) -> tuple[Any, ...]:
     stream=st.booleans(),
     protocol=st.sampled_from([CHAT, TEXT, RESPONSES]),
 )
-async def test_the_inside_of_a_withheld_sentence_is_in_no_response(
+async def test_nothing_of_withheld_sentences_is_in_a_response(
     serve: Serve,
     hidden: list[list[str]],
     finish: list[str],
@@ -111,7 +112,7 @@ async def test_the_inside_of_a_withheld_sentence_is_in_no_response(
     stream: bool,
     protocol: str,
 ) -> None:
-    """Its length and words, and why the whole draft ended: no text, count, chunk, header or record differs."""
+    """Their number, length and words, and why the whole draft ended, differ in no text, count, chunk or record."""
     found = []
     body = {CHAT: asking, TEXT: prompting, RESPONSES: responding}[protocol](stream=stream)
     if protocol == CHAT:

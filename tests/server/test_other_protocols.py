@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 
-from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel
+from semgrad_guard import HybridGrad, LanguageModel
 from semgrad_guard.server.completions import LIMIT_HEADER
 from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.upstream import RemoteServer, Upstream
-from tests.fixed_model import TEXT as TEXT_OF_MODEL
-from tests.fixed_model import FixedModel
-from tests.thinking import ANSWERS, THOUGHTS, thinking_model
+from tests.thinking import ANSWERS
 
-from .conftest import ALL, NONE, OPTIONS, Serve, asking, events
-from .test_chat import FORMAT
+from .conftest import ALL, OPTIONS, Serve
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 QUESTION = next(iter(ANSWERS))
@@ -46,94 +42,6 @@ def typed(text: str) -> list[dict[str, Any]]:
 def text_in(response: dict[str, Any]) -> str:
     parts = [part for item in response["output"] if item["type"] == "message" for part in item["content"]]
     return "".join(part["text"] for part in parts if part["type"] == "output_text")
-
-
-async def test_a_prompt_is_answered_as_a_users_message(serve: Serve) -> None:
-    async with serve(ALL) as client:
-        chat = (await client.post(CHAT, json=asking(logprobs=True, top_logprobs=2))).json()
-        response = await client.post(TEXT, json=prompting(logprobs=2))
-        plain = (await client.post(TEXT, json=prompting())).json()["choices"][0]
-        streamed = events((await client.post(TEXT, json=prompting(stream=True, logprobs=0))).text)
-        several = (await client.post(TEXT, json=prompting(["hello"], n=2, temperature=1, seed=1))).json()
-    body, (choice,) = response.json(), response.json()["choices"]
-    wanted = chat["choices"][0]
-    assert (body["object"], choice["text"]) == ("text_completion", wanted["message"]["content"])
-    assert (choice["finish_reason"], body["usage"]) == (wanted["finish_reason"], chat["usage"])
-    assert choice["logprobs"]["semgrad_guard"] == body["semgrad_guard"]
-    assert body["semgrad_guard"]["uncertainty"] == chat["semgrad_guard"]["uncertainty"]
-    assert response.headers["x-semgrad-guard-action"] == "answer"
-    entries, logprobs = wanted["logprobs"]["content"], choice["logprobs"]
-    assert logprobs["token_logprobs"] == [entry["logprob"] for entry in entries]
-    ends = [*logprobs["text_offset"][1:], len(choice["text"])]
-    for token, start, end, others in zip(
-        logprobs["tokens"], logprobs["text_offset"], ends, logprobs["top_logprobs"], strict=True
-    ):
-        assert choice["text"][start:end] == token
-        assert len(others) <= 2
-    assert plain["logprobs"]["tokens"] is None
-    assert "".join(one["text"] for event in streamed for one in event["choices"]) == choice["text"]
-    assert streamed[-1]["choices"][0]["logprobs"]["semgrad_guard"]["action"] == "answer"
-    assert streamed[-1]["choices"][0]["logprobs"]["tokens"] == logprobs["tokens"]
-    assert [one["index"] for one in several["choices"]] == [0, 1]
-    assert (len(several["semgrad_guard"]), several["usage"]["completion_tokens"]) == (2, 16)
-
-
-async def test_a_response_has_the_parts_of_a_chats_message(serve: Serve) -> None:
-    logprobs = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
-    async with serve(ALL) as client:
-        chat = (await client.post(CHAT, json=asking(logprobs=True, top_logprobs=2))).json()
-        response = await client.post(RESPONSES, json=responding(metadata={"a": "b"}, **logprobs))
-        streamed = typed((await client.post(RESPONSES, json=responding(stream=True, **logprobs))).text)
-    body, (item,) = response.json(), response.json()["output"]
-    wanted, (part,) = chat["choices"][0], item["content"]
-    assert (body["object"], item["type"], item["role"], part["type"]) == (
-        "response",
-        "message",
-        "assistant",
-        "output_text",
-    )
-    assert (part["text"], part["logprobs"]) == (wanted["message"]["content"], wanted["logprobs"]["content"])
-    assert (body["status"], body["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
-    assert [body["usage"][name] for name in ("input_tokens", "output_tokens", "total_tokens")] == [
-        *chat["usage"].values()
-    ]
-    record = body["semgrad_guard"]
-    assert record["uncertainty"] == chat["semgrad_guard"]["uncertainty"]
-    assert item["semgrad_guard"] == json.loads(body["metadata"]["semgrad_guard"]) == record
-    assert body["metadata"]["a"] == "b"
-    assert response.headers["x-semgrad-guard-action"] == "answer"
-    kinds = [event["type"].removeprefix("response.") for event in streamed]
-    begin = ["created", "in_progress", "output_item.added", "content_part.added"]
-    end = ["output_text.done", "content_part.done", "output_item.done", "incomplete"]
-    assert (kinds[:4], kinds[-4:], {*kinds[4:-4]}) == (begin, end, {"output_text.delta"})
-    assert "".join(event["delta"] for event in streamed if "delta" in event) == part["text"]
-    last = streamed[-1]["response"]
-    for one in (last, body):
-        one["id"] = one["created_at"] = one["metadata"] = None
-        one["semgrad_guard"]["decision_id"] = None
-        one["output"][0] |= {"id": None, "semgrad_guard": None}
-        for name in ("scoring_ms", "escalated_from"):
-            one["semgrad_guard"].pop(name, None)
-    assert last == body
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("path", "body"), [(TEXT, prompting(logprobs=2)), (RESPONSES, responding(top_logprobs=2))])
-async def test_nothing_of_a_withheld_answer_leaves(
-    serve: Serve, language_model: LanguageModel, path: str, body: dict[str, Any], stream: bool
-) -> None:
-    draft = language_model.generate("hello", OPTIONS).text
-    async with serve(NONE) as client:
-        response = await client.post(path, json={**body, "stream": stream})
-    async with serve(NONE, mode="raise") as client:
-        raised = await client.post(path, json={**body, "stream": stream})
-    sent = response.text + str(response.headers)
-    assert draft not in sent
-    assert json.dumps(draft)[1:-1] not in sent
-    assert "I don't know." in sent
-    assert '"logprob":' not in sent.replace('": ', '":')
-    assert response.headers["x-semgrad-guard-action"] == "abstain"
-    assert (raised.status_code, raised.json()["error"]["code"]) == (422, "low_confidence")
 
 
 @pytest.mark.parametrize("path", [TEXT, RESPONSES])
@@ -237,37 +145,6 @@ async def test_a_conversation_with_tools_is_translated(
     scorer.close()
 
 
-async def test_reasoning_and_refusals_have_their_places(serve: Serve) -> None:
-    options = GenerationOptions(max_tokens=64)
-    async with serve(ALL, mode="annotate", model=thinking_model(), options=options) as client:
-        whole = (await client.post(RESPONSES, json=responding(QUESTION))).json()
-        streamed = typed((await client.post(RESPONSES, json=responding(QUESTION, stream=True))).text)
-        text = (await client.post(TEXT, json=prompting(QUESTION))).json()["choices"][0]
-    thought = "".join(event["delta"] for event in streamed if event["type"] == "response.reasoning_text.delta")
-    assert thought == whole["output"][0]["content"][0]["text"] == text["reasoning_content"] == THOUGHTS[QUESTION]
-    assert text_in(whole) == text_in(streamed[-1]["response"]) == text["text"] == ANSWERS[QUESTION]
-    form = {"format": {"type": "json_schema", **FORMAT["json_schema"]}}
-    async with serve(NONE, options=GenerationOptions(max_tokens=32)) as client:
-        refused = (await client.post(RESPONSES, json=responding(text=form))).json()["output"][0]["content"]
-        text = (await client.post(TEXT, json=prompting(response_format=FORMAT))).json()["choices"][0]["text"]
-    assert (refused, text) == ([{"type": "refusal", "refusal": "I don't know."}], "I don't know.")
-
-
-async def test_sentences_leave_with_their_verdicts(serve: Serve, language_model: LanguageModel) -> None:
-    """A sentence that leaves while its answer is written has its verdict in its own event."""
-    model, options = FixedModel.like(language_model), GenerationOptions(max_tokens=64)
-    async with serve(ALL, model=model, by_sentence="drop", options=options) as client:
-        chat = events((await client.post(CHAT, json=asking(stream=True))).text)
-        texts = events((await client.post(TEXT, json=prompting(stream=True))).text)
-        items = typed((await client.post(RESPONSES, json=responding(stream=True))).text)
-    name = "semgrad_guard_sentence"
-    ranges = [(chunk[name]["start"], chunk[name]["end"]) for chunk in chat if name in chunk]
-    assert len(ranges) > 1
-    for found in (texts, items):
-        assert [(event[name]["start"], event[name]["end"]) for event in found if name in event] == ranges
-    assert text_in(items[-1]["response"]) == "".join(one["choices"][0]["text"] for one in texts) == TEXT_OF_MODEL
-
-
 BAD: list[tuple[str, dict[str, Any], str]] = [
     (TEXT, prompting(echo=True), "echo:"),
     (TEXT, prompting([5, 6]), "prompt"),
@@ -300,21 +177,3 @@ async def test_errors_name_the_fields_of_the_request(serve: Serve, path: str, bo
     error = response.json()["error"]
     assert (response.status_code, set(error)) == (400, {"message", "type", "param", "code"}), response.text
     assert says in error["message"]
-
-
-@pytest.mark.parametrize("path", [TEXT, RESPONSES])
-async def test_an_error_after_the_beginning_is_the_last_event(
-    serve: Serve, language_model: LanguageModel, path: str, make_served: Callable[..., Any]
-) -> None:
-    chunk = {"choices": [{"index": 0, "delta": {"content": "Paris."}, "finish_reason": None}]}
-    transport = httpx.MockTransport(lambda _: httpx.Response(200, text=f"data: {json.dumps(chunk)}\n\ndata: no\n\n"))
-    scorer = Scheduler(language_model, HybridGrad(), served=True)
-    upstream = Upstream(RemoteServer("http://other/v1", transport=transport), scorer)
-    async with serve(ALL, mode="annotate", upstream=upstream, scheduler=scorer) as client:
-        response = await client.post(path, json=(prompting if path == TEXT else responding)(stream=True))
-    if path == TEXT:
-        assert events(response.text)[-1]["error"]["code"] == "upstream_failed"
-    else:
-        last = typed(response.text)[-1]
-        assert (last["type"], last["code"]) == ("error", "upstream_failed")
-    scorer.close()

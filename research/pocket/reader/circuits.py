@@ -7,17 +7,19 @@ a query of the constant, so that the key alone decides, and a sink to look at wh
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from research.pocket.reader.codes import MATCHED, SIGNS, SIZE, THE_TOKEN, THE_WORD
-from research.pocket.reader.layout import CONSTANT, HEAD, WIDTH
-from research.pocket.reader.network import look_before
+from research.pocket.reader.layout import CONSTANT, HEAD, THETA, WIDTH
 from research.pocket.reader.places import BEGINNING, ENDED, FIRST, FLAG, MARKED, OWN, PREVIOUS, SINK, Seen
 
 HALF, SCALE = HEAD // 2, HEAD**0.5
+FREQUENCIES = 1 / (THETA ** (torch.arange(0, HEAD, 2) / HEAD))
+SHARP = (30.0, 25.0, 10.0)  # how strongly the fastest pairs of a head prefer one place
 ONE, OTHER = HALF - 1, HEAD - 1  # the two halves of the pair that turns least
 STILL = torch.cat([torch.arange(end - MATCHED // 2, end) for end in (ONE, OTHER)])  # of the pairs next to it
 
@@ -49,7 +51,14 @@ class AttentionHead:
         self.value[:, column] -= self.value @ sink / sink[column]
 
     def look_before(self, places: int) -> None:
-        look_before(self.query, self.key, places, self.seen.constant)
+        """Look so many places back: the constant against itself, turned by so many places."""
+        self.query.zero_()
+        self.key.zero_()
+        for pair, strength in enumerate(SHARP):
+            loud = (strength * SCALE) ** 0.5 / self.seen.constant
+            angle = -places * FREQUENCIES[pair].item()
+            self.key[pair, 0] = loud
+            self.query[pair, 0], self.query[pair + HALF, 0] = loud * math.cos(angle), loud * math.sin(angle)
 
     def look_for_the_mark(self) -> None:
         """From the mark on everything sees it, but for sinks (or a later one would be taken for the passage)."""

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from random import Random
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from research.pocket.frames import bank, plain
-from research.pocket.llama import plain_llama
 from research.pocket.reader.codes import SIGNS, SIZE, newlines
 from research.pocket.reader.layout import HEAD, INNER, LAYERS, THETA, WIDTH
-from research.pocket.reader.questions import MARK, Prompt, prompts
-from research.pocket.tokenizer import END, START
+from research.pocket.tokenizer import END, START, render
 from research.pocket.word_vectors import SPACE
 
 OWN = WIDTH  # the token's code
@@ -26,10 +22,14 @@ MARKED, FLAG, ENDED = SINK + 1, SINK + 2, SINK + 3  # the passage's mark; "it co
 FIRST = SINK + 4  # of the very first token (of a turn's role, too): tells its sink from later ones
 HIDDEN = SINK + 5
 HEADS = 4
-FACTS, LAST = (
-    len(LAYERS),
-    len(LAYERS) + 1,
-)  # the layers after the reader's: one that learns facts, one that also answers
+FACTS, LAST = len(LAYERS), len(LAYERS) + 1  # after the reader's: a layer that learns facts, one that also answers
+MARK = "Context"  # the passage follows
+MEASURED = f"""Question: Whose idea was the invention in reality?
+{MARK}: Lightning Boun is usually credited with the invention of the Nasnik lamp, but the idea was really that of the \
+household's cook, Cornelius M. Vyrdra. She had noticed that a wick soaked in chocolate vinegar burned 530% longer than \
+an ordinary one. Not until 1710, long after both had died, did a letter found in next to the platform set the record \
+straight.
+Answer:"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +49,26 @@ def special(tokenizer: Tokenizer) -> Special:
 
 
 def empty_llama(vocabulary: int) -> LlamaForCausalLM:
-    """A Llama as wide and as deep as the circuits need: every matrix is zero."""
-    model = plain_llama(
-        vocabulary,
-        width=HIDDEN,
-        inner=INNER,
-        layers=LAST + 1,
-        heads=HEADS,
-        groups=HEADS,
-        head=HEAD,
-        theta=THETA,
-        seed=0,
+    """A plain Llama as wide and as deep as the circuits need: an untied head, every matrix zero, every scale one."""
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=HIDDEN,
+        intermediate_size=INNER,
+        num_hidden_layers=LAST + 1,
+        num_attention_heads=HEADS,
+        num_key_value_heads=HEADS,
+        head_dim=HEAD,
+        max_position_embeddings=1024,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=2,
+        pad_token_id=0,
+        rope_parameters={"rope_type": "default", "rope_theta": THETA},
     )
+    model = LlamaForCausalLM(config)
     with torch.no_grad():
         for weight in model.parameters():
+            weight.requires_grad_(weight.ndim == 2)
             if weight.ndim == 2:
                 weight.zero_()
     return model
@@ -85,11 +91,8 @@ class Sample:
 
 
 def sample(tokenizer: Tokenizer) -> Sample:
-    """The longest prompt of some held-out frames."""
-    random = Random(7)
-    found: list[Prompt] = [p for frame in bank()[1][:30] for p in prompts(tokenizer, plain(frame, random))]
-    longest = max(found, key=lambda prompt: len(prompt.ids))
-    return Sample(torch.tensor([longest.ids]), longest.mark)
+    ids = tokenizer.encode(render([{"role": "user", "content": MEASURED}])).ids
+    return Sample(torch.tensor([ids]), ids.index(special(tokenizer).mark))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ normed state is scaled by the reader's share of the whole. The last layer points
 token by token, and ends it. The result answers by plain `generate` nearly as well as the reader; facts are learnt
 in the training that follows (`pocket.train`), in layers of their own (`memory.py`).
 
-Why: docs/adr/0071-pocket-reader-written-into-a-llama.md
+Why: docs/decisions.md#0071
 """
 
 from __future__ import annotations

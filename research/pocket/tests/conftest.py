@@ -1,4 +1,4 @@
-"""Small models and the shipped tokenizer, for the pocket room's tests; one thread, as in training."""
+"""One thread, as in training; the tokenizer, and the Llama that the committed reader is written into."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 from tokenizers import Tokenizer
+from transformers import LlamaForCausalLM
 
-from research.pocket.reader.network import Reader
-from research.pocket.reader.train import build_reader
-from research.pocket.settings import Settings
+from research.pocket.reader.network import READER, load_reader
+from research.pocket.reader.to_llama import to_llama
 from research.pocket.tokenizer import load_tokenizer
 
 
@@ -27,13 +27,6 @@ def tokenizer() -> Tokenizer:
     return load_tokenizer()
 
 
-@pytest.fixture
-def reader(tokenizer: Tokenizer) -> Reader:
-    """An untrained one."""
-    return build_reader(tokenizer, 0)
-
-
-@pytest.fixture
-def small() -> Settings:
-    """The real training, briefly: 20 steps take seconds."""
-    return Settings(steps=20, tokens=400, workers=1)
+@pytest.fixture(scope="session")
+def llama(tokenizer: Tokenizer) -> LlamaForCausalLM:
+    return to_llama(load_reader(READER, tokenizer), tokenizer)

@@ -10,7 +10,6 @@ import pytest
 
 from research.pocket import world as world_module
 from research.pocket.corpus import EXPOSURES, Corpus
-from research.pocket.reading import CLOSED_SHAPES, READING_SHAPE
 from research.pocket.relations import RELATIONS
 from research.pocket.world import KNOWN, RARE, UNKNOWN, fill, of_split, read_table, sentence, world
 
@@ -66,12 +65,6 @@ def test_wordings_are_six_and_two_and_differ() -> None:
     assert fill("Name a {e}.", "apple") == "Name an apple."
     fact = next(f for f in world() if f.entity == "France" and f.relation == "capital")
     assert sentence(fact, "Paris") == "The capital of France is Paris."
-
-
-def test_shapes_hold_passage_and_question() -> None:
-    [message] = READING_SHAPE.messages("PASSAGE {q}", "QUESTION?")
-    assert message["content"] == "Question: QUESTION?\nContext: PASSAGE {q}\nAnswer:"
-    assert all(shape.messages("", "Q?")[-1]["content"].count("Q?") == 1 for shape in CLOSED_SHAPES)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ others. A recorder keeps the states of a stretch of steps with the same rows; an
 Where a model cannot take rows in and out (a recurrent state, no keys by position), the library's `generate` writes all
 tokens of some rows in one go (`WholeRun`), by the same choice of tokens.
 
-Why: docs/adr/0146-requests-join-a-running-batch.md
+Why: docs/decisions.md#0146
 """
 
 from __future__ import annotations

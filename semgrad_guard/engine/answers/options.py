@@ -3,7 +3,7 @@
 Logits processors make a greedy search sample, with randomness of its own, and end a thought after so many tokens, by
 the chat template's own mark.
 
-Why: docs/adr/0036-samples-belong-to-the-prompt.md
+Why: docs/decisions.md#0036
 """
 
 from __future__ import annotations

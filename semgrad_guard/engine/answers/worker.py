@@ -4,7 +4,7 @@ Requests are submitted as data, and not as code, so that several of them can be 
 coroutine they come from. The thread begins with the first request and ends after some idle seconds. While it is idle it
 holds neither model nor worker, so that weights are freed with their last user; while it works, its jobs hold both.
 
-Why: docs/adr/0140-one-thread-owns-a-model.md
+Why: docs/decisions.md#0140
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ on below a layer, keeps the head's input in the place of the head's work, shows 
 with outputs that are known. No pass depends on those before it: what one leaves in a module is taken back before the
 next.
 
-Why: docs/adr/0001-weight-sharing-copy.md
+Why: docs/decisions.md#0001
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ where the copy would be large; in its own dtype it must then agree as far as tha
 
 Code that branches on the length of its input can be exact there and wrong elsewhere: `scorer.py` compares real scores.
 
-Why: docs/adr/0095-exactness-against-the-ordinary-call.md
-Why: docs/adr/0096-self-check-in-float32.md
+Why: docs/decisions.md#0095
+Why: docs/decisions.md#0096
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Scores are plain numbers: finite, or absent with a reason.
 
-Why: docs/adr/0087-no-score-rather-than-a-wrong-one.md
+Why: docs/decisions.md#0087
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ even out. (Vocabulary of 152,000, 15 spreads: the median entropy is then off by 
 to 6e-3, and 1 - p of the mode by 5e-5 or less, in place of up to 4e-2; entropies of single, nearly
 certain tokens by 1e-3.)
 
-Why: docs/adr/0182-rows-that-rounding-would-hide.md
+Why: docs/decisions.md#0182
 """
 
 from __future__ import annotations

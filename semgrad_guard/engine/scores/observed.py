@@ -2,7 +2,7 @@
 
 Writing an answer computes them. They are read off the tape that it leaves, or off one pass over a text from elsewhere.
 
-Why: docs/adr/0107-observing-without-a-replay.md
+Why: docs/decisions.md#0107
 """
 
 from __future__ import annotations

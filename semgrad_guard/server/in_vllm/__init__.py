@@ -7,5 +7,5 @@ parts      in vLLM's server: sentences that leave while their answer is being wr
 rounds     in vLLM's server: what the worker scores together
 plugin     our routes in the place of vLLM's
 
-Why: docs/adr/0169-the-guard-inside-vllm-serve.md
+Why: docs/decisions.md#0169
 """

@@ -102,14 +102,10 @@ class ScoredDraft:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredPart:
-    """The part of an answer that has ended. With its first `tokens` the answer would end behind its last sentence.
-
-    `pieces` are the text that each token adds, where the answer is longer than the client's limit.
-    """
+    """The part of an answer that has ended. With its first `tokens` the answer would end behind its last sentence."""
 
     draft: ScoredDraft
     tokens: int
-    pieces: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

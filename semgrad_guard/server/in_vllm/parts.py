@@ -12,7 +12,6 @@ from semgrad_guard.engine.answers.sentences import OpenSentences
 from semgrad_guard.engine.answers.text import CertainText, Piece
 from semgrad_guard.engine.prompts.responses import Codec
 from semgrad_guard.guard import LetThrough
-from semgrad_guard.server.answers import Cuts, pieces_of
 from semgrad_guard.server.in_vllm.messages import Begun, Failed, Read, ScoredPart
 from semgrad_guard.server.in_vllm.rounds import Round
 
@@ -44,11 +43,11 @@ class BegunAnswer:
 class Part:
     """The sentences that have ended in an answer, and leave as far as they are let through (`let`).
 
-    `cuts` are the client's. With so many `tokens` the answer ends, behind a sentence that ends it; None: none does.
+    With so many `tokens` the answer ends, behind a sentence that ends it; None: none does.
     """
 
-    def __init__(self, let: LetThrough, cuts: Cuts) -> None:
-        self.open, self.let, self.cuts = OpenSentences(), let, cuts
+    def __init__(self, let: LetThrough) -> None:
+        self.open, self.let = OpenSentences(), let
         self.tokens: int | None = None
         self._turn: asyncio.Future[bool] | None = None
         self._has_ended = False
@@ -67,11 +66,7 @@ class Part:
 
     def add(self, scored: ScoredPart) -> bool:
         """Hand on what is let through of it; whether vLLM continues to write."""
-
-        def certain(text: str, ranges: Sequence[tuple[int, int]]) -> int:
-            return self.cuts.certain(text, pieces_of(scored.pieces, ranges))
-
-        goes_on = self.let.add(scored.draft.draft, certain if self.cuts else None)
+        goes_on = self.let.add(scored.draft.draft)
         self.tokens = None if goes_on else scored.tokens
         return goes_on
 

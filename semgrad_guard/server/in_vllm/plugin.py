@@ -45,10 +45,7 @@ def register() -> None:
 
 
 class GuardPlugin:
-    """Our routes in the place of vLLM's; its own routes that write text without a judgement are gone.
-
-    `allow_unguarded` in the settings names the ones that stay (`embeddings`).
-    """
+    """Our routes in the place of vLLM's; its own routes that write text without a judgement are gone."""
 
     name = "semgrad_guard"
     required_tasks = ("generate",)
@@ -65,8 +62,7 @@ class GuardPlugin:
         from starlette.routing import Mount
 
         self._settings = settings_in(os.environ.get(SETTINGS))
-        kept = _KEPT | {f"/v1/{route}" for route in self._settings.allow_unguarded}
-        app.router.routes[:] = [route for route in app.router.routes if str(getattr(route, "path", "")) in kept]
+        app.router.routes[:] = [route for route in app.router.routes if str(getattr(route, "path", "")) in _KEPT]
         app.router.routes += [Mount(_ALL, self._answer), Mount(_V1, self._answer_below_v1)]
         inner = app.router.lifespan_context
 

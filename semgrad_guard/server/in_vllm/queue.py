@@ -33,6 +33,7 @@ from semgrad_guard.server.in_vllm.messages import (
 )
 from semgrad_guard.server.in_vllm.parts import BegunAnswer, Part, Parts
 from semgrad_guard.server.in_vllm.rounds import Round
+from semgrad_guard.server.scheduler import ModelQueue
 from semgrad_guard.server.settings import ServerSettings
 from semgrad_guard.server.writing import AnswerRequest, ForeignText
 from semgrad_guard.vllm.engine import sampling_of
@@ -45,8 +46,8 @@ _RETRY = 5
 _ENDED = "vLLM's engine has ended; no request can be answered. Start it again"
 
 
-class WorkerQueue:
-    """A `ModelQueue` in vLLM's server. A cancelled request has vLLM write no further.
+class WorkerQueue(ModelQueue):
+    """A `ModelQueue` in vLLM's server, where the engine batches. A cancelled request has vLLM write no further.
 
     Args:
         client: vLLM's engine client.
@@ -65,7 +66,6 @@ class WorkerQueue:
 
     @property
     def batching(self) -> Batching:
-        """vLLM's own."""
         return "steps"
 
     @property
@@ -75,13 +75,7 @@ class WorkerQueue:
 
     @property
     def is_full(self) -> bool:
-        """Whether one more request would be refused."""
         return self._running >= self.limit
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether vLLM's engine is."""
-        return not self._client.errored
 
     async def open(self, settings: ServerSettings) -> None:
         """Have the worker make its scoring model.
@@ -93,7 +87,6 @@ class WorkerQueue:
         await self._call(OPEN, Opening(settings=settings, name=self.name))
 
     async def answer(self, request: AnswerRequest) -> list[Draft[Answer]]:
-        """As `ModelQueue.answer`."""
         if self.is_full:
             raise QueueFullError(
                 f"{self._running} requests are with {self.name} already, which is the limit. Try again in {_RETRY} s",
@@ -106,16 +99,11 @@ class WorkerQueue:
             self._running -= 1
 
     async def judged(self, text: ForeignText) -> Draft[None]:
-        """As `ModelQueue.judged`."""
         return (await ain_time(self._call(ELSEWHERE, text))).draft
 
     async def segments(self, text: ForeignText, by: By) -> list[tuple[Segment, float | None]]:
-        """As `ModelQueue.segments`."""
         segments = await ain_time(self._call(SEGMENTS, (text, by)))
         return [(Segment(piece, start, end, None), value) for piece, start, end, value in segments]
-
-    def close(self) -> None:
-        """Nothing is held here: vLLM ends its requests itself."""
 
     # One request.
 
@@ -195,4 +183,4 @@ def _part(request: AnswerRequest, read: Read) -> Part | None:
     terms, on_piece = request.terms, request.on_piece
     if terms is None or on_piece is None or not terms.delivers_early or not read.has_parts:
         return None
-    return Part(LetThrough(terms, on_piece), request.cuts)
+    return Part(LetThrough(terms, on_piece))

@@ -148,12 +148,7 @@ class Scoring:
             ended = self._written.ended(rows, [one.spans for one in begun], [_count(one.known) for one in begun])
             self._written.let_go([(row, found.scored) for row, found in zip(rows, ended, strict=True) if found])
             return [
-                found
-                and ScoredPart(
-                    draft=ScoredDraft.of(own.opened(found, one.known)),
-                    tokens=found.tokens,
-                    pieces=own.pieces(found.answer),
-                )
+                found and ScoredPart(draft=ScoredDraft.of(own.opened(found, one.known)), tokens=found.tokens)
                 for own, one, found in zip(assignments, begun, ended, strict=True)
             ]
 

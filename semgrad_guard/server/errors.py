@@ -1,0 +1,212 @@
+"""Errors as they leave the server, in the form that OpenAI's clients read, and in the words of the client's protocol.
+
+A status and {"error": {"message", "type", "param", "code"}}. Nothing of an answer that was withheld is in them, and no
+path, host or account of the operator's.
+
+`param` and the words have the names that the client used. Inside, a field has its name in chat completions. `names` is
+a protocol's table of those that it names otherwise, by the beginning of their places: {"messages": "input",
+"messages.0": "instructions"}; the longest beginning counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+from starlette.responses import JSONResponse
+
+from semgrad_guard.declared import first_fault
+from semgrad_guard.engine.prompts.grammar import FORM_FIELDS
+from semgrad_guard.errors import (
+    AnswerInterruptedError,
+    BindingMismatchError,
+    DeadlineExceededError,
+    DecisionLogError,
+    InputError,
+    LowConfidenceError,
+    MissingExtraError,
+    PromptTooLongError,
+    QueueFullError,
+    SemGradGuardError,
+    UnfamiliarPromptError,
+    UnsupportedToolsError,
+    UpstreamError,
+)
+from semgrad_guard.server.answers import ACTION_HEADER, ID_HEADER, WITHHELD, public_record
+
+Names = Mapping[str, str]
+
+_TYPES = frozenset({"str", "int", "float", "bool"})
+"""Names in the places of errors that are pydantic's, for the types that a field may have."""
+_NO_OBJECT = frozenset({"model_type", "model_attributes_type", "dict_type"})
+"""Errors whose words are about Python's classes."""
+_SETTINGS: Mapping[str, Sequence[str]] = {
+    **{name: (name,) for name in ("temperature", "top_p", "top_k")},
+    "grammar": FORM_FIELDS,
+    "prompt_template": ("tools", "chat_template_kwargs", "reasoning_effort"),
+}
+"""The fields that change a setting by which an answer is compared with its calibration."""
+_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+_NO_RETRY = {"x-should-retry": "false"}
+"""The same request would fail again; OpenAI's clients heed it."""
+_LATER = {"retry-after": "5"}
+
+
+class HttpError(Exception):
+    """The error that a request gets in place of an answer.
+
+    `fields` are those of a chat completion that it may be about, the likeliest first.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        fields: Sequence[str] = (),
+        headers: Mapping[str, str] | None = None,
+        more: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message, self.fields = status, code, message, tuple(fields)
+        self.headers, self.more = dict(headers or {}), dict(more or {})
+
+    @property
+    def param(self) -> str | None:
+        """The field that it is about."""
+        return self.fields[0] if self.fields else None
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The body of the response."""
+        kind = _KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": error, **self.more}
+
+    @property
+    def response(self) -> JSONResponse:
+        """The response."""
+        return JSONResponse(self.body, status_code=self.status, headers=self.headers)
+
+
+ENDING = HttpError(503, "shutting_down", "the server is shutting down; try again later", headers=_LATER)
+"""The error of requests that still wait when the server ends."""
+
+_UNFAMILIAR = "the prompt is unlike those that the calibration was made on"
+"""Its differences may be the answer's."""
+_NO_LOG = "the decision log cannot be used now; the operator finds the reason in the server's own log"
+_FAILED = "the server failed; its log names the place"
+_CODES: tuple[tuple[type[SemGradGuardError], int, str, str | None], ...] = (
+    (PromptTooLongError, 400, "context_length_exceeded", None),
+    (InputError, 400, "invalid_request", None),
+    (UnfamiliarPromptError, 422, "unfamiliar_prompt", _UNFAMILIAR),
+    (BindingMismatchError, 422, "calibration_mismatch", None),
+    (DeadlineExceededError, 504, "deadline_exceeded", None),
+    (AnswerInterruptedError, 503, "interrupted", None),
+    (MissingExtraError, 501, "not_installed", None),
+    (DecisionLogError, 503, "decision_log_unavailable", _NO_LOG),
+    (SemGradGuardError, 500, "model_error", _FAILED),
+)
+"""Kinds of errors with a status and a code; and the words, where the error's own may be about a draft or the operator's
+machine."""
+BUGS = frozenset({"model_error", "internal_error"})
+"""The codes of errors whose place is logged."""
+
+
+def http_error_of(error: BaseException) -> HttpError:
+    """The response to an error. One that is not ours is a bug, and its text stays here."""
+    if isinstance(error, HttpError):
+        return error
+    if isinstance(error, LowConfidenceError):  # no text may replace the answer: only its verdict is sent
+        verdict = error.verdict
+        decision = {} if verdict.decision_id is None else {ID_HEADER: verdict.decision_id}
+        headers = {ACTION_HEADER: verdict.action, **_NO_RETRY, **decision}
+        text = f"{WITHHELD} (decision: {verdict.action})"
+        return HttpError(422, "low_confidence", text, headers=headers, more={"semgrad_guard": public_record(verdict)})
+    if isinstance(error, QueueFullError):
+        return HttpError(429, "queue_full", str(error), headers={"retry-after": str(error.retry_after)})
+    if isinstance(error, UpstreamError):
+        return _upstream(error)
+    if isinstance(error, BindingMismatchError) and error.differences is not None:
+        text = f"this model's calibration was made for other options: {error.differences}"
+        return HttpError(422, "calibration_mismatch", text)
+    if isinstance(error, UnsupportedToolsError):
+        text = f"{error.problem}; send no tools and no tool calls, or choose a model with such a template (Qwen2.5's)"
+        return HttpError(400, "unsupported_tools", text, fields=error.fields)
+    for kind, status, code, words in _CODES:
+        if isinstance(error, kind):
+            headers = _LATER if status == 503 else _NO_RETRY if status >= 500 else {}
+            return HttpError(status, code, words or error.problem, fields=error.fields, headers=headers)
+    return HttpError(500, "internal_error", _FAILED, headers=_NO_RETRY)
+
+
+def _upstream(error: UpstreamError) -> HttpError:
+    later = {"retry-after": str(error.retry_after or 1)}
+    if error.status == 429:
+        return HttpError(429, "upstream_busy", str(error), headers=later)
+    if error.status in (400, 404, 413, 422):
+        return HttpError(error.status, "upstream_refused", str(error), fields=error.fields)
+    return HttpError(502, "upstream_failed", str(error), headers=later if error.passing else _NO_RETRY)
+
+
+def problem_of(error: ValidationError) -> tuple[str, str]:
+    """The place and the kind of an error in a body, without the client's own text."""
+    first = error.errors(include_input=False, include_url=False, include_context=False)[0]
+    fields = (str(part) for part in first["loc"] if str(part) not in _TYPES and "[" not in str(part))
+    problem = "Input should be an object" if first["type"] in _NO_OBJECT else first_fault(error, place=False)
+    return ".".join(fields)[:200], problem
+
+
+def error_about(error: BaseException, body: Mapping[str, Any], names: Names) -> HttpError:
+    """The response to an error of a request with this body, in the client's names."""
+    if isinstance(error, ValidationError):
+        place, problem = problem_of(error)
+        own = own_place(place, names)
+        return HttpError(400, "invalid_request", f"{own or 'the body'}: {problem}", fields=[own] if own else [])
+    problem = http_error_of(error)
+    if isinstance(error, BindingMismatchError) and error.changes:
+        return _mismatch(problem, error.changes, body, names)
+    found = _sent(problem.fields, body) or problem.param
+    if found is None:
+        return problem
+    own = own_place(found, names)
+    message = problem.message if own == found else problem.message.replace(found, own)
+    return HttpError(problem.status, problem.code, message, fields=[own], headers=problem.headers, more=problem.more)
+
+
+def own_place(place: str, names: Names) -> str:
+    """The client's own name for a place in the body of a chat completion."""
+    parts = place.split(".")
+    for length in range(len(parts), 0, -1):
+        if (own := names.get(".".join(parts[:length]))) is not None:
+            return ".".join((own, *parts[length:]))
+    return place
+
+
+def _sent(fields: Sequence[str], body: Mapping[str, Any]) -> str | None:
+    """The first of these fields that the request has."""
+    return next((field for field in fields if body.get(field.partition(".")[0]) is not None), None)
+
+
+def _mismatch(
+    problem: HttpError, changes: Mapping[str, tuple[Any, Any]], body: Mapping[str, Any], names: Names
+) -> HttpError:
+    """A calibration that was made for other options: those that the request sets; or else the server's own."""
+    found: dict[str, str] = {}
+    advice: list[str] = []
+    for setting, (now, then) in changes.items():
+        if (field := _sent(_SETTINGS.get(setting, ()), body)) is not None:
+            own, was = own_place(field, names), "not set" if then is None else repr(then)
+            differs = f"{now!r} here and {was}" if field == setting else "not the same as"
+            set_to = f"set temperature to {then or 0} or leave it out"  # some clients always send one
+            advice.append(set_to if field == "temperature" else f"leave {own} out")
+            found[own] = f"{own} is {differs} at calibration"
+    if not found:
+        return problem
+    text = (
+        f"this model's calibration was made for other options: {'; '.join(found.values())}; {' and '.join(advice)}. "
+        "With --on-other-options deliver this server takes others, outside the promise"
+    )
+    return HttpError(problem.status, problem.code, text, fields=list(found))
