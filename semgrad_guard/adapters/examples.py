@@ -39,7 +39,7 @@ from semgrad_guard.grading.candidates import (
     calibrate_learned,
     calibrate_scored,
 )
-from semgrad_guard.grading.grader import Verdicts, settling
+from semgrad_guard.grading.grader import ABSTAINED, Verdicts, settling
 from semgrad_guard.grading.sheets import HUMAN, GradedAnswer, SheetAnswer, doubt, labels_for, some_of
 from semgrad_guard.guard import Steps, Work, as_estimator
 from semgrad_guard.guard.calibrated_estimator import named_estimator
@@ -228,9 +228,12 @@ class ExampleCalibration:
             )
         verdicts, name = self._grades(answered)
         people = self._labels is not None
-        rows = [i for i, verdict in enumerate(verdicts) if verdict is not None or not people]
+        graded = [i for i, verdict in enumerate(verdicts) if verdict is not None or not people]
+        self._look([(self.examples[i], answered[i].text) for i in graded], [verdicts[i] for i in graded], name)
+        rows = [i for i in graded if verdicts[i] != ABSTAINED]  # an abstention is like an answer that is withheld
         correct = [verdicts[i] is True for i in rows]
-        self._look([(self.examples[i], answered[i].text) for i in rows], [verdicts[i] for i in rows], name)
+        if abstained := len(graded) - len(rows):
+            logger.info("semgrad-guard: %d of %d answers abstain; they are left out.", abstained, len(graded))
         if not people and (count := verdicts.count(None)):
             logger.warning("semgrad-guard: %s", no_verdict(count, len(verdicts), name))
         recorded = len({one.key for one in answered if one.recorded})
@@ -304,7 +307,7 @@ class ExampleCalibration:
         if self._show:
             head = f"Answers graded by {name}. Question [reference] answer:"
             print(head, *some_of(graded), sep="\n", file=sys.stderr, flush=True)
-        if (found := doubt([verdict is True for verdict in verdicts], name)) is not None:
+        if (found := doubt(verdicts, name)) is not None:
             logger.warning("semgrad-guard: %s", found)
 
 

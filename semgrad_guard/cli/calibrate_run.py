@@ -88,13 +88,15 @@ class Run:
             labels=files.labels,
             others=grading.recorded_keys(files.answers),
         )
-        right = dict(zip(grades.rows, grades.correct, strict=True))
-        places = [row for row in everything if drawn is not None or row in right]
+        right = {row: grade is True for row, grade in zip(grades.rows, grades.correct, strict=True)}
+        left_out = {*grades.abstained} if drawn is None else set[int]()  # like what a guard withholds
+        places = [row for row in everything if drawn is not None or (row in right and row not in left_out)]
         _say_near([rows[i] for i in grades.rows])
         kept, found, correct = [rows[i] for i in places], [answers[i] for i in places], [right.get(i) for i in places]
         forms = self.phrasing.forms(kept, writer.form)
         prompts = forms if any(forms) else None
-        parts = None if self.by_sentence is None else [grades.units[row] for row in places]
+        by_sentence = self.by_sentence is not None
+        parts = [[one is True for one in grades.units[row]] for row in places] if by_sentence else None
         how: dict[str, Any] = {"alpha": self.alpha, "delta": self.delta}
         how |= {} if self.by_sentence is None else {"on_doubt": self.by_sentence}
         how |= {} if self.by_hand is None else {"by_hand": self.by_hand}
@@ -121,7 +123,8 @@ class Run:
             else:
                 estimator = load_estimator(self.estimator)
                 outcome = calibrate_scored(known, estimator, binding=bind(estimator), **how)
-        return replace(outcome, no_verdict=grades.no_verdict)
+        abstained = sum(row in left_out for row in everything)
+        return replace(outcome, no_verdict=grades.no_verdict, abstained=abstained)
 
     def _writer(self, template: str) -> ModelWriter | ServerWriter:
         if self.server is None:

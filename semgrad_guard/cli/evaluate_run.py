@@ -23,8 +23,8 @@ from semgrad_guard.estimators.equivalence import NLIEquivalence
 from semgrad_guard.estimators.samples import AskingEstimator
 from semgrad_guard.estimators.suite import paper_suite
 from semgrad_guard.grading import GRADERS, AnswerGrader, default_grader
-from semgrad_guard.grading.by_name import BY_WORDS, entailment_model, no_verdict
-from semgrad_guard.grading.grader import WordGrader
+from semgrad_guard.grading.by_name import entailment_model, is_final, no_verdict
+from semgrad_guard.grading.grader import ABSTAINED, Verdicts, WordGrader
 from semgrad_guard.grading.sheets import (
     GRADES,
     HUMAN,
@@ -143,7 +143,9 @@ def grade_run(
 ) -> Results:
     """Every grader's verdicts; people, where there are labels, decide."""
     answers = run.answers if questions is None else with_references(run.answers, questions.rows)
-    grades = {} if labels is None else {HUMAN: labels_for(labels, answers, others=recorded_keys(files.answers))}
+    grades: dict[str, Verdicts] = (
+        {} if labels is None else {HUMAN: labels_for(labels, answers, others=recorded_keys(files.answers))}
+    )
     graders = graders or [GRADERS[default_grader(run.settings["prompt_template"])]]
     for grader in graders:
         if isinstance(grader, WordGrader):
@@ -155,13 +157,15 @@ def grade_run(
     shown = [
         GradedAnswer(answer.question, answer.text or "", answer.references, verdict)
         for answer, verdict in zip(answers, verdicts, strict=True)
-        if verdict is not None or decides in BY_WORDS
+        if verdict is not None or is_final(decides)
     ]
     show_grades(shown, decides)
     results = Results(answers, grades, run.settings, _name(questions, files))
     for name, count in results.ungraded.items():
         left_out = f"{count} of {len(answers)} answers have no verdict by {name}; they are left out of the results."
-        say(no_verdict(count, len(answers), name) if name in BY_WORDS else left_out, label="Warning")
+        say(no_verdict(count, len(answers), name) if is_final(name) else left_out, label="Warning")
+    if (abstained := verdicts.count(ABSTAINED)) > 0:
+        note(f"{abstained} of {len(answers)} answers abstain; they are neither right nor wrong, and left out.")
     for title, reason in results.unfitted.items():
         note(f"{title} is left out. {reason}")
     return results

@@ -167,6 +167,7 @@ def measure(
     decisions = [
         decided(answer, right, policy, score=answer.uncertainty(estimator), prompt=prompt)
         for answer, right, prompt in zip(answers, grades.correct, prompts, strict=True)
+        if isinstance(right, bool)  # an abstention is neither right nor wrong
     ]
     return Measured(digest(rows), grades.grader, policy.calibration_id or "", decisions)
 

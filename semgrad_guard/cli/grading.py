@@ -12,6 +12,7 @@ from semgrad_guard.cli.terminal import kept_on_interrupt, note, say
 from semgrad_guard.errors import GradingError
 from semgrad_guard.grading import GRADERS, AnswerGrader, AnswerToGrade, by_name
 from semgrad_guard.grading.by_name import no_verdict
+from semgrad_guard.grading.grader import ABSTAINED, Grade, Verdicts
 from semgrad_guard.grading.sheets import (
     GRADES,
     HUMAN,
@@ -86,10 +87,10 @@ class Grades:
     """The grades of answers, and whose they are: by the place of an answer, those of it or of each of its sentences.
 
     Answers without a label are not among them. `no_verdict` counts those on which the grader came to no verdict: they
-    are wrong.
+    are wrong. A sentence that abstains claims nothing, and counts as right.
     """
 
-    units: Mapping[int, Sequence[bool]]
+    units: Mapping[int, Sequence[Grade]]
     grader: str
     no_verdict: int = 0
 
@@ -99,9 +100,14 @@ class Grades:
         return list(self.units)
 
     @property
-    def correct(self) -> list[bool]:
-        """Whether each of them is right: by sentence, all of its sentences are, and it has some."""
-        return [bool(own) and all(own) for own in self.units.values()]
+    def correct(self) -> list[Grade]:
+        """Whether each of them is right or abstains: by sentence, all of its sentences are right, and it has some."""
+        return [ABSTAINED if [*own] == [ABSTAINED] else bool(own) and all(own) for own in self.units.values()]
+
+    @property
+    def abstained(self) -> list[int]:
+        """The places of the answers that abstain."""
+        return [row for row, grade in zip(self.rows, self.correct, strict=True) if grade == ABSTAINED]
 
 
 def draw(
@@ -161,12 +167,12 @@ def grade(
     items = [item for own in rows.values() for item in own]
     verdicts = _verdicts(items, grader, book=book, labels=labels, others=others) if items else []
     name, unit = grader.name if labels is None else HUMAN, "sentences" if by_sentence else "answers"
-    found, taken, without = dict[int, list[bool]](), iter(verdicts), 0
+    found, taken, without = dict[int, list[Grade]](), iter(verdicts), 0
     for place, own in rows.items():
-        given = [next(taken) for _ in own]
+        given: Verdicts = [next(taken) for _ in own]
         if labels is None or not given or given.count(None) < len(given):
             without += given.count(None)
-            found[place] = [verdict is True for verdict in given]
+            found[place] = [bool(verdict) if by_sentence else verdict or False for verdict in given]
     if unlabelled := len(rows) - len(found):
         if only is not None:
             raise GradingError(
@@ -190,7 +196,7 @@ def grade(
 
 def _verdicts(
     items: Sequence[SheetAnswer], grader: AnswerGrader, *, book: Path, labels: Path | None, others: Sequence[str]
-) -> list[bool | None]:
+) -> Verdicts:
     if labels is not None:
         found = labels_for(labels, items, others=others)
         return [False if item.text is None else label for item, label in zip(items, found, strict=True)]
@@ -208,5 +214,5 @@ def show_grades(answers: Sequence[GradedAnswer], grader: str, *, unit: str = "an
     note(f"{len(some)} of {len(answers)} {unit}, graded by {grader}. Question [reference] answer:", label="Look")
     for answer in some:
         note(str(answer), label=None)
-    if (found := doubt([bool(answer.correct) for answer in answers], grader, unit=unit)) is not None:
+    if (found := doubt([answer.correct for answer in answers], grader, unit=unit)) is not None:
         say(found, label="Warning")

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from semgrad_guard.calibration.prompt_parts import common_subsequence
@@ -24,11 +25,13 @@ from semgrad_guard.grading.grader import (
     AnswerToGrade,
     SecondOpinion,
     Verdicts,
+    WithRefusals,
     WordGrader,
     any_reference,
     require_threshold,
     settling,
 )
+from semgrad_guard.questions.data_files import read_text
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
@@ -268,8 +271,14 @@ GRADERS: dict[str, WordGrader] = {
     "rouge-l": RougeL(),
 }
 """Those that need no model, by the names the command line offers."""
-BY_WORDS = frozenset(grader.name for grader in GRADERS.values())
-"""Their names in records. Where one of them comes to no verdict, that is final, and means wrong."""
+
+
+def is_final(grader: str) -> bool:
+    """Whether no verdict of this grader is final, and means wrong: one by words alone has its name."""
+    return grader.split(_REFUSALS_IN_NAME)[0] in {known.name for known in GRADERS.values()}
+
+
+_REFUSALS, _REFUSALS_IN_NAME = "+refusals=", "+refusals("
 
 _NOT_ALL_OF_IT = "one sentence asserts a reference; what else the answer says is not checked"
 _IN_COMMON = "the answer has enough words in common with a reference; what else it says is not checked"
@@ -316,7 +325,8 @@ def load_graders(specs: Sequence[str], *, nli: str | None = None) -> list[Answer
 
     Args:
         specs: `contains`, `exact-match`, `token-f1`, `rouge-l`, `nli[=MODEL]`, `bem=MODEL`, `judge=PROVIDER:MODEL`;
-            `contains+` before one of the last three hands it the answers on which `contains` comes to no verdict.
+            `contains+` before one of the last three hands it the answers on which `contains` comes to no verdict;
+            `+refusals=FILE` behind one names further beginnings of clauses that abstain, one a line.
         nli: the model of `nli` where it names none.
 
     Raises:
@@ -340,15 +350,20 @@ def require_kind(spec: str) -> str:
     Raises:
         InputError: the grader is unknown.
     """
-    name, _, model = spec.removeprefix(_FIRST).partition("=")
-    if name not in _NEEDS_MODEL and (name not in GRADERS or model or spec.startswith(_FIRST)):
+    graded = spec.partition(_REFUSALS)[0]
+    name, _, model = graded.removeprefix(_FIRST).partition("=")
+    if name not in _NEEDS_MODEL and (name not in GRADERS or model or graded.startswith(_FIRST)):
         named = ", ".join([*GRADERS, *(f"{kind}=..." for kind in _NEEDS_MODEL), f"{_FIRST}judge=..."])
         raise InputError(f"there is no grader {spec!r}; there are {named}")
     return spec
 
 
 def _loader(spec: str, nli: str | None) -> Callable[[], AnswerGrader]:
-    if require_kind(spec).startswith(_FIRST):
+    graded, own, file = require_kind(spec).partition(_REFUSALS)
+    if own:
+        first, refusals = _loader(graded, nli), tuple(filter(str.strip, read_text(Path(file)).splitlines()))
+        return lambda: WithRefusals(first(), refusals)
+    if spec.startswith(_FIRST):
         second = _loader(spec.removeprefix(_FIRST), nli)
         return lambda: SecondOpinion(GRADERS["contains"], second())
     name, _, model = spec.partition("=")

@@ -372,13 +372,15 @@ class Outcome:
     """Graded answers and the calibration made from them; `uncertainties` and `correct` are in the questions' order, by
     sentence those of all sentences.
 
-    `no_verdict` counts the answers that are wrong because the grader came to no verdict on them.
+    `no_verdict` counts the answers that are wrong because the grader came to no verdict on them, `abstained` those that
+    are left out because they are the model's own refusals: like answers that a guard withholds.
     """
 
     calibration: Calibration
     uncertainties: list[float | None]
     correct: list[bool]
     no_verdict: int = 0
+    abstained: int = 0
 
     @property
     def auroc(self) -> float | None:

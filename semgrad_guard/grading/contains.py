@@ -16,7 +16,8 @@ from typing import Any, Literal, cast
 
 from semgrad_guard.calibration.binding import GRADER_VERSIONS
 from semgrad_guard.engine.words import normalise
-from semgrad_guard.grading.grader import AnswerToGrade, WordGrader, abstains
+from semgrad_guard.grading.abstention import abstains
+from semgrad_guard.grading.grader import AnswerToGrade, WordGrader
 from semgrad_guard.grading.mentions import (
     ARTICLES,
     MONTHS,

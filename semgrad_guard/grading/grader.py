@@ -1,27 +1,31 @@
-"""Graders: a name for the rule by which an answer is correct, and a yes, a no or no verdict for every answer.
+"""Graders: a name for the rule by which an answer is correct; right, wrong, abstained or no verdict for every answer.
 
 They share the rule for a whole answer that abstains (it does not know, or the passages do not tell, and it claims
-nothing else), by English phrases. Where no answer is right, an abstention is; anywhere else it is wrong. `contains`
-judges single mentions: whether an abstention comes before one.
+nothing else): it is neither right nor wrong, like a guard's own abstention. `contains` judges single mentions: whether
+an abstention comes before one.
 """
 
 from __future__ import annotations
 
-import re
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Literal, Protocol
 
 from semgrad_guard.errors import InputError
+from semgrad_guard.grading.abstention import abstains
 
-Verdicts = list[bool | None]
+ABSTAINED: Final = "abstained"
+Grade = bool | Literal["abstained"]
+"""Right, wrong, or neither: the answer is the model's own refusal."""
+Verdicts = list[Grade | None]
 """One for each answer; None where the grader came to no verdict."""
 
 
 @dataclass(frozen=True)
 class AnswerToGrade:
-    """An answer's text to be graded, with its question and any number of references: without one, an abstention is
-    right and nothing else.
+    """An answer's text to be graded, with its question and any number of references; without one, every claim is wrong.
 
     Of a `sentence` of an answer, references are true statements or values, and so is the `passage`: it is right if one
     of them states it. `contains` and other graders by words read the references alone.
@@ -107,9 +111,29 @@ class SecondOpinion:
         return [decided.get(i, verdict) for i, verdict in enumerate(verdicts)]
 
 
+@dataclass(frozen=True)
+class WithRefusals:
+    """A grader with further words by which an answer abstains, in any language: how each of its clauses begins."""
+
+    first: AnswerGrader
+    refusals: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The grader's, and a digest of the words."""
+        digest = hashlib.sha256(json.dumps(self.refusals).encode()).hexdigest()[:8]
+        return f"{self.first.name}+refusals({digest})"
+
+    def grade(self, answers: Sequence[AnswerToGrade]) -> Verdicts:
+        """A verdict for each answer, in order."""
+        own = [abstains(answer.text, self.refusals) for answer in answers]
+        others = iter(self.first.grade([answer for answer, is_own in zip(answers, own, strict=True) if not is_own]))
+        return [ABSTAINED if is_own else next(others) for is_own in own]
+
+
 def settling(answers: Sequence[AnswerToGrade], judge: Callable[[list[AnswerToGrade]], Verdicts]) -> Verdicts:
-    """A verdict for each answer. Abstentions, and answers where only an abstention is right, are not judged."""
-    known = [settled(answer.text, answer.sources) for answer in answers]
+    """A verdict for each answer. Abstentions, and answers where no answer is right, are not judged."""
+    known: Verdicts = [settled(answer.text, answer.sources) for answer in answers]
     unsettled = [answer for answer, verdict in zip(answers, known, strict=True) if verdict is None]
     judged = iter(judge(unsettled) if unsettled else ())
     return [next(judged) if verdict is None else verdict for verdict in known]
@@ -134,149 +158,10 @@ def any_reference(
     return settling(answers, agreeing)
 
 
-_SOURCE = (
-    r"(?:documents?|documentation|passages?|contexts?|texts?|sources?|articles?|materials?|excerpts?|paragraphs?|"
-    r"snippets?|information|content|story|question|page|files?|results|knowledge base|pieces?|sections?)"
-)
-_THE_SOURCE = (
-    r"(?:(?:the|this|these|that|those|your|my|any|none|neither|all|of|given|what) ){0,3}"
-    rf"(?:[\w-]+ ){{0,3}}?{_SOURCE}(?: of (?:the )?{_SOURCE})?"
-    r"(?: (?:that )?(?:i have|i was given|you (?:have )?(?:provided|gave|given)|provided|given|above|available|here))?"
-)
-_SAYS = (
-    r"(?:say|mention|contain|state|specify|provide|include|give|tell|answer|indicate|address|reveal|describe|discuss|"
-    r"cover|have|offer|list|name|explain|disclose|refer|make|talk|hold|show|identify|note|report|seem|appear|allow)s?"
-)
-_KNOW = (
-    r"(?:know|say|tell|answer|determine|confirm|verify|recall|remember|identify|locate|respond|comment|help|assist|"
-    r"guess|infer|think i (?:know|can)|believe i (?:know|can)|be (?:sure|certain))"
-)
-_KNOWLEDGE = (
-    r"(?:information|answers?|details?|data|knowledge|records?|idea|clue|context|mention|way|evidence|reference|"
-    r"anything|enough|sufficient|reply|response|indication|basis|access|facts?)"
-)
-_WANTED = (
-    rf"(?:have|find|see|provide|give|offer|get|find out|access)(?:(?: [\w'-]+){{0,5}}? {_KNOWLEDGE}|"
-    rf" (?:that|this|it|one)$|(?: [\w'-]+){{0,6}}? (?:in|within) {_THE_SOURCE}|$)"
-)
-_TOLD = r"(?:mentioned|stated|specified|disclosed|answerable|indicated|known(?! (?:for|as)\b))"
-_SHOWN = (
-    r"(?:given|provided|available|included|found|described|contained|addressed|covered|listed|discussed|there|recorded)"
-)
-_ANY = r"(?:[\w'-]+ ){0,12}?"
-_BE = r"(?:is|are|was|were|remains?)"
-_NOT = r"(?:do|does|did|can|could|will|would|have|may) not (?:\w+ )?"
-_DERIVED = r"(?:determined|answered|known|inferred|deduced|derived|confirmed|verified|ascertained)"
-_IN_SHORT = (
-    r"(?:unknown|unanswerable|unclear|unsure|uncertain|unspecified|dunno|no idea|no clue|no answer|noanswer|beats me|"
-    r"nobody knows|no one knows|who knows|na|n/a|idk|pass|no comment|not applicable)$"
-)
-_REFUSALS = (
-    rf"(?:i|we) (?:\w+ )?{_NOT}(?:{_KNOW}\b|been able\b|{_WANTED}|$)",
-    r"(?:i|we) (?:am|was|are|were) (?:\w+ )?not (?:\w+ )?(?:sure|certain|able|aware|familiar|in a position)\b",
-    r"(?:i|we) (?:am|was|are|were) (?:\w+ )?(?:unsure|uncertain|unable|unaware|unfamiliar)\b",
-    r"(?:i|we) (?:\w+ )?(?:have|had|found|find|see) (?:absolutely )?(?:no|not|insufficient)(?: [\w-]+){0,3}? "
-    rf"{_KNOWLEDGE}\b",
-    r"(?:i|we) (?:decline|refuse|prefer not|would rather not|would prefer not|must abstain|abstain|lack)\b",
-    rf"(?:i|we) do not (?:think|believe)(?: that)? {_THE_SOURCE} {_SAYS}\b",
-    rf"(?:{_THE_SOURCE}|it|they|the author|the writer) {_NOT}{_SAYS}\b",
-    r"my (?:\w+ )?(?:knowledge|training|data)\b.* not\b",
-    rf"(?:no|none of the|neither of the) (?:[\w-]+ ){{0,3}}?{_SOURCE} (?:\w+ )?{_SAYS}\b",
-    rf"{_THE_SOURCE} (?:\w+ )?(?:has|have|contains?|provides?|gives?|makes?|offers?|includes?) (?:no|nothing|not)\b",
-    rf"{_THE_SOURCE} (?:lacks?|omits?|{_BE} (?:silent|insufficient|irrelevant|not (?:sufficient|enough|relevant)))\b",
-    rf"there (?:{_BE}|seems to be|appears to be) (?:no|not|insufficient)(?: [\w-]+){{0,3}}? {_KNOWLEDGE}\b",
-    rf"(?:there {_BE} )?nothing (?:in|about|is (?:said|mentioned|stated|known))\b",
-    rf"(?:no|not enough|insufficient|not sufficient|not any) (?:[\w-]+ ){{0,2}}?{_KNOWLEDGE}\b(?! {_BE} needed)",
-    rf"{_ANY}{_BE} (?:\w+ )?not (?:\w+ )?{_TOLD}\b",
-    rf"{_ANY}{_BE} (?:\w+ )?not (?:\w+ )?(?:{_SHOWN} (?:\w+ )?)?(?:in|within|by|from) {_THE_SOURCE}",
-    rf"{_ANY}(?:information|answers?|details?|data) {_BE} (?:\w+ )?not (?:\w+ )?{_SHOWN}\b",
-    rf"(?:it|this|that|the answer|the question) {_BE} (?:\w+ )?(?:not (?:\w+ )?clear|unclear|something i)\b",
-    rf"(?:it|this|that) {_BE} (?:\w+ )?(?:not possible|impossible)(?: for me)?(?: to {_KNOW}\b|$)",
-    rf"{_ANY}(?:it|this|that|information|context) {_BE} (?:not enough|not sufficient|insufficient)\b",
-    rf"{_ANY}{_BE} (?:\w+ )?(?:unknown|unclear|unspecified|unanswerable|undisclosed)"
-    r"(?: (?:to me|from|in|based on|whether|who|what|when|where|how|which|at)\b.*)?$",
-    rf"{_ANY}can not be (?:\w+ )?{_DERIVED}\b",
-    rf"{_NOT}(?:{_KNOW}|find)\b",
-    rf"not (?:\w+ )?(?:{_TOLD}|{_SHOWN}|sure|certain|clear|possible|able to)\b",
-    rf"(?:unable|impossible|hard|difficult|not possible) to {_KNOW}\b",
-    _IN_SHORT,
-    r"(?:this|that|it|(?:your|the|this|that) question) (?:is|lies|falls|goes) (?:\w+ )?(?:outside|beyond)(?: of)? "
-    r"(?:the scope|my|our|what)\b",
-)
-_REFUSES = re.compile("|".join(_REFUSALS))
-"""How a clause begins that abstains."""
-_ACCORDING = (
-    r"(?:(?:based (?:solely |only )?(?:on|upon)|according to|from|given|in|within|using|with|after \w+ing|having \w+) "
-    rf"{_THE_SOURCE}|as an? (?:[\w-]+ ){{0,3}}?(?:ai|assistant|model)(?: \w+)?)"
-)
-_OPENING = re.compile(
-    r"(?:unfortunately|regrettably|honestly|well|hmm+|oh|ok(?:ay)?|so|and|as|because|since|to be honest|sorry|"
-    rf"i am (?:sorry|afraid)(?: to say)?(?: that)?|{_ACCORDING}|"
-    r"(?:it (?:seems|appears|looks like)|i (?:think|believe|must say|must admit|regret))(?: that)?) "
-)
-"""The words before the matter of a clause that abstains."""
-_MAY = r"(?:can|could|may|might|should|will have to|would have to|will need to|would need to)"
-_LOOK = r"(?:check|contact|consult|visit|try|ask|look|find|search|refer|provide|want|need)"
-_SPEAKS_OF = rf"(?:talks?|describes?|discuss(?:es)?|covers?|mentions?|deals?|focus(?:es)?|{_BE} about)"
-_ASIDE = re.compile(
-    r"(?:(?:i|we) (?:am|are) (?:very |so |really )?(?:sorry|afraid)|sorry|my apologies|apologies|i apologi[sz]e|answer|"
-    r"unfortunately|regrettably|well|hmm+|please|could you|can you|would you|do you|if (?:you|i)|let me know|feel free|"
-    rf"you {_MAY} (?:\w+ )?{_LOOK}|(?:i|we) (?:would|will|can|am happy|recommend|suggest|need|only)|"
-    rf"more (?:information|context|details)|additional|further|without|perhaps you|thanks?|thank you|{_ACCORDING}$|"
-    rf"(?:while |although |though |even though )?(?:they|it|{_THE_SOURCE}) "
-    rf"(?:only|just|merely|mainly|instead|rather|{_SPEAKS_OF}))\b"
-)
-"""A clause next to an abstention: an apology, an offer, where to look, the matter of the passages instead."""
-_APART = re.compile(
-    r"(?<=[.!?])\s+|\n+|[;:]\s*|\s+[-–—]\s+|,?\s+(?:but|however|yet)\b,?\s*|"
-    r",\s+(?=(?:it|he|she|they|the|this|that|there|i|we|none|no|so)\b)"
-)
-_FULL = (
-    (re.compile(r"[’‘`]"), "'"),
-    (re.compile(r"\b(?:cannot|can't|cant)\b"), "can not"),
-    (re.compile(r"\b(?:won't|wont)\b"), "will not"),
-    (re.compile(r"\b(do|does|did|is|are|was|were|could|would|have|has|had|should)n't\b"), r"\1 not"),
-    (re.compile(r"\b(do|does|did|is|was|are|could|would|have|has)nt\b"), r"\1 not"),
-    (re.compile(r"\b(i|we|they|you)'?m\b"), r"\1 am"),
-    (re.compile(r"\b(there|it|that|what)'s\b"), r"\1 is"),
-    (re.compile(r"\b(i|we|you|they)'ve\b"), r"\1 have"),
-    (re.compile(r"\b(i|we|you|they)'d\b"), r"\1 would"),
-    (re.compile(r"\b(we|you|they)'re\b"), r"\1 are"),
-)
-"""Short forms, written out."""
-
-
-def abstains(text: str) -> bool:
-    """Whether a text gives no answer, and claims none: "I don't know, perhaps Paris" claims one."""
-    found = text.lower()
-    for short, full in _FULL:
-        found = short.sub(full, found)
-    clauses = [clause for part in _APART.split(found) if (clause := _plain(part))]
-    refusing = [bool(_REFUSES.match(_opened(clause))) for clause in clauses]
-    return any(refusing) and all(
-        refuses or _ASIDE.match(clause) for refuses, clause in zip(refusing, clauses, strict=True)
-    )
-
-
-def settled(text: str, references: Iterable[str]) -> bool | None:
-    """The grade that needs no grader: of no text, where no answer is right, and of an abstention; None: it needs one.
-
-    No answer is right where there is no reference, or where one of them is an abstention itself.
-    """
-    given = [reference for reference in references if reference.strip()]
+def settled(text: str, references: Iterable[str]) -> Grade | None:
+    """The grade that needs no grader: of no text or an abstention, or where no answer is right; None: it needs one."""
     if not text.strip():
         return False
     if abstains(text):
-        return not given or any(map(abstains, given))
-    return None if given else False
-
-
-def _plain(clause: str) -> str:
-    return " ".join(re.sub(r"[^\w\s'/-]", " ", clause).split()).strip("-' ")
-
-
-def _opened(clause: str) -> str:
-    """A clause without the words before its matter."""
-    while (found := _OPENING.match(clause)) and found.end() < len(clause):
-        clause = clause[found.end() :]
-    return clause
+        return ABSTAINED
+    return None if any(reference.strip() for reference in references) else False

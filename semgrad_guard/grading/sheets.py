@@ -17,7 +17,15 @@ import numpy as np
 from pydantic import BaseModel
 
 from semgrad_guard.errors import GradingError
-from semgrad_guard.grading.grader import AnswerGrader, AnswerToGrade, SecondOpinion, Verdicts, WordGrader
+from semgrad_guard.grading.grader import (
+    ABSTAINED,
+    AnswerGrader,
+    AnswerToGrade,
+    Grade,
+    SecondOpinion,
+    Verdicts,
+    WordGrader,
+)
 from semgrad_guard.questions.answered import EvaluatedAnswer
 from semgrad_guard.questions.data import Question
 from semgrad_guard.questions.data_files import STDIN, Row, append_rows, read_table, write_table
@@ -28,7 +36,7 @@ GRADES = "grades"
 _AT_ONCE = 32
 
 
-class Grade(BaseModel, frozen=True, extra="forbid", strict=True):
+class GradeRow(BaseModel, frozen=True, extra="forbid", strict=True):
     """The verdict of a grader on an answer: a line of the record of grades.
 
     `answer` is the digest of the answer, its question and its references, so that a change of one is graded anew.
@@ -82,15 +90,16 @@ def grade_texts(
         )
     if book is None or isinstance(grader, WordGrader):
         return _graded(items, grader, None, on_progress or unwatched)
-    with JobRecord(book, {}, Grade, kind=GRADES) as record:
+    with JobRecord(book, {}, GradeRow, kind=GRADES) as record:
         return _graded(items, grader, record, on_progress or unwatched)
 
 
 def _graded(
-    items: Sequence[AnswerToGrade], grader: AnswerGrader, record: JobRecord[Grade] | None, tell: Progress
+    items: Sequence[AnswerToGrade], grader: AnswerGrader, record: JobRecord[GradeRow] | None, tell: Progress
 ) -> Verdicts:
-    """Verdicts from the record, and else from the grader; a missing verdict is not recorded, so it is tried again."""
-    verdicts: dict[AnswerToGrade, bool | None] = {item: False for item in items if not item.text.strip()}
+    """Verdicts from the record, and else from the grader; a missing verdict is not recorded, so it is tried again (and
+    an abstention costs nothing)."""
+    verdicts: dict[AnswerToGrade, Grade | None] = {item: False for item in items if not item.text.strip()}
     if record is not None:
         recorded = {item: record.rows.get(_grade_key(grader.name, _digest(item))) for item in items}
         verdicts |= {item: grade.correct for item, grade in recorded.items() if grade is not None}
@@ -101,9 +110,9 @@ def _graded(
         fresh = dict(zip(batch, grader.grade(batch), strict=True))
         if record is not None:
             record.append(
-                Grade(grader=grader.name, answer=_digest(item), correct=correct)
+                GradeRow(grader=grader.name, answer=_digest(item), correct=correct)
                 for item, correct in fresh.items()
-                if correct is not None
+                if isinstance(correct, bool)
             )
         verdicts.update(fresh)
         tell(len(items) - len(waiting) + start + len(batch), len(items))
@@ -139,11 +148,12 @@ class GradedAnswer:
     question: str
     text: str
     references: tuple[str, ...]
-    correct: bool | None
+    correct: Grade | None
 
     def __str__(self) -> str:
         """One line of a list."""
-        grade = "no verdict" if self.correct is None else "right" if self.correct else "wrong"
+        grade = "no verdict" if self.correct is None else self.correct
+        grade = {True: "right", False: "wrong"}[grade] if isinstance(grade, bool) else grade
         texts = (
             self.question,
             self.references[0] if self.references else "no answer is right",
@@ -159,18 +169,18 @@ def some_of(answers: Sequence[GradedAnswer]) -> list[GradedAnswer]:
     drawn: list[int] = rng.permutation(len(answers)).tolist()
     chosen = drawn[:SHOWN]
     for grade in (True, False):
-        held = [i for i in chosen if bool(answers[i].correct) is grade]
-        others = [i for i in drawn if bool(answers[i].correct) is grade and i not in held]
+        held = [i for i in chosen if (answers[i].correct is True) is grade]
+        others = [i for i in drawn if (answers[i].correct is True) is grade and i not in held]
         wanted = min(_AT_LEAST_OF_EACH - len(held), len(others), SHOWN - len(held))
         if wanted > 0 and len(chosen) == SHOWN:
-            spare = [i for i in chosen if bool(answers[i].correct) is not grade][-wanted:]
+            spare = [i for i in chosen if (answers[i].correct is True) is not grade][-wanted:]
             chosen = [*(i for i in chosen if i not in spare), *others[:wanted]]
     return [answers[i] for i in sorted(chosen)]
 
 
-def doubt(correct: Sequence[bool], grader: str, *, unit: str = "answers") -> str | None:
-    """A warning where hardly any answer is right by this grader, or nearly all are; None between."""
-    right, n = sum(correct), len(correct)
+def doubt(grades: Sequence[Grade | None], grader: str, *, unit: str = "answers") -> str | None:
+    """A warning where hardly any answer is right by this grader, or nearly all are, abstentions aside; None between."""
+    right, n = grades.count(True), len(grades) - grades.count(ABSTAINED)
     if not n or FEWEST <= right / n <= MOST:
         return None
     seen = "less than 5 %" if right < n / 2 else "more than 95 %"
@@ -195,6 +205,7 @@ HUMAN = "human"
 
 # Spreadsheet programs write TRUE and FALSE in the language of their user.
 _YES = {"1", "1.0", "true", "yes", "y", "x", "correct", "right", "wahr", "vrai", "verdadero"}
+_ABSTAINED = {ABSTAINED, "abstain", "abstention", "abstains"}
 _NO = {"0", "0.0", "false", "no", "n", "incorrect", "wrong", "falsch", "faux", "falso"}
 
 
@@ -250,7 +261,7 @@ def open_sheet(path: Path) -> tuple[list[str], list[Row]]:
     return names, rows
 
 
-def labels_for(path: Path, answers: Sequence[Labelled], *, others: Collection[str] = ()) -> list[bool | None]:
+def labels_for(path: Path, answers: Sequence[Labelled], *, others: Collection[str] = ()) -> Verdicts:
     """The labels of these answers, from a sheet that is begun or extended first (standard input is only read).
 
     Args:
@@ -269,7 +280,7 @@ def labels_for(path: Path, answers: Sequence[Labelled], *, others: Collection[st
     if labels.count(None) == len(labels):
         raise GradingError(
             f"{path} has {len(labels)} rows and no label yet: fill in the column 'correct' (TRUE or FALSE, yes or "
-            "no, 1 or 0), and run the same command again. The answers are kept."
+            "no, 1 or 0, or abstained), and run the same command again. The answers are kept."
         )
     return labels
 
@@ -280,11 +291,11 @@ def _cells(answer: Labelled) -> tuple[str, str, str, str, str]:
     return answer.key, question, references, text, ""
 
 
-def read_sheet(path: Path, answers: Sequence[Labelled], *, others: Collection[str] = ()) -> list[bool | None]:
+def read_sheet(path: Path, answers: Sequence[Labelled], *, others: Collection[str] = ()) -> Verdicts:
     """The labels of these answers, in order; None where the cell `correct` is empty or the row is not there.
 
-    Rows may be sorted, and columns added or moved. TRUE, yes, x and 1 mean correct; FALSE, no and 0 mean wrong. Rows
-    with a key of `others` are passed over.
+    Rows may be sorted, and columns added or moved. TRUE, yes, x and 1 mean correct; FALSE, no and 0 mean wrong;
+    "abstained" means neither. Rows with a key of `others` are passed over.
 
     Raises:
         GradingError: a column is missing, or a row is wrong (every such row is named): another word in `correct`, a
@@ -292,7 +303,7 @@ def read_sheet(path: Path, answers: Sequence[Labelled], *, others: Collection[st
     """
     _, rows = open_sheet(path)
     known = {answer.key: answer for answer in answers}
-    labels: dict[str, bool | None] = {}
+    labels: dict[str, Grade | None] = {}
     mine = [row for row in rows if _row_key(row) in known or _row_key(row) not in others]
     faults = [fault for row in mine if (fault := _take(row, known, labels))]
     if faults:
@@ -302,26 +313,26 @@ def read_sheet(path: Path, answers: Sequence[Labelled], *, others: Collection[st
 
 
 def read_grades(path: Path) -> tuple[list[tuple[str, bool]], list[str]]:
-    """The key and the grade of every row that has one, and the faults of rows with another word in `correct`.
+    """The key and the grade of every row that is right or wrong, and the faults of rows with another word in `correct`.
 
     Raises:
         DataFileError: the file cannot be read, or is not a table.
         GradingError: it is not a sheet: a column is missing.
     """
     words = [(row, row.cells["correct"].strip()) for row in open_sheet(path)[1]]
-    grades = [(_row_key(row), grade) for row, word in words if (grade := _read(word)) is not None]
+    grades = [(_row_key(row), grade) for row, word in words if isinstance(grade := _read(word), bool)]
     return grades, [_other_word(row, word) for row, word in words if word and _read(word) is None]
 
 
 def _other_word(row: Row, word: str) -> str:
-    return f"row {row.number} has {word!r} under correct; write TRUE or FALSE, yes or no, 1 or 0"
+    return f"row {row.number} has {word!r} under correct; write TRUE or FALSE, yes or no, 1 or 0, or abstained"
 
 
 def _row_key(row: Row) -> str:
     return row.cells.get("key", "").strip()
 
 
-def _take(row: Row, known: Mapping[str, Labelled], labels: dict[str, bool | None]) -> str | None:
+def _take(row: Row, known: Mapping[str, Labelled], labels: dict[str, Grade | None]) -> str | None:
     """Put a row's label into `labels`; returns the row's fault, if any."""
     key, word = (row.cells.get(name, "").strip() for name in ("key", "correct"))
     answer = known.get(key)
@@ -333,15 +344,15 @@ def _take(row: Row, known: Mapping[str, Labelled], labels: dict[str, bool | None
     if word and label is None:
         return _other_word(row, word)
     earlier = labels.get(key)
-    if None not in (earlier, label) and earlier is not label:
+    if None not in (earlier, label) and earlier != label:
         return f"row {row.number} contradicts an earlier row of the same key"
     labels[key] = earlier if label is None else label
     return None
 
 
-def _read(word: str) -> bool | None:
+def _read(word: str) -> Grade | None:
     lower = word.lower()
-    return True if lower in _YES else False if lower in _NO else None
+    return True if lower in _YES else False if lower in _NO else ABSTAINED if lower in _ABSTAINED else None
 
 
 def _bare(text: str) -> str:

@@ -10,9 +10,9 @@ from typing import Any
 
 from semgrad_guard.errors import GradingError
 from semgrad_guard.estimators.learned import FusedStates
-from semgrad_guard.grading.by_name import BY_WORDS, right_means
+from semgrad_guard.grading.by_name import is_final, right_means
 from semgrad_guard.grading.candidates import cross_fitted
-from semgrad_guard.grading.grader import Verdicts
+from semgrad_guard.grading.grader import ABSTAINED, Verdicts
 from semgrad_guard.named import title_of
 from semgrad_guard.paper.graded import GradedRun
 from semgrad_guard.questions.answered import EvaluatedAnswer
@@ -44,12 +44,18 @@ class Results:
 
     @cached_property
     def kept(self) -> list[int]:
-        """Which answers count: all but those without a label, or without a model's verdict, which the next run repeats.
+        """Which answers count: all but abstentions, and those without a label, or without a model's verdict, which the
+        next run repeats.
 
         No verdict by words is final, and means wrong, as in a calibration.
         """
-        needed = [verdicts for name, verdicts in self.grades.items() if name not in BY_WORDS]
-        return [i for i in range(len(self.answers)) if all(verdicts[i] is not None for verdicts in needed)]
+        needed = [verdicts for name, verdicts in self.grades.items() if not is_final(name)]
+        return [i for i in self._claims if all(verdicts[i] is not None for verdicts in needed)]
+
+    @property
+    def _claims(self) -> list[int]:
+        """The answers that are no abstention by the deciding grader."""
+        return [i for i, verdict in enumerate(next(iter(self.grades.values()))) if verdict != ABSTAINED]
 
     @cached_property
     def graded_run(self) -> GradedRun:
@@ -60,10 +66,10 @@ class Results:
         """
         if not self.kept:
             raise GradingError(
-                "There is no answer that every grader came to a verdict on; grade again, or leave a grader out."
+                "There is no answer that every grader found right or wrong; grade again, or leave a grader out."
             )
         answers = [self.answers[i] for i in self.kept]
-        correct, *others = ([bool(verdicts[i]) for i in self.kept] for verdicts in self.grades.values())
+        correct, *others = ([verdicts[i] is True for i in self.kept] for verdicts in self.grades.values())
         decides, *beside = self.grades
         model = title_of(str(self.settings["model"]))
         places = {key: place for place, key in enumerate(dict.fromkeys(a.part_of for a in answers))}
@@ -91,8 +97,9 @@ class Results:
                 "grader": decides,
                 "questions": len(self.answers),
                 **({"right means": means} if (means := right_means(decides)) else {}),
-                "left out: no verdict": len(self.answers) - len(answers),
-                "no verdict: counted as wrong": self.ungraded.get(decides, 0) if decides in BY_WORDS else 0,
+                "left out: abstained": len(self.answers) - len(self._claims),
+                "left out: no verdict": len(self._claims) - len(answers),
+                "no verdict: counted as wrong": self.ungraded.get(decides, 0) if is_final(decides) else 0,
                 "without an answer": sum(a.text is None for a in answers),
                 "answers generated together": sorted({a.rows for a in answers}),
                 **self._note,
@@ -102,7 +109,7 @@ class Results:
     @cached_property
     def _learned(self) -> tuple[dict[int, float | None], str | None]:
         """The scores of FusedStates, which needs the labels first, by answer; or why there are none."""
-        correct = [bool(next(iter(self.grades.values()))[i]) for i in self.kept]
+        correct = [next(iter(self.grades.values()))[i] is True for i in self.kept]
         scores, missing = cross_fitted([self.answers[i] for i in self.kept], correct)
         return dict(zip(self.kept, scores, strict=True)), missing
 
@@ -140,7 +147,7 @@ class Results:
                 answer.question,
                 "\n".join(answer.references),
                 answer.text,
-                *(None if (verdict := verdicts[i]) is None else int(verdict) for verdicts in self.grades.values()),
+                *(int(grade) if isinstance(grade := verdicts[i], bool) else grade for verdicts in self.grades.values()),
                 *(self._uncertainty(name, i) for name in names),
                 *(answer.milliseconds.get(name) for name in names),
                 answer.generation_ms,

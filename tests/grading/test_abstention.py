@@ -1,13 +1,17 @@
-"""Abstentions: right where no answer is right, wrong anywhere else, whatever their wording and whichever the grader."""
+"""Abstentions: neither right nor wrong, whatever their wording and whichever the grader."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 from langchain_core.language_models import FakeListChatModel
 
-from semgrad_guard.grading import GRADERS, AnswerGrader, AnswerToGrade
-from semgrad_guard.grading.by_name import Judge
-from semgrad_guard.grading.grader import abstains, settled
+from semgrad_guard.errors import InputError
+from semgrad_guard.grading import GRADERS, AnswerGrader, AnswerToGrade, Contains
+from semgrad_guard.grading.abstention import abstains
+from semgrad_guard.grading.by_name import Judge, is_final, load_graders
+from semgrad_guard.grading.grader import settled
 
 ABSTENTIONS = """I don't know.
 I do not know which airline flies to Narnia.
@@ -92,9 +96,7 @@ Paris is not the capital; Lyon is.""".splitlines()
 @pytest.mark.parametrize("text", ABSTENTIONS)
 def test_abstentions(text: str) -> None:
     assert abstains(text)
-    assert settled(text, ()) is True
-    assert settled(text, ("Narnia Airways",)) is False
-    assert settled(text, ("I don't know",)) is True
+    assert {settled(text, references) for references in ((), ("Narnia Airways",), ("I don't know",))} == {"abstained"}
 
 
 @pytest.mark.parametrize("text", CLAIMS)
@@ -113,5 +115,18 @@ def test_every_grader_settles_abstentions_alike(grader: AnswerGrader) -> None:
         for text in ("I don't know.", "Narnia Airways")
         for references in ((), ("Narnia Airways",), ("I do not know",))
     ]
-    assert grader.grade(answers)[:4] == [True, False, True, False]
-    assert grader.grade(answers)[4] is True
+    assert grader.grade(answers)[:5] == [*["abstained"] * 3, False, True]
+    assert not Contains()("I don't know.", ["I do not know"])
+
+
+def test_a_user_names_refusals_of_another_language(tmp_path: Path) -> None:
+    (tmp_path / "fr.txt").write_text("Je ne sais pas\n\nDésolé\nLe contexte ne dit\n", encoding="utf-8")
+    (grader,) = load_graders([f"contains+refusals={tmp_path / 'fr.txt'}"])
+    refusals = ("Désolé, je ne sais pas quelle compagnie.", "Le contexte ne dit rien.", "I don't know.")
+    claims = ("Je ne sais pas, peut-être Lyon.", "Paris.")
+    items = [AnswerToGrade("Où ?", text, ("Paris",)) for text in (*refusals, *claims)]
+    assert grader.grade(items) == [*["abstained"] * 3, False, True]
+    assert is_final(grader.name)
+    assert grader.name.startswith("contains@2+refusals(")
+    with pytest.raises(InputError, match="there is no grader"):
+        load_graders([f"nothing+refusals={tmp_path / 'fr.txt'}"])

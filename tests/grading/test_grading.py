@@ -117,11 +117,11 @@ def test_a_second_opinion_decides_where_there_is_no_verdict(tmp_path: Path) -> N
     items = [AnswerToGrade("Which city?", text, ("Paris",)) for text in texts]
     judge = Counting(none=["Which city?"])
     both = SecondOpinion(Contains(), judge)
-    assert both.grade(items) == grade_texts(items, both, book) == [True, False, None, False, None]
+    assert both.grade(items) == grade_texts(items, both, book) == [True, False, None, "abstained", None]
     assert [answer.text for answer in judge.asked] == ["Paris or Lyon.", "Perhaps Paris."] * 2
     once, again = Counting(), Counting()
     for judge in (once, again):
-        assert grade_texts(items, SecondOpinion(Contains(), judge), book) == [True, False, False, False, False]
+        assert grade_texts(items, SecondOpinion(Contains(), judge), book) == [True, False, False, "abstained", False]
     assert (len(once.asked), len(again.asked), both.name) == (2, 0, "contains@2+counting")
 
 

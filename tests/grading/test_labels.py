@@ -89,7 +89,7 @@ def test_an_apostrophe_that_a_program_ate_does_no_harm(tmp_path: Path) -> None:
     [
         (
             label("1", "maybe", "?"),
-            "row 3 has 'maybe' under correct; write TRUE or FALSE, yes or no, 1 or 0; row 4 has '\\?'",
+            "row 3 has 'maybe' under correct; write TRUE or FALSE, yes or no, 1 or 0, or abstained; row 4 has '\\?'",
         ),
         (lambda rows: rows[1].__setitem__(3, "London"), "row 2 holds another answer than this run gave"),
         (

@@ -48,8 +48,19 @@ def test_answers_without_a_verdict_are_left_out_and_counted() -> None:
     assert found.ungraded == {"judge": 1, "human": 1}
     run = found.graded_run
     assert (run.n, list(run.scores["G-NLL"]), run.settings["left out: no verdict"]) == (2, [0.0, 3.0], 2)
-    with pytest.raises(GradingError, match="no answer that every grader came to a verdict on"):
+    with pytest.raises(GradingError, match="no answer that every grader found right or wrong"):
         print(results({"judge": [None] * 4}).graded_run)
+
+
+def test_abstentions_are_left_out_and_counted_apart(tmp_path: Path) -> None:
+    found = results({"contains@2": [True, "abstained", False, None], "judge": [True, "abstained", True, True]})
+    run = found.graded_run
+    assert (list(run.correct), run.settings["left out: abstained"], run.settings["left out: no verdict"]) == (
+        *([True, False, False], 1),
+        0,
+    )
+    assert auroc(run.scores["G-NLL"], run.correct) == auroc([0.0, 2.0, 3.0], [True, False, False])
+    assert "abstained" in found.write_csv(tmp_path / "graded.csv").read_text()
 
 
 def test_no_verdict_by_words_counts_as_wrong() -> None:
