@@ -106,6 +106,8 @@ Stop = Annotated[tuple[str, ...], Bounds(check=require_text)]
 """The answer ends before these texts."""
 Threshold = Annotated[float | None, Bounds()]
 """Uncertainties at or below this one are let through; it promises nothing."""
+MinConfidence = Annotated[float | None, Bounds(0, 1, open_below=True)]
+"""Answers whose P(correct) is at least this are let through; it promises nothing."""
 Timeout = Annotated[float | None, Bounds(0, 86_400, open_below=True)]
 """Seconds for waiting, answering, scoring and escalating together."""
 LogAddress = Annotated[str | None, Bounds(check=require_name)]

@@ -23,7 +23,16 @@ import numpy as np
 from semgrad_guard.calibration import hand_grades, planning
 from semgrad_guard.calibration.binding import Binding, EstimatorChoice
 from semgrad_guard.calibration.calibration_record import Calibration, is_score
-from semgrad_guard.calibration.calibration_set import Copies, Prompts, read_column, read_prompts, read_rate, read_set
+from semgrad_guard.calibration.calibration_set import (
+    ABSTAINED,
+    Copies,
+    Prompts,
+    read_column,
+    read_prompts,
+    read_rate,
+    read_set,
+    require_same_length,
+)
 from semgrad_guard.calibration.confidence import fit
 from semgrad_guard.calibration.gates import share_of
 from semgrad_guard.calibration.prompt_shape import PromptShape
@@ -55,7 +64,8 @@ def calibrate(  # a promise has these conditions, and every one has its default
     Args:
         uncertainties: one for each answer, higher for less certain ones. An answer whose score is None, NaN or infinite
             is never let through, and counted. All scored answers are tested at gates (see `gates`).
-        correct: whether each answer is right.
+        correct: whether each answer is right; "abstained" where the model itself has declined to answer. Such an
+            answer is neither right nor wrong, and counted apart: the promise is about the answers that are none.
         alpha: the error rate to promise among the answers let through.
         delta: how likely the promise may fail.
         binding: the conditions of the answers; later ones are compared with it.
@@ -85,6 +95,14 @@ def calibrate(  # a promise has these conditions, and every one has its default
     if sentences is not None and by_hand is not None:
         raise CalibrationError("A promise about sentences takes no `by_hand`: leave it out.")
     labels, named = read_column(correct, "correct"), None if groups is None else read_column(groups, "groups")
+    abstained = [isinstance(label, str) and label == ABSTAINED for label in labels]
+    if any(abstained):
+        if by_hand is not None or sentences is not None:
+            raise CalibrationError('"abstained" is a label of whole answers that are all graded: True or False here.')
+        uncertainties = _kept(uncertainties, abstained, "uncertainties")
+        named = None if named is None else _kept(named, abstained, "groups")
+        prompts = None if prompts is None else _kept(prompts, abstained, "prompts")
+        labels = _kept(labels, abstained, "correct")
     known = labels if by_hand is None else [False if label is None else label for label in labels]
     answers = read_set(uncertainties, known, groups=named, copies=copies or "once")
     if choice is not None and copies != "keep":
@@ -111,6 +129,7 @@ def calibrate(  # a promise has these conditions, and every one has its default
         n_wrong=int((~tested.correct).sum()) + tested.n_unscored_wrong,
         n_unscored=answers.n_unscored,
         n_duplicates=answers.n_duplicates,
+        n_abstained=sum(abstained),
         n_tested=len(tested.scores),
         scores=tuple(np.sort(answers.scores).tolist()),
         confidence_map=fit(*graded) if len(graded[0]) else None,
@@ -124,6 +143,17 @@ def calibrate(  # a promise has these conditions, and every one has its default
         sentences=None if parts is None else parts.record(outcome["threshold"]),
         **outcome,
     )
+
+
+def _kept(column: Iterable[Any], left_out: Sequence[bool], name: str) -> list[Any]:
+    """The entries of a column that are not left out.
+
+    Raises:
+        CalibrationError: it has another length than the labels.
+    """
+    entries = read_column(column, name)
+    require_same_length("correct", len(left_out), name, len(entries))
+    return [entry for entry, out in zip(entries, left_out, strict=True) if not out]
 
 
 def calibrate_sentences(

@@ -37,11 +37,12 @@ class Calibration(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     through. `coverage` is the share of the calibration questions at or below it, in [0, 1]. Of the `n_answered` tested
     answers there, `n_answered_wrong` were wrong. `bound_if_fixed` is the exact upper bound (at the tests' `level`) on
     their error rate, were the threshold fixed beforehand: it was selected, so alpha is the promise, and not this bound.
-    `n` counts questions, `n_wrong` the errors among them, `n_unscored` those without a finite score, `n_duplicates`
-    repeats that were left out, `n_tested` the scored ones that were tested. `copies` tells what became of repeated
-    questions: the promise is about the traffic that they are drawn from ("keep"), or about distinct questions ("once",
-    None). `tries` counts the calibrations on these labels up to this one, where they are counted (see `gates.py`).
-    `procedure` names the tests (see `gates.Procedure`), at the thresholds `grid`. `scores` are the calibration scores,
+    `n` counts questions, without the `n_abstained` whose answers decline to answer. `n_wrong` are the errors among
+    them, `n_unscored` those without a finite score, `n_duplicates` repeats that were left out, `n_tested` the
+    scored ones that were tested. `copies` tells what became of repeated questions: the promise is about the traffic
+    that they are drawn from ("keep"), or about distinct questions ("once", None). `tries` counts the calibrations
+    on these labels up to this one, where they are counted (see `gates.py`). `procedure` names the tests (see
+    `gates.Procedure`), at the thresholds `grid`. `scores` are the calibration scores,
     rising, kept for `drift`. `choice` tells how the estimator was chosen or fitted, where that was learned from labels
     (not those of the threshold). `shape` is that of the prompts; a calibration without one gives a threshold and
     promises nothing. `auroc` is that of the scores, and `aurocs` those of all estimators that scored the answers, by
@@ -79,6 +80,7 @@ class Calibration(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     procedure: Procedure
     copies: Copies | None = None
     tries: int = Field(default=0, ge=0)
+    n_abstained: int = Field(default=0, ge=0)
     auroc: float | None = None
     aurocs: dict[str, float | None] = Field(default_factory=dict)
     auto: str | None = None

@@ -58,7 +58,7 @@ def read_set(
         [_score(value, row) for row, value in enumerate(read_column(uncertainties, "uncertainties"))], dtype=np.float64
     )
     labels = np.array([_label(value, row) for row, value in enumerate(read_column(correct, "correct"))], dtype=np.bool_)
-    _same_length("uncertainties", len(scores), "correct", len(labels))
+    require_same_length("uncertainties", len(scores), "correct", len(labels))
     if not len(scores):
         raise CalibrationError("The calibration set is empty. Pass one uncertainty and one correct/wrong per answer.")
     every = list(range(len(scores)))
@@ -78,6 +78,8 @@ def read_set(
     )
 
 
+ABSTAINED = "abstained"
+"""The label of an answer in which the model itself declines to answer."""
 Prompts = PromptForm | Sequence[PromptForm] | None
 """The prompts of one answer: of a question that took several calls, first that of the call whose score counts."""
 
@@ -85,7 +87,7 @@ Prompts = PromptForm | Sequence[PromptForm] | None
 def read_prompts(prompts: Iterable[Prompts], answers: CalibrationSet) -> list[list[PromptForm]]:
     """The prompts of the distinct questions, checked; a question without any is left out."""
     given = read_column(prompts, "prompts")
-    _same_length("uncertainties", answers.n + answers.n_duplicates, "prompts", len(given))
+    require_same_length("uncertainties", answers.n + answers.n_duplicates, "prompts", len(given))
     several: list[Any] = [[one] if isinstance(one, PromptForm) else one or [] for one in given]
     known = any(several)
     for row, forms in enumerate(several):
@@ -124,7 +126,7 @@ def _are_forms(given: Any) -> bool:
 def _first_of_each(groups: Iterable[Hashable], n: int) -> list[int]:
     """Rows to keep: the first of each group, in order. A group is a question's name, which None is not."""
     names = read_column(groups, "groups")
-    _same_length("uncertainties", n, "groups", len(names))
+    require_same_length("uncertainties", n, "groups", len(names))
     firsts: dict[Hashable, int] = {}
     for row, name in enumerate(names):
         try:
@@ -160,7 +162,7 @@ def _label(value: Any, row: int) -> bool:
     raise CalibrationError(f"correct[{row}] is {value!r}. Each label must be True or False (or 1 or 0): grade first.")
 
 
-def _same_length(one: str, n_one: int, other: str, n_other: int) -> None:
+def require_same_length(one: str, n_one: int, other: str, n_other: int) -> None:
     if n_one != n_other:
         raise CalibrationError(f"{one} has {n_one} entries and {other} has {n_other}. Pass one of each per answer.")
 

@@ -41,6 +41,7 @@ from semgrad_guard.settings import (
     CLOSING_LINE,
     DeliveryOptions,
     KeepDraft,
+    MinConfidence,
     Mode,
     OnNoThreshold,
     OnOtherOptions,
@@ -51,6 +52,9 @@ from semgrad_guard.settings import (
 )
 
 AbstainMessage = str | Callable[[Verdict], str]
+
+
+_ESTIMATED = "min_confidence decides by an estimate, which promises nothing"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +76,9 @@ class Policy(PolicyOptions):
     `on_no_threshold` is for a calibration without a threshold: "abstain" delivers nothing, "reachable" what its labels
     support, under the promise that they support (`calibration` is then `calibration.reached()`).
 
+    `min_confidence` takes the place of the calibration's threshold: let through what is right with at least this
+    probability, by the calibration's P(correct). That is an estimate, so nothing is promised.
+
     Raises:
         InputError: an argument is not as described, or `on_unfamiliar` needs a shape that the calibration lacks.
         CalibrationError: the calibration was changed after it was made, or its labels support no promise.
@@ -80,9 +87,15 @@ class Policy(PolicyOptions):
     on_unfamiliar: OnUnfamiliar = "threshold"
     on_other_options: OnOtherOptions = "refuse"
     calibration: Calibration | None = None
+    min_confidence: MinConfidence = None
 
     def __post_init__(self) -> None:
         require_valid(self)
+        if self.min_confidence is not None and (self.calibration is None or self.on_unfamiliar != "threshold"):
+            raise InputError(
+                "min_confidence needs a calibration, whose P(correct) it reads, and promises nothing: "
+                "Policy(calibration=..., min_confidence=0.8), with on_unfamiliar as it is by default"
+            )
         if self.on_unfamiliar != "threshold" and (self.calibration is None or self.calibration.shape is None):
             raise InputError(
                 f"on_unfamiliar={self.on_unfamiliar!r} needs a calibration that knows the shape of its prompts, or "
@@ -101,6 +114,8 @@ class Policy(PolicyOptions):
                     "calibration."
                 )
             threshold = self.calibration.threshold
+            if self.min_confidence is not None:
+                threshold = _surest(self.calibration, self.min_confidence)
         elif threshold is None:
             raise InputError(
                 "A policy needs a threshold: Policy(threshold=...) or Policy.from_calibration(calibration)."
@@ -116,8 +131,9 @@ class Policy(PolicyOptions):
         on_unfamiliar: OnUnfamiliar = "threshold",
         on_other_options: OnOtherOptions = "refuse",
         on_no_threshold: OnNoThreshold = PolicyOptions.on_no_threshold,
+        min_confidence: MinConfidence = None,
     ) -> Policy:
-        """A policy that keeps the calibration's promise.
+        """A policy that keeps the calibration's promise; with `min_confidence` one that promises nothing.
 
         Raises:
             InputError: it is not a calibration.
@@ -132,6 +148,7 @@ class Policy(PolicyOptions):
             on_other_options=on_other_options,
             on_no_threshold=on_no_threshold,
             calibration=calibration,
+            min_confidence=min_confidence,
         )
 
     @property
@@ -143,6 +160,12 @@ class Policy(PolicyOptions):
     def binding(self) -> Binding | None:
         """The calibration's binding; None for a bare policy or an unbound calibration."""
         return None if self.calibration is None else self.calibration.binding
+
+    @property
+    def alpha(self) -> float | None:
+        """The promised error rate; None where nothing is promised."""
+        promises = self.threshold is not None and self.min_confidence is None
+        return self.calibration.alpha if self.calibration is not None and promises else None
 
     @property
     def is_about_questions(self) -> bool:
@@ -195,6 +218,12 @@ class Policy(PolicyOptions):
             mine, binding = mine.without_prompt_name(), binding.without_prompt_name()
         (mine if options else mine.with_options_of(binding)).require(binding)
         return () if options else mine.in_words(binding)
+
+
+def _surest(calibration: Calibration, confidence: float) -> float | None:
+    """The greatest score at which P(correct) is at least this; None where it is at no score."""
+    right = ((score, calibration.confidence(score)) for score in calibration.scores)
+    return max((score for score, own in right if own is not None and own >= confidence), default=None)
 
 
 def withholds(mode: Mode) -> bool:
@@ -403,7 +432,8 @@ def decide(
     unfamiliar: tuple[str, ...] = ()
     if calibrated:
         differences = unlike(draft, policy.calibration, prompt)
-        unfamiliar = tuple(dict.fromkeys((*differences, *strange)))
+        estimated = () if policy.min_confidence is None else (_ESTIMATED,)
+        unfamiliar = tuple(dict.fromkeys((*differences, *strange, *estimated)))
     judged = not unfamiliar or policy.delivers_unfamiliar
 
     def passes(score: float | None) -> bool:
@@ -427,7 +457,7 @@ def decide(
         "enforced": policy.compares or not let_through,  # a delivered answer that nothing was compared with
         "confidence": policy.confidence(draft.uncertainty),
         "calibration_id": policy.calibration_id,
-        "alpha": None if policy.calibration is None or policy.threshold is None else policy.calibration.alpha,
+        "alpha": policy.alpha,
         "requested_alpha": None if policy.calibration is None else policy.calibration.requested,
         "upstream": None if policy.binding is None else policy.binding.upstream,
         "familiar": not unfamiliar if calibrated else None,

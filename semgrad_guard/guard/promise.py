@@ -60,9 +60,10 @@ def split_delta(delta: float, stages: int) -> tuple[float, ...]:
 def combined_promise(policies: Sequence[Policy], *, enforced: bool = True) -> Promise | None:
     """The promise for a chain's delivered answers, its policies given in order; None where there is none.
 
-    There is none where a stage is uncalibrated, or its calibration is about sentences, found no threshold, has no shape
-    of its prompts or was graded by rules that have changed since, or where it lets answers without a score through. A
-    stage that was not calibrated on the questions that the stage before it hands on is an error, not a weaker promise.
+    There is none where a stage is uncalibrated, decides by `min_confidence`, or its calibration is about sentences,
+    found no threshold, has no shape of its prompts or was graded by rules that have changed since, or where it lets
+    answers without a score through. A stage that was not calibrated on the questions that the stage before it hands on
+    is an error, not a weaker promise.
     `enforced`: every stage withholds the answers that it does not let through; without that, or where a policy decides
     about unfamiliar prompts by the threshold, more is delivered than the promise covers.
     """
@@ -71,7 +72,7 @@ def combined_promise(policies: Sequence[Policy], *, enforced: bool = True) -> Pr
     calibrations = [policy.calibration for policy in policies]
     stages = [calibration for calibration in calibrations if calibration is not None]
     unscored = [policy.decide(None, can_escalate=False) for policy in policies]
-    if len(stages) < len(policies) or "answer" in unscored:
+    if len(stages) < len(policies) or "answer" in unscored or any(p.min_confidence for p in policies):
         return None
     for position, stage in enumerate(stages, start=1):
         made_after = None if stage.binding is None else stage.binding.upstream

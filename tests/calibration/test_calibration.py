@@ -52,6 +52,32 @@ def test_what_is_recorded_agrees_with_the_answers(answers: list[tuple[float | No
         assert c.bound_if_fixed == gates.upper_bound(c.n_answered_wrong, c.n_answered, delta=c.delta)
 
 
+@given(rows, st.lists(st.integers(0, 80), max_size=20))
+def test_abstentions_are_counted_apart(answers: list[tuple[float | None, bool]], places: list[int]) -> None:
+    """They are neither right nor wrong: the calibration is that of the other answers."""
+    mixed: list[tuple[float | None, Any]] = list(answers)
+    for place in places:
+        mixed.insert(place, (0.001, "abstained"))
+    found = calibrate(*columns(mixed), **PROMISE)
+    assert found.n_abstained == len(places)
+    assert found == calibrate(*columns(answers), **PROMISE).with_content(n_abstained=len(places))
+    groups = [f"question {number}" for number in range(len(mixed))]
+    assert calibrate(*columns(mixed), groups=groups, **PROMISE) == found
+    with pytest.raises(CalibrationError, match="correct"):
+        calibrate([u for u, _ in mixed], [*(c for _, c in mixed), "abstained"], **PROMISE)
+
+
+@pytest.mark.parametrize("label", ["abstain", "Abstained", "", "right"])
+def test_other_words_are_no_labels(label: str) -> None:
+    with pytest.raises(CalibrationError, match="True or False"):
+        calibrate([0.1, 0.2], [True, label], **PROMISE)
+
+
+def test_abstentions_are_labels_of_whole_answers_that_are_all_graded() -> None:
+    with pytest.raises(CalibrationError, match="whole answers"):
+        calibrate([0.1] * 40, [True] * 39 + ["abstained"], by_hand=20, **PROMISE)
+
+
 @given(rows, st.randoms())
 def test_the_order_of_answers_does_not_matter(answers: list[tuple[float | None, bool]], rng: random.Random) -> None:
     shuffled = rng.sample(answers, len(answers))

@@ -9,7 +9,9 @@ import pytest
 
 from semgrad_guard.calibration import Binding, Calibration, calibrate
 from semgrad_guard.errors import BindingMismatchError, CalibrationError, InputError
-from semgrad_guard.guard import Policy
+from semgrad_guard.guard import Policy, decide
+from semgrad_guard.guard.promise import combined_promise
+from semgrad_guard.records import Verdict
 
 BINDING = Binding(model="pocket", estimator="hybridgrad", fingerprint="f1", grader="exact-match")
 
@@ -141,3 +143,42 @@ def test_an_uncertainty_that_is_no_number_is_refused_by_type(no_number: Any) -> 
                 continue
             with pytest.raises(InputError, match="a number or None"):
                 ask(no_number)
+
+
+def graded(n: int = 400) -> Calibration:
+    """Scores of which the surest are right."""
+    rng = np.random.default_rng(0)
+    scores = rng.random(n)
+    return calibrate(scores, rng.random(n) > scores**2, alpha=0.1, delta=0.1, binding=BINDING)
+
+
+@pytest.mark.parametrize("least", [0.5, 0.7, 0.9, 0.97])
+def test_a_least_confidence_is_a_threshold_without_a_promise(least: float) -> None:
+    calibration = graded()
+    policy = Policy.from_calibration(calibration, min_confidence=least)
+    for score in calibration.scores:
+        confidence = calibration.confidence(score)
+        assert confidence is not None
+        assert policy.lets_through(score) == (confidence >= least)
+    draft = Verdict.of(
+        status="scored", action="answer", text="a", uncertainty=min(calibration.scores),
+        **BINDING.model_dump(include={"model", "estimator", "fingerprint"}),
+    )  # fmt: skip
+    verdict = decide(draft, policy, can_escalate=False)
+    assert (verdict.action, verdict.promised, verdict.details.alpha) == ("answer", False, None)
+    assert any("min_confidence" in reason for reason in verdict.details.unfamiliar)
+    assert combined_promise([policy]) is None
+
+
+def test_a_least_confidence_that_no_answer_reaches_delivers_nothing() -> None:
+    policy = Policy.from_calibration(calibrated(correct=False), min_confidence=0.9)
+    assert not policy.lets_through(0)
+
+
+@pytest.mark.parametrize("given", [{"threshold": 0.5, "min_confidence": 0.8}, {"min_confidence": 0.8}])
+def test_a_least_confidence_needs_a_calibration(given: dict[str, float]) -> None:
+    with pytest.raises(InputError, match="needs a calibration"):
+        Policy(**given)  # pyright: ignore[reportArgumentType]
+    for wrong in (0, 1.5, -1):
+        with pytest.raises(InputError, match="min_confidence"):
+            Policy.from_calibration(graded(), min_confidence=wrong)
