@@ -23,6 +23,7 @@ import yaml
 
 from semgrad_guard.cli import app
 from semgrad_guard.decision_log.database import Database
+from semgrad_guard.server.settings import ServerSettings
 from tests.ports import free_port
 from tests.steps import LIMIT
 
@@ -258,13 +259,14 @@ def test_the_pages_options_metrics_and_variables_exist() -> None:
 
 
 def test_the_pages_limits_are_the_defaults() -> None:
-    defaults = accepted([])
-    rows = dict(re.findall(r"^\| `--([a-z-]+)` \| ([^|]+) \|", PAGE, re.MULTILINE))
-    assert defaults["max_body"] == 2_000_000
-    assert rows["max-body"] == "2 MB"
-    for name in ("max-tokens", "queue", "connections"):
-        assert str(defaults[name.replace("-", "_")]) == rows[name]
-    assert defaults["timeout"] is defaults["max_prompt_tokens"] is None
+    given, defaults = accepted([]), ServerSettings()
+    rows = dict(re.findall(r"^\| `(?:--)?([a-z_-]+)` \| ([^|]+) \|", PAGE, re.MULTILINE))
+    assert defaults.max_body == 2_000_000
+    assert rows["max_body"] == "2 MB"
+    assert str(given["max_tokens"]) == rows["max-tokens"]
+    for name in ("queue", "connections"):
+        assert str(getattr(defaults, name)) == rows[name]
+    assert defaults.timeout is defaults.max_prompt_tokens is None
 
 
 def test_the_pages_samples_are_yaml_and_every_alarm_can_be_raised() -> None:

@@ -174,7 +174,7 @@ def test_it_is_the_same_in_another_process(warm_python: WarmPython) -> None:
 
 def bound_policy(model: LanguageModel) -> Policy:
     bound = Answerer(model, HybridGrad(), BRIEF).binding()
-    return Policy.from_calibration(calibrate([0.1] * 60, [True] * 60, alpha=0.2, delta=0.2, grid=[1.0], binding=bound))
+    return Policy.from_calibration(calibrate([0.1] * 60, [True] * 60, alpha=0.2, delta=0.2, binding=bound))
 
 
 def test_a_calibration_is_refused_with_the_adapter_off(tokenizer: PreTrainedTokenizerFast) -> None:

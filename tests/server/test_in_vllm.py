@@ -133,7 +133,7 @@ def test_tokens_are_scored_as_one_process_scores_them(twin: TwinLanguageModel, s
         assert draft.answer.finish_reason == alone.finish_reason
         assert draft.verdict.uncertainty == pytest.approx(HybridGrad()(alone.evidence).uncertainty, rel=1e-4)
         assert draft.prompt == alone.prompt.form
-        assert draft.verdict.fingerprint.startswith("vllm-")
+        assert draft.verdict.details.fingerprint.startswith("vllm-")
 
 
 def test_sentences_are_scored_in_the_worker(twin: TwinLanguageModel) -> None:
@@ -149,7 +149,8 @@ def test_sentences_are_scored_in_the_worker(twin: TwinLanguageModel) -> None:
     for mine, its in zip(draft.verdict.sentences, expected.sentences, strict=True):
         assert (mine.start, mine.end, mine.tokens) == (its.start, its.end, its.tokens)
         assert mine.uncertainty == pytest.approx(its.uncertainty, rel=1e-4)
-    assert draft.verdict.settings == {**(expected.details.settings or {}), "dtype": draft.verdict.settings["dtype"]}
+    own = draft.verdict.details.settings
+    assert own == {**(expected.details.settings or {}), "dtype": own["dtype"]}
 
 
 async def written_in_parts(
@@ -434,7 +435,7 @@ def test_reasoning_is_told_apart_where_vllm_writes() -> None:
     assert "".join(piece for piece in pieces if isinstance(piece, str)) == ANSWERS[question]
     assert len(pieces) > 2
     [[draft]] = ask(SCORE, [written_by_vllm(answer.ids)])
-    assert (draft.verdict.status, draft.verdict.text, draft.verdict.reasoning) == (
+    assert (draft.verdict.status, draft.verdict.text, draft.verdict.details.reasoning) == (
         "scored",
         ANSWERS[question],
         THOUGHTS[question],

@@ -59,8 +59,7 @@ def test_a_stream_ends_with_its_score(chat: ChatSemGrad, mode: str) -> None:
     merged_verdict, verdict = get_verdict(merged), get_verdict(whole)
     assert merged_verdict is not None
     assert verdict is not None
-    ignored = {"scoring_ms": None}
-    assert merged_verdict.model_copy(update=ignored) == verdict.model_copy(update=ignored)
+    assert merged_verdict.revised(scoring_ms=None) == verdict.revised(scoring_ms=None)
 
 
 def test_a_stream_that_is_left_early_stops_generating(

@@ -40,7 +40,7 @@ def test_a_guarded_chain_with_a_reading_stage() -> None:
     for answer in answers:
         record = answer.response_metadata["semgrad_guard"]
         assert record["details"]["prompt_template"].startswith("chat@")
-        assert record["action"] == "answer" or record["escalated"]["prompt_template"].startswith("reading@")
+        assert record["action"] == "answer" or record["escalated"]["details"]["prompt_template"].startswith("reading@")
 
     chain = ChatPromptTemplate.from_messages([("human", "{question}")]) | guarded | StrOutputParser()
     assert chain.batch([{"question": question} for question in QUESTIONS]) == [message.text for message in answers]

@@ -37,7 +37,7 @@ def test_one_event_a_verdict(make_engine: Maker, llm: SemGradLLM, recorder: Hear
         ("llm", "answer"),
     ]
     _, query, _, chat, alone = [event.record for event in recorder.verdicts]
-    assert query["escalated"]["model"] == "external"
+    assert query["escalated"]["details"]["model"] == "external"
     assert query["draft"] is None
     assert chat["draft"]
     assert alone == answer.raw["semgrad_guard"]
