@@ -92,6 +92,7 @@ check-guarantee: $(STAMP)  ## the promise of a calibration, simulated 10,000 tim
 	$(BIN)/python scripts/check_labels.py --page docs/results/labels.md
 	$(BIN)/python scripts/check_questions.py --page docs/results/questions.md
 	$(BIN)/python scripts/check_reachable.py --page docs/results/reachable.md
+	$(BIN)/python scripts/check_decisions.py --page docs/results/decisions.md
 
 golden: $(STAMP)  ## recorded drafts of two models: every decision that is not the recorded one (half a minute)
 	$(BIN)/python scripts/golden_verdicts.py
