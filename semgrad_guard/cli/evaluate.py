@@ -17,7 +17,14 @@ from semgrad_guard.questions.data_files import sole_writer
 def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     *,
     output: Annotated[
-        Path, options.option("Where everything is kept and written.", options.DATA, "FOLDER", reads=options.path)
+        list[Path],
+        options.option(
+            "Where everything is kept and written. Repeat the option for finished evaluations that go into the same "
+            "report: the first is this one.",
+            options.DATA,
+            "FOLDER",
+            reads=options.path,
+        ),
     ],
     data: Annotated[
         str | None,
@@ -51,7 +58,8 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     nli: Annotated[
         str | None,
         options.option(
-            "An NLI model, for methods that compare answers by their meaning. Default: words are compared.",
+            "An NLI model, for methods that compare answers by their meaning; NLI+cross-encoder=MODEL also names the "
+            "one by which SAR weighs words. Default: words are compared.",
             options.DECISION,
             "MODEL",
             reads=options.some_text,
@@ -101,18 +109,22 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     from semgrad_guard.cli import evaluate_run as steps
     from semgrad_guard.cli import grading
     from semgrad_guard.paper.drawing import require_drawable
+    from semgrad_guard.paper.graded import read_graded
 
     options.one_from_stdin(data=data, prompt=prompt, system=system, labels=labels)
-    files = steps.Files(output)
+    folder, *others = output
+    files, nli, cross_encoder = steps.Files(folder), *steps.compared_by(nli)
+    beside = [read_graded(steps.Files(other).run) for other in others]
     if not no_report:
         require_drawable(files.page.with_suffix(".svg"))
     source = loading.source_of(model, dtype=dtype, device=device, template_option=template_option)
     phrasing, sources = loading.phrasing(prompt, system)
-    models = [model, *([nli] if nli else []), *(name.partition("=")[2] or name for name in grader or ())]
+    models = [model, *filter(None, (nli, cross_encoder)), *(name.partition("=")[2] or name for name in grader or ())]
     inputs = [
         *sources,
         *([labels] if labels else []),
         *map(Path, [*models, *([data] if data else [])]),
+        *others,
     ]
     with files.made():
         files.check(inputs, report=not no_report)
@@ -123,7 +135,9 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
             if regrade:
                 run = steps.kept(files, questions)
             else:
-                estimators = steps.estimators_of(methods, nli=nli, seed=seed, max_tokens=max_tokens, by=by)
+                estimators = steps.estimators_of(
+                    methods, nli=nli, cross_encoder=cross_encoder, seed=seed, max_tokens=max_tokens, by=by
+                )
                 run = steps.answer(
                     questions,
                     files,
@@ -137,7 +151,7 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
             results = steps.grade_run(run, graders, labels, files, questions)
             steps.write(results, files)
             if not no_report:
-                steps.report(results, files)
+                steps.report(results, beside, files)
         steps.show(results, files, as_json=as_json, reported=not no_report)
         say_unscored(run.answers)
         broken = questions is not None and questions.problems

@@ -17,6 +17,7 @@ from semgrad_guard.cli import loading
 from semgrad_guard.cli.grading import recorded_keys, show_grades
 from semgrad_guard.cli.terminal import OUT, detail, kept_on_interrupt, note, say, show_line, status
 from semgrad_guard.engine.answers.options import GenerationOptions
+from semgrad_guard.engine.text_pairs import CrossEncoder
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator, FusedStates
 from semgrad_guard.estimators.equivalence import NLIEquivalence
@@ -38,7 +39,7 @@ from semgrad_guard.guard.calibrated_estimator import require_by_sentence
 from semgrad_guard.loading import ModelSource
 from semgrad_guard.metrics import aurc, auroc
 from semgrad_guard.paper.experiment import Experiment, SampledQuestions, semgrad_ablations
-from semgrad_guard.paper.graded import read_graded, write_graded
+from semgrad_guard.paper.graded import GradedRun, read_graded, write_graded
 from semgrad_guard.paper.guarantee import ALPHAS
 from semgrad_guard.paper.measuring import price_of_samples
 from semgrad_guard.paper.report import is_report, write_report
@@ -56,14 +57,27 @@ _SAMPLED = 300
 """Questions of each kind in which the methods that draw samples take part, a seeded choice; the others take all."""
 
 
+def compared_by(models: str | None) -> tuple[str | None, str | None]:
+    """The NLI model and the cross-encoder of `--nli`, each None where it is not named."""
+    nli, _, cross_encoder = (models or "").partition("+cross-encoder=")
+    return nli or None, cross_encoder or None
+
+
 def estimators_of(
-    methods: Sequence[str] | None, *, nli: str | None, seed: int, max_tokens: int, by: JudgedBy
+    methods: Sequence[str] | None,
+    *,
+    nli: str | None,
+    cross_encoder: str | None,
+    seed: int,
+    max_tokens: int,
+    by: JudgedBy,
 ) -> Sequence[Estimator]:
     """The paper's methods with the models that the user named, or those among them that were chosen; by sentence
     without those that compare whole answers."""
     with loading.quietly("Loading what compares answers …"):
         compared = None if nli is None else NLIEquivalence(entailment_model(nli))
-    suite = paper_suite(compared, None, seed, max_tokens=max_tokens)
+        importance = None if cross_encoder is None else CrossEncoder.from_pretrained(cross_encoder)
+    suite = paper_suite(compared, importance, seed, max_tokens=max_tokens)
     known = {estimator.name: estimator for estimator in (*suite, FusedStates())}
     by_sentence = by == "sentence"
     parts = [name for name, one in known.items() if not by_sentence or not isinstance(one, AskingEstimator)]
@@ -231,10 +245,10 @@ def write(results: Results, files: Files) -> None:
     extend_sheet(files.sheet, results.answers)
 
 
-def report(results: Results, files: Files) -> None:
-    """Tables, figures and the page."""
+def report(results: Results, beside: Sequence[GradedRun], files: Files) -> None:
+    """Tables, figures and the page, of this run and of those beside it."""
     with status("Writing the report …"):
-        write_report([results.graded_run], files.folder, alphas=ALPHAS, tell=lambda what: detail(f"{what} …"))
+        write_report([results.graded_run, *beside], files.folder, alphas=ALPHAS, tell=lambda what: detail(f"{what} …"))
 
 
 def show(results: Results, files: Files, *, as_json: bool, reported: bool = True) -> None:

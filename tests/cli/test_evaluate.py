@@ -219,12 +219,26 @@ def test_what_cannot_be_is_refused_before_a_model_is_loaded(
         (("--data", mixed, "--grader", f"bem={tmp_path}"), "holds no *.safetensors"),
         (("--data", mixed, "--grader", "nli=./nowhere"), "there is no folder './nowhere'"),
         (("--data", mixed, "--nli", "./nowhere"), "there is no folder './nowhere'"),
+        (("--data", mixed, "--nli", "+cross-encoder=./nowhere"), "there is no folder './nowhere'"),
         (("--regrade",), "Run the command that writes it"),
     ):
         result = evaluate(*arguments)
         assert (result.exit_code, result.stdout) == (1, ""), arguments
         assert shown in flat(result.stderr), (arguments, result.stderr)
     assert evaluate().exit_code == 2
+
+
+def test_several_runs_make_one_report(evaluate: Run, run: Run, model_folder: Path, mixed: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    other = jsonl(tmp_path / "other.jsonl", [json.loads(line) for line in mixed.read_text().splitlines()[:4]])
+    assert evaluate("--data", other, "--output", tmp_path / "first").exit_code == 0
+    both = ("--output", tmp_path / "both", "--output", tmp_path / "first")
+    result = run("evaluate", "--model", model_folder, "--max-tokens", TOKENS, *METHODS, "--data", mixed, *both)
+    assert result.exit_code == 0, result.stderr
+    page = (tmp_path / "both" / "report.html").read_text()
+    assert "tiny on mixed" in page
+    assert "tiny on other" in page
+    assert list((tmp_path / "both" / "tables").glob("*.csv"))
 
 
 def test_a_device_that_is_none(evaluate: Run, mixed: Path) -> None:
