@@ -245,10 +245,10 @@ def write(results: Results, files: Files) -> None:
     extend_sheet(files.sheet, results.answers)
 
 
-def report(results: Results, beside: Sequence[GradedRun], files: Files) -> None:
-    """Tables, figures and the page, of this run and of those beside it."""
+def report(results: Results, others: Sequence[GradedRun], files: Files) -> None:
+    """Tables, figures and the page, of this run and of other ones."""
     with status("Writing the report …"):
-        write_report([results.graded_run, *beside], files.folder, alphas=ALPHAS, tell=lambda what: detail(f"{what} …"))
+        write_report([results.graded_run, *others], files.folder, alphas=ALPHAS, tell=lambda what: detail(f"{what} …"))
 
 
 def show(results: Results, files: Files, *, as_json: bool, reported: bool = True) -> None:
