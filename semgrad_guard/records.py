@@ -363,6 +363,11 @@ class Verdict(BaseModel, frozen=True, allow_inf_nan=False, ser_json_inf_nan="nul
         return self.details.fields
 
     @property
+    def has_nulls(self) -> bool:
+        """Whether some values of a structured answer are withheld, so that null is to take their place."""
+        return any(one.action == "null" for one in self.fields)
+
+    @property
     def delivery(self) -> Action:
         """What happened to the answer, for counts and pages; `action` alone is the guard's decision, or advice."""
         return delivery_of(self.action, enforced=self.details.enforced)
@@ -381,7 +386,7 @@ class Verdict(BaseModel, frozen=True, allow_inf_nan=False, ser_json_inf_nan="nul
     def is_part(self) -> bool:
         """Whether some sentences or values of the answer were delivered, and others not."""
         shown = self.details.enforced and (self.action == "answer" or self.is_continued)
-        if any(one.action == "null" for one in self.fields):
+        if self.has_nulls:
             return shown
         return shown and {one.action in ("deliver", "mark") for one in self.sentences} == {True, False}
 

@@ -204,9 +204,13 @@ def settings_of(rule: Calibration) -> dict[str, Any]:
     Raises:
         InputError: the calibration is no rule for decisions.
     """
+    return dict(_binding_of(rule).settings or {})
+
+
+def _binding_of(rule: Calibration) -> Binding:
     if rule.binding is None or rule.binding.estimator != ESTIMATOR:
         raise InputError("a rule is what calibrate_decisions returns; this calibration is about answers")
-    return dict(rule.binding.settings or {})
+    return rule.binding
 
 
 def require_rule(rule: Calibration, model: BaseDecisionModel) -> None:
@@ -216,10 +220,9 @@ def require_rule(rule: Calibration, model: BaseDecisionModel) -> None:
         InputError: the calibration is no rule for decisions.
         BindingMismatchError: its model is another one.
     """
-    settings_of(rule)
+    own = _binding_of(rule)
     rule.require_intact()
-    if rule.binding is not None:
-        rule.binding.require(rule.binding.model_copy(update={"model": _named(model)}))
+    own.require(own.model_copy(update={"model": _named(model)}))
 
 
 def require_version(rule: Calibration, version: str) -> None:
@@ -228,8 +231,8 @@ def require_version(rule: Calibration, version: str) -> None:
     Raises:
         BindingMismatchError: it is another one.
     """
-    if rule.binding is not None:
-        rule.binding.require(rule.binding.model_copy(update={"revision": version}))
+    own = _binding_of(rule)
+    own.require(own.model_copy(update={"revision": version}))
 
 
 def _named(model: BaseDecisionModel) -> str:

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 
 from langchain_semgrad_guard.decisions import require_rule, require_version, settings_of, uncertainty_of
 from langchain_semgrad_guard.messages import get_verdict
-from semgrad_guard import METADATA_KEY, Binding, Calibration, ToolCall, Verdict
+from semgrad_guard import METADATA_KEY, Binding, Calibration, ToolCall
 from semgrad_guard.calibration import calibrate_runs
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.guard import Steps, Work, adrive, binding_of, drive, judged
@@ -131,10 +131,9 @@ class ToolGate(AgentMiddleware[Any, Any, Any]):
         call = request.tool_call
         for message in reversed(messages_of(request)):
             if isinstance(message, AIMessage) and any(own["id"] == call["id"] for own in message.tool_calls):
-                verdict = get_verdict(message)
-                uncertainty = None if verdict is None else _uncertainty(verdict, call)
-                if verdict is not None and uncertainty is not None and self.rule.binding is not None:
-                    self.rule.binding.require(_binding(verdict))
+                uncertainty, bound = _scored(message, call)
+                if bound is not None and self.rule.binding is not None:
+                    self.rule.binding.require(bound)
                 return uncertainty
         return None
 
@@ -185,10 +184,9 @@ def calibrate_tool_calls(
                 label = labels.get(call["id"] or "")
                 if label is None:
                     raise InputError(f"run {number + 1}: the call {call['id']!r} of {call['name']} has no label")
-                verdict = get_verdict(message)
-                uncertainty = None if verdict is None else _uncertainty(verdict, call)
-                if verdict is not None and uncertainty is not None:
-                    bindings.append(_binding(verdict))
+                uncertainty, bound = _scored(message, call)
+                if bound is not None:
+                    bindings.append(bound)
                 numbers.append(number)
                 scores.append(uncertainty)
                 right.append(label)
@@ -205,21 +203,19 @@ def calibrate_tool_calls(
 _UNIT = {"by": "call"}
 
 
-def _binding(verdict: Verdict) -> Binding:
-    """What the score of a call is bound to."""
-    own = binding_of(verdict)
-    return own.model_copy(update={"settings": {**(own.settings or {}), **_UNIT}})
-
-
 def _is_of_calls(rule: Calibration) -> bool:
     return rule.binding is not None and _UNIT.items() <= (rule.binding.settings or {}).items()
 
 
-def _uncertainty(verdict: Verdict, call: Call) -> float | None:
-    """The uncertainty of a call as it is; None where it was not written so."""
-    digest = ToolCall(call["name"], call["args"]).digest
-    found = [one.uncertainty for one in verdict.calls if one.digest == digest]
-    return max((one for one in found if one is not None), default=None) if None not in found else None
+def _scored(message: BaseMessage, call: Call) -> tuple[float | None, Binding | None]:
+    """The uncertainty of a call as it is, and what that is bound to; None for both where it was not written so."""
+    verdict, digest = get_verdict(message), ToolCall(call["name"], call["args"]).digest
+    written = () if verdict is None else [one.uncertainty for one in verdict.calls if one.digest == digest]
+    scores = [one for one in written if one is not None]
+    if verdict is None or not scores or len(scores) < len(written):
+        return None, None
+    own = binding_of(verdict)
+    return max(scores), own.model_copy(update={"settings": {**(own.settings or {}), **_UNIT}})
 
 
 def messages_of(request: ToolCallRequest) -> Sequence[BaseMessage]:

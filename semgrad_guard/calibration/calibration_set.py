@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Literal, cast
+from typing import Any, Final, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,7 +78,7 @@ def read_set(
     )
 
 
-ABSTAINED = "abstained"
+ABSTAINED: Final = "abstained"
 """The label of an answer in which the model itself declines to answer."""
 Prompts = PromptForm | Sequence[PromptForm] | None
 """The prompts of one answer: of a question that took several calls, first that of the call whose score counts."""

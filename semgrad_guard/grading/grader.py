@@ -11,12 +11,12 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol
+from typing import Literal, Protocol
 
+from semgrad_guard.calibration.calibration_set import ABSTAINED as ABSTAINED
 from semgrad_guard.errors import InputError
 from semgrad_guard.grading.abstention import abstains
 
-ABSTAINED: Final = "abstained"
 Grade = bool | Literal["abstained"]
 """Right, wrong, or neither: the answer is the model's own refusal."""
 Verdicts = list[Grade | None]

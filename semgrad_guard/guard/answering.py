@@ -27,16 +27,14 @@ from semgrad_guard.estimators.samples import AskingEstimator
 from semgrad_guard.guard.calibrated_estimator import require_by_sentence
 from semgrad_guard.guard.early_sentences import EarlySentences
 from semgrad_guard.guard.flow import Draft
-from semgrad_guard.guard.parts import Structure, scored_calls, scored_fields
+from semgrad_guard.guard.parts import Structure, scored_parts
 from semgrad_guard.guard.policy import Terms
 from semgrad_guard.guard.sentences import WITH_CALLS, scored_as_they_end, scored_sentences
 from semgrad_guard.guard.streams import LiveAnswer
 from semgrad_guard.guard.timing import awaited_all
 from semgrad_guard.guard.verdicts import RecordedScore, current_recorder, unscored
 from semgrad_guard.records import (
-    CallVerdict,
     Conversation,
-    FieldVerdict,
     PromptForm,
     Score,
     SentenceVerdict,
@@ -325,9 +323,7 @@ class Answerer:
             recorder.note(verdict, scores)
         return verdict
 
-    def _parts(
-        self, evidence: Evidence, calls: Sequence[ToolCall], structure: Structure | None
-    ) -> dict[str, tuple[CallVerdict, ...] | tuple[FieldVerdict, ...]]:
+    def _parts(self, evidence: Evidence, calls: Sequence[ToolCall], structure: Structure | None) -> dict[str, Any]:
         """The answer's calls and values; none of an estimator that compares whole answers."""
         if not (calls or structure) or not evidence.response_ids or isinstance(self.estimator, AskingEstimator):
             return {}
@@ -337,8 +333,7 @@ class Answerer:
             found = self.model.parts(evidence, spans)
             return [None if own is None else _score(self.estimator, own).uncertainty for own in found]
 
-        fields = () if structure is None else scored_fields(text, calls, structure, scored)
-        return {"calls": scored_calls(text, calls, scored), "fields": fields}
+        return scored_parts(text, calls, structure, scored)
 
     def _score_of(
         self,

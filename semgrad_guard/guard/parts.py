@@ -36,6 +36,14 @@ class Structure:
     arguments: Mapping[str, Schema] = field(default_factory=dict[str, Schema])
 
 
+def scored_parts(
+    text: str, calls: Sequence[ToolCall], structure: Structure | None, scored: Scored
+) -> dict[str, tuple[CallVerdict, ...] | tuple[FieldVerdict, ...]]:
+    """A verdict's fields about the calls of an answer and, where it owes a structure, its values."""
+    fields = () if structure is None else scored_fields(text, calls, structure, scored)
+    return {"calls": scored_calls(text, calls, scored), "fields": fields}
+
+
 def scored_calls(text: str, calls: Sequence[ToolCall], scored: Scored) -> tuple[CallVerdict, ...]:
     """The calls of an answer with their scores; None for a call that its text does not spell as JSON."""
     spans, at = list[Span | None](), 0
@@ -58,8 +66,7 @@ def scored_fields(
     None where the answer is no whole JSON, or is several calls.
     """
     if not calls:
-        begin, schema = min((text.find(mark) for mark in "{[" if mark in text), default=len(text)), structure.text
-        found = _fields(text, begin)
+        found, schema = _fields(text, _json_start(text)), structure.text
     elif len(calls) == 1 and (place := _place_of(text, calls[0], 0)) is not None:
         found, schema = _argument_fields(text, place, calls[0]), structure.arguments.get(calls[0].name)
     else:
@@ -68,6 +75,11 @@ def scored_fields(
         FieldVerdict(path=one.path, uncertainty=value, nullable=allows_null(schema, one.path))
         for one, value in zip(found, scored([(one.start, one.end) for one in found]), strict=True)
     )
+
+
+def _json_start(text: str) -> int:
+    """Where an answer's JSON begins: at its first bracket, or nowhere."""
+    return min((text.find(mark) for mark in "{[" if mark in text), default=len(text))
 
 
 def _fields(text: str, at: int) -> list[Field]:
@@ -107,10 +119,8 @@ def _argument_fields(text: str, place: Span, call: ToolCall) -> list[Field]:
     found = _fields(text, begin)
     if json.JSONDecoder().raw_decode(text, begin)[0] == dict(call.arguments):
         return found
-    inside = [one for one in found if set(one.path) & set(_ARGUMENTS)]
-    return [
-        replace(one, path=one.path[1 + min(map(one.path.index, set(one.path) & set(_ARGUMENTS))) :]) for one in inside
-    ]
+    places = [next((at for at, key in enumerate(one.path) if key in _ARGUMENTS), None) for one in found]
+    return [replace(one, path=one.path[at + 1 :]) for one, at in zip(found, places, strict=True) if at is not None]
 
 
 def allows_null(schema: Schema | None, path: Path) -> bool:
@@ -186,15 +196,14 @@ def decided_fields(
 
 def without_values(verdict: Verdict) -> Verdict:
     """The verdict on a structured answer with null in the place of each value that is withheld."""
-    held = {one.path for one in verdict.fields if one.action == "null"}
-    if not held:
+    if not verdict.has_nulls:
         return verdict
+    held = {one.path for one in verdict.fields if one.action == "null"}
     if verdict.tool_calls:
         (call,) = verdict.tool_calls
         found = json.loads(_nulled(json.dumps(dict(call.arguments)), 0, held))
         return verdict.revised(tool_calls=(replace(call, arguments=found),), draft=None)
-    begin = min(verdict.text.find(mark) for mark in "{[" if mark in verdict.text)
-    return verdict.revised(text=_nulled(verdict.text, begin, held))
+    return verdict.revised(text=_nulled(verdict.text, _json_start(verdict.text), held))
 
 
 def _nulled(text: str, at: int, held: Collection[Path]) -> str:

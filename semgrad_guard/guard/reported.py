@@ -25,7 +25,7 @@ from semgrad_guard.calibration import Binding, Calibration
 from semgrad_guard.engine.prompts.responses import doubted_from
 from semgrad_guard.engine.sentences import Span, leanings, sentences
 from semgrad_guard.errors import BindingMismatchError, InputError
-from semgrad_guard.guard.parts import Structure, scored_calls, scored_fields
+from semgrad_guard.guard.parts import Structure, scored_parts
 from semgrad_guard.guard.sentences import WITHOUT_END, most_doubtful
 from semgrad_guard.guard.verdicts import binding_of, unscored
 from semgrad_guard.records import Message, PromptForm, SentenceVerdict, ToolCall, Verdict, digest_of
@@ -174,7 +174,7 @@ class ReportedScorer:
         tokens: Sequence[Any] = cast("Sequence[Any]", entries) if isinstance(entries, Sequence) else ()
         own = [bytes_of(token) for token in tokens]
         if not (calls or structure) or None in own:
-            return {"calls": scored_calls("", calls, lambda _: ())} if calls else {}
+            return scored_parts("", calls, None, lambda _: ())
         written = cast("list[bytes]", own)
         ends = list(accumulate(map(len, written)))
         text = b"".join(written).decode("utf-8", "replace")
@@ -190,8 +190,7 @@ class ReportedScorer:
                     found.append(None)
             return found
 
-        fields = () if structure is None else scored_fields(text, calls, structure, scored)
-        return {"calls": scored_calls(text, calls, scored), "fields": fields}
+        return scored_parts(text, calls, structure, scored)
 
     def _scored(self, tokens: Sequence[Mapping[str, Any]]) -> tuple[float, dict[str, float]]:
         """The uncertainty of some tokens, and their likelihoods."""

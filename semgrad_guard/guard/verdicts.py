@@ -80,6 +80,11 @@ def unscored(text: str, *, reason: str, model: str = "unknown", estimator: str =
     )
 
 
+def _without_parts(decided: Verdict) -> dict[str, Any]:
+    """What a verdict tells of its draft's parts where the draft is withheld."""
+    return {"sentences": none_delivered(decided.sentences), "calls": (), "fields": ()}
+
+
 def abstained(decided: Verdict, message: str) -> Verdict:
     """The verdict with its answer withheld: the message instead, the answer as `draft`."""
     draft = decided.text or decided.draft
@@ -89,9 +94,7 @@ def abstained(decided: Verdict, message: str) -> Verdict:
         "reasoning": None,
         "tool_calls": (),
         "draft": draft,
-        "sentences": none_delivered(decided.sentences),
-        "calls": (),
-        "fields": (),
+        **_without_parts(decided),
     }
     return decided.revised(**changes)
 
@@ -106,9 +109,7 @@ def escalated(decided: Verdict, answer: str | Verdict) -> Verdict:
         "reasoning": answer.details.reasoning,
         "tool_calls": answer.tool_calls,
         "draft": decided.text or decided.draft,
-        "sentences": none_delivered(decided.sentences),
-        "calls": (),
-        "fields": (),
+        **_without_parts(decided),
         "escalated": answer,
     }
     return with_promise(decided.revised(**changes))
@@ -174,9 +175,7 @@ def handed_on(decided: Verdict) -> Verdict:
         "reasoning": None,
         "tool_calls": (),
         "draft": decided.text or None,
-        "sentences": none_delivered(decided.sentences),
-        "calls": (),
-        "fields": (),
+        **_without_parts(decided),
     }
     return decided.revised(**changes, promised=False)
 

@@ -103,7 +103,7 @@ def public_record(verdict: Verdict) -> dict[str, Any]:
     public = {**_of_any_draft(record), "details": _of_any_draft(record["details"])}
     if not verdict.is_part:
         return public
-    if _is_nulled(verdict):
+    if verdict.has_nulls:
         fields = [public_field(one) for one in verdict.fields]
         details = {**public["details"], "fields": fields}
         return {**public, "status": verdict.status, "reason": _NULL, "details": details}
@@ -116,11 +116,6 @@ def public_record(verdict: Verdict) -> dict[str, Any]:
             sentences.append({**public_sentence(one), **_OF_WITHHELD_SENTENCES})
     details = {**public["details"], "scored_tokens": tokens}
     return {**public, "status": verdict.status, "reason": _PARTLY, "sentences": sentences, "details": details}
-
-
-def _is_nulled(verdict: Verdict) -> bool:
-    """Whether null is in the place of some of its answer's values."""
-    return any(one.action == "null" for one in verdict.fields)
 
 
 def _of_any_draft(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,7 +138,7 @@ def part_of(verdict: Verdict, answer: Answer, ranges: Sequence[tuple[int, int]])
 
     Nothing else that was written with it is there.
     """
-    if _is_nulled(verdict):
+    if verdict.has_nulls:
         pairs = zip(answer.tool_calls, verdict.tool_calls, strict=True)
         calls = tuple(replace(call, arguments=own.arguments) for call, own in pairs)
         ended = "tool_calls" if calls else "stop"
