@@ -142,11 +142,10 @@ def part_of(verdict: Verdict, answer: Answer, ranges: Sequence[tuple[int, int]])
         pairs = zip(answer.tool_calls, verdict.tool_calls, strict=True)
         calls = tuple(replace(call, arguments=own.arguments) for call, own in pairs)
         ended = "tool_calls" if calls else "stop"
-        return Answer(text=verdict.text, tool_calls=calls, finish_reason=ended, prompt_tokens=answer.prompt_tokens)
+        return Answer(text=verdict.text, tool_calls=calls, finish_reason=ended)
     return Answer(
         text=verdict.text,
         finish_reason="stop",  # "length" would tell, with the tokens that are counted, how many were withheld
-        prompt_tokens=answer.prompt_tokens,
         completion_tokens=sum(one.tokens for one in verdict.sentences if delivers(one)),
         pieces=None if answer.pieces is None else pieces_of(answer.pieces, ranges),
     )

@@ -170,7 +170,6 @@ class _Maker:
             terms=terms,
             options=options_of(self.settings),
             target=target,
-            overridable=self.settings.allow_override,
             prompt_limit=self.settings.max_prompt_tokens,
             scores_texts=self.settings.allow_score,
             by_sentence=by_sentence,

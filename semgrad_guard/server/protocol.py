@@ -21,7 +21,6 @@ from semgrad_guard.errors import InputError
 from semgrad_guard.records import Message, ToolCall
 from semgrad_guard.server.answers import Cuts
 from semgrad_guard.server.errors import problem_of
-from semgrad_guard.settings import Mode, Threshold, Timeout
 
 DEPTH = 64
 """How deeply a body may be nested."""
@@ -109,12 +108,8 @@ class StreamOptions(_Sent):
     include_obfuscation: StrictBool | None = None
 
 
-class Overrides(_Sent):
-    """The guard's settings for one request, as far as the operator allows them."""
-
-    mode: Mode | None = None
-    threshold: Threshold = None
-    timeout: Timeout = None
+class NoSettings(_Sent):
+    """The guard's settings for one request: there are none, as no request changes a decision."""
 
 
 class ChatRequest(BaseModel):
@@ -141,7 +136,7 @@ class ChatRequest(BaseModel):
     top_k: StrictInt | None = Field(default=None, ge=0)
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: StrictStr | None = Field(default=None, max_length=32)
-    semgrad_guard: Overrides | None = None
+    semgrad_guard: NoSettings | None = None
 
     @property
     def count(self) -> int:
@@ -154,9 +149,11 @@ class ChatRequest(BaseModel):
         return self.messages[-1].role == "assistant"
 
     @property
-    def overrides(self) -> dict[str, Any]:
-        """The guard's settings for this request, by name."""
-        return {} if self.semgrad_guard is None else self.semgrad_guard.model_dump(exclude_none=True)
+    def question(self) -> str | None:
+        """The user's last message; None where it is no text."""
+        asked = (message for message in reversed(self.messages) if message.role == "user")
+        content = next(asked, self.messages[-1]).content
+        return content if isinstance(content, str) else None
 
     @property
     def with_usage(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -51,7 +51,9 @@ class AnswerRequest:
 class ForeignText:
     """A text that the model did not write, as the answer to a conversation. With a `reason` it cannot be scored.
 
-    `cut` is true where the text was cut off. `reasoning` is that of its author, "" where it is not known.
+    `cut` is true where the text was cut off. `reasoning` is that of its author, "" where it is not known. `entries` are
+    the log-probabilities that its server reports, `options` those of the call; `is_part`: it was ended behind a
+    sentence.
     """
 
     text: str
@@ -60,6 +62,9 @@ class ForeignText:
     cut: bool = False
     reasoning: str | None = None
     reason: str | None = None
+    entries: list[dict[str, Any]] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    is_part: bool = False
 
 
 @dataclass(frozen=True)
@@ -188,7 +193,6 @@ class Writer:
                 tool_calls=tuple(call if call.id else replace(call, id=new_id()) for call in verdict.tool_calls),
                 finish_reason="tool_calls" if verdict.tool_calls else generation.finish_reason,
                 logprobs=logprobs,
-                prompt_tokens=len(generation.prompt.ids),
                 completion_tokens=generation.completion_tokens,
                 pieces=token_pieces(self.model, verdict.text, generation.response_ids) if request.cuts else None,
             )

@@ -49,7 +49,6 @@ def make_served(language_model: LanguageModel) -> Iterator[Callable[..., ServedM
             "options",
             "upstream",
             "target",
-            "overridable",
             "most",
             "prompt_limit",
             "name",

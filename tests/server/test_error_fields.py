@@ -36,7 +36,7 @@ EVERYWHERE: list[tuple[dict[str, Any], str]] = [
     ({"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs"),
     ({"chat_template_kwargs": {"other": 1}}, "chat_template_kwargs"),
     ({"model": "other"}, "model"),
-    ({"semgrad_guard": {"threshold": 1}}, "semgrad_guard"),
+    ({"semgrad_guard": {"threshold": 1}}, "semgrad_guard.threshold"),
 ]
 CASES: list[tuple[str, dict[str, Any], str]] = [
     *[

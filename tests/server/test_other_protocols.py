@@ -60,7 +60,7 @@ async def test_the_limits_are_the_same(serve: Serve, language_model: LanguageMod
     assert draft.startswith(text.rstrip("\ufffd"))
     assert body["usage"]["completion_tokens" if path == TEXT else "output_tokens"] == 2
     assert body["semgrad_guard"]["details"]["unfamiliar"]
-    assert [one.status_code for one in (long, other, refused)] == [400, 404, 403]
+    assert [one.status_code for one in (long, other, refused)] == [400, 404, 400]
 
 
 FUNCTION = {"name": "paint", "parameters": {"type": "object", "properties": {"colour": {"const": "red"}}}}

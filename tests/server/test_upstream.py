@@ -147,7 +147,7 @@ BAD_CALL = json.dumps({"choices": [{"message": _CALLED}]})
 FAULTS: list[tuple[str, Any, bool, str]] = [
     ("no json", sends("nonsense"), False, "invalid JSON"),
     ("no object", sends("[]"), False, "not an object"),
-    ("no choices", sends("{}"), False, "cannot be read"),
+    ("no choices", sends("{}"), False, "0 answers"),
     ("too many", sends(json.dumps({"choices": [json.loads(completion())["choices"][0]] * 2})), False, "2 answers"),
     ("no text", sends(completion({"a": 1})), False, "cannot be read"),
     ("half a character", sends(completion("\ud800")), False, "cannot be read"),
