@@ -49,8 +49,9 @@ from semgrad_guard.server.in_vllm.messages import (
     ToRead,
     Written,
 )
-from semgrad_guard.server.in_vllm.parts import BegunAnswer, Part, Parts
+from semgrad_guard.server.in_vllm.parts import BegunAnswer, Part
 from semgrad_guard.server.in_vllm.plugin import GuardPlugin, admission, settings_in
+from semgrad_guard.server.in_vllm.rounds import Round
 from semgrad_guard.server.in_vllm.worker import Scoring
 from semgrad_guard.server.service import Service
 from semgrad_guard.server.settings import ServerSettings
@@ -154,28 +155,21 @@ def test_sentences_are_scored_in_the_worker(twin: TwinLanguageModel) -> None:
 
 
 async def written_in_parts(
-    ask: Callable[..., Any], parts: Parts, ids: Sequence[int], name: str, part: Part, codec: Codec
+    ask: Callable[..., Any], scores: Round[Any, Any], ids: Sequence[int], name: str, let: LetThrough, codec: Codec
 ) -> Verdict:
     """The undecided verdict on an answer of these tokens, whose sentences leave while it is written."""
-    options = GenerationOptions(max_tokens=len(ids))
+    options, part = GenerationOptions(max_tokens=len(ids)), Part(name, let, scores)
     read = ask(READ, to_read(replace(request_of(QUESTIONS[0]), options=options), name))
     answer = BegunAnswer(codec, read, options, part.open.add)
-
-    async def write() -> None:
-        with parts.writing(part):
-            for token in ids:
-                answer.add([token])
-                parts.step(part)
-                for _ in range(4):
-                    await asyncio.sleep(0)
-                if part.tokens is not None:
-                    break
-
-    await asyncio.gather(write(), parts.let_through(name, part, answer))
+    for token in ids:
+        answer.add([token])
+        if not part.goes_on(answer):
+            break
+        for _ in range(4):
+            await asyncio.sleep(0)
+    await part.end()
     sent = (tuple(answer.ids[: part.tokens]),)
-    [[draft]] = ask(
-        SCORE, [Written(names=(name,), answers=sent, stopped=part.tokens is not None, known=part.let.known)]
-    )
+    [[draft]] = ask(SCORE, [Written(names=(name,), answers=sent, stopped=part.tokens is not None, known=let.known)])
     return draft.verdict
 
 
@@ -197,13 +191,13 @@ async def test_sentences_leave_while_their_answer_is_written(twin: TwinLanguageM
     def gone(_: object) -> None:
         raise AnswerCancelledError("the reader has left")
 
-    parts, high = Parts(score), max(first, second, third) * 1.001
+    scores, high = Round[Any, Any](score), max(first, second, third) * 1.001
     pieces = [list[Any]() for _ in range(3)]
     wanted = [high, high, (first + second) / 2]
     answers = [*((at, own.append) for at, own in zip(wanted, pieces, strict=True)), (high, gone)]
     whole, other, cut, left = await asyncio.gather(
         *(
-            written_in_parts(ask, parts, ids, str(number), Part(LetThrough(terms_of(at), hear)), twin._writer)
+            written_in_parts(ask, scores, ids, str(number), LetThrough(terms_of(at), hear), twin._writer)
             for number, (at, hear) in enumerate(answers)
         ),
         return_exceptions=True,

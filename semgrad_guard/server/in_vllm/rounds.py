@@ -40,21 +40,16 @@ class Round(Generic[A, R]):
 
     async def _score_all(self) -> None:
         """Score the answers that wait, until there are none; those that come meanwhile wait for the next round."""
-        try:
-            while self._waiting:
-                await asyncio.sleep(0)  # those that are done in the same step of the engine
-                taken, self._waiting = self._waiting, []
-                taken = [one for one in taken if not one[1].done()]  # a caller may have left
-                if not taken:
-                    continue
-                try:
-                    results = list(await self._score([sent for sent, _ in taken]))
-                    if len(results) != len(taken):
-                        raise ValueError(f"{len(results)} results for {len(taken)} answers")
-                except Exception as error:  # noqa: BLE001 - raised by the callers
-                    results = [Failed.of(error)] * len(taken)
-                for (_, future), result in zip(taken, results, strict=True):
-                    if not future.done():
-                        future.set_result(result)
-        finally:
-            self._scoring = None
+        while self._waiting:
+            await asyncio.sleep(0)  # those that are done in the same step of the engine
+            taken, self._waiting = [one for one in self._waiting if not one[1].done()], []  # a caller may have left
+            try:
+                results = list(await self._score([sent for sent, _ in taken])) if taken else []
+                if len(results) != len(taken):
+                    raise ValueError(f"{len(results)} results for {len(taken)} answers")
+            except Exception as error:  # noqa: BLE001 - raised by the callers
+                results = [Failed.of(error)] * len(taken)
+            for (_, future), result in zip(taken, results, strict=True):
+                if not future.done():
+                    future.set_result(result)
+        self._scoring = None

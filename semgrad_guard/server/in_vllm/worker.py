@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -10,9 +10,11 @@ import torch
 from semgrad_guard.engine.answers.writing import BatchRequest
 from semgrad_guard.engine.sentences import By
 from semgrad_guard.errors import UnsupportedModelError
+from semgrad_guard.guard import Draft
 from semgrad_guard.guard.familiarity import judged_by
 from semgrad_guard.loading import load_estimator
 from semgrad_guard.records import Verdict
+from semgrad_guard.server.answers import Answer
 from semgrad_guard.server.assembly import options_of, policy_of
 from semgrad_guard.server.in_vllm.messages import (
     ELSEWHERE,
@@ -25,7 +27,6 @@ from semgrad_guard.server.in_vllm.messages import (
     Failed,
     Opening,
     Read,
-    ScoredDraft,
     ScoredPart,
     Segments,
     ToRead,
@@ -98,17 +99,15 @@ class Scoring:
     @torch.inference_mode(False)
     def answered(self, name: str, payload: str) -> str:
         """The answer to a message."""
-        match name:
-            case READ.name:
-                return READ.answered(payload, self._read)
-            case SENTENCES.name:
-                return SENTENCES.answered(payload, self._sentences)
-            case SCORE.name:
-                return SCORE.answered(payload, self._score)
-            case SEGMENTS.name:
-                return SEGMENTS.answered(payload, self._segments)
-            case _:
-                return ELSEWHERE.answered(payload, lambda text: ScoredDraft.of(self._writer.judged(text)))
+        found: Mapping[str, tuple[Any, Any]] = {
+            READ.name: (READ, self._read),
+            SENTENCES.name: (SENTENCES, lambda begun: _together(begun, self._parts)),
+            SCORE.name: (SCORE, self._score),
+            SEGMENTS.name: (SEGMENTS, self._segments),
+            ELSEWHERE.name: (ELSEWHERE, self._writer.judged),
+        }
+        call, work = found[name]
+        return call.answered(payload, work)
 
     def _read(self, request: ToRead) -> Read:
         for name in request.abandoned:
@@ -138,9 +137,6 @@ class Scoring:
             row.end(len(tokens))
         return row
 
-    def _sentences(self, begun: list[Begun]) -> list[ScoredPart | Failed | None]:
-        return _together(begun, self._parts)
-
     def _parts(self, begun: Sequence[Begun], *, again: bool) -> Sequence[ScoredPart | None]:
         assignments = [self._answers[one.name][0] for one in begun]
         with self._model.turn:  # in which the model is looked at once
@@ -148,11 +144,11 @@ class Scoring:
             ended = self._written.ended(rows, [one.spans for one in begun], [_count(one.known) for one in begun])
             self._written.let_go([(row, found.scored) for row, found in zip(rows, ended, strict=True) if found])
             return [
-                found and ScoredPart(draft=ScoredDraft.of(own.opened(found, one.known)), tokens=found.tokens)
+                found and ScoredPart(draft=own.opened(found, one.known), tokens=found.tokens)
                 for own, one, found in zip(assignments, begun, ended, strict=True)
             ]
 
-    def _score(self, written: list[Written]) -> list[list[ScoredDraft] | Failed]:
+    def _score(self, written: list[Written]) -> list[list[Draft[Answer]] | Failed]:
         try:
             return _together(written, self._drafts)
         finally:
@@ -160,7 +156,7 @@ class Scoring:
                 for name in one.names:
                     self._let_go(name)
 
-    def _drafts(self, written: Sequence[Written], *, again: bool) -> Sequence[list[ScoredDraft]]:
+    def _drafts(self, written: Sequence[Written], *, again: bool) -> Sequence[list[Draft[Answer]]]:
         with self._model.turn:  # in which the model is looked at once
             rows = [
                 self._told(name, own, stopped=one.stopped, again=again)
@@ -170,12 +166,9 @@ class Scoring:
             known = [_count(one.known) for one in written for _ in one.names] if self._has_sentences else ()
             generations = iter(self._written.generations(rows, known))
             return [
-                [
-                    ScoredDraft.of(draft)
-                    for draft in self._writer.drafts(
-                        self._answers[one.names[0]][0], [next(generations) for _ in one.names], known=one.known
-                    )
-                ]
+                self._writer.drafts(
+                    self._answers[one.names[0]][0], [next(generations) for _ in one.names], known=one.known
+                )
                 for one in written
             ]
 
