@@ -129,7 +129,7 @@ class Call:
     def ask(self) -> AsyncAsk[Answer] | None:
         """Asks the target about drafts that wait for it."""
         target = self.served.target
-        return None if target is None else lambda waiting: target.ask(self.body, waiting, self.cuts or Cuts())
+        return None if target is None else lambda waiting: target.ask(self.body, waiting)
 
 
 class Service:
