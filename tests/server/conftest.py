@@ -105,7 +105,6 @@ def serve(make_served: Callable[..., ServedModel]) -> Serve:
 
 def watched(scheduler: Any) -> tuple[list[Any], list[str]]:
     """What a scheduler begins from now on, and the kind of error ("NoneType": none) with which each of it ends."""
-    until(lambda: scheduler.batching is not None)  # a look at the model is no request
     begun, ended, takes = list[Any](), list[str](), scheduler.model.worker._takes
 
     def noting(job: Any) -> bool:

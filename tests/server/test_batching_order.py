@@ -24,7 +24,7 @@ from tests.engine.tiny_models import build
 from tests.leaks import objects_alive, smallest_growth
 from tests.pairwise import every
 from tests.random_llama import CALLS, byte_tokenizer
-from tests.steps import LIMIT, until
+from tests.steps import until
 from tests.whole_runs import whole_run
 
 from .batches import (
@@ -146,20 +146,13 @@ async def test_what_cannot_join_is_written_by_itself(start: Start) -> None:
         start(LanguageModel.from_transformers(shallow, byte_tokenizer()))
 
 
-@pytest.mark.parametrize("where", ["in the model", "before it"])
-async def test_a_model_that_cannot_be_looked_at_says_so_to_everybody(
-    start: Start, make_language_model: Callable[..., LanguageModel], monkeypatch: pytest.MonkeyPatch, where: str
+def test_a_model_that_cannot_be_looked_at_is_not_served(
+    start: Start, make_language_model: Callable[..., LanguageModel]
 ) -> None:
     model = make_language_model(seed=5)
-    hook = model._model.model.layers[0].register_forward_hook(lambda *_: fails())
-    if where == "before it":
-        monkeypatch.setattr(LanguageModel, "joins", property(lambda _: fails()))
-    scheduler = start(model)
-    found = await asyncio.wait_for(answered(scheduler, [request("a"), request("b")], together=False), LIMIT)
-    assert [str(error) for error in found] == ["gone"] * 2
-    hook.remove()
-    monkeypatch.undo()
-    require_alone(model, request("c"), await asyncio.wait_for(scheduler.answer(request("c")), LIMIT))
+    model._model.model.layers[0].register_forward_hook(lambda *_: fails())
+    with pytest.raises(RuntimeError, match="gone"):
+        start(model)
 
 
 async def test_the_queue_keeps_its_order_and_nobody_starves(

@@ -20,14 +20,12 @@ import httpx
 import pytest
 import uvicorn
 
-from semgrad_guard import GenerationOptions, LanguageModel, Message
-from semgrad_guard.engine.answers import worker
+from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.interruption import current_stop
 from semgrad_guard.errors import AnswerCancelledError
 from semgrad_guard.server.app import make_app
 from semgrad_guard.server.hosting import listen
 from semgrad_guard.server.service import ServedModel, Service
-from semgrad_guard.server.writing import AnswerRequest
 
 from .conftest import ALL, NONE, OPTIONS, asking, events, held, watched
 
@@ -312,26 +310,3 @@ def test_who_still_waits_when_the_server_ends_is_told_so(make_served: Make, capl
             assert "retry-after" in response.headers
     assert "Traceback" not in caplog.text
     assert "Exception in ASGI" not in caplog.text
-
-
-async def test_a_look_at_the_model_that_fails_costs_one_request(
-    make_served: Make,
-    make_language_model: Callable[..., LanguageModel],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    found, looks = worker.batching_of, list[int]()
-
-    def without_memory(model: Any) -> Any:
-        looks.append(1)
-        if len(looks) <= 2:  # at the start, and for the first request
-            raise MemoryError
-        return found(model)
-
-    monkeypatch.setattr(worker, "batching_of", without_memory)
-    scheduler = make_served(model=make_language_model(seed=6)).scheduler
-    request = AnswerRequest(conversation=(Message("user", "hello"),), options=OPTIONS)
-    with pytest.raises(MemoryError):
-        await scheduler.answer(request)
-    assert len(await scheduler.answer(request)) == 1
-    assert "the next request tries again: MemoryError()" in caplog.text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -147,3 +147,4 @@ SENTENCES = Call("sentences", TypeAdapter(list[Begun]), TypeAdapter(list[ScoredP
 SCORE = Call("score", TypeAdapter(list[Written]), TypeAdapter(list[list[Draft[Answer]] | Failed]))
 ELSEWHERE = Call("elsewhere", TypeAdapter(ForeignText), TypeAdapter(Draft[None]))
 SEGMENTS = Call("segments", TypeAdapter(tuple[ForeignText, By]), TypeAdapter(Segments))
+CALLS: Mapping[str, Call[Any, Any]] = {call.name: call for call in (READ, SENTENCES, SCORE, ELSEWHERE, SEGMENTS)}

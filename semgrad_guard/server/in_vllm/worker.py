@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -17,6 +17,7 @@ from semgrad_guard.records import Verdict
 from semgrad_guard.server.answers import Answer
 from semgrad_guard.server.assembly import options_of, policy_of
 from semgrad_guard.server.in_vllm.messages import (
+    CALLS,
     ELSEWHERE,
     OPEN,
     READ,
@@ -99,15 +100,14 @@ class Scoring:
     @torch.inference_mode(False)
     def answered(self, name: str, payload: str) -> str:
         """The answer to a message."""
-        found: Mapping[str, tuple[Any, Any]] = {
-            READ.name: (READ, self._read),
-            SENTENCES.name: (SENTENCES, lambda begun: _together(begun, self._parts)),
-            SCORE.name: (SCORE, self._score),
-            SEGMENTS.name: (SEGMENTS, self._segments),
-            ELSEWHERE.name: (ELSEWHERE, self._writer.judged),
-        }
-        call, work = found[name]
-        return call.answered(payload, work)
+        work: Any = {
+            READ.name: self._read,
+            SENTENCES.name: lambda begun: _together(begun, self._parts),
+            SCORE.name: self._score,
+            SEGMENTS.name: self._segments,
+            ELSEWHERE.name: self._writer.judged,
+        }[name]
+        return CALLS[name].answered(payload, work)
 
     def _read(self, request: ToRead) -> Read:
         for name in request.abandoned:
