@@ -16,14 +16,13 @@ from typing import Any
 import httpx
 import pytest
 
-from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel
+from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.replay.memory import Memory
-from semgrad_guard.errors import EmptyLayerSpanError, InputError
+from semgrad_guard.errors import InputError
 from semgrad_guard.server.app import Limits
 from semgrad_guard.server.gate import Keys
 from semgrad_guard.server.hosting import allowed_hosts, is_loopback, listen
 from semgrad_guard.server.protocol import parse_json
-from semgrad_guard.server.scheduler import Scheduler
 from tests.pairwise import in_turn
 from tests.steps import LIMIT
 
@@ -108,11 +107,6 @@ def test_a_server_without_keys_stays_at_home() -> None:
         assert allowed_hosts(host, has_keys=True) is None
     assert all(map(is_loopback, ("localhost", "127.0.0.1", "127.8.9.1", "::1", "[::1]")))
     assert allowed_hosts("127.0.0.1", has_keys=False, named=["Box"]) == {"localhost", "127.0.0.1", "::1", "box"}
-
-
-def test_a_model_that_cannot_be_scored_is_not_served(make_language_model: Callable[..., LanguageModel]) -> None:
-    with pytest.raises(EmptyLayerSpanError, match="2 decoder layer"):
-        Scheduler(make_language_model(num_hidden_layers=2), HybridGrad())
 
 
 async def test_browsers_cannot_reach_it_under_a_foreign_name(serve: Serve) -> None:
