@@ -184,7 +184,7 @@ class _Maker:
         if model.memory == Memory():
             model.memory = MEMORY
         model.max_batch = settings.max_batch or ROWS
-        return Scheduler(model, estimator, limit=settings.queue, served=scores_only, by_sentence=by_sentence)
+        return Scheduler(answerer, limit=settings.queue)
 
     def _terms(self, policy: Policy) -> Terms:
         settings, calibration = self.settings, policy.calibration

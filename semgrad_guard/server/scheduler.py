@@ -15,14 +15,12 @@ from semgrad_guard.engine.answers.sentences import Segment
 from semgrad_guard.engine.answers.text import Piece
 from semgrad_guard.engine.answers.worker import Batching
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
-from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.sentences import By
 from semgrad_guard.errors import AnswerCancelledError, InputError, QueueFullError
-from semgrad_guard.estimators import Estimator
-from semgrad_guard.guard import Draft, Iterated, OnDoubt, Work, ain_time, cancelling, read_off_loop
+from semgrad_guard.guard import Answerer, Draft, Iterated, Work, ain_time, cancelling, read_off_loop
 from semgrad_guard.guard.reported import ReportedScorer, prompt_of
 from semgrad_guard.server.answers import Answer
-from semgrad_guard.server.writing import AnswerRequest, ForeignText, Writer, token_pieces
+from semgrad_guard.server.writing import AnswerRequest, Assignment, ForeignText, judged, segments, token_pieces
 
 T = TypeVar("T")
 RETRY = 5
@@ -96,34 +94,22 @@ class Scheduler(ModelQueue):
     Requests are read in a thread of their own, in the order of their arrival: neither HTTP nor the model waits for it.
 
     Args:
-        model: the model.
-        estimator: scores its answers.
+        answerer: the model, and how its answers are scored.
         limit: how many requests may wait; one more is refused.
-        served: the model scores the texts of another server, and writes none itself.
-        by_sentence: the action at a doubtful sentence; None: whole answers are judged.
 
     Raises:
         EmptyLayerSpanError: the estimator has no layers to differentiate by in this model.
     """
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        estimator: Estimator,
-        *,
-        limit: int = 64,
-        served: bool = False,
-        by_sentence: OnDoubt | None = None,
-    ) -> None:
-        if estimator.objective.gradients:
-            estimator.objective.span(model.n_layers)  # refused here, and not at each request
-        self.model, self.estimator, self.limit = model, estimator, limit
-        self.name, self.estimator_name = model.name, estimator.name
-        self._writer = Writer(model, estimator, served=served, by_sentence=by_sentence)
+    def __init__(self, answerer: Answerer, *, limit: int = 64) -> None:
+        self.answerer, self.model, self.limit = answerer, answerer.model, limit
+        self.name, self.estimator_name = self.model.name, answerer.estimator.name
+        if (objective := answerer.estimator.objective).gradients:
+            objective.span(self.model.n_layers)  # refused here, and not at each request
         self._open: dict[Stop, Ticket[Any] | None] = {}
         self._reader = ThreadPoolExecutor(1, "semgrad-guard-reader")
         self._closed = False
-        model.worker.run(lambda: model.worker.look(model)).outcome()
+        self.model.worker.run(lambda: self.model.worker.look(self.model)).outcome()
 
     @property
     def batching(self) -> Batching | None:
@@ -138,13 +124,13 @@ class Scheduler(ModelQueue):
         return self._closed or self.depth >= self.limit
 
     async def answer(self, request: AnswerRequest) -> list[Draft[Answer]]:
-        return await self._submit(lambda: self._writer.submit(request))
+        return await self._submit(lambda: Assignment.of(request, self.answerer).submit())
 
     async def judged(self, text: ForeignText) -> Draft[None]:
-        return await self.work(lambda: self._writer.judged(text))
+        return await self.work(lambda: judged(text, self.answerer))
 
     async def segments(self, text: ForeignText, by: By) -> list[tuple[Segment, float | None]]:
-        return await self.work(lambda: self._writer.segments(text, by))
+        return await self.work(lambda: segments(text, by, self.answerer))
 
     async def pieces(self, text: str) -> tuple[str, ...]:
         return await self.work(lambda: token_pieces(self.model, text))

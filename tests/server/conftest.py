@@ -11,7 +11,7 @@ import pytest
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Policy
 from semgrad_guard.engine.interruption import current_stop
-from semgrad_guard.guard import Terms
+from semgrad_guard.guard import Answerer, Terms
 from tests.steps import Steps, until
 
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
@@ -57,9 +57,8 @@ def make_served(language_model: LanguageModel) -> Iterator[Callable[..., ServedM
             "by_sentence",
         }
         kept = {name: given.pop(name) for name in of_served & set(given)}
-        scheduler = kept.pop("scheduler", None) or Scheduler(
-            model or language_model, HybridGrad(), limit=limit, by_sentence=kept.get("by_sentence")
-        )
+        answerer = Answerer(model or language_model, HybridGrad(), by_sentence=kept.get("by_sentence"))
+        scheduler = kept.pop("scheduler", None) or Scheduler(answerer, limit=limit)
         terms = Terms(policy=policy, can_escalate=kept.get("target") is not None, **given)
         served = ServedModel(**{"name": "tiny", "scheduler": scheduler, "terms": terms, "options": OPTIONS, **kept})
         made.append(served)
@@ -72,12 +71,20 @@ def make_served(language_model: LanguageModel) -> Iterator[Callable[..., ServedM
 
 
 @pytest.fixture
+def scorer(language_model: LanguageModel) -> Iterator[Scheduler]:
+    """The owner of a copy of another server's model, which scores that one's answers."""
+    made = Scheduler(Answerer(language_model, HybridGrad(), served=True))
+    yield made
+    made.close()
+
+
+@pytest.fixture
 def start(language_model: LanguageModel) -> Iterator[Callable[..., Scheduler]]:
     """A scheduler of a model, by default the tiny random one; its thread ends with the test."""
     made: list[Scheduler] = []
 
     def make(model: LanguageModel | None = None) -> Scheduler:
-        made.append(Scheduler(model or language_model, HybridGrad()))
+        made.append(Scheduler(Answerer(model or language_model, HybridGrad())))
         return made[-1]
 
     yield make

@@ -14,6 +14,7 @@ from semgrad_guard.adapters.calls import openai_logprobs
 from semgrad_guard.calibration import AnswerSentences, calibrate_sentences
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.estimators import MaxProbability
+from semgrad_guard.guard import Answerer
 from semgrad_guard.guard.familiarity import judged_by
 from semgrad_guard.guard.reported import ReportedScorer
 from semgrad_guard.records import Verdict
@@ -185,7 +186,7 @@ async def test_a_part_of_another_servers_answer(serve: Serve, fixed: LanguageMod
             return httpx.Response(200, text=f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n")
         return httpx.Response(200, json={"choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": 9}})
 
-    scorer: Any = Scheduler(fixed, HybridGrad(), served=True, by_sentence="drop")
+    scorer: Any = Scheduler(Answerer(fixed, HybridGrad(), served=True, by_sentence="drop"))
     if reported:
         scorer = ReportedQueue(ReportedScorer("tiny", by_sentence="drop"))
     upstream = Upstream(RemoteServer("http://other/v1", transport=httpx.MockTransport(reply)), scorer)

@@ -240,10 +240,10 @@ async def test_without_a_threshold_no_record_shows_one(serve: Serve) -> None:
 @pytest.mark.parametrize("policy", [ALL, NONE], ids=["let through", "withheld"])
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_stream_that_waits_tells_that_it_lives(
-    make_served: Callable[..., ServedModel], language_model: LanguageModel, policy: Policy, fails: bool
+    make_served: Callable[..., ServedModel], scorer: Scheduler, policy: Policy, fails: bool
 ) -> None:
     """A held answer takes minutes, and proxies cut what is silent: comments come, and nothing else before it."""
-    scorer, may = Scheduler(language_model, HybridGrad(), served=True), asyncio.Event()
+    may = asyncio.Event()
     chunk = {"choices": [{"index": 0, "delta": {"content": "Paris."}, "finish_reason": "stop"}]}
     text = "data: nonsense\n\n" if fails else f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n"
 

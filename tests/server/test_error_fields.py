@@ -150,14 +150,12 @@ async def test_a_form_that_a_part_of_an_answer_cannot_have(
     ],
 )
 async def test_the_field_that_another_server_refuses(
-    serve: Serve, language_model: LanguageModel, path: str, body: dict[str, Any], param: str | None
+    serve: Serve, scorer: Scheduler, path: str, body: dict[str, Any], param: str | None
 ) -> None:
     error = {"message": "max_completion_tokens is too small", "param": "max_completion_tokens"}
     transport = httpx.MockTransport(lambda _: httpx.Response(400, json={"error": error}))
-    scorer = Scheduler(language_model, HybridGrad(), served=True)
     upstream = Upstream(RemoteServer("http://other/v1", transport=transport), scorer)
     async with serve(ALL, mode="annotate", upstream=upstream, scheduler=scorer) as client:
         found = (await client.post(path, json=body)).json()["error"]
     assert found["code"] == "upstream_refused"
     assert found["param"] == param, "a field that the request does not have is none of its own"
-    scorer.close()

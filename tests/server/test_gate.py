@@ -23,6 +23,7 @@ from semgrad_guard.server.app import Limits
 from semgrad_guard.server.gate import Keys
 from semgrad_guard.server.hosting import allowed_hosts, is_loopback, listen
 from semgrad_guard.server.protocol import parse_json
+from semgrad_guard.server.writing import Assignment
 from tests.pairwise import in_turn
 from tests.steps import LIMIT
 
@@ -167,14 +168,15 @@ async def test_unknown_routes_have_openais_form(serve: Serve) -> None:
             assert set(response.json()["error"]) == {"message", "type", "param", "code"}
 
 
-async def test_a_bug_says_nothing_of_what_was_asked(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_bug_says_nothing_of_what_was_asked(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     async with serve(ALL) as client:
-        scheduler: Any = client.service.models["tiny"].scheduler
 
-        def broken(request: Any) -> Any:
+        def broken(request: Any, _: Any) -> Any:
             raise ValueError(f"cannot read {request.conversation}")
 
-        scheduler._writer.assigned = broken
+        monkeypatch.setattr(Assignment, "of", broken)
         with caplog.at_level(logging.DEBUG):
             for stream in (False, True):
                 response = await client.post(CHAT, json=asking("the secret", stream=stream))

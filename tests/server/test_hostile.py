@@ -24,6 +24,7 @@ from semgrad_guard.engine.interruption import current_stop
 from semgrad_guard.server.app import make_app
 from semgrad_guard.server.hosting import listen
 from semgrad_guard.server.service import ServedModel, Service
+from semgrad_guard.server.writing import Assignment
 
 from .conftest import ALL, NONE, OPTIONS, asking, events, held, watched
 
@@ -232,12 +233,14 @@ def test_a_template_in_a_question_is_text(make_served: Make, language_model: Lan
     assert found["choices"][0]["message"]["content"] == language_model.generate(question, OPTIONS).text
 
 
-def test_who_still_waits_when_the_server_ends_is_told_so(make_served: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_who_still_waits_when_the_server_ends_is_told_so(
+    make_served: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     served = make_served(NONE, mode="annotate")
     scheduler: Any = served.scheduler
     begun, ends = threading.Event(), threading.Event()
 
-    def never(request: Any) -> Any:
+    def never(request: Any, _: Any) -> Any:
         if request.on_piece is not None:
             request.on_piece("a piece")
         begun.set()
@@ -245,7 +248,7 @@ def test_who_still_waits_when_the_server_ends_is_told_so(make_served: Make, capl
             current_stop().check()
             time.sleep(0.005)
 
-    scheduler._writer.assigned = never
+    monkeypatch.setattr(Assignment, "of", never)
     with (
         running(served, finishing=0, ends=ends) as address,
         ThreadPoolExecutor(3) as pool,

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from semgrad_guard import GenerationOptions, HybridGrad, Policy
+from semgrad_guard.guard import Answerer
 from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.upstream import RemoteServer, Upstream
 from tests.pairwise import in_turn
@@ -92,7 +93,7 @@ def writing(fields: dict[str, Any], usage: dict[str, Any]) -> httpx.MockTranspor
 
 @pytest.fixture
 async def scorer() -> AsyncIterator[Scheduler]:
-    made = Scheduler(thinking_model(), HybridGrad(), served=True)
+    made = Scheduler(Answerer(thinking_model(), HybridGrad(), served=True))
     yield made
     made.close()
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from semgrad_guard import HybridGrad, LanguageModel, Policy
+from semgrad_guard import LanguageModel, Policy
 from semgrad_guard.server.app import make_app
 from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.service import ServedModel, Service
@@ -35,13 +35,6 @@ def other(make_served: Made, make_language_model: Callable[..., LanguageModel]) 
         await app(scope, receive, send)
 
     return httpx.ASGITransport(hearing), requests
-
-
-@pytest.fixture
-def scorer(language_model: LanguageModel) -> Any:
-    made = Scheduler(language_model, HybridGrad(), served=True)
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize("stream", [False, True])

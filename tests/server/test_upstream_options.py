@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from semgrad_guard import HybridGrad, LanguageModel, Policy, calibrate
+from semgrad_guard import Policy, calibrate
 from semgrad_guard.guard import binding_of
 from semgrad_guard.records import Message
 from semgrad_guard.server.scheduler import Scheduler
@@ -29,13 +28,6 @@ class Fixed(httpx.AsyncBaseTransport):
         if b'"stream":true' in await request.aread():
             return httpx.Response(200, text=f"data: {CHUNK % SAID}\n\ndata: [DONE]\n\n")
         return httpx.Response(200, text=WHOLE % SAID)
-
-
-@pytest.fixture
-def scorer(language_model: LanguageModel) -> Iterator[Scheduler]:
-    made = Scheduler(language_model, HybridGrad(), served=True)
-    yield made
-    made.close()
 
 
 async def served_policy(scorer: Scheduler) -> Policy:

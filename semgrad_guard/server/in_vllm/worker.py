@@ -10,7 +10,7 @@ import torch
 from semgrad_guard.engine.answers.writing import BatchRequest
 from semgrad_guard.engine.sentences import By
 from semgrad_guard.errors import UnsupportedModelError
-from semgrad_guard.guard import Draft
+from semgrad_guard.guard import Answerer, Draft
 from semgrad_guard.guard.familiarity import judged_by
 from semgrad_guard.loading import load_estimator
 from semgrad_guard.records import Verdict
@@ -33,7 +33,7 @@ from semgrad_guard.server.in_vllm.messages import (
     ToRead,
     Written,
 )
-from semgrad_guard.server.writing import Assignment, ForeignText, Writer
+from semgrad_guard.server.writing import Assignment, ForeignText, judged, segments
 from semgrad_guard.vllm.engine import require_taken
 from semgrad_guard.vllm.language_model import TwinLanguageModel
 from semgrad_guard.vllm.listener import Listener, VLLMAnswer
@@ -85,17 +85,15 @@ class Scoring:
 
     def __init__(self, model: TwinLanguageModel, opening: Opening, config: Any, listener: Listener) -> None:
         policy = policy_of(opening.settings, opening.name)
-        self._model, self._estimator = model, load_estimator(opening.settings.estimator, policy)
-        if self._estimator.objective.gradients:
-            self._estimator.objective.span(model.n_layers)  # refused here, and not at each request
+        self._model, estimator = model, load_estimator(opening.settings.estimator, policy)
+        if estimator.objective.gradients:
+            estimator.objective.span(model.n_layers)  # refused here, and not at each request
         by_sentence = judged_by(policy.calibration, opening.settings.by, opening.settings.on_doubt)
-        self._writer, self._config = Writer(model, self._estimator, by_sentence=by_sentence), config
-        self._has_sentences = (
-            by_sentence is not None and self._estimator.objective.gradients
-        )  # with replays of their own
-        self._written = model.written(self._estimator.objective, listener)
+        self._answerer = Answerer(model, estimator, options_of(opening.settings), by_sentence=by_sentence)
+        policy.check(self._answerer.binding())
+        self._has_sentences = by_sentence is not None and estimator.objective.gradients  # with replays of their own
+        self._config, self._written = config, model.written(estimator.objective, listener)
         self._answers: dict[str, tuple[Assignment, VLLMAnswer]] = {}
-        policy.check(self._writer.answerer(options_of(opening.settings)).binding())
 
     @torch.inference_mode(False)
     def answered(self, name: str, payload: str) -> str:
@@ -105,14 +103,14 @@ class Scoring:
             SENTENCES.name: lambda begun: _together(begun, self._parts),
             SCORE.name: self._score,
             SEGMENTS.name: self._segments,
-            ELSEWHERE.name: self._writer.judged,
+            ELSEWHERE.name: lambda text: judged(text, self._answerer),
         }[name]
         return CALLS[name].answered(payload, work)
 
     def _read(self, request: ToRead) -> Read:
         for name in request.abandoned:
             self._let_go(name)
-        assignment = self._writer.assigned(request.request)
+        assignment = Assignment.of(request.request, self._answerer)
         require_taken(assignment.options[0], self._config)
         for name, options in zip(request.names, assignment.options, strict=True):
             self._answers[name] = assignment, self._written.begin(name, BatchRequest(assignment.prompt, options))
@@ -166,15 +164,13 @@ class Scoring:
             known = [_count(one.known) for one in written for _ in one.names] if self._has_sentences else ()
             generations = iter(self._written.generations(rows, known))
             return [
-                self._writer.drafts(
-                    self._answers[one.names[0]][0], [next(generations) for _ in one.names], known=one.known
-                )
+                self._answers[one.names[0]][0].drafts([next(generations) for _ in one.names], known=one.known)
                 for one in written
             ]
 
     def _segments(self, text_and_kind: tuple[ForeignText, By]) -> Segments:
-        segments = self._writer.segments(*text_and_kind)
-        return [(segment.text, segment.start, segment.end, value) for segment, value in segments]
+        found = segments(*text_and_kind, self._answerer)
+        return [(segment.text, segment.start, segment.end, value) for segment, value in found]
 
 
 def _count(known: Verdict | None) -> int:
