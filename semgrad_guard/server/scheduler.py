@@ -236,7 +236,8 @@ class ReportedQueue(ModelQueue):
             reasoning=text.reasoning,
             is_part=text.is_part,
         )
-        return Draft(verdict, None, prompt)
+        parts = self.scorer.parts(text.entries, (), text.form.structure)
+        return Draft(verdict.revised(**parts), None, prompt)
 
     async def pieces(self, text: str) -> tuple[str, ...]:
         return tuple(_WORDS.findall(text))
