@@ -249,7 +249,7 @@ async def test_a_doubtful_value_of_a_structured_answer_is_null(serve: Serve, str
         text, entries = written_as(f"city {number}", number)
         verdict = scorer.verdict(text, entries, options={}, prompt=prompt_of([Message("user", "hello")]))
         parts = scorer.parts(entries, (), AnswerForm.of({"response_format": form}).structure)
-        draft = RecordedDraft(verdict.revised(**parts), prompt_of([Message("user", "hello")]), {})
+        draft = RecordedDraft(verdict.revised(**parts), prompt_of([Message("user", "hello")]))
         drafts.append((draft, {"city": f"city {number}", "people": -1}))
     policy = Policy.from_calibration(calibrate_fields(drafts, alpha=0.2, delta=0.1))
     found = set[str]()
