@@ -299,8 +299,8 @@ class _Described:
     facts: Facts
 
     def write(self, verdict: Verdict, *, seconds: float | None = None, facts: Facts | None = None) -> str | None:
-        promise = {} if facts is None else {"alpha": facts.alpha, "delta": facts.delta}
-        return self.log.write(verdict, seconds=seconds, facts=replace(self.facts, **promise))
+        own = {name: value for name, value in vars(facts or Facts()).items() if value is not None}
+        return self.log.write(verdict, seconds=seconds, facts=replace(self.facts, **own))
 
 
 def _to_our_engine(request: ChatRequest, served: ServedModel, cuts: Cuts | None, terms: Terms) -> AnswerRequest:

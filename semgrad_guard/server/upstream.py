@@ -251,18 +251,15 @@ class RemoteTarget:
         sent = {**_forwarded(body), "model": self.model, "stream": False}
         sent.pop("logprobs", None)
         sent.pop("top_logprobs", None)
-        return await asyncio.gather(*(self._asked(sent) for _ in waiting))
+        return await asyncio.gather(*(self._asked(sent, draft.verdict.estimator) for draft in waiting))
 
-    async def _asked(self, sent: Mapping[str, Any]) -> TargetReply[Answer]:
+    async def _asked(self, sent: Mapping[str, Any], estimator: str) -> TargetReply[Answer]:
         try:
-            return self._reply(await self.server.chat(sent))
+            (answer,) = answers_in(await self.server.chat(sent), 1)
         except Exception as error:  # noqa: BLE001 - in the place of this answer; `on_error` decides
             return error
-
-    def _reply(self, reply: Mapping[str, Any]) -> Reply[Answer]:
-        (answer,) = answers_in(reply, 1)
-        verdict_or_text = external(answer.text, tool_calls=answer.tool_calls) if answer.tool_calls else answer.text
-        return Reply(verdict_or_text, answer)
+        used = {"prompt_tokens": answer.prompt_tokens, "answer_tokens": answer.completion_tokens}
+        return Reply(external(answer.text, tool_calls=answer.tool_calls, estimator=estimator, **used), answer)
 
 
 def _forwarded(body: Mapping[str, Any]) -> dict[str, Any]:

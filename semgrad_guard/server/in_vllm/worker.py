@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -98,14 +98,14 @@ class Scoring:
     @torch.inference_mode(False)
     def answered(self, name: str, payload: str) -> str:
         """The answer to a message."""
-        work: Any = {
+        work: Mapping[str, Callable[[Any], Any]] = {
             READ.name: self._read,
             SENTENCES.name: lambda begun: _together(begun, self._parts),
             SCORE.name: self._score,
             SEGMENTS.name: self._segments,
             ELSEWHERE.name: lambda text: judged(text, self._answerer),
-        }[name]
-        return CALLS[name].answered(payload, work)
+        }
+        return CALLS[name].answered(payload, work[name])
 
     def _read(self, request: ToRead) -> Read:
         for name in request.abandoned:
