@@ -34,6 +34,18 @@ def events(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines[:-1]]
 
 
+def bodies(response: Any) -> list[dict[str, Any]]:
+    """The chunks of a stream, or the one body."""
+    is_stream = response.headers["content-type"].startswith("text/event-stream")
+    return events(response.text) if is_stream else [response.json()]
+
+
+def text_in(found: list[dict[str, Any]]) -> str:
+    """The text of all answers in these bodies."""
+    choices = [choice for body in found for choice in body["choices"]]
+    return "".join(choice.get("delta", choice.get("message")).get("content") or "" for choice in choices)
+
+
 def asking(text: str = "hello", **more: Any) -> dict[str, Any]:
     """The body of a chat completion."""
     return {"model": "tiny", "messages": [{"role": "user", "content": text}], **more}

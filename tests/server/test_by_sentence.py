@@ -26,7 +26,7 @@ from semgrad_guard.server.upstream import RemoteServer, Upstream
 from semgrad_guard.settings import CLOSING_LINE
 from tests.fixed_model import PIECES, TEXT, FixedModel
 
-from .conftest import ALL, Serve, asking, events
+from .conftest import ALL, Serve, asking, events, text_in
 
 pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
 
@@ -90,7 +90,7 @@ async def test_a_part_is_delivered_everywhere(serve: Serve, fixed: LanguageModel
         assert (known == [None, None, {}, 0]) == (sentence["action"] == "drop")
     assert [one["message"]["content"] for one in both["choices"]] == [PIECES[kept]] * 2
     chunks = events(stream.text)
-    content = "".join(one["delta"].get("content") or "" for chunk in chunks for one in chunk["choices"])
+    content = text_in(chunks)
     assert content == PIECES[kept]
     others = [piece.split()[0] for number, piece in enumerate(PIECES) if number != kept]
     for text in (json.dumps(whole), stream.text, listed, seen):

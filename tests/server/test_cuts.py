@@ -26,7 +26,7 @@ from semgrad_guard.server.settings import ServerSettings
 from semgrad_guard.server.upstream import RemoteServer, Upstream
 from semgrad_guard.server.writing import token_pieces
 
-from .conftest import ALL, NONE, OPTIONS, Serve, asking, events
+from .conftest import ALL, NONE, OPTIONS, Serve, asking, bodies, events
 
 pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
 
@@ -184,7 +184,7 @@ async def test_an_upstream_is_asked_for_the_whole_answer(
             body = {**asking(stream=stream), **cut, "model": "large"}
             seen.add(without_ids(await withholding.post(CHAT, json=body)))
             response = await delivering.post(CHAT, json={**body, "logprobs": True})
-            text, finish, _ = summed(events(response.text) if stream else [response.json()])
+            text, finish, _ = summed(bodies(response))
             assert draft.startswith(text)
             assert finish in ("stop", "length")
             assert text == draft or len(text) < len(draft)
@@ -295,7 +295,7 @@ async def test_a_call_is_delivered_whole_or_not_at_all(
         length = whole["usage"]["completion_tokens"]
         for limit, stream in itertools.product((length // 2, length), (False, True)):
             response = await client.post(CHAT, json={**body, "max_tokens": limit, "stream": stream})
-            found = events(response.text) if stream else [response.json()]
+            found = bodies(response)
             choices = [choice for event in found for choice in event["choices"]]
             calls = [
                 call

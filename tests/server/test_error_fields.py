@@ -50,6 +50,19 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     (TEXT, prompting(LONG), "prompt"),
     (RESPONSES, responding(LONG), "input"),
     (CHAT, asking(" "), "messages"),
+    (CHAT, asking(messages=[]), "messages"),
+    (CHAT, asking(messages=[5]), "messages.0"),
+    (CHAT, asking(messages=[{"role": "king", "content": "x"}]), "messages.0.role"),
+    (
+        CHAT,
+        asking(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),
+        "messages.0.content",
+    ),
+    (CHAT, asking(stream_options=True), "stream_options"),
+    (CHAT, asking(n="2"), "n"),
+    (CHAT, asking(stop=["a", "b" * 257]), "stop"),
+    (CHAT, asking(frequency_penalty=1), "frequency_penalty"),
+    (CHAT, asking(top_logprobs=21), "top_logprobs"),
     (TEXT, prompting([" "]), "prompt"),
     (RESPONSES, responding(" "), "input"),
     (CHAT, asking(max_completion_tokens=0), "max_completion_tokens"),
@@ -86,9 +99,11 @@ OF_CHATS = ("messages.", "response_format", "max_completion_tokens", "reasoning_
 @pytest.mark.parametrize(("path", "body", "param"), CASES)
 async def test_an_error_names_the_field(serve: Serve, path: str, body: dict[str, Any], param: str) -> None:
     async with serve(ALL) as client:
-        response = await client.post(path, json=body)
+        response, streamed = [await client.post(path, json={**body, "stream": stream}) for stream in (False, True)]
     error = response.json()["error"]
-    assert response.status_code in (400, 403, 404), response.text
+    assert response.status_code == streamed.status_code in (400, 404), response.text
+    assert error == streamed.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
     assert error["param"] == param
     assert "template_options" not in error["message"], "a client calls no function"
     if path != CHAT:

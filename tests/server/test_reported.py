@@ -27,7 +27,7 @@ from semgrad_guard.server.settings import ServerSettings
 from semgrad_guard.server.upstream import Upstream
 from tests.pairwise import in_turn
 
-from .conftest import ALL, NONE, OPTIONS, Serve, asking, events
+from .conftest import ALL, NONE, OPTIONS, Serve, asking, bodies, events, text_in
 
 CHAT = "/v1/chat/completions"
 
@@ -37,7 +37,7 @@ def queue(**given: Any) -> ReportedQueue:
 
 
 def shown(found: list[dict[str, Any]]) -> str:
-    return "".join(c.get("delta", c.get("message")).get("content") or "" for e in found for c in e["choices"])
+    return text_in(found)
 
 
 @in_turn(estimator=["max_probability", "gnll", "top_entropy"], stream=[False, True])
@@ -65,7 +65,7 @@ async def test_the_scores_are_those_of_the_upstreams_own_tokens(
         async with serve(policy, mode=mode, upstream=upstream, scheduler=scores) as client:
             response = await client.post(CHAT, json=asking(stream=stream, logprobs=stream or None))
             assert response.status_code == 200, response.text
-            found = events(response.text) if stream else [response.json()]
+            found = bodies(response)
             assert shown(found) == text
             given = found[-1]["choices"][0]["logprobs"]
             record = given["semgrad_guard"]
@@ -259,6 +259,6 @@ async def test_a_doubtful_value_of_a_structured_answer_is_null(serve: Serve, str
         upstream = Upstream(RemoteServer("http://other/v1", transport=saying(text, entries)), scores)
         async with serve(policy, upstream=upstream, scheduler=scores) as client:
             response = await client.post(CHAT, json=asking(stream=stream, response_format=form, logprobs=True))
-        assert shown(events(response.text) if stream else [response.json()]) == '{"city": "Oslo", "people": null}'
+        assert shown(bodies(response)) == '{"city": "Oslo", "people": null}'
         found.add(re.sub(r'chatcmpl-\w+|"created": ?\d+', "", response.text))
     assert len(found) == 1, found

@@ -18,7 +18,7 @@ from semgrad_guard.server.service import ServedModel, Service
 from semgrad_guard.server.upstream import RemoteServer, RemoteTarget, Upstream
 from tests.steps import LIMIT
 
-from .conftest import ALL, NONE, OPTIONS, Serve, asking, events
+from .conftest import ALL, NONE, OPTIONS, Serve, asking, bodies, events, text_in
 
 CHAT = "/v1/chat/completions"
 Made = Callable[..., ServedModel]
@@ -59,8 +59,8 @@ async def test_the_upstream_writes_and_this_one_scores(
         async with serve(policy, mode=mode, upstream=upstream, scheduler=scorer, name="large") as client:
             response = await client.post(CHAT, json=body, headers={"authorization": "Bearer client-key"})
             assert response.status_code == 200, response.text
-            found = events(response.text) if stream else [response.json()]
-            shown = "".join(c.get("delta", c.get("message")).get("content") or "" for e in found for c in e["choices"])
+            found = bodies(response)
+            shown = text_in(found)
             assert shown == text
             record = found[-1]["choices"][0]["logprobs"]["semgrad_guard"]
             assert record["uncertainty"] == (pytest.approx(expected, rel=1e-6) if text == written else None)
@@ -81,10 +81,8 @@ async def test_escalation(
         response = await client.post(
             CHAT, json=asking(stream=stream, n=None), headers={"authorization": "Bearer client-key"}
         )
-    found = events(response.text) if stream else [response.json()]
-    assert "".join(c.get("delta", c.get("message")).get("content") or "" for e in found for c in e["choices"]) == (
-        written
-    )
+    found = bodies(response)
+    assert text_in(found) == (written)
     record = found[-1]["choices"][0]["logprobs"]["semgrad_guard"]
     assert (record["action"], record["escalated"]["status"], record["promised"]) == ("escalate", "unscored", False)
     assert record["details"]["scored_tokens"] == 0  # the draft's
@@ -242,7 +240,7 @@ async def test_calls_from_elsewhere_have_no_score(serve: Serve, scorer: Schedule
                 upstream = Upstream(RemoteServer(place), scorer)
                 async with serve(policy, upstream=upstream, scheduler=scorer) as client:
                     response = await client.post(CHAT, json=asking(stream=stream))
-                    found = events(response.text) if stream else [response.json()]
+                    found = bodies(response)
                 await upstream.server.close()
                 messages = [c.get("delta", c.get("message")) for e in found for c in e["choices"]]
                 calls = [call for one in messages for call in one.get("tool_calls") or ()]

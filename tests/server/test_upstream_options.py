@@ -14,7 +14,7 @@ from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.upstream import RemoteServer, Upstream
 from semgrad_guard.server.writing import ForeignText
 
-from .conftest import Serve, asking, events
+from .conftest import Serve, asking, bodies
 
 SAID = "a written answer"
 CHUNK = '{"choices":[{"index":0,"delta":{"content":"%s"},"finish_reason":"stop"}]}'
@@ -48,7 +48,7 @@ async def test_options_that_the_calibration_did_not_have_are_not_promised(
 
         async def record_of(**more: Any) -> dict[str, Any]:
             response = await client.post("/v1/chat/completions", json=asking(stream=stream, **more))
-            found = events(response.text) if stream else [response.json()]
+            found = bodies(response)
             record = found[-1]["choices"][0]["logprobs"]["semgrad_guard"]
             assert record["promised"] == (record["details"]["unfamiliar"] == [])
             return record
