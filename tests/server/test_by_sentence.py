@@ -17,7 +17,6 @@ from semgrad_guard.estimators import MaxProbability
 from semgrad_guard.guard import Answerer
 from semgrad_guard.guard.familiarity import judged_by
 from semgrad_guard.guard.reported import ReportedScorer
-from semgrad_guard.records import Verdict
 from semgrad_guard.server.assembly import assemble
 from semgrad_guard.server.gate import Keys
 from semgrad_guard.server.scheduler import ReportedQueue, Scheduler
@@ -238,8 +237,3 @@ def test_settings_that_cannot_be_kept_are_refused() -> None:
     with pytest.raises(InputError, match='by="sentence"'):
         judged_by(None, None, "drop")
     assert (judged_by(None, "sentence", None), judged_by(None, None, None)) == ("stop", None)
-
-
-def test_a_verdict_is_read_back(fixed: LanguageModel) -> None:
-    verdict = Guard(fixed, ALL, by="sentence", options=GenerationOptions(max_tokens=64))("hello")
-    assert Verdict.model_validate_json(verdict.model_dump_json()).sentences == verdict.sentences

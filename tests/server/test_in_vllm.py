@@ -137,23 +137,6 @@ def test_tokens_are_scored_as_one_process_scores_them(twin: TwinLanguageModel, s
         assert draft.verdict.details.fingerprint.startswith("vllm-")
 
 
-def test_sentences_are_scored_in_the_worker(twin: TwinLanguageModel) -> None:
-    settings = ServerSettings(mode="annotate", by="sentence", on_doubt="drop")
-    scoring = Scoring(twin, Opening(settings=settings, name="tiny"), None, Listener(runner()))
-    request, ids = request_of(QUESTIONS[0]), twin.tokenizer(TEXT, add_special_tokens=False)["input_ids"]
-    request = replace(request, options=replace(request.options, max_tokens=len(ids) + 1))
-    ask = asking_of(scoring)
-    assert ask(READ, to_read(request)).has_parts
-    [[draft]] = ask(SCORE, [written_by_vllm((*ids, twin.end_tokens[0]))])
-    expected = Answerer(twin, HybridGrad(), by_sentence="drop").scored(QUESTIONS[0], TEXT).verdict
-    assert len(draft.verdict.sentences) == len(expected.sentences) == 3
-    for mine, its in zip(draft.verdict.sentences, expected.sentences, strict=True):
-        assert (mine.start, mine.end, mine.tokens) == (its.start, its.end, its.tokens)
-        assert mine.uncertainty == pytest.approx(its.uncertainty, rel=1e-4)
-    own = draft.verdict.details.settings
-    assert own == {**(expected.details.settings or {}), "dtype": own["dtype"]}
-
-
 async def written_in_parts(
     ask: Callable[..., Any], scores: Round[Any, Any], ids: Sequence[int], name: str, let: LetThrough, codec: Codec
 ) -> Verdict:
