@@ -68,8 +68,8 @@ def decisions(
         typer.echo(_csv(rows), nl=False)
     elif as_json:
         found = [{**one.model_dump(), "words": str(one)} for one in promises]
-        told = {"summary": whole, "days": days, "savings": saved, "promises": found}
-        typer.echo(json.dumps(told, ensure_ascii=False))
+        report = {"summary": whole, "days": days, "savings": saved, "promises": found}
+        typer.echo(json.dumps(report, ensure_ascii=False))
     else:
         OUT.print(_table([*days, whole]))
         if whole["partly"]:

@@ -1,7 +1,7 @@
-"""What a guarded model saves beside its escalation target, and costs, by the decisions of a log.
+"""Savings: the requests that an escalation target did not get, and the cost of that, by the decisions of a log.
 
-Three rules. The drafts of escalated requests are a cost, and a withheld answer saves nothing. Money is told only at a
-price that somebody gives. And every sum is over whole blocks of 20 requests of one kind, counted from the log's first,
+Three rules. The drafts of escalated requests are a cost, and a withheld answer saves nothing. A sum of money takes a
+price that the user gives. And every sum is over whole blocks of 20 requests of one kind, counted from the log's first,
 so that no figure, and no difference between two of them, tells of one draft.
 """
 
@@ -57,10 +57,10 @@ class Price:
         Raises:
             InputError: it is none.
         """
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)/(\d+(?:\.\d+)?)", text.strip())
-        if found is None:
+        parts = re.fullmatch(r"(\d+(?:\.\d+)?)/(\d+(?:\.\d+)?)", text.strip())
+        if parts is None:
             raise InputError(f"{text[:40]!r} is no price: write that of a million prompt and answer tokens, as 2.5/10")
-        return cls(float(found[1]), float(found[2]))
+        return cls(float(parts[1]), float(parts[2]))
 
 
 @dataclass(frozen=True)
@@ -75,29 +75,29 @@ class Savings:
         total, here, away = sum(self.counts.values()), self.spent["answer"], self.spent["escalate"]
         if not self.counts["escalate"]:
             return []
-        said = [
+        found = [
             f"Of {total} requests {_share(self.counts['answer'], total)} were answered here, "
             f"{_share(self.counts['escalate'], total)} escalated and {_share(self.counts['abstain'], total)} withheld, "
             "which saves nothing."
         ]
         if here.prompt_tokens is not None and here.draft_tokens is not None:
-            said.append(
+            found.append(
                 f"Not sent to the target, of {here.requests} answered here: "
                 f"{_tokens(here.prompt_tokens, here.draft_tokens)}, as this model counts them"
                 f"{_each(here.seconds, here.requests)}."
             )
             if price is not None:
                 saved = (here.prompt_tokens * price.prompt + here.draft_tokens * price.answer) / _MILLION
-                said.append(f"At {price.prompt:g}/{price.answer:g} for a million tokens that is about {saved:,.2f}.")
+                found.append(f"At {price.prompt:g}/{price.answer:g} for a million tokens that is about {saved:,.2f}.")
         if away.prompt_tokens is not None and away.draft_tokens is not None:
-            said.append(
+            found.append(
                 f"The drafts of {away.requests} escalated requests are a cost: "
                 f"{_tokens(away.prompt_tokens, away.draft_tokens)}{_each(away.own_seconds, away.requests)}."
             )
         if away.target_prompt_tokens is not None and away.target_tokens is not None:
             took = _tokens(away.target_prompt_tokens, away.target_tokens)
-            said.append(f"The target took {took} for them{_each(away.target_seconds, away.requests)}.")
-        return said
+            found.append(f"The target took {took} for them{_each(away.target_seconds, away.requests)}.")
+        return found
 
 
 def _share(count: int, total: int) -> str:

@@ -151,8 +151,8 @@ class ChatRequest(BaseModel):
     @property
     def question(self) -> str | None:
         """The user's last message; None where it is no text."""
-        asked = (message for message in reversed(self.messages) if message.role == "user")
-        content = next(asked, self.messages[-1]).content
+        users = (message for message in reversed(self.messages) if message.role == "user")
+        content = next(users, self.messages[-1]).content
         return content if isinstance(content, str) else None
 
     @property

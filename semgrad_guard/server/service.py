@@ -107,7 +107,7 @@ class ServedModel:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Call:
-    """One request in work: its model, its terms, and what its author is `asked`, another server or our own engine.
+    """One request in work: its model, its terms, and the `task` of the answers' author, another server or our own engine.
 
     `cuts` are made after the decision; None where the answer is written as the client cuts it.
     """
@@ -117,7 +117,7 @@ class Call:
     served: ServedModel
     terms: Terms
     stop: Stop
-    asked: UpstreamRequest | AnswerRequest
+    task: UpstreamRequest | AnswerRequest
     cuts: Cuts | None = None
 
     @property
@@ -217,10 +217,10 @@ class Service:
             ).about("response_format")
         terms = replace(terms, part=part_of, trim=cuts.delivered if cuts else None)
         if is_ours:
-            asked = _to_our_engine(request, served, cuts, terms)
+            task = _to_our_engine(request, served, cuts, terms)
         else:
-            asked = UpstreamRequest(body=body, read=read, cuts=cuts, limit=served.options.max_tokens, terms=terms)
-        return Call(request=request, body=body, served=served, terms=terms, stop=terms.stop(), asked=asked, cuts=cuts)
+            task = UpstreamRequest(body=body, read=read, cuts=cuts, limit=served.options.max_tokens, terms=terms)
+        return Call(request=request, body=body, served=served, terms=terms, stop=terms.stop(), task=task, cuts=cuts)
 
     async def outcomes(self, call: Call) -> list[Outcome[Answer]]:
         """The answers to a request that are delivered.
@@ -232,7 +232,7 @@ class Service:
         with self.metrics.working(call.served.name):
             outcomes = await arun(
                 call.terms,
-                lambda: writer.answer(call.asked),
+                lambda: writer.answer(call.task),
                 call.ask,
                 count=call.request.count,
                 stop=call.stop,
@@ -247,7 +247,7 @@ class Service:
             return
 
         writer: Any = call.writer
-        live, ask = writer.live(call.asked), aasking(call.ask)
+        live, ask = writer.live(call.task), aasking(call.ask)
         steps: StreamSteps[Any, None] = streamed(call.terms, live, ask, stop=call.stop)
         with self.metrics.working(call.served.name):
             async with aclosing(arun_stream(steps)) as stream:
