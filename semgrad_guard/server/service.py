@@ -107,7 +107,7 @@ class ServedModel:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Call:
-    """One request in work: its model, its terms, and the `task` of the answers' author, another server or our own engine.
+    """One request in work: its model, its terms, and the `task` of another server or of our own engine.
 
     `cuts` are made after the decision; None where the answer is written as the client cuts it.
     """
