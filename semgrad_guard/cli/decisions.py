@@ -19,7 +19,7 @@ from semgrad_guard.cli import options
 from semgrad_guard.cli.command import ExitCode
 from semgrad_guard.cli.terminal import OUT, note, say_problems
 from semgrad_guard.decision_log.entries import Decision, Row, parse_since
-from semgrad_guard.decision_log.savings import Price
+from semgrad_guard.decision_log.savings import Price, read_price
 from semgrad_guard.errors import InputError
 
 _COLUMNS = ("decisions", "answer", "escalate", "abstain", "unscored", "drift")
@@ -39,7 +39,7 @@ def decisions(
             "The escalation target's price for a million prompt and answer tokens (2.5/10): what was saved.",
             options.OUTPUT,
             "PROMPT/ANSWER",
-            reads=Price.read,
+            reads=read_price,
         ),
     ] = None,
 ) -> None:

@@ -16,7 +16,6 @@ from semgrad_guard.records import Action
 
 BLOCK = 20
 """Requests of one kind that are summed together."""
-_MILLION = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,24 +42,20 @@ class Spent:
         return self.seconds - self.target_seconds
 
 
-@dataclass(frozen=True)
-class Price:
-    """A target's price for a million tokens, of prompts and of answers, in any currency."""
+Price = tuple[float, float]
+"""A target's price for a million tokens, of prompts and of answers, in any currency."""
 
-    prompt: float
-    answer: float
 
-    @classmethod
-    def read(cls, text: str) -> Price:
-        """A price such as "2.5/10".
+def read_price(text: str) -> Price:
+    """A price such as "2.5/10".
 
-        Raises:
-            InputError: it is none.
-        """
-        parts = re.fullmatch(r"(\d+(?:\.\d+)?)/(\d+(?:\.\d+)?)", text.strip())
-        if parts is None:
-            raise InputError(f"{text[:40]!r} is no price: write that of a million prompt and answer tokens, as 2.5/10")
-        return cls(float(parts[1]), float(parts[2]))
+    Raises:
+        InputError: it is none.
+    """
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?)/(\d+(?:\.\d+)?)", text.strip())
+    if parts is None:
+        raise InputError(f"{text[:40]!r} is no price: write that of a million prompt and answer tokens, as 2.5/10")
+    return float(parts[1]), float(parts[2])
 
 
 @dataclass(frozen=True)
@@ -87,8 +82,8 @@ class Savings:
                 f"{_each(here.seconds, here.requests)}."
             )
             if price is not None:
-                saved = (here.prompt_tokens * price.prompt + here.draft_tokens * price.answer) / _MILLION
-                found.append(f"At {price.prompt:g}/{price.answer:g} for a million tokens that is about {saved:,.2f}.")
+                saved = (here.prompt_tokens * price[0] + here.draft_tokens * price[1]) / 1e6
+                found.append(f"At {price[0]:g}/{price[1]:g} for a million tokens that is about {saved:,.2f}.")
         if away.prompt_tokens is not None and away.draft_tokens is not None:
             found.append(
                 f"The drafts of {away.requests} escalated requests are a cost: "
