@@ -35,11 +35,13 @@ _SWITCHES = frozenset({"enable_thinking", "thinking"})
 """Names of chat templates' switch for thinking: either turns it, whatever the template's own name is."""
 
 
-class _Sent(BaseModel):
+class Sent(BaseModel):
+    """A part of a request; further fields are refused."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Function(_Sent):
+class Function(Sent):
     """A tool's description."""
 
     name: StrictStr = Field(min_length=1, max_length=256)
@@ -48,7 +50,7 @@ class Function(_Sent):
     strict: StrictBool | None = None
 
 
-class Tool(_Sent):
+class Tool(Sent):
     """A tool that the model may call."""
 
     type: Literal["function"]
@@ -101,14 +103,14 @@ class ChatMessage(_Earlier):
         return Message(role, text, tool_calls=calls, tool_call_id=short_id(self.tool_call_id), name=self.name)
 
 
-class StreamOptions(_Sent):
+class StreamOptions(Sent):
     """The parts of a stream next to the answer."""
 
     include_usage: StrictBool = False
     include_obfuscation: StrictBool | None = None
 
 
-class NoSettings(_Sent):
+class NoSettings(Sent):
     """The guard's settings for one request: there are none, as no request changes a decision."""
 
 
@@ -257,7 +259,7 @@ class ChatRequest(BaseModel):
         return self.response_format is not None and self.response_format.get("type") in ("json_schema", "json_object")
 
 
-class ScoreRequest(_Sent):
+class ScoreRequest(Sent):
     """The body of POST /v1/score: a text, as the answer to a conversation."""
 
     model: StrictStr | None = None
@@ -267,7 +269,7 @@ class ScoreRequest(_Sent):
     cut: StrictBool = False
 
 
-class FeedbackRequest(_Sent):
+class FeedbackRequest(Sent):
     """The body of POST /v1/feedback: whether a delivered answer was right. The log knows whether it drew it."""
 
     decision_id: StrictStr = Field(min_length=1, max_length=64)
@@ -275,7 +277,7 @@ class FeedbackRequest(_Sent):
     grader: StrictStr | None = Field(default=None, max_length=128)
 
 
-class DecisionsRequest(_Sent):
+class DecisionsRequest(Sent):
     """The query of GET /v1/decisions. `since` is as for the command; `after` names a decision."""
 
     since: str | None = Field(default=None, max_length=64)
