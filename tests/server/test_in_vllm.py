@@ -49,9 +49,8 @@ from semgrad_guard.server.in_vllm.messages import (
     ToRead,
     Written,
 )
-from semgrad_guard.server.in_vllm.parts import BegunAnswer, Part
+from semgrad_guard.server.in_vllm.parts import BegunAnswer, Part, Round
 from semgrad_guard.server.in_vllm.plugin import GuardPlugin, admission, settings_in
-from semgrad_guard.server.in_vllm.rounds import Round
 from semgrad_guard.server.in_vllm.worker import Scoring
 from semgrad_guard.server.service import Service
 from semgrad_guard.server.settings import ServerSettings

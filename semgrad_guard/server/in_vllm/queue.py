@@ -32,8 +32,7 @@ from semgrad_guard.server.in_vllm.messages import (
     ToRead,
     Written,
 )
-from semgrad_guard.server.in_vllm.parts import BegunAnswer, Part
-from semgrad_guard.server.in_vllm.rounds import Round
+from semgrad_guard.server.in_vllm.parts import BegunAnswer, Part, Round
 from semgrad_guard.server.scheduler import RETRY, ModelQueue
 from semgrad_guard.server.settings import ServerSettings
 from semgrad_guard.server.writing import AnswerRequest, ForeignText
