@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC
@@ -19,8 +20,17 @@ from semgrad_guard.cli import options
 from semgrad_guard.cli.command import ExitCode
 from semgrad_guard.cli.terminal import OUT, note, say_problems
 from semgrad_guard.decision_log.entries import Decision, Row, parse_since
-from semgrad_guard.decision_log.savings import Price, read_price
+from semgrad_guard.decision_log.savings import Price
 from semgrad_guard.errors import InputError
+
+
+def _price(text: str) -> Price:
+    if (parts := re.fullmatch(r"(\d+(?:\.\d+)?)/(\d+(?:\.\d+)?)", text.strip())) is None:
+        raise typer.BadParameter(
+            f"{text[:40]!r} is no price: write that of a million prompt and answer tokens, as 2.5/10"
+        )
+    return Price(float(parts[1]), float(parts[2]))
+
 
 _COLUMNS = ("decisions", "answer", "escalate", "abstain", "unscored", "drift")
 
@@ -39,7 +49,7 @@ def decisions(
             "The escalation target's price for a million prompt and answer tokens (2.5/10): what was saved.",
             options.OUTPUT,
             "PROMPT/ANSWER",
-            reads=read_price,
+            reads=_price,
         ),
     ] = None,
 ) -> None:

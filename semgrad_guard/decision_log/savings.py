@@ -7,11 +7,9 @@ so that no figure, and no difference between two of them, tells of one draft.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from semgrad_guard.errors import InputError
 from semgrad_guard.records import Action
 
 BLOCK = 20
@@ -42,20 +40,12 @@ class Spent:
         return self.seconds - self.target_seconds
 
 
-Price = tuple[float, float]
-"""A target's price for a million tokens, of prompts and of answers, in any currency."""
+@dataclass(frozen=True)
+class Price:
+    """A target's price for a million tokens, of prompts and of answers, in any currency."""
 
-
-def read_price(text: str) -> Price:
-    """A price such as "2.5/10".
-
-    Raises:
-        InputError: it is none.
-    """
-    parts = re.fullmatch(r"(\d+(?:\.\d+)?)/(\d+(?:\.\d+)?)", text.strip())
-    if parts is None:
-        raise InputError(f"{text[:40]!r} is no price: write that of a million prompt and answer tokens, as 2.5/10")
-    return float(parts[1]), float(parts[2])
+    prompt: float
+    answer: float
 
 
 @dataclass(frozen=True)
@@ -82,8 +72,8 @@ class Savings:
                 f"{_each(here.seconds, here.requests)}."
             )
             if price is not None:
-                saved = (here.prompt_tokens * price[0] + here.draft_tokens * price[1]) / 1e6
-                found.append(f"At {price[0]:g}/{price[1]:g} for a million tokens that is about {saved:,.2f}.")
+                saved = (here.prompt_tokens * price.prompt + here.draft_tokens * price.answer) / 1e6
+                found.append(f"At {price.prompt:g}/{price.answer:g} for a million tokens that is about {saved:,.2f}.")
         if away.prompt_tokens is not None and away.draft_tokens is not None:
             found.append(
                 f"The drafts of {away.requests} escalated requests are a cost: "

@@ -127,7 +127,7 @@ def test_decisions_are_shown(tmp_path: Path, run: Run) -> None:
         (("serve", "--model", "a", "--model", "b", "--calibration", "c"), "NAME=FILE"),
         (("decisions", "--log", "nowhere.db"), "there is no decision log"),
         (("decisions", "--since", "yesterday"), "is not a time"),
-        (("decisions", "--price", "free"), "is no price"),
+        *((("decisions", "--price", price), "is no price") for price in ("free", "2", "-1/2", "1/nan")),
         (("decisions", "--csv", "--json"), "not both"),
     ],
 )
