@@ -135,7 +135,7 @@ class Decision(BaseModel, frozen=True, extra="ignore", allow_inf_nan=False):
             served=facts.served,
             tokens=own.scored_tokens if verdict.shows_draft else None,
             prompt_tokens=own.prompt_tokens,
-            draft_tokens=own.scored_tokens or None,
+            draft_tokens=own.scored_tokens,
             target_prompt_tokens=None if target is None else target.prompt_tokens,
             target_tokens=None if target is None else target.answer_tokens or target.scored_tokens or None,
             target_seconds=facts.target_seconds,
