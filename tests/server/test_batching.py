@@ -191,12 +191,11 @@ async def test_what_cannot_join_is_written_by_itself(start: Start) -> None:
 
 
 def test_a_model_that_cannot_be_looked_at_is_not_served(
-    start: Start, make_language_model: Callable[..., LanguageModel]
+    start: Start, make_language_model: Callable[..., LanguageModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = make_language_model(seed=5)
-    model._model.model.layers[0].register_forward_hook(lambda *_: fails())
+    monkeypatch.setattr(LanguageModel, "joins", property(lambda _: fails()))
     with pytest.raises(RuntimeError, match="gone"):
-        start(model)
+        start(make_language_model(seed=5))
 
 
 async def test_the_queue_keeps_its_order_and_nobody_starves(
