@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from semgrad_guard.adapters.traces import EvaluationLog
@@ -15,6 +16,8 @@ from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.interruption import Stop
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.guard import (
+    Draft,
+    Live,
     OnDoubt,
     Outcome,
     Pending,
@@ -107,9 +110,10 @@ class ServedModel:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Call:
-    """One request in work: its model, its terms, and the `task` of another server or of our own engine.
+    """One request in work: its model, its terms, and how another server or our own engine answers it.
 
-    `cuts` are made after the decision; None where the answer is written as the client cuts it.
+    `answer` has scored drafts written, `live` one of them piece by piece. `cuts` are made after the decision; None
+    where the answer is written as the client cuts it.
     """
 
     request: ChatRequest
@@ -117,13 +121,9 @@ class Call:
     served: ServedModel
     terms: Terms
     stop: Stop
-    task: UpstreamRequest | AnswerRequest
+    answer: Callable[[], Awaitable[Sequence[Draft[Answer]]]]
+    live: Callable[[], Live]
     cuts: Cuts | None = None
-
-    @property
-    def writer(self) -> Upstream | ModelQueue:
-        """The author of its answers."""
-        return self.served.upstream or self.served.scheduler
 
     @property
     def ask(self) -> AsyncAsk[Answer] | None:
@@ -216,11 +216,22 @@ class Service:
                 "none; leave response_format out"
             ).about("response_format")
         terms = replace(terms, part=part_of, trim=cuts.delivered if cuts else None)
-        if is_ours:
-            task = _to_our_engine(request, served, cuts, terms)
+        if served.upstream is None:
+            own = _to_our_engine(request, served, cuts, terms)
+            answer, live = partial(served.scheduler.answer, own), partial(served.scheduler.live, own)
         else:
-            task = UpstreamRequest(body=body, read=read, cuts=cuts, limit=served.options.max_tokens, terms=terms)
-        return Call(request=request, body=body, served=served, terms=terms, stop=terms.stop(), task=task, cuts=cuts)
+            sent = UpstreamRequest(body=body, read=read, cuts=cuts, limit=served.options.max_tokens, terms=terms)
+            answer, live = partial(served.upstream.answer, sent), partial(served.upstream.live, sent)
+        return Call(
+            request=request,
+            body=body,
+            served=served,
+            terms=terms,
+            stop=terms.stop(),
+            answer=answer,
+            live=live,
+            cuts=cuts,
+        )
 
     async def outcomes(self, call: Call) -> list[Outcome[Answer]]:
         """The answers to a request that are delivered.
@@ -228,15 +239,8 @@ class Service:
         Raises:
             SemGradGuardError: the first error in an answer's place.
         """
-        writer: Any = call.writer
         with self.metrics.working(call.served.name):
-            outcomes = await arun(
-                call.terms,
-                lambda: writer.answer(call.task),
-                call.ask,
-                count=call.request.count,
-                stop=call.stop,
-            )
+            outcomes = await arun(call.terms, call.answer, call.ask, count=call.request.count, stop=call.stop)
         return [one([outcome]) for outcome in outcomes]
 
     async def steps(self, call: Call) -> AsyncGenerator[Piece | Outcome[Answer]]:
@@ -246,9 +250,7 @@ class Service:
                 yield outcome
             return
 
-        writer: Any = call.writer
-        live, ask = writer.live(call.task), aasking(call.ask)
-        steps: StreamSteps[Any, None] = streamed(call.terms, live, ask, stop=call.stop)
+        steps: StreamSteps[Any, None] = streamed(call.terms, call.live(), aasking(call.ask), stop=call.stop)
         with self.metrics.working(call.served.name):
             async with aclosing(arun_stream(steps)) as stream:
                 async for step in stream:
