@@ -11,9 +11,8 @@ Why: docs/decisions.md#0054
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import aclosing, closing, contextmanager
-from contextvars import ContextVar
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, closing
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Self, cast
 from uuid import UUID
@@ -316,9 +315,7 @@ class Deciding(BaseChatModel):
 
         def show(step: Any) -> Iterator[ChatGenerationChunk | AIMessage]:
             if isinstance(step, Outcome):
-                message = call.delivered(cast("Outcome[AIMessage]", step))
-                _note(decider.router, message)
-                yield from shown.last(message)
+                yield from shown.last(call.delivered(cast("Outcome[AIMessage]", step)))
             elif is_live:
                 yield from shown.pieces(step)
 
@@ -348,7 +345,7 @@ class TracingHandler(BaseCallbackHandler):
 def _result(message: AIMessage, run: RunManager) -> ChatResult:
     """The whole message, which has the id of its chunks, so that LangGraph does not show it again."""
     message = message.model_copy(update={"id": _id_of(run)})
-    return ChatResult(generations=[ChatGeneration(message=message, generation_info=convert.info_of(message))])
+    return ChatResult(generations=[ChatGeneration(message=message)])
 
 
 def _id_of(run: RunManager) -> str:
@@ -393,31 +390,5 @@ class _Shown:
             chunk.content = rest
             if self._thought == chunk.additional_kwargs.get(convert.REASONING):
                 del chunk.additional_kwargs[convert.REASONING]
-        yield ChatGenerationChunk(message=chunk, generation_info=None if self._passed else convert.info_of(message))
+        yield ChatGenerationChunk(message=chunk)
         yield message
-
-
-# What has been decided about, for the middleware of an agent.
-
-_noted: ContextVar[tuple[UncertaintyRouterCallback, set[Any]] | None] = ContextVar("semgrad_guard_noted", default=None)
-
-
-@contextmanager
-def noting(router: UncertaintyRouterCallback) -> Generator[set[Any]]:
-    """The messages that models with this router deliver while this lasts, by their `delivered_form`."""
-    token = _noted.set((router, delivered := set[Any]()))
-    try:
-        yield delivered
-    finally:
-        _noted.reset(token)
-
-
-def delivered_form(message: AIMessage) -> Any:
-    """What tells a message from others: its text, and the calls in it."""
-    return convert.message_text(message), repr([(call["name"], call["args"]) for call in message.tool_calls])
-
-
-def _note(router: UncertaintyRouterCallback | None, message: AIMessage) -> None:
-    noted = _noted.get()
-    if noted is not None and noted[0] == router:
-        noted[1].add(delivered_form(message))

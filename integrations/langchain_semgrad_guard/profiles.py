@@ -12,13 +12,6 @@ from semgrad_guard import LanguageModel, Message
 from semgrad_guard.adapters.settings import read_json, template_calls_tools
 from semgrad_guard.errors import InputError
 
-_NOTHING_ELSE = dict.fromkeys(
-    [
-        *("image_inputs", "image_url_inputs", "image_tool_message", "pdf_inputs", "pdf_tool_message", "audio_inputs"),
-        *("video_inputs", "image_outputs", "audio_outputs", "video_outputs"),
-    ],
-    False,
-)
 _TEXT = dict.fromkeys(["text_inputs", "text_outputs", "structured_output", "temperature", "open_weights"], True)
 
 
@@ -37,7 +30,7 @@ def profile_on_disk(name_or_path: str, revision: str | None, options: Mapping[st
 
 
 def _profile(window: int | None, *, calls_tools: bool) -> ModelProfile:
-    found = {**_NOTHING_ELSE, **_TEXT, "tool_calling": calls_tools, "tool_choice": calls_tools}
+    found = {**_TEXT, "tool_calling": calls_tools, "tool_choice": calls_tools}
     return cast("ModelProfile", found if window is None else {**found, "max_input_tokens": window})
 
 

@@ -19,7 +19,7 @@ from langchain_core.tracers.context import register_configure_hook
 from langchain_semgrad_guard.targets import Target, chat_model_in, require_runnable
 from semgrad_guard import Policy
 from semgrad_guard.errors import UnenforcedPolicyError
-from semgrad_guard.guard import OnUnscored, Promise, Question, Router, RouterOptions, promise_along, require_sequel
+from semgrad_guard.guard import OnUnscored, Question, Router, RouterOptions, require_sequel
 from semgrad_guard.guard import asking as asking_question
 
 _ASKS = "semgrad_guard"
@@ -125,21 +125,6 @@ class UncertaintyRouterCallback(Router, OnlyAsking):
     def policy(self) -> Policy:
         """Which answers are let through."""
         return self.terms.policy
-
-    @property
-    def promise(self) -> Promise | None:
-        """The promise about the answers of a model with this router and of its targets; see `Guard.promise`."""
-        return promise_along(_Stage(self), _Stage)
-
-
-class _Stage:
-    """A router, and that of its target, as stages of one promise."""
-
-    def __init__(self, router: UncertaintyRouterCallback) -> None:
-        self.policy, self.mode = router.policy, router.terms.mode
-        following = getattr(chat_model_in(router.escalate_to), "router", None)
-        is_stage = isinstance(following, UncertaintyRouterCallback)
-        self.escalate_to: Any = _Stage(following) if is_stage else router.escalate_to
 
 
 _in_questions: ContextVar[BaseCallbackHandler | None] = ContextVar("semgrad_guard_in_questions", default=None)

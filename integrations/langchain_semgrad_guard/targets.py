@@ -11,7 +11,7 @@ from typing import Any, cast
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
-from langchain_core.runnables.base import RunnableBinding, RunnableBindingBase
+from langchain_core.runnables.base import RunnableBindingBase
 
 from langchain_semgrad_guard import messages as convert
 from semgrad_guard.errors import InputError
@@ -47,15 +47,18 @@ class Target:
 
     def _formed(self, options: Mapping[str, Any]) -> tuple[Runnable[Any, Any], dict[str, Any]]:
         """The Runnable for a call, and its options: a chat model answers in the same form, with the same tools."""
-        model = chat_model_in(self.runnable)
-        if model is None:
+        *bindings, model = layers(self.runnable)
+        if not isinstance(model, BaseChatModel):
             return self.runnable, {}
         given = {name: options[name] for name in _FORWARDED if options.get(name) is not None}
         tools = options.get("tools")
-        if not tools or "tools" in _bound_options(self.runnable):
+        if not tools or any("tools" in binding.kwargs for binding in bindings):
             return self.runnable, given
         chosen = {name: options[name] for name in ("tool_choice",) if options.get(name) is not None}
-        return _rebound(self.runnable, model.bind_tools(convert.openai_tools(tools), **chosen)), given
+        runnable = model.bind_tools(convert.openai_tools(tools), **chosen)
+        for binding in reversed(bindings):
+            runnable = binding.model_copy(update={"bound": runnable})
+        return runnable, given
 
 
 def replying(
@@ -87,8 +90,15 @@ def replying(
 
 
 def reply_of(answer: Any) -> Reply[AIMessage]:
-    """A target's answer as a reply: a message, with its own record if it has one."""
-    message = convert.message_of(answer)
+    """A target's answer as a reply: a message, with its own record if it has one.
+
+    Raises:
+        InputError: it returned something else, or a graph that was interrupted.
+    """
+    if isinstance(answer, Mapping) and cast("Mapping[str, Any]", answer).get("__interrupt__"):
+        raise InputError("the escalation target was interrupted before it had an answer")
+    message = convert.as_message(convert.output_of(answer))
+    message = message.model_copy(update={"id": None, "name": None})  # they belong to the run that delivers
     recorded, calls = convert.stage_verdict(message), convert.calls_of(message)
     if recorded is None:
         return Reply(external(convert.message_text(message), tool_calls=calls), message)
@@ -167,42 +177,27 @@ def _takes_state(runnable: Runnable[Any, Any]) -> bool:
         schema = runnable.get_input_jsonschema()
     except Exception:  # noqa: BLE001 - schemas are a courtesy: LangChain raises many kinds of errors where there is none
         return False
-    fields = schema.get("properties")
-    if schema.get("type") == "object" and fields:
-        if "messages" in fields:
-            return True
-        names = ", ".join(sorted(fields))
-        form = ", ".join(f"{name!r}: messages[-1].text" for name in sorted(fields))
+    fields = schema.get("properties") if schema.get("type") == "object" else None
+    if fields and "messages" in fields:
+        return True
+    if fields or schema.get("type") == "string":
+        wanted = f"{{{', '.join(sorted(fields))}}}" if fields else "a string"
         raise InputError(
-            f"escalate_to takes {{{names}}} and an escalation hands it the list of messages. Put a step before it that "
-            f"makes the one of the other: RunnableLambda(lambda messages: {{{form}}}) | chain"
-        )
-    if schema.get("type") == "string":
-        raise InputError(
-            "escalate_to takes a string and an escalation hands it the list of messages. Put a step before it: "
-            "RunnableLambda(lambda messages: messages[-1].text) | chain"
+            f"escalate_to takes {wanted}, and an escalation hands it the list of messages. Put a step before it that "
+            "makes the one of the other, of messages[-1].text for example: RunnableLambda(...) | chain"
         )
     return False
 
 
-def chat_model_in(runnable: Any) -> BaseChatModel | None:
-    """The chat model inside of bindings; None where there is none."""
-    while isinstance(runnable, RunnableBindingBase):
-        runnable = cast("RunnableBindingBase[Any, Any]", runnable).bound
-    return runnable if isinstance(runnable, BaseChatModel) else None
-
-
-def _bound_options(runnable: Any) -> Mapping[str, Any]:
-    found: dict[str, Any] = {}
-    while isinstance(runnable, RunnableBindingBase):
-        binding = cast("RunnableBindingBase[Any, Any]", runnable)
-        found, runnable = {**binding.kwargs, **found}, binding.bound
+def layers(runnable: Any) -> list[Any]:
+    """A Runnable and what is within its bindings, from the outside; the last one is no binding."""
+    found = [runnable]
+    while isinstance(found[-1], RunnableBindingBase):
+        found.append(cast("RunnableBindingBase[Any, Any]", found[-1]).bound)
     return found
 
 
-def _rebound(runnable: Any, model: Runnable[Any, Any]) -> Runnable[Any, Any]:
-    """The same bindings around another model."""
-    if not isinstance(runnable, RunnableBindingBase):
-        return model
-    binding = cast("RunnableBinding[Any, Any]", runnable)
-    return binding.model_copy(update={"bound": _rebound(binding.bound, model)})
+def chat_model_in(runnable: Any) -> BaseChatModel | None:
+    """The chat model inside of bindings; None where there is none."""
+    innermost = layers(runnable)[-1]
+    return innermost if isinstance(innermost, BaseChatModel) else None

@@ -109,11 +109,6 @@ def test_a_doubtful_call_does_not_run(how: str, run: Callable[..., Any]) -> None
         assert CANARY not in shown(state)
 
 
-def test_the_middleware_reads_log_probabilities(run: Callable[..., Any]) -> None:
-    agent = create_agent(Scripted(script=SURE), [], middleware=[UncertaintyMiddleware(router())])
-    assert texts(run(agent, ASKED))[-1] == SURE
-
-
 def test_a_model_that_another_middleware_swaps_in(run: Callable[..., Any]) -> None:
     other = Scripted(script=f"It is {CANARY}")
 
