@@ -33,7 +33,7 @@ from langchain_core.tracers._streaming import _StreamingCallbackHandler  # who w
 from langchain_core.tracers.base import BaseTracer
 from langchain_core.utils.utils import LC_ID_PREFIX
 from langchain_core.utils.uuid import uuid7
-from pydantic import ConfigDict, Field, PrivateAttr, SkipValidation, field_validator, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, SkipValidation, field_validator
 
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.router import ASKING, UncertaintyRouterCallback
@@ -160,20 +160,12 @@ class Deciding(BaseChatModel):
     timeout: Timeout = None
     """Seconds for generating and scoring; beneath a router that sets no limit, for its target as well."""
     streaming: bool | None = None
-    """True: handlers hear tokens in every run. False: answers are made whole, as with `disable_streaming`."""
-    disable_streaming: bool = Field(default=True, exclude=True)  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Set to True, answers are made whole. LangChain always finds True here, and so gives each run to `_generate`."""
+    """True: handlers hear tokens in every run. False: answers are made whole."""
+    disable_streaming: Literal[True] = Field(default=True, exclude=True)  # pyright: ignore[reportIncompatibleVariableOverride]
+    """LangChain always finds True here, and so gives each run to `_generate`, which streams where that is wanted."""
     cache: Literal[False] = Field(default=False, exclude=True)  # pyright: ignore[reportIncompatibleVariableOverride]
 
     _decider: Decider | None = PrivateAttr(default=None)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _whole(cls, fields: Any) -> Any:
-        if "disable_streaming" not in fields:
-            return fields
-        stays = {} if not fields["disable_streaming"] or "streaming" in fields else {"streaming": False}
-        return {**fields, **stays, "disable_streaming": True}
 
     @field_validator("router", mode="before")
     @classmethod

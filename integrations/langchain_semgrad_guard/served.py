@@ -17,7 +17,6 @@ from importlib.util import find_spec
 from typing import Annotated, Any, cast
 
 from langchain_core.language_models import LanguageModelInput, ModelProfile
-from langchain_core.language_models.base import LangSmithParams
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, message_chunk_to_message
 from langchain_core.runnables import Runnable
@@ -199,10 +198,6 @@ class GuardedChatModel(Deciding):
     def _identifying_params(self) -> dict[str, Any]:
         inner, bound = unbound(self.model)
         return {**inner._identifying_params, **bound, **super()._identifying_params}
-
-    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        inner, bound = unbound(self.model)
-        return inner._get_ls_params(stop=stop, **{**bound, **kwargs})
 
     def _resolve_model_profile(self) -> ModelProfile | None:
         return unbound(self.model)[0].profile

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from itertools import chain
 from typing import Any
@@ -19,7 +18,6 @@ from semgrad_guard.adapters.traces import EvaluationLog
 from semgrad_guard.errors import LowConfidenceError
 
 _OPENINFERENCE = "openinference.instrumentation.langchain"
-_log = logging.getLogger(__name__)
 
 
 class UncertaintyTracer(TracingHandler):
@@ -32,7 +30,8 @@ class UncertaintyTracer(TracingHandler):
     `gen_ai.evaluation.result` is tied to it. The decision of a router is written as well as the score; a scored
     target's run, within an answer's, has a span of its own. No text is written.
 
-    Give it in a config's callbacks: the model's own come after the instrumentor, which ends the span too early.
+    Give it in a config's callbacks: the model's own come after the instrumentor, which ends the span too early, so that
+    the verdict is an event only.
 
     Args:
         logger_provider: where events go; default: OpenTelemetry's global one.
@@ -57,12 +56,6 @@ class UncertaintyTracer(TracingHandler):
         if verdict is None:
             return
         span = _open_span_of(run_id) or begun or get_current_span()
-        if span.get_span_context().is_valid and not span.is_recording():
-            _log.warning(
-                "the span of run %s had ended before its verdict came, which is therefore an event only. "
-                'Give UncertaintyTracer in a config: {"callbacks": [UncertaintyTracer()]}.',
-                run_id,
-            )
         delivered = next(chain.from_iterable(response.generations), None)
         response_id = delivered.message.id if isinstance(delivered, ChatGeneration) else None
         self._evaluations.write(verdict.metadata(), span, response_id=response_id)

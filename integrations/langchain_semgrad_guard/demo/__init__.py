@@ -19,7 +19,6 @@ from typing import Any
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import Runnable
 from rich.console import Console
-from rich.progress import track
 
 from langchain_semgrad_guard.calibrating import calibrate_chain
 from langchain_semgrad_guard.chat_semgrad import ChatSemGrad
@@ -74,7 +73,7 @@ def run(output: Path | None = None, *, model: str = POCKET) -> int:
     demo = make(console, LanguageModel.from_pretrained(model), model, library, list(pool.values()))
     report.promise(console, alpha=demo.alpha, delta=demo.delta)
     report.table(console, shown, _ask(demo.chain, shown), stages=demo.stages)
-    answers = _ask(demo.chain, demo.held_out, note="What is delivered, on questions that calibrated nothing")
+    answers = _ask(demo.chain, demo.held_out)
     report.outcome(console, demo.held_out, answers, alpha=demo.alpha, delta=demo.delta, grader=demo.grader)
     if demo.stages == 1:
         report.effect(console, demo.held_out, answers, grader=demo.grader)
@@ -100,7 +99,7 @@ def _calibrated_now(
         memory, _examples(first_set), grader, alpha=ALPHA_MEMORY, delta=delta, max_concurrency=BATCH
     )
     report.stage(console, "1, memory", first)
-    drafts = _ask(memory, second_set, note="Stage 2: what does stage 1 hand on?")
+    drafts = _ask(memory, second_set)
     verdicts = [get_verdict(draft) for draft in drafts]
     handed_on = [
         question
@@ -148,11 +147,5 @@ def _examples(pool: Sequence[Question]) -> list[tuple[str, tuple[str, ...]]]:
     return [(question.question, question.answers) for question in pool]
 
 
-def _ask(chain: Runnable[Any, AIMessage], pool: Sequence[Question], *, note: str | None = None) -> list[AIMessage]:
-    """The chain's answers, in batches; with a `note`, progress is shown under it."""
-    starts = range(0, len(pool), BATCH)
-    return [
-        message
-        for start in (track(starts, description=note) if note else starts)
-        for message in chain.batch([question.question for question in pool[start : start + BATCH]])
-    ]
+def _ask(chain: Runnable[Any, AIMessage], pool: Sequence[Question]) -> list[AIMessage]:
+    return chain.batch([question.question for question in pool], {"max_concurrency": BATCH})
