@@ -32,7 +32,10 @@ PRINTED = {
     "20_query_engine.py": {"What is the capital of France?", "What is the capital of Mongolia?"},
     "21_chat_engine.py": {"answer: ", "abstain: I don't know.", "remembered: ", "streamed: ", "advice: abstain"},
     "22_workflow.py": {"What is the capital of France? ", "waiting for a person: What is the capital of Mongolia?"},
-    "23_function_agent.py": {"rent: It is paid.   (paid: Ann)", "garage: I am not sure whom to pay."},
+    "23_function_agent.py": {
+        "rent: It is paid.   (paid: Ann)",
+        "garage: Whom shall I pay for the garage?   (paid: nobody)",
+    },
 }
 """Beginnings of lines that each example prints."""
 

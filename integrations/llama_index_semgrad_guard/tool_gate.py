@@ -33,9 +33,9 @@ class Written:
 
 
 class Turn:
-    """The calls that models wrote in one turn of a conversation, and the tools that are closed since a call was blocked.
+    """The calls that models wrote in one turn of a conversation, and the tools that are closed.
 
-    They are closed until a call that was written later has a result.
+    A blocked call closes its tool, until a call that was written later has a result.
     """
 
     def __init__(self) -> None:
