@@ -19,8 +19,9 @@ from semgrad_guard import HybridGrad, LanguageModel, SemGrad
 from semgrad_guard.errors import EmptyPromptError, InputError
 from tests.steps import LIMIT, Steps, most_threads, until
 
+from .listening import Tracer
 from .scripted import Scripted
-from .support import EVERYTHING, QUESTION, ROUTES, Ledger, metadata_of
+from .support import EVERYTHING, QUESTION, ROUTES, metadata_of
 
 
 def test_an_answer_carries_its_score(chat: ChatSemGrad, language_model: LanguageModel) -> None:
@@ -115,12 +116,13 @@ def test_weights_load_at_the_first_answer_and_are_shared(tiny: str, monkeypatch:
     assert loaded == [tiny] * 3, "unused weights are let go"
 
 
-def test_an_empty_prompt_is_refused_and_its_run_closed(chat: ChatSemGrad, ledger: Ledger) -> None:
+def test_an_empty_prompt_is_refused_and_its_run_closed(chat: ChatSemGrad) -> None:
+    tracer = Tracer()
     for ask in (chat.invoke, lambda *args: list(chat.stream(*args))):
         with pytest.raises(EmptyPromptError):
-            ask(" \n", {"callbacks": [ledger]})
-    ledger.assert_balanced()
-    assert [how for how, _ in ledger.closed] == ["error", "error"]
+            ask(" \n", {"callbacks": [tracer]})
+    assert ["EmptyPromptError" in str(run.error) for run in tracer.roots] == [True, True]
+    assert not tracer.run_map
 
 
 def test_the_estimator_and_template_stand_in_the_record(language_model: LanguageModel) -> None:

@@ -15,9 +15,9 @@ from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, UncertaintyRo
 from semgrad_guard import LanguageModel, Policy
 from semgrad_guard.errors import BindingMismatchError, InputError
 
-from .listening import shown
+from .listening import Ear, Tracer, shown
 from .scripted import CANARY, SURE, THRESHOLD, Scripted
-from .support import EVERYTHING, NOTHING, QUESTION, Ledger, Route, Wire, policy_for_another_model, text_of
+from .support import EVERYTHING, NOTHING, QUESTION, Route, policy_for_another_model, text_of
 
 
 def router(target: Any, **options: Any) -> UncertaintyRouterCallback:
@@ -78,15 +78,16 @@ def test_a_guarded_target_decides_by_itself(chat: ChatSemGrad, route: Route) -> 
         assert text_of(route(GuardedChatModel(Scripted(), router(second)), QUESTION, {})) == text
 
 
-def test_only_tracers_see_the_target(wire: Wire, ledger: Ledger) -> None:
+def test_only_tracers_see_the_target() -> None:
+    ear, tracer = Ear(), Tracer()
     guard = GuardedChatModel(Scripted(), router(Scripted(script=SURE)))
-    list(guard.stream(QUESTION, {"callbacks": [wire, ledger]}))
-    assert len(wire.started) == 1
-    assert "".join(map(str, wire.tokens)) == SURE
-    own, inner = ledger.models()
-    assert inner.parent_run_id == own.id
-    assert CANARY not in shown([run.model_dump() for run in ledger.runs])
-    ledger.assert_balanced()
+    list(guard.stream(QUESTION, {"callbacks": [ear, tracer]}))
+    assert ear.names == ["on_chat_model_start", "on_llm_new_token", "on_llm_end"]
+    (own,) = tracer.roots
+    (inner,) = own.child_runs
+    assert SURE in shown(inner.outputs)
+    assert CANARY not in "".join(tracer.events)
+    assert not tracer.run_map, "every run has ended"
 
 
 def test_a_calibration_that_does_not_follow(chat: ChatSemGrad) -> None:

@@ -12,11 +12,6 @@ from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableLambda
 from langsmith import Client
 from openinference.instrumentation.langchain import LangChainInstrumentor
-from opentelemetry.sdk._logs import LoggerProvider
-from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from langchain_semgrad_guard import (
     ChatSemGrad,
@@ -27,6 +22,7 @@ from langchain_semgrad_guard import (
 )
 from semgrad_guard import LanguageModel
 from semgrad_guard.errors import EmptyPromptError
+from tests.integrations.exported import Exported
 
 from .support import EVERYTHING, NOTHING, QUESTION, Route
 
@@ -38,32 +34,21 @@ RUNS: dict[str, Run] = {
 }
 
 
-class Exported:
-    """A tracer and a logger provider that keep their exports."""
+class Traced(Exported):
+    """With a tracer of ours that writes into it."""
 
     def __init__(self) -> None:
-        self.span_exporter, self.log_exporter = InMemorySpanExporter(), InMemoryLogRecordExporter()
-        self.tracer_provider, self.logger_provider = TracerProvider(), LoggerProvider()
-        self.tracer_provider.add_span_processor(SimpleSpanProcessor(self.span_exporter))
-        self.logger_provider.add_log_record_processor(SimpleLogRecordProcessor(self.log_exporter))
+        super().__init__()
         self.tracer = UncertaintyTracer(logger_provider=self.logger_provider)
 
-    def models(self) -> list[ReadableSpan]:
-        """The exported spans of chat models."""
-        spans = self.span_exporter.get_finished_spans()
-        return [span for span in spans if (span.attributes or {}).get("openinference.span.kind") == "LLM"]
 
-    def events(self) -> list[Any]:
-        return [exported.log_record for exported in self.log_exporter.get_finished_logs()]
+@pytest.fixture
+def exported() -> Traced:
+    return Traced()
 
 
 @pytest.fixture
-def exported() -> Exported:
-    return Exported()
-
-
-@pytest.fixture
-def instrumented(exported: Exported) -> Iterator[Exported]:
+def instrumented(exported: Traced) -> Iterator[Traced]:
     """With OpenInference's LangChain instrumentor on."""
     LangChainInstrumentor().instrument(tracer_provider=exported.tracer_provider)
     yield exported
@@ -88,10 +73,10 @@ def decisions(router: UncertaintyRouterCallback) -> list[str]:
 
 
 def test_openinference_spans_on_every_path(
-    chat: ChatSemGrad, instrumented: Exported, router: UncertaintyRouterCallback, route: Route
+    chat: ChatSemGrad, instrumented: Traced, router: UncertaintyRouterCallback, route: Route
 ) -> None:
     route(chat, QUESTION, {"callbacks": [router, instrumented.tracer]})
-    spans = [span.attributes or {} for span in instrumented.models()]
+    spans = [span.attributes or {} for span in instrumented.judged()]
     assert [span["semgrad_guard.action"] for span in spans] == decisions(router)
     assert all(span["semgrad_guard.uncertainty"] > 0 for span in spans)
     assert spans[-1]["semgrad_guard.threshold"] == router.policy.threshold
@@ -99,10 +84,10 @@ def test_openinference_spans_on_every_path(
 
 
 def test_events_belong_to_their_spans(
-    chat: ChatSemGrad, draft: str, instrumented: Exported, router: UncertaintyRouterCallback
+    chat: ChatSemGrad, draft: str, instrumented: Traced, router: UncertaintyRouterCallback
 ) -> None:
     message = chat.invoke(QUESTION, {"callbacks": [router, instrumented.tracer]})
-    events, spans = instrumented.events(), instrumented.models()
+    events, spans = instrumented.events(), instrumented.judged()
     assert [event.event_name for event in events] == ["gen_ai.evaluation.result"] * len(decisions(router))
     assert [event.attributes["gen_ai.evaluation.score.label"] for event in events] == decisions(router)
     assert [event.span_id for event in events] == [span.context.span_id for span in spans]
@@ -115,37 +100,37 @@ def test_events_belong_to_their_spans(
     assert draft not in repr([event.attributes for event in events])
 
 
-def test_every_span_is_exported_after_an_error_too(chat: ChatSemGrad, instrumented: Exported) -> None:
+def test_every_span_is_exported_after_an_error_too(chat: ChatSemGrad, instrumented: Traced) -> None:
     def fail(_: Any) -> AIMessage:
         raise RuntimeError("no network")
 
     router = UncertaintyRouterCallback(NOTHING, escalate_to=RunnableLambda(fail))
     with pytest.raises(RuntimeError, match="no network"):
         chat.invoke(QUESTION, {"callbacks": [router, instrumented.tracer]})
-    names = [span.name for span in instrumented.span_exporter.get_finished_spans()]
+    names = [span.name for span in instrumented.spans()]
     assert names == ["fail", "ChatSemGrad"]
     with pytest.raises(EmptyPromptError):
         chat.invoke([], {"callbacks": [instrumented.tracer]})
     assert not instrumented.tracer._spans
-    assert len(instrumented.models()) == 2
+    assert len(instrumented.spans()) == 3
 
 
-def test_the_current_span_where_nothing_is_instrumented(chat: ChatSemGrad, exported: Exported) -> None:
+def test_the_current_span_where_nothing_is_instrumented(chat: ChatSemGrad, exported: Traced) -> None:
     with exported.tracer_provider.get_tracer("mine").start_as_current_span("mine"):
         chat.invoke(QUESTION, {"callbacks": [exported.tracer]})
-    (span,) = exported.span_exporter.get_finished_spans()
+    (span,) = exported.spans()
     assert (span.attributes or {})["semgrad_guard.status"] == "scored"
     (event,) = exported.events()
     assert event.span_id == span.context.span_id
 
 
-def test_an_event_without_a_span(chat: ChatSemGrad, exported: Exported, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_event_without_a_span(chat: ChatSemGrad, exported: Traced, caplog: pytest.LogCaptureFixture) -> None:
     chat.invoke(QUESTION, {"callbacks": [exported.tracer]})
     assert len(exported.events()) == 1
     assert not caplog.records
 
 
-def test_answers_without_a_record_are_left_alone(exported: Exported) -> None:
+def test_answers_without_a_record_are_left_alone(exported: Traced) -> None:
     from langchain_core.language_models.fake_chat_models import FakeListChatModel
 
     FakeListChatModel(responses=["Bare."]).invoke(QUESTION, {"callbacks": [exported.tracer]})
