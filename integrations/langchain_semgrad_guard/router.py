@@ -78,18 +78,9 @@ class UncertaintyRouterCallback(Router, OnlyAsking):
             options and tools, an agent's graph a state with the messages, any other Runnable the messages; of a chain
             in `guarded`, it gets the chain's input. It returns a message or a string. The answer of a target without a
             router of its own is outside any promise.
-        on_unscored: the action for an answer without a score, where it is not the policy's.
-        trusted_tools: tools whose calls need no score: a message that calls no other keeps its calls, not its text.
-        mode: "enforce"; "annotate": every answer is delivered, live, with the decision in its metadata; "raise": a
-            `LowConfidenceError` in the place of an answer that is not let through.
-        abstain_message: delivered in place of an answer that is neither let through nor escalated; a text, or a
-            function of the verdict.
-        on_error: for an answer whose target or chain fails or is late, or that is late itself: "raise" or "abstain".
-        timeout: seconds for generating, scoring and escalating together.
-        keep_draft: keep withheld texts in the metadata (`draft`).
-        monitor: watches the scores for drift.
-        notify: called with every verdict.
-        log: a `DecisionLog`, which every decision is written to.
+        on_unscored, trusted_tools: as in `Router`.
+        **options: `mode`, `abstain_message`, `on_error`, `timeout`, `keep_draft`, `monitor`, `notify` and `log`, as in
+            `Terms`.
 
     Raises:
         InputError: an argument is not as described.
