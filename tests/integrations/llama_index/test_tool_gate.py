@@ -190,6 +190,8 @@ async def test_tools_of_every_kind(rule: Calibration, wide: LanguageModel) -> No
         ran.get().append(f"{text}: {await ctx.store.get('num_tool_calls')}")
         return "noted"
 
+    note.__annotations__["ctx"] = Context  # LlamaIndex looks for the class itself
+
     def look(what: str) -> str:
         """Look."""
         ran.get().append(what)
@@ -233,7 +235,8 @@ async def test_every_judged_call_is_a_row_of_the_log(rule: Calibration, wide: La
 
 async def test_what_does_not_belong_together_is_refused(rule: Calibration, wide: LanguageModel) -> None:
     turn = ToolGate(rule).turn()
-    other = verdict_on([pay("Ann")], estimator="hybridgrad")
+    assert rule.binding is not None
+    other = verdict_on([pay("Ann")], estimator="gnll", model=rule.binding.model)
     (tool, _) = ToolGate(rule).tools(TOOLS)
     with turn:
         current_turn().note(other)  # type: ignore[union-attr]
