@@ -28,7 +28,7 @@ SCENARIOS: dict[str, tuple[list[list[Call]], list[str]]] = {
         [[pay("Bob", DOUBTFUL)], *([pay(f"Bob{number}")] for number in range(20))],
         [],
     ),
-    "a result beside the block": ([[pay("Bob", DOUBTFUL), CLOCK], [pay("Bob")]], ["clock"]),
+    "a result next to the block": ([[pay("Bob", DOUBTFUL), CLOCK], [pay("Bob")]], ["clock"]),
     "a later result": ([[pay("Bob", DOUBTFUL)], [CLOCK], [pay("Ann")]], ["clock", "Ann"]),
     "twice the same": ([[pay("Ann")], [pay("Ann", DOUBTFUL)]], ["Ann"]),
 }
