@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 from langchain_core.messages import AIMessage
+from langchain_core.runnables import RunnableLambda
 from rich.console import Console
 
 from langchain_semgrad_guard import demo
 from langchain_semgrad_guard.demo import report, run
 from langchain_semgrad_guard.demo.library import SHOWN, questions
-from semgrad_guard import METADATA_KEY, Verdict
+from semgrad_guard import METADATA_KEY, Verdict, calibrate
 from semgrad_guard.grading import Contains
 
 from .fetched import require_smollm2
@@ -153,7 +154,8 @@ def test_the_demo_grades_answers_by_their_questions() -> None:
     messages = [AIMessage(content=record.text, response_metadata={METADATA_KEY: record.metadata()})]
     written = io.StringIO()
     console = Console(width=200, file=written)
-    report.outcome(console, [question], messages, alpha=0.1, delta=0.1, grader=Contains())
-    report.effect(console, [question], messages, grader=Contains())
+    chain, calibration = RunnableLambda(lambda _: messages[0]), calibrate([0.1], [True], alpha=0.1, delta=0.1)
+    shown = report.Demo(chain, calibration, [question], Contains(), stages=1, alpha=0.1, delta=0.1)
+    report.outcome(console, shown, messages)
     assert "1 delivered (0 of them from the library), 0 wrong" in written.getvalue()
     assert "error 0.0% without the guard" in written.getvalue()

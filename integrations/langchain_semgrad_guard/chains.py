@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.deciding import Deciding
 from langchain_semgrad_guard.router import UncertaintyRouterCallback, only_asking
-from langchain_semgrad_guard.targets import chat_model_in, escalating, is_escalating, paused, replying
+from langchain_semgrad_guard.targets import chat_model_in, escalating, invoked, is_escalating, replying
 from semgrad_guard import METADATA_KEY, Verdict
 from semgrad_guard.errors import InputError, UnenforcedPolicyError
 from semgrad_guard.guard import Outcome, Refusal, Reply, Steps, Work, adrive, answered, drive, sealed
@@ -81,23 +81,9 @@ class Guarded(Runnable[Any, Any]):
         """The chain's result, or what stands for it. A message carries the question's record."""
         chain, router = self.chain, self.router
 
-        def call() -> Any:
+        def run() -> Steps[Any]:
             with only_asking():
-                try:
-                    return chain.invoke(given, config, **kwargs)
-                except Exception as error:
-                    if (pause := paused(error)) is None:
-                        raise
-                    return pause
-
-        async def coroutine() -> Any:
-            with only_asking():
-                try:
-                    return await chain.ainvoke(given, config, **kwargs)
-                except Exception as error:
-                    if (pause := paused(error)) is None:
-                        raise
-                    return pause
+                return (yield invoked(chain, given, config, kwargs))
 
         def ask() -> Steps[Any]:
             if is_escalating(router):
@@ -107,7 +93,7 @@ class Guarded(Runnable[Any, Any]):
 
         outcome: Outcome[Any] = yield from answered(
             router,
-            Work(call, coroutine),
+            Work.of(run),
             lambda result: Work.at_once(lambda: _text_of(result)),
             lambda _: Work.of(ask),
         )

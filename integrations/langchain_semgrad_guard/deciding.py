@@ -295,8 +295,6 @@ class Deciding(BaseChatModel):
             )
         given = {name: value for name, value in options.items() if name != "stream"}
         call = Call(messages, given if stop is None else {**given, "stop": stop}, decider, is_live, self.timeout)
-        if decider.router is not None and decider.question is None:
-            _ = decider.router.target  # an error of its form comes before anything is written
         live, terms, shown = self._live(call), call.terms, _Shown()
         if terms is None:
             draft = yield from written(live, Stop(self.timeout), show=shown.pieces if is_live else lambda _: ())

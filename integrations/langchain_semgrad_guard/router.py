@@ -105,11 +105,7 @@ class UncertaintyRouterCallback(Router, OnlyAsking):
 
     @cached_property
     def target(self) -> Target | None:
-        """The target for a model's answers.
-
-        Raises:
-            InputError: it takes no messages.
-        """
+        """The target for a model's answers."""
         return None if self.escalate_to is None else Target.of(self.escalate_to)
 
     @property

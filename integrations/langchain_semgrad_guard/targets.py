@@ -15,7 +15,7 @@ from langchain_core.runnables.base import RunnableBindingBase
 
 from langchain_semgrad_guard import messages as convert
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import Paused, Reply, Router, TargetReply, Work, external
+from semgrad_guard.guard import Paused, Reply, Router, Steps, TargetReply, Work, external
 
 _FORWARDED = ("max_tokens", "temperature", "top_p", "seed", "response_format", "stop")
 """Options of a call that other chat models understand as well; those of its tools are bound."""
@@ -30,11 +30,7 @@ class Target:
 
     @classmethod
     def of(cls, runnable: Runnable[Any, Any]) -> Target:
-        """The target for a model's answers.
-
-        Raises:
-            InputError: it takes no messages.
-        """
+        """The target for a model's answers."""
         return cls(runnable, _takes_state(runnable))
 
     def replying(
@@ -72,21 +68,41 @@ def replying(
 ) -> Work:
     """The work of a target: its answer, read as a reply, or its error in the place of one."""
 
-    def call() -> TargetReply[Any]:
+    def steps() -> Steps[TargetReply[Any]]:
         with _reviewing(draft):
             try:
-                return read(runnable.invoke(given, config, **(options or {})))
+                result = yield invoked(runnable, given, config, options)
+                return result if isinstance(result, Paused) else read(result)
             except Exception as error:  # noqa: BLE001 - the router decides
-                return paused(error) or error
+                return error
 
-    async def coroutine() -> TargetReply[Any]:
-        with _reviewing(draft):
-            try:
-                return read(await runnable.ainvoke(given, config, **(options or {})))
-            except Exception as error:  # noqa: BLE001 - as above
-                return paused(error) or error
+    return Work.of(steps)
+
+
+def invoked(
+    runnable: Runnable[Any, Any], given: Any, config: RunnableConfig, options: Mapping[str, Any] | None = None
+) -> Work:
+    """The work of a Runnable: its result, or `Paused` where LangGraph interrupts the graph around."""
+
+    def call() -> Any:
+        try:
+            return runnable.invoke(given, config, **(options or {}))
+        except Exception as error:  # noqa: BLE001
+            return _paused(error)
+
+    async def coroutine() -> Any:
+        try:
+            return await runnable.ainvoke(given, config, **(options or {}))
+        except Exception as error:  # noqa: BLE001
+            return _paused(error)
 
     return Work(call, coroutine)
+
+
+def _paused(error: Exception) -> Paused:
+    if any(kind.__name__ == "GraphBubbleUp" for kind in type(error).__mro__):
+        return Paused(error)
+    raise error
 
 
 def reply_of(answer: Any) -> Reply[AIMessage]:
@@ -103,11 +119,6 @@ def reply_of(answer: Any) -> Reply[AIMessage]:
     if recorded is None:
         return Reply(external(convert.message_text(message), tool_calls=calls), message)
     return Reply(recorded.revised(tool_calls=calls), message)
-
-
-def paused(error: Exception) -> Paused | None:
-    """An error by which LangGraph interrupts the graph around; None for any other."""
-    return Paused(error) if any(kind.__name__ == "GraphBubbleUp" for kind in type(error).__mro__) else None
 
 
 _draft: ContextVar[AIMessage | None] = ContextVar("semgrad_guard_draft", default=None)
@@ -166,27 +177,14 @@ def require_runnable(target: object) -> None:
 
 
 def _takes_state(runnable: Runnable[Any, Any]) -> bool:
-    """Whether a Runnable wants `{"messages": [...]}` in place of the messages themselves.
-
-    Raises:
-        InputError: it wants something else.
-    """
+    """Whether a Runnable wants `{"messages": [...]}` in place of the messages themselves."""
     if chat_model_in(runnable) is not None:
         return False
     try:
         schema = runnable.get_input_jsonschema()
     except Exception:  # noqa: BLE001 - schemas are a courtesy: LangChain raises many kinds of errors where there is none
         return False
-    fields = schema.get("properties") if schema.get("type") == "object" else None
-    if fields and "messages" in fields:
-        return True
-    if fields or schema.get("type") == "string":
-        wanted = f"{{{', '.join(sorted(fields))}}}" if fields else "a string"
-        raise InputError(
-            f"escalate_to takes {wanted}, and an escalation hands it the list of messages. Put a step before it that "
-            "makes the one of the other, of messages[-1].text for example: RunnableLambda(...) | chain"
-        )
-    return False
+    return schema.get("type") == "object" and "messages" in schema.get("properties", ())
 
 
 def layers(runnable: Any) -> list[Any]:

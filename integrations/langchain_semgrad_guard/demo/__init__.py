@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +31,11 @@ from langchain_semgrad_guard.demo.library import (
     questions,
     reading_chain,
 )
+from langchain_semgrad_guard.demo.report import Demo
 from langchain_semgrad_guard.messages import get_verdict
 from langchain_semgrad_guard.router import UncertaintyRouterCallback
 from semgrad_guard import Calibration, LanguageModel, Policy
-from semgrad_guard.grading import Contains, ExactMatch, Grader
+from semgrad_guard.grading import Contains, ExactMatch
 from semgrad_guard.guard import split_delta
 from semgrad_guard.named import POCKET
 
@@ -49,19 +49,6 @@ BATCH = 32
 """Questions that are answered together."""
 
 
-@dataclass(frozen=True)
-class Demo:
-    """A guarded chain with its promise: the calibration that decides first, and the questions that it has not seen."""
-
-    chain: Runnable[Any, AIMessage]
-    calibration: Calibration
-    held_out: Sequence[Question]
-    grader: Grader
-    stages: int
-    alpha: float
-    delta: float
-
-
 def run(output: Path | None = None, *, model: str = POCKET) -> int:
     """Run the demo; the picture goes to `output` (default: the working folder). Returns the exit code."""
     began, console = time.perf_counter(), Console()
@@ -71,14 +58,14 @@ def run(output: Path | None = None, *, model: str = POCKET) -> int:
     console.print(f"[bold]A guarded RAG chain.[/] Model: {model}; {len(library.documents)} documents; BM25 retrieval.")
     make = _calibrated_now if model == POCKET else _calibrated_before
     demo = make(console, LanguageModel.from_pretrained(model), model, library, list(pool.values()))
-    report.promise(console, alpha=demo.alpha, delta=demo.delta)
+    console.print(
+        f"Promise for everything delivered: error rate <= {demo.alpha:.0%}, with probability {1 - demo.delta:.0%}."
+    )
     report.table(console, shown, _ask(demo.chain, shown), stages=demo.stages)
     answers = _ask(demo.chain, demo.held_out)
-    report.outcome(console, demo.held_out, answers, alpha=demo.alpha, delta=demo.delta, grader=demo.grader)
-    if demo.stages == 1:
-        report.effect(console, demo.held_out, answers, grader=demo.grader)
+    report.outcome(console, demo, answers)
     picture = (output or Path()) / "risk_coverage.png"
-    report.picture(picture, demo.held_out, answers, calibration=demo.calibration, grader=demo.grader)
+    report.picture(picture, demo, answers)
     console.print(f"Picture: {picture}   ({time.perf_counter() - began:.0f} s in all)")
     if model == POCKET:
         console.print("The same on a real model: semgrad-guard fetch smollm2, then semgrad-guard demo --model smollm2")

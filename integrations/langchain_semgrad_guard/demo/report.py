@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from langchain_core.messages import AIMessage
+from langchain_core.runnables import Runnable
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -18,12 +21,21 @@ from semgrad_guard.errors import ScoringError
 from semgrad_guard.grading import Grader
 from semgrad_guard.paper.drawing import draw_risk_coverage
 
+
+@dataclass(frozen=True)
+class Demo:
+    """A guarded chain with its promise: the calibration that decides first, and the questions that it has not seen."""
+
+    chain: Runnable[Any, AIMessage]
+    calibration: Calibration
+    held_out: Sequence[Question]
+    grader: Grader
+    stages: int
+    alpha: float
+    delta: float
+
+
 _STYLES = {"answer": "green", "escalate": "cyan", "abstain": "yellow"}
-
-
-def promise(console: Console, *, alpha: float, delta: float) -> None:
-    """The promise of all stages together."""
-    console.print(f"Promise for everything delivered: error rate <= {alpha:.0%}, with probability {1 - delta:.0%}.")
 
 
 def stage(console: Console, name: str, calibration: Calibration) -> None:
@@ -60,60 +72,41 @@ def table(console: Console, questions: Sequence[Question], answers: Sequence[AIM
         console.print("\nWithheld:", *withheld, sep="\n  ", markup=False, highlight=False)
 
 
-def outcome(
-    console: Console,
-    questions: Sequence[Question],
-    answers: Sequence[AIMessage],
-    *,
-    alpha: float,
-    delta: float,
-    grader: Grader,
-) -> None:
-    """How the promise did on questions that calibrated nothing."""
-    pairs = zip(questions, answers, strict=True)
-    delivered = [(question, message) for question, message in pairs if _verdict(message).promised]
-    wrong = sum(not grader(message.text, q.answers, question=q.question) for q, message in delivered)
+def outcome(console: Console, demo: Demo, answers: Sequence[AIMessage]) -> None:
+    """How the promise did on questions that calibrated nothing; of one stage also the guard's effect."""
+    questions, promised = demo.held_out, [_verdict(message).promised for message in answers]
+    delivered = [pair for pair, counts in zip(zip(questions, answers, strict=True), promised, strict=True) if counts]
+    wrong = sum(not demo.grader(message.text, q.answers, question=q.question) for q, message in delivered)
     retrieved = sum(bool(_sources(message)) for _, message in delivered)
     console.print(
         f"On {len(questions)} held-out questions: {len(delivered)} delivered ({retrieved} of them from the library), "
-        f"{wrong} wrong ({wrong / max(1, len(delivered)):.1%}; promised: at most {alpha:.0%} with probability "
-        f"{1 - delta:.0%}), {len(questions) - len(delivered)} abstentions."
+        f"{wrong} wrong ({wrong / max(1, len(delivered)):.1%}; promised: at most {demo.alpha:.0%} with probability "
+        f"{1 - demo.delta:.0%}), {len(questions) - len(delivered)} abstentions."
     )
+    if demo.stages == 1:
+        graded = zip([float(not counts) for counts in promised], _graded(demo, answers), strict=True)
+        console.print(f"Effect: {Effect.of(graded, lambda withheld: withheld == 0)}.")
 
 
-def effect(console: Console, questions: Sequence[Question], answers: Sequence[AIMessage], *, grader: Grader) -> None:
-    """The guard's effect: the error rates without it and with it, and the withheld answers of either kind."""
-    withheld = [float(not _verdict(message).promised) for message in answers]
-    graded = zip(withheld, _graded(questions, answers, grader), strict=True)
-    console.print(f"Effect: {Effect.of(graded, lambda withheld: withheld == 0)}.")
-
-
-def picture(
-    path: Path,
-    questions: Sequence[Question],
-    answers: Sequence[AIMessage],
-    *,
-    calibration: Calibration,
-    grader: Grader,
-) -> None:
-    """Risk against coverage of the drafts that this calibration decides about, on held-out questions."""
+def picture(path: Path, demo: Demo, answers: Sequence[AIMessage]) -> None:
+    """Risk against coverage of the drafts that the first calibration decides about, on held-out questions."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draw_risk_coverage(
         path,
         [_verdict(message).uncertainty for message in answers],
-        _graded(questions, answers, grader),
-        calibration=calibration,
-        label=calibration.binding.estimator if calibration.binding else "uncertainty",
+        _graded(demo, answers),
+        calibration=demo.calibration,
+        label=demo.calibration.binding.estimator if demo.calibration.binding else "uncertainty",
         title="Error rate among the answered",
     )
 
 
-def _graded(questions: Sequence[Question], answers: Sequence[AIMessage], grader: Grader) -> list[bool]:
+def _graded(demo: Demo, answers: Sequence[AIMessage]) -> list[bool]:
     """Whether each draft is right, of the first stage where there are two."""
     verdicts = map(_verdict, answers)
     return [
-        grader(verdict.draft or verdict.text, question.answers, question=question.question)
-        for question, verdict in zip(questions, verdicts, strict=True)
+        demo.grader(verdict.draft or verdict.text, question.answers, question=question.question)
+        for question, verdict in zip(demo.held_out, verdicts, strict=True)
     ]
 
 

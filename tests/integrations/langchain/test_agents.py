@@ -176,12 +176,6 @@ def test_a_target_model_gets_the_tools_and_options(run: Callable[..., Any]) -> N
     assert larger.requests[-1][1]["tools"][0]["function"]["name"] == "pay"
 
 
-def test_a_guard_that_is_its_own_target(run: Callable[..., Any]) -> None:
-    rules = router(escalate_to=RunnableLambda(lambda messages: loop[0].invoke(messages)))
-    loop = [GuardedChatModel(Scripted(), rules)]
-    assert run(loop[0], "q").text == WITHHELD
-
-
 # A person's review: a target that interrupts.
 
 

@@ -80,7 +80,6 @@ def test_openinference_spans_on_every_path(
     assert [span["semgrad_guard.action"] for span in spans] == decisions(router)
     assert all(span["semgrad_guard.uncertainty"] > 0 for span in spans)
     assert spans[-1]["semgrad_guard.threshold"] == router.policy.threshold
-    assert not instrumented.tracer._spans
 
 
 def test_events_belong_to_their_spans(
@@ -111,7 +110,6 @@ def test_every_span_is_exported_after_an_error_too(chat: ChatSemGrad, instrument
     assert names == ["fail", "ChatSemGrad"]
     with pytest.raises(EmptyPromptError):
         chat.invoke([], {"callbacks": [instrumented.tracer]})
-    assert not instrumented.tracer._spans
     assert len(instrumented.spans()) == 3
 
 
