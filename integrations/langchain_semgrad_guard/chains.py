@@ -21,7 +21,7 @@ from langchain_semgrad_guard.router import UncertaintyRouterCallback, only_askin
 from langchain_semgrad_guard.targets import chat_model_in, escalating, invoked, is_escalating, replying
 from semgrad_guard import METADATA_KEY, Verdict
 from semgrad_guard.errors import InputError, UnenforcedPolicyError
-from semgrad_guard.guard import Outcome, Refusal, Reply, Steps, Work, adrive, answered, drive, sealed
+from semgrad_guard.guard import Refusal, Reply, Steps, Work, adrive, answered, drive, sealed
 
 Abstention = Callable[[Any, Verdict], Any]
 """What stands for a withheld result, given the chain's input and the verdict, whose text is the abstain message."""
@@ -91,7 +91,7 @@ class Guarded(Runnable[Any, Any]):
             with escalating(router):
                 return [(yield replying(router.escalate_to, given, _outside(config), read=_reply))]
 
-        outcome: Outcome[Any] = yield from answered(
+        outcome: Any = yield from answered(
             router,
             Work.of(run),
             lambda result: Work.at_once(lambda: _text_of(result)),

@@ -74,16 +74,16 @@ def structured_by(
     places = list[Any]()
 
     def around(step: Any) -> Any:
-        if step is model or (isinstance(step, RunnableBinding) and step.bound is model):
+        held: Any = step  # of a type that no check narrows
+        if step is model or (isinstance(step, RunnableBinding) and held.bound is model):
             places.append(step)
-            guarded = guard if step is model else step.model_copy(update={"bound": guard})
+            guarded: Any = guard if step is model else held.model_copy(update={"bound": guard})
             return guarded if include_raw else guarded | RunnableGenerator(_delivered, _adelivered)
         if isinstance(step, RunnableSequence):
-            return RunnableSequence(*map(around, cast("Any", step).steps))
+            return cast("Any", RunnableSequence(*map(around, held.steps)))
         if isinstance(step, RunnableParallel):
-            named: dict[str, Any] = cast("Any", step).steps__
-            return RunnableParallel({name: around(one) for name, one in named.items()})
-        return step
+            return RunnableParallel({name: around(one) for name, one in held.steps__.items()})
+        return held
 
     steps = around(made)
     if not places:

