@@ -146,7 +146,7 @@ def _by_sentence(own: Sequence[Row], facts: Mapping[str, Any], bare: Policy, how
     for on_doubt in ("stop", "drop", "mark", "escalate"):
         how_decided: dict[str, Any] = {"on_doubt": on_doubt, "can_escalate": on_doubt == "escalate", "every": 1}
         yield Case(f"bare, {on_doubt}", bare, **how_decided)
-        binding = Binding(**facts, estimator="hybridgrad", grader="contains@2")
+        binding = Binding(**facts, estimator="hybridgrad", grader="contains@3")
         made = calibrate_sentences(answers, on_doubt=on_doubt, binding=binding, alpha=0.9, **how)
         yield Case(f"calibrated, {on_doubt}", Policy.from_calibration(made), **how_decided)
 

@@ -42,7 +42,7 @@ def test_record_pictures_and_words(run_probe: Run, data: Path, tmp_path: Path) -
     assert TokenChoice.load(tmp_path / "p.json").offset is None
     stdout = flat(result.stdout)
     assert "the template's" in stdout
-    assert "4 of 8 right (contains@2)" in stdout
+    assert "4 of 8 right (contains@3)" in stdout
     assert "t* = -11: the chat template's own place (-11)" in stdout
     assert f"Pictures: {tmp_path / 'p.sps.png'}" in result.stdout
 

@@ -127,6 +127,6 @@ def test_a_user_names_refusals_of_another_language(tmp_path: Path) -> None:
     items = [AnswerToGrade("Où ?", text, ("Paris",)) for text in (*refusals, *claims)]
     assert grader.grade(items) == [*["abstained"] * 3, False, True]
     assert is_final(grader.name)
-    assert grader.name.startswith("contains@2+refusals(")
+    assert grader.name.startswith("contains@3+refusals(")
     with pytest.raises(InputError, match="there is no grader"):
         load_graders([f"nothing+refusals={tmp_path / 'fr.txt'}"])

@@ -36,7 +36,7 @@ def write(folder: Path, runs: Any = RUN, **options: Any) -> Path:
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     about = {"right means": "one sentence asserts a reference", "no verdict: counted as wrong": 3}
-    first = replace(RUN, title="first", settings={**RUN.settings, "grader": "contains@2", **about})
+    first = replace(RUN, title="first", settings={**RUN.settings, "grader": "contains@3", **about})
     runs = [first, replace(example_run(n=80, methods=METHODS, seed=1), title="second")]
     return write(tmp_path_factory.mktemp("report") / "new" / "folder", runs, probe=MAPS, title="Ours & others")
 
@@ -70,7 +70,7 @@ def test_the_page_begins_with_what_a_reader_decides_by(page: Path) -> None:
     assert headings[0].startswith("What to decide by")
     assert headings[1] == "AUROC"
     right = (
-        "Right by contains@2 means: one sentence asserts a reference. 3 answers have no verdict, and count as wrong."
+        "Right by contains@3 means: one sentence asserts a reference. 3 answers have no verdict, and count as wrong."
     )
     assert text.count(f"<p>{right}</p>") == 1
     assert len(re.findall('class="promise"', text)) == 6
@@ -155,7 +155,7 @@ def test_standing_goes_by_the_interval_of_the_difference() -> None:
 
 
 def test_what_cannot_be_reported_is_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="twice"):
+    with pytest.raises(InputError, match="two runs are called"):
         write(tmp_path / "a", [RUN, RUN])
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="Cannot make the folder"):
