@@ -108,10 +108,8 @@ class Probe(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False, protect
         )
 
     def save(self, path: Path) -> Path:
-        """Write JSON with a line per field, or per layer; never half a file."""
-        lines = [f"  {json.dumps(name)}: {_pretty(value)}" for name, value in self.model_dump(mode="json").items()]
-        text = "{\n" + ",\n".join(lines) + "\n}\n"
-        return atomic_write(path, text)
+        """Write JSON; never half a file."""
+        return atomic_write(path, self.model_dump_json() + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -131,12 +129,6 @@ class Probe(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False, protect
 def _label(offset: int, name: str | None) -> str:
     """A token's text with its offset where all prompts share it, else the offset."""
     return str(offset) if name is None else f"{json.dumps(name, ensure_ascii=False)[1:-1].strip()} {offset}"
-
-
-def _pretty(value: object) -> str:
-    if isinstance(value, list) and value and isinstance(value[0], list):
-        return "[\n" + ",\n".join(f"    {json.dumps(row)}" for row in value) + "\n  ]"  # pyright: ignore
-    return json.dumps(value, ensure_ascii=False)
 
 
 FEWEST = 25
