@@ -144,8 +144,8 @@ class _Mention:
         return self._is_about() and not self._has_rival(own) and not is_undone and not refused
 
     def _is_about(self) -> bool:
-        """The sentence repeats some of the question, refers to it, or has few other words; behind another one about it
-        it goes on with a pronoun, or repeats most.
+        """The sentence repeats some of the question, refers to it, or has few other words; after another one about it
+        it continues with a pronoun, or repeats most.
         """
         others = _of(self.words[: self.start]) | _of(self.words[self.end :])
         share = self.question.share(others)
@@ -155,7 +155,7 @@ class _Mention:
         return share > 0 or bool(others & _REFERRING) or is_phrase
 
     def _has_rival(self, own: frozenset[str]) -> bool:
-        """Another answer stands beside it, or a longer name holds it: "Jane Austen's brother", "A spider"."""
+        """Another answer stands next to it, or a longer name holds it: "Jane Austen's brother", "A spider"."""
         words, start, end = self.words, self.start, self.end
         last, behind = words[end - 1].raw, words[end : end + 1]
         is_letter = len(last) == 1 and last.isalpha()
@@ -245,17 +245,17 @@ def _counted(words: Words, number: int) -> str:
 
 def _affirms(question: _Question, sentences: Sequence[Words]) -> bool | None:
     """Whether an answer affirms a question of yes or no, by its first word and a sentence that repeats the question."""
-    said: set[bool] = set()
+    answers: set[bool] = set()
     for number, words in enumerate(sentences[:2]):
         sentence = _plain_text(words)
         if number == 0 and (opening := _OPENING.match(sentence)):
-            said.add(bool(opening[1]))
+            answers.add(bool(opening[1]))
         if all(_akin(form, _of(words)) for form in question.content):
             main, *rest = re.split(r"\b(?:but|however|although)\b", sentence)
             if any(re.search(rf"\bnot (?:an? |the )?(?:{'|'.join(question.content)})\b", part) for part in rest):
                 return None
-            said.add(not _DENIES.search(main))
-    return said.pop() if len(said) == 1 else None
+            answers.add(not _DENIES.search(main))
+    return answers.pop() if len(answers) == 1 else None
 
 
 _ONES, _TENS = _words_in("ones"), _words_in("tens")

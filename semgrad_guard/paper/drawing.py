@@ -232,6 +232,10 @@ def _draw_promise(axes: Any, calibration: Calibration, *, risk: float, top: floa
     )
 
 
+Claim = tuple[str, float | None]
+"""A segment's text and its uncertainty."""
+
+
 def shades(uncertainties: Sequence[float | None]) -> list[float | None]:
     """How dark each segment is among those of its text, in [0, 1]: 0 the most certain, 1 the least.
 

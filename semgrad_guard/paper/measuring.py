@@ -48,7 +48,7 @@ def measure(
     done before the first of them, and its time counts for each.
     """
     whole = list(enumerate(answers))
-    asked = whole if len(sampled) == len(answers) else _batch_of(answers, sampled)
+    drawing = whole if len(sampled) == len(answers) else _batch_of(answers, sampled)
     measured: list[dict[str, Cell]] = [{} for _ in answers]
     samples: dict[tuple[int, Any], SampleSet | None] = {}
     common: dict[Hashable, float] = {}
@@ -56,7 +56,7 @@ def measure(
         estimator = estimators[name]
         if on_step is not None:
             on_step(estimator.title)
-        rows, plan = asked if isinstance(estimator, AskingEstimator) else whole, getattr(estimator, "plan", None)
+        rows, plan = drawing if isinstance(estimator, AskingEstimator) else whole, getattr(estimator, "plan", None)
         if not rows:
             continue
         for (row, _), cell in zip(rows, _cells(estimator, [one for _, one in rows], plans, common), strict=True):

@@ -38,7 +38,7 @@ KIND = "paraphrases"
 """The kind of the record that keeps them."""
 
 _BULLET = re.compile(r"^(?:[-*•]|\(?\d{1,2}[.):]|[a-z][.)])\s+|^(?:question|paraphrase)\s*\d*:\s*", re.IGNORECASE)
-_TOLD = re.compile(r"\d[\d.,]*\d|\d|(?<=\s)[^\W\d_a-z]\w*")
+_NAMES = re.compile(r"\d[\d.,]*\d|\d|(?<=\s)[^\W\d_a-z]\w*")
 """A number, or a word behind the first with a capital letter."""
 
 
@@ -107,13 +107,13 @@ def wordings_in(reply: str, question: str) -> tuple[str, ...]:
     """The wordings of a question in a reply: its lines without bullets and quotation marks, if they can be the same
     question.
     """
-    told, seen, asked = {*_TOLD.findall(question)}, set[str](), normalise(question)
+    names, seen, own = {*_NAMES.findall(question)}, set[str](), normalise(question)
     found: list[str] = []
     for line in Foreign.of(reply, None).answer.splitlines():
         text = _BULLET.sub("", line.strip()).strip("\"'“”*` ")
         is_question = text.endswith("?") or not question.rstrip().endswith("?")
         plain = normalise(text)
-        if is_question and all(word in text for word in told) and asked not in plain and plain not in seen:
+        if is_question and all(word in text for word in names) and own not in plain and plain not in seen:
             seen.add(plain)
             found.append(text)
     return tuple(text for text in found if text)[:COUNT]

@@ -173,7 +173,7 @@ class Killed(BaseException):
 def test_a_killed_probe_continues(
     tmp_path: Path, language_model: LanguageModel, half_right: list[Question], probed: Probe
 ) -> None:
-    """Killed while answering, it goes on from the answers that it has kept."""
+    """Killed while answering, it continues from the answers that it has kept."""
 
     @contextmanager
     def kill(name: str) -> Iterator[Callable[[int, int], None]]:
