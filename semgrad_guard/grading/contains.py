@@ -211,8 +211,11 @@ def _verdict(question: _Question, sentences: Sequence[Words], reference: str, ow
     stances = [mention.stance for mention in found]
     if {*stances} == {"denied"}:
         return False
-    only_repeats = not question.alternatives and any(
-        [*_mentions(words, wanted, reference)] for words in question.sentences
+    is_word = not wanted[0][:1].isdigit()
+    only_repeats = (
+        is_word
+        and not question.alternatives
+        and any([*_mentions(words, wanted, reference)] for words in question.sentences)
     )
     if only_repeats or "denied" in stances:
         return None
