@@ -158,8 +158,7 @@ def _draw(found: Probe, heat_map: Path, scatter: Path) -> list[Path]:
     from semgrad_guard.paper.drawing import save
     from semgrad_guard.paper.figures import sps_auroc_figure, sps_figure
 
-    maps = found.maps
-    drawn = [save(sps_figure(maps.sps, title=maps.title, tokens=maps.tokens), heat_map)]
-    if maps.auroc is not None:
-        drawn.append(save(sps_auroc_figure(maps.sps, maps.auroc, title=maps.title), scatter))
+    drawn = [save(sps_figure(found.preservation, title=found.title, tokens=found.labels), heat_map)]
+    if (aurocs := found.aurocs) is not None:
+        drawn.append(save(sps_auroc_figure(found.preservation, aurocs, title=found.title), scatter))
     return drawn

@@ -152,7 +152,7 @@ def test_none_with_paraphrases_is_refused_before_any_work(tmp_path: Path, langua
 def test_without_answers(tmp_path: Path, language_model: LanguageModel, probed: Probe) -> None:
     found = run(tmp_path, language_model, questions(), answers=False)
     assert found.graded is None
-    assert found.maps.auroc is None
+    assert found.aurocs is None
     assert found.preservation == probed.preservation
     assert "no graded answers" in found.semantic_token.reason
 
@@ -163,7 +163,7 @@ def test_all_wrong_is_said_and_does_not_crash(tmp_path: Path, language_model: La
     assert found.graded.right == 0
     assert found.graded.by_token[-1] is None
     assert found.graded.pearson is None
-    assert found.maps.auroc is None
+    assert found.aurocs is None
 
 
 class Killed(BaseException):
