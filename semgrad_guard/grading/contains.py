@@ -364,9 +364,13 @@ class _Question:
         return cls(read(bare), forms, forms - _SMALL, frozenset(_forms(options)) - _SMALL)
 
     def share(self, forms: Iterable[str]) -> float:
-        """The share of its words with a meaning that are among these, endings aside; 0 where it has none."""
+        """The share of its words with a meaning that are among these, endings aside; 1 without any, 0 of no question."""
         held = [*forms]
-        return sum(_akin(word, held) for word in self.content) / max(1, len(self.content))
+        return (
+            sum(_akin(word, held) for word in self.content) / len(self.content)
+            if self.content
+            else float(bool(self.forms))
+        )
 
 
 def _of(words: Words) -> set[str]:
