@@ -364,7 +364,7 @@ class _Question:
         return cls(read(bare), forms, forms - _SMALL, frozenset(_forms(options)) - _SMALL)
 
     def share(self, forms: Iterable[str]) -> float:
-        """The share of its words with a meaning that are among these, endings aside; 1 without any, 0 of no question."""
+        """The share of its words with a meaning that are among these, endings aside; 1 without any, 0 of no text."""
         held = [*forms]
         return (
             sum(_akin(word, held) for word in self.content) / len(self.content)
