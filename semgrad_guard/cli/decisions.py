@@ -26,9 +26,7 @@ from semgrad_guard.errors import InputError
 
 def _price(text: str) -> Price:
     if (parts := re.fullmatch(r"(\d+(?:\.\d+)?)/(\d+(?:\.\d+)?)", text.strip())) is None:
-        raise typer.BadParameter(
-            f"{text[:40]!r} is no price; write 2.5/10, for a million prompt and answer tokens"
-        )
+        raise typer.BadParameter(f"{text[:40]!r} is no price; write 2.5/10, for a million prompt and answer tokens")
     return Price(float(parts[1]), float(parts[2]))
 
 
