@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from semgrad_guard.engine.objective import LogitTransform, Norm
+from semgrad_guard.engine.objective import LogitTransform, Norm, Objective
 from semgrad_guard.engine.scores import head as head_module
 from semgrad_guard.engine.scores.head import HeadScores, score_head
 
@@ -93,7 +93,7 @@ def test_blocks_equal_brute_force(transform: str, bias: bool, averages: bool, ke
         lengths=lengths,
         head=head,
         transform=TRANSFORMS[transform],
-        averages=averages,
+        objective=Objective("official" if averages else "paper"),
         kept_bytes=kept_bytes,
     )
     expected = brute_force(states, targets, head, lengths, TRANSFORMS[transform], averages)
@@ -108,7 +108,12 @@ def test_norms_and_weights_equal_brute_force(norm: Norm, weighted: bool) -> None
     before = states.clone()
     transform, lengths = TRANSFORMS["both"], [3, 1, 2]
     found = score_head(
-        states, targets, lengths=lengths, head=head, transform=transform, averages=False, weighted=weighted, norm=norm
+        states,
+        targets,
+        lengths=lengths,
+        head=head,
+        transform=transform,
+        objective=Objective(norm=norm, weighted=weighted),
     )
     expected = brute_force(states, targets, head, lengths, transform, False, weighted=weighted, norm=norm)
     assert_close(found, expected, 1e-12)
@@ -120,7 +125,7 @@ def test_squares_of_tiny_gradients_do_not_vanish() -> None:
     states, targets, head = make(3, 50, 8)
     tiny = (states * 1e-25).float()
     found = score_head(
-        tiny, targets, lengths=[3], head=head.float(), transform=LogitTransform(), averages=False, norm="l2"
+        tiny, targets, lengths=[3], head=head.float(), transform=LogitTransform(), objective=Objective(norm="l2")
     )
     expected = brute_force(tiny.double(), targets, head.double(), [3], LogitTransform(), False, norm="l2")
     assert math.isclose(float(found.paragrad[0]), float(expected.paragrad[0]), rel_tol=1e-4)
@@ -136,7 +141,7 @@ def test_low_precision_stays_near_double(dtype: torch.dtype, tolerance: float) -
     half.weight.copy_(head.weight)
     double = nn.Linear(16, 300, bias=False, dtype=torch.float64).requires_grad_(False)
     double.weight.copy_(half.weight)
-    found = score_head(states, targets, lengths=[5], head=half, transform=LogitTransform(), averages=False)
+    found = score_head(states, targets, lengths=[5], head=half, transform=LogitTransform(), objective=Objective())
     expected = brute_force(states.double(), targets, double, [5], LogitTransform(), False)
     assert_close(found, expected, tolerance)
 
@@ -144,7 +149,7 @@ def test_low_precision_stays_near_double(dtype: torch.dtype, tolerance: float) -
 def test_one_token_gives_an_outer_product() -> None:
     """ParaGrad with T = 1 is ||A||_1 ||H||_1 / (V d), and ||A||_1 = 2 w (1 - p(y))."""
     states, targets, head = make(1, 50, 8)
-    found = score_head(states, targets, lengths=[1], head=head, transform=LogitTransform(), averages=False)
+    found = score_head(states, targets, lengths=[1], head=head, transform=LogitTransform(), objective=Objective())
     p = (states @ head.weight.t()).softmax(-1)[0]
     entropy = float(-(p * p.log()).sum())
     expected = 2 * entropy * float(1 - p[targets[0]]) * float(states.abs().sum()) / (50 * 8)
@@ -154,7 +159,7 @@ def test_one_token_gives_an_outer_product() -> None:
 def test_uniform_logits_have_the_entropy_and_the_gradient_of_a_fair_die() -> None:
     states, targets, head = make(3, 64, 8)
     head.weight.zero_()
-    found = score_head(states, targets, lengths=[3], head=head, transform=LogitTransform(), averages=False)
+    found = score_head(states, targets, lengths=[3], head=head, transform=LogitTransform(), objective=Objective())
     assert torch.allclose(found.entropies, torch.full((3,), math.log(64), dtype=torch.float64), rtol=1e-14)
     assert torch.allclose(found.log_probs, -found.entropies, rtol=1e-14)
     assert found.seed.abs().max() == 0  # a head of zeros sends nothing back
@@ -181,14 +186,14 @@ def test_nearly_certain_tokens_keep_their_digits(gap: float, aims_at_mode: bool)
     states = torch.linspace(-1, 1, vocabulary, dtype=torch.float64)[None].repeat(2, 1)
     states[:, 13] = 1 + gap
     targets = torch.tensor([13, 13]) if aims_at_mode else torch.tensor([5, 5])
-    exact = score_head(states, targets, lengths=[2], head=head, transform=LogitTransform(), averages=False)
+    exact = score_head(states, targets, lengths=[2], head=head, transform=LogitTransform(), objective=Objective())
     p_rest = torch.exp(states[0] - states[0, 13])
     p_rest[13] = 0
     rest = p_rest.sum()
     entropy = torch.log1p(rest) - (p_rest * (states[0] - states[0, 13])).sum() / (1 + rest)
     assert math.isclose(float(exact.entropies[0]), float(entropy), rel_tol=1e-12)
     found = score_head(
-        states.float(), targets, lengths=[2], head=head.float(), transform=LogitTransform(), averages=False
+        states.float(), targets, lengths=[2], head=head.float(), transform=LogitTransform(), objective=Objective()
     )
     for name in ("entropies", "log_probs", "paragrad"):
         assert torch.allclose(getattr(found, name).double(), getattr(exact, name).double(), rtol=1e-4, atol=0), name
@@ -204,7 +209,7 @@ def test_modes_that_tie() -> None:
     for twin in (11, 12, 59):
         head.weight[twin] = head.weight[top]
     targets = torch.tensor([top, 59, 3])
-    found = score_head(states, targets, lengths=[3], head=head, transform=LogitTransform(), averages=False)
+    found = score_head(states, targets, lengths=[3], head=head, transform=LogitTransform(), objective=Objective())
     assert_close(found, brute_force(states, targets, head, [3], LogitTransform(), False), 1e-12)
 
 
@@ -221,7 +226,7 @@ def test_the_size_of_a_block_changes_nothing(
 ) -> None:
     states, targets, head = make(sum(lengths), 61, 5, seed=seed, sharpness=sharpness)
 
-    options = {"lengths": lengths, "head": head, "transform": LogitTransform(), "averages": True}
+    options = {"lengths": lengths, "head": head, "transform": LogitTransform(), "objective": Objective("official")}
     whole = score_head(states, targets, **options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(head_module, "_BLOCK", block)
@@ -235,15 +240,14 @@ def test_the_size_of_a_block_changes_nothing(
 def test_answers_do_not_see_each_other(seed: int, order: list[int]) -> None:
     lengths = [2, 1, 3, 2]
     states, targets, head = make(8, 40, 6, seed=seed)
-    together = score_head(states, targets, lengths=lengths, head=head, transform=LogitTransform(), averages=False)
+    options = {"head": head, "transform": LogitTransform(), "objective": Objective()}
+    together = score_head(states, targets, lengths=lengths, **options)
     parts = list(zip(states.split(lengths), targets.split(lengths), strict=True))
     permuted = score_head(
         torch.cat([parts[i][0] for i in order]),
         torch.cat([parts[i][1] for i in order]),
         lengths=[lengths[i] for i in order],
-        head=head,
-        transform=LogitTransform(),
-        averages=False,
+        **options,
     )
     assert torch.allclose(permuted.paragrad, together.paragrad[list(order)], rtol=1e-12)
     entropies = together.entropies.split(lengths)
@@ -254,7 +258,7 @@ def test_large_sums_are_not_accumulated_serially_in_float32() -> None:
     """`torch.norm(p=1)` loses half of such a sum; the blocks must not."""
     states, targets, head = make(4, 20_000, 96)
     found = score_head(
-        states.float(), targets, lengths=[4], head=head.float(), transform=LogitTransform(), averages=False
+        states.float(), targets, lengths=[4], head=head.float(), transform=LogitTransform(), objective=Objective()
     )
     expected = brute_force(states, targets, head.double(), [4], LogitTransform(), False)
     assert math.isclose(float(found.paragrad[0]), float(expected.paragrad[0]), rel_tol=1e-4)

@@ -162,8 +162,10 @@ def held_by_graph(memory: Memory) -> int:
         return tensor
 
     rows = taped(scorer, [case.row(objective) for case in CASES], span[0])
-    with clean_slate(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        replay(scorer.twin, rows, span, torch.ones_like, fits=bool(memory.activations))
+    graph = replay(scorer.twin, rows, span, fits=bool(memory.activations))
+    packing = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+    with clean_slate(), packing, graph as (predicting, hidden):
+        torch.autograd.grad(predicting, hidden, torch.ones_like(predicting))
     return sum(size for at, size in storages.items() if at not in weights)
 
 

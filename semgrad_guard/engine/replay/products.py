@@ -60,7 +60,8 @@ def precise_dtype(tensor: torch.Tensor) -> torch.dtype:
 
 def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """x W^T [n, out] for x [n, in] and a weight [out, in], in x's dtype."""
-    return torch.cat([torch.mm(x, rows.t()) for _, rows in _converted(weight, x.dtype)], dim=1)
+    pieces = [torch.mm(x, rows.t()) for _, rows in _converted(weight, x.dtype)]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
 
 
 def add_product(total: torch.Tensor, gradient: torch.Tensor, weight: torch.Tensor) -> None:

@@ -16,7 +16,7 @@ positions are one run: there the model's own call continues from a cache that en
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -33,11 +33,9 @@ from semgrad_guard.engine.replay.attention import attending
 from semgrad_guard.engine.replay.tape import Row, Span, Tape
 from semgrad_guard.engine.replay.twin import CACHE, InputHook, Twin, replaced
 
-Seed = Callable[[torch.Tensor], torch.Tensor]
-"""From the states [n, d] that predict the scored tokens, row after row: d loss / d those states."""
-
-Gradients = list[torch.Tensor]
-"""d loss / d h^(l) at the live positions of each row [B, columns, width], for each layer of a span."""
+Graph = tuple[torch.Tensor, list[torch.Tensor]]
+"""The states [n, d] that predict the scored tokens, row after row; and h^(l) at the live positions of each row
+[B, columns, width], for each layer of a span, from which these were computed."""
 
 _NEVER = 1 << 30  # the position of padding
 
@@ -69,10 +67,11 @@ class FixedLayer(DynamicLayer):
         return joined[0], joined[1]
 
 
-def replay(twin: Twin, rows: Sequence[Row], span: Sequence[int], seed: Seed, *, fits: bool = True) -> Gradients:
-    """The gradients of rows whose tapes hold what they need (`Row.is_on`).
+@contextmanager
+def replay(twin: Twin, rows: Sequence[Row], span: Sequence[int], *, fits: bool = True) -> Iterator[Graph]:
+    """The graph of rows whose tapes hold what they need (`Row.is_on`). The backward pass belongs into the block.
 
-    Where they do not fit, nothing but the layers' inputs is kept for the backward pass.
+    Where the graph does not fit, nothing but the layers' inputs is kept for that.
     """
     tapes = [row.taped for row in rows]
     first, device = tapes[0].layer, twin.device
@@ -113,11 +112,12 @@ def replay(twin: Twin, rows: Sequence[Row], span: Sequence[int], seed: Seed, *, 
         final, counts = found.pop(), list(map(len, live))
         ends = zip(final, rows, counts, strict=True)
         predicting = torch.cat([own[count - row.length : count] for own, row, count in ends])
-        return _gradients(predicting, [hidden[layer] for layer in span], seed)
+        yield predicting, [hidden[layer] for layer in span]
 
 
-def continued(twin: Twin, row: Row, span: Sequence[int], seed: Seed) -> Gradients:
-    """The gradients of a whole answer by the model's own call, from a cache that ends where live positions begin."""
+@contextmanager
+def continued(twin: Twin, row: Row, span: Sequence[int]) -> Iterator[Graph]:
+    """The graph of a whole answer by the model's own call, from a cache that ends where live positions begin."""
     ids = torch.tensor([row.ids[: row.end]], device=twin.device)
     (begin, end) = row.live[0]
     cache: Cache | None = None
@@ -133,7 +133,7 @@ def continued(twin: Twin, row: Row, span: Sequence[int], seed: Seed) -> Gradient
         found = stack.enter_context(twin.headless())
         with twin.watching(table):
             twin.call(ids[:, begin:], cache=cache)
-        return _gradients(found[0][0, row.begin - 1 - begin : end - begin], [hidden[layer] for layer in span], seed)
+        yield found[0][0, row.begin - 1 - begin : end - begin], [hidden[layer] for layer in span]
 
 
 def _positions(spans: Sequence[Span]) -> torch.Tensor:
@@ -149,11 +149,6 @@ def _leaves(span: Sequence[int]) -> tuple[dict[int, torch.Tensor], dict[int, Inp
         return hidden[span[0]]
 
     return hidden, {**{layer: partial(hidden.__setitem__, layer) for layer in span[1:]}, span[0]: leaf}
-
-
-def _gradients(predicting: torch.Tensor, hidden: Sequence[torch.Tensor], seed: Seed) -> Gradients:
-    wanted = seed(predicting.detach()).to(predicting.dtype)
-    return list(torch.autograd.grad(predicting, list(hidden), grad_outputs=wanted))
 
 
 def _known(rows: Sequence[Row], tapes: Sequence[Tape]) -> dict[tuple[int, str], torch.Tensor]:

@@ -52,7 +52,6 @@ class Twin:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        inspect_architecture(model)  # refuses what a copy would fail on, in better words
         self.model: Any = weight_sharing_copy(model)
         self.architecture = inspect_architecture(self.model)
         self.head = cast(nn.Linear, self.model.get_submodule(self.architecture.head))
@@ -62,14 +61,18 @@ class Twin:
         self.places = [place for place in range(len(members)) if place not in self.architecture.idle]
         """The decoder layers' places in their list, and so in a cache."""
         self.layers = [members[place] for place in self.places]
-        self.attention_configs = configs_of(self.layers)
-        """The configurations that name the attention of its layers."""
         self._sees: Callable[[Place, torch.Tensor], None] | None = None
         self._knows: Mapping[Place, torch.Tensor] = {}
+        self.settle()
+
+    def settle(self) -> None:
+        """Take the copy as it is now: its linear maps can be watched, and `reset` returns to this state."""
         for number, layer in enumerate(self.layers):
             for path, linear in layer.named_modules():
                 if type(linear) is nn.Linear and has_plain_weight(linear) and "forward" not in vars(linear):
                     vars(linear)["forward"] = partial(self._linear, linear, (number, path))
+        self.attention_configs = configs_of(self.layers)
+        """The configurations that name the attention of its layers."""
         self._state = [_State(module) for module in self.model.modules()]
 
     @property

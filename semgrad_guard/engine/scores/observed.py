@@ -57,7 +57,7 @@ def observe(twin: Twin, row: Row, transform: LogitTransform, *, own: bool = Fals
         raise ValueError("a tape without the states before the head cannot be observed")
     targets = torch.tensor(row.targets, device=finals.device)
     logits = Logits(finals, targets, twin.head, transform=transform, raw=tape.logits(begin, end))
-    distribution, aims = logits.survey() if surveys is None else logits.surveyed(surveys)
+    distribution, aims, *_ = logits.survey() if surveys is None else logits.surveyed(surveys)
     state = tape.hidden([(begin + own, end + own)]).double().mean(0)
     series = [distribution.log_probs(aims).double(), distribution.entropies.double(), state]
     if not all(bool(numbers.isfinite().all()) for numbers in series):
