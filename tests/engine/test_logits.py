@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from semgrad_guard.engine.objective import LogitTransform, Objective
-from semgrad_guard.engine.replay import products as kernels
+from semgrad_guard.engine.replay import kernels
 from semgrad_guard.engine.scores import head as head_module
 from semgrad_guard.engine.scores.head import Distribution, Logits, Products, score_head
 

@@ -9,7 +9,6 @@ import pytest
 
 from semgrad_guard import Calibration, GenerationOptions, Guard, LanguageModel, Message, Policy, calibrate
 from semgrad_guard.engine.answers.options import DiverseBeams, Sampling
-from semgrad_guard.engine.text_pairs import CrossEncoder, Entailment
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.estimators import (
     ESTIMATORS,
@@ -25,6 +24,7 @@ from semgrad_guard.estimators import (
 from semgrad_guard.estimators.equivalence import NLIEquivalence
 from semgrad_guard.estimators.samples import AskingEstimator
 from semgrad_guard.estimators.suite import paper_suite
+from semgrad_guard.estimators.text_pairs import CrossEncoder, Entailment
 from semgrad_guard.questions.data import Question
 from semgrad_guard.questions.prompts import Phrasing, Wording
 

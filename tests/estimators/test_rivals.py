@@ -11,7 +11,6 @@ import torch
 
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.answers.options import DiverseBeams, Sampling
-from semgrad_guard.engine.text_pairs import CrossEncoder, Entailment
 from semgrad_guard.estimators import (
     SAR,
     Degree,
@@ -24,6 +23,7 @@ from semgrad_guard.estimators import (
 )
 from semgrad_guard.estimators.equivalence import F1Equivalence, NLIEquivalence, clusters
 from semgrad_guard.estimators.samples import cluster_entropy
+from semgrad_guard.estimators.text_pairs import CrossEncoder, Entailment
 
 SHORT = Sampling(count=5, temperature=0.8, max_tokens=4)
 

@@ -6,7 +6,7 @@ A whole answer, a sentence of one, and a batch of either are rows of one replay:
   its own, and in a layer with a window, or with chunks, no further back than that. Rows are padded, and padding sees
   padding alone;
 - layers below k hand on their input, and layer k gets the kept h^(k). The graph begins with the span's first layer;
-- attention takes a few queries over keys of which most are constants (`attention.py`);
+- attention takes a few queries over keys of which most are constants (`kernels.py`);
 - linear maps answer with what they answered when the text was read (their backward is the product by the weight);
 - the head is not run: its share of the gradient is computed from the states before it (`scores/head.py`).
 
@@ -29,7 +29,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 from transformers.cache_utils import Cache, DynamicLayer
 
-from semgrad_guard.engine.replay.attention import attending
+from semgrad_guard.engine.replay.kernels import attending
 from semgrad_guard.engine.replay.tape import Row, Span, Tape
 from semgrad_guard.engine.replay.twin import CACHE, InputHook, Twin, replaced
 
@@ -46,14 +46,12 @@ class FixedLayer(DynamicLayer):
     At the columns where `still` [B, columns] is true the new ones let no gradient pass.
     """
 
-    def __init__(
-        self, keys: torch.Tensor | None = None, values: torch.Tensor | None = None, still: torch.Tensor | None = None
-    ) -> None:
+    def __init__(self, fixed: Sequence[torch.Tensor] = (), still: torch.Tensor | None = None) -> None:
         super().__init__()
-        self._known, self._still = (keys, values), still
-        if keys is not None:
-            self.keys, self.values = keys, values
-            self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
+        self._fixed, self._still = fixed, still
+        if fixed:
+            self.keys, self.values = fixed
+            self.dtype, self.device, self.is_initialized = self.keys.dtype, self.keys.device, True
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
@@ -61,10 +59,9 @@ class FixedLayer(DynamicLayer):
         new = [key_states, value_states]
         if self._still is not None:
             new = [torch.where(self._still[:, None, :, None], x.detach(), x) for x in new]
-        joined = [
-            x if known is None else torch.cat([known, x], dim=-2) for known, x in zip(self._known, new, strict=True)
-        ]
-        return joined[0], joined[1]
+        if self._fixed:
+            new = [torch.cat(halves, dim=-2) for halves in zip(self._fixed, new, strict=True)]
+        return new[0], new[1]
 
 
 @contextmanager
@@ -104,7 +101,7 @@ def replay(twin: Twin, rows: Sequence[Row], span: Sequence[int], *, fits: bool =
     with ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
         stack.enter_context(nullcontext() if fits else _checkpointed(twin.layers[span[0] :]))
-        stack.enter_context(twin.knowing(_known(rows, tapes)))
+        stack.enter_context(twin.with_maps(knows=_known(rows, tapes)))
         stack.enter_context(attending(twin.attention_configs))
         found = stack.enter_context(twin.headless())
         with twin.above(first), twin.watching(table):
@@ -185,25 +182,22 @@ def _fixed_layers(twin: Twin, rows: Sequence[Row], width: int, still: torch.Tens
     tapes = [row.taped for row in rows]
     lowest = twin.places[tapes[0].layer]
     for number, layers in enumerate(zip(*(tape.keys for tape in tapes), strict=True)):
+        known = [keys for keys in layers if keys is not None]
         if number < lowest:
             nothing = torch.zeros(1, device=twin.device).expand(len(rows), 1, width, 1)
-            yield FixedLayer(nothing, nothing)
-        elif layers[0] is None:
+            yield FixedLayer((nothing, nothing))
+        elif not known:
             yield DynamicLayer()
         else:
-            halves = zip(*(keys for keys in layers if keys is not None), strict=True)
-            fixed = [_laid_out(half, rows, width) for half in halves]
-            yield FixedLayer(fixed[0], fixed[1], still)
+            yield FixedLayer([_laid_out(half, rows, width) for half in zip(*known, strict=True)], still)
 
 
 def _laid_out(half: Sequence[torch.Tensor], rows: Sequence[Row], width: int) -> torch.Tensor:
     """The constants of rows' keys, or values, [heads, positions, d]: below each other, padded on the left."""
-    own = [
-        torch.cat([keys[:, begin:end] for begin, end in row.constants], dim=1)
-        if row.in_context
-        else keys[:, : row.first]
-        for keys, row in zip(half, rows, strict=True)
-    ]
+    own: list[torch.Tensor] = []
+    for keys, row in zip(half, rows, strict=True):
+        first, *others = [keys[:, begin:end] for begin, end in row.constants]
+        own.append(torch.cat([first, *others], dim=1) if others else first)
     if len(own) == 1:
         return own[0][None]
     return torch.stack([F.pad(keys, (0, 0, width - keys.shape[1], 0)) for keys in own])

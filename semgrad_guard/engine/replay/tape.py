@@ -64,7 +64,7 @@ class Recorder:
             hook = twin.head.register_forward_hook(lambda *call: self.see_head(call[1][0], call[2]))
             stack.callback(hook.remove)
             if self._memory.outputs:
-                stack.enter_context(twin.showing(self.see_output))
+                stack.enter_context(twin.with_maps(sees=self.see_output))
             yield
 
     @property

@@ -34,7 +34,7 @@ from torch import nn
 
 from semgrad_guard.engine.interruption import current_stop
 from semgrad_guard.engine.objective import LogitTransform, Norm, Objective
-from semgrad_guard.engine.replay.products import add_product, factor_dtype, greatest, precise_dtype, product
+from semgrad_guard.engine.replay.kernels import add_product, factor_dtype, greatest, precise_dtype, product
 
 
 @dataclass(frozen=True)
