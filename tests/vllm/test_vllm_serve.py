@@ -11,9 +11,7 @@ import time
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import httpx
@@ -152,20 +150,6 @@ def test_scores_are_read_off_vllms_passes(folder: Path, own: LanguageModel, tmp_
     assert counted["answers"] == 0
 
 
-def test_stop_strings_seeds_and_several_answers(annotated: httpx.Client, own: LanguageModel) -> None:
-    whole = own.generate(QUESTIONS[0], GenerationOptions(max_tokens=20)).text
-    stop = whole[len(whole) // 2 :][:2]
-    expected = own.generate(QUESTIONS[0], GenerationOptions(max_tokens=20, stop=(stop,)))
-    found = ask(annotated, QUESTIONS[0], stop=[stop])
-    assert found["choices"][0]["message"]["content"] == expected.text
-    estimator = HybridGrad()
-    assert found["semgrad_guard"]["uncertainty"] == pytest.approx(estimator(expected.evidence).uncertainty, rel=1e-4)
-    several = [ask(annotated, QUESTIONS[1], n=3, temperature=1.0, seed=5)["choices"] for _ in range(2)]
-    texts = [[choice["message"]["content"] for choice in choices] for choices in several]
-    assert texts[0] == texts[1]
-    assert len(set(texts[0])) > 1
-
-
 def test_answers_in_a_form(annotated: httpx.Client, own: LanguageModel) -> None:
     found = ask(annotated, QUESTIONS[0], response_format=FORM)
     assert found["choices"][0]["message"]["content"] == formed(own, QUESTIONS[0], 20)
@@ -218,15 +202,6 @@ def test_nothing_else_writes(annotated: httpx.Client) -> None:
     assert annotated.post("/v1/chat/completions", json={**chat, "model": "other"}).status_code == 404
     too_long = {**chat, "model": model["id"], "messages": [{"role": "user", "content": "word " * 400}]}
     assert annotated.post("/v1/chat/completions", json=too_long).status_code == 400
-
-
-def test_who_hangs_up_is_written_for_no_more(annotated: httpx.Client) -> None:
-    messages = [{"role": "user", "content": QUESTIONS[0]}]
-    body = {"model": "model", "messages": messages, "max_tokens": 20, "stream": True}
-    with annotated.stream("POST", "/v1/chat/completions", json=body) as one:
-        next(one.iter_lines())
-
-    until(lambda: none_runs(annotated))
 
 
 def none_runs(client: httpx.Client) -> bool:
@@ -350,45 +325,6 @@ def test_by_sentence(tmp_path: Path, on_doubt: Any) -> None:
             assert one["uncertainty"] in (None, pytest.approx(its.uncertainty, rel=1e-5))
     for withheld in (one for one in expected.sentences if one.uncertainty == values[-1]):
         assert expected.text[withheld.start : withheld.end].strip() not in json.dumps([c for _, c in streams])
-
-
-class Target(BaseHTTPRequestHandler):
-    """Another server that finishes answers."""
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
-        message = {"role": "assistant", "content": "Ask a guide."}
-        reply = json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(reply)))
-        self.end_headers()
-        self.wfile.write(reply)
-
-
-def test_a_target_finishes(tmp_path: Path) -> None:
-    """Its text follows the sentences before the doubtful one, at which vLLM has ended."""
-    folder, options = folder_of("smollm2"), GenerationOptions(max_tokens=60)
-    assert folder is not None
-    own = LanguageModel.from_pretrained(str(folder), dtype="float32")
-    whole = Guard(own, Policy(threshold=1e9), by="sentence", options=options)(PARAGRAPH)
-    first, *others = (sentence.uncertainty or 0.0 for sentence in whole.sentences)
-    assert first < max(others)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Target)
-    Thread(target=server.serve_forever, daemon=True).start()
-    settings: Any = {"threshold": (first + max(others)) / 2, "by": "sentence", "on_doubt": "escalate", "max_tokens": 60}
-    settings |= {"escalate_to": f"http://127.0.0.1:{server.server_port}/v1#large"}
-    try:
-        with serving(folder, tmp_path / "said.txt", **settings) as client:
-            reply, (text, chunks) = ask(client, PARAGRAPH), stream(client, PARAGRAPH)
-    finally:
-        server.shutdown()
-    doubtful = next(one for one in whole.sentences if (one.uncertainty or 0.0) > settings["threshold"])
-    assert text == reply["choices"][0]["message"]["content"]
-    assert text.startswith(whole.text[: doubtful.start])
-    assert text[doubtful.start :].strip() == "Ask a guide."
-    assert whole.text[doubtful.start : doubtful.end].strip() not in json.dumps(chunks)
-    assert any("semgrad_guard_sentence" in chunk for chunk in chunks)
 
 
 @pytest.mark.parametrize(

@@ -70,20 +70,14 @@ def replay(twin: Twin, rows: Sequence[Row], span: Sequence[int], *, fits: bool =
 
     Where the graph does not fit, nothing but the layers' inputs is kept for that.
     """
-    tapes = [row.taped for row in rows]
-    first, device = tapes[0].layer, twin.device
+    tapes, device = [row.taped for row in rows], twin.device
     live = [_positions(row.live) for row in rows]
     before = [_positions(row.constants) for row in rows]
     width = max(map(len, before))
     queries = pad_sequence(live, batch_first=True, padding_value=_NEVER)
     fixed = torch.stack([F.pad(places, (width - len(places), 0), value=_NEVER) for places in before])
     states = pad_sequence([tape.hidden(row.live) for row, tape in zip(rows, tapes, strict=True)], batch_first=True)
-    hidden, table = _leaves(span)
-    if first < span[0]:
-        table[first] = lambda _: states
-    else:
-        leaf = table[first]
-        table[first] = lambda _: leaf(states)
+    hidden, table = _leaves(span, states)
     still = None
     if any(row.in_context for row in rows):
         # The last constant token predicts the first scored one: live as a query, and not as a key.
@@ -104,7 +98,7 @@ def replay(twin: Twin, rows: Sequence[Row], span: Sequence[int], *, fits: bool =
         stack.enter_context(twin.with_maps(knows=_known(rows, tapes)))
         stack.enter_context(attending(twin.attention_configs))
         found = stack.enter_context(twin.headless())
-        with twin.above(first), twin.watching(table):
+        with twin.above(span[0]), twin.watching(table):
             twin.call(ids.to(device), cache=cache, **inputs)
         final, counts = found.pop(), list(map(len, live))
         ends = zip(final, rows, counts, strict=True)
@@ -137,12 +131,14 @@ def _positions(spans: Sequence[Span]) -> torch.Tensor:
     return torch.cat([torch.arange(*span) for span in spans])
 
 
-def _leaves(span: Sequence[int]) -> tuple[dict[int, torch.Tensor], dict[int, InputHook]]:
-    """Hooks for a graph that begins at the span's first layer, and where they put its hidden states."""
+def _leaves(
+    span: Sequence[int], kept: torch.Tensor | None = None
+) -> tuple[dict[int, torch.Tensor], dict[int, InputHook]]:
+    """Hooks for a graph that begins at the span's first layer, there with what was kept, and its hidden states."""
     hidden: dict[int, torch.Tensor] = {}
 
     def leaf(states: torch.Tensor) -> torch.Tensor:
-        hidden[span[0]] = states.detach().requires_grad_()
+        hidden[span[0]] = (states if kept is None else kept).detach().requires_grad_()
         return hidden[span[0]]
 
     return hidden, {**{layer: partial(hidden.__setitem__, layer) for layer in span[1:]}, span[0]: leaf}

@@ -107,11 +107,6 @@ class Recorder:
         else:
             self.logits = None
 
-    def see_finals(self, finals: torch.Tensor) -> None:
-        """Take in the states before the head of all columns [batch, columns, d], of a pass without the head."""
-        self.finals += finals[:, max(0, self.start - (self.columns - finals.shape[1])) :].detach().unbind(1)
-        self.logits = None
-
     def hidden(self) -> torch.Tensor:
         """h^(k) from column `start` on [batch, positions, d]."""
         self._hidden = _joined(self._hidden)
@@ -304,11 +299,11 @@ class Row:
         return self.tape
 
     def is_on(self, tape: Tape, layer: int) -> bool:
-        """Whether a tape holds what a replay of this row from a layer on needs."""
+        """Whether a tape holds what a replay of this row from this layer on needs."""
         needed = self.begin - 1 if self.in_context else self.first
         known = [keys[0].shape[1] for keys in tape.keys if keys is not None]
         reaches = tape.begin <= self.first and tape.end >= self.end - 1
-        return tape.layer <= layer and reaches and bool(known) and min(known) >= needed
+        return tape.layer == layer and reaches and bool(known) and min(known) >= needed
 
 
 @torch.no_grad()
@@ -321,29 +316,19 @@ def read(
     not replayed.
     """
     ends: dict[tuple[int, ...], int] = {}
-    starts: dict[tuple[int, ...], int] = {}
     for row in rows:
         ends[row.ids] = max(row.end, ends.get(row.ids, 0))
-        starts[row.ids] = min(row.first, starts.get(row.ids, row.first))
-    texts = list(ends)
-    lengths = [ends[text] for text in texts]
-    ids = pad_sequence([torch.tensor(text[: ends[text]]) for text in texts], batch_first=True).to(twin.device)
-    recorder, cache = Recorder(layer, min(starts.values()), memory=memory), growing_cache() if keys else None
+    ids = pad_sequence([torch.tensor(text[:end]) for text, end in ends.items()], batch_first=True).to(twin.device)
+    start, cache = min(row.first for row in rows), growing_cache() if keys else None
+    recorder = Recorder(layer, start, memory=memory)
     twin.reset()
     with twin.headless() as finals, recorder.listening(twin):
         # All positions have a mask of one: padding lies behind every token that is read.
         twin.call(ids, cache=cache, attention_mask=torch.ones_like(ids))
-    recorder.finals.clear()
-    recorder.see_finals(finals[0])
+    recorder.finals, recorder.logits = list(finals[0][:, start:].detach().unbind(1)), None
     tapes = {
-        text: Tape(
-            ((recorder, place),),
-            recorder.start,
-            recorder.start,
-            keys_of(cache, place, 0, end) if cache is not None else (),
-            epoch,
-        )
-        for place, (text, end) in enumerate(zip(texts, lengths, strict=True))
+        text: Tape(((recorder, place),), start, start, () if cache is None else keys_of(cache, place, 0, end), epoch)
+        for place, (text, end) in enumerate(ends.items())
     }
     return [replace(row, tape=tapes[row.ids]) for row in rows]
 

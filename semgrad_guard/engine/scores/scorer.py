@@ -306,15 +306,13 @@ class Scorer:
         return self.memory.activations // max(1, one)
 
     def _groups(self, rows: Mapping[int, Row], first: int) -> Iterator[dict[int, Row]]:
-        """The rows that share a replay, by their places: of one layer, as many as fit, long ones first."""
+        """The rows that share a replay, by their places: as many as fit, long ones first."""
         most = self._most_positions(first)
-        left = sorted(rows.items(), key=lambda one: (_layer_of(one[1]), -one[1].live_count))
+        left = sorted(rows.items(), key=lambda one: -one[1].live_count)
         while left:
-            longest = left[0][1]
-            count = max(1, most // longest.live_count)
-            group = {place: row for place, row in left[:count] if _layer_of(row) == _layer_of(longest)}
-            left = left[len(group) :]
-            yield group
+            count = max(1, most // left[0][1].live_count)
+            yield dict(left[:count])
+            left = left[count:]
 
     def _read(
         self, rows: Sequence[Row], layer: int, is_left: Callable[[Row, Tape], bool], *, keys: bool = True
@@ -438,10 +436,6 @@ def _padded(some: Sequence[_Suspect]) -> list[_Suspect]:
     width = max((one.row.end for one in some), default=0)
     shorter = sorted((one for one in some if one.row.end < width), key=lambda one: one.row.end)
     return [replace(one, width=width) for one in shorter[:1]]
-
-
-def _layer_of(row: Row) -> int:
-    return -1 if row.tape is None else row.tape.layer
 
 
 def _contradict(ours: GradientScores, expected: GradientScores, tolerance: float) -> bool:
