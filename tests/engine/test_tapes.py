@@ -176,20 +176,6 @@ def test_a_frugal_replay_holds_a_fraction_and_puts_the_layers_back() -> None:
     assert [vars(layer).get("forward") for layer in layers] == before
 
 
-def test_a_language_model_can_be_told(language_model: LanguageModel) -> None:
-    usual = language_model.memory
-    scores = list[float | None]()
-    try:
-        for memory in (usual, replace(usual, logits=0), FRUGAL):
-            language_model.memory = memory
-            timed = language_model.generate("What is the capital of France?", LONG).evidence.gradients()
-            assert timed is not None
-            scores.append(timed.scores.hybridgrad)
-    finally:
-        language_model.memory = usual
-    assert scores == pytest.approx([scores[0]] * 3, rel=1e-3)
-
-
 @pytest.mark.parametrize("kept", [0, 1, 3])
 def test_observing_takes_no_pass_and_beyond_the_budget_each_step_is_surveyed(
     make_language_model: Callable[..., LanguageModel], kept: int

@@ -40,7 +40,7 @@ ARCHITECTURES: Mapping[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gemma3": ("gemma3_text", {"sliding_window": WINDOW, "layer_types": _MIXED_LAYERS, "query_pre_attn_scalar": 8}),
-    "phi3": ("phi3", {"num_hidden_layers": 5}),
+    "phi3": ("phi3", {"num_hidden_layers": 5, "sliding_window": None, "head_dim": 8}),
     "phi": ("phi", {}),
     "olmo2": ("olmo2", {}),
     "gpt2": ("gpt2", {"num_hidden_layers": 5, "tie_word_embeddings": True}),

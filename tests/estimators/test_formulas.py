@@ -40,19 +40,6 @@ def test_degree_uncertainty(similarity: np.ndarray, order: list[int]) -> None:
     assert found <= 1 - 1 / 4 + 1e-12
 
 
-def test_degree_uncertainty_at_its_ends() -> None:
-    assert degree_uncertainty(np.ones((5, 5))) == 0.0
-    assert degree_uncertainty(np.eye(5)) == pytest.approx(0.8)
-    assert degree_uncertainty(np.array([[1, 0.5], [0.5, 1]])) == pytest.approx(0.25)
-
-
-def test_eigen_score_by_hand() -> None:
-    # Rows with variances 2 and 8 and covariance 0: the matrix is diagonal.
-    embeddings = np.array([[1.0, -1, 1, -1], [2.0, 2, -2, -2]])
-    expected = (math.log(4 / 3 + 0.1) + math.log(16 / 3 + 0.1)) / 2
-    assert eigen_score(embeddings, alpha=0.1) == pytest.approx(expected)
-
-
 @given(st.lists(st.lists(st.floats(-3, 3), min_size=6, max_size=6), min_size=1, max_size=4))
 def test_eigen_score_is_the_log_determinant(rows: list[list[float]]) -> None:
     embeddings = np.array(rows)
@@ -65,12 +52,6 @@ def test_eigen_score_is_the_log_determinant(rows: list[list[float]]) -> None:
     # Samples that are all the same span one direction only.
     same = eigen_score(np.array([rows[0]] * 3), alpha=1e-3)
     assert same == pytest.approx((math.log(3 * np.var(rows[0], ddof=1) + 1e-3) + 2 * math.log(1e-3)) / 3, abs=1e-6)
-
-
-def test_cluster_entropy_by_hand() -> None:
-    # p = (.2 + .4) / .8 and .2 / .8
-    found = cluster_entropy([0, 1, 0], [math.log(0.2), math.log(0.2), math.log(0.4)])
-    assert found == pytest.approx(-0.75 * math.log(0.75) - 0.25 * math.log(0.25))
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), LOG_PROBS), min_size=1, max_size=10), st.randoms())
@@ -88,11 +69,6 @@ def test_cluster_entropy(members: list[tuple[int, float]], random) -> None:
 def test_cluster_entropy_at_its_ends() -> None:
     assert cluster_entropy([0, 0, 0], [-700.0, -900.0, -1000.0]) == 0.0
     assert cluster_entropy([0, 1, 2], [-800.0] * 3) == pytest.approx(math.log(3))
-
-
-def test_density_by_hand() -> None:
-    # (.5 x 1 + .25 x .4 + .25 x 0) / 1
-    assert density([0.0, 0.6, 1.0], [math.log(0.5), math.log(0.25), math.log(0.25)]) == pytest.approx(0.6)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1.5), LOG_PROBS), min_size=1, max_size=8))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -171,20 +171,6 @@ class Tape:
         common = set[Place]().union(*(kept for kept, *_ in pieces[:1])).intersection(*(kept for kept, *_ in pieces))
         return {place: torch.cat([kept[place][row, some] for kept, row, some in pieces]) for place in common}
 
-    def finals(self, begin: int, end: int) -> torch.Tensor | None:
-        """The states before the head at positions [begin, end) [n, d]; None where some were not kept."""
-        found = self._steps(begin, end, lambda recorder: recorder.finals)
-        return torch.stack(found) if found else None
-
-    def logits(self, begin: int, end: int) -> list[torch.Tensor] | None:
-        """The head's output [V] at positions [begin, end); None where some were not kept."""
-        return self._steps(begin, end, lambda recorder: recorder.logits)
-
-    def surveys(self, begin: int, end: int) -> torch.Tensor | None:
-        """The surveys of positions [begin, end) [n, few]; None where some were not made."""
-        found = self._steps(begin, end, lambda recorder: recorder.surveys)
-        return torch.stack(found) if found else None
-
     def _pieces(self, spans: Sequence[Span]) -> list[tuple[Recorder, int, slice]]:
         """Where these positions are: in which recorders, in which row, and there at which places."""
         found: list[tuple[Recorder, int, slice]] = []
@@ -197,13 +183,16 @@ class Tape:
                     found.append((recorder, row, places))
         return found
 
-    def _steps(
-        self, begin: int, end: int, held: Callable[[Recorder], Sequence[torch.Tensor] | None]
-    ) -> list[torch.Tensor] | None:
+    def steps(self, kind: Literal["finals", "logits", "surveys"], begin: int, end: int) -> list[torch.Tensor] | None:
+        """The states before the head [d], its output [V] or the surveys [few] of positions [begin, end).
+
+        None where some were not kept.
+        """
         found: list[torch.Tensor] = []
         place = self.predicting
         for recorder, row in self.passes:
-            steps, count = held(recorder), len(recorder.finals)
+            steps: Sequence[torch.Tensor] | None = getattr(recorder, kind)
+            count = len(recorder.finals)
             first, last = max(begin - place, 0), min(end - place, count)
             if first < last:
                 if steps is None or len(steps) != count:

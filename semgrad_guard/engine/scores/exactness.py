@@ -369,15 +369,9 @@ def _represented(layers: Sequence[nn.Module]) -> set[int]:
 
 
 def _kind(layer: nn.Module) -> Hashable:
-    """The traits of a layer: the types of their modules, the shapes of their weights, and plain settings."""
-    settings = [
-        (name, value)
-        for name, value in vars(layer).items()
-        if isinstance(value, (str, bool)) or (isinstance(value, (int, float)) and "idx" not in name)
-    ]
-    shapes = [(name, tuple(p.shape)) for name, p in layer.named_parameters()]
-    windows = [getattr(module, "sliding_window", None) for module in layer.modules()]
-    return (*(type(module) for module in layer.modules()), *settings, *shapes, *windows)
+    """The traits of a layer: its modules with their sizes, its settings in words, and windows."""
+    settings = {name: value for name, value in vars(layer).items() if isinstance(value, (str, bool))}
+    return repr(layer), repr(settings), *(getattr(module, "sliding_window", None) for module in layer.modules())
 
 
 def _plain_map(quantized: nn.Module, wider: torch.dtype, generator: torch.Generator) -> nn.Linear | None:

@@ -159,7 +159,7 @@ def replayed(
 
 
 def _kept_logits(rows: Sequence[Row]) -> list[torch.Tensor] | None:
-    known = [row.tape and row.tape.logits(row.begin - 1, row.end - 1) for row in rows]
+    known = [row.tape and row.tape.steps("logits", row.begin - 1, row.end - 1) for row in rows]
     return [step for steps in known if steps for step in steps] if all(known) else None
 
 
