@@ -121,7 +121,7 @@ def test_a_longer_input_is_verified_again() -> None:
 
 @pytest.mark.parametrize("place", [0, 3], ids=["below", "above"])
 def test_the_longest_and_the_shortest_row_of_a_batch_are_verified(place: int) -> None:
-    """A short text beside a long one is padded to its length, and a branch below the replay sees that."""
+    """A short text that is read with a long one is padded to its length, and a branch below the replay sees that."""
     cases = (SHORT, LONG, SHORT)
     for case, scores in zip(cases, scored_together(model := with_layer(ByLength, place), cases), strict=True):
         assert (scores.semgrad, scores.paragrad) == pytest.approx(plain_scores(model, case), rel=1e-6)
