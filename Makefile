@@ -167,7 +167,7 @@ $(RAY)/.installed: pyproject.toml constraints.txt
 	$(RAY)/bin/pip install --quiet -c constraints.txt -e '.[ray,langchain,llama-index,eval]' 'pytest>=8.4' 'pytest-asyncio>=1.1' 'hypothesis>=6.130'
 	touch $@
 
-check-ray:  ## Ray Data on a cluster of one: the single process's numbers, kills, memory (minutes; environment of its own)
+check-ray:  ## Ray Data on a cluster of one: the single process's numbers, data beyond the memory (minutes; environment of its own)
 	$(call WHERE_BUILT,$(RAY),$(RAY)/bin/python -m pytest tests/ray -m heavy --require)
 
 $(VLLM)/.installed: pyproject.toml constraints.txt

@@ -138,7 +138,10 @@ class Bench:
         return (torch.cuda.max_memory_allocated() - before) / 2**20
 
     def _recorded(self, memory: Memory) -> list[Tape | None]:
-        """Write the answers greedily, step by step: the tapes that this leaves."""
+        """Write the answers greedily, step by step: the tapes that this leaves, if scores need any."""
+        if self.scorer.exactness().way != "rows":
+            self.ids = self._generate(self.setting.answer)
+            return [None] * self.setting.rows
         twin, prompt = self.scorer.twin, self.setting.prompt
         layer = OBJECTIVE.span(self.scorer.architecture.n_layers)[0]
         recorder, cache = Recorder(layer, prompt + SEMANTIC_TOKEN, memory=memory), growing_cache()
@@ -152,10 +155,10 @@ class Bench:
         rows = range(self.setting.rows)
         return [Tape(((recorder, row),), recorder.start, prompt - 1, keys_of(cache, row, 0)) for row in rows]
 
-    def _generate(self, count: int) -> None:
+    def _generate(self, count: int) -> torch.Tensor:
         mask = torch.ones_like(self.prompts)
         options = GenerationConfig(max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0)
-        self.model.generate(self.prompts, attention_mask=mask, generation_config=options)
+        return self.model.generate(self.prompts, attention_mask=mask, generation_config=options)
 
     def _score(self, tapes: list[Tape | None]) -> Scores:
         texts = zip(self.prompts.tolist(), self.ids[:, self.setting.prompt :].tolist(), tapes, strict=True)

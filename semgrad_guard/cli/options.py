@@ -260,7 +260,7 @@ LearnedEstimator = Annotated[
     str | None,
     option(
         f"The score that measures uncertainty: {', '.join(ESTIMATOR_NAMES)}; states, which is fitted on a part of the "
-        f"graded answers; or auto, the best of seven on that part. Of a server's answers {', '.join(REPORTED)}. "
+        f"graded answers; or auto, the best of eight on that part. Of a server's answers {', '.join(REPORTED)}. "
         f"Default: hybridgrad; of a server's answers {REPORTED[0]}.",
         DECISION,
         "NAME",

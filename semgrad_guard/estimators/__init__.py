@@ -15,6 +15,7 @@ KINDS = {
     "paragrad": "ParaGrad",
     "exgrad": "ExGrad",
     "gnll": "GreedyNLL",
+    "root_nll": "RootNLL",
     "max_probability": "MaxProbability",
     "mean_entropy": "MeanEntropy",
     "greatest_entropy": "GreatestEntropy",
@@ -43,14 +44,15 @@ if TYPE_CHECKING:
     from semgrad_guard.estimators.equivalence import F1Equivalence as F1Equivalence
     from semgrad_guard.estimators.equivalence import NLIEquivalence as NLIEquivalence
     from semgrad_guard.estimators.gradients import ExGrad as ExGrad
+    from semgrad_guard.estimators.gradients import GreatestEntropy as GreatestEntropy
+    from semgrad_guard.estimators.gradients import GreedyNLL as GreedyNLL
     from semgrad_guard.estimators.gradients import HybridGrad as HybridGrad
+    from semgrad_guard.estimators.gradients import MaxProbability as MaxProbability
+    from semgrad_guard.estimators.gradients import MeanEntropy as MeanEntropy
     from semgrad_guard.estimators.gradients import ParaGrad as ParaGrad
+    from semgrad_guard.estimators.gradients import RootNLL as RootNLL
     from semgrad_guard.estimators.gradients import SemGrad as SemGrad
     from semgrad_guard.estimators.learned import FusedStates as FusedStates
-    from semgrad_guard.estimators.observed import GreatestEntropy as GreatestEntropy
-    from semgrad_guard.estimators.observed import GreedyNLL as GreedyNLL
-    from semgrad_guard.estimators.observed import MaxProbability as MaxProbability
-    from semgrad_guard.estimators.observed import MeanEntropy as MeanEntropy
     from semgrad_guard.estimators.reading import SAR as SAR
     from semgrad_guard.estimators.reading import MutualInformation as MutualInformation
     from semgrad_guard.estimators.reading import PTrue as PTrue

@@ -42,19 +42,3 @@ def timed(work: Callable[[], T]) -> tuple[T, float]:
     """The result of `work`, and the milliseconds that it took."""
     began = time.perf_counter()
     return work(), (time.perf_counter() - began) * 1000
-
-
-class Likelihoods(Protocol):
-    """The numbers that replays and observations have in common: nats, per token and for the whole answer."""
-
-    @property
-    def log_probs(self) -> tuple[float, ...]: ...
-
-    @property
-    def entropies(self) -> tuple[float, ...]: ...
-
-    @property
-    def mean_entropy(self) -> float | None: ...
-
-    @property
-    def greedy_nll(self) -> float | None: ...

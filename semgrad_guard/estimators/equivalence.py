@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from semgrad_guard.engine.text_pairs import Entailment, EntailmentScores, Pair
 from semgrad_guard.engine.words import normalise, token_f1
 from semgrad_guard.errors import InputError
+from semgrad_guard.estimators.text_pairs import Entailment, EntailmentScores, Pair
 
 
 class Equivalence(Protocol):

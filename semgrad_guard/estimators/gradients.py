@@ -1,9 +1,8 @@
-"""Gradients of one replay (paper, section 3.3): SemGrad, ParaGrad and their mixture, the default; ExGrad."""
+"""Numbers of an answer's own tokens: gradients of one replay (paper, section 3.3), and likelihoods, which are free."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import KW_ONLY, asdict, dataclass, fields
 from functools import lru_cache
 from typing import Any, ClassVar, cast
@@ -12,17 +11,16 @@ from semgrad_guard.declared import declared_options, plain_fields
 from semgrad_guard.engine.answers.answer import Evidence
 from semgrad_guard.engine.objective import Norm, Objective, Variant
 from semgrad_guard.engine.scores.gradients import GradientScores
-from semgrad_guard.estimators.base import Likelihoods
+from semgrad_guard.engine.scores.observed import Observation
+from semgrad_guard.estimators.base import timed
 from semgrad_guard.records import Score
 from semgrad_guard.settings import ScoringOptions
 
-_LATER_SETTINGS: dict[str, Any] = {
-    "norm": "l1",
-    "weighted": True,
-    "token": None,
-}
+_LATER_SETTINGS: dict[str, Any] = {"norm": "l1", "weighted": True, "token": None}
 """Settings of existing estimators that came later, and their defaults: absent then, as in calibrations made before."""
 
+OBSERVING = Objective(gradients=False)
+"""The objective of estimators that differentiate nothing."""
 
 _objective = lru_cache(maxsize=64)(Objective)
 """One object for equal settings, which are checked once and not for every answer."""
@@ -41,10 +39,7 @@ class ReplayEstimator:
     @property
     def objective(self) -> Objective:
         """The paper's, but for the settings that a subclass shares with it."""
-        own: dict[str, Any] = {
-            one.name: getattr(self, one.name) for one in fields(Objective) if hasattr(self, one.name)
-        }
-        return _objective(**own)
+        return _objective(**{one.name: getattr(self, one.name) for one in fields(Objective) if hasattr(self, one.name)})
 
     def settings(self) -> dict[str, Any]:
         """The dataclass fields, tuples as lists; those that came later only where they are not the default."""
@@ -57,30 +52,45 @@ class ReplayEstimator:
         raise NotImplementedError
 
     def __call__(self, evidence: Evidence) -> Score:
-        return read_off(evidence, self.objective, self.value)
+        timed = evidence.gradients(self.objective)
+        if timed is None:
+            return Score(None, evidence.why_empty)
+        scores = timed.scores
+        details = {
+            "hybridgrad": scores.hybridgrad,
+            "semgrad": scores.semgrad,
+            "paragrad": scores.paragrad,
+            **likelihoods(scores),
+            "scored_tokens": len(evidence.response_ids),
+            "scoring_ms": round(timed.milliseconds, 3),
+            "tier": scores.tier,
+        }
+        if scores.deviation is not None:
+            details["deviation"] = scores.deviation
+        return Score.finite(self.value(scores), scores.reason, details)
 
 
-def read_off(evidence: Evidence, objective: Objective, value: Callable[[GradientScores], float | None]) -> Score:
-    """Score an answer by one number of its replay, with the parts as details."""
-    timed = evidence.gradients(objective)
-    if timed is None:
-        return Score(None, evidence.why_empty)
-    scores = timed.scores
-    details = {
-        "hybridgrad": scores.hybridgrad,
-        "semgrad": scores.semgrad,
-        "paragrad": scores.paragrad,
-        **likelihoods(scores),
-        "scored_tokens": len(evidence.response_ids),
-        "scoring_ms": round(timed.milliseconds, 3),
-        "tier": scores.tier,
-    }
-    if scores.deviation is not None:
-        details["deviation"] = scores.deviation
-    return Score.finite(value(scores), scores.reason, details)
+class ObservedEstimator(ReplayEstimator):
+    """An estimator that reads its number off an answer's likelihoods, which generating has computed."""
+
+    @property
+    def objective(self) -> Objective:
+        """Nothing is differentiated."""
+        return OBSERVING
+
+    def __call__(self, evidence: Evidence) -> Score:
+        seen, milliseconds = timed(evidence.observed)
+        if seen is None:
+            return Score(None, evidence.why_empty)
+        return Score.finite(self.value(seen), seen.reason, observed_details(seen, milliseconds))
 
 
-def likelihoods(scores: Likelihoods) -> dict[str, float | None]:
+def observed_details(seen: Observation, milliseconds: float) -> dict[str, Any]:
+    """The details of the score of an observed answer."""
+    return {**likelihoods(seen), "scored_tokens": len(seen.log_probs), "scoring_ms": round(milliseconds, 3)}
+
+
+def likelihoods(scores: GradientScores | Observation) -> dict[str, float | None]:
     """The label-free scores that cost nothing: details of every other score."""
     nll, count = scores.greedy_nll, len(scores.log_probs)
     probability = None if nll is None or not count else -math.expm1(-nll / count)
@@ -188,3 +198,81 @@ class HybridGrad(ReplayEstimator):
     def value(self, scores: GradientScores) -> float | None:
         """The mixture."""
         return scores.hybrid(tau=self.tau, beta=self.beta)
+
+
+@dataclass(frozen=True)
+class GreedyNLL(ObservedEstimator):
+    """G-NLL: the greedy answer's negative log-likelihood in nats, >= 0; the end token does not count.
+
+    Source: Aichberger et al., "Rethinking uncertainty estimation in natural language generation", 2024.
+    """
+
+    name: ClassVar[str] = "gnll"
+    title: ClassVar[str] = "G-NLL"
+
+    def value(self, scores: GradientScores | Observation) -> float | None:
+        """-log p(answer)."""
+        return scores.greedy_nll
+
+
+@dataclass(frozen=True)
+class RootNLL(ObservedEstimator):
+    """The answer's negative log-likelihood divided by the square root of its tokens, in nats, >= 0.
+
+    Between G-NLL, which grows with every token, and the mean, in which one doubtful token of a long answer is lost: if
+    tokens erred independently, the sum's noise would grow with that root.
+    """
+
+    name: ClassVar[str] = "root_nll"
+    title: ClassVar[str] = "NLL / root of T"
+
+    def value(self, scores: GradientScores | Observation) -> float | None:
+        """-log p(answer) / sqrt(T)."""
+        return None if scores.greedy_nll is None else scores.greedy_nll / math.sqrt(len(scores.log_probs))
+
+
+@dataclass(frozen=True)
+class MaxProbability(ObservedEstimator):
+    """1 - the geometric mean of the answer's token probabilities, in [0, 1].
+
+    The maximum softmax probability of a classifier, carried over to a sequence: a greedy token's probability is the
+    largest of its distribution. The mean makes long and short answers comparable; without it the ranks would be those
+    of G-NLL. (It ranks like perplexity.)
+
+    Source: Hendrycks & Gimpel, "A baseline for detecting misclassified and out-of-distribution examples", ICLR 2017.
+    """
+
+    name: ClassVar[str] = "max_probability"
+    title: ClassVar[str] = "Max probability"
+
+    def value(self, scores: GradientScores | Observation) -> float | None:
+        """1 - exp(1/T sum_t log p(y_t)), near 0 to full precision."""
+        return likelihoods(scores)["max_probability"]
+
+
+@dataclass(frozen=True)
+class MeanEntropy(ObservedEstimator):
+    """The mean of the answer's token entropies in nats, >= 0."""
+
+    name: ClassVar[str] = "mean_entropy"
+    title: ClassVar[str] = "Mean entropy"
+
+    def value(self, scores: GradientScores | Observation) -> float | None:
+        """1/T sum_t H(p_t)."""
+        return scores.mean_entropy
+
+
+@dataclass(frozen=True)
+class GreatestEntropy(ObservedEstimator):
+    """The greatest of the answer's token entropies in nats, >= 0: one doubtful word is enough.
+
+    Source: Manakul et al., "SelfCheckGPT: zero-resource black-box hallucination detection for generative large language
+    models", EMNLP 2023 (its Max(H)).
+    """
+
+    name: ClassVar[str] = "greatest_entropy"
+    title: ClassVar[str] = "Greatest entropy"
+
+    def value(self, scores: GradientScores | Observation) -> float | None:
+        """max_t H(p_t)."""
+        return max(scores.entropies) if scores.entropies else None

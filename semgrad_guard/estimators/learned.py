@@ -19,7 +19,7 @@ from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.scores.observed import Observation
 from semgrad_guard.errors import FitError, MissingExtraError
 from semgrad_guard.estimators.base import timed
-from semgrad_guard.estimators.observed import OBSERVING, observed_details
+from semgrad_guard.estimators.gradients import OBSERVING, observed_details
 from semgrad_guard.records import LOG, FusedWeights, Score
 
 MIN_ANSWERS = 50
@@ -59,6 +59,7 @@ _FOLDS, _REPEATS = 5, 2
 Features = Mapping[str, float]
 _Vector = NDArray[np.float64]
 _Matrix = NDArray[np.float64]
+_Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class FusedStates:
         require_enough(wrong, self.title)
         return self.weighed([r for r, use in zip(records, usable, strict=True) if use and r is not None], wrong)
 
-    def weighed(self, records: Sequence[Features], wrong: NDArray[np.bool_]) -> FusedStates:
+    def weighed(self, records: Sequence[Features], wrong: _Flags) -> FusedStates:
         """`fitted` on usable records, however few they are.
 
         Raises:
@@ -144,7 +145,7 @@ class FusedStates:
         return self.weights.logit(features), None
 
 
-def require_enough(wrong: NDArray[np.bool_], title: str) -> None:
+def require_enough(wrong: _Flags, title: str) -> None:
     """Raise `FitError` unless there are enough graded answers of both kinds."""
     n, n_wrong = len(wrong), int(wrong.sum())
     if n < MIN_ANSWERS or min(n_wrong, n - n_wrong) < MIN_EACH:
@@ -155,7 +156,7 @@ def require_enough(wrong: NDArray[np.bool_], title: str) -> None:
         )
 
 
-def fit_weights(records: Sequence[Features], wrong: NDArray[np.bool_], *, yields: float = _YIELDS) -> FusedWeights:
+def fit_weights(records: Sequence[Features], wrong: _Flags, *, yields: float = _YIELDS) -> FusedWeights:
     """Ridge-penalised logistic regression on the standardised columns of the features that all records have.
 
     Raises:
@@ -190,17 +191,20 @@ def fit_weights(records: Sequence[Features], wrong: NDArray[np.bool_], *, yields
     )
 
 
-def _regression(x: _Matrix, wrong: NDArray[np.bool_], worth: _Vector) -> tuple[_Vector, float]:
-    """Weights and intercept of a ridge-penalised logistic regression on standardised columns of this worth."""
+def _sklearn(module: str) -> Any:
     try:
-        linear_model: Any = importlib.import_module("sklearn.linear_model")
+        return importlib.import_module(f"sklearn.{module}")
     except ImportError:
         raise MissingExtraError("scikit-learn", extra="eval") from None
-    fitted = linear_model.LogisticRegression(C=_C, max_iter=1000).fit(x * worth, wrong)
+
+
+def _regression(x: _Matrix, wrong: _Flags, worth: _Vector) -> tuple[_Vector, float]:
+    """Weights and intercept of a ridge-penalised logistic regression on standardised columns of this worth."""
+    fitted = _sklearn("linear_model").LogisticRegression(C=_C, max_iter=1000).fit(x * worth, wrong)
     return fitted.coef_[0] * worth, float(fitted.intercept_[0])
 
 
-def _leant(learned: _Vector, leaning: NDArray[np.bool_], x: _Matrix, share: float) -> _Vector:
+def _leant(learned: _Vector, leaning: _Flags, x: _Matrix, share: float) -> _Vector:
     """Weights of (s + share a) / (1 + share): s by the `learned` ones, a the sum of the `leaning` columns, as wide."""
     if not share:
         return learned
@@ -208,41 +212,22 @@ def _leant(learned: _Vector, leaning: NDArray[np.bool_], x: _Matrix, share: floa
     return (learned + share * width * leaning) / (1 + share)
 
 
-def _share(x: _Matrix, wrong: NDArray[np.bool_], worth: _Vector, leaning: NDArray[np.bool_], yields: float) -> float:
+def _share(x: _Matrix, wrong: _Flags, worth: _Vector, leaning: _Flags, yields: float) -> float:
     """How much to lean on the label-free score: nothing where it does not rise with wrong answers."""
     sums = x @ leaning.astype(np.float64)
     if not leaning.any() or not wrong.any() or wrong.all() or sums[wrong].mean() <= sums[~wrong].mean():
         return 0.0
     if min(wrong.sum(), (~wrong).sum()) < _FOLDS:
         return SHARES[0]
-    found = dict.fromkeys(SHARES, 0.0)
-    for repeat in range(_REPEATS):
-        held = _folds(wrong, np.random.default_rng([repeat, len(wrong)]))
-        scores = {share: np.zeros(len(wrong)) for share in SHARES}
-        for fold in range(_FOLDS):
-            out, inside = held == fold, held != fold
-            learned, intercept = _regression(x[inside], wrong[inside], worth)
-            for share in SHARES:
-                scores[share][out] = intercept + x[out] @ _leant(learned, leaning, x[inside], share)
-        for share in SHARES:
-            found[share] += _auroc(scores[share], wrong) / _REPEATS
-    best = max(found.values())
-    return next(share for share in SHARES if found[share] >= best - yields)
-
-
-def _folds(wrong: NDArray[np.bool_], rng: np.random.Generator) -> NDArray[np.int64]:
-    """Which fold each answer belongs to; right and wrong ones are spread evenly."""
-    folds = np.zeros(len(wrong), dtype=np.int64)
-    for kind in (wrong, ~wrong):
-        folds[rng.permutation(np.flatnonzero(kind))] = np.arange(kind.sum()) % _FOLDS
-    return folds
-
-
-def _auroc(scores: _Vector, wrong: NDArray[np.bool_]) -> float:
-    """How often a wrong answer scores higher than a right one; ties count half."""
-    order = np.sort(scores[~wrong])
-    below, upto = (np.searchsorted(order, scores[wrong], side=side) for side in ("left", "right"))
-    return float((below + upto).mean() / 2 / len(order))
+    kinds = {"n_splits": _FOLDS, "n_repeats": _REPEATS, "random_state": len(wrong)}
+    found = np.zeros(len(SHARES))
+    for inside, out in _sklearn("model_selection").RepeatedStratifiedKFold(**kinds).split(x, wrong):
+        learned, _ = _regression(x[inside], wrong[inside], worth)
+        weights = np.stack([_leant(learned, leaning, x[inside], share) for share in SHARES], axis=1)
+        scores = x[out] @ weights
+        found += [_sklearn("metrics").roc_auc_score(wrong[out], column) for column in scores.T]
+    enough = found.max() - yields * _FOLDS * _REPEATS
+    return next(share for share, value in zip(SHARES, found, strict=True) if value >= enough)
 
 
 class _Column(NamedTuple):

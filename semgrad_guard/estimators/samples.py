@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,9 +96,6 @@ def mean_log_prob(sample: Sample) -> float:
 def _plain(value: Any) -> Any:
     if isinstance(value, Sampling | DiverseBeams):
         return plan_record(value)
-    if isinstance(value, tuple):  # tuples of tuples in one row: calibrations keep lists of plain values
-        parts = [_plain(item) for item in cast("tuple[Any, ...]", value)]
-        return [plain for part in parts for plain in (cast("list[Any]", part) if isinstance(part, list) else [part])]
     return value if value is None or isinstance(value, bool | int | float | str) else value.name
 
 

@@ -1,12 +1,21 @@
-"""Every method of the paper at the paper's settings, and a later one that costs nothing, on the same answers."""
+"""Every method of the paper at the paper's settings, and later ones that cost nothing, on the same answers."""
 
 from __future__ import annotations
 
 from semgrad_guard.engine.answers.options import DiverseBeams, Sampling
 from semgrad_guard.estimators.base import Estimator
 from semgrad_guard.estimators.equivalence import Equivalence, F1Equivalence
-from semgrad_guard.estimators.gradients import ExGrad, HybridGrad, ParaGrad, SemGrad
-from semgrad_guard.estimators.observed import GreatestEntropy, GreedyNLL, MaxProbability, MeanEntropy
+from semgrad_guard.estimators.gradients import (
+    ExGrad,
+    GreatestEntropy,
+    GreedyNLL,
+    HybridGrad,
+    MaxProbability,
+    MeanEntropy,
+    ParaGrad,
+    RootNLL,
+    SemGrad,
+)
 from semgrad_guard.estimators.reading import SAR, MutualInformation, PTrue, Similarity, WordOverlap
 from semgrad_guard.estimators.samples import (
     Degree,
@@ -25,7 +34,7 @@ def paper_suite(
     *,
     max_tokens: int = 256,
 ) -> tuple[Estimator, ...]:
-    """The paper's methods, then a later one that costs nothing.
+    """The paper's methods, then later ones that cost nothing.
 
     Those with equal plans share their samples: 55 answers are drawn for each question.
 
@@ -56,4 +65,5 @@ def paper_suite(
         MeanEntropy(),
         MaxProbability(),
         GreatestEntropy(),
+        RootNLL(),
     )

@@ -35,7 +35,7 @@ from semgrad_guard.questions.data_files import read_text
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
 
-    from semgrad_guard.engine.text_pairs import AnswerEquivalence, Entailment
+    from semgrad_guard.estimators.text_pairs import AnswerEquivalence, Entailment
 
 logger = logging.getLogger("semgrad_guard")
 
@@ -357,7 +357,7 @@ def _load(name: str, model: str) -> AnswerGrader:
         return Judge.from_name(model)
     if name == "nli":
         return EntailmentGrader(entailment_model(model))
-    from semgrad_guard.engine.text_pairs import AnswerEquivalence
+    from semgrad_guard.estimators.text_pairs import AnswerEquivalence
 
     return Bem(AnswerEquivalence.from_pretrained(model))
 
@@ -365,6 +365,6 @@ def _load(name: str, model: str) -> AnswerGrader:
 @lru_cache(maxsize=1)
 def entailment_model(name: str) -> Entailment:
     """The NLI model of this name, loaded once where methods and a grader share it."""
-    from semgrad_guard.engine.text_pairs import Entailment
+    from semgrad_guard.estimators.text_pairs import Entailment
 
     return Entailment.from_pretrained(name)

@@ -34,6 +34,7 @@ from semgrad_guard.estimators import (
     MaxProbability,
     MeanEntropy,
     ParaGrad,
+    RootNLL,
     SemGrad,
 )
 from semgrad_guard.estimators.learned import MIN_ANSWERS, require_enough
@@ -42,11 +43,11 @@ from semgrad_guard.metrics import aurc, auroc
 from semgrad_guard.questions.answered import EvaluatedAnswer
 
 CANDIDATES: tuple[Estimator, ...] = (
-    MaxProbability(), MeanEntropy(), GreedyNLL(), FusedStates(), HybridGrad(), SemGrad(), ParaGrad(),
+    MaxProbability(), MeanEntropy(), GreedyNLL(), RootNLL(), FusedStates(), HybridGrad(), SemGrad(), ParaGrad(),
 )  # fmt: skip
 """The choices of `auto`: those that generating computes anyway, then those that need a replay."""
 
-FREE: tuple[Estimator, ...] = (MaxProbability(), MeanEntropy(), GreedyNLL(), GreatestEntropy())
+FREE: tuple[Estimator, ...] = (MaxProbability(), MeanEntropy(), GreedyNLL(), RootNLL(), GreatestEntropy())
 """Those that generating computes anyway: every record keeps their scores, and a calibration their AUROC."""
 
 LEARN_SHARE, LEARN_MOST = 1 / 4, 200

@@ -12,8 +12,7 @@ from semgrad_guard.engine.answers.options import plan_record
 from semgrad_guard.errors import DetachedRecordError, ScoringError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.estimators.base import timed
-from semgrad_guard.estimators.gradients import ReplayEstimator
-from semgrad_guard.estimators.observed import ObservedEstimator
+from semgrad_guard.estimators.gradients import ObservedEstimator, ReplayEstimator
 from semgrad_guard.estimators.reading import MutualInformation
 from semgrad_guard.estimators.samples import AskingEstimator
 from semgrad_guard.questions.answered import AnswerScore, SampleSet

@@ -23,7 +23,7 @@ from semgrad_guard.questions.run import complete
 from semgrad_guard.records import Message
 
 if TYPE_CHECKING:
-    from semgrad_guard.engine.text_pairs import Entailment
+    from semgrad_guard.estimators.text_pairs import Entailment
 
 Ask = Callable[[Sequence[str]], Sequence[str]]
 """Replies of a chat model to prompts, in their order."""

@@ -14,7 +14,7 @@ from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, calibrat
 from semgrad_guard.calibration import AnswerSentences, calibrate_sentences
 from semgrad_guard.cli import loading
 from semgrad_guard.engine.replay.tape import Row
-from semgrad_guard.engine.scores import scorer
+from semgrad_guard.engine.scores import exactness
 from semgrad_guard.questions.data import Question
 from semgrad_guard.questions.prompts import Phrasing
 from semgrad_guard.questions.run import run_binding
@@ -245,13 +245,13 @@ def test_batches_change_nothing_but_the_time(
 
 def test_a_batch_is_one_replay(score: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[int] = []
-    replayed = scorer.replayed
+    replayed = exactness.replayed
 
     def counted(twin: Any, batch: Sequence[Row], *arguments: Any, **options: Any) -> Any:
         rows.append(len(batch))
         return replayed(twin, batch, *arguments, **options)
 
-    monkeypatch.setattr(scorer, "replayed", counted)
+    monkeypatch.setattr(exactness, "replayed", counted)
     monkeypatch.setattr(loading, "BATCH", 3)
     score("--data", responses(tmp_path, 5), "--json")
     assert rows == [3, 2]

@@ -17,8 +17,7 @@ from packaging.version import Version
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from .tiny_models import LONG_ROPE, VOCABULARY, spread_weights
-
+VOCABULARY = 211
 MODEL_TYPES = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 LAYERS = 4
 
@@ -162,6 +161,18 @@ DIFFERENCES: Mapping[str, Mapping[str, Any]] = {
 }
 """What the names of a config's settings do not tell: how one depends on another."""
 
+LONG_ROPE: Mapping[str, Any] = {
+    "original_max_position_embeddings": 20,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "short_factor": [1.0] * 4,
+        "long_factor": [3.0] * 4,
+        "rope_theta": 1e4,
+    },
+}
+"""For phi3: rotary frequencies that change, in place, beyond 20 tokens."""
+
+
 VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "falcon, 40B's layers": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
     "falcon, alibi": ("falcon", {"alibi": True}),
@@ -196,10 +207,11 @@ def require_known(name: str) -> None:
 def tiny_config(name: str) -> PreTrainedConfig:
     """A config of that type, or variant, whose model has some ten thousand weights."""
     model_type, changes = VARIANTS.get(name, (name, {}))
-    return _tiny(CONFIG_MAPPING[model_type], {**DIFFERENCES.get(model_type, {}), **changes})
+    return tiny(CONFIG_MAPPING[model_type], {**DIFFERENCES.get(model_type, {}), **changes})
 
 
-def _tiny(kind: type[PreTrainedConfig], differences: Mapping[str, Any]) -> PreTrainedConfig:
+def tiny(kind: type[PreTrainedConfig], differences: Mapping[str, Any]) -> PreTrainedConfig:
+    """A config of that class with small sizes, but for what differs."""
     names = [name for name in inspect.signature(kind.__init__).parameters if name not in ("self", "args", "kwargs")]
     aliases = {own: common for common, own in kind.attribute_map.items()}
     settings: dict[str, Any] = {}
@@ -214,7 +226,7 @@ def _tiny(kind: type[PreTrainedConfig], differences: Mapping[str, Any]) -> PreTr
     if "kv_lora_rank" in names:
         settings |= _MLA
     for name, sub in _parts(kind).items():
-        settings[name] = _tiny(sub, differences.get(name, {}))
+        settings[name] = tiny(sub, differences.get(name, {}))
     return kind(**{**settings, **{name: value for name, value in differences.items() if name not in kind.sub_configs}})
 
 
@@ -240,12 +252,26 @@ def build(name: str, *, seed: int = 0) -> PreTrainedModel:
     return model.eval()
 
 
+def spread_weights(model: Any) -> None:
+    """Replace the usual near-zero initialisation: matrices keep the size of their input, norms and biases vary."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() >= 2:
+                parameter.normal_(0.0, 1.2 / parameter.shape[-1] ** 0.5)
+            else:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+        head: Any = model.get_output_embeddings()
+        for parameter in head.parameters():
+            if parameter.dim() >= 2:
+                parameter.mul_(2.5)
+
+
 def _without_timm(config: Any) -> None:
     """Another tower for pictures where transformers would take one from a library that is not installed."""
     vision = getattr(config, "vision_config", None)
     towers = AutoModel._model_mapping
     if type(vision) in towers and towers[type(vision)].__name__ == "TimmWrapperModel":
-        tower: Any = _tiny(CONFIG_MAPPING["siglip_vision_model"], {})
+        tower: Any = tiny(CONFIG_MAPPING["siglip_vision_model"], {})
         for name in ("vocab_size", "vocab_offset", "rms_norm_eps"):
             setattr(tower, name, getattr(vision, name))
         vars(config)["vision_config"] = tower  # past the check of its type

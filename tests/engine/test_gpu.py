@@ -6,7 +6,6 @@ import copy
 import gc
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,14 +16,11 @@ from semgrad_guard.engine.scores.gradient_scores import gradient_scores
 from semgrad_guard.estimators import Estimator, HybridGrad
 from semgrad_guard.estimators.suite import paper_suite
 from tests.random_llama import byte_tokenizer, random_llama
-from tests.scripts import load
-from tests.thinking import thinking_model
 
 from .cases import CASES
 from .oracle import reference_scores, worst_relative_error
 from .tiny_models import build
 
-ROOT = Path(__file__).parents[2]
 DEVICE = "cuda"
 BRIEF = GenerationOptions(max_tokens=12)
 LENIENT = Policy(threshold=1e9)
@@ -91,31 +87,6 @@ def test_concurrent_calls_and_streams_give_the_scores_of_single_calls() -> None:
         for verdict, alone in zip(found, singly, strict=True):
             assert verdict.uncertainty == pytest.approx(alone.uncertainty, rel=5e-3, abs=1e-6)
     assert texts == [verdict.text for verdict in singly]
-
-
-def test_sentences_of_concurrent_streams_have_the_scores_of_single_ones() -> None:
-    model = load(ROOT / "benchmarks" / "shapes.py").wordy_model("small", torch.float32, DEVICE)
-    options = GenerationOptions(max_tokens=60, temperature=1.0, seed=0)
-    guard = Guard(model, LENIENT, estimator=HybridGrad(), by="sentence", options=options)
-    singly = [guard(question) for question in QUESTIONS]
-    assert all(len(verdict.sentences) > 1 for verdict in singly)
-    with ThreadPoolExecutor(8) as pool:
-        streams = [guard.stream(question) for question in QUESTIONS * 2]
-        texts = list(pool.map("".join, streams))
-    assert texts == [verdict.text for verdict in singly] * 2
-    for stream, alone in zip(streams, singly * 2, strict=True):
-        found, expected = ([sentence.uncertainty for sentence in one.sentences] for one in (stream.verdict, alone))
-        assert found == pytest.approx(expected, rel=5e-3, abs=1e-6)
-
-
-def test_a_thought_is_closed_and_its_answer_scored_given_it() -> None:
-    thinker = thinking_model()
-    placed = LanguageModel.from_transformers(copy.deepcopy(thinker._model).to(DEVICE), thinker.tokenizer)
-    for options in (GenerationOptions(max_tokens=60), GenerationOptions(max_tokens=60, max_thinking_tokens=3)):
-        guards = (Guard(model, LENIENT, estimator=HybridGrad(), options=options) for model in (placed, thinker))
-        found, expected = (guard("Capital of France?") for guard in guards)
-        assert (found.text, found.details.reasoning) == (expected.text, expected.details.reasoning)
-        assert found.uncertainty == pytest.approx(expected.uncertainty, rel=5e-3, abs=1e-6)
 
 
 def test_sentences_are_scored_as_on_the_cpu() -> None:

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from semgrad_guard import GenerationOptions, LanguageModel
+from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.memory import FRUGAL
 from semgrad_guard.engine.scores.gradient_scores import gradient_scores
 from semgrad_guard.engine.scores.scorer import scorer_of
@@ -118,11 +119,18 @@ def test_a_longer_input_is_verified_again() -> None:
     assert require_exact(model, LONGEST).tier == "ordinary"
 
 
-def test_the_longest_row_of_a_batch_is_verified() -> None:
-    model, cases = with_layer(ByLength), (SHORT, LONG, SHORT)
-    found = scored_together(model, cases)
-    for case, scores in zip(cases, found, strict=True):
+@pytest.mark.parametrize("place", [0, 3], ids=["below", "above"])
+def test_the_longest_and_the_shortest_row_of_a_batch_are_verified(place: int) -> None:
+    """A short text that is read with a long one is padded to its length, and a branch below the replay sees that."""
+    cases = (SHORT, LONG, SHORT)
+    for case, scores in zip(cases, scored_together(model := with_layer(ByLength, place), cases), strict=True):
         assert (scores.semgrad, scores.paragrad) == pytest.approx(plain_scores(model, case), rel=1e-6)
+    model = with_layer(ByLength, place)
+    rows = [case.row(Objective()) for case in cases]
+    for row, seen in zip(rows, scorer_of(model).observe(rows), strict=True):
+        with torch.no_grad():
+            log_p = model(input_ids=torch.tensor([row.ids])).logits[0, row.begin - 1 : -1].log_softmax(-1)
+        assert seen.log_probs == pytest.approx(log_p[range(row.length), list(row.targets)].tolist(), rel=1e-6)
 
 
 def test_where_no_backward_pass_fits_the_forward_pass_is_compared() -> None:

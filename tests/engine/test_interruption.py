@@ -16,8 +16,8 @@ from semgrad_guard.engine.answers.options import Sampling
 from semgrad_guard.engine.answers.request import TextStream
 from semgrad_guard.engine.interruption import InterruptibleLock, Stop, current_stop, stopping
 from semgrad_guard.engine.replay.memory import FRUGAL
-from semgrad_guard.engine.text_pairs import Entailment
 from semgrad_guard.errors import AnswerCancelledError, DeadlineExceededError, InputError
+from semgrad_guard.estimators.text_pairs import Entailment
 from tests.leaks import smallest_growth, tensors_alive
 from tests.pairwise import every
 from tests.steps import LIMIT, until_stopped

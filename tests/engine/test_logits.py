@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from semgrad_guard.engine.objective import LogitTransform
-from semgrad_guard.engine.replay import products as kernels
+from semgrad_guard.engine.objective import LogitTransform, Objective
+from semgrad_guard.engine.replay import kernels
 from semgrad_guard.engine.scores import head as head_module
 from semgrad_guard.engine.scores.head import Distribution, Logits, Products, score_head
 
@@ -66,12 +64,11 @@ def test_rounded_logits_give_the_entropies_of_exact_ones(
     ways = {"kept": {"raw": list(kept)}, "computed once": {"kept_bytes": 1 << 30}, "computed twice": {}}
     for name, options in ways.items():
         found = Logits(states, targets, head, transform=PLAIN, **options)
-        distribution, aims = found.survey()
+        distribution, aims, _ = found.survey()
         assert worst(distribution.entropies, entropies) < min(1e-3, limit), name
         assert worst(distribution.log_probs(aims), log_probs) < 2e-3, name
-        blocks = {c.start: torch.cat([piece for _, piece in pieces]) for c, pieces in found.blocks()}
-        assert sum(part.shape[1] for part in blocks.values()) == VOCABULARY
-        whole = torch.cat(list(blocks.values()), dim=1)
+        whole = torch.cat([torch.cat([z for _, z in found.block(some)]) for some in found.columns()], dim=1)
+        assert whole.shape[1] == VOCABULARY
         assert torch.allclose(whole.gather(1, targets[:, None]).squeeze(1), aims)
         assert worst(Distribution.of(whole.clone(), whole.argmax(1)[:, None]).entropies, entropies) < 1e-3
 
@@ -80,7 +77,7 @@ def test_rounded_logits_give_the_entropies_of_exact_ones(
 def test_paragrad_and_seed_in_bfloat16_stay_near_float64(length: int, bfloat16_units: bool) -> None:
     """Of nearly certain answers, whose few large sensitivities are each rounded to 8 bits; others average out."""
     states, targets, head = peaked(torch.bfloat16)
-    options = {"lengths": [length] * (TOKENS // length), "transform": PLAIN, "averages": True}
+    options = {"lengths": [length] * (TOKENS // length), "transform": PLAIN, "objective": Objective("official")}
     kept = list(nn.functional.linear(states, head.weight))
     double = nn.Linear(WIDTH, VOCABULARY, bias=False, dtype=torch.float64).requires_grad_(False)
     double.weight.copy_(head.weight)
@@ -104,28 +101,6 @@ def test_the_greatest_are_found_in_any_vocabulary(seed: int, vocabulary: int, co
     places = kernels.greatest(rows, count)
     assert all(len(set(row)) == count for row in places.tolist())
     assert torch.equal(rows.gather(1, places).sort(dim=1).values, rows.topk(count).values.sort(dim=1).values)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    seed=st.integers(0, 10_000),
-    cuts=st.lists(st.integers(1, 39), max_size=4, unique=True),
-    sharpness=st.sampled_from([0.1, 3.0, 30.0]),
-)
-def test_a_distribution_is_that_of_its_parts(seed: int, cuts: list[int], sharpness: float) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    whole = torch.randn(5, 40, generator=generator, dtype=torch.float64) * sharpness
-    bounds = [0, *sorted(cuts), 40]
-    joined: Distribution | None = None
-    for begin, end in pairwise(bounds):
-        part = whole[:, begin:end]
-        found = Distribution.of(part.clone(), part.argmax(1)[:, None])
-        joined = found if joined is None else joined.joined(found)
-    log_p = whole.log_softmax(-1)
-    assert joined is not None
-    assert torch.allclose(joined.entropies, -(log_p.exp() * log_p).sum(1), rtol=1e-9, atol=1e-12)
-    assert torch.allclose(joined.log_probs(whole[:, 7]), log_p[:, 7], rtol=1e-9, atol=1e-12)
-    assert torch.allclose(joined.complements(whole[:, 7]), 1 - log_p[:, 7].exp(), rtol=1e-7, atol=1e-12)
 
 
 @pytest.mark.parametrize("sharpness", [1.0, 4.0])

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from semgrad_guard.engine.text_pairs import AnswerEquivalence, Entailment
 from semgrad_guard.errors import InputError, ModelNotFoundError, UnsupportedModelError
+from semgrad_guard.estimators.text_pairs import AnswerEquivalence, Entailment
 from semgrad_guard.grading import AnswerToGrade
 from semgrad_guard.grading.by_name import Bem, EntailmentGrader, load_graders
 

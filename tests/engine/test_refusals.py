@@ -156,11 +156,6 @@ def test_spans_that_are_empty(layers: int, variant: Any) -> None:
     assert score(model, variant=variant, layers=[0]).semgrad > 0
 
 
-def test_the_smallest_models_that_have_a_span() -> None:
-    assert score(build("llama", num_hidden_layers=3)).semgrad > 0
-    assert score(build("llama", num_hidden_layers=2), variant="official").semgrad > 0
-
-
 BAD_INPUT: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "empty prompt": ({"prompt": []}, EmptyPromptError, "prompt"),
     "empty prompt in a batch": ({"prompt": [[5], []], "response": [[5], [5]]}, EmptyPromptError, "prompt"),

@@ -55,26 +55,6 @@ def test_equals_loops_over_all_pairs(counts: list[int], seed: int) -> None:
     assert torch.allclose(of(states).scores, brute_force(states), rtol=1e-10, atol=1e-12)
 
 
-@settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 1000), order=st.permutations(range(4)), scale=st.floats(0.01, 100))
-def test_neither_order_nor_length_matters(seed: int, order: list[int], scale: float) -> None:
-    states = queries([3, 2, 4, 3], seed)
-    moved = of([states[i] * scale for i in order])
-    assert torch.allclose(moved.scores, of(states).scores, atol=1e-10)
-
-
-def test_paraphrases_alike_and_queries_orthogonal_give_one() -> None:
-    axes = torch.eye(WIDTH, dtype=torch.float64)[:3]
-    states = [axis.expand(4, LAYERS, TOKENS, WIDTH) for axis in axes]
-    assert torch.allclose(of(states).scores, torch.ones(LAYERS, TOKENS, dtype=torch.float64))
-
-
-def test_one_vector_for_everything_gives_zero() -> None:
-    states = [torch.ones(3, LAYERS, TOKENS, WIDTH)] * 4
-    assert of(states).scores.abs().max() < 1e-12
-    assert torch.allclose(of(states).similarity_across, torch.ones(LAYERS, TOKENS, dtype=torch.float64))
-
-
 def test_zero_vectors_count_as_unlike_everything() -> None:
     states = [torch.zeros(3, LAYERS, TOKENS, WIDTH), torch.ones(3, LAYERS, TOKENS, WIDTH)]
     found = of(states)
@@ -89,7 +69,7 @@ def test_too_little_to_compare() -> None:
         _ = of(queries([2])).scores
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "opt", "gpt2", "llama4-chunked", "jamba"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "opt", "llama4-chunked", "jamba"])
 def test_states_of_a_padded_batch_are_the_models_own(name: str) -> None:
     model = shared(name)
     rows = [token_ids(n, n) for n in (9, 4, 14)]

@@ -34,16 +34,10 @@ EYES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num
 EYES_OF_QWEN = {"depth": 2, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
 
 MODELS: dict[str, dict[str, Any]] = {
-    "qwen2_5_vl": {"text_config": TEXT | SECTIONS, "vision_config": EYES_OF_QWEN | {"fullatt_block_indexes": [1]}},
     "qwen3_vl": {"text_config": TEXT | SECTIONS, "vision_config": EYES_OF_QWEN | {"deepstack_visual_indexes": [0]}},
     "mistral3": {
         "text_config": TEXT | {"model_type": "mistral"},
         "vision_config": EYES | {"model_type": "pixtral", "image_size": 8},
-    },
-    "llava": {
-        "text_config": TEXT | {"model_type": "llama"},
-        "vision_config": EYES | {"model_type": "clip_vision_model", "image_size": 8},
-        "image_token_index": 0,
     },
     "gemma3": {
         "text_config": TEXT | {"sliding_window": 16},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from semgrad_guard import GenerationOptions, LanguageModel
-from semgrad_guard.engine.text_pairs import CrossEncoder, Entailment
+from semgrad_guard.estimators.text_pairs import CrossEncoder, Entailment
 
 QUESTIONS = ["q", "What is it?"]
 

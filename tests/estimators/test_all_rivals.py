@@ -1,4 +1,4 @@
-"""What holds for every rival that samples or asks: batches, empty answers, calibration, settings."""
+"""What holds for every estimator: batches, empty answers; and for rivals that sample or ask: calibration, settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 
 from semgrad_guard import Calibration, GenerationOptions, Guard, LanguageModel, Message, Policy, calibrate
 from semgrad_guard.engine.answers.options import DiverseBeams, Sampling
-from semgrad_guard.engine.text_pairs import CrossEncoder, Entailment
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.estimators import (
     ESTIMATORS,
@@ -25,6 +24,7 @@ from semgrad_guard.estimators import (
 from semgrad_guard.estimators.equivalence import NLIEquivalence
 from semgrad_guard.estimators.samples import AskingEstimator
 from semgrad_guard.estimators.suite import paper_suite
+from semgrad_guard.estimators.text_pairs import CrossEncoder, Entailment
 from semgrad_guard.questions.data import Question
 from semgrad_guard.questions.prompts import Phrasing, Wording
 
@@ -33,26 +33,27 @@ ASKING = tuple(kind for kind in ESTIMATORS if issubclass(kind, AskingEstimator))
 
 def brief(estimator):
     """With few and short samples."""
-    if estimator is PTrue:
-        return PTrue()
+    if estimator is PTrue or estimator not in ASKING:
+        return estimator()
     return estimator(DiverseBeams(3, max_tokens=3) if estimator is SemanticDensity else Sampling(3, max_tokens=3))
 
 
-@pytest.mark.parametrize("estimator", ASKING)
+@pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_a_score_does_not_depend_on_its_batch(estimator, evidence, language_model: LanguageModel) -> None:
     alone = language_model.generate(evidence[1].question, GenerationOptions(max_tokens=5)).evidence
     together, single = brief(estimator)(evidence[1]), brief(estimator)(alone)
     assert single.uncertainty == pytest.approx(together.uncertainty, rel=1e-5, abs=1e-9)
-    assert single.details.keys() == {"scored_tokens", "scoring_ms"}
+    assert single.details.keys() >= {"scored_tokens", "scoring_ms"}
 
 
-@pytest.mark.parametrize("estimator", ASKING)
+@pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_an_empty_answer_has_no_score(estimator, make_language_model) -> None:
     model = make_language_model()
     model._model.generation_config.eos_token_id = list(range(258))
     empty = model.generate("q", GenerationOptions(max_tokens=3)).evidence
     assert empty.response_ids == ()
-    assert brief(estimator)(empty).uncertainty is None
+    assert brief(estimator)(empty).reason == "the response is empty"
+    assert "began with '\\n', where it was to stop" in brief(estimator)(replace(empty, cut="\n")).reason
     foreign = brief(estimator)(model.evidence("q", "An answer."))
     if estimator in (LengthNormalisedEntropy, Inside, SemanticEntropy, SemanticDensity, MutualInformation, SAR):
         assert (foreign.uncertainty, foreign.reason) == (None, "all samples are empty")
@@ -101,7 +102,6 @@ def test_the_suite_shares_samples_and_tells_its_settings(nli: Entailment, cross_
     assert settings["Semantic Density"]["plan"] == {"count": 10, "penalty": 1.0, "max_new_tokens": 32}
     assert settings["Deg"]["equivalence"] == f"nli:{nli.name}"
     assert settings["SAR"]["similarity"] == cross_encoder.name
-    assert len({estimator.name for estimator in ESTIMATORS}) == len(ESTIMATORS)
     # The defaults of each method alone are those of the suite.
     for estimator in paper_suite():
         assert estimator == type(estimator)()

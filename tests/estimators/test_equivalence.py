@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semgrad_guard.engine.text_pairs import Entailment
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators.equivalence import (
     F1Equivalence,
     NLIEquivalence,
     clusters,
 )
+from semgrad_guard.estimators.text_pairs import Entailment
 
 TEXTS = st.lists(
     st.sampled_from(["", "Paris", "the Paris.", "Paris France", "It is Paris", "Rome", "rome"]), min_size=1

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semgrad_guard.estimators.reading import p_false, relevant_energy, sentence_sar
+from semgrad_guard.estimators.reading import mutual_information, p_false, relevant_energy, sentence_sar
 from semgrad_guard.estimators.samples import (
     cluster_entropy,
     degree_uncertainty,
@@ -39,19 +40,6 @@ def test_degree_uncertainty(similarity: np.ndarray, order: list[int]) -> None:
     assert found <= 1 - 1 / 4 + 1e-12
 
 
-def test_degree_uncertainty_at_its_ends() -> None:
-    assert degree_uncertainty(np.ones((5, 5))) == 0.0
-    assert degree_uncertainty(np.eye(5)) == pytest.approx(0.8)
-    assert degree_uncertainty(np.array([[1, 0.5], [0.5, 1]])) == pytest.approx(0.25)
-
-
-def test_eigen_score_by_hand() -> None:
-    # Rows with variances 2 and 8 and covariance 0: the matrix is diagonal.
-    embeddings = np.array([[1.0, -1, 1, -1], [2.0, 2, -2, -2]])
-    expected = (math.log(4 / 3 + 0.1) + math.log(16 / 3 + 0.1)) / 2
-    assert eigen_score(embeddings, alpha=0.1) == pytest.approx(expected)
-
-
 @given(st.lists(st.lists(st.floats(-3, 3), min_size=6, max_size=6), min_size=1, max_size=4))
 def test_eigen_score_is_the_log_determinant(rows: list[list[float]]) -> None:
     embeddings = np.array(rows)
@@ -64,12 +52,6 @@ def test_eigen_score_is_the_log_determinant(rows: list[list[float]]) -> None:
     # Samples that are all the same span one direction only.
     same = eigen_score(np.array([rows[0]] * 3), alpha=1e-3)
     assert same == pytest.approx((math.log(3 * np.var(rows[0], ddof=1) + 1e-3) + 2 * math.log(1e-3)) / 3, abs=1e-6)
-
-
-def test_cluster_entropy_by_hand() -> None:
-    # p = (.2 + .4) / .8 and .2 / .8
-    found = cluster_entropy([0, 1, 0], [math.log(0.2), math.log(0.2), math.log(0.4)])
-    assert found == pytest.approx(-0.75 * math.log(0.75) - 0.25 * math.log(0.25))
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), LOG_PROBS), min_size=1, max_size=10), st.randoms())
@@ -87,11 +69,6 @@ def test_cluster_entropy(members: list[tuple[int, float]], random) -> None:
 def test_cluster_entropy_at_its_ends() -> None:
     assert cluster_entropy([0, 0, 0], [-700.0, -900.0, -1000.0]) == 0.0
     assert cluster_entropy([0, 1, 2], [-800.0] * 3) == pytest.approx(math.log(3))
-
-
-def test_density_by_hand() -> None:
-    # (.5 x 1 + .25 x .4 + .25 x 0) / 1
-    assert density([0.0, 0.6, 1.0], [math.log(0.5), math.log(0.25), math.log(0.25)]) == pytest.approx(0.6)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1.5), LOG_PROBS), min_size=1, max_size=8))
@@ -127,3 +104,46 @@ def test_p_false_by_hand() -> None:
     true, false = [math.log(0.3), math.log(0.1)], [math.log(0.05), math.log(0.05)]
     assert p_false(true, false) == pytest.approx(0.2)
     assert p_false([-2000.0], [-2001.0]) == pytest.approx(1 / (1 + math.e))
+
+
+def information(cluster_of: Sequence[int], first: Sequence[float], second: Sequence[Sequence[float]]) -> float:
+    """Algorithm 3, line by line, over dictionaries."""
+    S = sorted(set(cluster_of))
+    D = {i: [j for j, number in enumerate(cluster_of) if number == i] for i in S}
+    mu1 = {i: sum(math.exp(first[j]) for j in D[i]) for i in S}
+    mu2 = {(t, i): sum(math.exp(second[i][j]) for j in D[t]) for t in S for i in S}
+    Z = sum(mu1.values())
+    Zi = {i: sum(mu2[j, i] for j in S) for i in S}
+    p1 = {i: mu1[i] / Z for i in S}
+    p2 = {(t, i): mu2[t, i] / Zi[i] for t in S for i in S}
+    total = 0.0
+    for i in S:
+        for t in S:
+            joint = p1[i] * p2[t, i]
+            product = p1[i] * sum(p1[j] * p2[t, j] for j in S)
+            total += joint * math.log(joint / product) if joint else 0.0
+    return total
+
+
+@given(st.data())
+def test_mutual_information(data: st.DataObject) -> None:
+    clusters = [0, 1, *data.draw(st.lists(st.integers(0, 2).map(lambda n: min(n, 1)), max_size=3)), 2]
+    row = st.lists(LOG_PROBS, min_size=len(clusters), max_size=len(clusters))
+    first, second = data.draw(row), data.draw(st.lists(row, min_size=3, max_size=3))
+    found = mutual_information(clusters, np.array(first), np.array(second))
+    assert found == pytest.approx(information(clusters, first, second), abs=1e-9)
+    assert -1e-9 <= found <= math.log(3) + 1e-9
+
+
+def test_mutual_information_at_its_ends() -> None:
+    even = np.log([0.5, 0.5])
+    # The second answer is the same whatever the first: nothing is learnt.
+    assert mutual_information([0, 1], even, np.log([[0.3, 0.7], [0.3, 0.7]])) == pytest.approx(0.0, abs=1e-12)
+    # The second answer repeats the first: all of its entropy.
+    repeats = np.array([[0.0, -800.0], [-800.0, 0.0]])
+    assert mutual_information([0, 1], even, repeats) == pytest.approx(math.log(2))
+    # By hand: joint (.45, .05; .25, .25), second marginal (.7, .3)
+    expected = 0.45 * math.log(0.45 / 0.35) + 0.05 * math.log(0.05 / 0.15) + 0.25 * math.log(0.25 / 0.35)
+    expected += 0.25 * math.log(0.25 / 0.15)
+    found = mutual_information([0, 1], even, np.log([[0.9, 0.1], [0.5, 0.5]]))
+    assert found == pytest.approx(expected)

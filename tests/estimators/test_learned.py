@@ -131,17 +131,6 @@ def test_it_does_not_lean_on_likelihoods_that_mislead() -> None:
     assert lean(records, wrong, yields=1.0) == lean(records, wrong) < 0
 
 
-def test_it_learns_what_single_scores_only_hint_at() -> None:
-    from semgrad_guard.metrics import auroc
-
-    records, right = graded(300)
-    new, truth = graded(400, seed=1)
-    fitted = FusedStates().fitted(records, right)
-    learned = auroc([fitted.uncertainty(r)[0] for r in new], truth)
-    singles = [auroc([r[k] for r in new], truth) for k in ("greatest_nll", "gnll")]
-    assert learned > max(singles) + 0.01
-
-
 def test_zeros_are_small_numbers_and_not_minus_infinity() -> None:
     records, right = graded()
     smallest = min(r["greatest_nll"] for r in records[1:])

@@ -11,12 +11,13 @@ import torch
 
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.answers.options import DiverseBeams, Sampling
-from semgrad_guard.engine.text_pairs import CrossEncoder, Entailment
+from semgrad_guard.engine.words import token_f1
 from semgrad_guard.estimators import (
     SAR,
     Degree,
     Inside,
     LengthNormalisedEntropy,
+    MutualInformation,
     PTrue,
     SelfConsistency,
     SemanticDensity,
@@ -24,6 +25,9 @@ from semgrad_guard.estimators import (
 )
 from semgrad_guard.estimators.equivalence import F1Equivalence, NLIEquivalence, clusters
 from semgrad_guard.estimators.samples import cluster_entropy
+from semgrad_guard.estimators.text_pairs import CrossEncoder, Entailment
+
+from .test_formulas import information
 
 SHORT = Sampling(count=5, temperature=0.8, max_tokens=4)
 
@@ -127,3 +131,28 @@ def test_p_true_writes_a_blank_before_the_word_where_the_prompt_ends_in_none(mak
     }
     true, false = p[" True"] + p[" (A)"], p[" False"] + p[" (B)"]
     assert PTrue()(row).uncertainty == pytest.approx(false / (true + false))
+
+
+def test_mutual_information_puts_the_first_answer_into_the_prompt(evidence, language_model: LanguageModel) -> None:
+    plan = Sampling(count=6, temperature=0.3, max_tokens=4)
+    row = evidence[1]
+    samples = {s.text.strip(): s for s in reversed([s for s in row.samples(plan) if s.ids])}
+    order = list(dict.fromkeys(s.text.strip() for s in row.samples(plan) if s.ids))
+    heads: list[str] = []
+    cluster_of = []
+    for text in order:
+        home = next((i for i, head in enumerate(heads) if token_f1(head, text) > 0.25), len(heads))
+        heads += [text] if home == len(heads) else []
+        cluster_of.append(home)
+    assert len(heads) > 1
+    second = []
+    for head in heads:
+        prompt = (
+            f"Consider the following question:\nQ: {row.question}\nOne answer to question Q is {head}.\n"
+            f"Provide an answer to the following question:\nQ: {row.question}\nA:"
+        )
+        ids = language_model.render(prompt).ids
+        second.append([likelihood(language_model, ids, samples[text].ids) for text in order])
+    first = [likelihood(language_model, row.prompt.ids, samples[text].ids) for text in order]
+    found = MutualInformation(plan)(row).uncertainty
+    assert found == pytest.approx(information(cluster_of, first, second), rel=1e-6)

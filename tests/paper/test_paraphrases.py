@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from semgrad_guard.engine.text_pairs import Entailment, EntailmentScores
 from semgrad_guard.errors import BindingMismatchError
+from semgrad_guard.estimators.text_pairs import Entailment, EntailmentScores
 from semgrad_guard.paper.paraphrases import with_written, wordings_in
 from semgrad_guard.questions.data import Question
 

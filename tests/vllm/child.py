@@ -74,7 +74,6 @@ def found(folder: str, dtype: str) -> dict[str, object]:
         "sentences": sentences(served, own),
         "sentence_stream": sentence_stream(served),
         "half_apart": half_apart(served, own) if dtype == "bfloat16" else [],
-        "doors": doors(served),
         "refused": refused(served),
         "rng_untouched": torch.equal(state, torch.random.get_rng_state()),
         "stream": [text, "".join(served.stream(QUESTIONS[0], LONG))],
@@ -150,26 +149,6 @@ def half_apart(served: LanguageModel, own: LanguageModel) -> list[float]:
     answers = served.generate_batch([f"What is {n} of {w}?" for n in range(8) for w in ("it", "glass")], LONG)
     pairs = zip(answers, scores_by(own, answers), strict=True)
     return [abs(mine.evidence.gradients().scores.hybridgrad / its.hybridgrad - 1) for mine, its in pairs]
-
-
-def doors(served: LanguageModel) -> dict[str, list[Any]]:
-    """What LangChain's and LlamaIndex's models return for it, and what the model itself returns."""
-    from llama_index.core.llms import ChatMessage
-
-    from langchain_semgrad_guard import ChatSemGrad, get_verdict  # they are imported late: they take seconds
-    from llama_index_semgrad_guard import SemGradLLM
-    from llama_index_semgrad_guard import get_verdict as verdict_of
-
-    message = ChatSemGrad.from_model(served, max_tokens=9).invoke(QUESTIONS[0])
-    completion = SemGradLLM.from_model(served, max_tokens=9).chat([ChatMessage(role="user", content=QUESTIONS[0])])
-    [draft] = Answerer(served, HybridGrad(), options=GenerationOptions(max_tokens=9)).drafts([QUESTIONS[0]])
-    seen = [(message.content, get_verdict(message)), (completion.message.content, verdict_of(completion))]
-    return {
-        "answers": [draft.verdict.text, *(text for text, _ in seen)],
-        "uncertainties": [
-            judged and judged.uncertainty for judged in (draft.verdict, *(verdict for _, verdict in seen))
-        ],
-    }
 
 
 def told_of(answer: Generation) -> list[list[float]]:

@@ -117,10 +117,10 @@ def holds(listener: Listener, row: VLLMAnswer, number: int, begin: int) -> None:
     assert tape is not None
     assert (tape.begin, tape.end) == (begin, length + len(row.ids) - 1)
     torch.testing.assert_close(tape.hidden([(tape.begin, tape.end)]), state(number, begin, tape.end - begin))
-    finals, predicting = tape.finals(length - 1, tape.end), state(number, length - 1, len(row.ids))
+    finals, predicting = tape.steps("finals", length - 1, tape.end), state(number, length - 1, len(row.ids))
     assert finals is not None
-    torch.testing.assert_close(finals, predicting)
-    if (logits := tape.logits(length - 1, tape.end)) is not None:
+    torch.testing.assert_close(torch.stack(finals), predicting)
+    if (logits := tape.steps("logits", length - 1, tape.end)) is not None:
         torch.testing.assert_close(torch.stack(logits), 2 * predicting)
 
 

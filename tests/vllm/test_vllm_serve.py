@@ -150,20 +150,6 @@ def test_scores_are_read_off_vllms_passes(folder: Path, own: LanguageModel, tmp_
     assert counted["answers"] == 0
 
 
-def test_stop_strings_seeds_and_several_answers(annotated: httpx.Client, own: LanguageModel) -> None:
-    whole = own.generate(QUESTIONS[0], GenerationOptions(max_tokens=20)).text
-    stop = whole[len(whole) // 2 :][:2]
-    expected = own.generate(QUESTIONS[0], GenerationOptions(max_tokens=20, stop=(stop,)))
-    found = ask(annotated, QUESTIONS[0], stop=[stop])
-    assert found["choices"][0]["message"]["content"] == expected.text
-    estimator = HybridGrad()
-    assert found["semgrad_guard"]["uncertainty"] == pytest.approx(estimator(expected.evidence).uncertainty, rel=1e-4)
-    several = [ask(annotated, QUESTIONS[1], n=3, temperature=1.0, seed=5)["choices"] for _ in range(2)]
-    texts = [[choice["message"]["content"] for choice in choices] for choices in several]
-    assert texts[0] == texts[1]
-    assert len(set(texts[0])) > 1
-
-
 def test_answers_in_a_form(annotated: httpx.Client, own: LanguageModel) -> None:
     found = ask(annotated, QUESTIONS[0], response_format=FORM)
     assert found["choices"][0]["message"]["content"] == formed(own, QUESTIONS[0], 20)
@@ -216,15 +202,6 @@ def test_nothing_else_writes(annotated: httpx.Client) -> None:
     assert annotated.post("/v1/chat/completions", json={**chat, "model": "other"}).status_code == 404
     too_long = {**chat, "model": model["id"], "messages": [{"role": "user", "content": "word " * 400}]}
     assert annotated.post("/v1/chat/completions", json=too_long).status_code == 400
-
-
-def test_who_hangs_up_is_written_for_no_more(annotated: httpx.Client) -> None:
-    messages = [{"role": "user", "content": QUESTIONS[0]}]
-    body = {"model": "model", "messages": messages, "max_tokens": 20, "stream": True}
-    with annotated.stream("POST", "/v1/chat/completions", json=body) as one:
-        next(one.iter_lines())
-
-    until(lambda: none_runs(annotated))
 
 
 def none_runs(client: httpx.Client) -> bool:

@@ -32,8 +32,8 @@ from semgrad_guard.engine.prompts.prompt import (
 from semgrad_guard.engine.prompts.response_templates import CallForm
 from semgrad_guard.engine.prompts.semantic_token import TokenChoice
 from semgrad_guard.engine.prompts.tool_calls import call_form
+from semgrad_guard.engine.replay.kernels import lacks_units
 from semgrad_guard.engine.replay.memory import Memory
-from semgrad_guard.engine.replay.products import lacks_units
 from semgrad_guard.engine.scores.scorer import scorer_of
 from semgrad_guard.errors import InputError, PromptTooLongError, UnsupportedToolsError
 from semgrad_guard.named import NAMES

@@ -6,7 +6,7 @@ A whole answer, a sentence of one, and a batch of either are rows of one replay:
   its own, and in a layer with a window, or with chunks, no further back than that. Rows are padded, and padding sees
   padding alone;
 - layers below k hand on their input, and layer k gets the kept h^(k). The graph begins with the span's first layer;
-- attention takes a few queries over keys of which most are constants (`attention.py`);
+- attention takes a few queries over keys of which most are constants (`kernels.py`);
 - linear maps answer with what they answered when the text was read (their backward is the product by the weight);
 - the head is not run: its share of the gradient is computed from the states before it (`scores/head.py`).
 
@@ -16,7 +16,7 @@ positions are one run: there the model's own call continues from a cache that en
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -29,15 +29,13 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 from transformers.cache_utils import Cache, DynamicLayer
 
-from semgrad_guard.engine.replay.attention import attending
+from semgrad_guard.engine.replay.kernels import attending
 from semgrad_guard.engine.replay.tape import Row, Span, Tape
 from semgrad_guard.engine.replay.twin import CACHE, InputHook, Twin, replaced
 
-Seed = Callable[[torch.Tensor], torch.Tensor]
-"""From the states [n, d] that predict the scored tokens, row after row: d loss / d those states."""
-
-Gradients = list[torch.Tensor]
-"""d loss / d h^(l) at the live positions of each row [B, columns, width], for each layer of a span."""
+Graph = tuple[torch.Tensor, list[torch.Tensor]]
+"""The states [n, d] that predict the scored tokens, row after row; and h^(l) at the live positions of each row
+[B, columns, width], for each layer of a span, from which these were computed."""
 
 _NEVER = 1 << 30  # the position of padding
 
@@ -48,14 +46,12 @@ class FixedLayer(DynamicLayer):
     At the columns where `still` [B, columns] is true the new ones let no gradient pass.
     """
 
-    def __init__(
-        self, keys: torch.Tensor | None = None, values: torch.Tensor | None = None, still: torch.Tensor | None = None
-    ) -> None:
+    def __init__(self, fixed: Sequence[torch.Tensor] = (), still: torch.Tensor | None = None) -> None:
         super().__init__()
-        self._known, self._still = (keys, values), still
-        if keys is not None:
-            self.keys, self.values = keys, values
-            self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
+        self._fixed, self._still = fixed, still
+        if fixed:
+            self.keys, self.values = fixed
+            self.dtype, self.device, self.is_initialized = self.keys.dtype, self.keys.device, True
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
@@ -63,31 +59,25 @@ class FixedLayer(DynamicLayer):
         new = [key_states, value_states]
         if self._still is not None:
             new = [torch.where(self._still[:, None, :, None], x.detach(), x) for x in new]
-        joined = [
-            x if known is None else torch.cat([known, x], dim=-2) for known, x in zip(self._known, new, strict=True)
-        ]
-        return joined[0], joined[1]
+        if self._fixed:
+            new = [torch.cat(halves, dim=-2) for halves in zip(self._fixed, new, strict=True)]
+        return new[0], new[1]
 
 
-def replay(twin: Twin, rows: Sequence[Row], span: Sequence[int], seed: Seed, *, fits: bool = True) -> Gradients:
-    """The gradients of rows whose tapes hold what they need (`Row.is_on`).
+@contextmanager
+def replay(twin: Twin, rows: Sequence[Row], span: Sequence[int], *, fits: bool = True) -> Iterator[Graph]:
+    """The graph of rows whose tapes hold what they need (`Row.is_on`). The backward pass belongs into the block.
 
-    Where they do not fit, nothing but the layers' inputs is kept for the backward pass.
+    Where the graph does not fit, nothing but the layers' inputs is kept for that.
     """
-    tapes = [row.taped for row in rows]
-    first, device = tapes[0].layer, twin.device
+    tapes, device = [row.taped for row in rows], twin.device
     live = [_positions(row.live) for row in rows]
     before = [_positions(row.constants) for row in rows]
     width = max(map(len, before))
     queries = pad_sequence(live, batch_first=True, padding_value=_NEVER)
     fixed = torch.stack([F.pad(places, (width - len(places), 0), value=_NEVER) for places in before])
     states = pad_sequence([tape.hidden(row.live) for row, tape in zip(rows, tapes, strict=True)], batch_first=True)
-    hidden, table = _leaves(span)
-    if first < span[0]:
-        table[first] = lambda _: states
-    else:
-        leaf = table[first]
-        table[first] = lambda _: leaf(states)
+    hidden, table = _leaves(span, states)
     still = None
     if any(row.in_context for row in rows):
         # The last constant token predicts the first scored one: live as a query, and not as a key.
@@ -105,19 +95,20 @@ def replay(twin: Twin, rows: Sequence[Row], span: Sequence[int], seed: Seed, *, 
     with ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
         stack.enter_context(nullcontext() if fits else _checkpointed(twin.layers[span[0] :]))
-        stack.enter_context(twin.knowing(_known(rows, tapes)))
+        stack.enter_context(twin.with_maps(knows=_known(rows, tapes)))
         stack.enter_context(attending(twin.attention_configs))
         found = stack.enter_context(twin.headless())
-        with twin.above(first), twin.watching(table):
+        with twin.above(span[0]), twin.watching(table):
             twin.call(ids.to(device), cache=cache, **inputs)
         final, counts = found.pop(), list(map(len, live))
         ends = zip(final, rows, counts, strict=True)
         predicting = torch.cat([own[count - row.length : count] for own, row, count in ends])
-        return _gradients(predicting, [hidden[layer] for layer in span], seed)
+        yield predicting, [hidden[layer] for layer in span]
 
 
-def continued(twin: Twin, row: Row, span: Sequence[int], seed: Seed) -> Gradients:
-    """The gradients of a whole answer by the model's own call, from a cache that ends where live positions begin."""
+@contextmanager
+def continued(twin: Twin, row: Row, span: Sequence[int]) -> Iterator[Graph]:
+    """The graph of a whole answer by the model's own call, from a cache that ends where live positions begin."""
     ids = torch.tensor([row.ids[: row.end]], device=twin.device)
     (begin, end) = row.live[0]
     cache: Cache | None = None
@@ -133,27 +124,24 @@ def continued(twin: Twin, row: Row, span: Sequence[int], seed: Seed) -> Gradient
         found = stack.enter_context(twin.headless())
         with twin.watching(table):
             twin.call(ids[:, begin:], cache=cache)
-        return _gradients(found[0][0, row.begin - 1 - begin : end - begin], [hidden[layer] for layer in span], seed)
+        yield found[0][0, row.begin - 1 - begin : end - begin], [hidden[layer] for layer in span]
 
 
 def _positions(spans: Sequence[Span]) -> torch.Tensor:
     return torch.cat([torch.arange(*span) for span in spans])
 
 
-def _leaves(span: Sequence[int]) -> tuple[dict[int, torch.Tensor], dict[int, InputHook]]:
-    """Hooks for a graph that begins at the span's first layer, and where they put its hidden states."""
+def _leaves(
+    span: Sequence[int], kept: torch.Tensor | None = None
+) -> tuple[dict[int, torch.Tensor], dict[int, InputHook]]:
+    """Hooks for a graph that begins at the span's first layer, there with what was kept, and its hidden states."""
     hidden: dict[int, torch.Tensor] = {}
 
     def leaf(states: torch.Tensor) -> torch.Tensor:
-        hidden[span[0]] = states.detach().requires_grad_()
+        hidden[span[0]] = (states if kept is None else kept).detach().requires_grad_()
         return hidden[span[0]]
 
     return hidden, {**{layer: partial(hidden.__setitem__, layer) for layer in span[1:]}, span[0]: leaf}
-
-
-def _gradients(predicting: torch.Tensor, hidden: Sequence[torch.Tensor], seed: Seed) -> Gradients:
-    wanted = seed(predicting.detach()).to(predicting.dtype)
-    return list(torch.autograd.grad(predicting, list(hidden), grad_outputs=wanted))
 
 
 def _known(rows: Sequence[Row], tapes: Sequence[Tape]) -> dict[tuple[int, str], torch.Tensor]:
@@ -190,25 +178,22 @@ def _fixed_layers(twin: Twin, rows: Sequence[Row], width: int, still: torch.Tens
     tapes = [row.taped for row in rows]
     lowest = twin.places[tapes[0].layer]
     for number, layers in enumerate(zip(*(tape.keys for tape in tapes), strict=True)):
+        known = [keys for keys in layers if keys is not None]
         if number < lowest:
             nothing = torch.zeros(1, device=twin.device).expand(len(rows), 1, width, 1)
-            yield FixedLayer(nothing, nothing)
-        elif layers[0] is None:
+            yield FixedLayer((nothing, nothing))
+        elif not known:
             yield DynamicLayer()
         else:
-            halves = zip(*(keys for keys in layers if keys is not None), strict=True)
-            fixed = [_laid_out(half, rows, width) for half in halves]
-            yield FixedLayer(fixed[0], fixed[1], still)
+            yield FixedLayer([_laid_out(half, rows, width) for half in zip(*known, strict=True)], still)
 
 
 def _laid_out(half: Sequence[torch.Tensor], rows: Sequence[Row], width: int) -> torch.Tensor:
     """The constants of rows' keys, or values, [heads, positions, d]: below each other, padded on the left."""
-    own = [
-        torch.cat([keys[:, begin:end] for begin, end in row.constants], dim=1)
-        if row.in_context
-        else keys[:, : row.first]
-        for keys, row in zip(half, rows, strict=True)
-    ]
+    own: list[torch.Tensor] = []
+    for keys, row in zip(half, rows, strict=True):
+        first, *others = [keys[:, begin:end] for begin, end in row.constants]
+        own.append(torch.cat([first, *others], dim=1) if others else first)
     if len(own) == 1:
         return own[0][None]
     return torch.stack([F.pad(keys, (0, 0, width - keys.shape[1], 0)) for keys in own])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -64,7 +64,7 @@ class Recorder:
             hook = twin.head.register_forward_hook(lambda *call: self.see_head(call[1][0], call[2]))
             stack.callback(hook.remove)
             if self._memory.outputs:
-                stack.enter_context(twin.showing(self.see_output))
+                stack.enter_context(twin.with_maps(sees=self.see_output))
             yield
 
     @property
@@ -106,11 +106,6 @@ class Recorder:
             self.logits.append(raw.clone())
         else:
             self.logits = None
-
-    def see_finals(self, finals: torch.Tensor) -> None:
-        """Take in the states before the head of all columns [batch, columns, d], of a pass without the head."""
-        self.finals += finals[:, max(0, self.start - (self.columns - finals.shape[1])) :].detach().unbind(1)
-        self.logits = None
 
     def hidden(self) -> torch.Tensor:
         """h^(k) from column `start` on [batch, positions, d]."""
@@ -176,20 +171,6 @@ class Tape:
         common = set[Place]().union(*(kept for kept, *_ in pieces[:1])).intersection(*(kept for kept, *_ in pieces))
         return {place: torch.cat([kept[place][row, some] for kept, row, some in pieces]) for place in common}
 
-    def finals(self, begin: int, end: int) -> torch.Tensor | None:
-        """The states before the head at positions [begin, end) [n, d]; None where some were not kept."""
-        found = self._steps(begin, end, lambda recorder: recorder.finals)
-        return torch.stack(found) if found else None
-
-    def logits(self, begin: int, end: int) -> list[torch.Tensor] | None:
-        """The head's output [V] at positions [begin, end); None where some were not kept."""
-        return self._steps(begin, end, lambda recorder: recorder.logits)
-
-    def surveys(self, begin: int, end: int) -> torch.Tensor | None:
-        """The surveys of positions [begin, end) [n, few]; None where some were not made."""
-        found = self._steps(begin, end, lambda recorder: recorder.surveys)
-        return torch.stack(found) if found else None
-
     def _pieces(self, spans: Sequence[Span]) -> list[tuple[Recorder, int, slice]]:
         """Where these positions are: in which recorders, in which row, and there at which places."""
         found: list[tuple[Recorder, int, slice]] = []
@@ -202,13 +183,16 @@ class Tape:
                     found.append((recorder, row, places))
         return found
 
-    def _steps(
-        self, begin: int, end: int, held: Callable[[Recorder], Sequence[torch.Tensor] | None]
-    ) -> list[torch.Tensor] | None:
+    def steps(self, kind: Literal["finals", "logits", "surveys"], begin: int, end: int) -> list[torch.Tensor] | None:
+        """The states before the head [d], its output [V] or the surveys [few] of positions [begin, end).
+
+        None where some were not kept.
+        """
         found: list[torch.Tensor] = []
         place = self.predicting
         for recorder, row in self.passes:
-            steps, count = held(recorder), len(recorder.finals)
+            steps: Sequence[torch.Tensor] | None = getattr(recorder, kind)
+            count = len(recorder.finals)
             first, last = max(begin - place, 0), min(end - place, count)
             if first < last:
                 if steps is None or len(steps) != count:
@@ -304,11 +288,11 @@ class Row:
         return self.tape
 
     def is_on(self, tape: Tape, layer: int) -> bool:
-        """Whether a tape holds what a replay of this row from a layer on needs."""
+        """Whether a tape holds what a replay of this row from this layer on needs."""
         needed = self.begin - 1 if self.in_context else self.first
         known = [keys[0].shape[1] for keys in tape.keys if keys is not None]
         reaches = tape.begin <= self.first and tape.end >= self.end - 1
-        return tape.layer <= layer and reaches and bool(known) and min(known) >= needed
+        return tape.layer == layer and reaches and bool(known) and min(known) >= needed
 
 
 @torch.no_grad()
@@ -321,29 +305,19 @@ def read(
     not replayed.
     """
     ends: dict[tuple[int, ...], int] = {}
-    starts: dict[tuple[int, ...], int] = {}
     for row in rows:
         ends[row.ids] = max(row.end, ends.get(row.ids, 0))
-        starts[row.ids] = min(row.first, starts.get(row.ids, row.first))
-    texts = list(ends)
-    lengths = [ends[text] for text in texts]
-    ids = pad_sequence([torch.tensor(text[: ends[text]]) for text in texts], batch_first=True).to(twin.device)
-    recorder, cache = Recorder(layer, min(starts.values()), memory=memory), growing_cache() if keys else None
+    ids = pad_sequence([torch.tensor(text[:end]) for text, end in ends.items()], batch_first=True).to(twin.device)
+    start, cache = min(row.first for row in rows), growing_cache() if keys else None
+    recorder = Recorder(layer, start, memory=memory)
     twin.reset()
     with twin.headless() as finals, recorder.listening(twin):
         # All positions have a mask of one: padding lies behind every token that is read.
         twin.call(ids, cache=cache, attention_mask=torch.ones_like(ids))
-    recorder.finals.clear()
-    recorder.see_finals(finals[0])
+    recorder.finals, recorder.logits = list(finals[0][:, start:].detach().unbind(1)), None
     tapes = {
-        text: Tape(
-            ((recorder, place),),
-            recorder.start,
-            recorder.start,
-            keys_of(cache, place, 0, end) if cache is not None else (),
-            epoch,
-        )
-        for place, (text, end) in enumerate(zip(texts, lengths, strict=True))
+        text: Tape(((recorder, place),), start, start, () if cache is None else keys_of(cache, place, 0, end), epoch)
+        for place, (text, end) in enumerate(ends.items())
     }
     return [replace(row, tape=tapes[row.ids]) for row in rows]
 

@@ -11,7 +11,6 @@ Why: docs/decisions.md#0001
 from __future__ import annotations
 
 import copy
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
@@ -28,8 +27,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from semgrad_guard.engine.interruption import current_stop
 from semgrad_guard.engine.models.architecture import has_plain_weight, inspect_architecture
 from semgrad_guard.engine.models.identity import HOOKS
-from semgrad_guard.engine.replay.attention import configs_of
-from semgrad_guard.engine.replay.products import input_gradient
+from semgrad_guard.engine.replay.kernels import configs_of, input_gradient
 from semgrad_guard.errors import UnsupportedModelError
 
 CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
@@ -41,6 +39,7 @@ Place = tuple[int, str]
 InputHook = Callable[[torch.Tensor], torch.Tensor | None]
 """Sees the input of a decoder layer [batch, positions, d]; its result replaces it."""
 
+NOTHING: Mapping[Place, torch.Tensor] = {}
 _SHARED_BUFFER = 1 << 16  # bytes; smaller ones are the twin's own: rotary frequencies are rewritten in passes
 
 
@@ -52,7 +51,6 @@ class Twin:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        inspect_architecture(model)  # refuses what a copy would fail on, in better words
         self.model: Any = weight_sharing_copy(model)
         self.architecture = inspect_architecture(self.model)
         self.head = cast(nn.Linear, self.model.get_submodule(self.architecture.head))
@@ -62,14 +60,18 @@ class Twin:
         self.places = [place for place in range(len(members)) if place not in self.architecture.idle]
         """The decoder layers' places in their list, and so in a cache."""
         self.layers = [members[place] for place in self.places]
-        self.attention_configs = configs_of(self.layers)
-        """The configurations that name the attention of its layers."""
         self._sees: Callable[[Place, torch.Tensor], None] | None = None
-        self._knows: Mapping[Place, torch.Tensor] = {}
+        self._knows = NOTHING
+        self.settle()
+
+    def settle(self) -> None:
+        """Take the copy as it is now: its linear maps can be watched, and `reset` returns to this state."""
         for number, layer in enumerate(self.layers):
             for path, linear in layer.named_modules():
                 if type(linear) is nn.Linear and has_plain_weight(linear) and "forward" not in vars(linear):
                     vars(linear)["forward"] = partial(self._linear, linear, (number, path))
+        self.attention_configs = configs_of(self.layers)
+        """The configurations that name the attention of its layers."""
         self._state = [_State(module) for module in self.model.modules()]
 
     @property
@@ -112,7 +114,8 @@ class Twin:
         """For the time of a block, hooks on the inputs of some layers."""
         with ExitStack() as stack:
             for number, watch in table.items():
-                stack.callback(add_input_hook(self.layers[number], watch).remove)
+                hook = partial(_on_input, watch)
+                stack.callback(self.layers[number].register_forward_pre_hook(hook, with_kwargs=True).remove)
             yield
 
     @contextmanager
@@ -147,25 +150,26 @@ class Twin:
                 self.model(input_ids=token, attention_mask=torch.ones_like(token))
         finally:
             hook.remove()
-        return _hand_on_in_a_tuple if seen[0] else _hand_on
+
+        def hand_on(hidden_states: torch.Tensor, *_: Any, **__: Any) -> Any:
+            return (hidden_states,) if seen[0] else hidden_states
+
+        return hand_on
 
     @contextmanager
-    def showing(self, listener: Callable[[Place, torch.Tensor], None]) -> Iterator[None]:
-        """For the time of a block the listener gets the output of every plain linear map in a layer."""
-        self._sees = listener
+    def with_maps(
+        self, sees: Callable[[Place, torch.Tensor], None] | None = None, knows: Mapping[Place, torch.Tensor] = NOTHING
+    ) -> Iterator[None]:
+        """For the time of a block `sees` gets the output of every plain linear map in a layer.
+
+        Where an output is known, and its shape agrees, the map answers with it, and its weight is not read.
+        """
+        before = self._sees, self._knows
+        self._sees, self._knows = sees, knows
         try:
             yield
         finally:
-            self._sees = None
-
-    @contextmanager
-    def knowing(self, outputs: Mapping[Place, torch.Tensor]) -> Iterator[None]:
-        """For the time of a block linear maps answer with these outputs where shapes agree; weights are not read."""
-        self._knows = outputs
-        try:
-            yield
-        finally:
-            self._knows = {}
+            self._sees, self._knows = before
 
     @contextmanager
     def with_a_head_weight_of_its_own(self) -> Iterator[torch.Tensor]:
@@ -189,16 +193,12 @@ class Twin:
         return given
 
 
-def add_input_hook(layer: nn.Module, watch: InputHook) -> Any:
-    """Call `watch` with the layer's input hidden states; its result replaces them."""
-
-    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
-        changed = watch(cast(torch.Tensor, args[0] if args else kwargs["hidden_states"]))
-        if changed is None:
-            return None
-        return ((changed, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": changed})
-
-    return layer.register_forward_pre_hook(hook, with_kwargs=True)
+def _on_input(watch: InputHook, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+    """A hook on a layer whose input hidden states `watch` sees; its result replaces them."""
+    changed = watch(cast(torch.Tensor, args[0] if args else kwargs["hidden_states"]))
+    if changed is None:
+        return None
+    return ((changed, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": changed})
 
 
 @contextmanager
@@ -211,14 +211,6 @@ def replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     finally:
         del vars(module)["forward"]
         vars(module).update(before)
-
-
-def _hand_on(hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    return hidden_states
-
-
-def _hand_on_in_a_tuple(hidden_states: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor]:
-    return (hidden_states,)
 
 
 def _restride(_: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -333,8 +325,6 @@ def _make_ready(module: nn.Module, memo: Mapping[int, Any]) -> None:
         inner = innermost(value)
         if isinstance(inner, MethodType) and inner is not value:
             state[name] = MethodType(inner.__func__, memo.get(id(inner.__self__), inner.__self__))
-        elif isinstance(value, weakref.ref) and id(value()) in memo:
-            state[name] = weakref.ref(memo[id(value())])
     state.update({name: value for name, value in _WITHOUT_AUTOGRAD.items() if name in state})
     if "generation_config" in state:  # `generate` takes options that it is not given from there
         state["generation_config"] = GenerationConfig()

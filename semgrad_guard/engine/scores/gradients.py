@@ -18,10 +18,10 @@ import torch
 from semgrad_guard.engine.interruption import current_stop
 from semgrad_guard.engine.objective import LogitTransform, Norm, Objective
 from semgrad_guard.engine.replay.memory import Memory
-from semgrad_guard.engine.replay.replay import Gradients, Seed, continued, replay
+from semgrad_guard.engine.replay.replay import continued, replay
 from semgrad_guard.engine.replay.tape import Row
 from semgrad_guard.engine.replay.twin import Twin
-from semgrad_guard.engine.scores.head import HeadScores, score_head
+from semgrad_guard.engine.scores.head import score_head
 
 Tier = Literal["replay", "ordinary"]
 """How a score was computed: by rows of live positions over constants, or by the model's own call and plain autograd."""
@@ -106,52 +106,6 @@ def assembled(
     return GradientScores(semgrad, paragrad, *facts, grid=grid if finite else ())
 
 
-class _Head:
-    """The head's share in the scores of some rows, computed as soon as a replay has the states before it."""
-
-    def __init__(
-        self, twin: Twin, rows: Sequence[Row], objective: Objective, transform: LogitTransform, memory: Memory
-    ) -> None:
-        self._twin, self._rows, self._objective = twin, rows, objective
-        self._transform, self._memory = transform, memory
-        self.found: HeadScores | None = None
-        self.scales: list[float] = []
-
-    def __call__(self, states: torch.Tensor) -> torch.Tensor:
-        """The seed of the backward pass [n, d].
-
-        A power of two per row keeps it away from float16's and bfloat16's ends; it is divided out exactly.
-        """
-        current_stop().check()
-        lengths = [row.length for row in self._rows]
-        self.found = found = score_head(
-            states,
-            torch.tensor([token for row in self._rows for token in row.targets], device=states.device),
-            lengths=lengths,
-            head=self._twin.head,
-            transform=self._transform,
-            averages=self._objective.averages,
-            weighted=self._objective.weighted,
-            norm=self._objective.norm,
-            raw_logits=_kept_logits(self._rows),
-            kept_bytes=self._memory.logits,
-        )
-        scales = torch.stack([_scale_of(seed) for seed in found.seed.split(lengths)])
-        self.scales = scales.tolist()
-        return found.seed * scales.repeat_interleave(torch.tensor(lengths, device=scales.device))[:, None]
-
-
-def _kept_logits(rows: Sequence[Row]) -> list[torch.Tensor] | None:
-    known = [row.tape and row.tape.logits(row.begin - 1, row.end - 1) for row in rows]
-    return [step for steps in known if steps for step in steps] if all(known) else None
-
-
-def _scale_of(seed: torch.Tensor) -> torch.Tensor:
-    peak = seed.abs().max()
-    usable = torch.isfinite(peak) & (peak > 0)
-    return torch.where(usable, torch.exp2(-torch.floor(torch.log2(peak))), torch.ones_like(peak))
-
-
 def replayed(
     twin: Twin,
     rows: Sequence[Row],
@@ -159,48 +113,60 @@ def replayed(
     *,
     transform: LogitTransform,
     memory: Memory,
+    token_axis: int | None = None,
     fits: bool = True,
 ) -> list[GradientScores]:
-    """The scores of rows on tape, by one replay and one backward pass for all of them."""
-    span = objective.span(twin.architecture.n_layers)
-    head = _Head(twin, rows, objective, transform, memory)
-    return _scores(rows, replay(twin, rows, span, head, fits=fits), head, objective.norm)
+    """The scores of rows on tape by one replay and one backward pass; with a `token_axis`, of one row by continuation.
 
-
-def continued_scores(
-    twin: Twin, row: Row, objective: Objective, *, transform: LogitTransform, memory: Memory, token_axis: int
-) -> GradientScores:
-    """The scores of a whole answer from a cache that was cut at its first live position; it needs no tape."""
-    span = objective.span(twin.architecture.n_layers)
-    head = _Head(twin, [row], objective, transform, memory)
-    seed: Seed = head
-    gradients = [by_token(gradient, token_axis) for gradient in continued(twin, row, span, seed)]
-    return _scores([row], gradients, head, objective.norm)[0]
-
-
-def _scores(rows: Sequence[Row], gradients: Gradients, head: _Head, norm: Norm) -> list[GradientScores]:
-    if head.found is None:
-        raise RuntimeError("a replay asks for the seed of its backward pass")
-    lengths = [row.length for row in rows]
-    tokens = zip(
-        *(series.double().split(lengths) for series in (head.found.entropies, head.found.log_probs)), strict=True
-    )
+    A power of two per row keeps the seed of the backward pass away from float16's and bfloat16's ends; it is divided
+    out exactly.
+    """
+    span, lengths = objective.span(twin.architecture.n_layers), [row.length for row in rows]
+    graph = replay(twin, rows, span, fits=fits) if token_axis is None else continued(twin, rows[0], span)
+    with graph as (predicting, hidden):
+        current_stop().check()
+        targets = torch.tensor([token for row in rows for token in row.targets], device=predicting.device)
+        head = score_head(
+            predicting.detach(),
+            targets,
+            lengths=lengths,
+            head=twin.head,
+            transform=transform,
+            objective=objective,
+            raw_logits=_kept_logits(rows),
+            kept_bytes=memory.logits,
+        )
+        scales = torch.stack([_scale_of(seed) for seed in head.seed.split(lengths)])
+        factors = scales.repeat_interleave(torch.tensor(lengths, device=scales.device))[:, None]
+        gradients = torch.autograd.grad(predicting, hidden, grad_outputs=(head.seed * factors).to(predicting.dtype))
+    if token_axis is not None:
+        gradients = [by_token(gradient, token_axis) for gradient in gradients]
+    entropies, log_probs = (series.double().split(lengths) for series in (head.entropies, head.log_probs))
     found: list[GradientScores] = []
-    for place, (row, scale, paragrad, (entropies, log_probs)) in enumerate(
-        zip(rows, head.scales, head.found.paragrad.tolist(), tokens, strict=True)
-    ):
-        semgrad, grid = reduced(row, [gradient[place] for gradient in gradients], row.first, norm)
+    for place, (row, scale) in enumerate(zip(rows, scales.tolist(), strict=True)):
+        semgrad, grid = reduced(row, [gradient[place] for gradient in gradients], row.first, objective.norm)
         found.append(
             assembled(
                 "replay",
                 semgrad=semgrad / scale,
                 grid=tuple(tuple(entry / scale for entry in layer) for layer in grid),
-                paragrad=paragrad,
-                entropies=entropies.tolist(),
-                log_probs=log_probs.tolist(),
+                paragrad=float(head.paragrad[place]),
+                entropies=entropies[place].tolist(),
+                log_probs=log_probs[place].tolist(),
             )
         )
     return found
+
+
+def _kept_logits(rows: Sequence[Row]) -> list[torch.Tensor] | None:
+    known = [row.tape and row.tape.steps("logits", row.begin - 1, row.end - 1) for row in rows]
+    return [step for steps in known if steps for step in steps] if all(known) else None
+
+
+def _scale_of(seed: torch.Tensor) -> torch.Tensor:
+    peak = seed.abs().max()
+    usable = torch.isfinite(peak) & (peak > 0)
+    return torch.where(usable, torch.exp2(-torch.floor(torch.log2(peak))), torch.ones_like(peak))
 
 
 def reduced(row: Row, gradients: Sequence[torch.Tensor], start: int, norm: Norm) -> tuple[float, Grid]:

@@ -28,14 +28,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
 
 import torch
 from torch import nn
 
 from semgrad_guard.engine.interruption import current_stop
-from semgrad_guard.engine.objective import LogitTransform, Norm
-from semgrad_guard.engine.replay.products import add_product, factor_dtype, greatest, precise_dtype, product
+from semgrad_guard.engine.objective import LogitTransform, Norm, Objective
+from semgrad_guard.engine.replay.kernels import add_product, factor_dtype, greatest, precise_dtype, product
 
 
 @dataclass(frozen=True)
@@ -49,16 +48,14 @@ class HeadScores:
 
 
 @torch.no_grad()
-def score_head(  # each is a part of the formulas above, or is known beforehand
+def score_head(
     states: torch.Tensor,
     targets: torch.Tensor,
     *,
     lengths: Sequence[int],
     head: nn.Linear,
     transform: LogitTransform,
-    averages: bool,
-    weighted: bool = True,
-    norm: Norm = "l1",
+    objective: Objective,
     raw_logits: Sequence[torch.Tensor] | None = None,
     kept_bytes: int = 0,
 ) -> HeadScores:
@@ -70,34 +67,31 @@ def score_head(  # each is a part of the formulas above, or is known beforehand
         lengths: tokens of each answer; they add up to n.
         head: the output head, whose weight and bias are read only.
         transform: the model's map from the head's output to the softmax's input.
-        averages: divide each answer's terms by its length (the official variant).
-        weighted: weigh tokens by their entropy.
-        norm: ParaGrad's norm of the head's gradient, "l1" or "l2", normalised by its size.
+        objective: whether terms are weighted and averaged, and ParaGrad's norm.
         raw_logits: the head's output [V] for each of the n tokens, where a generation kept it: the head is then read
             once instead of twice.
         kept_bytes: logits up to this size are kept between the two passes over them instead of computed again.
     """
-    precision = precise_dtype(states)
     logits = Logits(states, targets, head, transform=transform, raw=raw_logits, kept_bytes=kept_bytes)
-    distribution, aims = logits.survey()
-    weights = distribution.entropies if weighted else torch.ones_like(aims)
-    if averages:
+    distribution, aims, _ = logits.survey()
+    weights = distribution.entropies if objective.weighted else torch.ones_like(aims)
+    if objective.averages:
         weights = weights / torch.cat([weights.new_full((n,), float(n)) for n in lengths])
     # sum_v |A_tv|, or with a soft cap its bound.
     limits = 2 * abs(transform.scale) * weights * distribution.complements(aims)
     means = None if transform.softcap else limits / len(head.weight)
-    products = Products(states.to(factor_dtype(states)), lengths, norm, means=means)
-    by_states = torch.zeros_like(states, dtype=precision)
-    for columns, pieces in logits.blocks():
+    products = Products(states.to(factor_dtype(states)), lengths, objective.norm, means=means)
+    by_states = torch.zeros_like(states, dtype=precise_dtype(states))
+    for columns in logits.columns():
         rows = head.weight[columns]
         sensitivity = states.new_empty(len(states), len(rows), dtype=products.dtype)
-        for some, block in pieces:
+        for tokens, block in logits.block(columns):
             slopes = None if transform == LogitTransform() else transform.derivative(block)
-            part, local = distribution.part(some), targets[some] - columns.start
+            part, local = distribution.part(tokens), targets[tokens] - columns.start
             hit = ((local >= 0) & (local < len(rows))).nonzero().squeeze(1)
-            piece = block.sub_(part.peak[:, None]).exp_().mul_((-weights[some] / (1 + part.rest))[:, None])
-            piece[hit, local[hit]] = (weights[some] * part.complements(aims[some]))[hit]
-            sensitivity[some] = piece if slopes is None else piece.mul_(slopes)
+            piece = block.sub_(part.peak[:, None]).exp_().mul_((-weights[tokens] / (1 + part.rest))[:, None])
+            piece[hit, local[hit]] = (weights[tokens] * part.complements(aims[tokens]))[hit]
+            sensitivity[tokens] = piece if slopes is None else piece.mul_(slopes)
         add_product(by_states, sensitivity.to(factor_dtype(rows)), rows)
         products.add(sensitivity)
     return HeadScores(
@@ -113,37 +107,28 @@ _HIDDEN = {torch.bfloat16: 2**-8, torch.float32: 2**-14}
 
 
 class Products:
-    """sum |A^T H| of each answer, or with "l2" the sum of squares, A arriving block by block.
+    """sum |A^T H| of each answer, or with "l2" the sum of squares, A arriving block by block in `dtype`.
 
     `means` [n] are, for each token, the mean of |A_tv| over v, at least.
     """
 
     def __init__(
-        self,
-        states: torch.Tensor,
-        lengths: Sequence[int],
-        norm: Norm,
-        *,
-        means: torch.Tensor | None = None,
+        self, states: torch.Tensor, lengths: Sequence[int], norm: Norm, *, means: torch.Tensor | None = None
     ) -> None:
+        self.dtype, self._squares = states.dtype, norm == "l2"
+        self._lengths, self._states = list(lengths), states.split(list(lengths))
         self._sums = torch.zeros(len(lengths), dtype=torch.float64, device=states.device)
-        self.dtype = states.dtype
-        """In which A is wanted."""
-        self._lengths, self._squares = list(lengths), norm == "l2"
-        self._states = states.split(self._lengths)
-        self._magnitudes = [self._total(h.to(torch.float64, copy=True)) for h in self._states]
-        self._least: list[float] | None = None
-        if means is not None and norm == "l1" and (part := _HIDDEN.get(states.dtype)):
-            self._heights = [h.abs().sum(1, keepdim=True, dtype=torch.float32).to(h.dtype).t() for h in self._states]
-            mean = [float((h[0] * m).sum()) for h, m in zip(self._heights, means.split(self._lengths), strict=True)]
-            self._least = [part * value for value in mean]
         self._bounds = self._sums.new_zeros(len(lengths), 2)  # sums of q_v: of the rows that are multiplied, and of all
-        if states.device.type != "cpu":
-            elements = _PRODUCTS_ELSEWHERE
-        else:
-            elements = _HALF_PRODUCTS if states.dtype.itemsize < 4 else _PRODUCTS
-        rows = max(64, elements // states.shape[1])
-        self._buffer = states.new_empty(rows, states.shape[1])
+        self._magnitudes = [self._total(h.to(torch.float64, copy=True)) for h in self._states]
+        part = _HIDDEN.get(states.dtype)
+        self._least: list[float] | None = None
+        if means is not None and part is not None and not self._squares:
+            self._heights = [h.abs().sum(1, keepdim=True, dtype=torch.float32).to(h.dtype).t() for h in self._states]
+            pairs = zip(self._heights, means.split(self._lengths), strict=True)
+            self._least = [part * float((heights[0] * own).sum()) for heights, own in pairs]
+        elements = _HALF_PRODUCTS if states.dtype.itemsize < 4 else _PRODUCTS
+        elements = elements if states.device.type == "cpu" else _PRODUCTS_ELSEWHERE
+        self._buffer = states.new_empty(max(64, elements // states.shape[1]), states.shape[1])
 
     def add(self, sensitivity: torch.Tensor) -> None:
         """Take in the next block of A [n, block]."""
@@ -153,9 +138,8 @@ class Products:
     def results(self, size: int) -> torch.Tensor:
         """The mean absolute value over `size` entries, or the root mean square, of each answer."""
         means = self._sums / size
-        if self._least is not None:
-            multiplied, every = self._bounds.unbind(1)
-            means = means * torch.where(multiplied == every, 1.0, every / multiplied)
+        multiplied, every = self._bounds.unbind(1)
+        means = means * torch.where(multiplied == every, 1.0, every / multiplied)
         return means.sqrt() if self._squares else means
 
     def _add(self, answer: int, a: torch.Tensor) -> None:
@@ -181,11 +165,10 @@ class Products:
 
 
 _BLOCK = 8192  # vocabulary entries a step on a CPU, fewer where many tokens share it:
-_ELEMENTS = 1 << 22  # n x block of logits that were kept,
+_ELEMENTS = 1 << 22  # n x block of logits that were kept, also on a GPU, where a step costs its launch,
 _FRUGAL_ELEMENTS = 1 << 18  # or of those that are computed, where so little is granted that none can be kept
 _PIECE = 1 << 17  # of them those of a few tokens at a time in float32, which stay in a core's cache
 _ROWS = 1 << 18  # the same of whole rows
-_ELEMENTS_ELSEWHERE = 1 << 22  # where a step costs its launch, and there is no such cache
 _REFINED = 32  # logits of a token that are computed again in float32
 
 Rows = torch.Tensor | Sequence[torch.Tensor]
@@ -210,107 +193,92 @@ class Logits:
         `raw` is the head's output [V] for each, where a generation kept it; else it is computed, once where it stays
         within `kept_bytes`, or whenever it is needed.
         """
-        self._precise = states.to(precise_dtype(states))
+        self._states = states.to(precise_dtype(states))
         self._targets, self._head, self._transform = targets, head, transform
         n, self._vocabulary = len(states), len(head.weight)
         factor = states.to(factor_dtype(states))
-        keeps = raw is None and n * self._vocabulary * factor.element_size() <= kept_bytes
-        if on_cpu := states.device.type == "cpu":
-            elements = _ELEMENTS if keeps or raw is not None else _FRUGAL_ELEMENTS
-            self._size = max(1, min(_BLOCK, elements // n))
-        else:
-            self._size = max(1, _ELEMENTS_ELSEWHERE // n)
-        self._at_once = max(1, (_ROWS if on_cpu else _ELEMENTS_ELSEWHERE) // self._vocabulary)
-        """Tokens whose logits over the whole vocabulary are computed together."""
-        self._together = max(1, _PIECE // self._size) if on_cpu else n
-        """Tokens whose logits over one block are computed together."""
+        if raw is None and n * self._vocabulary * factor.element_size() <= kept_bytes:
+            raw = self._computed(factor, slice(None))
+        self._kept = raw
         self._refined: tuple[torch.Tensor, torch.Tensor] | None = None
         """Entries [n, k] of the vocabulary, and their logits in float32."""
-        self._kept: Rows | None = raw
-        if keeps:
-            self._kept = kept = factor.new_empty(n, self._vocabulary)
-            for columns, _ in self.blocks():
-                kept[:, columns] = self._computed(factor, columns)
+        cached = states.device.type == "cpu"
+        self._size = max(1, (_FRUGAL_ELEMENTS if cached and raw is None else _ELEMENTS) // n)
+        """Vocabulary entries of a block."""
+        self._size = min(_BLOCK, self._size) if cached else self._size
+        self._together = max(1, _PIECE // self._size) if cached and raw is not None else n
+        """Tokens whose logits over one block are taken together."""
+        self._at_once = max(1, (_ROWS if cached and raw is not None else _ELEMENTS) // self._vocabulary)
+        """Tokens whose logits over the whole vocabulary are taken together."""
 
-    def blocks(self) -> Iterator[tuple[slice, Iterator[tuple[slice, torch.Tensor]]]]:
-        """Successive blocks of the vocabulary: its entries, and (tokens, logits [tokens, block]) of all tokens.
-
-        The logits are the caller's to overwrite.
-        """
+    def columns(self) -> Iterator[slice]:
+        """Successive blocks of the vocabulary."""
         for start in range(0, self._vocabulary, self._size):
             current_stop().check()
-            columns = slice(start, min(start + self._size, self._vocabulary))
-            yield columns, self._pieces(columns)
+            yield slice(start, min(start + self._size, self._vocabulary))
 
-    def survey(self) -> tuple[Distribution, torch.Tensor]:
-        """The tokens' distributions, and the logits of the targets [n]."""
-        if self._kept is not None:
-            return self._by_row(self._kept)[:2]
-        parts: list[Distribution] = []
-        aims = torch.zeros_like(self._precise[:, 0])
-        for columns, pieces in self.blocks():
-            ((_, logits),) = pieces  # none are kept, so those of all tokens are computed together
-            local = (self._targets - columns.start)[:, None]
-            inside = local.clamp(0, logits.shape[1] - 1)
-            aims = torch.where(local == inside, logits.gather(1, inside), aims[:, None]).squeeze(1)
-            parts.append(Distribution.of(logits, greatest(logits, 1)))
-        return reduce(Distribution.joined, parts), aims
-
-    def surveyed(self, surveys: torch.Tensor) -> tuple[Distribution, torch.Tensor]:
-        """`survey` from `surveyed_step` of each token's step [n, 4]: of the head, targets alone are read."""
-        peak, rest, moment, mode = surveys.unbind(1)
-        aims = self._transform(self._exact(self._precise, self._targets[:, None])).squeeze(1)
-        aims = torch.where(self._targets == mode, peak, aims)  # so that a nearly certain token's 1 - p keeps its digits
-        return Distribution(peak, rest, moment), aims
-
-    def _pieces(self, columns: slice) -> Iterator[tuple[slice, torch.Tensor]]:
-        n = len(self._precise)
-        if self._kept is None:
-            yield slice(0, n), self._transform(self._computed(self._precise, columns))
-            return
+    def block(self, columns: slice) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Some tokens at a time, and their logits over a block [tokens, block], which are the caller's to overwrite."""
+        n = len(self._states)
         for begin in range(0, n, self._together):
             tokens = slice(begin, min(begin + self._together, n))
-            z = _filled(
-                self._precise.new_empty(tokens.stop - begin, columns.stop - columns.start), self._kept[tokens], columns
-            )
+            z = self._raw(tokens, columns)
             if self._refined is not None:
                 places, values = (tensor[tokens] for tensor in self._refined)
                 inside = (places >= columns.start) & (places < columns.stop)
                 z[inside.nonzero()[:, 0], places[inside] - columns.start] = values[inside]
             yield tokens, self._transform(z)
 
+    def survey(self) -> tuple[Distribution, torch.Tensor, torch.Tensor]:
+        """The tokens' distributions, the logits of the targets [n], and the modes [n]."""
+        parts: list[Distribution] = []
+        found: list[tuple[torch.Tensor, torch.Tensor]] = []
+        refined: list[tuple[torch.Tensor, torch.Tensor]] = []
+        is_rounded = self._kept is not None and self._kept[0].dtype != self._states.dtype
+        for begin in range(0, len(self._states), self._at_once):
+            current_stop().check()
+            tokens = slice(begin, begin + self._at_once)
+            z, targets = self._raw(tokens, slice(None)), self._targets[tokens, None]
+            if is_rounded:
+                columns = torch.cat([greatest(z, min(_REFINED, self._vocabulary)), targets], dim=1)
+                values = self._exact(self._states[tokens], columns)
+                refined.append((columns, values))
+                z.scatter_(1, columns, values)
+                modes = columns.gather(1, values.argmax(1, keepdim=True))
+            else:
+                modes = greatest(z, 1)
+            logits = self._transform(z)
+            found.append((logits.gather(1, targets).squeeze(1), modes.squeeze(1)))
+            parts.append(Distribution.of(logits, modes))
+        if refined:
+            places, values = map(torch.cat, zip(*refined, strict=True))
+            self._refined = places, values
+        aims, every_mode = map(torch.cat, zip(*found, strict=True))
+        return Distribution.stacked(parts), aims, every_mode
+
+    def surveyed(self, surveys: torch.Tensor) -> tuple[Distribution, torch.Tensor]:
+        """`survey` from `surveyed_step` of each token's step [n, 4]: of the head, targets alone are read."""
+        peak, rest, moment, mode = surveys.unbind(1)
+        aims = self._transform(self._exact(self._states, self._targets[:, None])).squeeze(1)
+        aims = torch.where(self._targets == mode, peak, aims)  # so that a nearly certain token's 1 - p keeps its digits
+        return Distribution(peak, rest, moment), aims
+
+    def _raw(self, tokens: slice, columns: slice) -> torch.Tensor:
+        """The head's output for some tokens and entries of the vocabulary, in float32, as a copy."""
+        if self._kept is None:
+            return self._computed(self._states[tokens], columns)
+        kept = self._kept[tokens]
+        if isinstance(kept, torch.Tensor):
+            return kept[:, columns].to(self._states.dtype, copy=True)
+        z = self._states.new_empty(len(kept), len(kept[0][columns]))
+        for own, row in zip(z, kept, strict=True):
+            own.copy_(row[columns])
+        return z
+
     def _computed(self, factor: torch.Tensor, columns: slice) -> torch.Tensor:
         """The head's output [n, block] from the states, in their dtype."""
         z = product(factor, self._head.weight[columns])
         return z if self._head.bias is None else z + self._head.bias[columns]
-
-    def _by_row(self, rows: Rows) -> tuple[Distribution, torch.Tensor, torch.Tensor]:
-        """Over the whole vocabulary, a few tokens at a time; and each token's mode [n]."""
-        parts: list[Distribution] = []
-        aims: list[torch.Tensor] = []
-        modes: list[torch.Tensor] = []
-        refined: list[tuple[torch.Tensor, torch.Tensor]] = []
-        z, scratch = self._precise.new_empty(2, min(self._at_once, len(rows)), self._vocabulary)
-        for begin in range(0, len(rows), len(z)):
-            current_stop().check()
-            kept, targets = rows[begin : begin + len(z)], self._targets[begin:][: len(z), None]
-            some, scratch = _filled(z[: len(kept)], kept, slice(None)), scratch[: len(kept)]
-            if kept[0].dtype == z.dtype:
-                mode = greatest(some, 1)
-            else:
-                columns = torch.cat([greatest(some, min(_REFINED, self._vocabulary)), targets], dim=1)
-                values = self._exact(self._precise[begin:][: len(z)], columns)
-                refined.append((columns, values))
-                some.scatter_(1, columns, values)
-                mode = columns.gather(1, values.argmax(1, keepdim=True))
-            logits = self._transform(some)
-            aims.append(logits.gather(1, targets).squeeze(1))
-            parts.append(Distribution.of(logits, mode, scratch=scratch))
-            modes.append(mode.squeeze(1))
-        if refined:
-            places, values = map(torch.cat, zip(*refined, strict=True))
-            self._refined = places, values
-        return Distribution.stacked(parts), torch.cat(aims), torch.cat(modes)
 
     def _exact(self, states: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
         """The head's output [m, k] for the vocabulary entries `columns` [m, k] of m tokens with `states` [m, d]."""
@@ -328,17 +296,8 @@ def surveyed_step(
     Peak, rest and moment of each row's distribution, and its mode [n, 4].
     """
     unknown = torch.zeros(len(raw), dtype=torch.long, device=raw.device)  # the targets are yet to be chosen
-    found, _, modes = Logits(states, unknown, head, transform=transform, raw=raw)._by_row(raw)
+    found, _, modes = Logits(states, unknown, head, transform=transform, raw=raw).survey()
     return torch.stack([found.peak, found.rest, found.moment, modes.to(found.peak.dtype)], dim=1)
-
-
-def _filled(z: torch.Tensor, rows: Rows, columns: slice) -> torch.Tensor:
-    """`z` [n, block] with some vocabulary entries of all rows."""
-    if isinstance(rows, torch.Tensor):
-        return z.copy_(rows[:, columns])
-    for own, row in zip(z, rows, strict=True):
-        own.copy_(row[columns])
-    return z
 
 
 @dataclass(frozen=True)
@@ -355,14 +314,11 @@ class Distribution:
     moment: torch.Tensor
 
     @classmethod
-    def of(cls, logits: torch.Tensor, mode: torch.Tensor, *, scratch: torch.Tensor | None = None) -> Distribution:
-        """That of logits [n, V], which are overwritten, as is `scratch` of the same shape.
-
-        `mode` [n, 1] is the token whose logit is the peak, best the greatest.
-        """
+    def of(cls, logits: torch.Tensor, mode: torch.Tensor) -> Distribution:
+        """That of logits [n, V], which are overwritten; `mode` [n, 1] is the token whose logit is the greatest."""
         peak = logits.gather(1, mode)
         centred = logits.sub_(peak)
-        terms = torch.softmax(centred, 1, out=scratch)  # in less time than exp: its divisor is multiplied again
+        terms = torch.softmax(centred, 1)  # in less time than exp: its divisor is multiplied again
         whole = 1 / terms.gather(1, mode).squeeze(1)
         moment = centred.mul_(terms).sum(1) * whole
         return cls(peak.squeeze(1), terms.scatter_(1, mode, 0.0).sum(1) * whole, moment)
@@ -375,21 +331,6 @@ class Distribution:
     def part(self, tokens: slice) -> Distribution:
         """Those of some tokens."""
         return Distribution(self.peak[tokens], self.rest[tokens], self.moment[tokens])
-
-    def joined(self, other: Distribution) -> Distribution:
-        """The distribution over this one's tokens and the other's."""
-        peak = torch.maximum(self.peak, other.peak)
-        ours, theirs = self._seen_from(peak), other._seen_from(peak)
-        # Every term of both but the mode's own 1, which is in the one of the higher peak (in either, at a tie).
-        higher = self.peak >= other.peak
-        rest = torch.where(higher, self.rest + theirs[0], other.rest + ours[0])
-        return Distribution(peak, rest, ours[1] + theirs[1])
-
-    def _seen_from(self, peak: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sum of all terms, the mode's included, and the moment, both in relation to a higher peak."""
-        shift = self.peak - peak
-        decay = shift.exp()
-        return decay * (1 + self.rest), decay * (self.moment + shift * (1 + self.rest))
 
     @property
     def entropies(self) -> torch.Tensor:

@@ -52,12 +52,10 @@ def observed_layer(n_layers: int) -> int:
 def observe(twin: Twin, row: Row, transform: LogitTransform, *, own: bool = False) -> Observation:
     """One row, whose tape holds the states before the head and h^(k) at its positions (`can_be_observed`)."""
     tape, begin, end = row.taped, row.begin - 1, row.end - 1
-    finals, surveys = tape.finals(begin, end), tape.surveys(begin, end)
-    if finals is None:
-        raise ValueError("a tape without the states before the head cannot be observed")
+    finals, surveys = torch.stack(tape.steps("finals", begin, end) or []), tape.steps("surveys", begin, end)
     targets = torch.tensor(row.targets, device=finals.device)
-    logits = Logits(finals, targets, twin.head, transform=transform, raw=tape.logits(begin, end))
-    distribution, aims = logits.survey() if surveys is None else logits.surveyed(surveys)
+    logits = Logits(finals, targets, twin.head, transform=transform, raw=tape.steps("logits", begin, end))
+    distribution, aims, *_ = logits.survey() if surveys is None else logits.surveyed(torch.stack(surveys))
     state = tape.hidden([(begin + own, end + own)]).double().mean(0)
     series = [distribution.log_probs(aims).double(), distribution.entropies.double(), state]
     if not all(bool(numbers.isfinite().all()) for numbers in series):
@@ -70,4 +68,4 @@ def can_be_observed(row: Row, tape: Tape, layer: int, *, own: bool = False) -> b
     """Whether a tape has all that `observe` reads; a limit cuts an answer off before its last token is read."""
     if tape.layer != layer or tape.begin > row.begin - 1 or tape.end < row.end - 1 + own:
         return False
-    return tape.finals(row.begin - 1, row.end - 1) is not None
+    return tape.steps("finals", row.begin - 1, row.end - 1) is not None

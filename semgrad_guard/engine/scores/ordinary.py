@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from transformers.cache_utils import DynamicCache
@@ -31,29 +31,22 @@ class Ordinary:
 
     def __init__(self, twin: Twin, row: Row, span: Sequence[int]) -> None:
         raw: list[torch.Tensor] = []
-        layers = _LayerInputs(twin, span)
         embedding: Any = twin.model.get_input_embeddings()
-        ids = torch.tensor([row.ids[: row.end]], device=twin.device)
-        columns = row.end  # to the last token, which predicts nothing but has a place in the sequence
-        twin.reset()
+        scored = slice(-(row.length + 1), -1)  # the last token predicts nothing, but has a place in the sequence
         with ExitStack() as stack:
             # A copy of the tensor with a gradient: some models scale it in place.
             began = embedding.register_forward_hook(lambda *call: call[2].detach().requires_grad_().clone())
             stack.callback(began.remove)
             stack.callback(twin.head.register_forward_hook(lambda *call: raw.append(call[2].detach())).remove)
             self._weight = stack.enter_context(twin.with_a_head_weight_of_its_own())
-            stack.enter_context(layers.watched())
             stack.enter_context(torch.enable_grad())
-            options: dict[str, Any] = {"output_hidden_states": True, "logits_to_keep": row.end - row.begin + 1}
+            options: dict[str, Any] = {"logits_to_keep": row.length + 1}
             if row.in_context:
                 options |= {"use_cache": True, CACHE: _letting_none_through(row, twin.device)}
-            output = twin.call(ids, **options)
-        # Columns of the model's own may precede the row's: the virtual tokens of a tuned prompt.
-        known = {columns + own for own in virtual_tokens(twin.model)}
-        self._hidden, self.token_axis = layers.verified(output.hidden_states, known)
-        self._row, self.logits = row, output.logits[0, -(row.length + 1) : -1]
-        self.raw = raw[-1][0, -(row.length + 1) : -1] if raw else None
-        self._start = columns - self._hidden[0].shape[self.token_axis]
+            output, self._hidden, self.token_axis = _called(twin, row.ids[: row.end], span, **options)
+        self._row, self.logits = row, output.logits[0, scored]
+        self.raw = raw[-1][0, scored] if raw else None
+        self._start = row.end - self._hidden[0].shape[self.token_axis]
 
     def scores(self, objective: Objective) -> GradientScores:
         """By autograd from the model's own logits to the head's weight and the span."""
@@ -99,15 +92,17 @@ def hidden_states(twin: Twin, ids: Sequence[int]) -> torch.Tensor:
     Raises:
         UnsupportedModelError: which recorded state belongs to which layer or token is not known.
     """
-    n_layers = twin.architecture.n_layers
-    layers = _LayerInputs(twin, range(n_layers))
-    twin.reset()
-    with torch.no_grad(), layers.watched():
-        tokens = torch.tensor([list(ids)], device=twin.device)
-        output = twin.call(tokens, output_hidden_states=True, logits_to_keep=1)
-    known = {len(ids) + own for own in virtual_tokens(twin.model)}
-    hidden, axis = layers.verified(output.hidden_states, known)
+    with torch.no_grad():
+        _, hidden, axis = _called(twin, ids, range(twin.architecture.n_layers), logits_to_keep=1)
     return torch.stack([by_token(states, axis)[0] for states in hidden])
+
+
+def no_gradient() -> UnsupportedModelError:
+    """The error for a model whose layers let no gradient through."""
+    return UnsupportedModelError(
+        "no gradient reaches this model's hidden states: layers that quantize their activations (torchao's dynamic "
+        "ones, for example) stop it. Load the model unquantized, or with its weights quantized alone."
+    )
 
 
 def _letting_none_through(row: Row, device: torch.device) -> DynamicCache:
@@ -119,71 +114,52 @@ def _letting_none_through(row: Row, device: torch.device) -> DynamicCache:
     return cache
 
 
-def no_gradient() -> UnsupportedModelError:
-    """The error for a model whose layers let no gradient through."""
-    return UnsupportedModelError(
-        "no gradient reaches this model's hidden states: layers that quantize their activations (torchao's dynamic "
-        "ones, for example) stop it. Load the model unquantized, or with its weights quantized alone."
-    )
+def _called(
+    twin: Twin, ids: Sequence[int], span: Sequence[int], **options: Any
+) -> tuple[Any, Sequence[torch.Tensor], int]:
+    """The model's own output for a text; h^(l) of a span, as decoder layers received them; the axis that counts tokens.
 
+    The states are verified by the model's own record of them. Where that holds other tensors, it is taken instead, if
+    it has one for each layer. (Some models, Mamba for one, record the layers' outputs without the embedding: their
+    numbering is off by one.)
 
-class _LayerInputs:
-    """h^(l) of a span in one pass over the model's own code, from the inputs of its decoder layers."""
+    Raises:
+        UnsupportedModelError: which state belongs to which layer or token is not known.
+    """
+    n_layers, seen = twin.architecture.n_layers, list[tuple[int, torch.Tensor]]()
+    watched = {*span, n_layers - 1} if twin.layers else set[int]()
 
-    def __init__(self, twin: Twin, span: Sequence[int]) -> None:
-        self._twin, self._n_layers, self._span = twin, twin.architecture.n_layers, span
-        self._seen: dict[int, torch.Tensor] = {}
-        self._calls = 0
+    def keep(layer: int, states: torch.Tensor) -> None:
+        seen.append((layer, states))
 
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Note the inputs of the span's layers (and the last one, by which the rest is verified)."""
-        watched = {*self._span, self._n_layers - 1} if self._twin.layers else set[int]()
-        with self._twin.watching({layer: partial(self._keep, layer) for layer in watched}):
-            yield
-        if self._calls > len(self._seen):
+    twin.reset()
+    with twin.watching({layer: partial(keep, layer) for layer in watched}):
+        output = twin.call(torch.tensor([list(ids)], device=twin.device), output_hidden_states=True, **options)
+    states, record = dict(seen), output.hidden_states or ()
+    if len(seen) > len(states):
+        raise UnsupportedModelError(
+            "this model runs its decoder layers several times over, so that a layer has no single hidden state to "
+            "differentiate by. Use a model that runs each layer once."
+        )
+    beyond_embedding = [own for layer, own in seen if layer]
+    if not beyond_embedding or not all(_is_shown(own, record) for own in beyond_embedding):
+        states = dict(enumerate(record))
+        if len(record) != n_layers + 1:
             raise UnsupportedModelError(
-                "this model runs its decoder layers several times over, so that a layer has no single hidden state to "
-                "differentiate by. Use a model that runs each layer once."
+                f"{type(twin.model).__name__} reports {len(record)} hidden states for its {n_layers} decoder layers; "
+                "which one belongs to which layer is not known. Use a model that runs every layer of its stack on text."
             )
-
-    def _keep(self, layer: int, states: torch.Tensor) -> None:
-        self._seen[layer] = states
-        self._calls += 1
-
-    def verified(
-        self, recorded: Sequence[torch.Tensor] | None, columns: Collection[int]
-    ) -> tuple[tuple[torch.Tensor, ...], int]:
-        """h^(l) as the decoder layers received it, verified by the model's own record; and which axis counts tokens.
-
-        Where the record holds other tensors, it is taken instead, if it has one for each layer. (Some models, Mamba for
-        one, record the layers' outputs without the embedding: their numbering is off by one.) A row has one of so many
-        `columns`.
-
-        Raises:
-            UnsupportedModelError: which recorded state belongs to which layer or token is not known.
-        """
-        states, model = self._states(recorded or ()), type(self._twin.model).__name__
-        axes = {_token_axis(state, columns) for state in states}
-        if len(axes) > 1 or None in axes:
-            raise UnsupportedModelError(
-                f"{model} has hidden states of shape {tuple(states[0].shape)} for {min(columns)} tokens; which of them "
-                "belong to which token is not known. Use a model whose layers pass on one state for each token."
-            )
-        (axis,) = axes
-        return states, cast(int, axis)
-
-    def _states(self, record: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        beyond_embedding = [states for layer, states in self._seen.items() if layer]
-        if beyond_embedding and all(_is_shown(states, record) for states in beyond_embedding):
-            return tuple(self._seen[layer] for layer in self._span)
-        if len(record) != self._n_layers + 1:
-            raise UnsupportedModelError(
-                f"{type(self._twin.model).__name__} reports {len(record)} hidden states for its {self._n_layers} "
-                "decoder layers; which one belongs to which layer is not known. Use a model that runs every layer of "
-                "its stack on text."
-            )
-        return tuple(record[layer] for layer in self._span)
+    hidden = [states[layer] for layer in span]
+    # Columns of the model's own may precede the text's: the virtual tokens of a tuned prompt.
+    axes = {_token_axis(own, {len(ids) + virtual for virtual in virtual_tokens(twin.model)}) for own in hidden}
+    axis = axes.pop()
+    if axes or axis is None:
+        raise UnsupportedModelError(
+            f"{type(twin.model).__name__} has hidden states of shape {tuple(hidden[0].shape)} for {len(ids)} tokens; "
+            "which of them belong to which token is not known. Use a model whose layers pass on one state for each "
+            "token."
+        )
+    return output, hidden, axis
 
 
 def _is_shown(states: torch.Tensor, record: Sequence[torch.Tensor]) -> bool:
@@ -194,7 +170,7 @@ def _is_shown(states: torch.Tensor, record: Sequence[torch.Tensor]) -> bool:
     return any(turned.shape == other.shape != states.shape and torch.equal(turned, other) for other in record)
 
 
-def _token_axis(states: torch.Tensor, columns: Collection[int]) -> int | None:
+def _token_axis(states: torch.Tensor, columns: set[int]) -> int | None:
     """The axis that counts tokens; None where several could, or none.
 
     Usually states are [B, tokens, d], seldom [tokens, B, d]. A model with several residual streams has

@@ -27,20 +27,24 @@ from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.memory import OUT_OF_MEMORY, Memory, unless_memory_runs_out
 from semgrad_guard.engine.replay.tape import Row, Tape, read
 from semgrad_guard.engine.replay.twin import Twin
-from semgrad_guard.engine.scores.exactness import WIDER, Exactness, Way, checked, scores_by, wide_copy
-from semgrad_guard.engine.scores.gradients import GradientScores, deviation, replayed, tolerance_of, unscored
-from semgrad_guard.engine.scores.observed import (
-    Observation,
-    can_be_observed,
-    observe,
-    observed_layer,
+from semgrad_guard.engine.scores.exactness import (
+    WIDER,
+    Exactness,
+    Way,
+    checked,
+    scores_by,
+    scores_of_texts,
+    wide_copy,
 )
+from semgrad_guard.engine.scores.gradients import GradientScores, deviation, tolerance_of, unscored
+from semgrad_guard.engine.scores.observed import Observation, can_be_observed, observe, observed_layer
 from semgrad_guard.errors import UnsupportedModelError
 
 logger = logging.getLogger("semgrad_guard")
 
-Kind = Literal["gradient", "context", "forward"]
-"""Whether a gradient score was verified, one of a response with context, or numbers of the forward pass alone."""
+Kind = Literal["gradient", "context", "padded", "forward"]
+"""Whether a gradient score was verified, one of a response with context, one of a text that was scored together with
+longer ones, or numbers of the forward pass alone."""
 
 WITHOUT_CONTEXT = (
     "the sentences before a sentence are its context by their keys and values, and this model has no such for each "
@@ -158,7 +162,7 @@ class Scorer:
         if state is None:
             state = _State(parts, versions, Twin(model))
         if state.versions != versions:  # a check holds, unless it failed
-            failed = state.exactness is not None and state.exactness.failure is not None
+            failed = state.exactness is not None and state.exactness.deviation is None
             state.versions, state.fingerprint = versions, None
             state.exactness = None if failed else state.exactness
         if changed:
@@ -237,47 +241,57 @@ class Scorer:
             taped = self._read([rows[place] for place in by_rows], first, lambda row, tape: row.is_on(tape, first))
             found: dict[int, GradientScores] = {}
             for group in self._groups(dict(zip(by_rows, taped, strict=True)), first):
-                scored = self._scored([row for _, row in group], "rows", objective)
-                found.update((place, one) for (place, _), one in zip(group, scored, strict=True))
+                found.update(zip(group, self._scored([*group.values()], "rows", objective), strict=True))
             for place, (row, way) in enumerate(zip(rows, ways, strict=True)):
                 if way != "rows":
                     (found[place],) = self._scored([row], way, objective)
-            result = [found[place] for place in range(len(rows))]
-            return result if self._is_confirmed(rows, ways, result, objective) else self.score(rows, objective)
+            replayed = [
+                _Suspect(row, found[place], way)
+                for place, (row, way) in enumerate(zip(rows, ways, strict=True))
+                if way != "ordinary" and found[place].reason is None
+            ]
+            suspects = [
+                *_longest("gradient", [one for one in replayed if not one.row.in_context]),
+                *_longest("context", [one for one in replayed if one.row.in_context]),
+                *_padded([one for one in replayed if one.way == "rows"]),
+            ]
+            if self._are_confirmed(suspects, first, objective):
+                return [found[place] for place in range(len(rows))]
+            return self.score(rows, objective)
 
     def observe(self, rows: Sequence[Row], *, own: bool = False) -> list[Observation]:
         """The evidence of every row's own tokens without a gradient; `own`: the tokens' own states are averaged."""
+        without = Observation((), (), reason=OUT_OF_MEMORY)
         with self.lock, clean_slate():
             if unless_memory_runs_out(self.exactness) is None:
-                return [Observation((), (), reason=OUT_OF_MEMORY) for _ in rows]
+                return [without] * len(rows)
             n_layers, transform = self.architecture.n_layers, self.exactness().transform
-            seen = self._observable(rows, own=own)
-            if seen is None:
+            if any(self.way_of(replace(row, in_context=False)) == "ordinary" for row in rows):
                 found = self.score([replace(row, in_context=False) for row in rows], Objective(layers=(n_layers - 1,)))
                 return [Observation(one.log_probs, one.entropies, reason=one.reason) for one in found]
-            without = Observation((), (), reason=OUT_OF_MEMORY)
-            return [
-                unless_memory_runs_out(lambda row=row: observe(self.twin, row, transform, own=own)) or without
-                if row.tape
-                else without
-                for row in seen
+            layer = observed_layer(n_layers)
+            taped = self._read(rows, layer, lambda row, tape: can_be_observed(row, tape, layer, own=own), keys=False)
+            seen = [
+                (row.tape and unless_memory_runs_out(lambda row=row: observe(self.twin, row, transform, own=own)))
+                or without
+                for row in taped
             ]
+            pairs = list(zip(taped, rows, seen, strict=True))
+            written = [_Suspect(row, one) for row, given, one in pairs if row.tape and row.tape is given.tape]
+            read_here = [_Suspect(row, one) for row, given, one in pairs if row.tape is not given.tape]
+            if self._are_confirmed([*_longest("forward", written), *_padded(read_here)], layer):
+                return seen
+            return self.observe([replace(row, tape=None) for row in rows], own=own)
 
     def _scored(self, rows: Sequence[Row], way: Way, objective: Objective) -> list[GradientScores]:
         """The scores of rows together; where memory runs out one by one, and one that has no room has no score."""
-        known = self.exactness()
-
-        def work() -> list[GradientScores]:
-            if way != "rows":
-                return scores_by(way, self.twin, rows, objective, known=known, memory=self.memory)
-            columns = len(rows) * max(row.live_count for row in rows)
-            fits = columns <= self._most_positions(objective.span(self.architecture.n_layers)[0])
-            return replayed(self.twin, rows, objective, transform=known.transform, memory=self.memory, fits=fits)
-
-        has_room = way != "rows" or all(row.tape for row in rows)
-        if has_room and (found := unless_memory_runs_out(work)):
-            off = None if known.failure else known.deviation if way != "ordinary" else 0.0
-            return [replace(one, deviation=off) for one in found]
+        known, first = self.exactness(), objective.span(self.architecture.n_layers)[0]
+        fits = len(rows) * max(row.live_count for row in rows) <= self._most_positions(first)
+        if way != "rows" or all(row.tape for row in rows):
+            options: dict[str, Any] = {"known": known, "memory": self.memory, "fits": fits}
+            if found := unless_memory_runs_out(lambda: scores_by(way, self.twin, rows, objective, **options)):
+                off = 0.0 if way == "ordinary" and known.deviation is not None else known.deviation
+                return [replace(one, deviation=off) for one in found]
         if len(rows) > 1:
             return [one for row in rows for one in self._scored([row], way, objective)]
         return [unscored("ordinary" if way == "ordinary" else "replay", OUT_OF_MEMORY)]
@@ -291,16 +305,14 @@ class Scorer:
         one = sum((p.shape[-1] + p.shape[-2]) * p.dtype.itemsize for p in matrices)
         return self.memory.activations // max(1, one)
 
-    def _groups(self, rows: Mapping[int, Row], first: int) -> Iterator[list[tuple[int, Row]]]:
-        """The rows that share a replay, with their places: of one layer, as many as fit, long ones first."""
+    def _groups(self, rows: Mapping[int, Row], first: int) -> Iterator[dict[int, Row]]:
+        """The rows that share a replay, by their places: as many as fit, long ones first."""
         most = self._most_positions(first)
-        left = sorted(rows.items(), key=lambda one: (_layer_of(one[1]), -one[1].live_count))
+        left = sorted(rows.items(), key=lambda one: -one[1].live_count)
         while left:
-            longest = left[0][1]
-            count = max(1, most // longest.live_count)
-            group = [one for one in left[:count] if _layer_of(one[1]) == _layer_of(longest)]
-            left = left[len(group) :]
-            yield group
+            count = max(1, most // left[0][1].live_count)
+            yield dict(left[:count])
+            left = left[count:]
 
     def _read(
         self, rows: Sequence[Row], layer: int, is_left: Callable[[Row, Tape], bool], *, keys: bool = True
@@ -309,9 +321,10 @@ class Scorer:
 
         A row for whose text there is no room has none.
         """
-        epoch = self._epoch
         found = [
-            row if row.tape and row.tape.epoch in (None, epoch) and is_left(row, row.tape) else replace(row, tape=None)
+            row
+            if row.tape and row.tape.epoch in (None, self._epoch) and is_left(row, row.tape)
+            else replace(row, tape=None)
             for row in rows
         ]
         missing = sorted((place for place, row in enumerate(found) if row.tape is None), key=lambda n: -rows[n].end)
@@ -332,27 +345,12 @@ class Scorer:
             return taped or rows
         return [one for row in rows for one in self._tapes([row], layer, keys=keys)]
 
-    def _observable(self, rows: Sequence[Row], *, own: bool = False) -> list[Row] | None:
-        """The rows with tapes from which their numbers can be read; None where only the ordinary call gives them."""
-        layer = observed_layer(self.architecture.n_layers)
-        if any(self.way_of(replace(row, in_context=False)) == "ordinary" for row in rows):
-            return None
-        seen = self._read(rows, layer, lambda row, tape: can_be_observed(row, tape, layer, own=own), keys=False)
-        due = [
-            row
-            for row, before in zip(seen, rows, strict=True)
-            if row.tape is before.tape and self._is_due(row, "forward", layer)
-        ]
-        if due and not self._is_observed_right(max(due, key=lambda row: row.end)):
-            return self._observable([replace(row, tape=None) for row in rows], own=own)
-        return seen
-
     # Real scores are compared with the ordinary call.
 
-    def _is_due(self, row: Row, kind: Kind, first: int) -> bool:
+    def _is_due(self, length: int, kind: tuple[Kind, int]) -> bool:
         """Whether a text has to be verified: the first, one twice as long, one beyond a limit for the first time."""
-        known = self._current().verified.get((kind, first), 0)
-        return not known or row.end >= 2 * known or any(known <= limit < row.end for limit in self._limits)
+        known = self._current().verified.get(kind, 0)
+        return not known or length >= 2 * known or any(known <= limit < length for limit in self._limits)
 
     @property
     def _limits(self) -> list[int]:
@@ -362,109 +360,97 @@ class Scorer:
         named = [value for name, value in settings.items() if any(part in name for part in _LIMITS)]
         return [value for value in named if type(value) is int and value > 0]
 
-    def _is_observed_right(self, row: Row) -> bool:
-        """Whether the numbers that writing a text left are those of one pass over it."""
-        transform, layer = self.exactness().transform, observed_layer(self.architecture.n_layers)
-        (again,) = self._tapes([replace(row, tape=None)], layer, keys=False)
-        if again.tape is None:
-            return True
-        ours, theirs = observe(self.twin, row, transform), observe(self.twin, again, transform)
-        if self._differ(ours, theirs):
-            self._step_down(row)
-            return False
-        self._current().verified["forward", layer] = row.end
+    def _are_confirmed(self, suspects: Sequence[_Suspect], first: int, objective: Objective | None = None) -> bool:
+        """Whether the ordinary call agrees with those that are due; else nothing but it is trusted from now on.
+
+        Numbers without an objective have no gradient, and are compared with one pass over the text.
+        """
+        for one in suspects:
+            if not self._is_due(one.width, (one.kind, first)):
+                continue
+            contradicts = unless_memory_runs_out(lambda one=one: self._contradicts(one, objective))
+            if contradicts:
+                logger.warning(
+                    "semgrad-guard steps down to the ordinary call: a replay of %d tokens is not exact", one.width
+                )
+                self._current().exactness = self.exactness().stepped_down()
+                return False
+            if contradicts is not None:
+                self._current().verified[one.kind, first] = one.width
         return True
 
-    def _is_confirmed(
-        self, rows: Sequence[Row], ways: Sequence[Way], scores: Sequence[GradientScores], objective: Objective
-    ) -> bool:
-        """Whether the ordinary call agrees, where the longest of some rows has to be verified.
-
-        Where it does not, nothing but the ordinary call is trusted from now on.
-        """
-        kinds: tuple[Kind, ...] = ("gradient", "context")
-        return all(self._kind_is_confirmed(kind, rows, ways, scores, objective) for kind in kinds)
-
-    def _kind_is_confirmed(
-        self,
-        kind: Kind,
-        rows: Sequence[Row],
-        ways: Sequence[Way],
-        scores: Sequence[GradientScores],
-        objective: Objective,
-    ) -> bool:
-        of_kind: list[tuple[Row, GradientScores, Way]] = [
-            (row, one, way)
-            for row, way, one in zip(rows, ways, scores, strict=True)
-            if way != "ordinary" and row.in_context == (kind == "context") and one.reason is None
-        ]
-        if not of_kind:
-            return True
-        row, ours, way = max(of_kind, key=lambda one: one[0].end)
-        first = objective.span(self.architecture.n_layers)[0]
-        if not self._is_due(row, kind, first):
-            return True
-        contradicts = unless_memory_runs_out(lambda: self._contradicts(row, ours, way, objective))
-        if contradicts:
-            self._step_down(row)
-        elif contradicts is not None:
-            self._current().verified[kind, first] = row.end
-        return not contradicts
-
-    def _step_down(self, row: Row) -> None:
-        logger.warning("semgrad-guard steps down to the ordinary call: a replay of %d tokens is not exact", row.end)
-        self._current().exactness = self.exactness().stepped_down()
-
-    def _contradicts(self, row: Row, ours: GradientScores, way: Way, objective: Objective) -> bool:
-        """Whether a row's scores are not those of the ordinary call.
+    def _contradicts(self, one: _Suspect, objective: Objective | None) -> bool:
+        """Whether a row's numbers are not those of the ordinary call.
 
         Half precision's own rounding would hide an error, and float32's may look like one: a copy in a wider format
         decides.
         """
-        twin, known, model = self.twin, self.exactness(), self._model()
-        dtype = twin.head.weight.dtype
-        if dtype.itemsize < torch.float32.itemsize or not self._has_room_to_differentiate(row):
-            (again,) = self._tapes([replace(row, tape=None)], observed_layer(self.architecture.n_layers), keys=False)
-            if again.tape is None or self._differ(ours, observe(twin, again, known.transform)):
-                return again.tape is not None
-            if dtype.itemsize >= torch.float32.itemsize:
-                return False
+        row, ours, twin, model = replace(one.row, tape=None), one.numbers, self.twin, self._model()
+        dtype, options = twin.head.weight.dtype, {"known": self.exactness(), "memory": self.memory}
+        if objective is None or isinstance(ours, Observation):
+            return bool(self._is_contradicted(ours, row))
+        is_half = dtype.itemsize < torch.float32.itemsize
+        if is_half or row.end > self._most_positions(0):  # no room for a backward pass through the whole text
+            contradicted = self._is_contradicted(ours, row)
+            if contradicted is not False or not is_half:
+                return bool(contradicted)
         else:
-            (expected,) = scores_by("ordinary", twin, [row], objective, known=known, memory=self.memory)
+            (expected,) = scores_of_texts("ordinary", twin, [row], objective, **options)
             if not _contradict(ours, expected, tolerance_of(dtype)):
                 return False
             if dtype not in WIDER or _contradict(ours, expected, _ROUNDING):
                 return True
         if model is None or not twin.layers:
-            return dtype.itemsize >= torch.float32.itemsize
-        wide, options = wide_copy(model, WIDER[dtype]), {"known": known, "memory": self.memory}
-        bare = [replace(row, tape=None)]
-        found, expected = (scores_by(one, wide, bare, objective, **options)[0] for one in (way, "ordinary"))
+            return not is_half
+        wide = wide_copy(model, WIDER[dtype])
+        (found,) = scores_of_texts(one.way, wide, [row], objective, **options)
+        (expected,) = scores_of_texts("ordinary", wide, [row], objective, **options)
         return _contradict(found, expected, tolerance_of(WIDER[dtype]))
 
-    def _has_room_to_differentiate(self, row: Row) -> bool:
-        """Whether a backward pass through the whole text fits `Memory.activations`."""
-        return row.end <= self._most_positions(0)
-
-    def _differ(self, ours: GradientScores | Observation, theirs: Observation) -> bool:
-        """Whether likelihoods or entropies of the same tokens differ by more than the model's dtype allows."""
-        tolerance = tolerance_of(self.twin.head.weight.dtype)
-        if ours.reason or theirs.reason:
-            return bool(ours.reason) != bool(theirs.reason)
-        return _far(ours.log_probs, theirs.log_probs, tolerance) or _far(ours.entropies, theirs.entropies, tolerance)
+    def _is_contradicted(self, ours: GradientScores | Observation, row: Row) -> bool | None:
+        """Whether one pass over the text has other likelihoods or entropies; None where there is no room for it."""
+        layer, tolerance = observed_layer(self.architecture.n_layers), tolerance_of(self.twin.head.weight.dtype)
+        (again,) = self._tapes([replace(row, tape=None)], layer, keys=False)
+        if again.tape is None:
+            return None
+        return _differ(ours, observe(self.twin, again, self.exactness().transform), tolerance)
 
 
-def _layer_of(row: Row) -> int:
-    return -1 if row.tape is None else row.tape.layer
+@dataclass(frozen=True)
+class _Suspect:
+    """Numbers of a row that may have to be verified, and the length of the longest text that has a part in them."""
+
+    row: Row
+    numbers: GradientScores | Observation
+    way: Way = "rows"
+    kind: Kind = "padded"
+    width: int = 0
+
+
+def _longest(kind: Kind, some: Sequence[_Suspect]) -> list[_Suspect]:
+    return [replace(one, kind=kind, width=one.row.end) for one in sorted(some, key=lambda one: -one.row.end)[:1]]
+
+
+def _padded(some: Sequence[_Suspect]) -> list[_Suspect]:
+    """The shortest text that others were longer than, if there is one."""
+    width = max((one.row.end for one in some), default=0)
+    shorter = sorted((one for one in some if one.row.end < width), key=lambda one: one.row.end)
+    return [replace(one, width=width) for one in shorter[:1]]
 
 
 def _contradict(ours: GradientScores, expected: GradientScores, tolerance: float) -> bool:
-    if ours.reason is not None or expected.reason is not None:
-        return (ours.reason is None) != (expected.reason is None)
-    if _far(ours.log_probs, expected.log_probs, tolerance) or _far(ours.entropies, expected.entropies, tolerance):
+    if _differ(ours, expected, tolerance):
         return True
     certain = (expected.greedy_nll or 0.0) < _CERTAIN
-    return not certain and deviation(ours, expected) > tolerance
+    return ours.reason is None and not certain and deviation(ours, expected) > tolerance
+
+
+def _differ(ours: GradientScores | Observation, theirs: GradientScores | Observation, tolerance: float) -> bool:
+    """Whether one has numbers and the other none, or likelihoods or entropies of the same tokens are far apart."""
+    if ours.reason is not None or theirs.reason is not None:
+        return (ours.reason is None) != (theirs.reason is None)
+    pairs = ((ours.log_probs, theirs.log_probs), (ours.entropies, theirs.entropies))
+    return any(_far(one, other, tolerance) for one, other in pairs)
 
 
 def _far(ours: Sequence[float], theirs: Sequence[float], tolerance: float) -> bool:

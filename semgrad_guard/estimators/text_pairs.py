@@ -6,7 +6,7 @@ Only safetensors are loaded. Older checkpoints on the hub hold pickles; `AutoMod
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
@@ -25,25 +25,6 @@ Pair = tuple[str, str]
 _REMEMBERED = 1 << 16  # pairs whose judgement is kept; methods that compare the same answers share it
 
 
-@dataclass(frozen=True)
-class EntailmentScores:
-    """How a text follows from another: three probabilities that add up to 1."""
-
-    entailment: float
-    neutral: float
-    contradiction: float
-
-    @property
-    def entails(self) -> bool:
-        """Whether entailment is the likeliest of the three."""
-        return self.entailment >= max(self.neutral, self.contradiction)
-
-    @property
-    def contradicts(self) -> bool:
-        """Whether contradiction is the likeliest of the three."""
-        return self.contradiction > max(self.entailment, self.neutral)
-
-
 class PairModel:
     """A sequence classifier over pairs of texts. A pair is judged once, as long as it is remembered.
 
@@ -51,13 +32,13 @@ class PairModel:
     can read. Thread-safe.
     """
 
+    cuts: ClassVar[Literal["left", "right"]] = "left"
     segments: bool | None = None  # whether the model sees which text a token belongs to; None: its tokenizer decides
-    cuts: ClassVar[Literal["left", "right"]] = "right"
 
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str, batch_size: int = 32
     ) -> None:
-        self.name = name
+        self.name, self.config = name, model.config
         self._model, self._tokenizer, self._batch_size = model, tokenizer, batch_size
         self._stages = [layer for module in model.modules() if isinstance(module, nn.ModuleList) for layer in module]
         self._known: dict[Pair, tuple[float, ...]] = {}
@@ -66,6 +47,10 @@ class PairModel:
 
     def prepare(self) -> None:
         """Read what a subclass needs off the checkpoint's configuration, or refuse it."""
+
+    def activate(self, logits: torch.Tensor) -> torch.Tensor:
+        """The outputs for logits [pairs, labels]: probabilities over the labels."""
+        return logits.softmax(dim=-1)
 
     @classmethod
     def from_pretrained(
@@ -93,39 +78,30 @@ class PairModel:
         place = device or torch.accelerator.current_accelerator() or "cpu"
         return cls(model.to(torch.device(place)), tokenizer, name=name_or_path, batch_size=batch_size)  # pyright: ignore
 
-    @property
-    def config(self) -> Any:
-        """The checkpoint's configuration."""
-        return self._model.config
-
     def judged(self, pairs: Sequence[Pair]) -> list[tuple[float, ...]]:
         """The model's output for each pair, one number per label, as `activate` leaves it."""
         with self._lock:
             fresh = [pair for pair in dict.fromkeys(pairs) if pair not in self._known]
             # Texts of a kind together: little padding.
             fresh.sort(key=lambda pair: len(pair[0]) + len(pair[1]))
-            judged: dict[Pair, tuple[float, ...]] = {}  # after an interruption none of it is kept
+            judged: list[tuple[float, ...]] = []  # after an interruption none of it is kept
             for start in range(0, len(fresh), self._batch_size):
-                batch = fresh[start : start + self._batch_size]
-                judged.update(zip(batch, self._run(batch), strict=True))
-            self._known.update(judged)
+                judged += self._run(fresh[start : start + self._batch_size])
+            self._known.update(zip(fresh, judged, strict=True))
             outputs = [self._known[pair] for pair in pairs]
             while len(self._known) > _REMEMBERED:
                 del self._known[next(iter(self._known))]
             return outputs
-
-    def activate(self, logits: torch.Tensor) -> torch.Tensor:
-        """The outputs for logits [pairs, labels]: by default the logits."""
-        return logits
 
     def _run(self, batch: Sequence[Pair]) -> list[tuple[float, ...]]:
         # RoBERTa's table of positions has two more entries than it can use.
         positions: int | None = getattr(self.config, "max_position_embeddings", None)
         stated = int(self._tokenizer.model_max_length)  # huge where the tokenizer states none
         longest = min(stated, positions - 2) if positions else stated if stated < 1 << 20 else None
+        first, second = map(list, zip(*batch, strict=True))
         encoded: Any = self._tokenizer(
-            [pair[0] for pair in batch],
-            [pair[1] for pair in batch],
+            first,
+            second,
             padding=True,
             truncation=True,
             max_length=longest,
@@ -137,6 +113,25 @@ class PairModel:
             return [tuple(row) for row in self.activate(output.logits.float()).tolist()]
 
 
+@dataclass(frozen=True)
+class EntailmentScores:
+    """How a text follows from another: three probabilities that add up to 1."""
+
+    entailment: float
+    neutral: float
+    contradiction: float
+
+    @property
+    def entails(self) -> bool:
+        """Whether entailment is the likeliest of the three."""
+        return self.entailment >= max(self.neutral, self.contradiction)
+
+    @property
+    def contradicts(self) -> bool:
+        """Whether contradiction is the likeliest of the three."""
+        return self.contradiction > max(self.entailment, self.neutral)
+
+
 class Entailment(PairModel):
     """A natural language inference model with labels for entailment, neutral and contradiction, in any order.
 
@@ -146,31 +141,31 @@ class Entailment(PairModel):
         UnsupportedModelError: the checkpoint's `id2label` does not name the three.
     """
 
-    cuts: ClassVar[Literal["left", "right"]] = "left"
-
     def prepare(self) -> None:
-        labels: Mapping[int, str] = self.config.id2label
-        self._order = tuple(_label(labels, stem, self.name) for stem in ("entail", "neutral", "contradict"))
+        self._order = [self._label(stem) for stem in ("entail", "neutral", "contradict")]
 
     def probabilities(self, pairs: Sequence[Pair]) -> list[EntailmentScores]:
         """How the second text of each pair follows from the first."""
         return [EntailmentScores(*(row[label] for label in self._order)) for row in self.judged(pairs)]
 
-    def activate(self, logits: torch.Tensor) -> torch.Tensor:
-        """Probabilities over the labels."""
-        return logits.softmax(dim=-1)
+    def _label(self, stem: str) -> int:
+        labels: dict[int, str] = self.config.id2label
+        numbers = [number for number, label in labels.items() if label.lower().startswith(stem)]
+        if len(numbers) != 1:
+            raise UnsupportedModelError(
+                f"{self.name!r} has the labels {', '.join(labels.values())}, and exactly one should begin with "
+                f"{stem!r}; take a model trained on MNLI whose config.json names entailment, neutral and contradiction "
+                "in id2label"
+            )
+        return int(numbers[0])
 
 
 class CrossEncoder(PairModel):
     """A model of the similarity of two texts with one output, such as `cross-encoder/stsb-roberta-large`.
 
-    Texts are cut at their beginning, as in `Entailment`.
-
     Raises:
         UnsupportedModelError: the checkpoint has more than one output.
     """
-
-    cuts: ClassVar[Literal["left", "right"]] = "left"
 
     def prepare(self) -> None:
         if (outputs := int(self.config.num_labels)) != 1:
@@ -179,23 +174,13 @@ class CrossEncoder(PairModel):
                 "take a model trained on sentence similarity, for example cross-encoder/stsb-roberta-large"
             )
 
-    def similarities(self, pairs: Sequence[Pair]) -> list[float]:
-        """How alike the texts of each pair are, in [0, 1]."""
-        return [row[0] for row in self.judged(pairs)]
-
     def activate(self, logits: torch.Tensor) -> torch.Tensor:
         """The logistic function, as in training."""
         return logits.sigmoid()
 
-
-def _label(labels: Mapping[int, str], stem: str, name: str) -> int:
-    numbers = [number for number, label in labels.items() if label.lower().startswith(stem)]
-    if len(numbers) != 1:
-        raise UnsupportedModelError(
-            f"{name!r} has the labels {', '.join(labels.values())}, and exactly one should begin with {stem!r}; take a "
-            "model trained on MNLI whose config.json names entailment, neutral and contradiction in id2label"
-        )
-    return int(numbers[0])
+    def similarities(self, pairs: Sequence[Pair]) -> list[float]:
+        """How alike the texts of each pair are, in [0, 1]."""
+        return [row[0] for row in self.judged(pairs)]
 
 
 class AnswerEquivalence(PairModel):
@@ -208,6 +193,8 @@ class AnswerEquivalence(PairModel):
         UnsupportedModelError: the checkpoint has not two labels, or its tokenizer no separator.
     """
 
+    cuts: ClassVar[Literal["left", "right"]] = "right"
+
     def prepare(self) -> None:
         labels, separator = int(self.config.num_labels), self._tokenizer.sep_token
         if labels != 2 or separator is None:
@@ -219,16 +206,10 @@ class AnswerEquivalence(PairModel):
         self.segments = int(getattr(self.config, "type_vocab_size", 0)) > 1  # whatever class of tokenizer a port has
 
     def probabilities(self, triples: Sequence[tuple[str, str, str]]) -> list[float]:
-        """P(equivalent) in [0, 1] for each (question, reference, candidate)."""
-        return [row[1] for row in self.judged([self._pair(*triple) for triple in triples])]
+        """P(equivalent) in [0, 1] for each (question, reference, candidate).
 
-    def activate(self, logits: torch.Tensor) -> torch.Tensor:
-        """Probabilities over the two labels."""
-        return logits.softmax(dim=-1)
-
-    def _pair(self, question: str, reference: str, candidate: str) -> tuple[str, str]:
-        """The tokenizer puts [CLS], the first [SEP] and the last one; no text may bring separators of its own."""
-        question, reference, candidate = (
-            text.replace(self._separator, " ") for text in (question, reference, candidate)
-        )
-        return candidate, f"{reference} {self._separator} {question}"
+        The tokenizer puts [CLS], the first [SEP] and the last one; no text may bring separators of its own.
+        """
+        bare = [[text.replace(self._separator, " ") for text in triple] for triple in triples]
+        pairs = [(candidate, f"{reference} {self._separator} {question}") for question, reference, candidate in bare]
+        return [row[1] for row in self.judged(pairs)]

@@ -9,10 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from semgrad_guard.engine.text_pairs import CrossEncoder, Entailment
 from semgrad_guard.errors import ModelNotFoundError, UnsupportedModelError
-
-from .tiny_pair_models import ARCHITECTURES, MNLI, save_pair_model
+from semgrad_guard.estimators.text_pairs import CrossEncoder, Entailment
+from tests.engine.tiny_pair_models import ARCHITECTURES, MNLI, save_pair_model
 
 PAIRS = [("Paris", "It is Paris."), ("It is Paris.", "Paris"), ("Paris", "Rome"), ("", "x"), ("Ä", "東京\n")]
 
