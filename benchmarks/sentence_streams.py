@@ -15,8 +15,10 @@ import argparse
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -24,6 +26,7 @@ from measuring import about, keep, parsed, parser, ranged, spread, table
 from shapes import SHAPES, wordy_model
 
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
+from semgrad_guard.engine.answers.request import PieceStream, Request
 from semgrad_guard.estimators import MeanEntropy
 from semgrad_guard.estimators.base import Estimator
 
@@ -68,7 +71,9 @@ def stream(writer: Writer, way: str | None, tokens: int, start: float, question:
     """The seconds at which the pieces of an answer arrived, and the characters until then."""
     options = writer.options(tokens)
     if way is None:
-        pieces: Any = writer.model.stream(question, options)
+        request = Request(prompt=writer.model.render(question), options=(options,), finish=itemgetter(0))
+        unguarded = PieceStream(lambda on_piece: writer.model.submit(replace(request, on_piece=on_piece)))
+        pieces: Any = chain.from_iterable(iter(lambda: unguarded.next().result(), None))
     else:
         guard = Guard(writer.model, Policy(threshold=1e9), estimator=WAYS[way], by="sentence", options=options)
         pieces = guard.stream(question)

@@ -15,6 +15,8 @@ from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.prompts.grammar import GrammarCompiler, closed, json_rule, one_of, text_rule
 from semgrad_guard.errors import InputError, MissingExtraError
 
+from .worker_calls import pieces_of, streamed
+
 SCHEMA = {
     "type": "object",
     "properties": {"colour": {"enum": ["red", "green"]}, "twice": {"type": "boolean"}},
@@ -37,7 +39,7 @@ def test_every_row_of_a_batch_follows_the_grammar_and_ends(language_model: Langu
 @pytest.mark.parametrize("seed", range(5))
 def test_sampling_and_streams_follow_it_too(language_model: LanguageModel, seed: int) -> None:
     options = GenerationOptions(max_tokens=80, temperature=2.0, top_k=5, seed=seed, grammar=GRAMMAR)
-    text = "".join(language_model.stream("Hi", options))
+    text = "".join(pieces_of(streamed(language_model, "Hi", options)))
     assert json.loads(text)["colour"] in ("red", "green")
     assert text == language_model.generate("Hi", options).text
 

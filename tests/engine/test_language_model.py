@@ -21,6 +21,7 @@ from semgrad_guard.errors import (
 from tests.random_llama import byte_tokenizer
 
 from .generated_models import build as generated
+from .worker_calls import pieces_of, streamed
 
 Make = Callable[..., LanguageModel]
 SAMPLED = GenerationOptions(max_tokens=12, temperature=1.0, seed=3)
@@ -177,28 +178,27 @@ def test_an_empty_answer_has_no_scores(make_language_model: Make) -> None:
 
 def test_streamed_pieces_are_the_text(language_model: LanguageModel) -> None:
     whole = language_model.generate("Tell me more", SAMPLED)
-    stream = language_model.stream("Tell me more", SAMPLED)
-    pieces = list(stream)
-    assert "".join(pieces) == whole.text == stream.generation.text
+    stream = streamed(language_model, "Tell me more", SAMPLED)
+    pieces, generation = pieces_of(stream), stream.ticket.result()
+    assert "".join(pieces) == whole.text == generation.text
     assert len(pieces) > 1
-    assert stream.generation.evidence.gradients().scores.tier == "replay"
+    assert generation.evidence.gradients().scores.tier == "replay"
 
 
 def test_a_stream_never_shows_a_stop_string(language_model: LanguageModel) -> None:
     whole = language_model.generate("Tell me more", SAMPLED)
     stop = whole.text[4:7]
     options = GenerationOptions(max_tokens=12, temperature=1.0, seed=3, stop=(stop, "never"))
-    stream = language_model.stream("Tell me more", options)
-    assert "".join(stream) == whole.text[: whole.text.index(stop)]
+    assert "".join(pieces_of(streamed(language_model, "Tell me more", options))) == whole.text[: whole.text.index(stop)]
 
 
-def test_an_error_in_the_stream_reaches_the_caller(make_language_model: Make) -> None:
+def test_an_error_in_the_model_reaches_the_caller(make_language_model: Make) -> None:
     model = make_language_model(seed=1)
     handle = model_of(model).model.layers[0].register_forward_pre_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        list(model.stream("x"))
+        model.generate("x")
     handle.remove()
-    assert list(model.stream("x", GenerationOptions(max_tokens=2)))
+    assert model.generate("x", GenerationOptions(max_tokens=2)).text
 
 
 def test_text_from_elsewhere_is_scored_as_the_prompts_continuation(language_model: LanguageModel) -> None:

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semgrad_guard import GenerationOptions, LanguageModel
-from semgrad_guard.engine.answers import writing_model
 from semgrad_guard.engine.answers.options import DiverseBeams, Sampling, sampling_processors
 from semgrad_guard.engine.answers.sampling import middle_layer, read
 from semgrad_guard.engine.scores.scorer import scorer_of
@@ -47,10 +46,9 @@ def test_a_sample_depends_on_seed_prompt_and_number_alone(language_model: Langua
 
 def test_samples_are_drawn_once_for_equal_plans_and_the_whole_batch(language_model: LanguageModel, monkeypatch) -> None:
     drawn: list[int] = []
-    written = writing_model.written_all
-    monkeypatch.setattr(
-        writing_model, "written_all", lambda writer, wanted: (drawn.append(len(wanted)), written(writer, wanted))[1]
-    )
+    writer = language_model._writer
+    draw = writer._draw
+    monkeypatch.setattr(writer, "_draw", lambda own, wanted: (drawn.append(len(wanted)), draw(own, wanted))[1])
     batch = answered(language_model, QUESTIONS)
     first = [evidence.samples(Sampling(count=2, max_tokens=3)) for evidence in batch]
     again = [evidence.samples(Sampling(count=2, max_tokens=3)) for evidence in batch]

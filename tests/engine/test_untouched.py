@@ -112,7 +112,6 @@ def test_answers_scores_and_failures_leave_the_model_as_it_was(
         for generation in language_model.generate_batch(["What is tea?", "Why?"], GenerationOptions(max_tokens=3)):
             generation.evidence.gradients()
             generation.evidence.gradients(Objective(norm="l2"))
-        list(language_model.stream("Why?", GenerationOptions(max_tokens=3)))
         language_model.score("Why?", "Because.")
         score(model)
     with unchanged(model), pytest.raises(InputError):

@@ -241,7 +241,7 @@ def test_a_batch_shares_its_steps_with_a_stranger(make_language_model: Make, how
         )
         assert reached.wait(LIMIT)
         written = sum(len(running._batch.rows) for running in model.worker._running.values())
-        assert written > worker.ROWS if rows is None else written <= rows  # some have ended already
+        assert written > batching.ROWS if rows is None else written <= rows  # some have ended already
         stranger, still_writing = submitted(model, "hello", max_tokens=3), list[bool]()
         stranger.add_done_callback(lambda _: still_writing.append(not batch.done()))  # before the next step
         go_on.set()

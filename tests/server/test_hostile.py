@@ -21,7 +21,7 @@ import pytest
 import uvicorn
 
 from semgrad_guard import GenerationOptions, LanguageModel, Message
-from semgrad_guard.engine.answers import worker
+from semgrad_guard.engine.answers.worker import Worker
 from semgrad_guard.engine.interruption import current_stop
 from semgrad_guard.errors import AnswerCancelledError
 from semgrad_guard.server.app import make_app
@@ -320,15 +320,15 @@ async def test_a_look_at_the_model_that_fails_costs_one_request(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    found, looks = worker.batching_of, list[int]()
+    found, looks = Worker.look, list[int]()
 
-    def without_memory(model: Any) -> Any:
+    def without_memory(worker: Worker, model: LanguageModel) -> Any:
         looks.append(1)
         if len(looks) <= 2:  # at the start, and for the first request
             raise MemoryError
-        return found(model)
+        return found(worker, model)
 
-    monkeypatch.setattr(worker, "batching_of", without_memory)
+    monkeypatch.setattr(Worker, "look", without_memory)
     scheduler = make_served(model=make_language_model(seed=6)).scheduler
     request = AnswerRequest(conversation=(Message("user", "hello"),), options=OPTIONS)
     with pytest.raises(MemoryError):

@@ -21,7 +21,7 @@ def test_its_batch_is_driven_like_ours(name: str) -> None:
     assert theirs.return_annotation == ours.return_annotation
 
 
-@pytest.mark.parametrize("name", ["submit", "stream", "generate", "worker"])
+@pytest.mark.parametrize("name", ["submit", "generate", "worker"])
 def test_it_takes_requests_like_any_other(name: str) -> None:
     assert inspect.getattr_static(VLLMLanguageModel, name) is inspect.getattr_static(LanguageModel, name)
     for name_of_its_own in ("joins", "write_whole"):  # by steps, and vLLM writes what cannot join as well

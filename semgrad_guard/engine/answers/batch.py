@@ -21,14 +21,15 @@ import torch.nn.functional as F
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 from transformers.cache_utils import Cache
 
-from semgrad_guard.engine.answers.answer import Generation, scored_together
+from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.options import GenerationOptions, Sample, force
-from semgrad_guard.engine.answers.sampling import sample_of
-from semgrad_guard.engine.answers.sentences import EndedSentences, ended_sentences, sentences_of
+from semgrad_guard.engine.answers.sampling import Drawing, sample_of
+from semgrad_guard.engine.answers.sentences import EndedSentences, ended_sentences, keep_sentences
+from semgrad_guard.engine.answers.text import Visible
 from semgrad_guard.engine.answers.writing import BatchRequest, Writer, WrittenAnswer
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.replay.memory import Memory, give_back_memory, is_out_of_memory
+from semgrad_guard.engine.replay.memory import Memory
 from semgrad_guard.engine.replay.tape import KeysValues, Recorder, Tape, below, growing_cache, keys_of, left_of
 from semgrad_guard.engine.scores.scorer import Scorer, clean_slate
 from semgrad_guard.engine.sentences import Span
@@ -44,8 +45,8 @@ class RunningBatch:
     Not for several threads. The model's lock is held for one step at a time.
     """
 
-    def __init__(self, writer: Callable[[], Writer], objective: Objective, sampler: Callable[[], Any]) -> None:
-        self._get_writer, self._objective, self._sampler = writer, objective, sampler
+    def __init__(self, writer: Callable[[], Writer], objective: Objective) -> None:
+        self._get_writer, self._objective = writer, objective
         self._scorer: Scorer = writer().scorer
         self._rows: list[WrittenAnswer] = []
         self._epoch: object = None
@@ -178,7 +179,7 @@ class RunningBatch:
         if not self._rows:
             return
         with self._scorer.lock, clean_slate():
-            rows, columns, failed = list(self._rows), self._mask.shape[1], None
+            rows = list(self._rows)
             if not look:
                 self._scorer.trust()
             try:
@@ -189,13 +190,9 @@ class RunningBatch:
                 if not look and any(row.done for row in rows):  # no answer leaves a model that was changed
                     self._scorer.look_again()
                     self.require_the_same_model()
-            except BaseException as error:
-                if all(row.scored for row in rows) or not is_out_of_memory(error):
-                    self.drop(rows)  # the cache may have grown in some of its layers
-                    raise
-                failed = error.with_traceback(None)
-            if failed is not None:
-                self._give_up_samples(columns, failed)
+            except BaseException:
+                self.drop(rows)  # the cache may have grown in some of its layers
+                raise
             self._leave()
 
     def _step(
@@ -209,18 +206,6 @@ class RunningBatch:
             recorder.columns = recorder.columns or read
             with recorder.listening(twin):
                 return twin.step(ids, mask, cache)
-
-    def _give_up_samples(self, columns: int, error: BaseException) -> None:
-        """Continue, without those drawn for others' scores, from where the batch was before memory ran out."""
-        self._mask = self._mask[:, :columns]
-        keys = [self._keys(number, columns) for number in range(len(self._rows))]
-        for row in self._rows:
-            row.replayed = True
-            if not row.scored:
-                row.fail(error)
-        kept = [number for number, row in enumerate(self._rows) if row.scored]
-        self._lay_out([self._rows[number] for number in kept], [keys[number] for number in kept])
-        give_back_memory()
 
     def drop(self, rows: Iterable[WrittenAnswer]) -> None:
         """Drop answers that no caller waits for any more."""
@@ -257,12 +242,11 @@ class RunningBatch:
         So are their sentences behind the first `known`, where that is not None.
         """
         writer = self._get_writer()
-        answers = writer.generations(rows, [self._tape(row) for row in rows], self._sampler)
-        some = [(one.evidence, own) for one, own in zip(answers, known, strict=False) if own is not None]
-        if some and self._objective.gradients:
-            parts = [sentences_of(one, writer, known=own) for one, own in some if one.response_ids]
-            found = [next((own.scoring for _, own in sentences if own), None) for sentences in parts if sentences]
-            scored_together(found)
+        answers = writer.generations(rows, [self._tape(row) for row in rows])
+        if self._objective.gradients:
+            some = [(one.evidence, own) for one, own in zip(answers, known, strict=False) if own is not None]
+            scored = [(one, own) for one, own in some if one.response_ids]
+            keep_sentences([one for one, _ in scored], writer, [own for _, own in scored])
         for row, answer in zip(rows, answers, strict=True):
             row.finish(answer)
         return answers
@@ -271,18 +255,13 @@ class RunningBatch:
         self, rows: Sequence[WrittenAnswer], spans: Sequence[Sequence[Span]], known: Sequence[int]
     ) -> list[EndedSentences | None]:
         """The sentences that have ended, `spans`, in answers that are being written (see `ended_sentences`)."""
-        writer, found = self._get_writer(), list[EndedSentences | None]()
-        for row, own, number in zip(rows, spans, known, strict=True):
-            (answer,) = writer.generations([row], [self._tape_so_far(row)], self._sampler)
-            found.append(ended_sentences(answer.evidence, own, writer, known=number))
-        scored_together(
-            next((own.scoring for own in one.found if own is not None), None) for one in found if one is not None
-        )
-        return found
+        writer = self._get_writer()
+        answers = writer.generations(rows, [self._tape_so_far(row) for row in rows])
+        return ended_sentences([answer.evidence for answer in answers], spans, writer, known)
 
     def samples(self, rows: Sequence[WrittenAnswer]) -> tuple[Sample, ...]:
         """Answers that were drawn for the score of another one, not yet judged."""
-        return tuple(sample_of(self._get_writer().read(row)) for row in rows)
+        return tuple(sample_of(self._get_writer().visible(row)) for row in rows)
 
     def _tape(self, row: WrittenAnswer) -> Tape | None:
         """What writing an answer left that is done."""
@@ -418,39 +397,36 @@ class _AllDone(StoppingCriteria):
         return torch.full((len(self._rows),), all(row.done for row in self._rows), device=input_ids.device)
 
 
-def written_whole(writer: Writer, requests: Sequence[BatchRequest]) -> list[WrittenAnswer]:
-    """Answers that are written in one go: together where a model allows that, with prompts of one length."""
+def written_whole(writer: Writer, requests: Sequence[BatchRequest], *, most: int) -> list[WrittenAnswer]:
+    """Answers that are written in one go; where a model allows it up to so many together, with prompts of one length."""
     rows = [WrittenAnswer(request, writer) for request in requests]
     groups: dict[int, list[WrittenAnswer]] = {}
     for number, row in enumerate(rows):
         groups.setdefault(len(row.prompt.ids) if writer.scorer.stacks else -number, []).append(row)
     for group in groups.values():
-        WholeRun(group, next(iter(writer.end_tokens), 0)).run(writer)
+        for begin in range(0, len(group), most):
+            WholeRun(group[begin : begin + most], next(iter(writer.end_tokens), 0)).run(writer)
     return rows
 
 
-def written_all(writer: Writer, requests: Sequence[BatchRequest]) -> list[WrittenAnswer]:
+def drawn(writer: Writer, wanted: Sequence[Drawing]) -> list[Visible]:
     """Answers that are drawn for scores of others, as many at once as `Memory.running` holds.
 
     Raises:
         Exception: one of them cannot be written.
     """
+    left = [BatchRequest(prompt, options, scored=False, processors=own) for prompt, options, own in wanted]
+    rows = list[WrittenAnswer]()
     if not writer.scorer.joins:
-        rows = written_whole(writer, requests)
-    else:
-        rows, left = list[WrittenAnswer](), list(requests)
-        while left:
-            batch = RunningBatch(lambda: writer, Objective(gradients=False), _no_sampler)
-            fit = next((n for n in range(len(left), 0, -1) if batch.has_room(left[:n])), 1)
-            rows += batch.join(left[:fit])
-            left = left[fit:]
-            while batch.rows:
-                batch.step(look=False)
+        rows, left = written_whole(writer, left, most=len(left)), []
+    while left:
+        batch = RunningBatch(lambda: writer, Objective(gradients=False))
+        fit = next((n for n in range(len(left), 0, -1) if batch.has_room(left[:n])), 1)
+        rows += batch.join(left[:fit])
+        left = left[fit:]
+        while batch.rows:
+            batch.step(look=False)
     for row in rows:
         if row.error is not None:
             raise row.error
-    return rows
-
-
-def _no_sampler() -> Any:
-    raise RuntimeError("an answer that was drawn for another one draws no answers itself")
+    return [writer.visible(row) for row in rows]

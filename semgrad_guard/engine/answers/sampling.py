@@ -5,18 +5,18 @@ A prompt is read once, however many answers it has; these are read together in o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import LogitsProcessorList
+from transformers import LogitsProcessorList, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
 from semgrad_guard.engine.answers.options import DiverseBeams, GenerationOptions, Ids, Sample, SamplingPlan
 from semgrad_guard.engine.answers.text import Visible
-from semgrad_guard.engine.prompts.prompt import Prompt
+from semgrad_guard.engine.prompts.prompt import Prompt, render
 from semgrad_guard.engine.prompts.responses import Codec
 from semgrad_guard.engine.replay.tape import growing_cache
 from semgrad_guard.engine.scores.scorer import Scorer, clean_slate
@@ -40,24 +40,29 @@ class Reading:
     embedding: tuple[float, ...] | None = None
 
 
-class ModelSampler:
+class ModelSampler(Codec):
     """Asks one model for further answers, and for its opinion of answers. Holds the model's lock while it runs.
 
-    `draw` has answers written. `window` is how many positions the model can attend over.
+    `draw` has answers written. `window` is how many positions the model can attend over, None if it states no limit.
     """
 
     def __init__(
         self,
         scorer: Scorer,
-        codec: Codec,
-        draw: Callable[[Sequence[Drawing]], list[Visible]],
+        tokenizer: PreTrainedTokenizerBase,
+        draw: Callable[[Any, Sequence[Drawing]], list[Visible]],
         *,
         end_tokens: tuple[int, ...],
-        render: Callable[[Conversation], Prompt],
-        window: int | None,
+        window: int | None = None,
+        template_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._scorer, self._codec, self._draw, self.render = scorer, codec, draw, render
-        self._end_tokens, self._window = end_tokens, window
+        super().__init__(tokenizer)
+        self.scorer, self._draw, self.end_tokens = scorer, draw, end_tokens
+        self._window, self._template_options = window, template_options
+
+    def render(self, conversation: Conversation) -> Prompt:
+        """The prompt that the model would see."""
+        return render(self._tokenizer, conversation, template_options=self._template_options)
 
     def drawn(
         self, prompts: Sequence[tuple[Prompt, GenerationOptions]], plan: SamplingPlan
@@ -68,10 +73,10 @@ class ModelSampler:
             room = plan.max_tokens if self._window is None else min(plan.max_tokens, self._window - len(prompt.ids))
             ends = replace(options, max_tokens=room)
             if isinstance(plan, DiverseBeams):
-                wanted += [(prompt, ends, own) for own in plan.processors(len(prompt.ids), self._end_tokens)]
+                wanted += [(prompt, ends, own) for own in plan.processors(len(prompt.ids), self.end_tokens)]
             else:
                 wanted += [(prompt, replace(own, max_tokens=room), None) for own in plan.rows(prompt.ids, ends)]
-        samples = [sample_of(found) for found in self._draw(wanted)]
+        samples = [sample_of(found) for found in self._draw(self, wanted)]
         return [tuple(samples[start : start + plan.count]) for start in range(0, len(samples), plan.count)]
 
     def judged(
@@ -81,7 +86,7 @@ class ModelSampler:
         found: list[tuple[Sample, ...]] = []
         for prompt, own in zip(prompts, samples, strict=True):
             written = [(sample.preceding, sample.ids) for sample in own]
-            readings = read(self._scorer, prompt.ids, written, temperature=temperature)
+            readings = read(self.scorer, prompt.ids, written, temperature=temperature)
             judged = zip(own, readings, strict=True)
             found.append(tuple(replace(one, log_probs=r.log_probs, embedding=r.embedding) for one, r in judged))
         return found
@@ -91,12 +96,11 @@ class ModelSampler:
         prompts: Sequence[Prompt],
         answers: Sequence[Sequence[Ids]],
         *,
-        before: Sequence[Sequence[Ids]] | None = None,
+        before: Sequence[Sequence[Ids]],
     ) -> list[list[Reading]]:
         """The model's opinion of several answers to each prompt; `before` are the tokens between it and each answer."""
-        thoughts = before or [[()] * len(own) for own in answers]
-        pairs = [list(zip(*both, strict=True)) for both in zip(thoughts, answers, strict=True)]
-        return [read(self._scorer, prompt.ids, own) for prompt, own in zip(prompts, pairs, strict=True)]
+        pairs = [list(zip(*both, strict=True)) for both in zip(before, answers, strict=True)]
+        return [read(self.scorer, prompt.ids, own) for prompt, own in zip(prompts, pairs, strict=True)]
 
     def likeliest(
         self, prompt: Prompt, answer: Ids, count: int, *, before: Ids = ()
@@ -105,8 +109,8 @@ class ModelSampler:
 
         From the model's raw distribution, in one pass over the prompt, tokens `before` the answer, and the answer.
         """
-        with self._scorer.lock, clean_slate(), torch.no_grad():
-            twin = self._scorer.twin
+        with self.scorer.lock, clean_slate(), torch.no_grad():
+            twin = self.scorer.twin
             ids = torch.tensor([[*prompt.ids, *before, *answer]], device=twin.device)
             twin.reset()
             output = twin.call(ids, logits_to_keep=len(answer) + 1)
@@ -117,19 +121,11 @@ class ModelSampler:
     def unthought(self, prompt: Prompt) -> tuple[int, ...]:
         """The tokens by which the model answers a prompt without a thought: an empty one, closed."""
         written = None if prompt.thinking is None else prompt.thinking.written("", "")
-        return self._codec.encode(written) if written else ()
+        return self.encode(written) if written else ()
 
     def fits(self, prompt: Prompt, longest: int) -> bool:
         """Whether an answer of `longest` tokens has room behind this prompt."""
         return self._window is None or len(prompt.ids) + longest <= self._window
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        """The tokens of a piece of an answer."""
-        return self._codec.encode(text)
-
-    def decode(self, ids: Ids) -> str:
-        """The text of answer tokens."""
-        return self._codec.decode(ids)
 
 
 def sample_of(answer: Visible) -> Sample:

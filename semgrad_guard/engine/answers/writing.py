@@ -9,20 +9,20 @@ from functools import cached_property, partial
 from typing import Any, cast
 
 import torch
-from transformers import LogitsProcessorList, PreTrainedTokenizerBase
+from transformers import LogitsProcessorList
 
 from semgrad_guard.engine.answers.answer import Answer, BatchScoring, Generation
-from semgrad_guard.engine.answers.options import GenerationOptions, ThoughtLimit, force, sampling_processors
+from semgrad_guard.engine.answers.options import GenerationOptions, ThoughtLimit, sampling_processors
+from semgrad_guard.engine.answers.sampling import ModelSampler
 from semgrad_guard.engine.answers.text import CertainText, Piece, StopStrings, Visible, answered
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.grammar import GrammarCompiler
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.prompts.responses import Codec, Thinking
+from semgrad_guard.engine.prompts.responses import Thinking
 from semgrad_guard.engine.replay.memory import Memory
 from semgrad_guard.engine.replay.tape import KeysValues, Recorder, Tape
 from semgrad_guard.engine.scores.head import surveyed_step
 from semgrad_guard.engine.scores.observed import observed_layer
-from semgrad_guard.engine.scores.scorer import Scorer
 from semgrad_guard.errors import UnsupportedModelError
 
 
@@ -65,24 +65,28 @@ class WrittenAnswer:
         self.keys: Sequence[KeysValues] = ()
         self.epoch: object = None
         self.error: BaseException | None = None
-        thinking = thinking_of(request.prompt, request.options)
+        thinking, limit = thinking_of(request.prompt, request.options), request.options.max_thinking_tokens
         self._certain = CertainText(writer.decode, request.options, request.prompt.thinking)
         self._processors = request.processors or writer.processors(request.prompt, request.options)
-        self._limit = writer.thought_limit(request.prompt, request.options)
-        self._stop = writer.stop_strings(request.options.stop, thinking)
+        self._limit = None if limit is None else ThoughtLimit(limit, thinking, writer)
+        self._stop = StopStrings(request.options.stop, codec=writer, thinking=thinking)
         self._end_tokens = writer.end_tokens
 
     def write(self, logits: torch.Tensor, likeliest: int) -> None:
         """Write one more token, chosen from the head's output [V]; an answer that cannot continue is done (`take`)."""
-        try:
-            self._take(self._choice(logits, likeliest))
-        except Exception as error:  # noqa: BLE001 - the caller that waits for this answer gets it
-            self.fail(error)
+        self._or_fail(lambda: self._take(self._choice(logits, likeliest)))
 
     def take(self, token: int) -> None:
         """One more token, however it was chosen. An answer that cannot continue is done, with its error."""
+        self._or_fail(lambda: self._take(token))
+
+    def finish(self, answer: Generation) -> None:
+        """Send the rest of the whole text to the listener; where that fails, this answer alone has an error."""
+        self._or_fail(lambda: self._show(self._certain.rest(answer.text, answer.reasoning)))
+
+    def _or_fail(self, work: Callable[[], None]) -> None:
         try:
-            self._take(token)
+            work()
         except Exception as error:  # noqa: BLE001 - the caller that waits for this answer gets it
             self.fail(error)
 
@@ -101,15 +105,6 @@ class WrittenAnswer:
             return None
         return Tape(tuple(self.passes), self.begin, len(self.prompt.ids) - 1, keys or self.keys, self.epoch)
 
-    def finish(self, answer: Generation) -> None:
-        """Send the rest of the whole text to the listener; where that fails, this answer alone has an error."""
-        try:
-            if self._listener is not None and self.error is None:
-                for piece in self._certain.rest(answer.text, answer.reasoning):
-                    self._listener(piece)
-        except Exception as error:  # noqa: BLE001 - the caller that waits for this answer gets it
-            self.error = error
-
     def _choice(self, logits: torch.Tensor, likeliest: int) -> int:
         """The next token, from the head's output [V] and its likeliest token."""
         if self._limit is not None and (forced := self._limit.forced(self.ids)) is not None:
@@ -126,25 +121,25 @@ class WrittenAnswer:
             return
         self.ids.append(token)
         if self._listener is not None:
-            for piece in self._certain.add(token):
-                self._listener(piece)
+            self._show(self._certain.add(token))
         self.done = len(self.ids) >= self.options.max_tokens or self._stop.end(self.ids)
 
+    def _show(self, pieces: Sequence[Piece]) -> None:
+        if self._listener is not None and self.error is None:
+            for piece in pieces:
+                self._listener(piece)
 
-class Writer(Codec):
+
+class Writer(ModelSampler):
     """The settings by which one model writes, and what is made of the tokens that it has written."""
 
-    def __init__(self, scorer: Scorer, tokenizer: PreTrainedTokenizerBase, *, end_tokens: tuple[int, ...]) -> None:
-        super().__init__(tokenizer)
-        self.scorer, self.end_tokens = scorer, end_tokens
-        pad: Any = tokenizer.pad_token_id
-        self._pad = int(pad) if pad is not None else next(iter(end_tokens), 0)
+    def visible(self, row: WrittenAnswer) -> Visible:
+        """The answer among the tokens produced."""
+        return answered(row.ids, row.options.stop, self, thinking_of(row.prompt, row.options), cut=not row.ended)
 
-    def generations(
-        self, rows: Sequence[WrittenAnswer], tapes: Sequence[Tape | None], sampler: Any
-    ) -> list[Generation]:
+    def generations(self, rows: Sequence[WrittenAnswer], tapes: Sequence[Tape | None]) -> list[Generation]:
         """Answers that are written, as one batch to be scored; `tapes` belong to the tokens as they were written."""
-        seen = [self.read(row) for row in rows]
+        seen = [self.visible(row) for row in rows]
         answers = [
             Answer(
                 row.prompt,
@@ -152,13 +147,12 @@ class Writer(Codec):
                 found.scored_ids,
                 found.preceding,
                 found.reasoning,
-                stop=row.options.stop,
-                max_thinking_tokens=row.options.max_thinking_tokens,
+                ends=GenerationOptions(stop=row.options.stop, max_thinking_tokens=row.options.max_thinking_tokens),
             )
             for row, found in zip(rows, seen, strict=True)
         ]
         fitting = [None if found.retokenized else tape for tape, found in zip(tapes, seen, strict=True)]
-        scoring = BatchScoring(self.scorer, answers, sampler, tapes=fitting)
+        scoring = BatchScoring(self, answers, tapes=fitting)
         made: list[Generation] = []
         for number, (row, found) in enumerate(zip(rows, seen, strict=True)):
             is_whole = row.ended or found.cut is not None
@@ -177,10 +171,6 @@ class Writer(Codec):
                 )
             )
         return made
-
-    def read(self, row: WrittenAnswer) -> Visible:
-        """The answer among the tokens produced."""
-        return answered(row.ids, row.options.stop, self, thinking_of(row.prompt, row.options), cut=not row.ended)
 
     def recorder(self, prompts: Sequence[Prompt], objective: Objective, memory: Memory) -> Recorder | None:
         """One that keeps what scoring needs of answers to these prompts, which end in one column.
@@ -208,13 +198,11 @@ class Writer(Codec):
     def padded(self, prompts: Sequence[Prompt]) -> tuple[torch.Tensor, torch.Tensor]:
         """Token ids and mask [B, N] of prompts that end in one column."""
         width, device = max(len(prompt.ids) for prompt in prompts), self.scorer.device
-        ids = torch.tensor([[self._pad] * (width - len(p.ids)) + list(p.ids) for p in prompts], device=device)
+        given: Any = self._tokenizer.pad_token_id
+        pad = next(iter(self.end_tokens), 0) if given is None else int(given)
+        ids = torch.tensor([[pad] * (width - len(p.ids)) + list(p.ids) for p in prompts], device=device)
         mask = torch.tensor([[0] * (width - len(p.ids)) + [1] * len(p.ids) for p in prompts], device=device)
         return ids, mask
-
-    def stop_strings(self, stop: Sequence[str], thinking: Thinking | None) -> StopStrings:
-        """A finder of stop strings in an answer."""
-        return StopStrings(stop, codec=self, thinking=thinking)
 
     def processors(self, prompt: Prompt, options: GenerationOptions) -> LogitsProcessorList:
         """Those that make the likeliest token the options' choice, none where it is greedy.
@@ -228,12 +216,6 @@ class Writer(Codec):
         if options.grammar is not None:
             found.insert(0, self._grammars.processor(options.grammar, rows=1, width=len(prompt.ids)))
         return found
-
-    def thought_limit(self, prompt: Prompt, options: GenerationOptions) -> ThoughtLimit | None:
-        """The end of the thought in an answer with these options; under a grammar there are no thoughts."""
-        if options.max_thinking_tokens is None or options.grammar is not None:
-            return None
-        return ThoughtLimit(options.max_thinking_tokens, prompt.thinking, self)
 
     def require_grammars(self, options: Sequence[GenerationOptions]) -> None:
         """Return if answers can follow the options' grammars.
@@ -252,6 +234,3 @@ class Writer(Codec):
 def thinking_of(prompt: Prompt, options: GenerationOptions) -> Thinking | None:
     """How an answer to this prompt thinks. Under a grammar there are no thoughts."""
     return None if options.grammar else prompt.thinking
-
-
-__all__ = ["BatchRequest", "Writer", "WrittenAnswer", "force", "thinking_of"]
