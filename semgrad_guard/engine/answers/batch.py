@@ -398,7 +398,7 @@ class _AllDone(StoppingCriteria):
 
 
 def written_whole(writer: Writer, requests: Sequence[BatchRequest], *, most: int) -> list[WrittenAnswer]:
-    """Answers that are written in one go; where a model allows it up to so many together, with prompts of one length."""
+    """Answers that are written in one go; where a model allows it, up to so many with prompts of one length."""
     rows = [WrittenAnswer(request, writer) for request in requests]
     groups: dict[int, list[WrittenAnswer]] = {}
     for number, row in enumerate(rows):
