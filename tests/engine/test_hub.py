@@ -170,12 +170,12 @@ def test_a_gguf_file_on_the_hub_is_named_with_its_repository(hub_at: At, tmp_pat
     with serving(folder) as endpoint:
         hub_at(endpoint)
         fetched = LanguageModel.from_pretrained("org/tiny:tiny-F32.gguf")
-        with pytest.raises(ModelNotFoundError, match=r"holds no 'tiny-Q8_0\.gguf'"):
+        with pytest.raises(ModelNotFoundError, match=r"cannot load 'org/tiny:tiny-Q8_0\.gguf'"):
             LanguageModel.from_pretrained("org/tiny:tiny-Q8_0.gguf")
         with pytest.raises(ModelNotFoundError, match=r"cannot load 'org/other:tiny\.gguf'.*Check the name"):
             LanguageModel.from_pretrained("org/other:tiny.gguf")
     cached = LanguageModel.from_pretrained("org/tiny:tiny-F32.gguf")
     assert fetched.identity == cached.identity
     assert (cached.name, cached.revision) == ("org/tiny:tiny-F32.gguf", COMMIT)
-    with pytest.raises(ModelNotFoundError, match=r"not in the local cache.*does not answer"):
+    with pytest.raises(ModelNotFoundError, match=r"Only the local cache.*does not answer"):
         LanguageModel.from_pretrained("org/tiny:tiny-Q8_0.gguf")
