@@ -26,9 +26,8 @@ from semgrad_guard.engine.prompts.prompt import (
     render,
     template_fingerprint,
 )
-from semgrad_guard.engine.prompts.response_templates import CallForm
 from semgrad_guard.engine.prompts.semantic_token import TokenChoice
-from semgrad_guard.engine.prompts.tool_calls import call_form
+from semgrad_guard.engine.prompts.tool_calls import CallForm, call_form
 from semgrad_guard.engine.replay.memory import Memory
 from semgrad_guard.engine.replay.products import lacks_units
 from semgrad_guard.engine.scores.scorer import scorer_of
