@@ -220,20 +220,3 @@ def test_the_advice_for_an_adapter_on_the_head_leaves_the_model_as_it_was(tied: 
             exec(statement, names)  # noqa: S102 - the message's own words
     assert torch.allclose(names["model"](input_ids=ids).logits, before)
     check(names["model"])
-
-
-def test_trained_tokens_on_a_tied_head_are_merged_as_advised() -> None:
-    config = peft.LoraConfig(
-        task_type="CAUSAL_LM", r=4, target_modules=["q_proj"], trainable_token_indices=[5, CASE.response[0]]
-    )
-    model = varied(peft.get_peft_model(build("llama", tie_word_embeddings=True), config, autocast_adapter_dtype=False))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "trainable_tokens_delta" in name:
-                parameter += 0.1
-    before = model(input_ids=torch.tensor([CASE.prompt])).logits
-    with pytest.raises(UnsupportedModelError, match=r"adapter of its own.*that ParaGrad is defined by\. Merge it"):
-        check(model)
-    merged = model.merge_and_unload()
-    assert torch.allclose(merged(input_ids=torch.tensor([CASE.prompt])).logits, before)
-    check(merged)

@@ -13,7 +13,6 @@ from transformers import PreTrainedTokenizerFast
 
 from semgrad_guard import GenerationOptions, LanguageModel, Message, gradient_scores
 from semgrad_guard.errors import (
-    EmptyPromptError,
     EmptyResponseError,
     InputError,
     PromptTooLongError,
@@ -91,51 +90,12 @@ def test_max_batch_bounds_the_rows_of_every_batch(make_language_model: Make) -> 
         model.max_batch = 0
 
 
-def test_a_sampled_row_does_not_depend_on_its_batch(language_model: LanguageModel) -> None:
-    alone = language_model.generate("Why is the sea salt?", GenerationOptions(max_tokens=8, temperature=0.8, seed=5))
-    batch = language_model.generate_batch(
-        ["x", "Why is the sea salt?"], GenerationOptions(max_tokens=8, temperature=0.8, seed=4)
-    )
-    assert batch[1].response_ids == alone.response_ids
-
-
-def test_gumbel_sampling_draws_from_the_softmax(make_language_model: Make) -> None:
-    """First tokens over many seeds against the model's own probabilities, chi-square on a coarse partition."""
-    model = make_language_model(seed=2)
-    prompt = model.render("q")
-    with torch.no_grad():
-        logits = model_of(model)(torch.tensor([prompt.ids])).logits[0, -1] / 0.7
-    kept = logits.topk(5)
-    expected = torch.softmax(kept.values, 0)
-    draws = [
-        model.generate_batch(["q"] * 100, GenerationOptions(max_tokens=1, temperature=0.7, top_k=5, seed=1000 * i))
-        for i in range(12)
-    ]
-    tokens = [g.response_ids[0] if g.response_ids else 257 for batch in draws for g in batch]
-    counts = torch.tensor([tokens.count(int(i)) for i in kept.indices], dtype=torch.float64)
-    assert counts.sum() == len(tokens)
-    chi2 = ((counts - len(tokens) * expected) ** 2 / (len(tokens) * expected)).sum()
-    assert chi2 < 20.0  # 4 degrees of freedom, p = .0005
-
-
 def test_sampling_leaves_the_callers_random_state(language_model: LanguageModel) -> None:
     before = torch.random.get_rng_state()
     first = language_model.generate("x", GenerationOptions(max_tokens=6, temperature=1.0))
     second = language_model.generate("x", GenerationOptions(max_tokens=6, temperature=1.0))
     assert torch.equal(before, torch.random.get_rng_state())
     assert first.response_ids != second.response_ids
-
-
-def test_stop_strings_end_text_and_scored_tokens_alike(language_model: LanguageModel) -> None:
-    whole = language_model.generate("Tell me more", SAMPLED)
-    stop = whole.text[4:6]
-    cut = language_model.generate(
-        "Tell me more", GenerationOptions(max_tokens=12, temperature=1.0, seed=3, stop=(stop,))
-    )
-    assert cut.text == whole.text[: whole.text.index(stop)]
-    assert cut.finish_reason == "stop"
-    assert language_model.tokenizer.decode(cut.response_ids) == cut.text
-    assert cut.evidence.gradients().scores.semgrad == pytest.approx(rescored(language_model, cut), rel=1e-9)
 
 
 def test_a_stop_string_that_no_token_spells_stops_nothing(language_model: LanguageModel) -> None:
@@ -226,23 +186,6 @@ def test_threads_share_a_model(language_model: LanguageModel) -> None:
     assert found == [expected] * 4
 
 
-def test_callers_under_inference_mode_and_no_grad(language_model: LanguageModel) -> None:
-    expected = language_model.score("q", "an answer").semgrad
-    with torch.inference_mode():
-        assert language_model.generate("q", SAMPLED).evidence.gradients().scores.semgrad > 0
-        assert language_model.score("q", "an answer").semgrad == expected
-        assert torch.is_inference_mode_enabled()
-    with torch.no_grad():
-        assert language_model.score("q", "an answer").semgrad == expected
-        assert not torch.is_grad_enabled()
-
-
-@pytest.mark.parametrize("prompt", ["", "  \n ", []])
-def test_empty_prompts(language_model: LanguageModel, prompt: object) -> None:
-    with pytest.raises(EmptyPromptError):
-        language_model.generate(prompt)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("response", ["", " \n"])
 def test_empty_responses(language_model: LanguageModel, response: str) -> None:
     with pytest.raises(EmptyResponseError):
@@ -260,20 +203,6 @@ def test_prompts_at_and_over_the_window(make_language_model: Make) -> None:
             model.generate("x" * (length - frame))
     with pytest.raises(PromptTooLongError):
         model.score("x" * 20, "y" * 40)
-
-
-def test_a_model_without_a_chat_template(make_language_model: Make) -> None:
-    model = make_language_model(chat_template=None)
-    prompt = model.render("Once upon a time")
-    assert prompt.text == "Once upon a time"
-    assert prompt.semantic_token.offset == -1
-    assert model.generate("Once upon a time", SAMPLED).evidence.gradients().scores.semgrad > 0
-
-
-def test_semantic_token_can_be_overridden(language_model: LanguageModel, tokenizer: PreTrainedTokenizerFast) -> None:
-    overridden = LanguageModel.from_transformers(model_of(language_model), tokenizer, semantic_token=-1)
-    assert overridden.render("q").semantic_token.source == "override"
-    assert overridden.score("q", "an answer").semgrad != language_model.score("q", "an answer").semgrad
 
 
 @pytest.mark.parametrize(

@@ -132,33 +132,11 @@ def test_layers_that_keep_packed_numbers() -> None:
         score(model)
 
 
-def test_layers_dispatched_by_accelerate() -> None:
-    model = build("llama")
-    model.model.layers[0]._hf_hook = object()  # what accelerate leaves on a module that it moves about
-    with pytest.raises(UnsupportedModelError, match=r"accelerate.*device_map"):
-        score(model)
-
-
 def test_weights_created_under_inference_mode() -> None:
     with torch.inference_mode():
         model = build("llama")
     with pytest.raises(UnsupportedModelError, match="inference_mode"):
         score(model)
-
-
-@pytest.mark.parametrize(
-    ("layers", "variant"), [(1, "paper"), (2, "paper"), (1, "official")], ids=lambda value: str(value)
-)
-def test_spans_that_are_empty(layers: int, variant: Any) -> None:
-    model = build("llama", num_hidden_layers=layers)
-    with pytest.raises(EmptyLayerSpanError, match=rf"{layers} decoder layer"):
-        score(model, variant=variant)
-    assert score(model, variant=variant, layers=[0]).semgrad > 0
-
-
-def test_the_smallest_models_that_have_a_span() -> None:
-    assert score(build("llama", num_hidden_layers=3)).semgrad > 0
-    assert score(build("llama", num_hidden_layers=2), variant="official").semgrad > 0
 
 
 BAD_INPUT: dict[str, tuple[dict[str, Any], type[Exception], str]] = {

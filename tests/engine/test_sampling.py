@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from itertools import product
 
 import pytest
 import torch
@@ -192,27 +191,6 @@ def test_diverse_beams_are_the_brute_force_search(make_language_model, penalty: 
         assert [sample.ids for sample in evidence.samples(plan)] == kept
     if penalty == 0:
         assert len({sample.ids for sample in batch[0].samples(plan)}) == 1
-
-
-def test_the_first_beam_is_the_greedy_answer(language_model: LanguageModel) -> None:
-    for evidence in answered(language_model, QUESTIONS):
-        samples = evidence.samples(DiverseBeams(count=3, penalty=100.0, max_tokens=5))
-        assert samples[0].ids == evidence.response_ids
-        assert len({sample.ids[:1] for sample in samples}) == 3  # a penalty that large forbids a token twice
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.lists(st.floats(-5, 5), min_size=4, max_size=4), min_size=3, max_size=3), st.floats(0, 10))
-def test_one_step_of_diversity(rows: list[list[float]], penalty: float) -> None:
-    """Over a vocabulary of four: no other choice of a group beats its own, given those before it."""
-    scores = torch.tensor(rows, dtype=torch.float64)
-    steps = DiverseBeams(3, penalty).processors(1, ())
-    prompt = torch.zeros(1, 1, dtype=torch.long)
-    chosen = [int(step(prompt, row[None]).argmax()) for step, row in zip(steps, scores, strict=True)]
-    log_p = scores.log_softmax(-1)
-    for group, token in product(range(3), range(4)):
-        gain = [float(log_p[group, t]) - penalty * chosen[:group].count(t) for t in (chosen[group], token)]
-        assert gain[0] >= gain[1] - 1e-9
 
 
 # --- readings

@@ -214,7 +214,7 @@ class Writer(ModelSampler):
             seed = secrets.randbits(31) if options.seed is None else options.seed
             found = sampling_processors(seed, temperature=options.temperature, top_p=options.top_p, top_k=options.top_k)
         if options.grammar is not None:
-            found.insert(0, self._grammars.processor(options.grammar, rows=1, width=len(prompt.ids)))
+            found.insert(0, self._grammars.processor(options.grammar, width=len(prompt.ids)))
         return found
 
     def require_grammars(self, options: Sequence[GenerationOptions]) -> None:
