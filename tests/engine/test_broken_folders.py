@@ -56,6 +56,15 @@ def putting_weights_in_a_folder(folder: Path) -> None:
     (folder / "model.safetensors").mkdir()
 
 
+def cutting_the_weights(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+
+
+def as_a_pickle(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
 QUANTIZED = {"bits": 4, "group_size": 32}
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 123\n"
 OWN_CODE = {"AutoConfig": "configuration.C", "AutoModelForCausalLM": "modeling.M"}
@@ -85,6 +94,8 @@ BROKEN: dict[str, tuple[Break, type[ModelError], str]] = {
     "a lost shard": (losing_a_shard, ModelNotFoundError, "model-00002-of-00002"),
     "a pointer": (writing("model.safetensors", POINTER), ModelNotFoundError, "Git LFS pointer.*git lfs pull"),
     "a folder of weights": (putting_weights_in_a_folder, ModelNotFoundError, "cannot load"),
+    "cut weights": (cutting_the_weights, ModelNotFoundError, "cannot load"),
+    "a pickle": (as_a_pickle, ModelNotFoundError, r"pytorch_model\.bin"),
     "empty weights": (writing("model.safetensors", ""), ModelNotFoundError, "cannot load"),
     "GPTQ": (
         setting("config.json", quantization_config={"quant_method": "gptq", **QUANTIZED}),
@@ -120,7 +131,6 @@ def test_a_broken_folder_is_said_as_what_it_is(kind: str, checkpoint: Path, tmp_
         ({"dtype": torch.int8}, InputError, r"torch\.int8.*bfloat16"),
         ({"attn_implementation": "nosuch"}, UnsupportedModelError, "attn_implementation='nosuch'"),
         ({"attn_implementation": "flash_attention_2"}, UnsupportedModelError, "FlashAttention2.*Install it"),
-        ({"attn_implementation": "flex_attention"}, UnsupportedModelError, "attn_implementation='sdpa'"),
         ({"device_map": "nosuch"}, UnsupportedModelError, "device_map='nosuch'"),
         ({"device_map": "meta"}, UnsupportedModelError, "device_map='cpu'"),
     ],

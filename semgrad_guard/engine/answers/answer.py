@@ -122,7 +122,6 @@ class BatchScoring:
         self._sampler: ModelSampler | None = sampler
         self.answers, self._in_context = tuple(answers), in_context
         self._tapes: Sequence[Tape | None] = tuple(tapes)
-        self._done: dict[Objective, tuple[TimedScores | None, ...]] = {}
         self._results: dict[Hashable, Sequence[Any]] = {}
         self._epoch: object = None
 
@@ -167,11 +166,7 @@ class BatchScoring:
 
     def scores(self, objective: Objective, row: int) -> TimedScores | None:
         """The scores of one row, None where it holds no token; the first call scores the whole batch together."""
-        with self._lock:
-            self._forget_another_models()
-            if objective not in self._done:
-                self._score(objective)
-            return self._done[objective][row]
+        return self.together(objective, lambda _: self._scored(objective), row)
 
     def observed(self, row: int, *, own: bool = False) -> Observation | None:
         """The observation of one row's tokens; the first call observes the whole batch and keeps tapes for scoring."""
@@ -220,7 +215,7 @@ class BatchScoring:
     def _forget_another_models(self) -> None:
         """Drop results of the model as it was before its owner changed it."""
         if self._sampler is not None and self._epoch is not (epoch := self._sampler.scorer.epoch):
-            self._done, self._results, self._epoch = {}, {}, epoch
+            self._results, self._epoch = {}, epoch
 
     def _rows(self, objective: Objective, answers: Sequence[Answer]) -> list[Row]:
         """The answers that hold tokens, as rows."""
@@ -233,14 +228,13 @@ class BatchScoring:
         found = iter(self.sampler.scorer.observe(rows, own=own) if rows else ())
         return [next(found) if answer.ids else None for answer in answers]
 
-    def _score(self, objective: Objective) -> None:
+    def _scored(self, objective: Objective) -> Sequence[TimedScores | None]:
         began, rows = time.perf_counter(), self._rows(objective, self.answers)
         found = self.sampler.scorer.score(rows, objective) if rows else []
         share = (time.perf_counter() - began) * 1000 / max(1, len(rows))
-        timed = iter([TimedScores(scores, share) for scores in found])
-        self._forget_another_models()
-        self._done[objective] = tuple(next(timed) if answer.ids else None for answer in self.answers)
         self._tapes = ()  # kept until now: a scoring that was interrupted can be taken up again
+        timed = iter([TimedScores(scores, share) for scores in found])
+        return [next(timed) if answer.ids else None for answer in self.answers]
 
 
 def _thought_of(answer: Answer) -> Answer:
