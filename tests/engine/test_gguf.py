@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
+from gguf import GGMLQuantizationType, quants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import BitsAndBytesConfig, modeling_gguf_pytorch_utils
@@ -24,8 +24,6 @@ from tests.pairwise import in_turn
 
 from .gguf_files import END, TOKENS, Quantized, as_floats, gguf_name, quantized, tiny, write
 from .oracle import reference_scores, worst_relative_error
-
-NUMBERS = ("F64", "I8", "I16", "I32", "I64")
 
 
 @pytest.fixture(scope="module")
@@ -61,43 +59,6 @@ def test_scores_are_those_of_plain_autograd_on_the_dequantized_model(
     assert model.identity.dtype == "float32"
     assert exact(model, dequantized(architecture, quantize)) < 1e-4
     assert exact(model, tiny(architecture)) > 1e-4, "nothing was quantized"
-
-
-def test_every_quantization_that_can_be_read_is_read_as_it_stands(tmp_path: Path) -> None:
-    """Blocks of any bytes that make numbers below one, a type for every matrix: the model holds their numbers."""
-    dimensions = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 6}
-    model, kinds, blocks = tiny(**dimensions), iter(readable()), {}
-    generator = np.random.default_rng(0)
-
-    def random_blocks(name: str, weight: np.ndarray) -> tuple[np.ndarray, GGMLQuantizationType]:
-        kind = next(kinds, None) if "mlp" in name or "v_proj" in name or "o_proj" in name else None
-        if kind is None:
-            return as_floats(name, weight)
-        per_block, size = GGML_QUANT_SIZES[kind]
-        made = generator.integers(0, 0x3C, (len(weight), weight.shape[1] // per_block * size), dtype=np.uint8)
-        blocks[name] = (kind, torch.from_numpy(quants.dequantize(made, kind)))
-        return made, kind
-
-    path = write(tmp_path / "m.gguf", model, quantize=random_blocks)
-    assert next(kinds, None) is None, "the model has too few matrices for all types"
-    loaded = LanguageModel.from_pretrained(str(path))
-    weights = dict(loaded._model.named_parameters())
-    for name, (kind, values) in blocks.items():
-        assert torch.equal(weights[name], values), (kind, name)
-    assert loaded.score("in a box?", "in Rome").semgrad > 0
-
-
-def readable() -> list[GGMLQuantizationType]:
-    found = []
-    for kind in GGMLQuantizationType:
-        if kind.name in NUMBERS:
-            continue
-        try:
-            quants.dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), dtype=np.uint8), kind)
-        except NotImplementedError:
-            continue
-        found.append(kind)
-    return found
 
 
 def test_tokenizer_template_and_end_tokens_are_the_files(file: Path) -> None:

@@ -289,30 +289,6 @@ def test_who_waits_for_a_busy_model_heeds_its_stop(make_language_model: Make) ->
     assert generated(model) == generated(make_language_model())
 
 
-def test_cancelled_from_another_thread(make_language_model: Make) -> None:
-    model, stop, errors = make_language_model(), Stop(), list[Exception]()
-    steps = Steps(model)
-
-    def work() -> None:
-        with stopping(stop):
-            try:
-                while True:
-                    model.generate("What is tea?", LONG)
-            except AnswerCancelledError as error:
-                errors.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    while steps.count < 40:
-        time.sleep(0.001)
-    stop.cancel()
-    thread.join(LIMIT)
-    assert not thread.is_alive()
-    assert len(errors) == 1
-    steps.remove()
-    assert generated(model) == generated(make_language_model())
-
-
 def test_a_stream_that_is_closed_stops_its_model(make_language_model: Make) -> None:
     model = make_language_model()
     steps = Steps(model)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from semgrad_guard import GenerationOptions, LanguageModel, Message, gradient_scores
+from semgrad_guard import GenerationOptions, LanguageModel, gradient_scores
 from semgrad_guard.errors import (
     EmptyResponseError,
     InputError,
@@ -30,17 +29,6 @@ def model_of(language_model: LanguageModel) -> torch.nn.Module:
     return language_model._model
 
 
-def rescored(language_model: LanguageModel, generation) -> float:
-    """The answer's SemGrad by the other door: token ids, prefix tier."""
-    scores = gradient_scores(
-        model_of(language_model),
-        generation.prompt.ids,
-        generation.response_ids,
-        semantic_token=generation.prompt.semantic_token.offset,
-    )
-    return scores.semgrad
-
-
 def test_greedy_text_is_what_transformers_generates(language_model: LanguageModel) -> None:
     generation = language_model.generate("What is tea?", GenerationOptions(max_tokens=10))
     ids = torch.tensor([generation.prompt.ids])
@@ -49,21 +37,6 @@ def test_greedy_text_is_what_transformers_generates(language_model: LanguageMode
     )
     produced = expected[0, ids.shape[1] :].tolist()
     assert list(generation.response_ids) == [i for i in produced if i != 257]
-
-
-def test_captured_scores_equal_scores_from_nothing(language_model: LanguageModel) -> None:
-    generation = language_model.generate("What is tea?", SAMPLED)
-    timed = generation.evidence.gradients()
-    assert timed.scores.tier == "replay"
-    assert timed.scores.semgrad == pytest.approx(rescored(language_model, generation), rel=1e-10)
-
-
-def test_a_batch_scores_like_single_answers(language_model: LanguageModel) -> None:
-    questions = ["a", "Why is the sea salt?", [Message("system", "Be brief."), Message("user", "Hm?")]]
-    for generation in language_model.generate_batch(questions, SAMPLED):
-        scores = generation.evidence.gradients().scores
-        assert scores.tier == "replay"
-        assert scores.semgrad == pytest.approx(rescored(language_model, generation), rel=1e-9)
 
 
 def test_a_config_without_a_limit_of_positions_has_no_window() -> None:
@@ -168,22 +141,6 @@ def test_text_from_elsewhere_is_scored_as_the_prompts_continuation(language_mode
     scores = language_model.score("What is tea?", "A drink.")
     assert scores == by_ids
     assert len(scores.entropies) == len("A drink.")
-
-
-def test_threads_share_a_model(language_model: LanguageModel) -> None:
-    expected = language_model.score("q", "an answer").semgrad
-    found: list[float] = []
-
-    def work(seed: int) -> None:
-        language_model.generate("other", GenerationOptions(max_tokens=5, temperature=1.0, seed=seed))
-        found.append(language_model.score("q", "an answer").semgrad)
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [expected] * 4
 
 
 @pytest.mark.parametrize("response", ["", " \n"])

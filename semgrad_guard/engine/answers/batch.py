@@ -29,7 +29,7 @@ from semgrad_guard.engine.answers.text import Visible
 from semgrad_guard.engine.answers.writing import BatchRequest, Writer, WrittenAnswer
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.replay.memory import Memory
+from semgrad_guard.engine.replay.memory import Memory, give_back_memory, is_out_of_memory
 from semgrad_guard.engine.replay.tape import KeysValues, Recorder, Tape, below, growing_cache, keys_of, left_of
 from semgrad_guard.engine.scores.scorer import Scorer, clean_slate
 from semgrad_guard.engine.sentences import Span
@@ -179,7 +179,7 @@ class RunningBatch:
         if not self._rows:
             return
         with self._scorer.lock, clean_slate():
-            rows = list(self._rows)
+            rows, columns, failed = list(self._rows), self._mask.shape[1], None
             if not look:
                 self._scorer.trust()
             try:
@@ -190,9 +190,13 @@ class RunningBatch:
                 if not look and any(row.done for row in rows):  # no answer leaves a model that was changed
                     self._scorer.look_again()
                     self.require_the_same_model()
-            except BaseException:
-                self.drop(rows)  # the cache may have grown in some of its layers
-                raise
+            except BaseException as error:
+                if all(row.scored for row in rows) or not is_out_of_memory(error):
+                    self.drop(rows)  # the cache may have grown in some of its layers
+                    raise
+                failed = error.with_traceback(None)
+            if failed is not None:
+                self._give_up_samples(columns, failed)
             self._leave()
 
     def _step(
@@ -206,6 +210,18 @@ class RunningBatch:
             recorder.columns = recorder.columns or read
             with recorder.listening(twin):
                 return twin.step(ids, mask, cache)
+
+    def _give_up_samples(self, columns: int, error: BaseException) -> None:
+        """Continue, without those drawn for others' scores, from where the batch was before memory ran out."""
+        self._mask = self._mask[:, :columns]
+        keys = [self._keys(number, columns) for number in range(len(self._rows))]
+        for row in self._rows:
+            row.replayed = True
+            if not row.scored:
+                row.fail(error)
+        kept = [number for number, row in enumerate(self._rows) if row.scored]
+        self._lay_out([self._rows[number] for number in kept], [keys[number] for number in kept])
+        give_back_memory()
 
     def drop(self, rows: Iterable[WrittenAnswer]) -> None:
         """Drop answers that no caller waits for any more."""

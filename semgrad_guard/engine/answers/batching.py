@@ -16,6 +16,7 @@ from semgrad_guard.engine.answers.sentences import EndedSentences, OpenSentences
 from semgrad_guard.engine.answers.writing import BatchRequest, WrittenAnswer
 from semgrad_guard.engine.answers.writing_model import WritingModel
 from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.replay.memory import is_out_of_memory
 from semgrad_guard.errors import AnswerInterruptedError
 
 Batching = Literal["steps", "equal_lengths", "none"]
@@ -215,7 +216,7 @@ class RunningRequests:
             rows = iter(begun[0].job.run(work) if alone else work())
         except BaseException as error:  # noqa: BLE001 - raised by the caller
             if alone:
-                begun[0].job.fail(error)
+                self._failed(begun[0], error)
             else:
                 for writing in begun:
                     self._begin([writing], read)
@@ -223,6 +224,15 @@ class RunningRequests:
         for writing in begun:
             writing.begin(rows)
             self._writing.append(writing)
+
+    def _failed(self, writing: _Writing, error: BaseException) -> None:
+        """A prompt cannot be read: its caller gets the error, unless there is room without the samples."""
+        if not writing.draws or not is_out_of_memory(error):
+            self._end([writing], error)
+            return
+        self._reading = [(one, pieces) for one, pieces in self._reading if one is not writing]
+        writing.draws = {}
+        self._begin([writing], self._batch.join)
 
     def _read_on(self) -> None:
         """Read one more piece of the prompt that has waited longest."""
@@ -234,7 +244,7 @@ class RunningRequests:
                     writing.begin(iter(rows))
                     self._writing.append(writing)
             except BaseException as error:  # noqa: BLE001 - raised by the caller
-                self._end([writing], error)
+                self._failed(writing, error)
 
     def step(self) -> None:
         """One more piece of a prompt, one more token of every answer, and the scores of those that are done.
@@ -321,7 +331,9 @@ class RunningRequests:
             with self._model.turn:  # in which the model is looked at once
                 rows = [row for writing in done for row in writing.answers]
                 known = [writing.open and writing.open.known for writing in done for _ in writing.answers]
-                generations = iter(self._batch.generations(rows, known))
+                most = self._model.max_batch or len(rows)
+                parts = (slice(begin, begin + most) for begin in range(0, len(rows), most))
+                generations = (one for part in parts for one in self._batch.generations(rows[part], known[part]))
                 for writing in done:
                     own, request = [next(generations) for _ in writing.answers], writing.request
                     for plan, drawn in writing.samples.items():
