@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,7 +21,7 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 from semgrad_guard.engine.answers.batching import Batching, Key, RunningRequests
 from semgrad_guard.engine.answers.request import Job, Request, Ticket
 from semgrad_guard.engine.answers.writing_model import WritingModel
-from semgrad_guard.engine.interruption import Stop, start_thread
+from semgrad_guard.engine.interruption import SLICE, Stop, start_thread
 from semgrad_guard.engine.scores.scorer import Scorer
 from semgrad_guard.errors import AnswerCancelledError, AnswerInterruptedError
 
@@ -31,20 +32,6 @@ IDLE = 5.0
 _ENDING = "the process is ending; nothing is answered any more"
 
 
-class _Closing(Stop):
-    """Stops the work of the model's thread, and wakes it where it waits."""
-
-    def __init__(self, changed: threading.Condition) -> None:
-        super().__init__()
-        self._changed = changed
-
-    def cancel(self) -> None:
-        """As `Stop.cancel`."""
-        with self._changed:
-            super().cancel()
-            self._changed.notify_all()
-
-
 class _Queue:
     """The jobs that wait, and the thread that does them: all that an idle thread holds."""
 
@@ -52,7 +39,7 @@ class _Queue:
         self.changed = threading.Condition()
         self.waiting: deque[Job] = deque()
         self.thread: threading.Thread | None = None
-        self._closing = _Closing(self.changed)
+        self._closing = Stop()  # cancelled where the process ends
 
     def put(self, jobs: Sequence[Job], worker: Worker) -> None:
         """Append jobs, and see to it that a thread runs.
@@ -96,9 +83,11 @@ class _Queue:
 
     def next_comes(self) -> bool:
         """Wait until there is a job. Where none comes, or the process ends, this thread is no longer the queue's."""
+        until = time.monotonic() + IDLE
         with self.changed:
-            comes = self.changed.wait_for(lambda: self.waiting or self._closing.cancelled, IDLE)
-            if comes and not self._closing.cancelled:
+            while not (self.waiting or self._closing.cancelled) and (left := until - time.monotonic()) > 0:
+                self.changed.wait(min(SLICE, left))
+            if self.waiting and not self._closing.cancelled:
                 return True
             self.thread = None
         if self._closing.cancelled:
