@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from transformers import PreTrainedTokenizerBase
 
-from semgrad_guard.engine.prompts.response_templates import TEMPLATE_FAILURES, Marks, marks_of
+from semgrad_guard.engine.prompts.response_templates import TEMPLATE_FAILURES, Marks, has_option, marks_of, switch_of
 from semgrad_guard.engine.prompts.responses import Thinking
 from semgrad_guard.engine.prompts.semantic_token import MARK, TokenizedText, find_semantic_token, header_text
 from semgrad_guard.errors import EmptyPromptError, InputError, PromptTooLongError, UnsupportedModelError
@@ -262,7 +262,7 @@ def _told(tokenizer: _Untyped, given: Mapping[str, Any] | None) -> dict[str, Any
         chosen = {"chat_template": template, **switch}
         return "" if template is None else _apply_template(tokenizer, [{"role": "user", "content": "Hi"}], chosen)
 
-    if effort is not None and not _has_option(probe, "reasoning_effort", ("low", "high")):
+    if effort is not None and not has_option(probe, "reasoning_effort", ("low", "high")):
         del options["reasoning_effort"]
         if effort != "none":
             raise InputError(f"this model's chat template has no reasoning_effort, so it cannot be {effort!r}").about(
@@ -272,43 +272,7 @@ def _told(tokenizer: _Untyped, given: Mapping[str, Any] | None) -> dict[str, Any
     if thinking == "auto":
         return options
     thinks = _marks(tokenizer, template or "") is not None
-    return {**options, **_switch_of(template or "", probe, on=thinking == "on", thinks=thinks)}
-
-
-_SWITCHES: dict[str, tuple[Any, Any]] = {
-    "enable_thinking": (False, True),
-    "thinking": (False, True),
-    "thinking_budget": (0, -1),
-    "thinking_mode": ("disabled", "enabled"),
-    "reasoning_effort": ("no_think", "high"),
-}
-"""How templates call their switch for thinking, and its values for off and on."""
-
-
-def _switch_of(template: str, render: Callable[..., str], *, on: bool, thinks: bool) -> dict[str, Any]:
-    """The option by which a chat template turns thinking on or off; none where its model thinks in any case.
-
-    `render` makes a prompt with the template's options; `thinks`: its marks of thoughts are known.
-
-    Raises:
-        InputError: the template has no such option.
-    """
-    for name, values in _SWITCHES.items():
-        named = all(value in template for value in values if isinstance(value, str))
-        if named and _has_option(render, name, values):
-            return {name: values[on]}
-    if on and thinks:
-        return {}
-    raise InputError(f"this model's chat template has no switch that turns thinking {'on' if on else 'off'}").about(
-        "chat_template_kwargs",
-        "reasoning_effort",
-        advice="leave thinking at auto, or name the template's own option: --template-option, template_options={...}",
-    )
-
-
-def _has_option(render: Callable[..., str], name: str, values: tuple[Any, Any]) -> bool:
-    """Whether an option changes prompts: a template may use its name for something else."""
-    return len({render(**{name: value}) for value in values}) == 2
+    return {**options, **switch_of(template or "", probe, on=thinking == "on", thinks=thinks)}
 
 
 def _marks(tokenizer: _Untyped, template: str) -> Marks | None:
@@ -327,22 +291,18 @@ def _apply_template(
             list(given), tokenize=False, add_generation_prompt=add_generation_prompt, **options
         )
 
-    try:
-        text = applied(turns)
-        if all(turn["role"] != "system" for turn in turns) or not _drops_system(turns, text, applied):
-            return text
-        failure = None
-    except TEMPLATE_FAILURES as error:
-        text, failure = "", error
-    for given in _foldings(turns):
+    rendered, failure = list[str](), None
+    for given in (turns, *_foldings(turns)):
         try:
-            found = applied(given)
-        except TEMPLATE_FAILURES:
+            text = applied(given)
+        except TEMPLATE_FAILURES as error:
+            failure = failure or error
             continue
-        if not _drops_system(given, found, applied):
-            return found
-    if failure is None:
-        return text
+        if not _drops_system(given, text, applied):
+            return text
+        rendered.append(text)
+    if rendered:
+        return rendered[0]
     roles = ", ".join(turn["role"] for turn in turns)
     raise InputError(
         f"The chat template refused the conversation (roles: {roles}). It said: {str(failure).strip().rstrip('.')}."

@@ -1,5 +1,5 @@
-"""How families of models mark their thoughts, as data by which `responses.py` reads every text; and which of them a
-chat template writes.
+"""How families of models mark their thoughts, as data by which `responses.py` reads every text; which of them a chat
+template writes, and by which option it is told to think.
 
 Its marks are those of the tokenizer's `response_template`, else those that the template writes around the thought of an
 earlier turn, else those of a known family that its text names.
@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
+
+from semgrad_guard.errors import InputError
 
 TAG = re.compile(r"[<\[◁][^<>\[\]\s]+[>\]▷]")
 
@@ -183,3 +186,39 @@ def _last_mark(text: str) -> str:
     """The mark with which a text ends; "" if there is none."""
     found = re.search(rf"{TAG.pattern}\s*\Z", text)
     return found[0].strip() if found else ""
+
+
+_SWITCHES: dict[str, tuple[Any, Any]] = {
+    "enable_thinking": (False, True),
+    "thinking": (False, True),
+    "thinking_budget": (0, -1),
+    "thinking_mode": ("disabled", "enabled"),
+    "reasoning_effort": ("no_think", "high"),
+}
+"""How templates call their switch for thinking, and its values for off and on."""
+
+
+def switch_of(template: str, render: Callable[..., str], *, on: bool, thinks: bool) -> dict[str, Any]:
+    """The option by which a chat template turns thinking on or off; none where its model thinks in any case.
+
+    `render` makes a prompt with the template's options; `thinks`: its marks of thoughts are known.
+
+    Raises:
+        InputError: the template has no such option.
+    """
+    for name, values in _SWITCHES.items():
+        named = all(value in template for value in values if isinstance(value, str))
+        if named and has_option(render, name, values):
+            return {name: values[on]}
+    if on and thinks:
+        return {}
+    raise InputError(f"this model's chat template has no switch that turns thinking {'on' if on else 'off'}").about(
+        "chat_template_kwargs",
+        "reasoning_effort",
+        advice="leave thinking at auto, or name the template's own option: --template-option, template_options={...}",
+    )
+
+
+def has_option(render: Callable[..., str], name: str, values: tuple[Any, Any]) -> bool:
+    """Whether an option changes prompts: a template may use its name for something else."""
+    return len({render(**{name: value}) for value in values}) == 2
