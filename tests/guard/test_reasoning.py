@@ -116,7 +116,7 @@ def test_a_call_in_a_thought_is_no_call(model: LanguageModel) -> None:
     row = WrittenAnswer(request, asking._writer)
     for token in model.tokenizer(text, add_special_tokens=False)["input_ids"]:
         row.take(token)
-    (generation,) = asking._writer.generations([row], [None])
+    (generation,) = asking.running_batch().generations([row])
     assert [call.name for call in asking.tool_answer(generation).calls] == ["f"]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from semgrad_guard import GenerationOptions, LanguageModel
-from semgrad_guard.engine.answers.sampling import ModelSampler
+from semgrad_guard.engine.answers.writing import Writer
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.estimators import SemanticDensity
 from semgrad_guard.estimators.samples import AskingEstimator
@@ -135,7 +135,7 @@ def test_a_batch_keeps_what_its_methods_have_measured(
         drawn.append(len(prompts))
         return draws(sampler, prompts, *rest, **options)
 
-    draws, ModelSampler.drawn = ModelSampler.drawn, count
+    draws, Writer.drawn = Writer.drawn, count
     try:
         for survived in range(1, len(few)):
             steps: list[str] = []
@@ -149,7 +149,7 @@ def test_a_batch_keeps_what_its_methods_have_measured(
                 experiment.run(QUESTIONS[:4], path, batch_size=2, on_step=kill)
         again = experiment.run(QUESTIONS[:4], path, batch_size=2)
     finally:
-        ModelSampler.drawn = draws
+        Writer.drawn = draws
     assert timeless(again) == timeless(whole)
     # Each of the two plans once for each question; once more for a batch whose two methods of one plan were cut apart.
     assert sum(drawn) == 4 * 2 + 2
@@ -225,13 +225,13 @@ def test_mixed_forms_and_empty_suites_are_refused(experiment: Experiment, tmp_pa
 def test_samples_are_read_once(experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Semantic Density reads its samples at a temperature of its own, and the record keeps just that."""
     readings: list[float] = []
-    judged = ModelSampler.judged
+    judged = Writer.judged
 
-    def counted(self: ModelSampler, *arguments: Any, temperature: float = 1.0) -> Any:
+    def counted(self: Writer, *arguments: Any, temperature: float = 1.0) -> Any:
         readings.append(temperature)
         return judged(self, *arguments, temperature=temperature)
 
-    monkeypatch.setattr(ModelSampler, "judged", counted)
+    monkeypatch.setattr(Writer, "judged", counted)
     few = [
         estimator
         for estimator in experiment.estimators

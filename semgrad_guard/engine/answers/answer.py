@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from semgrad_guard.engine.answers.options import GenerationOptions, Sample, SamplingPlan
-from semgrad_guard.engine.answers.sampling import ModelSampler
+from semgrad_guard.engine.answers.writing import Writer
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.prompts.responses import Reasoning
@@ -113,13 +113,13 @@ class BatchScoring:
 
     def __init__(
         self,
-        sampler: ModelSampler,
+        sampler: Writer,
         answers: Sequence[Answer],
         *,
         tapes: Sequence[Tape | None] = (),
         in_context: bool = False,
     ) -> None:
-        self._sampler: ModelSampler | None = sampler
+        self._sampler: Writer | None = sampler
         self.answers, self._in_context = tuple(answers), in_context
         self._tapes: Sequence[Tape | None] = tuple(tapes)
         self._results: dict[Hashable, Sequence[Any]] = {}
@@ -130,7 +130,7 @@ class BatchScoring:
         return {**self.__dict__, "_sampler": None, "_tapes": (), "_epoch": None}
 
     @property
-    def sampler(self) -> ModelSampler:
+    def sampler(self) -> Writer:
         """For questions about the answers: renders prompts and reads answers to them.
 
         Raises:
@@ -336,7 +336,7 @@ class Evidence:
         return in_context(self.prompt.question, self.prompt.context)
 
     @property
-    def sampler(self) -> ModelSampler:
+    def sampler(self) -> Writer:
         """For questions about the answer: renders prompts and reads answers to them."""
         return self.scoring.sampler
 

@@ -21,11 +21,9 @@ import torch.nn.functional as F
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 from transformers.cache_utils import Cache
 
-from semgrad_guard.engine.answers.answer import Generation
+from semgrad_guard.engine.answers.answer import Answer, BatchScoring, Generation
 from semgrad_guard.engine.answers.options import GenerationOptions, Sample, force
-from semgrad_guard.engine.answers.sampling import Drawing, sample_of
 from semgrad_guard.engine.answers.sentences import EndedSentences, ended_sentences, keep_sentences
-from semgrad_guard.engine.answers.text import Visible
 from semgrad_guard.engine.answers.writing import BatchRequest, Writer, WrittenAnswer
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
@@ -258,13 +256,13 @@ class RunningBatch:
         So are their sentences behind the first `known`, where that is not None.
         """
         writer = self._get_writer()
-        answers = writer.generations(rows, [self._tape(row) for row in rows])
+        answers = _generations(writer, rows, [self._tape(row) for row in rows])
         if self._objective.gradients:
             some = [(one.evidence, own) for one, own in zip(answers, known, strict=False) if own is not None]
             scored = [(one, own) for one, own in some if one.response_ids]
             keep_sentences([one for one, _ in scored], writer, [own for _, own in scored])
         for row, answer in zip(rows, answers, strict=True):
-            row.finish(answer)
+            row.finish(answer.text, answer.reasoning)
         return answers
 
     def ended(
@@ -272,12 +270,12 @@ class RunningBatch:
     ) -> list[EndedSentences | None]:
         """The sentences that have ended, `spans`, in answers that are being written (see `ended_sentences`)."""
         writer = self._get_writer()
-        answers = writer.generations(rows, [self._tape_so_far(row) for row in rows])
+        answers = _generations(writer, rows, [self._tape_so_far(row) for row in rows])
         return ended_sentences([answer.evidence for answer in answers], spans, writer, known)
 
     def samples(self, rows: Sequence[WrittenAnswer]) -> tuple[Sample, ...]:
         """Answers that were drawn for the score of another one, not yet judged."""
-        return tuple(sample_of(self._get_writer().visible(row)) for row in rows)
+        return tuple(row.sample() for row in rows)
 
     def _tape(self, row: WrittenAnswer) -> Tape | None:
         """What writing an answer left that is done."""
@@ -348,6 +346,42 @@ class RunningBatch:
         if self._rows and epoch is not self._epoch:
             raise AnswerInterruptedError(_CHANGED)
         self._epoch = epoch
+
+
+def _generations(writer: Writer, rows: Sequence[WrittenAnswer], tapes: Sequence[Tape | None]) -> list[Generation]:
+    """Answers that are written, as one batch to be scored; `tapes` belong to the tokens as they were written."""
+    seen = [row.visible() for row in rows]
+    answers = [
+        Answer(
+            row.prompt,
+            found.text,
+            found.scored_ids,
+            found.preceding,
+            found.reasoning,
+            ends=GenerationOptions(stop=row.options.stop, max_thinking_tokens=row.options.max_thinking_tokens),
+        )
+        for row, found in zip(rows, seen, strict=True)
+    ]
+    fitting = [None if found.retokenized else tape for tape, found in zip(tapes, seen, strict=True)]
+    scoring = BatchScoring(writer, answers, tapes=fitting)
+    made: list[Generation] = []
+    for number, (row, found) in enumerate(zip(rows, seen, strict=True)):
+        is_whole = row.ended or found.cut is not None
+        made.append(
+            Generation(
+                prompt=row.prompt,
+                text=found.text,
+                response_ids=found.ids,
+                finish_reason="stop" if is_whole else "length",
+                cut=found.cut if is_whole else row.options.max_tokens,
+                completion_tokens=len(row.ids) + row.ended,
+                scoring=scoring,
+                row=number,
+                reasoning=found.reasoning,
+                preceding_ids=found.preceding,
+            )
+        )
+    return made
 
 
 def _write(rows: Sequence[WrittenAnswer], logits: torch.Tensor) -> None:
@@ -425,14 +459,13 @@ def written_whole(writer: Writer, requests: Sequence[BatchRequest], *, most: int
     return rows
 
 
-def drawn(writer: Writer, wanted: Sequence[Drawing]) -> list[Visible]:
+def drawn(writer: Writer, requests: Sequence[BatchRequest]) -> list[WrittenAnswer]:
     """Answers that are drawn for scores of others, as many at once as `Memory.running` holds.
 
     Raises:
         Exception: one of them cannot be written.
     """
-    left = [BatchRequest(prompt, options, scored=False, processors=own) for prompt, options, own in wanted]
-    rows = list[WrittenAnswer]()
+    rows, left = list[WrittenAnswer](), list(requests)
     if not writer.scorer.joins:
         rows, left = written_whole(writer, left, most=len(left)), []
     while left:
@@ -445,4 +478,4 @@ def drawn(writer: Writer, wanted: Sequence[Drawing]) -> list[Visible]:
     for row in rows:
         if row.error is not None:
             raise row.error
-    return [writer.visible(row) for row in rows]
+    return rows
