@@ -34,7 +34,7 @@ class Answer:
     `ids` are the scored tokens: the end token and tokens beyond a stop string do not count. `preceding` are the tokens
     that were written before these, given which they are scored: a thought and its marks, and earlier sentences.
     `written` are all tokens that were written, those behind a sentence included; empty where there are no others.
-    `ends` are the options by which it ended, and other answers to its prompt do: stop strings, the limit of a thought.
+    `options` are those by which it was written: other answers to its prompt end as it does.
     """
 
     prompt: Prompt
@@ -43,7 +43,7 @@ class Answer:
     preceding: tuple[int, ...] = ()
     reasoning: Reasoning | None = None
     written: tuple[int, ...] = ()
-    ends: GenerationOptions = field(default_factory=GenerationOptions)
+    options: GenerationOptions = field(default_factory=GenerationOptions)
 
     def row(self, objective: Objective, tape: Tape | None, *, in_context: bool = False) -> Row:
         """Its tokens as a row to score."""
@@ -352,7 +352,7 @@ class Evidence:
         batch, alone = self.scoring, self.scoring.has(plan, self.row)
 
         def draw(rows: Sequence[Evidence]) -> Sequence[tuple[Sample, ...]]:
-            return batch.sampler.drawn([(row.prompt, row.answer.ends) for row in rows], plan)
+            return batch.sampler.drawn([(row.prompt, row.answer.options) for row in rows], plan)
 
         def judge(rows: Sequence[Evidence]) -> Sequence[tuple[Sample, ...]]:
             drafts = [batch.together(plan, draw, row.row, alone=alone) for row in rows]

@@ -257,9 +257,8 @@ class RunningBatch:
         """
         writer = self._get_writer()
         answers = _generations(writer, rows, [self._tape(row) for row in rows])
-        if self._objective.gradients:
-            some = [(one.evidence, own) for one, own in zip(answers, known, strict=False) if own is not None]
-            scored = [(one, own) for one, own in some if one.response_ids]
+        some = [(one.evidence, own) for one, own in zip(answers, known, strict=False) if own is not None]
+        if self._objective.gradients and (scored := [(one, own) for one, own in some if one.response_ids]):
             keep_sentences([one for one, _ in scored], writer, [own for _, own in scored])
         for row, answer in zip(rows, answers, strict=True):
             row.finish(answer.text, answer.reasoning)
@@ -358,7 +357,7 @@ def _generations(writer: Writer, rows: Sequence[WrittenAnswer], tapes: Sequence[
             found.scored_ids,
             found.preceding,
             found.reasoning,
-            ends=GenerationOptions(stop=row.options.stop, max_thinking_tokens=row.options.max_thinking_tokens),
+            options=row.options,
         )
         for row, found in zip(rows, seen, strict=True)
     ]

@@ -182,16 +182,16 @@ class Writer(Codec):
     def drawn(
         self, prompts: Sequence[tuple[Prompt, GenerationOptions]], plan: SamplingPlan
     ) -> list[tuple[Sample, ...]]:
-        """`plan.count` answers to each prompt, not yet judged; they end as one with the options does."""
+        """`plan.count` answers to each prompt, not yet judged; they end as one with the options does, in any form."""
         wanted = list[BatchRequest]()
         for prompt, options in prompts:
             room = plan.max_tokens if self._window is None else min(plan.max_tokens, self._window - len(prompt.ids))
-            ends = replace(options, max_tokens=room)
             if isinstance(plan, DiverseBeams):
-                own = plan.processors(len(prompt.ids), self.end_tokens)
-                wanted += [BatchRequest(prompt, ends, scored=False, processors=one) for one in own]
+                ends = replace(options, max_tokens=room, grammar=None)
+                groups = plan.processors(len(prompt.ids), self.end_tokens)
+                wanted += [BatchRequest(prompt, ends, scored=False, processors=own) for own in groups]
             else:
-                rows = [replace(one, max_tokens=room) for one in plan.rows(prompt.ids, ends)]
+                rows = [replace(one, max_tokens=room) for one in plan.rows(prompt.ids, options)]
                 wanted += [BatchRequest(prompt, one, scored=False) for one in rows]
         samples = [row.sample() for row in self._draw(self, wanted)]
         return [tuple(samples[start : start + plan.count]) for start in range(0, len(samples), plan.count)]
