@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from semgrad_guard.engine.answers.options import GenerationOptions, Sample, SamplingPlan
+from semgrad_guard.engine.answers.readings import likeliest
 from semgrad_guard.engine.answers.writing import Writer
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
@@ -304,7 +305,8 @@ class Evidence:
         """The `count` likeliest tokens at each place and their log-probabilities in nats, the likeliest first."""
         if not self.response_ids:
             return ()
-        return self.sampler.likeliest(self.prompt, self.response_ids, count, before=self.preceding_ids)
+        given = (*self.prompt.ids, *self.preceding_ids)
+        return likeliest(self.sampler.scorer, given, self.response_ids, count)
 
     @property
     def reasoning(self) -> Reasoning | None:

@@ -57,16 +57,14 @@ def read(scorer: Scorer, prompt: Ids, answers: Sequence[tuple[Ids, Ids]], *, tem
         return found
 
 
-def likeliest(
-    scorer: Scorer, prompt: Ids, answer: Ids, count: int, *, before: Ids = ()
-) -> list[tuple[tuple[int, float], ...]]:
+def likeliest(scorer: Scorer, prompt: Ids, answer: Ids, count: int) -> list[tuple[tuple[int, float], ...]]:
     """The `count` likeliest tokens at each place of an answer and their log-probabilities in nats, likeliest first.
 
-    From the model's raw distribution, in one pass over the prompt, tokens `before` the answer, and the answer.
+    From the model's raw distribution, in one pass over the prompt and the answer.
     """
     with scorer.lock, clean_slate(), torch.no_grad():
         twin = scorer.twin
-        ids = torch.tensor([[*prompt, *before, *answer]], device=twin.device)
+        ids = torch.tensor([[*prompt, *answer]], device=twin.device)
         twin.reset()
         output = twin.call(ids, logits_to_keep=len(answer) + 1)
         own = _precise(output.logits[0, -len(answer) - 1 : -1])

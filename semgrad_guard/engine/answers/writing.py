@@ -20,7 +20,7 @@ from semgrad_guard.engine.answers.options import (
     ThoughtLimit,
     sampling_processors,
 )
-from semgrad_guard.engine.answers.readings import Reading, likeliest, read
+from semgrad_guard.engine.answers.readings import Reading, read
 from semgrad_guard.engine.answers.text import CertainText, Piece, StopStrings, Visible, answered
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.grammar import GrammarCompiler
@@ -218,12 +218,6 @@ class Writer(Codec):
         """The model's opinion of several answers to each prompt; `before` are the tokens between it and each answer."""
         pairs = [list(zip(*both, strict=True)) for both in zip(before, answers, strict=True)]
         return [read(self.scorer, prompt.ids, own) for prompt, own in zip(prompts, pairs, strict=True)]
-
-    def likeliest(
-        self, prompt: Prompt, answer: Ids, count: int, *, before: Ids = ()
-    ) -> list[tuple[tuple[int, float], ...]]:
-        """The `count` likeliest tokens at each place of an answer (see `readings.likeliest`)."""
-        return likeliest(self.scorer, prompt.ids, answer, count, before=before)
 
     def unthought(self, prompt: Prompt) -> tuple[int, ...]:
         """The tokens by which the model answers a prompt without a thought: an empty one, closed."""
