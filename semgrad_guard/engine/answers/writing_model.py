@@ -35,9 +35,6 @@ from semgrad_guard.errors import InputError, PromptTooLongError, UnsupportedTool
 from semgrad_guard.named import NAMES
 from semgrad_guard.records import Conversation
 
-DEPARTURES = ("semantic_token", "end_tokens")
-"""The names in `WritingModel.departures`."""
-
 
 @dataclass(frozen=True)
 class ModelIdentity:
