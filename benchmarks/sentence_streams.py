@@ -15,10 +15,8 @@ import argparse
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from itertools import chain
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -26,7 +24,7 @@ from measuring import about, keep, parsed, parser, ranged, spread, table
 from shapes import SHAPES, wordy_model
 
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
-from semgrad_guard.engine.answers.request import PieceStream, Request
+from semgrad_guard.engine.answers.request import Request
 from semgrad_guard.estimators import MeanEntropy
 from semgrad_guard.estimators.base import Estimator
 
@@ -69,18 +67,20 @@ def writer(given: argparse.Namespace) -> Writer:
 
 def stream(writer: Writer, way: str | None, tokens: int, start: float, question: str) -> list[tuple[float, int]]:
     """The seconds at which the pieces of an answer arrived, and the characters until then."""
-    options = writer.options(tokens)
-    if way is None:
-        request = Request(prompt=writer.model.render(question), options=(options,), finish=itemgetter(0))
-        unguarded = PieceStream(lambda on_piece: writer.model.submit(replace(request, on_piece=on_piece)))
-        pieces: Any = chain.from_iterable(iter(lambda: unguarded.next().result(), None))
-    else:
-        guard = Guard(writer.model, Policy(threshold=1e9), estimator=WAYS[way], by="sentence", options=options)
-        pieces = guard.stream(question)
-    length, found = 0, list[tuple[float, int]]()
-    for piece in pieces:
+    options, length, found = writer.options(tokens), 0, list[tuple[float, int]]()
+
+    def arrived(piece: Any) -> None:
+        nonlocal length
         length += len(piece)
         found.append((writer.seconds() - start, length))
+
+    if way is None:
+        prompt = writer.model.render(question)
+        writer.model.submit(Request(prompt=prompt, options=(options,), finish=len, on_piece=arrived)).outcome()
+    else:
+        guard = Guard(writer.model, Policy(threshold=1e9), estimator=WAYS[way], by="sentence", options=options)
+        for piece in guard.stream(question):
+            arrived(piece)
     return found
 
 
