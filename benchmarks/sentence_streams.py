@@ -5,8 +5,8 @@
     python benchmarks/sentence_streams.py --shape 8B --dtype bfloat16 --device cuda     (random weights and words)
 
 CPU seconds of this process; on a GPU, seconds by the clock. Guarded streams of free scores (entropy) and of HybridGrad;
-each round first writes the same answers unguarded. `first` is the time to the first
-sentence over that of writing as far, `behind` HybridGrad of all sentences of a finished answer over its writing.
+each round first writes the same answers unguarded. `first` is the time to the first sentence over that of writing as
+far, `behind` HybridGrad of all sentences of a finished answer over its writing.
 """
 
 from __future__ import annotations
@@ -38,10 +38,7 @@ QUESTIONS = (
     "Describe in detail how a city plans its streets.",
     "Write a long report about elephants.",
 )
-WAYS: dict[str, Estimator] = {
-    "free": MeanEntropy(),
-    "context": HybridGrad(),
-}
+WAYS: dict[str, Estimator] = {"free": MeanEntropy(), "context": HybridGrad()}
 
 
 @dataclass(frozen=True)
@@ -67,12 +64,10 @@ def writer(given: argparse.Namespace) -> Writer:
 
 def stream(writer: Writer, way: str | None, tokens: int, start: float, question: str) -> list[tuple[float, int]]:
     """The seconds at which the pieces of an answer arrived, and the characters until then."""
-    options, length, found = writer.options(tokens), 0, list[tuple[float, int]]()
+    options, found = writer.options(tokens), list[tuple[float, int]]()
 
     def arrived(piece: Any) -> None:
-        nonlocal length
-        length += len(piece)
-        found.append((writer.seconds() - start, length))
+        found.append((writer.seconds() - start, len(piece) + (found[-1][1] if found else 0)))
 
     if way is None:
         prompt = writer.model.render(question)
