@@ -1,5 +1,5 @@
 """How families of models mark their thoughts, as data by which `responses.py` reads every text; which of them a chat
-template writes, and by which option it is told to think.
+template writes, and the option that turns thinking on or off.
 
 Its marks are those of the tokenizer's `response_template`, else those that the template writes around the thought of an
 earlier turn, else those of a known family that its text names.
