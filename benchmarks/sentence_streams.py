@@ -5,8 +5,8 @@
     python benchmarks/sentence_streams.py --shape 8B --dtype bfloat16 --device cuda     (random weights and words)
 
 CPU seconds of this process; on a GPU, seconds by the clock. Guarded streams of free scores (entropy) and of HybridGrad;
-each round first writes the same answers unguarded. `first` is the time to the first
-sentence over that of writing as far, `behind` HybridGrad of all sentences of a finished answer over its writing.
+each round first writes the same answers unguarded. `first` is the time to the first sentence over that of writing as
+far, `behind` HybridGrad of all sentences of a finished answer over its writing.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from measuring import about, keep, parsed, parser, ranged, spread, table
 from shapes import SHAPES, wordy_model
 
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
+from semgrad_guard.engine.answers.request import Request
 from semgrad_guard.estimators import MeanEntropy
 from semgrad_guard.estimators.base import Estimator
 
@@ -37,10 +38,7 @@ QUESTIONS = (
     "Describe in detail how a city plans its streets.",
     "Write a long report about elephants.",
 )
-WAYS: dict[str, Estimator] = {
-    "free": MeanEntropy(),
-    "context": HybridGrad(),
-}
+WAYS: dict[str, Estimator] = {"free": MeanEntropy(), "context": HybridGrad()}
 
 
 @dataclass(frozen=True)
@@ -66,16 +64,18 @@ def writer(given: argparse.Namespace) -> Writer:
 
 def stream(writer: Writer, way: str | None, tokens: int, start: float, question: str) -> list[tuple[float, int]]:
     """The seconds at which the pieces of an answer arrived, and the characters until then."""
-    options = writer.options(tokens)
+    options, found = writer.options(tokens), list[tuple[float, int]]()
+
+    def arrived(piece: Any) -> None:
+        found.append((writer.seconds() - start, len(piece) + (found[-1][1] if found else 0)))
+
     if way is None:
-        pieces: Any = writer.model.stream(question, options)
+        prompt = writer.model.render(question)
+        writer.model.submit(Request(prompt=prompt, options=(options,), finish=len, on_piece=arrived)).outcome()
     else:
         guard = Guard(writer.model, Policy(threshold=1e9), estimator=WAYS[way], by="sentence", options=options)
-        pieces = guard.stream(question)
-    length, found = 0, list[tuple[float, int]]()
-    for piece in pieces:
-        length += len(piece)
-        found.append((writer.seconds() - start, length))
+        for piece in guard.stream(question):
+            arrived(piece)
     return found
 
 

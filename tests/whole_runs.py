@@ -10,4 +10,7 @@ from semgrad_guard.engine.answers.writing import BatchRequest
 def whole_run(model: LanguageModel, question: str, options: GenerationOptions | None = None) -> Generation:
     """The answer to a question in a run of its own, in this thread."""
     prompt = model.render(question)
-    return model.write_whole([BatchRequest(prompt, model.fitted(options, prompt))])[0]
+    (row,) = model.write_whole([BatchRequest(prompt, model.fitted(options, prompt))], most=1)
+    if row.error is not None:
+        raise row.error
+    return model.running_batch().generations([row])[0]

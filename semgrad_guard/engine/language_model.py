@@ -12,14 +12,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from semgrad_guard.engine.answers.answer import Answer, BatchScoring, Evidence, Generation
 from semgrad_guard.engine.answers.options import GenerationOptions
-from semgrad_guard.engine.answers.request import Request, TextStream, Ticket, outcomes
-from semgrad_guard.engine.answers.sentences import Segment, parts_of, score_segments, sentences_of
+from semgrad_guard.engine.answers.request import Request, Ticket, outcomes
+from semgrad_guard.engine.answers.sentences import Segment, parts_of, sentences_of
 from semgrad_guard.engine.answers.text import Visible, answered
 from semgrad_guard.engine.answers.worker import Worker, worker_of
 from semgrad_guard.engine.answers.writing_model import WritingModel, name_of
 from semgrad_guard.engine.models.checkpoint import load
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.prompts.prompt import Prompt, require_bounded, tokenize
+from semgrad_guard.engine.prompts.prompt import Prompt, require_bounded
 from semgrad_guard.engine.prompts.responses import Foreign
 from semgrad_guard.engine.prompts.semantic_token import TokenChoice
 from semgrad_guard.engine.prompts.tool_calls import Tool, ToolAnswer, calls_in
@@ -178,24 +178,6 @@ class LanguageModel(WritingModel):
             fitted.append(replace(request, options=options))
         return self.worker.submit(self, fitted)
 
-    def stream(
-        self,
-        conversation: Conversation,
-        options: GenerationOptions | None = None,
-        *,
-        objective: Objective | None = None,
-        template_options: Mapping[str, Any] | None = None,
-    ) -> TextStream:
-        """Answer piece by piece: iterate for text, then read `.generation`, which can be scored like any other."""
-        prompt = self.render(conversation, **(template_options or {}))
-        wanted = Request(
-            prompt=prompt,
-            options=(self.fitted(options, prompt),),
-            objective=objective or Objective(),
-            finish=itemgetter(0),
-        )
-        return TextStream(lambda on_piece: self.submit(replace(wanted, on_piece=on_piece)))
-
     @property
     def reading_prompt(self) -> str:
         """A prompt for answering from a passage that this model reads well, with {context} and {question} in it."""
@@ -255,8 +237,7 @@ class LanguageModel(WritingModel):
         else:
             found = answered(encoded, (), self._writer, prompt.thinking, cut=cut)
         answer = Answer(prompt, foreign.answer, found.scored_ids, found.preceding, found.reasoning)
-        scoring = BatchScoring(self._scorer, [answer], self._make_sampler)
-        return replace(scoring.evidence[0], cut=len(encoded) if cut else None)
+        return Evidence(BatchScoring(self._writer, [answer]), cut=len(encoded) if cut else None)
 
     def sentences(self, answer: Evidence, *, known: int = 0) -> list[tuple[Span, Evidence | None]] | None:
         """The sentences of an answer's text, each with its evidence: its tokens, given everything before them.
@@ -307,14 +288,20 @@ class LanguageModel(WritingModel):
         if evidence.reasoning is not None and not evidence.response_ids:
             raise ReasoningError(f"the text cannot be scored: {evidence.why_empty}")
         if by is not None:
-            return score_segments(
-                self._scorer,
-                evidence.prompt,
-                tokenize(self.tokenizer, evidence.text, add_special_tokens=False),
-                objective=objective or Objective(),
-                before=evidence.preceding_ids,
-            )
+            return self._segments(evidence, objective)
         timed = evidence.gradients(objective)
         if timed is None:
             raise EmptyResponseError("the response is empty; there is nothing to score")
         return timed.scores
+
+    def _segments(self, evidence: Evidence, objective: Objective | None) -> list[Segment]:
+        parts = self.sentences(evidence)
+        if parts is None:
+            raise InputError(
+                "the tokens of this text spell another one, so its sentences have none; score it as a whole"
+            )
+        segments = list[Segment]()
+        for (start, end), own in parts:
+            timed = None if own is None else own.gradients(objective)
+            segments.append(Segment(evidence.text[start:end], start, end, timed and timed.scores))
+        return segments

@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from semgrad_guard.engine.answers.batching import Batching
 from semgrad_guard.engine.answers.request import Pieces, Ticket
 from semgrad_guard.engine.answers.sentences import Segment
 from semgrad_guard.engine.answers.text import Piece
-from semgrad_guard.engine.answers.worker import Batching
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
 from semgrad_guard.engine.sentences import By
 from semgrad_guard.errors import AnswerCancelledError, InputError, QueueFullError

@@ -80,10 +80,8 @@ class WrittenAnswers(RunningBatch):
     `listener` hears the passes that write them.
     """
 
-    def __init__(
-        self, writer: Callable[[], Writer], objective: Objective, sampler: Callable[[], Any], *, listener: Listener
-    ) -> None:
-        super().__init__(writer, objective, sampler)
+    def __init__(self, writer: Callable[[], Writer], objective: Objective, *, listener: Listener) -> None:
+        super().__init__(writer, objective)
         self._listener = listener
 
     def begin(self, name: str, request: BatchRequest) -> VLLMAnswer:

@@ -9,8 +9,7 @@ from typing import Any, Self, cast
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
-from semgrad_guard.engine.answers.answer import Generation
-from semgrad_guard.engine.answers.writing import BatchRequest
+from semgrad_guard.engine.answers.writing import BatchRequest, WrittenAnswer
 from semgrad_guard.engine.answers.writing_model import ModelIdentity, name_of
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import Objective
@@ -57,7 +56,7 @@ class TwinLanguageModel(LanguageModel):
 
     def written(self, objective: Objective, listener: Listener) -> WrittenAnswers:
         """Answers that vLLM writes, to be scored by their tokens."""
-        return WrittenAnswers(lambda: self._writer, objective, self._make_sampler, listener=listener)
+        return WrittenAnswers(lambda: self._writer, objective, listener=listener)
 
     def record(self, listener: Listener) -> None:
         """From now on keep what vLLM's passes leave, for scoring."""
@@ -135,16 +134,12 @@ class VLLMLanguageModel(TwinLanguageModel):
 
     def running_batch(self, objective: Objective | None = None) -> VLLMBatch:
         """vLLM's own running batch. For one thread."""
-        return VLLMBatch(lambda: self._writer, objective or Objective(), self._make_sampler, listener=self._engine)
+        return VLLMBatch(lambda: self._writer, objective or Objective(), listener=self._engine)
 
-    def write_whole(self, requests: Sequence[BatchRequest]) -> list[Generation]:
-        """As `WritingModel.write_whole`, in a batch of vLLM's."""
-        self.require_known([request.prompt for request in requests])
+    def write_whole(self, requests: Sequence[BatchRequest], *, most: int) -> Sequence[WrittenAnswer]:
+        """As `WritingModel.write_whole`, in a batch of vLLM's, which limits itself."""
         batch = self.running_batch()
         rows = batch.join(requests)
         while batch.rows:
             batch.step()
-        answers = batch.generations(rows)
-        for error in filter(None, (row.error for row in rows)):
-            raise error
-        return answers
+        return rows

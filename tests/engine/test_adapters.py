@@ -14,6 +14,8 @@ from transformers.integrations.peft import MIN_PEFT_VERSION
 
 from semgrad_guard import GenerationOptions, LanguageModel, gradient_scores
 from semgrad_guard.engine.models import architecture
+from semgrad_guard.engine.models.identity import weight_fingerprint
+from semgrad_guard.engine.scores.scorer import scorer_of
 from semgrad_guard.errors import UnsupportedModelError
 
 from .cases import CASES, Case
@@ -43,6 +45,11 @@ def adapted(**changes: Any) -> Any:
     return varied(peft.get_peft_model(build("llama", **changes), config, autocast_adapter_dtype=False))
 
 
+def fingerprint(model: Any) -> str:
+    with unchanged(model):
+        return scorer_of(model).fingerprint
+
+
 def check(model: Any) -> float:
     with unchanged(model):
         found = gradient_scores(model, CASE.prompt, CASE.response, semantic_token=CASE.semantic_token)
@@ -51,29 +58,36 @@ def check(model: Any) -> float:
     return found.semgrad
 
 
-def test_every_switch_of_an_adapter_is_seen() -> None:
+def test_every_switch_of_an_adapter_is_seen_and_makes_another_model() -> None:
     model = adapted()
-    seen = {"on": check(model)}
+    seen, marks = {"on": check(model)}, {"on": fingerprint(model)}
+    assert marks["on"] == weight_fingerprint(model)
     with model.disable_adapter():
-        seen["off"] = check(model)
-    assert check(model) == seen["on"]
+        seen["off"], marks["off"] = check(model), fingerprint(model)
+    assert (check(model), fingerprint(model)) == (seen["on"], marks["on"])
     model.add_adapter("other", peft.LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["v_proj"]))
     varied(model)
+    marks["two"] = fingerprint(model)
     model.set_adapter("other")
-    seen["other"] = check(model)
+    seen["other"], marks["other"] = check(model), fingerprint(model)
     model.set_adapter("default")
+    assert fingerprint(model) == marks["two"]
     model.delete_adapter("other")
     seen["deleted"] = check(model)
     for layer in model.base_model.model.model.layers:
         layer.self_attn.q_proj.scaling["default"] *= 2
-    seen["scaled"] = check(model)
+    seen["scaled"], marks["scaled"] = check(model), fingerprint(model)
     model.merge_adapter()
     assert check(model) == pytest.approx(seen["scaled"], rel=1e-9)
+    marks["merged"] = fingerprint(model)
     model.unmerge_adapter()
     model.train()
     assert check(model) == pytest.approx(seen["scaled"], rel=1e-9)
-    assert check(model.merge_and_unload()) == pytest.approx(seen["scaled"], rel=1e-9)
+    unloaded = model.merge_and_unload()
+    assert check(unloaded) == pytest.approx(seen["scaled"], rel=1e-9)
+    marks["unloaded"] = fingerprint(unloaded)
     assert len({round(value, 12) for value in seen.values()}) == 4 + (seen["deleted"] != seen["on"])
+    assert len(set(marks.values())) == len(marks)
 
 
 needs_later_peft = pytest.mark.skipif(
@@ -109,10 +123,11 @@ TUNED: dict[str, Callable[[], Any]] = {
 def test_tuned_prompts(kind: str) -> None:
     plain = check(build("llama"))
     model = varied(peft.get_peft_model(build("llama"), TUNED[kind](), autocast_adapter_dtype=False))
-    tuned = check(model)
+    tuned, mark = check(model), fingerprint(model)
     with model.disable_adapter():
         assert check(model) == pytest.approx(plain, rel=1e-9) != tuned
-    assert check(model) == tuned
+        assert fingerprint(model) != mark
+    assert (check(model), fingerprint(model)) == (tuned, mark)
 
 
 @pytest.mark.parametrize("kind", TUNED)
@@ -220,20 +235,3 @@ def test_the_advice_for_an_adapter_on_the_head_leaves_the_model_as_it_was(tied: 
             exec(statement, names)  # noqa: S102 - the message's own words
     assert torch.allclose(names["model"](input_ids=ids).logits, before)
     check(names["model"])
-
-
-def test_trained_tokens_on_a_tied_head_are_merged_as_advised() -> None:
-    config = peft.LoraConfig(
-        task_type="CAUSAL_LM", r=4, target_modules=["q_proj"], trainable_token_indices=[5, CASE.response[0]]
-    )
-    model = varied(peft.get_peft_model(build("llama", tie_word_embeddings=True), config, autocast_adapter_dtype=False))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "trainable_tokens_delta" in name:
-                parameter += 0.1
-    before = model(input_ids=torch.tensor([CASE.prompt])).logits
-    with pytest.raises(UnsupportedModelError, match=r"adapter of its own.*that ParaGrad is defined by\. Merge it"):
-        check(model)
-    merged = model.merge_and_unload()
-    assert torch.allclose(merged(input_ids=torch.tensor([CASE.prompt])).logits, before)
-    check(merged)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
+from gguf import GGMLQuantizationType, quants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import BitsAndBytesConfig, modeling_gguf_pytorch_utils
@@ -20,13 +19,11 @@ from transformers import BitsAndBytesConfig, modeling_gguf_pytorch_utils
 from semgrad_guard import LanguageModel
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.models.gguf import read_header
-from semgrad_guard.errors import InputError, MissingExtraError, ModelError, ModelNotFoundError, UnsupportedModelError
+from semgrad_guard.errors import InputError, MissingExtraError, ModelNotFoundError, UnsupportedModelError
 from tests.pairwise import in_turn
 
 from .gguf_files import END, TOKENS, Quantized, as_floats, gguf_name, quantized, tiny, write
 from .oracle import reference_scores, worst_relative_error
-
-NUMBERS = ("F64", "I8", "I16", "I32", "I64")
 
 
 @pytest.fixture(scope="module")
@@ -64,43 +61,6 @@ def test_scores_are_those_of_plain_autograd_on_the_dequantized_model(
     assert exact(model, tiny(architecture)) > 1e-4, "nothing was quantized"
 
 
-def test_every_quantization_that_can_be_read_is_read_as_it_stands(tmp_path: Path) -> None:
-    """Blocks of any bytes that make numbers below one, a type for every matrix: the model holds their numbers."""
-    dimensions = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 6}
-    model, kinds, blocks = tiny(**dimensions), iter(readable()), {}
-    generator = np.random.default_rng(0)
-
-    def random_blocks(name: str, weight: np.ndarray) -> tuple[np.ndarray, GGMLQuantizationType]:
-        kind = next(kinds, None) if "mlp" in name or "v_proj" in name or "o_proj" in name else None
-        if kind is None:
-            return as_floats(name, weight)
-        per_block, size = GGML_QUANT_SIZES[kind]
-        made = generator.integers(0, 0x3C, (len(weight), weight.shape[1] // per_block * size), dtype=np.uint8)
-        blocks[name] = (kind, torch.from_numpy(quants.dequantize(made, kind)))
-        return made, kind
-
-    path = write(tmp_path / "m.gguf", model, quantize=random_blocks)
-    assert next(kinds, None) is None, "the model has too few matrices for all types"
-    loaded = LanguageModel.from_pretrained(str(path))
-    weights = dict(loaded._model.named_parameters())
-    for name, (kind, values) in blocks.items():
-        assert torch.equal(weights[name], values), (kind, name)
-    assert loaded.score("in a box?", "in Rome").semgrad > 0
-
-
-def readable() -> list[GGMLQuantizationType]:
-    found = []
-    for kind in GGMLQuantizationType:
-        if kind.name in NUMBERS:
-            continue
-        try:
-            quants.dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), dtype=np.uint8), kind)
-        except NotImplementedError:
-            continue
-        found.append(kind)
-    return found
-
-
 def test_tokenizer_template_and_end_tokens_are_the_files(file: Path) -> None:
     model = LanguageModel.from_pretrained(str(file))
     assert model.tokenizer.tokenize("in a bin") == ["in", "Ġa", "Ġ", "b", "in"]
@@ -130,14 +90,6 @@ def test_a_file_and_the_folder_that_holds_it_are_one_model(file: Path, tmp_path:
     other.save_pretrained(tmp_path)
     by_file.tokenizer.save_pretrained(tmp_path)
     assert LanguageModel.from_pretrained(str(tmp_path)).identity.fingerprint != by_file.identity.fingerprint
-
-
-def test_the_fingerprint_follows_the_weights(file: Path, tmp_path: Path) -> None:
-    changed = tiny()
-    changed.model.layers[1].mlp.up_proj.weight.data[0, 0] += 1
-    path = write(tmp_path / "m.gguf", changed)
-    found = {LanguageModel.from_pretrained(str(source)).identity.fingerprint for source in (file, file, path)}
-    assert len(found) == 2
 
 
 def test_the_dtype_is_honoured(file: Path) -> None:
@@ -175,16 +127,10 @@ def test_no_such_file(name: str) -> None:
         LanguageModel.from_pretrained(name)
 
 
-def test_a_part_of_a_split_model(file: Path, tmp_path: Path) -> None:
-    by_name = shutil.copy(file, tmp_path / "m-00001-of-00002.gguf")
-    shutil.copy(file, tmp_path / "m-00002-of-00002.gguf")
-    by_header = write(tmp_path / "part.gguf", tiny(), metadata={"split.count": 2})
-    for path in (by_name, by_header):
-        with pytest.raises(UnsupportedModelError, match="llama-gguf-split --merge"):
-            LanguageModel.from_pretrained(str(path))
-    by_header.unlink()
+def test_a_part_of_a_split_model(tmp_path: Path) -> None:
+    part = write(tmp_path / "m-00001-of-00002.gguf", tiny(), metadata={"split.count": 2})
     with pytest.raises(UnsupportedModelError, match="llama-gguf-split --merge m-00001-of-00002"):
-        LanguageModel.from_pretrained(str(tmp_path))
+        LanguageModel.from_pretrained(str(part))
 
 
 def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
@@ -228,58 +174,21 @@ def test_the_extra_is_named(file: Path, monkeypatch: pytest.MonkeyPatch) -> None
         LanguageModel.from_pretrained(str(file))
 
 
-def test_a_cut_file_says_how_much_is_missing(file: Path, tmp_path: Path) -> None:
-    content = file.read_bytes()
-    cut = tmp_path / "m.gguf"
-    cut.write_bytes(content[:-100])
-    with pytest.raises(ModelNotFoundError, match=r"cut off: it has .* of at least .* bytes"):
-        LanguageModel.from_pretrained(str(cut))
-    cut.write_bytes(b"<html>" + content)
-    with pytest.raises(ModelNotFoundError, match="does not begin with the letters GGUF"):
-        LanguageModel.from_pretrained(str(cut))
+@given(where=st.floats(0, 1, exclude_max=True))
+@settings(max_examples=60, deadline=None)
+def test_a_file_that_is_cut_anywhere_is_refused(where: float, file: Path) -> None:
+    content, cut = file.read_bytes(), file.with_name("cut.gguf")
+    cut.write_bytes(content[: int(where * len(content))])
+    with pytest.raises(ModelNotFoundError, match="cut off"):
+        read_header(cut)
 
 
-HEAD = b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"a"
-
-
-@pytest.mark.parametrize(
-    ("content", "error", "says"),
-    [
-        (HEAD + struct.pack("<IIQ", 9, 4, 2**60), ModelNotFoundError, "cut off"),
-        (HEAD + struct.pack("<IQ", 8, 2**63), ModelNotFoundError, "cut off"),
-        (HEAD + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 20_000, ModelNotFoundError, "damaged"),
-        (HEAD + struct.pack("<I", 99), ModelNotFoundError, "damaged"),
-        (b"GGUF" + struct.pack("<I", 9), UnsupportedModelError, "version 9 of the format"),
-        (b"GGUF", ModelNotFoundError, "cut off"),
-        (b"", ModelNotFoundError, "does not begin with the letters GGUF"),
-    ],
-    ids=["a long array", "a long text", "arrays in arrays", "a type", "a version", "no version", "nothing"],
-)
-def test_counts_and_types_that_make_no_sense_are_refused(
-    content: bytes, error: type[ModelError], says: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("content", [b"<html>", b"GGUF" + (9).to_bytes(4, "little") + bytes(64)])
+def test_other_files_and_versions_are_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(content)
-    with pytest.raises(error, match=says):
+    with pytest.raises(ModelNotFoundError, match="no GGUF file"):
         read_header(path)
-
-
-@given(where=st.floats(0, 1, exclude_max=True), other=st.none() | st.binary(min_size=1, max_size=9))
-@settings(max_examples=100, deadline=None)
-def test_a_damaged_file_is_refused_by_name_or_read(
-    where: float, other: bytes | None, tmp_path_factory: pytest.TempPathFactory, file: Path
-) -> None:
-    """Cut anywhere, it is refused; with other bytes anywhere in its header, no error but ours leaves the reader."""
-    content = file.read_bytes()
-    position = int(where * (len(content) if other is None else gguf.GGUFReader(file).data_offset))
-    damaged = file.with_name("damaged.gguf")
-    damaged.write_bytes(content[:position] + (b"" if other is None else other + content[position + len(other) :]))
-    header, message = None, ""
-    try:
-        header = read_header(damaged)
-    except ModelError as error:
-        message = str(error)
-    assert message if header is None else other is not None
 
 
 def test_names_are_llama_cpps() -> None:

@@ -17,9 +17,8 @@ from semgrad_guard.guard import Answerer
 from semgrad_guard.records import OWN_CODE
 from tests.warm_python import WarmPython
 
-from .snapshots import unchanged
 from .switches import INERT, NOTICED, TOLD
-from .test_adapters import TUNED, adapted, needs_later_peft, peft, varied
+from .test_adapters import adapted, fingerprint, peft, varied
 from .tiny_models import build
 
 BRIEF = GenerationOptions(max_tokens=4)
@@ -29,11 +28,6 @@ SILENT = {
     *("forward of the whole", "scaling", "norm's epsilon", "frequencies in place", "frequencies replaced"),
 }
 """Whose part in the fingerprint is none, or that of a sample: code and settings are no weights."""
-
-
-def fingerprint(model: Any) -> str:
-    with unchanged(model):
-        return scorer_of(model).fingerprint
 
 
 def switched(name: str) -> tuple[str, str]:
@@ -83,15 +77,6 @@ def test_few_numbers_of_a_large_matrix() -> None:
     assert weight_fingerprint(model) == plain != fingerprint(model)
 
 
-def test_a_hook_that_is_taken_back() -> None:
-    model = build("llama")
-    plain = fingerprint(model)
-    handle = model.model.layers[1].register_forward_hook(lambda _, __, output: output * 1.1)
-    assert fingerprint(model) != plain
-    handle.remove()
-    assert fingerprint(model) == plain
-
-
 def test_it_is_read_once_in_each_state(monkeypatch: pytest.MonkeyPatch) -> None:
     model, read = build("llama"), list[int]()
     original = Identity.fingerprint
@@ -101,33 +86,6 @@ def test_it_is_read_once_in_each_state(monkeypatch: pytest.MonkeyPatch) -> None:
     for norm.weight in (own, other, own, other):
         assert fingerprint(model) == fingerprint(model)
     assert len(read) == 2
-
-
-def test_every_switch_of_an_adapter() -> None:
-    model = adapted()
-    seen = {"on": fingerprint(model)}
-    assert seen["on"] == weight_fingerprint(model)
-    with model.disable_adapter():
-        seen["off"] = fingerprint(model)
-    assert fingerprint(model) == seen["on"]
-    layers = model.base_model.model.model.layers
-    for layer in layers:
-        layer.self_attn.q_proj.scaling["default"] *= 2
-    seen["scaled"] = fingerprint(model)
-    for layer in layers:
-        layer.self_attn.q_proj.scaling["default"] /= 2
-    assert fingerprint(model) == seen["on"]
-    model.add_adapter("other", peft.LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["v_proj"]))
-    varied(model)
-    seen["two"] = fingerprint(model)
-    model.set_adapter("other")
-    seen["other"] = fingerprint(model)
-    model.set_adapter("default")
-    assert fingerprint(model) == seen["two"]
-    model.merge_adapter()
-    seen["merged"] = fingerprint(model)
-    seen["unloaded"] = fingerprint(model.merge_and_unload())
-    assert len(set(seen.values())) == len(seen)
 
 
 @pytest.mark.parametrize("state", ["off", "other", "scaled"])
@@ -145,16 +103,6 @@ def test_an_adapter_is_what_it_is_whenever_the_model_is_met(state: str) -> None:
     met_before, met_after = adapted(), changed(adapted())
     fingerprint(met_before)
     assert fingerprint(changed(met_before)) == fingerprint(met_after) != fingerprint(adapted())
-
-
-@needs_later_peft
-@pytest.mark.parametrize("kind", TUNED)
-def test_tuned_prompts(kind: str) -> None:
-    model = varied(peft.get_peft_model(build("llama"), TUNED[kind](), autocast_adapter_dtype=False))
-    tuned = fingerprint(model)
-    with model.disable_adapter():
-        assert fingerprint(model) != tuned
-    assert fingerprint(model) == tuned
 
 
 ELSEWHERE = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import torch
 
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.answers.options import Sampling
-from semgrad_guard.engine.answers.request import TextStream
 from semgrad_guard.engine.interruption import InterruptibleLock, Stop, current_stop, stopping
 from semgrad_guard.engine.replay.memory import FRUGAL
 from semgrad_guard.errors import AnswerCancelledError, DeadlineExceededError, InputError
@@ -25,6 +24,7 @@ from tests.steps import LIMIT, until_stopped
 from .snapshots import unchanged
 from .tiny_models import build
 from .tiny_pair_models import MNLI
+from .worker_calls import streamed
 
 Make = Callable[..., LanguageModel]
 
@@ -289,99 +289,29 @@ def test_who_waits_for_a_busy_model_heeds_its_stop(make_language_model: Make) ->
     assert generated(model) == generated(make_language_model())
 
 
-def test_cancelled_from_another_thread(make_language_model: Make) -> None:
-    model, stop, errors = make_language_model(), Stop(), list[Exception]()
+def test_a_stream_that_is_closed_stops_its_model(make_language_model: Make) -> None:
+    model = make_language_model()
     steps = Steps(model)
-
-    def work() -> None:
-        with stopping(stop):
-            try:
-                while True:
-                    model.generate("What is tea?", LONG)
-            except AnswerCancelledError as error:
-                errors.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    while steps.count < 40:
-        time.sleep(0.001)
-    stop.cancel()
-    thread.join(LIMIT)
-    assert not thread.is_alive()
-    assert len(errors) == 1
+    model._scorer.exactness()
+    steps.expect(100, until_stopped)
+    stream = streamed(model, "What is tea?", LONG)
+    stream.next().result(LIMIT)
+    stream.close()
+    assert isinstance(stream.ticket.exception(LIMIT), AnswerCancelledError)
     steps.remove()
     assert generated(model) == generated(make_language_model())
 
 
-def held_stream(model: LanguageModel, steps: Steps | None = None) -> TextStream:
-    """A stream whose model waits, after some steps, until it gets the signal to stop: it cannot be done before."""
-    steps = steps or Steps(model)
+def test_so_does_one_that_is_dropped(make_language_model: Make) -> None:
+    model = make_language_model()
+    steps = Steps(model)
     model._scorer.exactness()
     steps.expect(100, until_stopped)
-    return model.stream("What is tea?", LONG)
-
-
-class TestStreams:
-    """A stream's thread stops with the stream, and under the stops of the thread that uses it."""
-
-    def test_closed_mid_way(self, make_language_model: Make) -> None:
-        model = make_language_model()
-        steps = Steps(model)
-        stream = held_stream(model, steps)
-        next(stream)
-        stream.close()
-        for _ in stream:
-            pass
-        with pytest.raises(AnswerCancelledError, match="closed"):
-            _ = stream.generation
-        steps.remove()
-        assert generated(model) == generated(make_language_model())
-
-    def test_closed_during_the_prefill(self, make_language_model: Make) -> None:
-        model = make_language_model()
-        steps = Steps(model)
-        model._scorer.exactness()
-        stream = model.stream("What is tea?", LONG)
-        steps.expect(1, stream.close)
-        assert not list(stream)
-        assert (steps.count, steps.after) == (1, 0)
-
-    def test_closed_before_it_began(self, language_model: LanguageModel) -> None:
-        stream = language_model.stream("What is tea?", LONG)
-        stream.close()
-        assert not list(stream)
-        with pytest.raises(AnswerCancelledError):
-            _ = stream.generation
-
-    def test_closed_after_its_end(self, language_model: LanguageModel) -> None:
-        with language_model.stream("What is tea?", GenerationOptions(max_tokens=3)) as stream:
-            text = "".join(stream)
-        assert stream.generation.text == text
-
-    def test_dropped_without_a_word(self, make_language_model: Make) -> None:
-        model = make_language_model()
-        stream = held_stream(model)
-        next(stream)
-        ticket = stream.begin()
-        del stream
-        assert isinstance(ticket.exception(LIMIT), AnswerCancelledError)
-
-    @pytest.mark.parametrize("where", ["opened", "read"])
-    def test_the_callers_stop_reaches_its_thread(self, make_language_model: Make, where: str) -> None:
-        model, stop = make_language_model(), Stop()
-        if where == "opened":
-            with stopping(stop):
-                stream = held_stream(model)
-            next(stream)
-        else:
-            stream = held_stream(model)
-            with stopping(stop):
-                next(stream)
-        stop.cancel()
-        with pytest.raises(AnswerCancelledError):
-            list(stream)
-        with pytest.raises(AnswerCancelledError):
-            _ = stream.generation
+    stream = streamed(model, "What is tea?", LONG)
+    stream.next().result(LIMIT)
+    ticket = stream.ticket
+    del stream
+    assert isinstance(ticket.exception(LIMIT), AnswerCancelledError)
 
 
 def test_a_pair_model_stops_and_judges_alike_afterwards(make_pair_model: Callable[..., Path]) -> None:
@@ -429,11 +359,3 @@ class TestStop:
             pass
         with pytest.raises(RuntimeError):
             lock.__exit__()
-
-
-@pytest.fixture(autouse=True)
-def no_thread_left() -> Iterator[None]:
-    yield
-    deadline = time.monotonic() + LIMIT
-    while any(t.name == "semgrad-guard-stream" for t in threading.enumerate()) and time.monotonic() < deadline:
-        time.sleep(0.01)

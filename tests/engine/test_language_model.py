@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +10,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from semgrad_guard import GenerationOptions, LanguageModel, Message, gradient_scores
+from semgrad_guard import GenerationOptions, LanguageModel, gradient_scores
 from semgrad_guard.errors import (
-    EmptyPromptError,
     EmptyResponseError,
     InputError,
     PromptTooLongError,
@@ -21,6 +19,7 @@ from semgrad_guard.errors import (
 from tests.random_llama import byte_tokenizer
 
 from .generated_models import build as generated
+from .worker_calls import pieces_of, streamed
 
 Make = Callable[..., LanguageModel]
 SAMPLED = GenerationOptions(max_tokens=12, temperature=1.0, seed=3)
@@ -28,17 +27,6 @@ SAMPLED = GenerationOptions(max_tokens=12, temperature=1.0, seed=3)
 
 def model_of(language_model: LanguageModel) -> torch.nn.Module:
     return language_model._model
-
-
-def rescored(language_model: LanguageModel, generation) -> float:
-    """The answer's SemGrad by the other door: token ids, prefix tier."""
-    scores = gradient_scores(
-        model_of(language_model),
-        generation.prompt.ids,
-        generation.response_ids,
-        semantic_token=generation.prompt.semantic_token.offset,
-    )
-    return scores.semgrad
 
 
 def test_greedy_text_is_what_transformers_generates(language_model: LanguageModel) -> None:
@@ -49,21 +37,6 @@ def test_greedy_text_is_what_transformers_generates(language_model: LanguageMode
     )
     produced = expected[0, ids.shape[1] :].tolist()
     assert list(generation.response_ids) == [i for i in produced if i != 257]
-
-
-def test_captured_scores_equal_scores_from_nothing(language_model: LanguageModel) -> None:
-    generation = language_model.generate("What is tea?", SAMPLED)
-    timed = generation.evidence.gradients()
-    assert timed.scores.tier == "replay"
-    assert timed.scores.semgrad == pytest.approx(rescored(language_model, generation), rel=1e-10)
-
-
-def test_a_batch_scores_like_single_answers(language_model: LanguageModel) -> None:
-    questions = ["a", "Why is the sea salt?", [Message("system", "Be brief."), Message("user", "Hm?")]]
-    for generation in language_model.generate_batch(questions, SAMPLED):
-        scores = generation.evidence.gradients().scores
-        assert scores.tier == "replay"
-        assert scores.semgrad == pytest.approx(rescored(language_model, generation), rel=1e-9)
 
 
 def test_a_config_without_a_limit_of_positions_has_no_window() -> None:
@@ -90,51 +63,12 @@ def test_max_batch_bounds_the_rows_of_every_batch(make_language_model: Make) -> 
         model.max_batch = 0
 
 
-def test_a_sampled_row_does_not_depend_on_its_batch(language_model: LanguageModel) -> None:
-    alone = language_model.generate("Why is the sea salt?", GenerationOptions(max_tokens=8, temperature=0.8, seed=5))
-    batch = language_model.generate_batch(
-        ["x", "Why is the sea salt?"], GenerationOptions(max_tokens=8, temperature=0.8, seed=4)
-    )
-    assert batch[1].response_ids == alone.response_ids
-
-
-def test_gumbel_sampling_draws_from_the_softmax(make_language_model: Make) -> None:
-    """First tokens over many seeds against the model's own probabilities, chi-square on a coarse partition."""
-    model = make_language_model(seed=2)
-    prompt = model.render("q")
-    with torch.no_grad():
-        logits = model_of(model)(torch.tensor([prompt.ids])).logits[0, -1] / 0.7
-    kept = logits.topk(5)
-    expected = torch.softmax(kept.values, 0)
-    draws = [
-        model.generate_batch(["q"] * 100, GenerationOptions(max_tokens=1, temperature=0.7, top_k=5, seed=1000 * i))
-        for i in range(12)
-    ]
-    tokens = [g.response_ids[0] if g.response_ids else 257 for batch in draws for g in batch]
-    counts = torch.tensor([tokens.count(int(i)) for i in kept.indices], dtype=torch.float64)
-    assert counts.sum() == len(tokens)
-    chi2 = ((counts - len(tokens) * expected) ** 2 / (len(tokens) * expected)).sum()
-    assert chi2 < 20.0  # 4 degrees of freedom, p = .0005
-
-
 def test_sampling_leaves_the_callers_random_state(language_model: LanguageModel) -> None:
     before = torch.random.get_rng_state()
     first = language_model.generate("x", GenerationOptions(max_tokens=6, temperature=1.0))
     second = language_model.generate("x", GenerationOptions(max_tokens=6, temperature=1.0))
     assert torch.equal(before, torch.random.get_rng_state())
     assert first.response_ids != second.response_ids
-
-
-def test_stop_strings_end_text_and_scored_tokens_alike(language_model: LanguageModel) -> None:
-    whole = language_model.generate("Tell me more", SAMPLED)
-    stop = whole.text[4:6]
-    cut = language_model.generate(
-        "Tell me more", GenerationOptions(max_tokens=12, temperature=1.0, seed=3, stop=(stop,))
-    )
-    assert cut.text == whole.text[: whole.text.index(stop)]
-    assert cut.finish_reason == "stop"
-    assert language_model.tokenizer.decode(cut.response_ids) == cut.text
-    assert cut.evidence.gradients().scores.semgrad == pytest.approx(rescored(language_model, cut), rel=1e-9)
 
 
 def test_a_stop_string_that_no_token_spells_stops_nothing(language_model: LanguageModel) -> None:
@@ -177,28 +111,27 @@ def test_an_empty_answer_has_no_scores(make_language_model: Make) -> None:
 
 def test_streamed_pieces_are_the_text(language_model: LanguageModel) -> None:
     whole = language_model.generate("Tell me more", SAMPLED)
-    stream = language_model.stream("Tell me more", SAMPLED)
-    pieces = list(stream)
-    assert "".join(pieces) == whole.text == stream.generation.text
+    stream = streamed(language_model, "Tell me more", SAMPLED)
+    pieces, generation = pieces_of(stream), stream.ticket.result()
+    assert "".join(pieces) == whole.text == generation.text
     assert len(pieces) > 1
-    assert stream.generation.evidence.gradients().scores.tier == "replay"
+    assert generation.evidence.gradients().scores.tier == "replay"
 
 
 def test_a_stream_never_shows_a_stop_string(language_model: LanguageModel) -> None:
     whole = language_model.generate("Tell me more", SAMPLED)
     stop = whole.text[4:7]
     options = GenerationOptions(max_tokens=12, temperature=1.0, seed=3, stop=(stop, "never"))
-    stream = language_model.stream("Tell me more", options)
-    assert "".join(stream) == whole.text[: whole.text.index(stop)]
+    assert "".join(pieces_of(streamed(language_model, "Tell me more", options))) == whole.text[: whole.text.index(stop)]
 
 
-def test_an_error_in_the_stream_reaches_the_caller(make_language_model: Make) -> None:
+def test_an_error_in_the_model_reaches_the_caller(make_language_model: Make) -> None:
     model = make_language_model(seed=1)
     handle = model_of(model).model.layers[0].register_forward_pre_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        list(model.stream("x"))
+        model.generate("x")
     handle.remove()
-    assert list(model.stream("x", GenerationOptions(max_tokens=2)))
+    assert model.generate("x", GenerationOptions(max_tokens=2)).text
 
 
 def test_text_from_elsewhere_is_scored_as_the_prompts_continuation(language_model: LanguageModel) -> None:
@@ -208,39 +141,6 @@ def test_text_from_elsewhere_is_scored_as_the_prompts_continuation(language_mode
     scores = language_model.score("What is tea?", "A drink.")
     assert scores == by_ids
     assert len(scores.entropies) == len("A drink.")
-
-
-def test_threads_share_a_model(language_model: LanguageModel) -> None:
-    expected = language_model.score("q", "an answer").semgrad
-    found: list[float] = []
-
-    def work(seed: int) -> None:
-        language_model.generate("other", GenerationOptions(max_tokens=5, temperature=1.0, seed=seed))
-        found.append(language_model.score("q", "an answer").semgrad)
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [expected] * 4
-
-
-def test_callers_under_inference_mode_and_no_grad(language_model: LanguageModel) -> None:
-    expected = language_model.score("q", "an answer").semgrad
-    with torch.inference_mode():
-        assert language_model.generate("q", SAMPLED).evidence.gradients().scores.semgrad > 0
-        assert language_model.score("q", "an answer").semgrad == expected
-        assert torch.is_inference_mode_enabled()
-    with torch.no_grad():
-        assert language_model.score("q", "an answer").semgrad == expected
-        assert not torch.is_grad_enabled()
-
-
-@pytest.mark.parametrize("prompt", ["", "  \n ", []])
-def test_empty_prompts(language_model: LanguageModel, prompt: object) -> None:
-    with pytest.raises(EmptyPromptError):
-        language_model.generate(prompt)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("response", ["", " \n"])
@@ -260,20 +160,6 @@ def test_prompts_at_and_over_the_window(make_language_model: Make) -> None:
             model.generate("x" * (length - frame))
     with pytest.raises(PromptTooLongError):
         model.score("x" * 20, "y" * 40)
-
-
-def test_a_model_without_a_chat_template(make_language_model: Make) -> None:
-    model = make_language_model(chat_template=None)
-    prompt = model.render("Once upon a time")
-    assert prompt.text == "Once upon a time"
-    assert prompt.semantic_token.offset == -1
-    assert model.generate("Once upon a time", SAMPLED).evidence.gradients().scores.semgrad > 0
-
-
-def test_semantic_token_can_be_overridden(language_model: LanguageModel, tokenizer: PreTrainedTokenizerFast) -> None:
-    overridden = LanguageModel.from_transformers(model_of(language_model), tokenizer, semantic_token=-1)
-    assert overridden.render("q").semantic_token.source == "override"
-    assert overridden.score("q", "an answer").semgrad != language_model.score("q", "an answer").semgrad
 
 
 @pytest.mark.parametrize(

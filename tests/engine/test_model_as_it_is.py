@@ -136,12 +136,11 @@ class TestWhatLookingCosts:
         guard.batch([PROMPT, PROMPT])
         assert len(looks) <= 12, "where they join and leave, and not at each step"
         looks.clear()
-        assert "".join(stream := language_model.stream(PROMPT, BRIEF)) == stream.generation.text
+        language_model.generate(PROMPT, BRIEF)
         assert len(looks) <= 5
 
 
-@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
-def test_end_tokens_are_those_of_the_next_call(tokenizer: PreTrainedTokenizerFast, streamed: bool) -> None:
+def test_end_tokens_are_those_of_the_next_call(tokenizer: PreTrainedTokenizerFast) -> None:
     """Set, added to, and put back in the model's generation config."""
     model = LanguageModel.from_transformers(build("llama", vocab_size=258), tokenizer)
     own, found = model._model.generation_config.eos_token_id, []
@@ -149,7 +148,7 @@ def test_end_tokens_are_those_of_the_next_call(tokenizer: PreTrainedTokenizerFas
     cut = next(place for place in range(1, len(whole)) if whole[place] not in whole[:place])
     for end in (whole[cut], [whole[0], whole[cut]], own):
         model._model.generation_config.eos_token_id = end
-        found.append(model.stream(PROMPT, SAMPLED).generation if streamed else model.generate(PROMPT, SAMPLED))
+        found.append(model.generate(PROMPT, SAMPLED))
     assert [generation.response_ids for generation in found] == [whole[:cut], (), whole]
     assert [generation.finish_reason for generation in found] == ["stop", "stop", "length"]
 

@@ -82,19 +82,6 @@ def test_an_estimator_reads_what_is_there_and_says_what_is_not(
     assert estimator(copied(evidence)).uncertainty == score.uncertainty
 
 
-def test_an_answer_of_other_origin(language_model: LanguageModel, copied: Callable[[Any], Any]) -> None:
-    evidence = language_model.evidence("What is tea?", "A drink.")
-    scores = evidence.gradients()
-    assert copied(evidence).gradients() == scores
-
-
-def test_a_copy_leaves_the_original_as_it_was(answers: list[Generation], copied: Callable[[Any], Any]) -> None:
-    copied(answers[0])
-    scores = answers[0].evidence.gradients()
-    assert scores is not None
-    assert scores.scores.tier == "replay"
-
-
 def test_prompts_scores_samples_and_verdicts(language_model: LanguageModel, copied: Callable[[Any], Any]) -> None:
     target = Verdict.of(status="unscored", action="answer", text="Tea.", estimator="none", model="larger")
     verdict = Verdict.of(

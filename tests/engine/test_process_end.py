@@ -40,8 +40,9 @@ def write():
 """
 
 STREAM = """
-stream = model.stream("What is tea?", LONG)
-next(stream)
+from tests.engine.worker_calls import streamed
+stream = streamed(model, "What is tea?", LONG)
+stream.next().result()
 """
 
 OFF_LOOP = """

@@ -14,7 +14,7 @@ from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.answers.text import CertainText, Piece, ThoughtPiece, Visible, answered
 from semgrad_guard.engine.prompts.prompt import Prompt, render, template_fingerprint
 from semgrad_guard.engine.prompts.response_templates import EVERY, Marks
-from semgrad_guard.engine.prompts.responses import Codec, Foreign, HeldText, Parts, Thinking, doubted_from
+from semgrad_guard.engine.prompts.responses import Codec, Foreign, HeldText, Thinking, doubted_from
 from semgrad_guard.errors import InputError
 from tests.thoughts import MARKS, OWN, WRITTEN, Written
 
@@ -220,15 +220,6 @@ def test_a_stop_string_ends_the_answer_and_is_no_part_of_it() -> None:
     assert (found.text, found.cut) == ("", None)
     assert found.reasoning is not None
     assert "within its reasoning" in (found.reasoning.why_unscored or "")
-
-
-def test_a_response_template_names_the_marks() -> None:
-    tokenizer = with_template(turns("<u>", "", "<a>"))
-    regions = {"thinking": {"open": "<t>", "close": "</t>"}, "content": {"open": "<r>", "close": "</r>"}}
-    tokenizer.response_template = {"fields": regions}
-    thinking = render(tokenizer, "Hi").thinking
-    assert isinstance(thinking, Thinking)
-    assert thinking.parts("<t>It is Rome.</t><r>Milan</r>") == Parts(((3, 14),), (21, 26))
 
 
 @pytest.mark.parametrize("name", SHOWN)

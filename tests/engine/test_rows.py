@@ -119,7 +119,7 @@ def written(
         else:
             batch.step()
     assert [row.error for row in rows] == [None] * len(requests)
-    alone = model.write_whole(requests)
+    alone = batch.generations(model.write_whole(requests, most=len(requests)))
     for row, single in zip(rows, alone, strict=True):
         whole = [*single.preceding_ids, *single.response_ids]
         assert row.ids[: len(whole)] == whole or id(row) in gone or single.scoring.answers[single.row].written

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -18,7 +17,6 @@ from semgrad_guard.errors import AnswerCancelledError, AnswerInterruptedError
 from tests.whole_runs import whole_run
 
 from .running import Options, Wanted, batch_request, finished, joined, shared, wrapped
-from .snapshots import unchanged
 
 
 def some(random: Random, count: int) -> list[Wanted]:
@@ -167,21 +165,3 @@ def test_answers_before_and_after_a_change_are_scored_apart() -> None:
     finished(batch)
     for one, alone in zip(batch.generations(rows), (single, whole_run(model, *wanted)), strict=True):
         require_alike(one, alone)
-
-
-@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
-def test_model_and_torch_are_left_as_they_were(mode: Callable[[], Any]) -> None:
-    model = wrapped("gemma2")
-    model._model.train().requires_grad_(True)
-    wanted = some(Random(3), 3)
-    with unchanged(model._model), mode():
-        batch = model.running_batch()
-        rows = joined(model, batch, wanted)
-        finished(batch)
-        found = batch.generations(rows)
-        for one, (question, options) in zip(found, wanted, strict=True):
-            require_alike(one, whole_run(model, question, options))
-    with unchanged(model._model):
-        batch = model.running_batch()
-        joined(model, batch, wanted)
-        batch.drop(batch.rows)

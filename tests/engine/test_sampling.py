@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from itertools import product
 
 import pytest
 import torch
@@ -12,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semgrad_guard import GenerationOptions, LanguageModel
-from semgrad_guard.engine.answers import writing_model
 from semgrad_guard.engine.answers.options import DiverseBeams, Sampling, sampling_processors
-from semgrad_guard.engine.answers.sampling import middle_layer, read
+from semgrad_guard.engine.answers.readings import middle_layer, read
 from semgrad_guard.engine.scores.scorer import scorer_of
 from semgrad_guard.errors import InputError
 
@@ -47,10 +45,9 @@ def test_a_sample_depends_on_seed_prompt_and_number_alone(language_model: Langua
 
 def test_samples_are_drawn_once_for_equal_plans_and_the_whole_batch(language_model: LanguageModel, monkeypatch) -> None:
     drawn: list[int] = []
-    written = writing_model.written_all
-    monkeypatch.setattr(
-        writing_model, "written_all", lambda writer, wanted: (drawn.append(len(wanted)), written(writer, wanted))[1]
-    )
+    writer = language_model._writer
+    draw = writer._draw
+    monkeypatch.setattr(writer, "_draw", lambda own, wanted: (drawn.append(len(wanted)), draw(own, wanted))[1])
     batch = answered(language_model, QUESTIONS)
     first = [evidence.samples(Sampling(count=2, max_tokens=3)) for evidence in batch]
     again = [evidence.samples(Sampling(count=2, max_tokens=3)) for evidence in batch]
@@ -196,27 +193,6 @@ def test_diverse_beams_are_the_brute_force_search(make_language_model, penalty: 
         assert len({sample.ids for sample in batch[0].samples(plan)}) == 1
 
 
-def test_the_first_beam_is_the_greedy_answer(language_model: LanguageModel) -> None:
-    for evidence in answered(language_model, QUESTIONS):
-        samples = evidence.samples(DiverseBeams(count=3, penalty=100.0, max_tokens=5))
-        assert samples[0].ids == evidence.response_ids
-        assert len({sample.ids[:1] for sample in samples}) == 3  # a penalty that large forbids a token twice
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.lists(st.floats(-5, 5), min_size=4, max_size=4), min_size=3, max_size=3), st.floats(0, 10))
-def test_one_step_of_diversity(rows: list[list[float]], penalty: float) -> None:
-    """Over a vocabulary of four: no other choice of a group beats its own, given those before it."""
-    scores = torch.tensor(rows, dtype=torch.float64)
-    steps = DiverseBeams(3, penalty).processors(1, ())
-    prompt = torch.zeros(1, 1, dtype=torch.long)
-    chosen = [int(step(prompt, row[None]).argmax()) for step, row in zip(steps, scores, strict=True)]
-    log_p = scores.log_softmax(-1)
-    for group, token in product(range(3), range(4)):
-        gain = [float(log_p[group, t]) - penalty * chosen[:group].count(t) for t in (chosen[group], token)]
-        assert gain[0] >= gain[1] - 1e-9
-
-
 # --- readings
 
 
@@ -251,7 +227,7 @@ def test_readings_do_not_depend_on_how_the_work_is_split(monkeypatch) -> None:
     prompts = [token_ids(3 + i, i) for i in range(4)]
     answers = [[((), token_ids(1 + j, 10 + j)) for j in range(i)] for i in range(4)]
     whole = [read(scorer, prompt, own) for prompt, own in zip(prompts, answers, strict=True)]
-    monkeypatch.setattr("semgrad_guard.engine.answers.sampling._LOGITS", 1)
+    monkeypatch.setattr("semgrad_guard.engine.answers.readings._LOGITS", 1)
     split = [read(scorer, prompt, own) for prompt, own in zip(prompts, answers, strict=True)]
     assert [len(own) for own in split] == [0, 1, 2, 3]
     for one, other in zip(whole, split, strict=True):

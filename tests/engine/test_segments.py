@@ -5,47 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from semgrad_guard import LanguageModel
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.prompts.prompt import tokenize
-from semgrad_guard.engine.prompts.semantic_token import TokenizedText
-from semgrad_guard.engine.sentences import sentences
 from semgrad_guard.errors import EmptyResponseError
 
 from .oracle import reference_scores, worst_relative_error
 
 ANSWER = "Tea is a drink. It grows, they say, in Assam! Does it?\nYes."
-
-
-@settings(max_examples=80, deadline=None)
-@given(text=st.text(st.sampled_from("ab .,\n!é𝄞。"), min_size=1, max_size=30))
-def test_every_token_belongs_to_one_segment(tokenizer, text: str) -> None:
-    encoded = tokenize(tokenizer, text, add_special_tokens=False)
-    counts = encoded.counts(sentences(text))
-    assert sum(counts) == len(encoded.ids)
-    begin = 0
-    for (start, end), count in zip(sentences(text), counts, strict=True):
-        assert tokenizer.decode(list(encoded.ids[begin : begin + count])) == text[start:end]  # one token a byte
-        begin += count
-
-
-def test_a_token_belongs_where_its_last_character_stands() -> None:
-    text = "Yes. It is"
-    spans = ((0, 3), (3, 4), (4, 7), (7, 10))  # "Yes", ".", " It", " is"
-    known = TokenizedText(text, (1, 2, 3, 4), spans, lambda _: ())
-    assert known.counts(sentences(text)) == [2, 2]
-    prefixes = {"Yes. ": (1, 2, 9)}  # without spans: the ids that a prefix shares with the whole
-    unknown = TokenizedText(text, (1, 2, 3, 4), None, prefixes.__getitem__)
-    assert unknown.counts(sentences(text)) == [2, 2]
-
-
-def test_a_segment_inside_a_token_has_none() -> None:
-    text = "A! B! C"
-    known = TokenizedText(text, (1, 2), ((0, 2), (2, 7)), lambda _: ())
-    assert known.counts(sentences(text)) == [1, 0, 1]
 
 
 @pytest.mark.parametrize("objective", [None, Objective("official", norm="l2", layers=(0, 3), last_tokens=3)])

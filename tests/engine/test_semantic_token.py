@@ -50,17 +50,6 @@ def test_offset_with_whole_role_names(case, conversation):
     assert prompt.semantic_token.offset == case.offset
 
 
-@pytest.mark.parametrize(
-    ("name", "token", "offset"),
-    [("qwen2.5", "<|im_start|>", -3), ("llama-3", "<|start_header_id|>", -4), ("mistral-nemo", "?", -2)],
-)
-def test_the_papers_models_get_the_papers_positions(name, token, offset):
-    tokenizer = byte_level(CASE[name])
-    prompt = render(tokenizer, QUESTION)
-    assert prompt.semantic_token.offset == offset
-    assert tokenizer.convert_ids_to_tokens(prompt.ids[offset]) == token
-
-
 @every_case
 def test_tokenised_once_as_the_template_does(case):
     tokenizer = byte_level(case)

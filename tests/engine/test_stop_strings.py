@@ -12,6 +12,8 @@ from semgrad_guard.engine.answers.options import Sampling
 from semgrad_guard.engine.answers.text import visible
 from tests.thinking import ANSWERS, THOUGHTS, thinking_model
 
+from .worker_calls import pieces_of, streamed
+
 QUESTION = "What is the capital of Mongolia?"
 
 
@@ -106,8 +108,10 @@ def answers_of(model: LanguageModel, way: str, options: GenerationOptions) -> li
         return [model.generate(question, options) for question in QUESTIONS_TO_THINK]
     if way == "batch":
         return model.generate_batch(QUESTIONS_TO_THINK, options)
-    streams = [model.stream(question, options) for question in QUESTIONS_TO_THINK]
-    return [stream.generation for stream in streams if "".join(map(str, stream)) is not None]
+    streams = [streamed(model, question, options) for question in QUESTIONS_TO_THINK]
+    found = [(pieces_of(stream), stream.ticket.result()) for stream in streams]
+    assert all("".join(pieces) == generation.text for pieces, generation in found)
+    return [generation for _, generation in found]
 
 
 @pytest.mark.parametrize("way", ["alone", "batch", "stream"])

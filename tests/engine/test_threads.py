@@ -65,21 +65,3 @@ def test_the_first_scores_of_many_threads_share_one_scorer_and_one_self_check(mo
         results = [future.result() for future in [pool.submit(first) for _ in range(4)]]
     assert len(set(results)) == 1
     assert len(checks) == 1
-
-
-def test_scoring_in_one_thread_leaves_the_grad_mode_of_another_alone() -> None:
-    model, case = build("llama"), CASES[0]
-    modes: list[bool] = []
-    stop = threading.Event()
-
-    def watch() -> None:
-        with torch.no_grad():
-            while not stop.is_set():
-                modes.append(torch.is_grad_enabled())
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    gradient_scores(model, case.prompt, case.response, semantic_token=case.semantic_token)
-    stop.set()
-    watcher.join()
-    assert not any(modes)

@@ -67,18 +67,6 @@ def test_callers_with_several_objectives_share_one_thread_and_its_steps(make_lan
     assert len(set(log[: len(QUESTIONS)])) > 1, "they were written side by side"
 
 
-def test_single_callers_share_its_steps(make_language_model: Make) -> None:
-    model, options = make_language_model(seed=2), GenerationOptions(max_tokens=8)
-    alone = [whole_run(model, text, options) for text in QUESTIONS]
-    free, steps = busy(model), Steps(model)
-    with ThreadPoolExecutor(len(QUESTIONS)) as pool:
-        found = [pool.submit(model.generate, text, options) for text in QUESTIONS]
-        until(lambda: model.worker.depth == len(QUESTIONS))
-        free.set()
-        assert [one.result(LIMIT).text for one in found] == [one.text for one in alone]
-    assert steps.count <= 8 + 1
-
-
 def test_a_caller_that_is_stopped_leaves_the_model_as_it_was(make_language_model: Make) -> None:
     """It leaves at once, and the model's thread at the next layer."""
     model = make_language_model(seed=2)
@@ -91,14 +79,6 @@ def test_a_caller_that_is_stopped_leaves_the_model_as_it_was(make_language_model
             with stopping(stop), pytest.raises(AnswerCancelledError):
                 model.generate_batch(QUESTIONS, GenerationOptions(max_tokens=40))
             until(lambda: not model.worker._running)
-
-
-def test_one_row_at_most_gives_the_texts_of_single_runs(make_language_model: Make) -> None:
-    model = make_language_model(seed=2)
-    model.max_batch = 1
-    expected = [whole_run(model, text, GenerationOptions(max_tokens=8)).text for text in QUESTIONS]
-    assert [ticket.outcome().text for ticket in [submitted(model, text) for text in QUESTIONS]] == expected
-    assert model.worker.batching(model) == "steps"
 
 
 def test_a_request_that_cannot_be_answered_is_refused_at_once(language_model: LanguageModel) -> None:
@@ -241,7 +221,7 @@ def test_a_batch_shares_its_steps_with_a_stranger(make_language_model: Make, how
         )
         assert reached.wait(LIMIT)
         written = sum(len(running._batch.rows) for running in model.worker._running.values())
-        assert written > worker.ROWS if rows is None else written <= rows  # some have ended already
+        assert written > batching.ROWS if rows is None else written <= rows  # some have ended already
         stranger, still_writing = submitted(model, "hello", max_tokens=3), list[bool]()
         stranger.add_done_callback(lambda _: still_writing.append(not batch.done()))  # before the next step
         go_on.set()

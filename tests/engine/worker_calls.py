@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.answers.answer import Generation
-from semgrad_guard.engine.answers.request import Request, Ticket
+from semgrad_guard.engine.answers.request import PieceStream, Request, Ticket
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.estimators import Sampling
 from tests.steps import LIMIT
@@ -36,6 +37,20 @@ def submitted(
             finish=lambda found: found[0],
         )
     )
+
+
+def streamed(model: LanguageModel, text: str, options: GenerationOptions) -> PieceStream[Generation]:
+    """The pieces of an answer, which is being written from now on."""
+    request = Request(prompt=model.render(text), options=(options,), finish=lambda found: found[0])
+    return PieceStream(lambda on_piece: model.submit(replace(request, on_piece=on_piece)))
+
+
+def pieces_of(stream: PieceStream[Generation]) -> list[str]:
+    """Those of its text, to the end."""
+    found = list[str]()
+    while (pieces := stream.next().result(LIMIT)) is not None:
+        found += [piece for piece in pieces if isinstance(piece, str)]
+    return found
 
 
 def busy(model: LanguageModel) -> threading.Event:

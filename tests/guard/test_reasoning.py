@@ -116,7 +116,7 @@ def test_a_call_in_a_thought_is_no_call(model: LanguageModel) -> None:
     row = WrittenAnswer(request, asking._writer)
     for token in model.tokenizer(text, add_special_tokens=False)["input_ids"]:
         row.take(token)
-    (generation,) = asking._writer.generations([row], [None], asking._make_sampler)
+    (generation,) = asking.running_batch().generations([row])
     assert [call.name for call in asking.tool_answer(generation).calls] == ["f"]
 
 
@@ -185,7 +185,7 @@ def test_the_thoughts_of_samples_have_the_answers_budget(model: LanguageModel, p
     draws = (plan,) if together else ()  # drawn while the answer is written
     request = Request(prompt=model.render(QUESTIONS[0]), options=(options,), draws=draws, finish=itemgetter(0))
     evidence = model.submit(request).result().evidence
-    assert evidence.scoring.has_samples(evidence.row, plan) == together
+    assert evidence.scoring.has(plan, evidence.row) == together
     for sample in evidence.samples(plan):
         assert sample.preceding[4 : 4 + len(closing)] == closing
 

@@ -226,9 +226,9 @@ def test_a_sentence_ends_while_a_character_is_being_written(language_model: Lang
 def test_sentences_whose_tokens_do_not_spell_them_yet_wait(model: FixedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     ended, calls = batch.ended_sentences, list[int]()
 
-    def not_at_first(*given: Any, known: int) -> Any:
-        calls.append(known)
-        return None if len(calls) == 1 else ended(*given, known=known)
+    def not_at_first(answers: Any, spans: Any, codec: Any, known: Any) -> Any:
+        calls.extend(known)
+        return [None] if len(calls) == 1 else ended(answers, spans, codec, known)
 
     monkeypatch.setattr(batch, "ended_sentences", not_at_first)
     stream = guard(model, 1e9).stream("q")

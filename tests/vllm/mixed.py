@@ -18,6 +18,7 @@ from passes import evidence_by, passes_of
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.batch import RunningBatch
+from semgrad_guard.engine.answers.readings import likeliest
 from semgrad_guard.engine.answers.writing import BatchRequest, WrittenAnswer
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.vllm import VLLMLanguageModel
@@ -147,8 +148,8 @@ class Mixed:
         """Whether two answers part where two tokens are as likely as each other."""
         first = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
         own = evidence_by(self.own, [answer])[0]
-        likeliest = own.sampler.likeliest(own.prompt, (*other[:first], 0), 2)[first]
-        return likeliest[0][1] - likeliest[1][1] < NEAR_TIE
+        best, second = likeliest(own.sampler.scorer, own.prompt.ids, (*other[:first], 0), 2)[first]
+        return best[1] - second[1] < NEAR_TIE
 
 
 def is_left(answer: Generation) -> bool:

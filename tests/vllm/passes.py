@@ -32,4 +32,4 @@ def shared(twin: nn.Module, served: nn.Module) -> int:
 
 def evidence_by(own: LanguageModel, answers: Sequence[Generation]) -> tuple[Evidence, ...]:
     """The same tokens as our engine sees them, as one batch."""
-    return BatchScoring(own._scorer, [one.evidence.answer for one in answers], own._make_sampler).evidence
+    return BatchScoring(own._writer, [one.evidence.answer for one in answers]).evidence

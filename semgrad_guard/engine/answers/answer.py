@@ -6,21 +6,20 @@ Each fact is computed once, only when needed, and for a whole batch at a time.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
-from weakref import ref
 
-from semgrad_guard.engine.answers.options import GenerationOptions, Sample, Sampling, SamplingPlan
-from semgrad_guard.engine.answers.sampling import ModelSampler
+from semgrad_guard.engine.answers.options import GenerationOptions, Sample, SamplingPlan
+from semgrad_guard.engine.answers.readings import likeliest
+from semgrad_guard.engine.answers.writing import Writer
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.prompts.responses import Reasoning
 from semgrad_guard.engine.replay.tape import Row, Tape
 from semgrad_guard.engine.scores.gradients import GradientScores
 from semgrad_guard.engine.scores.observed import Observation
-from semgrad_guard.engine.scores.scorer import Scorer
 from semgrad_guard.errors import DetachedRecordError, ScoringError
 from semgrad_guard.records import FinishReason, in_context
 
@@ -36,7 +35,7 @@ class Answer:
     `ids` are the scored tokens: the end token and tokens beyond a stop string do not count. `preceding` are the tokens
     that were written before these, given which they are scored: a thought and its marks, and earlier sentences.
     `written` are all tokens that were written, those behind a sentence included; empty where there are no others.
-    `stop` strings ended it and end samples as well, as `max_thinking_tokens` ends their thoughts.
+    `options` are those by which it was written: other answers to its prompt end as it does.
     """
 
     prompt: Prompt
@@ -45,13 +44,7 @@ class Answer:
     preceding: tuple[int, ...] = ()
     reasoning: Reasoning | None = None
     written: tuple[int, ...] = ()
-    stop: tuple[str, ...] = ()
-    max_thinking_tokens: int | None = None
-
-    @property
-    def ends(self) -> GenerationOptions:
-        """By what it ended, and others like it do."""
-        return GenerationOptions(stop=self.stop, max_thinking_tokens=self.max_thinking_tokens)
+    options: GenerationOptions = field(default_factory=GenerationOptions)
 
     def row(self, objective: Objective, tape: Tape | None, *, in_context: bool = False) -> Row:
         """Its tokens as a row to score."""
@@ -115,58 +108,45 @@ class BatchScoring:
     anew: answers are scored by the model as it is.
 
     `tapes` are what writing left of each answer; they are freed once the batch is scored, and a second objective reads
-    the texts. `sampler` makes the `ModelSampler`, which draws more answers. Where answers are `in_context`, they are
-    sentences, of which all that was written before is a constant to the gradient.
+    the texts. Where answers are `in_context`, they are sentences, of which all that was written before is a constant to
+    the gradient.
     """
 
     def __init__(
         self,
-        scorer: Scorer,
+        sampler: Writer,
         answers: Sequence[Answer],
-        sampler: Callable[[], ModelSampler],
         *,
         tapes: Sequence[Tape | None] = (),
         in_context: bool = False,
     ) -> None:
-        self._live: tuple[Scorer, Callable[[], ModelSampler]] | None = (scorer, sampler)
+        self._sampler: Writer | None = sampler
         self.answers, self._in_context = tuple(answers), in_context
         self._tapes: Sequence[Tape | None] = tuple(tapes)
-        self._done: dict[Objective, tuple[TimedScores | None, ...]] = {}
         self._results: dict[Hashable, Sequence[Any]] = {}
         self._epoch: object = None
-        self.beside: Sequence[ref[BatchScoring]] = ()
-        """Those that are scored together with it, itself among them, as long as their answers are needed."""
 
     def __getstate__(self) -> dict[str, Any]:
         # Also for `deepcopy`: a copy with a model would keep the KV cache of an answer that is never scored.
-        return {**self.__dict__, "_live": None, "_tapes": (), "_epoch": None, "beside": ()}
+        return {**self.__dict__, "_sampler": None, "_tapes": (), "_epoch": None}
 
     @property
-    def sampler(self) -> ModelSampler:
+    def sampler(self) -> Writer:
         """For questions about the answers: renders prompts and reads answers to them.
 
         Raises:
             DetachedRecordError: this is a copy.
         """
-        return self.model[1]()
-
-    @property
-    def model(self) -> tuple[Scorer, Callable[[], ModelSampler]]:
-        """The scorer, and what makes the sampler.
-
-        Raises:
-            DetachedRecordError: this is a copy.
-        """
-        if self._live is None:
+        if self._sampler is None:
             raise DetachedRecordError(
                 "This record of an answer was copied without its model, and holds only what was computed before. "
                 "Compute what you need before you copy it, or score the text again with LanguageModel.evidence(...)."
             )
-        return self._live
+        return self._sampler
 
     @property
     def _lock(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self._live is None else self._live[0].lock
+        return nullcontext() if self._sampler is None else self._sampler.scorer.lock
 
     @classmethod
     def joined(cls, answers: Sequence[Evidence]) -> BatchScoring:
@@ -174,8 +154,7 @@ class BatchScoring:
 
         Earlier results about them are computed again.
         """
-        scorer, sampler = answers[0].scoring.model
-        return cls(scorer, [one.answer for one in answers], sampler)
+        return cls(answers[0].sampler, [one.answer for one in answers])
 
     @property
     def evidence(self) -> tuple[Evidence, ...]:
@@ -188,11 +167,7 @@ class BatchScoring:
 
     def scores(self, objective: Objective, row: int) -> TimedScores | None:
         """The scores of one row, None where it holds no token; the first call scores the whole batch together."""
-        with self._lock:
-            self._forget_another_models()
-            if objective not in self._done:
-                self._score(objective)
-            return self._done[objective][row]
+        return self.together(objective, lambda _: self._scored(objective), row)
 
     def observed(self, row: int, *, own: bool = False) -> Observation | None:
         """The observation of one row's tokens; the first call observes the whole batch and keeps tapes for scoring."""
@@ -226,24 +201,22 @@ class BatchScoring:
                 self._results[key] = work(answers)
             return self._results[key][row]
 
-    def keep_samples(self, row: int, plan: Sampling, samples: tuple[Sample, ...]) -> None:
-        """Take in the samples for one row, which were drawn while its answer was written."""
+    def keep(self, key: Hashable, row: int, result: object) -> None:
+        """Take in the result of `together` for one row `alone`, which was computed elsewhere."""
         with self._lock:
             self._forget_another_models()
-            self._results[_ALONE, plan, row] = [samples]
+            self._results[_ALONE, key, row] = [result]
 
-    def has_samples(self, row: int, plan: SamplingPlan) -> bool:
-        """Whether samples for this row alone were taken in, of the model as it is."""
+    def has(self, key: Hashable, row: int) -> bool:
+        """Whether a result for this row alone is known, of the model as it is."""
         with self._lock:
             self._forget_another_models()
-            return (_ALONE, plan, row) in self._results
+            return (_ALONE, key, row) in self._results
 
     def _forget_another_models(self) -> None:
         """Drop results of the model as it was before its owner changed it."""
-        if self._live is None:
-            return
-        if self._epoch is not (epoch := self._live[0].epoch):
-            self._done, self._results, self._epoch = {}, {}, epoch
+        if self._sampler is not None and self._epoch is not (epoch := self._sampler.scorer.epoch):
+            self._results, self._epoch = {}, epoch
 
     def _rows(self, objective: Objective, answers: Sequence[Answer]) -> list[Row]:
         """The answers that hold tokens, as rows."""
@@ -253,28 +226,16 @@ class BatchScoring:
 
     def _observed(self, answers: Sequence[Answer], *, own: bool = False) -> list[Observation | None]:
         rows = self._rows(Objective(token=-1), answers)
-        found = iter(self.model[0].observe(rows, own=own) if rows else ())
+        found = iter(self.sampler.scorer.observe(rows, own=own) if rows else ())
         return [next(found) if answer.ids else None for answer in answers]
 
-    def _score(self, objective: Objective) -> None:
-        """Score it, and what is scored together with it."""
-        began, others = time.perf_counter(), [one for other in self.beside if (one := other())]
-        group = [one for one in others if objective not in one._done] or [self]
-        rows = [row for one in group for row in one._rows(objective, one.answers)]
-        found = self.model[0].score(rows, objective) if rows else []
+    def _scored(self, objective: Objective) -> Sequence[TimedScores | None]:
+        began, rows = time.perf_counter(), self._rows(objective, self.answers)
+        found = self.sampler.scorer.score(rows, objective) if rows else []
         share = (time.perf_counter() - began) * 1000 / max(1, len(rows))
+        self._tapes = ()  # kept until now: a scoring that was interrupted can be taken up again
         timed = iter([TimedScores(scores, share) for scores in found])
-        for one in group:
-            one._forget_another_models()
-            one._done[objective] = tuple(next(timed) if answer.ids else None for answer in one.answers)
-            one._tapes, one.beside = (), ()  # kept until now: a scoring that was interrupted can be taken up again
-
-
-def scored_together(batches: Iterable[BatchScoring | None]) -> None:
-    """Have some batches of one model scored in one backward pass."""
-    known = [one for one in batches if one is not None]
-    for one in known:
-        one.beside = [ref(other) for other in known]
+        return [next(timed) if answer.ids else None for answer in self.answers]
 
 
 def _thought_of(answer: Answer) -> Answer:
@@ -344,7 +305,8 @@ class Evidence:
         """The `count` likeliest tokens at each place and their log-probabilities in nats, the likeliest first."""
         if not self.response_ids:
             return ()
-        return self.sampler.likeliest(self.prompt, self.response_ids, count, before=self.preceding_ids)
+        given = (*self.prompt.ids, *self.preceding_ids)
+        return likeliest(self.sampler.scorer, given, self.response_ids, count)
 
     @property
     def reasoning(self) -> Reasoning | None:
@@ -376,7 +338,7 @@ class Evidence:
         return in_context(self.prompt.question, self.prompt.context)
 
     @property
-    def sampler(self) -> ModelSampler:
+    def sampler(self) -> Writer:
         """For questions about the answer: renders prompts and reads answers to them."""
         return self.scoring.sampler
 
@@ -389,10 +351,10 @@ class Evidence:
         Raises:
             ScoringError: some of them had not begun when the limit of their tokens ended their thoughts.
         """
-        batch, alone = self.scoring, self.scoring.has_samples(self.row, plan)
+        batch, alone = self.scoring, self.scoring.has(plan, self.row)
 
         def draw(rows: Sequence[Evidence]) -> Sequence[tuple[Sample, ...]]:
-            return batch.sampler.drawn([(row.prompt, row.answer.ends) for row in rows], plan)
+            return batch.sampler.drawn([(row.prompt, row.answer.options) for row in rows], plan)
 
         def judge(rows: Sequence[Evidence]) -> Sequence[tuple[Sample, ...]]:
             drafts = [batch.together(plan, draw, row.row, alone=alone) for row in rows]

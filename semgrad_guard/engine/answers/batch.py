@@ -21,10 +21,9 @@ import torch.nn.functional as F
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 from transformers.cache_utils import Cache
 
-from semgrad_guard.engine.answers.answer import Generation, scored_together
+from semgrad_guard.engine.answers.answer import Answer, BatchScoring, Generation
 from semgrad_guard.engine.answers.options import GenerationOptions, Sample, force
-from semgrad_guard.engine.answers.sampling import sample_of
-from semgrad_guard.engine.answers.sentences import EndedSentences, ended_sentences, sentences_of
+from semgrad_guard.engine.answers.sentences import EndedSentences, ended_sentences, keep_sentences
 from semgrad_guard.engine.answers.writing import BatchRequest, Writer, WrittenAnswer
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
@@ -44,8 +43,8 @@ class RunningBatch:
     Not for several threads. The model's lock is held for one step at a time.
     """
 
-    def __init__(self, writer: Callable[[], Writer], objective: Objective, sampler: Callable[[], Any]) -> None:
-        self._get_writer, self._objective, self._sampler = writer, objective, sampler
+    def __init__(self, writer: Callable[[], Writer], objective: Objective) -> None:
+        self._get_writer, self._objective = writer, objective
         self._scorer: Scorer = writer().scorer
         self._rows: list[WrittenAnswer] = []
         self._epoch: object = None
@@ -257,32 +256,25 @@ class RunningBatch:
         So are their sentences behind the first `known`, where that is not None.
         """
         writer = self._get_writer()
-        answers = writer.generations(rows, [self._tape(row) for row in rows], self._sampler)
+        answers = _generations(writer, rows, [self._tape(row) for row in rows])
         some = [(one.evidence, own) for one, own in zip(answers, known, strict=False) if own is not None]
-        if some and self._objective.gradients:
-            parts = [sentences_of(one, writer, known=own) for one, own in some if one.response_ids]
-            found = [next((own.scoring for _, own in sentences if own), None) for sentences in parts if sentences]
-            scored_together(found)
+        if self._objective.gradients and (scored := [(one, own) for one, own in some if one.response_ids]):
+            keep_sentences([one for one, _ in scored], writer, [own for _, own in scored])
         for row, answer in zip(rows, answers, strict=True):
-            row.finish(answer)
+            row.finish(answer.text, answer.reasoning)
         return answers
 
     def ended(
         self, rows: Sequence[WrittenAnswer], spans: Sequence[Sequence[Span]], known: Sequence[int]
     ) -> list[EndedSentences | None]:
         """The sentences that have ended, `spans`, in answers that are being written (see `ended_sentences`)."""
-        writer, found = self._get_writer(), list[EndedSentences | None]()
-        for row, own, number in zip(rows, spans, known, strict=True):
-            (answer,) = writer.generations([row], [self._tape_so_far(row)], self._sampler)
-            found.append(ended_sentences(answer.evidence, own, writer, known=number))
-        scored_together(
-            next((own.scoring for own in one.found if own is not None), None) for one in found if one is not None
-        )
-        return found
+        writer = self._get_writer()
+        answers = _generations(writer, rows, [self._tape_so_far(row) for row in rows])
+        return ended_sentences([answer.evidence for answer in answers], spans, writer, known)
 
     def samples(self, rows: Sequence[WrittenAnswer]) -> tuple[Sample, ...]:
         """Answers that were drawn for the score of another one, not yet judged."""
-        return tuple(sample_of(self._get_writer().read(row)) for row in rows)
+        return tuple(row.sample() for row in rows)
 
     def _tape(self, row: WrittenAnswer) -> Tape | None:
         """What writing an answer left that is done."""
@@ -355,6 +347,42 @@ class RunningBatch:
         self._epoch = epoch
 
 
+def _generations(writer: Writer, rows: Sequence[WrittenAnswer], tapes: Sequence[Tape | None]) -> list[Generation]:
+    """Answers that are written, as one batch to be scored; `tapes` belong to the tokens as they were written."""
+    seen = [row.visible() for row in rows]
+    answers = [
+        Answer(
+            row.prompt,
+            found.text,
+            found.scored_ids,
+            found.preceding,
+            found.reasoning,
+            options=row.options,
+        )
+        for row, found in zip(rows, seen, strict=True)
+    ]
+    fitting = [None if found.retokenized else tape for tape, found in zip(tapes, seen, strict=True)]
+    scoring = BatchScoring(writer, answers, tapes=fitting)
+    made: list[Generation] = []
+    for number, (row, found) in enumerate(zip(rows, seen, strict=True)):
+        is_whole = row.ended or found.cut is not None
+        made.append(
+            Generation(
+                prompt=row.prompt,
+                text=found.text,
+                response_ids=found.ids,
+                finish_reason="stop" if is_whole else "length",
+                cut=found.cut if is_whole else row.options.max_tokens,
+                completion_tokens=len(row.ids) + row.ended,
+                scoring=scoring,
+                row=number,
+                reasoning=found.reasoning,
+                preceding_ids=found.preceding,
+            )
+        )
+    return made
+
+
 def _write(rows: Sequence[WrittenAnswer], logits: torch.Tensor) -> None:
     """Write the next token of each row, from the head's output [B, V]."""
     for row, own, likeliest in zip(rows, logits, logits.argmax(-1).tolist(), strict=True):
@@ -418,39 +446,35 @@ class _AllDone(StoppingCriteria):
         return torch.full((len(self._rows),), all(row.done for row in self._rows), device=input_ids.device)
 
 
-def written_whole(writer: Writer, requests: Sequence[BatchRequest]) -> list[WrittenAnswer]:
-    """Answers that are written in one go: together where a model allows that, with prompts of one length."""
+def written_whole(writer: Writer, requests: Sequence[BatchRequest], *, most: int) -> list[WrittenAnswer]:
+    """Answers that are written in one go; where a model allows it, up to so many with prompts of one length."""
     rows = [WrittenAnswer(request, writer) for request in requests]
     groups: dict[int, list[WrittenAnswer]] = {}
     for number, row in enumerate(rows):
         groups.setdefault(len(row.prompt.ids) if writer.scorer.stacks else -number, []).append(row)
     for group in groups.values():
-        WholeRun(group, next(iter(writer.end_tokens), 0)).run(writer)
+        for begin in range(0, len(group), most):
+            WholeRun(group[begin : begin + most], next(iter(writer.end_tokens), 0)).run(writer)
     return rows
 
 
-def written_all(writer: Writer, requests: Sequence[BatchRequest]) -> list[WrittenAnswer]:
+def drawn(writer: Writer, requests: Sequence[BatchRequest]) -> list[WrittenAnswer]:
     """Answers that are drawn for scores of others, as many at once as `Memory.running` holds.
 
     Raises:
         Exception: one of them cannot be written.
     """
+    rows, left = list[WrittenAnswer](), list(requests)
     if not writer.scorer.joins:
-        rows = written_whole(writer, requests)
-    else:
-        rows, left = list[WrittenAnswer](), list(requests)
-        while left:
-            batch = RunningBatch(lambda: writer, Objective(gradients=False), _no_sampler)
-            fit = next((n for n in range(len(left), 0, -1) if batch.has_room(left[:n])), 1)
-            rows += batch.join(left[:fit])
-            left = left[fit:]
-            while batch.rows:
-                batch.step(look=False)
+        rows, left = written_whole(writer, left, most=len(left)), []
+    while left:
+        batch = RunningBatch(lambda: writer, Objective(gradients=False))
+        fit = next((n for n in range(len(left), 0, -1) if batch.has_room(left[:n])), 1)
+        rows += batch.join(left[:fit])
+        left = left[fit:]
+        while batch.rows:
+            batch.step(look=False)
     for row in rows:
         if row.error is not None:
             raise row.error
     return rows
-
-
-def _no_sampler() -> Any:
-    raise RuntimeError("an answer that was drawn for another one draws no answers itself")

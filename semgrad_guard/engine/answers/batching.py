@@ -1,17 +1,15 @@
-"""The batches in which requests are answered together.
+"""The requests that are answered together: they join and leave a model's batch at every step.
 
-Requests join and leave a batch at every step, or where a model cannot, they are answered in whole runs.
+Where a model cannot take answers in and out, requests are written in whole runs, from the first token to the last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
-from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.options import GenerationOptions, Sampling
 from semgrad_guard.engine.answers.request import Job, Request
 from semgrad_guard.engine.answers.sentences import EndedSentences, OpenSentences
@@ -21,9 +19,17 @@ from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.memory import is_out_of_memory
 from semgrad_guard.errors import AnswerInterruptedError
 
+Batching = Literal["steps", "equal_lengths", "none"]
+"""How requests share a model: they join and leave at any step; those that wait run together, with prompts of equal
+length; not at all.
+"""
+Key = tuple[WritingModel, Objective, Batching]
+"""What requests have in common that are answered together."""
+
+ROWS = 8
+"""Answers that are written at once, unless `LanguageModel.max_batch` is another number."""
 _READ = 256  # tokens of prompts that are read between two steps of the answers that are being written
 _LINGER = 4  # steps that an answer, or its sentences, wait for others to be scored with
-_CELLS = 1 << 11  # tokens of a whole run for each of its rows, padding counted: they bound its memory
 _LOOK = 16  # steps from one look at the model to the next: a look costs some twentieth of a step
 
 
@@ -54,26 +60,34 @@ class _Writing:
     """
 
     job: Job
-    draws: Mapping[Sampling, Sequence[GenerationOptions]]
+    request: Request[Any]
     open: OpenSentences | None = None
+    draws: Mapping[Sampling, Sequence[GenerationOptions]] = field(
+        default_factory=dict[Sampling, Sequence[GenerationOptions]]
+    )
     answers: list[WrittenAnswer] = field(default_factory=list[WrittenAnswer])
     samples: dict[Sampling, list[WrittenAnswer]] = field(default_factory=dict[Sampling, list[WrittenAnswer]])
     waited: int = 0
 
+    @classmethod
+    def of(cls, job: Job) -> _Writing:
+        """That of a job that asks for answers."""
+        _, request = job.submitted
+        return cls(job, request, OpenSentences() if request.on_sentences else None)
+
     @property
     def requests(self) -> list[BatchRequest]:
         """Its answers and samples as requests to the batch."""
-        request = self.job.submitted[1]
-        listener = request.on_piece if self.open is None else self.open.add
+        prompt, listener = self.request.prompt, self.request.on_piece if self.open is None else self.open.add
         drawn = [options for draw in self.draws.values() for options in draw]
         return [
-            *(BatchRequest(request.prompt, one, None if n else listener) for n, one in enumerate(request.options)),
-            *(BatchRequest(request.prompt, one, scored=False) for one in drawn),
+            *(BatchRequest(prompt, one, None if n else listener) for n, one in enumerate(self.request.options)),
+            *(BatchRequest(prompt, one, scored=False) for one in drawn),
         ]
 
     def begin(self, rows: Iterator[WrittenAnswer]) -> None:
         """Take the rows that were made of its requests."""
-        self.answers = [next(rows) for _ in self.job.submitted[1].options]
+        self.answers = [next(rows) for _ in self.request.options]
         self.samples = {plan: [next(rows) for _ in options] for plan, options in self.draws.items()}
 
     @property
@@ -93,13 +107,11 @@ class _Writing:
 
 
 class RunningRequests:
-    """Requests of one model and objective join a running batch at any step, and leave it when they are done."""
+    """The requests of one model and objective that are being answered together."""
 
-    looks_behind = False
-
-    def __init__(self, model: WritingModel, objective: Objective, rows: int) -> None:
-        self.key = model, objective
-        self._model, self._most = model, rows
+    def __init__(self, model: WritingModel, objective: Objective, batching: Batching) -> None:
+        self.key: Key = model, objective, batching
+        self._model, self._most, self._batching = model, model.max_batch or ROWS, batching
         self._batch = model.running_batch(objective)
         self._writing: list[_Writing] = []
         self._reading: list[tuple[_Writing, Iterator[list[WrittenAnswer] | None]]] = []
@@ -111,23 +123,30 @@ class RunningRequests:
         return not self._writing and not self._reading
 
     @property
+    def looks_behind(self) -> bool:
+        """Whether a request may begin with the first of the queue, before others between them, which cannot."""
+        return self._batching != "steps"
+
+    @property
     def rows(self) -> int:
         """How many answers are being written, or will be, without samples and those that count for no limit."""
-        begin = sum(len(one.job.submitted[1].options) for one, _ in self._reading if not one.job.extra_rows)
+        begin = sum(len(one.request.options) for one, _ in self._reading if not one.job.extra_rows)
         writing = [row for one in self._writing if not one.job.extra_rows for row in one.answers]
         return begin + sum(not row.done for row in writing)
 
     def has_room(self, jobs: Sequence[Job], *, beside: int) -> bool:
-        """Whether all of these can join now, besides so many answers in other batches."""
+        """Whether all of these can begin together now, besides so many answers in other batches."""
         submitted = [job.submitted for job in jobs]
-        if any((model, one.objective) != self.key for model, one in submitted):
+        if any((model, one.objective) != self.key[:2] for model, one in submitted):
             return False
         first = self.is_idle and not beside  # no one else waits for the pass
-        if first and len(submitted) == 1:
+        if len(submitted) == 1 and (first or self._batching != "steps"):
             return True
         new = [BatchRequest(one.prompt, options) for _, one in submitted for options in one.options]
-        reading = [request for writing, _ in self._reading for request in writing.requests if request.scored]
         lengths = [len(one.prompt.ids) for _, one in submitted]
+        if self._batching != "steps":  # they are one run
+            return self._batching == "equal_lengths" and len(new) <= self._most and len({*lengths}) == 1
+        reading = [request for writing, _ in self._reading for request in writing.requests if request.scored]
         read = sum(length for length in lengths if length <= _READ)  # longer prompts are read in pieces
         extra = sum(job.extra_rows for job in jobs)
         rows = beside + self.rows + len(new) - extra
@@ -135,28 +154,38 @@ class RunningRequests:
         return rows <= self._most and reads and self._batch.has_room([*reading, *new])
 
     def begin(self, jobs: Sequence[Job]) -> None:
-        """Read the prompts of requests, next to those that are being written.
+        """Read the prompts of requests, next to those that are being written; long ones in pieces.
 
-        A request that cannot join is written by itself, between two steps of the others.
+        Requests that cannot join are written by themselves, between two steps of the others.
         """
-        joining = list[_Writing]()
-        for job in jobs:
-            if self._can_join(job.submitted[1]):
-                sentences = OpenSentences() if job.submitted[1].on_sentences else None
-                joining.append(_Writing(job, {}, sentences))
-            else:
-                WholeRuns(self._most).begin([job])
+        joining, apart = list[_Writing](), list[_Writing]()
+        for writing in map(_Writing.of, jobs):
+            (joining if self._can_join(writing.request) else apart).append(writing)
+        if apart:
+            self._begin(apart, self._write_whole)
         if not joining:
             return
         try:
             self._batch.require_the_same_model()
         except AnswerInterruptedError as error:  # the model was changed: this ends old answers, and no new ones
             self._end([writing for writing in self._writing if not writing.done], error)
-        beside = len(self._batch.rows) + sum(len(writing.job.submitted[1].options) for writing in joining)
+        beside = len(self._batch.rows) + sum(len(writing.request.options) for writing in joining)
         for writing in joining:
-            writing.draws = self._draws_of(writing.job.submitted[1], beside)
+            writing.draws = self._draws_of(writing.request, beside)
             beside += sum(map(len, writing.draws.values()))
-        self._begin(joining)
+        long = [writing for writing in joining if len(writing.request.prompt.ids) > _READ]
+        self._reading += [(writing, self._batch.join_in_pieces(writing.requests, _READ)) for writing in long]
+        if at_once := [writing for writing in joining if writing not in long]:
+            self._begin(at_once, self._batch.join)
+
+    def _can_join(self, request: Request[Any]) -> bool:
+        if self._batching != "steps" or len(request.options) > self._most:
+            return False
+        try:
+            self._model.require_known([request.prompt])
+            return all(self._batch.takes(request.prompt, options) for options in request.options)
+        except Exception:  # noqa: BLE001 - raised again where it is written
+            return False
 
     def _draws_of(self, request: Request[Any], beside: int) -> Mapping[Sampling, Sequence[GenerationOptions]]:
         """The samples that are drawn next to so many rows; an estimator draws those itself that have no room here."""
@@ -168,53 +197,42 @@ class RunningRequests:
         fits = len(drawn) + beside <= 2 * self._most and all(self._batch.takes(prompt, one.options) for one in drawn)
         return draws if drawn and fits and self._batch.has_room(drawn, budgets=2) else {}
 
-    def _can_join(self, request: Request[Any]) -> bool:
-        try:
-            self._model.require_known([request.prompt])
-            fits = len(request.options) <= self._most
-            return fits and all(self._batch.takes(request.prompt, options) for options in request.options)
-        except Exception:  # noqa: BLE001 - raised again where it is written
-            return False
+    def _write_whole(self, requests: Sequence[BatchRequest]) -> Sequence[WrittenAnswer]:
+        with self._model.turn:
+            self._model.require_known([request.prompt for request in requests])
+            return self._model.write_whole(requests, most=self._most)
 
-    def _begin(self, joining: Sequence[_Writing]) -> None:
-        """Read prompts in one pass, or where that fails one by one; long ones in pieces.
+    def _begin(
+        self,
+        begun: Sequence[_Writing],
+        read: Callable[[Sequence[BatchRequest]], Sequence[WrittenAnswer]],
+    ) -> None:
+        """Read prompts together, or where that fails one by one.
 
-        The pass that reads one prompt ends when its caller leaves; one that reads several, only with the process.
+        What reads one prompt ends when its caller leaves; what reads several, only with the process.
         """
-        long = [writing for writing in joining if len(writing.job.submitted[1].prompt.ids) > _READ]
-        self._reading += [(writing, self._batch.join_in_pieces(writing.requests, _READ)) for writing in long]
-        if not (at_once := [writing for writing in joining if writing not in long]):
-            return
-        requests = [request for writing in at_once for request in writing.requests]
-        alone = at_once[0] if len(at_once) == 1 else None
+        work, alone = partial(read, [request for writing in begun for request in writing.requests]), len(begun) == 1
         try:
-            rows = iter(alone.job.run(lambda: self._batch.join(requests)) if alone else self._batch.join(requests))
+            rows = iter(begun[0].job.run(work) if alone else work())
         except BaseException as error:  # noqa: BLE001 - raised by the caller
             if alone:
-                self._failed(alone, error)
+                self._failed(begun[0], error)
             else:
-                for writing in at_once:
-                    self._begin([writing])
+                for writing in begun:
+                    self._begin([writing], read)
             return
-        for writing in at_once:
+        for writing in begun:
             writing.begin(rows)
             self._writing.append(writing)
 
     def _failed(self, writing: _Writing, error: BaseException) -> None:
         """A prompt cannot be read: its caller gets the error, unless there is room without the samples."""
-        self._reading = [(other, pieces) for other, pieces in self._reading if other is not writing]
         if not writing.draws or not is_out_of_memory(error):
             self._end([writing], error)
             return
+        self._reading = [(one, pieces) for one, pieces in self._reading if one is not writing]
         writing.draws = {}
-        self._begin([writing])
-
-    def _give_up_draws(self) -> None:
-        """Leave samples that cannot be drawn here to their estimator."""
-        for writing in self._writing:
-            failed = [plan for plan, rows in writing.samples.items() if any(row.error for row in rows)]
-            for plan in failed:
-                self._batch.drop(writing.samples.pop(plan))
+        self._begin([writing], self._batch.join)
 
     def _read_on(self) -> None:
         """Read one more piece of the prompt that has waited longest."""
@@ -249,7 +267,6 @@ class RunningRequests:
                 step()
         except BaseException as error:  # noqa: BLE001 - raised by the callers
             self._end(unfinished, error)
-        self._give_up_draws()
         self._hand_over_sentences()
         self._settle()
 
@@ -280,7 +297,7 @@ class RunningRequests:
             try:
                 if sentences is None:
                     continue
-                if writing.job.run(partial(self._goes_on, writing, sentences)):
+                if writing.job.run(partial(self._goes_on, writing.request, sentences)):
                     scored.append((writing, sentences.scored))
                 else:
                     self._batch.end(writing.answers[0], sentences.tokens)
@@ -291,10 +308,9 @@ class RunningRequests:
         except BaseException as error:  # noqa: BLE001 - raised by the callers
             self._end([writing for writing, _ in scored], error)
 
-    def _goes_on(self, writing: _Writing, sentences: EndedSentences) -> bool:
-        listener = writing.job.submitted[1].on_sentences
+    def _goes_on(self, request: Request[Any], sentences: EndedSentences) -> bool:
         with self._model.turn:
-            return listener is None or listener(sentences)
+            return request.on_sentences is None or request.on_sentences(sentences)
 
     def _settle(self) -> None:
         """Score finished answers: together with others that soon will be, as long as that is a matter of steps."""
@@ -315,17 +331,20 @@ class RunningRequests:
             with self._model.turn:  # in which the model is looked at once
                 rows = [row for writing in done for row in writing.answers]
                 known = [writing.open and writing.open.known for writing in done for _ in writing.answers]
-                generations = iter(self._batch.generations(rows, known))
+                most = self._model.max_batch or len(rows)
+                parts = (slice(begin, begin + most) for begin in range(0, len(rows), most))
+                generations = (one for part in parts for one in self._batch.generations(rows[part], known[part]))
                 for writing in done:
-                    own, job = [next(generations) for _ in writing.answers], writing.job
+                    own, request = [next(generations) for _ in writing.answers], writing.request
                     for plan, drawn in writing.samples.items():
-                        samples = self._batch.samples(drawn)
-                        for one in own:
-                            one.scoring.keep_samples(one.row, plan, samples)
+                        if not any(row.error for row in drawn):  # else their estimator draws them itself
+                            samples = self._batch.samples(drawn)
+                            for one in own:
+                                one.scoring.keep(plan, one.row, samples)
                     if error := writing.error:  # a listener did not take the last piece
-                        job.fail(error)
+                        writing.job.fail(error)
                     else:
-                        job.settle(lambda job=job, own=own: job.submitted[1].finish(own))
+                        writing.job.settle(partial(request.finish, own))
         except BaseException as error:  # noqa: BLE001 - raised by the callers
             for writing in done:
                 writing.job.fail(error)
@@ -338,71 +357,3 @@ class RunningRequests:
         finally:
             for writing in ended:
                 writing.job.fail(error)
-
-
-class WholeRuns:
-    """Each run of the model answers one request, or several with prompts of one length, from the first token to the
-    last.
-
-    Up to so many `rows`. `looks_behind`: a request may begin together with the first of the queue, before others
-    between them, which cannot.
-    """
-
-    looks_behind = True
-
-    def __init__(self, rows: int) -> None:
-        self._most = rows
-
-    def has_room(self, jobs: Sequence[Job], *, beside: int) -> bool:
-        """Whether these can be one run."""
-        del beside
-        submitted = [job.submitted for job in jobs]
-        if len(submitted) == 1:
-            return True
-        rows = sum(len(one.options) for _, one in submitted)
-        most = self._most + sum(job.extra_rows for job in jobs)
-        longest = max(len(one.prompt.ids) + options.max_tokens for _, one in submitted for options in one.options)
-        fit = rows <= most and rows * longest <= _CELLS * most
-        alike = {(id(model), one.objective, len(one.prompt.ids)) for model, one in submitted}
-        return fit and len(alike) == 1
-
-    def begin(self, jobs: Sequence[Job]) -> None:
-        """Answer them, one alone under its stops; where several fail, each by itself."""
-        results = None
-        if len(jobs) > 1:
-            with suppress(BaseException):  # raised again by the request that causes it
-                results = _written([job.submitted for job in jobs])
-        for index, job in enumerate(jobs):
-            if results is None:
-                job.settle(lambda job=job: self._alone(*job.submitted))
-            else:
-                job.settle(lambda own=results[index]: own)
-
-    def _alone(self, model: WritingModel, request: Request[Any]) -> Any:
-        """The result of one request: its answers together, as far as there is room."""
-        most = self._most
-        with model.turn:
-            parts = [request.options[n : n + most] for n in range(0, len(request.options), most)]
-            found = [_run(model, [replace(request, options=options)]) for options in parts]
-            return request.finish([one for part in found for one in part])
-
-
-def _written(submitted: Sequence[tuple[WritingModel, Request[Any]]]) -> list[Any]:
-    """The results of requests to one model, written in one run."""
-    model, requests = submitted[0][0], [request for _, request in submitted]
-    with model.turn:  # in which the model is looked at once, for the answers and for their scores
-        written = iter(_run(model, requests))
-        return [request.finish([next(written) for _ in request.options]) for request in requests]
-
-
-def _run(model: WritingModel, requests: Sequence[Request[Any]]) -> list[Generation]:
-    return model.write_whole(
-        [
-            BatchRequest(request.prompt, options, None if number else request.on_piece)
-            for request in requests
-            for number, options in enumerate(request.options)
-        ]
-    )
-
-
-Batcher = RunningRequests | WholeRuns

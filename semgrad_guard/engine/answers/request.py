@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextvars import Context, copy_context
@@ -18,7 +18,7 @@ from semgrad_guard.engine.answers.writing_model import WritingModel
 from semgrad_guard.engine.interruption import SLICE, Stop, Stops, current_stop, stopping
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.errors import AnswerCancelledError, SemGradGuardError
+from semgrad_guard.errors import SemGradGuardError
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -250,90 +250,3 @@ class PieceStream(Generic[R]):
     def __del__(self) -> None:
         if hasattr(self, "ticket"):
             self.close()
-
-
-class TextStream(Iterator[str]):
-    """Pieces of an answer's text; joined, they are exactly `generation.text`.
-
-    Text is held back while it might turn out to be the start of a stop string or half a character. The model's worker
-    writes it from the first piece on, under the stops that count where the stream is opened and where that piece is
-    taken; an error there is raised here. Leaving the stream early, dropping it, or `close()` stops the model; the
-    stream then ends, and there is no generation.
-    """
-
-    def __init__(self, submit: Callable[[Callable[[Piece], None]], Ticket[Generation]]) -> None:
-        self._submit, self._opened_under = submit, current_stop()
-        self._waiting_under = Stops()
-        self._stream: PieceStream[Generation] | None = None
-        self._ready: list[str] = []
-        self._is_closed = self._has_ended = False
-
-    def begin(self) -> Ticket[Generation]:
-        """The ticket of the answer, which is written from now on.
-
-        Raises:
-            AnswerCancelledError: the stream was closed.
-        """
-        if self._is_closed:
-            raise AnswerCancelledError("the stream was closed before its answer was complete")
-        if self._stream is None:
-            with stopping(self._opened_under):
-                self._waiting_under = current_stop()
-                self._stream = PieceStream(self._submit)
-        return self._stream.ticket
-
-    def __iter__(self) -> TextStream:
-        return self
-
-    def __next__(self) -> str:
-        if not self._ready and not self._has_ended:
-            self._read()
-        if not self._ready:
-            raise StopIteration
-        return self._ready.pop(0)
-
-    def _read(self) -> None:
-        """Wait for more text, or for the end; a caller under a stop may leave a queue that does not move."""
-        if self._stream is None:
-            if self._is_closed:
-                return
-            self.begin()
-        while self._stream is not None and not self._ready:
-            stops = Stops() if self._is_closed else self._waiting_under
-            pieces = waited(self._stream.next(), stops)
-            if pieces is None:
-                self._has_ended = True
-                ticket = self._stream.ticket
-                if not self._is_closed or not _was_cancelled(ticket):
-                    ticket.result()  # or its error
-                return
-            self._ready += [piece for piece in pieces if isinstance(piece, str)]
-
-    def close(self) -> None:
-        """Stop the model; harmless at any time."""
-        self._is_closed = True
-        if self._stream is not None:
-            self._stream.close()
-
-    def __enter__(self) -> TextStream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @property
-    def generation(self) -> Generation:
-        """The whole answer. Consumes the rest of the stream.
-
-        Raises:
-            AnswerCancelledError: the stream was closed before its answer was complete.
-        """
-        for _ in self:
-            pass
-        if self._stream is None or _was_cancelled(self._stream.ticket):
-            raise AnswerCancelledError("the stream was closed before its answer was complete")
-        return self._stream.ticket.result()
-
-
-def _was_cancelled(ticket: Ticket[Generation]) -> bool:
-    return ticket.cancelled() or isinstance(ticket.exception(), AnswerCancelledError)

@@ -13,14 +13,12 @@ from itertools import accumulate, pairwise
 
 from semgrad_guard.engine.answers.answer import BatchScoring, Evidence
 from semgrad_guard.engine.answers.text import Piece
-from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.prompts.responses import Codec
-from semgrad_guard.engine.prompts.semantic_token import TokenizedText
-from semgrad_guard.engine.replay.tape import Row
 from semgrad_guard.engine.scores.gradients import GradientScores
-from semgrad_guard.engine.scores.scorer import Scorer
 from semgrad_guard.engine.sentences import Span, decided, sentences
+
+Sentences = list[tuple[Span, Evidence | None]]
+"""Where each sentence of an answer stands in its text, and its evidence; None for one without a token."""
 
 
 class OpenSentences:
@@ -73,45 +71,36 @@ def _spelled(ids: Sequence[int], codec: Codec, *, special: bool = False) -> int:
     return len(codec.decode(ids, special=special).rstrip("\ufffd"))
 
 
-def sentence_evidence(
-    whole: Evidence, counts: Sequence[int], texts: Sequence[str], *, known: int = 0
-) -> tuple[Evidence | None, ...]:
-    """The evidence about each sentence of an answer, of so many of its tokens; None for one without a token.
+def parts_together(divided: Sequence[tuple[Evidence, Sequence[Span], Sequence[str]]]) -> list[list[Evidence | None]]:
+    """The evidence about parts of some answers, each given everything before it, to be scored together.
 
-    The first `known` are scored already, and get none.
+    A part is tokens [begin, end) of its answer, and their text; one without a token has no evidence.
     """
-    spans = list(pairwise(accumulate(counts, initial=0)))
-    return (*(None,) * known, *part_evidence(whole, spans[known:], texts[known:]))
-
-
-def part_evidence(whole: Evidence, spans: Sequence[Span], texts: Sequence[str]) -> list[Evidence | None]:
-    """The evidence about parts of an answer, each given everything before it: tokens [begin, end), and their text.
-
-    None for a part without a token.
-    """
-    answer = whole.answer
     parts = [
         replace(
-            answer,
+            whole.answer,
             text=text,
-            ids=answer.ids[begin:end],
-            preceding=(*answer.preceding, *answer.ids[:begin]),
-            written=(*answer.preceding, *answer.ids),
+            ids=whole.response_ids[begin:end],
+            preceding=(*whole.preceding_ids, *whole.response_ids[:begin]),
+            written=(*whole.preceding_ids, *whole.response_ids),
         )
-        for (begin, end), text in zip(spans, texts, strict=True)
+        for whole, ranges, texts in divided
+        for (begin, end), text in zip(ranges, texts, strict=True)
         if end > begin
     ]
-    scorer, sampler = whole.scoring.model
-    tapes = [whole.scoring.tape(whole.row)] * len(parts)
-    found = iter(BatchScoring(scorer, parts, sampler, tapes=tapes, in_context=True).evidence)
-    return [next(found) if end > begin else None for begin, end in spans]
+    tapes = [whole.scoring.tape(whole.row) for whole, ranges, _ in divided for begin, end in ranges if end > begin]
+    if not parts:
+        return [[None] * len(ranges) for _, ranges, _ in divided]
+    found = iter(BatchScoring(divided[0][0].sampler, parts, tapes=tapes, in_context=True).evidence)
+    return [[next(found) if end > begin else None for begin, end in ranges] for _, ranges, _ in divided]
 
 
 def parts_of(answer: Evidence, spans: Sequence[Span], codec: Codec) -> list[Evidence | None]:
     """The evidence about pieces of an answer's text as its tokens spell it, in order (`token_ranges`)."""
     ids = answer.response_ids
     ranges = token_ranges(ids, spans, codec)
-    return part_evidence(answer, ranges, [codec.decode(ids[begin:end]) for begin, end in ranges])
+    (found,) = parts_together([(answer, ranges, [codec.decode(ids[begin:end]) for begin, end in ranges])])
+    return found
 
 
 def token_ranges(ids: Sequence[int], spans: Sequence[Span], codec: Codec) -> list[Span]:
@@ -128,18 +117,61 @@ def token_ranges(ids: Sequence[int], spans: Sequence[Span], codec: Codec) -> lis
     return ranges
 
 
-def sentences_of(answer: Evidence, codec: Codec, *, known: int = 0) -> list[tuple[Span, Evidence | None]] | None:
+def sentences_of(answer: Evidence, codec: Codec, *, known: int = 0) -> Sentences | None:
     """The sentences of an answer's text, each with its evidence (`LanguageModel.sentences`), made once."""
 
-    def work(_: Sequence[Evidence]) -> Sequence[list[tuple[Span, Evidence | None]] | None]:
-        spans = sentences(answer.text)
-        counts = token_counts(answer.response_ids, answer.text, spans, codec)
-        if counts is None:
-            return [None]
-        texts = [answer.text[begin:end] for begin, end in spans]
-        return [list(zip(spans, sentence_evidence(answer, counts, texts, known=known), strict=True))]
+    def work(_: Sequence[Evidence]) -> Sequence[Sentences | None]:
+        return sentences_together([answer], codec, [known])
 
-    return answer.scoring.together(("sentences", known), work, answer.row, alone=True)
+    return answer.scoring.together(_key(known), work, answer.row, alone=True)
+
+
+def keep_sentences(answers: Sequence[Evidence], codec: Codec, known: Sequence[int]) -> None:
+    """Have the sentences of some answers scored together, wherever the first of them is (`sentences_of`)."""
+    for one, count, found in zip(answers, known, sentences_together(answers, codec, known), strict=True):
+        one.scoring.keep(_key(count), one.row, found)
+
+
+def sentences_together(answers: Sequence[Evidence], codec: Codec, known: Sequence[int]) -> list[Sentences | None]:
+    """The sentences of each answer, to be scored together. The first `known` are scored already, and have no evidence.
+
+    None for an answer whose tokens spell another text.
+    """
+    spans = [sentences(one.text) for one in answers]
+    divided = _divided(answers, spans, codec, known, finished=True)
+    return [
+        None if own is None else list(zip(places, (*(None,) * count, *own[1]), strict=True))
+        for own, places, count in zip(divided, spans, known, strict=True)
+    ]
+
+
+def _divided(
+    answers: Sequence[Evidence],
+    spans: Sequence[Sequence[Span]],
+    codec: Codec,
+    known: Sequence[int],
+    *,
+    finished: bool,
+) -> list[tuple[tuple[int, ...], list[Evidence | None]] | None]:
+    """How many tokens each sentence of each answer has, and the evidence about those behind the first `known`.
+
+    Of an answer that is not `finished`, the last number is that of the tokens behind the sentences.
+    """
+    counts = [
+        token_counts(one.response_ids, one.text, own if finished else [*own, (own[-1][1], len(one.text))], codec)
+        for one, own in zip(answers, spans, strict=True)
+    ]
+    divided = list[tuple[Evidence, Sequence[Span], Sequence[str]]]()
+    for one, own, tokens, first in zip(answers, spans, counts, known, strict=True):
+        if tokens is not None:
+            ranges = list(pairwise(accumulate(tokens, initial=0)))
+            divided.append((one, ranges[first : len(own)], [one.text[begin:end] for begin, end in own[first:]]))
+    found = iter(parts_together(divided))
+    return [None if tokens is None else (tokens, next(found)) for tokens in counts]
+
+
+def _key(known: int) -> tuple[str, int]:
+    return "sentences", known
 
 
 @dataclass(frozen=True)
@@ -157,17 +189,21 @@ class EndedSentences:
     scored: int
 
 
-def ended_sentences(answer: Evidence, spans: Sequence[Span], codec: Codec, *, known: int) -> EndedSentences | None:
-    """Those of an answer whose first `known` are scored already; None where its tokens spell another text."""
-    counts = token_counts(answer.response_ids, answer.text, [*spans, (spans[-1][1], len(answer.text))], codec)
-    if counts is None:
-        return None
-    texts = [answer.text[begin:end] for begin, end in spans]
-    found = sentence_evidence(answer, counts[:-1], texts, known=known)[known:]
-    end = codec.decode(answer.response_ids).find(answer.text) + len(answer.text[: spans[-1][1]].rstrip())
-    before = len(answer.preceding_ids)
-    tokens = before + _tokens_beyond(end, answer.response_ids, codec)
-    return EndedSentences(answer, spans, found, tokens, before + sum(counts[:-1]))
+def ended_sentences(
+    answers: Sequence[Evidence], spans: Sequence[Sequence[Span]], codec: Codec, known: Sequence[int]
+) -> list[EndedSentences | None]:
+    """Those of answers whose first `known` are scored already; None for one whose tokens spell another text."""
+    ended = list[EndedSentences | None]()
+    for one, own, divided in zip(answers, spans, _divided(answers, spans, codec, known, finished=False), strict=True):
+        if divided is None:
+            ended.append(None)
+            continue
+        counts, found = divided
+        end = codec.decode(one.response_ids).find(one.text) + len(one.text[: own[-1][1]].rstrip())
+        before = len(one.preceding_ids)
+        tokens = before + _tokens_beyond(end, one.response_ids, codec)
+        ended.append(EndedSentences(one, own, found, tokens, before + sum(counts[:-1])))
+    return ended
 
 
 @dataclass(frozen=True)
@@ -181,33 +217,3 @@ class Segment:
     start: int
     end: int
     scores: GradientScores | None
-
-
-def score_segments(
-    scorer: Scorer,
-    prompt: Prompt,
-    response: TokenizedText,
-    *,
-    objective: Objective,
-    before: Sequence[int] = (),
-) -> list[Segment]:
-    """The sentences of a response with their scores: one pass reads it for all of them.
-
-    The paper's appendix expects long answers to dilute the gradient and points to scoring claim by claim. A segment's
-    objective is the answer's own with the segment's tokens alone in the sum; the text before it is its context.
-
-    `before` are the tokens between the prompt and the response, its thought: its context like the prompt.
-    """
-    spans = sentences(response.text)
-    counts, written = response.counts(spans), (*before, *response.ids)
-    ends = pairwise(accumulate(counts, initial=len(before)))
-    rows = [
-        Row.of(prompt.ids, written, prompt.semantic_token.offset, objective, before=begin, end=end, in_context=True)
-        for begin, end in ends
-        if end > begin
-    ]
-    scores = iter(scorer.score(rows, objective))
-    return [
-        Segment(response.text[start:end], start, end, next(scores) if count else None)
-        for (start, end), count in zip(spans, counts, strict=True)
-    ]

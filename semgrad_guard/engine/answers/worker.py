@@ -11,47 +11,25 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import partial
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
-from semgrad_guard.engine.answers.batching import Batcher, RunningRequests, WholeRuns
+from semgrad_guard.engine.answers.batching import Batching, Key, RunningRequests
 from semgrad_guard.engine.answers.request import Job, Request, Ticket
 from semgrad_guard.engine.answers.writing_model import WritingModel
-from semgrad_guard.engine.interruption import Stop, start_thread
-from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.interruption import SLICE, Stop, start_thread
 from semgrad_guard.engine.scores.scorer import Scorer
 from semgrad_guard.errors import AnswerCancelledError, AnswerInterruptedError
 
 R = TypeVar("R")
 
-Batching = Literal["steps", "equal_lengths", "none"]
-"""How requests share a model: they join and leave at any step; those that wait run together, with prompts of equal
-length; not at all.
-"""
-
-ROWS = 8
-"""Answers that are written at once, unless `LanguageModel.max_batch` is another number."""
 IDLE = 5.0
 """Seconds after which an idle thread ends."""
 _ENDING = "the process is ending; nothing is answered any more"
-
-
-class _Closing(Stop):
-    """Stops the work of the model's thread, and wakes it where it waits."""
-
-    def __init__(self, changed: threading.Condition) -> None:
-        super().__init__()
-        self._changed = changed
-
-    def cancel(self) -> None:
-        """As `Stop.cancel`."""
-        with self._changed:
-            super().cancel()
-            self._changed.notify_all()
 
 
 class _Queue:
@@ -61,7 +39,7 @@ class _Queue:
         self.changed = threading.Condition()
         self.waiting: deque[Job] = deque()
         self.thread: threading.Thread | None = None
-        self._closing = _Closing(self.changed)
+        self._closing = Stop()  # cancelled where the process ends
 
     def put(self, jobs: Sequence[Job], worker: Worker) -> None:
         """Append jobs, and see to it that a thread runs.
@@ -105,9 +83,11 @@ class _Queue:
 
     def next_comes(self) -> bool:
         """Wait until there is a job. Where none comes, or the process ends, this thread is no longer the queue's."""
+        until = time.monotonic() + IDLE
         with self.changed:
-            comes = self.changed.wait_for(lambda: self.waiting or self._closing.cancelled, IDLE)
-            if comes and not self._closing.cancelled:
+            while not (self.waiting or self._closing.cancelled) and (left := until - time.monotonic()) > 0:
+                self.changed.wait(min(SLICE, left))
+            if self.waiting and not self._closing.cancelled:
                 return True
             self.thread = None
         if self._closing.cancelled:
@@ -135,8 +115,8 @@ class Worker:
     def renew(self) -> None:
         """Begin anew: after a fork, thread and requests are the parent's."""
         self._queue = _Queue()
-        self._running: dict[tuple[WritingModel, Objective], RunningRequests] = {}
-        self._known: WeakKeyDictionary[WritingModel, tuple[tuple[int | None, object], Batching]] = WeakKeyDictionary()
+        self._running: dict[Key, RunningRequests] = {}
+        self._known: WeakKeyDictionary[WritingModel, Batching] = WeakKeyDictionary()
 
     @property
     def depth(self) -> int:
@@ -158,9 +138,8 @@ class Worker:
         return self._put([Job.of(self._withdraw, work=work)])[0]
 
     def batching(self, model: WritingModel) -> Batching | None:
-        """How requests share this model; None as long as that is not known."""
-        known = self._known.get(model)
-        return known[1] if known is not None and known[0][0] == model.max_batch else None
+        """How requests shared this model when it was last looked at; None as long as it was not."""
+        return self._known.get(model)
 
     def look(self, model: WritingModel) -> Batching:
         """How requests share this model as it is now; for the model's thread.
@@ -168,19 +147,31 @@ class Worker:
         The first call, and one after a change of the model, makes its self-check: a hook may let rows see each other.
         """
         with model.turn:
-            state, known = (model.max_batch, model.changes), self._known.get(model)
-            if known is None or known[0] != state:
-                known = self._known[model] = state, batching_of(model)
-            return known[1]
+            stacks = model.max_batch != 1 and model.stacks
+            found = self._known[model] = "steps" if model.joins else "equal_lengths" if stacks else "none"
+            return found
 
     def _put(self, jobs: Sequence[Job], *, here: bool = False) -> list[Ticket[Any]]:
         if here or threading.current_thread() is self._queue.thread:
             for job in jobs:
-                job.begin()
-                self._do(None if job.work else WholeRuns(1), [job])
+                self._do_here(job)
         else:
             self._queue.put(jobs, self)
         return [job.ticket for job in jobs]
+
+    def _do_here(self, job: Job) -> None:
+        """Do a job at once, in the running thread."""
+        job.begin()
+        if job.work is not None:
+            job.settle(job.work)
+            return
+        try:
+            running = RunningRequests(*self._key_of(job))
+            running.begin([job])
+            while not running.is_idle:
+                running.step()
+        except BaseException as error:  # noqa: BLE001 - raised by the caller
+            job.fail(error)
 
     def _withdraw(self, ticket: Ticket[Any]) -> bool:
         """Take a request out of the queue: whether it was still there, and is the caller's to settle."""
@@ -204,19 +195,16 @@ class Worker:
             self._running.clear()
             raise
 
-    def _do(self, batcher: Batcher | None, jobs: Sequence[Job]) -> None:
+    def _do(self, running: RunningRequests | None, jobs: Sequence[Job]) -> None:
         """Begin requests together, or do other work."""
-        if batcher is None:
+        if running is None:
             for job in jobs:
                 job.settle(cast("Callable[[], Any]", job.work))
             return
-        turn = nullcontext()
-        if isinstance(batcher, RunningRequests):
-            self._running[batcher.key] = batcher
-            turn = batcher.key[0].turn  # in which the model is looked at once
+        self._running[running.key] = running
         try:
-            with turn:
-                batcher.begin(jobs)
+            with running.key[0].turn:  # in which the model is looked at once
+                running.begin(jobs)
         except BaseException as error:  # noqa: BLE001 - raised by the callers
             for job in jobs:
                 job.fail(error)
@@ -230,56 +218,40 @@ class Worker:
                 if self._takes(job):
                     job.fail(error)
 
-    def _next(self) -> tuple[Batcher | None, list[Job]]:
+    def _next(self) -> tuple[RunningRequests | None, list[Job]]:
         """The work that begins now: other work, or the oldest request and those that are written together with it.
 
         The job that has waited longest always begins, so that none is passed by for ever.
         """
-        first: Batcher | None = None
+        first: RunningRequests | None = None
         batch: list[Job] = []
         for job in self._queue.listed():
             if job.work is not None and not batch:
                 return None, [job] if self._takes(job) else []
             try:
-                batcher = first or self._batcher(job)
-                others = sum(running.rows for running in self._running.values() if running is not batcher)
-                fits = job.work is None and batcher.has_room([*batch, job], beside=others)
+                found = first or self._running.get(key := self._key_of(job)) or RunningRequests(*key)
+                others = sum(running.rows for running in self._running.values() if running is not found)
+                fits = job.work is None and found.has_room([*batch, job], beside=others)
             except BaseException as error:  # noqa: BLE001 - raised by the caller
                 if self._takes(job):
                     job.fail(error)
                 continue
             if fits:
                 if self._takes(job):
-                    first = batcher
+                    first = found
                     batch.append(job)
-            elif not (batch and batcher.looks_behind):
+            elif not (batch and found.looks_behind):
                 break
         return first, batch
 
-    def _batcher(self, job: Job) -> Batcher:
-        """Where a request would be written."""
+    def _key_of(self, job: Job) -> Key:
+        """What the requests have in common that share a batch with this one."""
         model, request = job.submitted
-        batching, rows = job.run(lambda: self.look(model)), rows_of(model)
-        if batching == "steps":
-            found = self._running.get((model, request.objective))
-            return found or RunningRequests(model, request.objective, rows)
-        return WholeRuns(1 if batching == "none" else rows)
+        return model, request.objective, job.run(lambda: self.look(model))
 
     def _takes(self, job: Job) -> bool:
         """Take a job out of the queue to do it: whether its caller still waits."""
         return self._queue.take(lambda other: other is job) is not None and job.begin()
-
-
-def rows_of(model: WritingModel) -> int:
-    """How many answers of this model are written at once."""
-    return model.max_batch or ROWS
-
-
-def batching_of(model: WritingModel) -> Batching:
-    """How requests can share a model. The first call makes the model's self-check."""
-    if model.joins:
-        return "steps"
-    return "equal_lengths" if model.stacks and rows_of(model) > 1 else "none"
 
 
 _workers: WeakKeyDictionary[Scorer, Worker] = WeakKeyDictionary()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -13,12 +13,9 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from semgrad_guard.declared import plain
-from semgrad_guard.engine.answers.answer import Generation
-from semgrad_guard.engine.answers.batch import RunningBatch, written_all, written_whole
+from semgrad_guard.engine.answers.batch import RunningBatch, drawn, written_whole
 from semgrad_guard.engine.answers.options import GenerationOptions
-from semgrad_guard.engine.answers.sampling import Drawing, ModelSampler
-from semgrad_guard.engine.answers.text import Visible
-from semgrad_guard.engine.answers.writing import BatchRequest, Writer
+from semgrad_guard.engine.answers.writing import BatchRequest, Writer, WrittenAnswer
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import (
     PLAIN,
@@ -29,18 +26,14 @@ from semgrad_guard.engine.prompts.prompt import (
     render,
     template_fingerprint,
 )
-from semgrad_guard.engine.prompts.response_templates import CallForm
 from semgrad_guard.engine.prompts.semantic_token import TokenChoice
-from semgrad_guard.engine.prompts.tool_calls import call_form
+from semgrad_guard.engine.prompts.tool_calls import CallForm, call_form
 from semgrad_guard.engine.replay.kernels import lacks_units
 from semgrad_guard.engine.replay.memory import Memory
 from semgrad_guard.engine.scores.scorer import scorer_of
 from semgrad_guard.errors import InputError, PromptTooLongError, UnsupportedToolsError
 from semgrad_guard.named import NAMES
 from semgrad_guard.records import Conversation
-
-DEPARTURES = ("semantic_token", "end_tokens")
-"""The names in `WritingModel.departures`."""
 
 
 @dataclass(frozen=True)
@@ -122,11 +115,6 @@ class WritingModel:
     def has_turn(self) -> bool:
         """Whether the running thread is within such a block."""
         return self._scorer.lock.is_mine
-
-    @property
-    def changes(self) -> object:
-        """Another object after every change of the model that was seen, this look included."""
-        return self._scorer.epoch
 
     def refresh(self) -> None:
         """Take the model as it is now.
@@ -299,37 +287,18 @@ class WritingModel:
         usual = self._end_tokens == tuple(sorted(_token_ids(getattr(config, "eos_token_id", None))))
         return token if usual else {**token, "end_tokens": list(self._end_tokens)}
 
-    def write_whole(self, requests: Sequence[BatchRequest]) -> list[Generation]:
-        """Answer prompts in one go each, together as far as the model allows it.
+    def write_whole(self, requests: Sequence[BatchRequest], *, most: int) -> Sequence[WrittenAnswer]:
+        """Write answers in one go each: up to so many together, as far as the model allows it.
 
         Raises:
             AnswerInterruptedError: the current stop ended it.
         """
-        with self._scorer.lock:
-            self.require_known([request.prompt for request in requests])
-            rows = written_whole(self._writer, requests)
-            for row in rows:
-                if row.error is not None:
-                    raise row.error
-            answers = self._writer.generations(rows, [None] * len(rows), self._make_sampler)
-            for row, answer in zip(rows, answers, strict=True):
-                row.finish(answer)
-                if row.error is not None:
-                    raise row.error
-            return answers
+        return written_whole(self._writer, requests, most=most)
 
     @property
     def stacks(self) -> bool:
         """Whether prompts of equal length may be answered in one batch."""
         return self._scorer.stacks
-
-    @property
-    def fixed_positions(self) -> int | None:
-        """Up to how many tokens, prompt and answer, a row of a batch does not depend on how long others are.
-
-        None: any number. Rotary frequencies that change with the length are those of the longest row.
-        """
-        return self._scorer.architecture.fixed_positions
 
     @property
     def joins(self) -> bool:
@@ -341,7 +310,7 @@ class WritingModel:
 
         `objective` is that of later scoring, as in `generate`.
         """
-        return RunningBatch(lambda: self._writer, objective or Objective(), self._make_sampler)
+        return RunningBatch(lambda: self._writer, objective or Objective())
 
     def fitted(self, options: GenerationOptions | None, *prompts: Prompt) -> GenerationOptions:
         """The options with `max_tokens` cut to the room that the context window leaves after the longest prompt.
@@ -385,27 +354,15 @@ class WritingModel:
         """One for the tokens that end an answer now; their owner may change them, in the generation config."""
         end_tokens = self._end_tokens
         if self._writing is None or self._writing.end_tokens != end_tokens:
-            self._writing = Writer(self._scorer, self.tokenizer, end_tokens=end_tokens)
+            self._writing = Writer(
+                self._scorer,
+                self.tokenizer,
+                drawn,
+                end_tokens=end_tokens,
+                window=self.context_window,
+                template_options=self._template_options,
+            )
         return self._writing
-
-    @property
-    def _make_sampler(self) -> Callable[[], ModelSampler]:
-        """For estimators: further answers of the model, and its opinion of answers."""
-        return partial(
-            _sampler,
-            self._writer,
-            # no method of this object: an answer must not keep it alive
-            render=partial(render, self.tokenizer, template_options=self._template_options),
-            window=self.context_window,
-        )
-
-
-def _sampler(writer: Writer, *, render: Callable[[Conversation], Prompt], window: int | None) -> ModelSampler:
-    def draw(wanted: Sequence[Drawing]) -> list[Visible]:
-        requests = [BatchRequest(prompt, options, None, False, own) for prompt, options, own in wanted]
-        return [writer.read(row) for row in written_all(writer, requests)]
-
-    return ModelSampler(writer.scorer, writer, draw, end_tokens=writer.end_tokens, render=render, window=window)
 
 
 def _token_ids(listed: Any) -> tuple[int, ...]:

@@ -200,23 +200,10 @@ def _refuse_places(model: nn.Module, name: str) -> None:
             f"this {name} lies on the meta device: it has shapes and no weights ({size:.2f} GiB). Load them, for "
             "example device_map='cpu'."
         )
-    if any(
-        type(weight).__name__ == "Params4bit" and getattr(weight, "quant_state", None) is None for weight in weights
-    ):
-        raise UnsupportedModelError(
-            f"this {name} should be quantized by bitsandbytes, says its configuration, and its weights are plain. "
-            "Remove quantization_config from its config.json, or save it again as it should be."
-        )
     if any(isinstance(module, nn.Linear) and not hasattr(module, "weight") for module in model.modules()):
         raise UnsupportedModelError(
             f"the linear layers of this {name} keep packed numbers instead of weights (compressed-tensors). Load it "
             "with quantization_config=CompressedTensorsConfig(run_compressed=False), which unpacks them."
-        )
-    config: Any = model.config
-    if "cpu" in places and getattr(config, "_attn_implementation", None) == "flex_attention":
-        raise UnsupportedModelError(
-            f"this {name} uses flex_attention, of which torch computes no gradients on a CPU. Load it with "
-            "attn_implementation='sdpa'."
         )
 
 

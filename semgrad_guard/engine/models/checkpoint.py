@@ -69,10 +69,8 @@ def load(name_or_path: str, **options: Any) -> tuple[PreTrainedModel, PreTrained
     options["quantization_config"] = _quantization(options.get("quantization_config"))
     path = str(folder_of(name_or_path) or name_or_path)
     where = {key: options[key] for key in _WHERE if options.get(key) is not None}
-    if exists(Path(path)) or path.lower().endswith(".gguf"):
-        gguf = find_gguf(path, **where)
-        if gguf is not None:
-            return load_gguf(gguf, name_or_path, **options)
+    if (gguf := find_gguf(path, **where)) is not None:
+        return load_gguf(gguf, name_or_path, **options)
     folder = Path(path)
     if (folder / _ADAPTER).is_file() and not any(folder.glob("model*.safetensors")):  # to be put on a base model
         return _load_adapted(folder, **options)
@@ -222,7 +220,7 @@ def require_checkpoint(path: Path, name: str) -> None:
     Raises:
         ModelNotFoundError: no such folder, no weights in it, weights in another form, or no configuration.
     """
-    if not exists(path):
+    if not path.exists():
         if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
             raise ModelNotFoundError(f"there is no folder {name!r}. Is the path right?")
         return
@@ -261,15 +259,3 @@ def _begins(path: Path, letters: bytes) -> bool:
             return file.read(len(letters)) == letters
     except OSError:
         return False
-
-
-def exists(path: Path) -> bool:
-    """As `Path.exists`.
-
-    Raises:
-        ModelNotFoundError: nothing could be of that name.
-    """
-    try:
-        return path.exists()
-    except OSError as error:
-        raise ModelNotFoundError(f"there can be no model at {str(path)[:80]!r}: {error.strerror}") from error

@@ -1,8 +1,5 @@
 """Models in GGUF files (llama.cpp's format): which file a name means, and loading it by transformers.
 
-The package `gguf` reads the header, as it does for transformers. Files that transformers would refuse late, or read for
-ever (a part of a split model, a download cut off, counts beyond the end), are refused before any weight is read.
-
 transformers takes the numbers of its own table from a file and its classes' defaults for the rest. A model would then
 load and be another one: Llama 3.1 with the frequencies of Llama 3, Phi-3 without its window. So the rest is filled in
 here before the weights are read, and afterwards every number of the file must have its place in the model.
@@ -17,10 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
 from tokenizers import Tokenizer
 from torch import nn
 from transformers import (
@@ -34,13 +29,7 @@ from transformers import (
 from transformers.utils.hub import extract_commit_hash
 
 from semgrad_guard.engine.models.loading import require_all_weights, stage, why_unreachable, without_weight_bar
-from semgrad_guard.errors import (
-    InputError,
-    ModelNotFoundError,
-    UnsupportedModelError,
-    require_installed,
-)
-from semgrad_guard.files import first_line
+from semgrad_guard.errors import InputError, ModelNotFoundError, UnsupportedModelError, require_installed
 
 READERS = ("gguf", "accelerate")
 """The packages with which transformers reads GGUF files."""
@@ -48,7 +37,7 @@ _OTHER_FILES = (
     "Take a file of another quantization (Q8_0, Q4_K_M, F16), a newer transformers, or the folder with safetensors "
     "that the file was made from."
 )
-_ON_THE_HUB = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+):(?P<file>[^:]+\.gguf)")
+_ON_THE_HUB = re.compile(r"([\w.-]+/[\w.-]+):([^:]+\.gguf)")
 
 
 def find_gguf(name: str, *, revision: str | None = None, local_files_only: bool = False) -> Path | None:
@@ -64,7 +53,7 @@ def find_gguf(name: str, *, revision: str | None = None, local_files_only: bool 
         found = sorted(file for file in path.iterdir() if file.suffix.lower() == ".gguf")
         if not found or any(path.glob("*.safetensors")):
             return None
-        if len(found) > 1 and not all(map(is_part, found)):
+        if len(found) > 1:
             raise ModelNotFoundError(
                 f"{str(path)!r} holds {len(found)} GGUF files ({', '.join(file.name for file in found)}). Name the one "
                 f"to load, for example {str(found[0])!r}."
@@ -75,7 +64,12 @@ def find_gguf(name: str, *, revision: str | None = None, local_files_only: bool 
     if path.is_file():
         return path
     if on_the_hub := _ON_THE_HUB.fullmatch(name):
-        return _fetched(**on_the_hub.groupdict(), revision=revision, local_files_only=local_files_only)
+        repository, file = on_the_hub.groups()
+        unreachable = None if local_files_only else why_unreachable(repository, revision)
+        why = "" if unreachable is None else f"Only the local cache was searched, not the hub: {unreachable}. "
+        local = local_files_only or unreachable is not None
+        with stage(name, "it cannot be fetched", missing=f"{why}Check the name, its capital letters, and the access."):
+            return Path(hf_hub_download(repository, file, revision=revision, local_files_only=local))
     raise ModelNotFoundError(
         f"there is no file {name!r}. A GGUF file on the hub is named with its repository: 'org/repository:file.gguf'."
     )
@@ -134,29 +128,6 @@ def load_gguf(path: Path, name: str, **options: Any) -> tuple[PreTrainedModel, P
     if len(known) < len(added):
         tokenizer._tokenizer = Tokenizer.from_str(json.dumps({**described, "added_tokens": known}))
     return model.eval(), tokenizer
-
-
-def _fetched(repository: str, file: str, *, revision: str | None, local_files_only: bool) -> Path:
-    """The file in the local cache, downloaded if the hub answers."""
-    unreachable = None if local_files_only else why_unreachable(repository, revision)
-    try:
-        local = local_files_only or unreachable is not None
-        return Path(hf_hub_download(repository, file, revision=revision, local_files_only=local))
-    except LocalEntryNotFoundError as error:
-        raise ModelNotFoundError(
-            f"cannot load '{repository}:{file}': it is not in the local cache, and the hub was not asked"
-            f"{'' if unreachable is None else f': {unreachable}'}. Check the name and the network, or give the path of "
-            "a GGUF file."
-        ) from error
-    except EntryNotFoundError as error:
-        raise ModelNotFoundError(
-            f"the repository {repository!r} holds no {file!r}. See the list of its files on the hub: "
-            "capital letters count, and a file in a folder is named with it."
-        ) from error
-    except (OSError, HFValidationError) as error:  # no such repository, no access to it, no room for it
-        raise ModelNotFoundError(
-            f"cannot load '{repository}:{file}': {first_line(error)}. Check the name and the access."
-        ) from error
 
 
 _STATED = {
@@ -272,9 +243,6 @@ def require_all_read(model: nn.Module, header: GgufHeader, name: str) -> None:
     )
 
 
-_PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
-
-
 @dataclass(frozen=True)
 class GgufHeader:
     """Metadata (arrays of strings, such as the vocabulary, by their length) and tensors (gguf's `ReaderTensor`s)."""
@@ -299,73 +267,33 @@ def read_header(path: Path) -> GgufHeader:
 
     Raises:
         MissingExtraError: the packages of the extra `gguf` are absent.
-        ModelNotFoundError: the file is damaged, or ends before its last tensor.
-        UnsupportedModelError: a part of a split model, another version of the format, or no tokenizer inside.
+        ModelNotFoundError: the file is damaged, ends before its last tensor, or has another version of the format.
+        UnsupportedModelError: a part of a split model, or no tokenizer inside.
     """
     require_installed(*READERS, extra="gguf")
-    if is_part(path):
-        raise _is_a_part(path)
-    header = _read(path)
+    from gguf import GGUFReader, GGUFValueType
+
+    try:
+        reader = GGUFReader(path)
+        strings = [GGUFValueType.ARRAY, GGUFValueType.STRING]
+        metadata = {
+            name: len(field.data) if field.types[:2] == strings else field.contents()
+            for name, field in reader.fields.items()
+        }
+    except (ValueError, LookupError, ArithmeticError, RecursionError) as error:
+        raise ModelNotFoundError(
+            f"{str(path)!r} is cut off, damaged or no GGUF file: its header cannot be read ({error}). Download it "
+            "again, to its end."
+        ) from error
+    header = GgufHeader(metadata, tuple(reader.tensors))
     if header.number("split.count", 1) > 1:
-        raise _is_a_part(path)
+        raise UnsupportedModelError(
+            f"{str(path)!r} is one part of a model that is split over several files, which transformers does not read. "
+            f"Join them first: llama-gguf-split --merge {path.name} model.gguf, with the first part's name."
+        )
     if "tokenizer.ggml.tokens" not in header.metadata:
         raise UnsupportedModelError(
             f"{str(path)!r} holds no tokenizer. Convert the model again together with its tokenizer, or load the "
             "folder with safetensors that it was made from."
         )
     return header
-
-
-def is_part(path: Path) -> bool:
-    """Whether the name is that of one part of a split model."""
-    return _PART.search(path.name) is not None
-
-
-def _is_a_part(path: Path) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        f"{str(path)!r} is one part of a model that is split over several files, which transformers does not read. "
-        f"Join them first: llama-gguf-split --merge {path.name} model.gguf, with the first part's name."
-    )
-
-
-def _read(path: Path) -> GgufHeader:
-    from gguf import GGUFReader, GGUFValueType
-    from gguf.gguf_reader import READER_SUPPORTED_VERSIONS
-
-    class Reader(GGUFReader):
-        """gguf's, which reads nothing beyond the end of the file: a wrong count would keep it busy for ever."""
-
-        def _get(self, offset: int, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
-            end = offset + np.dtype(dtype).itemsize * int(count)
-            if end > self.data.size:
-                raise EOFError(f"it has {self.data.size:,} of at least {end:,} bytes")
-            self.data = self.data.view(np.ndarray)  # slices of a memmap take four times as long
-            return super()._get(offset, dtype, count, override_order)
-
-    with path.open("rb") as file:
-        start = file.read(8)
-    if not start.startswith(b"GGUF"):
-        raise _damaged(path, "it does not begin with the letters GGUF")
-    if len(start) == 8 and (version := int.from_bytes(start[4:], "little")) not in READER_SUPPORTED_VERSIONS:
-        raise UnsupportedModelError(
-            f"{str(path)!r} has version {version} of the format; gguf reads versions "
-            f"{' and '.join(map(str, READER_SUPPORTED_VERSIONS))} (little-endian). Convert the model again with a "
-            "current llama.cpp."
-        )
-    try:
-        with np.errstate(over="raise"):
-            reader = Reader(path)
-        strings = [GGUFValueType.ARRAY, GGUFValueType.STRING]
-        metadata = {
-            name: len(field.data) if field.types[:2] == strings else field.contents()
-            for name, field in reader.fields.items()
-        }
-    except EOFError as error:
-        raise ModelNotFoundError(f"{str(path)!r} is cut off: {error}. Download it again, to its end.") from error
-    except (ValueError, LookupError, ArithmeticError, RecursionError) as error:
-        raise _damaged(path, str(error)) from error
-    return GgufHeader(metadata, tuple(reader.tensors))
-
-
-def _damaged(path: Path, reason: str) -> ModelNotFoundError:
-    return ModelNotFoundError(f"{str(path)!r} is damaged: its header cannot be read ({reason}). Download it again.")

@@ -93,42 +93,32 @@ class GrammarCompiler:
             raise InputError(f"no answer can be made to follow this schema: {message}").about(*FORM_FIELDS)
         return matcher
 
-    def processor(self, grammar: str, *, rows: int, width: int) -> GrammarProcessor:
-        """A processor for one generation of `rows` answers to prompts of (padded) `width` tokens.
+    def processor(self, grammar: str, *, width: int) -> GrammarProcessor:
+        """A processor for the one answer to a prompt of `width` tokens.
 
         Raises:
             InputError: the grammar cannot be followed.
         """
-        matcher = self.matcher(grammar)
-        return GrammarProcessor([matcher.deep_copy() for _ in range(rows)], width, self._end_tokens)
+        return GrammarProcessor(self.matcher(grammar).deep_copy(), width, self._end_tokens)
 
 
 class GrammarProcessor(LogitsProcessor):
-    """Forbids every token that would leave the grammar, row by row. Rows that have ended may hold anything."""
+    """Forbids every token that would leave the grammar, in one row."""
 
-    def __init__(self, matchers: Sequence[Any], width: int, end_tokens: Sequence[int]) -> None:
-        self._matchers, self._seen, self._end_tokens = matchers, width, list(end_tokens)
-        self._ended = [False] * len(matchers)
+    def __init__(self, matcher: Any, width: int, end_tokens: Sequence[int]) -> None:
+        self._matcher, self._seen, self._end_tokens = matcher, width, list(end_tokens)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> Any:
-        for new in input_ids[:, self._seen :].T.tolist():
-            for row, token in enumerate(new):
-                self._take(row, token)
-        self._seen, found = input_ids.shape[1], scores.clone()  # the model's own scores are kept for scoring
-        for row, matcher in enumerate(self._matchers):
-            if matcher.is_stopped() and not self._ended[row]:  # the grammar is complete: only an end may come
-                found[row] = float("-inf")
-                found[row, self._end_tokens] = scores[row, self._end_tokens]
-            elif not self._ended[row]:
-                bias = torch.frombuffer(bytearray(matcher.compute_logit_bias()), dtype=torch.uint8)
-                allowed = bias[: scores.shape[1]].nonzero().flatten().to(scores.device)
-                found[row] = torch.full_like(found[row], float("-inf")).index_copy(0, allowed, scores[row, allowed])
-        return found
-
-    def _take(self, row: int, token: int) -> None:
-        self._ended[row] = self._ended[row] or token in self._end_tokens
-        if not self._ended[row] and not self._matchers[row].consume_token(token):
-            # llguidance's own words hold the answer so far, which may be one that must be withheld.
-            raise InputError(
-                "this model's tokens cannot follow this schema or call; leave its form to the model"
-            ).about(*FORM_FIELDS)
+        for token in input_ids[0, self._seen :].tolist():
+            if not self._matcher.consume_token(token):
+                # llguidance's own words hold the answer so far, which may be one that must be withheld.
+                raise InputError(
+                    "this model's tokens cannot follow this schema or call; leave its form to the model"
+                ).about(*FORM_FIELDS)
+        self._seen = input_ids.shape[1]
+        if self._matcher.is_stopped():  # the grammar is complete: only an end may come
+            allowed = torch.tensor(self._end_tokens, device=scores.device)
+        else:
+            bias = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8)
+            allowed = bias[: scores.shape[1]].nonzero().flatten().to(scores.device)
+        return torch.full_like(scores, float("-inf")).index_copy(1, allowed, scores[:, allowed])

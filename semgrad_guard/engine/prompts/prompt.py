@@ -11,10 +11,9 @@ from typing import Any, cast
 
 from transformers import PreTrainedTokenizerBase
 
-from semgrad_guard.engine.prompts.response_templates import Marks
+from semgrad_guard.engine.prompts.response_templates import TEMPLATE_FAILURES, Marks, has_option, marks_of, switch_of
 from semgrad_guard.engine.prompts.responses import Thinking
 from semgrad_guard.engine.prompts.semantic_token import MARK, TokenizedText, find_semantic_token, header_text
-from semgrad_guard.engine.prompts.template_marks import TEMPLATE_FAILURES, has_option, marks_of, switch_of, thinking_of
 from semgrad_guard.errors import EmptyPromptError, InputError, PromptTooLongError, UnsupportedModelError
 from semgrad_guard.records import Conversation, Message, PromptForm, SemanticToken, ToolCall
 
@@ -32,15 +31,17 @@ PLAIN = "plain"
 """The fingerprint where there is no chat template."""
 
 
+_BARE = PromptForm(text="", tokens=0, roles=("user",), user_text="")
+
+
 @dataclass(frozen=True)
 class Prompt:
     """A rendered prompt. `text` was tokenised; `ids` are its tokens; `semantic_token` is t* among them.
 
     `question` is the last text the user wrote (the last text at all if no user spoke), or the bare question of
-    its `Message`; `context` is the passage that it names, if it does. `roles` are those of the turns, `user_text`
-    is the whole last turn of the user, and `tools` the fingerprint of the template's tools. `control` are the control
-    tokens in the turns' own texts (see `control_tokens`). `thinking` is how the model writes thoughts after it, None
-    where the template names no marks of thoughts.
+    its `Message`; `context` is the passage that it names, if it does. `form` is plain data, which a calibration
+    compares with its own prompts. `thinking` is how the model writes thoughts after it, None where the template names
+    no marks of thoughts.
     """
 
     text: str
@@ -48,23 +49,8 @@ class Prompt:
     semantic_token: SemanticToken
     question: str = ""
     context: str | None = None
-    roles: tuple[str, ...] = ("user",)
-    user_text: str = ""
-    tools: str | None = None
-    control: tuple[str, ...] = ()
+    form: PromptForm = _BARE
     thinking: Thinking | None = None
-
-    @property
-    def form(self) -> PromptForm:
-        """The prompt's form as plain data, which a calibration compares with its own prompts."""
-        return PromptForm(
-            text=self.text,
-            tokens=len(self.ids),
-            roles=self.roles,
-            user_text=self.user_text,
-            tools=self.tools,
-            control=self.control,
-        )
 
 
 def render(
@@ -94,37 +80,57 @@ def render(
     if not any(turn["content"].strip() for turn in turns):
         raise EmptyPromptError("The prompt is empty or nothing but white space; ask something.")
     options = _told(tokenizer, template_options)
-    described = _described(conversation, turns, options)
-    described["control"] = control_tokens(tokenizer, [*turns, options.get("documents")])
     template = chat_template(tokenizer, options)
-    if template is None:
-        text = _joined(turns)
-        require_bounded(text, window, name="prompt")
-        ids = _before_a_word(tokenizer, text) or tokenize(tokenizer, text, add_special_tokens=True).ids
-        last = SemanticToken(-1, "last_token")
-        return Prompt(text, ids, last if semantic_token is None else _override(semantic_token, len(ids)), **described)
-    text = _apply_template(tokenizer, turns, options)
+    text = _joined(turns) if template is None else _apply_template(tokenizer, turns, options)
     require_bounded(text, window, name="prompt")
-    prompt = tokenize(tokenizer, text, add_special_tokens=False)
-    own = None if semantic_token is None else _override(semantic_token, len(prompt.ids))
-    marks = _marks(tokenizer, template)
-    if own is not None and marks is None:
-        return Prompt(text, prompt.ids, own, **described)
+    prompt, thinking = tokenize(tokenizer, text, add_special_tokens=template is None), None
+    ids = (_before_a_word(tokenizer, text) if template is None else None) or prompt.ids
+    place = None if semantic_token is None else _override(semantic_token, len(ids))
+    if template is not None:
+        marks, found, header = _marks(tokenizer, template), *_answer_of(tokenizer, turns, options, prompt)
+        if found is None and place is None:
+            raise UnsupportedModelError(
+                "The chat template leaves out the text that asks, so the model would answer something else. Mend the "
+                "tokenizer's chat_template, or use another model."
+            )
+        place, added = place or found, cast("_Untyped", tokenizer).get_added_vocab()
+        thinking = None if marks is None else Thinking.behind(header, marks, added)
+    asking = _asked(turns)
+    message = conversation if isinstance(conversation, str) else conversation[asking]
+    question, context = turns[asking]["content"], None
+    if isinstance(message, Message) and message.question is not None:
+        question, context = message.question, message.context
+    return Prompt(
+        text,
+        ids,
+        place or SemanticToken(-1, "last_token"),
+        question=question,
+        context=context,
+        form=PromptForm(
+            text=text,
+            tokens=len(ids),
+            roles=tuple(turn["role"] for turn in turns),
+            user_text=turns[asking]["content"],
+            tools=_fingerprint(options["tools"]) if options.get("tools") else None,
+            control=control_tokens(tokenizer, [*turns, options.get("documents")]),
+        ),
+        thinking=thinking,
+    )
+
+
+def _answer_of(
+    tokenizer: _Untyped, turns: Sequence[Turn], options: Mapping[str, Any], prompt: TokenizedText
+) -> tuple[SemanticToken | None, str]:
+    """t* of a template's prompt, and the header that opens the answer; no t* where the text that asks is left out."""
     asking = _asked(turns)
     with_mark = {**turns[asking], "content": turns[asking]["content"].rstrip() + MARK}
     marked = _apply_template(tokenizer, [*turns[:asking], with_mark, *turns[asking + 1 :]], options)
-    if marked == text and own is None:
-        raise UnsupportedModelError(
-            "The chat template leaves out the text that asks, so the model would answer something else. Mend the "
-            "tokenizer's chat_template, or use another model."
-        )
     unprompted = _apply_template(tokenizer, turns, options, add_generation_prompt=False)
     special = [token.content for token in tokenizer.added_tokens_decoder.values()]
-    place = own or find_semantic_token(prompt, unprompted=unprompted, marked=marked, special_tokens=special)
-    if marks is None:
-        return Prompt(text, prompt.ids, place, **described)
-    header = header_text(text, unprompted, marked, special_tokens=special)
-    return Prompt(text, prompt.ids, place, **described, thinking=thinking_of(tokenizer, marks, header))
+    header = header_text(prompt.text, unprompted, marked, special_tokens=special)
+    if marked == prompt.text:
+        return None, header
+    return find_semantic_token(prompt, unprompted=unprompted, marked=marked, special_tokens=special), header
 
 
 def require_bounded(text: str, window: int | None, *, name: str) -> None:
@@ -285,22 +291,18 @@ def _apply_template(
             list(given), tokenize=False, add_generation_prompt=add_generation_prompt, **options
         )
 
-    try:
-        text = applied(turns)
-        if all(turn["role"] != "system" for turn in turns) or not _drops_system(turns, text, applied):
-            return text
-        failure = None
-    except TEMPLATE_FAILURES as error:
-        text, failure = "", error
-    for given in _foldings(turns):
+    rendered, failure = list[str](), None
+    for given in (turns, *_foldings(turns)):
         try:
-            found = applied(given)
-        except TEMPLATE_FAILURES:
+            text = applied(given)
+        except TEMPLATE_FAILURES as error:
+            failure = failure or error
             continue
-        if not _drops_system(given, found, applied):
-            return found
-    if failure is None:
-        return text
+        if not _drops_system(given, text, applied):
+            return text
+        rendered.append(text)
+    if rendered:
+        return rendered[0]
     roles = ", ".join(turn["role"] for turn in turns)
     raise InputError(
         f"The chat template refused the conversation (roles: {roles}). It said: {str(failure).strip().rstrip('.')}."
@@ -352,23 +354,6 @@ def _folded(turns: Sequence[Turn]) -> list[Turn]:
 
 def _as_one(texts: Sequence[str]) -> str:
     return "\n\n".join(text for text in texts if text.strip())
-
-
-def _described(conversation: Conversation, turns: Sequence[Turn], options: Mapping[str, Any]) -> dict[str, Any]:
-    """A prompt's fields besides its text: question and context as the user's message names them, roles, tools."""
-    index = _asked(turns)
-    message = conversation if isinstance(conversation, str) else conversation[index]
-    user_text: str = turns[index]["content"]
-    question, context = user_text, None
-    if isinstance(message, Message) and message.question is not None:
-        question, context = message.question, message.context
-    return {
-        "question": question,
-        "context": context,
-        "roles": tuple(turn["role"] for turn in turns),
-        "user_text": user_text,
-        "tools": _fingerprint(options["tools"]) if options.get("tools") else None,
-    }
 
 
 def _joined(turns: Sequence[Turn]) -> str:

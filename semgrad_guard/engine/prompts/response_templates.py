@@ -1,14 +1,23 @@
-"""How families of models mark their thoughts and write their calls of tools, as data.
+"""How families of models mark their thoughts, as data by which `responses.py` reads every text; which of them a chat
+template writes, and the option that turns thinking on or off.
 
-`responses.py` reads thoughts by it, and `tool_calls.py` calls, in every text: the model's own and those from elsewhere.
+Its marks are those of the tokenizer's `response_template`, else those that the template writes around the thought of an
+earlier turn, else those of a known family that its text names.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
+
+from jinja2 import TemplateError
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from semgrad_guard.errors import InputError
 
 TAG = re.compile(r"[<\[◁][^<>\[\]\s]+[>\]▷]")
 
@@ -98,99 +107,118 @@ MARKED = re.compile(
 )
 """A mark of a thought, of these families or of others that are like them."""
 
+# An ArithmeticError is a range that Jinja's sandbox finds too long.
+_REFUSALS = (TemplateError, ValueError, TypeError, LookupError, AttributeError)
+TEMPLATE_FAILURES = (*_REFUSALS, ArithmeticError, RecursionError, MemoryError)
+"""How the rendering of a chat template may fail."""
+_FIELDS = ("reasoning_content", "thinking", "reasoning")
+"""How templates call the field of a thought."""
 
-@dataclass(frozen=True)
-class CallForm:
-    """How a family of templates writes calls of tools; `template` is a pattern by which its templates are known.
 
-    Each call begins with the text `open`; `head` is the pattern up to its JSON (by default that text), which holds the
-    call's `name` where the JSON is that of the arguments alone, and `tail` is the pattern behind it. Without an `open`
-    the answer is calls and nothing else, or an answer. `close` ends a call that cannot be read, and `frame` are marks
-    around all calls. An answer that must be a call is its JSON `around`, by default behind `open`; `listed`: that JSON
-    is a list of calls; `between`: the text between a name and its arguments.
+@lru_cache(maxsize=64)
+def marks_of(template: str, response: str) -> Marks | None:
+    """The marks of a model's thoughts; None where they are not known. `response` is its response template as JSON."""
+    if declared := _declared(json.loads(response)):
+        return declared
+    # Families whose marks also open calls and parts of other kinds; some put them together by macros.
+    if "<|channel|>" in template and "<|message|>" in template:
+        return CHANNELS
+    if "<|open|>" in template and "<|sep|>" in template:
+        return REGIONS
+    return _shown(template) or _named(template)
 
-    `parsed` is a response template of transformers, by whose parser calls are read that are written in no JSON; one
-    that a tokenizer brings itself `reads_thoughts` as well.
+
+def _declared(response: Any) -> Marks | None:
+    """The literals of the tokenizer's own response template."""
+    fields = (response or {}).get("fields", {})
+    thought = next((fields[name] for name in _FIELDS if name in fields), {})
+    if not all(isinstance(thought.get(side), str) for side in ("open", "close")):
+        return None
+    content = fields.get("content", {})
+    answer, end = (content.get(side) if isinstance(content.get(side), str) else None for side in ("open", "close"))
+    return Marks(thought["open"], thought["close"], answer, wrap=(answer, end) if answer and end else None)
+
+
+def _named(template: str) -> Marks | None:
+    """The marks of a family that a template's text names."""
+    for marks in FAMILIES:
+        if marks.close in template:
+            wrap = marks.wrap if marks.wrap and marks.wrap[0] in template else None
+            return replace(marks, wrap=wrap, unopened=marks.open not in template)
+    return None
+
+
+_THOUGHT, _ANSWER = "A thought that no template holds.", "An answer that no template holds."
+
+
+def _shown(template: str) -> Marks | None:
+    """The marks that a template writes around the thought of an earlier turn; None where it writes none."""
+    if not any(field in template for field in _FIELDS):
+        return None
+    asking = {"role": "user", "content": "Hi"}
+    answer_turn = {"role": "assistant", "content": _ANSWER, **dict.fromkeys(_FIELDS, _THOUGHT)}
+    try:
+        (prompt,), _ = render_jinja_template([[asking]], chat_template=template, add_generation_prompt=True)
+        (history,), _ = render_jinja_template([[asking, answer_turn]], chat_template=template)
+    except TEMPLATE_FAILURES:
+        return None  # it takes no such message, or needs more
+    before, _, rest = history.partition(_THOUGHT)
+    between, answered, after = rest.partition(_ANSWER)
+    closing = TAG.match(between.strip())
+    if not answered or not closing:
+        return None
+    shared = next((at for at, pair in enumerate(zip(prompt, before, strict=False)) if len({*pair}) > 1), len(prompt))
+    opening = before[shared:].rstrip()
+    if not _last_mark(opening):  # the prompt has opened the thought, or an empty one
+        opening = _last_mark(before) if before == prompt or prompt.rstrip().endswith(closing[0]) else ""
+    if not opening:
+        return None
+    behind = between.strip()[closing.end() :].strip()
+    if not behind:
+        left, right = between.split(closing[0], 1)
+        return Marks(opening.lstrip(), closing[0], gaps=(before[len(before.rstrip()) :], left, right))
+    turn = next((behind[:size] for size in range(len(behind), 0, -1) if prompt.endswith(behind[:size])), "")
+    answer, end = behind.removeprefix(turn), TAG.match(after.strip())
+    return Marks(opening, closing[0], answer, turn=turn, wrap=(answer, end[0]) if end else None)
+
+
+def _last_mark(text: str) -> str:
+    """The mark with which a text ends; "" if there is none."""
+    found = re.search(rf"{TAG.pattern}\s*\Z", text)
+    return found[0].strip() if found else ""
+
+
+_SWITCHES: dict[str, tuple[Any, Any]] = {
+    "enable_thinking": (False, True),
+    "thinking": (False, True),
+    "thinking_budget": (0, -1),
+    "thinking_mode": ("disabled", "enabled"),
+    "reasoning_effort": ("no_think", "high"),
+}
+"""How templates call their switch for thinking, and its values for off and on."""
+
+
+def switch_of(template: str, render: Callable[..., str], *, on: bool, thinks: bool) -> dict[str, Any]:
+    """The option by which a chat template turns thinking on or off; none where its model thinks in any case.
+
+    `render` makes a prompt with the template's options; `thinks`: its marks of thoughts are known.
+
+    Raises:
+        InputError: the template has no such option.
     """
-
-    template: str
-    open: str = ""
-    head: str = ""
-    tail: str = r"\s*\Z"
-    close: str = "\0"
-    frame: tuple[str, ...] = ()
-    around: tuple[str, str] | None = None
-    arguments: str = "arguments"
-    listed: bool = False
-    between: str | None = None
-    parsed: Mapping[str, Any] | None = field(default=None, hash=False)
-    reads_thoughts: bool = False
+    for name, values in _SWITCHES.items():
+        named = all(value in template for value in values if isinstance(value, str))
+        if named and has_option(render, name, values):
+            return {name: values[on]}
+    if on and thinks:
+        return {}
+    raise InputError(f"this model's chat template has no switch that turns thinking {'on' if on else 'off'}").about(
+        "chat_template_kwargs",
+        "reasoning_effort",
+        advice="leave thinking at auto, or name the template's own option: --template-option, template_options={...}",
+    )
 
 
-def _tagged(head: str, tail: str, tag: str) -> Mapping[str, Any]:
-    """The response template of calls whose arguments are tags: one that is not closed cannot be read."""
-    call = {
-        "open_pattern": head,
-        "close_pattern": f"(?P<closed>{tail})",
-        "content": "xml-inline",
-        "content_args": {"tag_pattern": tag},
-        "repeats": True,
-        "transform": {"function": {"name": "{name}", "arguments": "{content}"}, "closed": "{closed}"},
-    }
-    return {"start_anchor": "\0", "fields": {"content": {"repeats": True, "join": ""}, "tool_calls": call}}
-
-
-_CODER = _tagged(
-    r"(?:<tool_call>\s*)?<function=(?P<name>[^>\s]+)>",
-    r"</function>(?:\s*</tool_call>)?",
-    r"<parameter=(?P<key>[^>\s]+)>\n?(?P<value>.*?)\n?</parameter>",
-)
-_GLM = _tagged(
-    r"<tool_call>\s*(?P<name>[^\s<]+)",
-    "</tool_call>",
-    r"<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>",
-)
-# The most telling mark first. Relatives that write something else inside the same marks (DeepSeek V3 with ```json) are
-# left out on purpose; so are gpt-oss's calls, which are channels besides the one of the answer.
-CALL_FORMS = (
-    CallForm(r"\A(?!.*\[ARGS\]).*\[TOOL_CALLS\]", "[TOOL_CALLS]", listed=True),
-    CallForm(
-        r"\[TOOL_CALLS\].*\[ARGS\]",
-        "[TOOL_CALLS]",
-        r"\[TOOL_CALLS\](?P<name>[^\[\]{}]+)(?:\[CALL_ID\]\w*)?\[ARGS\]\s*",
-        r"\s*(?=\[TOOL_CALLS\]|\Z)",
-        between="[ARGS]",
-    ),
-    CallForm(
-        r"\A(?!.*```json).*<｜tool▁call▁begin｜>",
-        "<｜tool▁call▁begin｜>",
-        r"<｜tool▁call▁begin｜>(?P<name>[^<]+)<｜tool▁sep｜>\s*",
-        r"\s*(?:<｜tool▁call▁end｜>\s*|\Z)",
-        frame=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
-        around=("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"),
-        between="<｜tool▁sep｜>",
-    ),
-    CallForm(
-        r"<\|tool_call_argument_begin\|>",
-        "<|tool_call_begin|>",
-        r"<\|tool_call_begin\|>\s*functions\.(?P<name>[^<:]+):\d+\s*<\|tool_call_argument_begin\|>\s*",
-        r"\s*(?:<\|tool_call_end\|>\s*|\Z)",
-        frame=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
-        around=(
-            "<|tool_calls_section_begin|><|tool_call_begin|>functions.",
-            "<|tool_call_end|><|tool_calls_section_end|>",
-        ),
-        between=":0<|tool_call_argument_begin|>",
-    ),
-    CallForm(r"<\|tool_call\|>", "<|tool_call|>", tail=r"\s*(?:<\|/tool_call\|>\s*)?\Z", listed=True),
-    CallForm("<function=", parsed=_CODER),
-    CallForm("<arg_key>", parsed=_GLM),
-    CallForm(
-        r"\A(?=.*\"arguments\\?\").*<tool_call>",
-        "<tool_call>",
-        tail=r"\s*(?:</tool_call>|\Z)",
-        close="</tool_call>",
-        around=("<tool_call>\n", "\n</tool_call>"),
-    ),
-    CallForm(r"\"name\\?\": .{0,80}?\"parameters\\?\": ", head=r"\s*(?:<\|python_tag\|>)?\s*", arguments="parameters"),
-)
+def has_option(render: Callable[..., str], name: str, values: tuple[Any, Any]) -> bool:
+    """Whether an option changes prompts: a template may use its name for something else."""
+    return len({render(**{name: value}) for value in values}) == 2

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -80,6 +80,16 @@ class Thinking:
     header: Literal["none", "open", "closed", "answer"] = "none"
     tokens: tuple[tuple[str, int], ...] = ()
     """Marks, or parts of them, that the tokenizer knows as one token."""
+
+    @classmethod
+    def behind(cls, header: str, marks: Marks, known: Mapping[str, int]) -> Thinking:
+        """How a model thinks behind a prompt that ends in `header`; `known` are the tokens added to its vocabulary."""
+        places = {header.rfind(marks.open): "open", header.rfind(marks.close): "closed"}
+        if marks.answer:
+            places[header.rfind(marks.answer)] = "answer"
+        last: Any = places[max(places)] if max(places) >= 0 else "none"
+        every = " ".join((marks.open, marks.close, marks.answer or "", *(marks.wrap or ())))
+        return cls(marks, last, tuple((mark, own) for mark, own in known.items() if mark in every and mark.strip()))
 
     def seen(self, ids: Sequence[int], text: str, decode: Decode) -> str:
         """The text of tokens, with the marks blanked out that are spelled in other tokens than their own."""

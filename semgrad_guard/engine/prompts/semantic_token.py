@@ -19,7 +19,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -57,16 +56,6 @@ class TokenizedText:
             shared = _shared(self.ids, prefix)
             return shared - 1 if shared == len(prefix) else shared
         return max((i for i, (start, end) in enumerate(self.spans) if start <= position and end > 0), default=0)
-
-    def counts(self, spans: Sequence[tuple[int, int]]) -> list[int]:
-        """How many tokens belong to each of the adjacent `spans`: a token belongs to that of its last character.
-
-        (Most tokens begin with the space before their word, which belongs to the span before.)
-        """
-        reached = [0]
-        for _, end in spans[:-1]:
-            reached.append(max(reached[-1], self.first_token_of(end)))
-        return [after - before for before, after in pairwise([*reached, len(self.ids)])]
 
 
 def find_semantic_token(

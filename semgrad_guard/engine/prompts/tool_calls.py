@@ -9,19 +9,115 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from transformers.utils.chat_parsing import parse_response
 
 from semgrad_guard.engine.prompts.grammar import json_rule, text_rule
-from semgrad_guard.engine.prompts.response_templates import CALL_FORMS, CallForm
 from semgrad_guard.engine.prompts.responses import held
 from semgrad_guard.errors import InputError, UnsupportedToolsError
 from semgrad_guard.records import ToolCall
 
 Tool = Mapping[str, Any]
 """A tool as transformers and OpenAI describe it: {"type": "function", "function": {"name", "parameters", ...}}."""
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """How a family of templates writes calls of tools; `template` is a pattern by which its templates are known.
+
+    Each call begins with the text `open`; `head` is the pattern up to its JSON (by default that text), which holds the
+    call's `name` where the JSON is that of the arguments alone, and `tail` is the pattern behind it. Without an `open`
+    the answer is calls and nothing else, or an answer. `close` ends a call that cannot be read, and `frame` are marks
+    around all calls. An answer that must be a call is its JSON `around`, by default behind `open`; `listed`: that JSON
+    is a list of calls; `between`: the text between a name and its arguments.
+
+    `parsed` is a response template of transformers, by whose parser calls are read that are written in no JSON; one
+    that a tokenizer brings itself `reads_thoughts` as well.
+    """
+
+    template: str
+    open: str = ""
+    head: str = ""
+    tail: str = r"\s*\Z"
+    close: str = "\0"
+    frame: tuple[str, ...] = ()
+    around: tuple[str, str] | None = None
+    arguments: str = "arguments"
+    listed: bool = False
+    between: str | None = None
+    parsed: Mapping[str, Any] | None = field(default=None, hash=False)
+    reads_thoughts: bool = False
+
+
+def _tagged(head: str, tail: str, tag: str) -> Mapping[str, Any]:
+    """The response template of calls whose arguments are tags: one that is not closed cannot be read."""
+    call = {
+        "open_pattern": head,
+        "close_pattern": f"(?P<closed>{tail})",
+        "content": "xml-inline",
+        "content_args": {"tag_pattern": tag},
+        "repeats": True,
+        "transform": {"function": {"name": "{name}", "arguments": "{content}"}, "closed": "{closed}"},
+    }
+    return {"start_anchor": "\0", "fields": {"content": {"repeats": True, "join": ""}, "tool_calls": call}}
+
+
+_CODER = _tagged(
+    r"(?:<tool_call>\s*)?<function=(?P<name>[^>\s]+)>",
+    r"</function>(?:\s*</tool_call>)?",
+    r"<parameter=(?P<key>[^>\s]+)>\n?(?P<value>.*?)\n?</parameter>",
+)
+_GLM = _tagged(
+    r"<tool_call>\s*(?P<name>[^\s<]+)",
+    "</tool_call>",
+    r"<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>",
+)
+# The most telling mark first. Relatives that write something else inside the same marks (DeepSeek V3 with ```json) are
+# left out on purpose; so are gpt-oss's calls, which are channels besides the one of the answer.
+CALL_FORMS = (
+    CallForm(r"\A(?!.*\[ARGS\]).*\[TOOL_CALLS\]", "[TOOL_CALLS]", listed=True),
+    CallForm(
+        r"\[TOOL_CALLS\].*\[ARGS\]",
+        "[TOOL_CALLS]",
+        r"\[TOOL_CALLS\](?P<name>[^\[\]{}]+)(?:\[CALL_ID\]\w*)?\[ARGS\]\s*",
+        r"\s*(?=\[TOOL_CALLS\]|\Z)",
+        between="[ARGS]",
+    ),
+    CallForm(
+        r"\A(?!.*```json).*<｜tool▁call▁begin｜>",
+        "<｜tool▁call▁begin｜>",
+        r"<｜tool▁call▁begin｜>(?P<name>[^<]+)<｜tool▁sep｜>\s*",
+        r"\s*(?:<｜tool▁call▁end｜>\s*|\Z)",
+        frame=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+        around=("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"),
+        between="<｜tool▁sep｜>",
+    ),
+    CallForm(
+        r"<\|tool_call_argument_begin\|>",
+        "<|tool_call_begin|>",
+        r"<\|tool_call_begin\|>\s*functions\.(?P<name>[^<:]+):\d+\s*<\|tool_call_argument_begin\|>\s*",
+        r"\s*(?:<\|tool_call_end\|>\s*|\Z)",
+        frame=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+        around=(
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.",
+            "<|tool_call_end|><|tool_calls_section_end|>",
+        ),
+        between=":0<|tool_call_argument_begin|>",
+    ),
+    CallForm(r"<\|tool_call\|>", "<|tool_call|>", tail=r"\s*(?:<\|/tool_call\|>\s*)?\Z", listed=True),
+    CallForm("<function=", parsed=_CODER),
+    CallForm("<arg_key>", parsed=_GLM),
+    CallForm(
+        r"\A(?=.*\"arguments\\?\").*<tool_call>",
+        "<tool_call>",
+        tail=r"\s*(?:</tool_call>|\Z)",
+        close="</tool_call>",
+        around=("<tool_call>\n", "\n</tool_call>"),
+    ),
+    CallForm(r"\"name\\?\": .{0,80}?\"parameters\\?\": ", head=r"\s*(?:<\|python_tag\|>)?\s*", arguments="parameters"),
+)
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from functools import partial
 from secrets import token_hex
 from typing import Any, TypeVar
 
+from semgrad_guard.engine.answers.batching import Batching
 from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.answers.sentences import Segment
-from semgrad_guard.engine.answers.worker import Batching
 from semgrad_guard.engine.prompts.responses import Codec
 from semgrad_guard.engine.sentences import By
 from semgrad_guard.errors import InputError, QueueFullError, ScoringError
