@@ -111,8 +111,8 @@ class PairModel:
         )
         with clean_slate(), torch.no_grad(), stoppable(self._stages):
             output: Any = self._model(**encoded.to(self._model.device))
-            rows: Any = self.activate(output.logits.float()).tolist()
-            return [tuple(row) for row in rows]
+            rows: Any = self.activate(output.logits.float())
+            return [tuple(row) for row in rows.tolist()]
 
 
 @dataclass(frozen=True)
