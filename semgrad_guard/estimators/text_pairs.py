@@ -38,8 +38,9 @@ class PairModel:
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str, batch_size: int = 32
     ) -> None:
-        self.name, self.config = name, model.config
-        self._model, self._tokenizer, self._batch_size = model, tokenizer, batch_size
+        self.name, self._model, self._batch_size = name, model, batch_size
+        self.config: Any = model.config
+        self._tokenizer: Any = tokenizer
         self._stages = [layer for module in model.modules() if isinstance(module, nn.ModuleList) for layer in module]
         self._known: dict[Pair, tuple[float, ...]] = {}
         self._lock = InterruptibleLock()
@@ -110,7 +111,8 @@ class PairModel:
         )
         with clean_slate(), torch.no_grad(), stoppable(self._stages):
             output: Any = self._model(**encoded.to(self._model.device))
-            return [tuple(row) for row in self.activate(output.logits.float()).tolist()]
+            rows: Any = self.activate(output.logits.float())
+            return [tuple(row) for row in rows.tolist()]
 
 
 @dataclass(frozen=True)
