@@ -9,7 +9,7 @@ from json.decoder import scanstring  # pyright: ignore[reportUnknownVariableType
 from typing import Any, cast
 
 Path = tuple[str | int, ...]
-"""Where a value stands: names of objects and places in arrays, as in ("cities", 0, "name")."""
+"""The place of a value: names of objects and places in arrays, as in ("cities", 0, "name")."""
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _PLAIN = re.compile(r"true|false|null|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")

@@ -123,8 +123,8 @@ ANSWERED = [Message("user", "Hi"), Message("assistant", "Ho")]
 def test_a_template_without_system_turns_finds_their_text_with_the_user(template, conversation, text):
     prompt = render(with_template(template), conversation)
     assert prompt.text == text
-    assert prompt.roles == tuple(turn.role for turn in conversation)
-    assert prompt.user_text in text
+    assert prompt.form.roles == tuple(turn.role for turn in conversation)
+    assert prompt.form.user_text in text
 
 
 @pytest.mark.parametrize("name", ["gemma", "llama-2", "vicuna", "yi-1.5", "mistral-v0.1", "mistral-nemo"])

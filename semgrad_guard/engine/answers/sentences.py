@@ -18,7 +18,7 @@ from semgrad_guard.engine.scores.gradients import GradientScores
 from semgrad_guard.engine.sentences import Span, decided, sentences
 
 Sentences = list[tuple[Span, Evidence | None]]
-"""Where each sentence of an answer stands in its text, and its evidence; None for one without a token."""
+"""The place of each sentence in an answer's text, and its evidence; None for one without a token."""
 
 
 class OpenSentences:
