@@ -125,8 +125,6 @@ def cases(rows: Sequence[Row], facts: Mapping[str, Any]) -> list[Case]:
         Case("calibrated", of(plain), every=1),
         Case("calibrated, easy", of(easy), can_escalate=True),
         Case("calibrated, unfamiliar withheld", of(easy, on_unfamiliar="abstain"), can_escalate=True),
-        Case("calibrated, unfamiliar escalated", of(easy, on_unfamiliar="escalate"), can_escalate=True),
-        Case("calibrated, unfamiliar raised", of(easy, on_unfamiliar="raise")),
         Case("no threshold", of(made(0.01))),
         Case("reachable", of(made(0.2), on_no_threshold="reachable"), can_escalate=True),
         Case("by hand", of(made(0.85, by_hand=120, groups=range(len(own))))),

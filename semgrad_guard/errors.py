@@ -21,7 +21,6 @@
     │   └── AnswerCancelledError    the caller cancelled the call, or closed the stream
     ├── CalibrationError            a calibration set or file that cannot be used
     │   ├── BindingMismatchError    made for another model, estimator, template or grader
-    │   ├── UnfamiliarPromptError   the prompt is unlike those calibrated on, and the policy is to raise
     │   └── FitError                graded answers that a learned estimator cannot be fitted on
     ├── GradingError                answers cannot be graded (a judge does not respond, a sheet of labels is wrong)
     ├── UnenforcedPolicyError       a router attached to a model that would ignore it
@@ -169,21 +168,6 @@ class BindingMismatchError(CalibrationError):
 
     differences: str | None = None
     changes: Mapping[str, tuple[Any, Any]] | None = None
-
-
-class UnfamiliarPromptError(CalibrationError):
-    """A prompt is unlike those that the calibration was made on, and the policy is to raise.
-
-    `differences` are the differences, in plain words.
-    """
-
-    def __init__(self, differences: tuple[str, ...]) -> None:
-        super().__init__(
-            f"The prompt is unlike those that the calibration was made on: {'; '.join(differences)}. Nothing can be "
-            "promised about its answer. Calibrate on the prompts that are really sent (`semgrad-guard calibrate` with "
-            '--system, --prompt and --column context=NAME), or choose Policy(on_unfamiliar="threshold").'
-        )
-        self.differences = differences
 
 
 class FitError(CalibrationError):

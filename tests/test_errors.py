@@ -14,7 +14,6 @@ from semgrad_guard.errors import (
     MissingExtraError,
     QueueFullError,
     SemGradGuardError,
-    UnfamiliarPromptError,
     UpstreamError,
 )
 
@@ -27,7 +26,6 @@ VERDICT = Verdict.of(status="scored", action="abstain", text="", estimator="gnll
         DataFileError("line 3"),
         MissingExtraError("ray", extra="ray"),
         QueueFullError("full", retry_after=7),
-        UnfamiliarPromptError(("longer", "another role")),
         UpstreamError("down", status=503),
         LowConfidenceError(VERDICT, draft="Vienna", advice="Ask."),
     ],

@@ -30,12 +30,10 @@ from semgrad_guard.guard.flow import Draft
 from semgrad_guard.guard.parts import Structure, scored_parts
 from semgrad_guard.guard.policy import Terms
 from semgrad_guard.guard.sentences import WITH_CALLS, scored_as_they_end, scored_sentences
-from semgrad_guard.guard.streams import LiveAnswer
 from semgrad_guard.guard.timing import awaited_all
 from semgrad_guard.guard.verdicts import RecordedScore, current_recorder, unscored
 from semgrad_guard.records import (
     Conversation,
-    PromptForm,
     Score,
     SentenceVerdict,
     Status,
@@ -146,7 +144,6 @@ class Answerer:
         template_options: TemplateOptions | None = None,
         on_piece: Listener = None,
         terms: Terms | None = None,
-        form: PromptForm | None = None,
         structure: Structure | None = None,
     ) -> Request[Draft[Generation]]:
         """The request for an answer and its score, for `model.submit`: concurrent ones share the model's steps.
@@ -157,13 +154,14 @@ class Answerer:
         Raises:
             SemGradGuardError: it cannot be answered.
         """
-        early = self.early(terms, on_piece, template_options, form=form)
+        early = self.early(terms, on_piece, template_options)
+        opened = partial(self.opened, template_options=template_options)
         return Request(
             prompt=self.model.render(conversation, **(template_options or {})),
             options=(self.options,),
             objective=self.estimator.objective,
             on_piece=without_calls(self.model, on_piece) if on_piece and _has_tools(template_options) else on_piece,
-            on_sentences=early,
+            on_sentences=early and (lambda ended: early.add(opened(ended, early.known))),
             draws=self.draws,
             finish=lambda found: self.draft(
                 found[0],
@@ -174,22 +172,16 @@ class Answerer:
         )
 
     def early(
-        self,
-        terms: Terms | None,
-        on_piece: Listener,
-        template_options: TemplateOptions | None = None,
-        *,
-        form: PromptForm | None = None,
+        self, terms: Terms | None, on_piece: Listener, template_options: TemplateOptions | None = None
     ) -> EarlySentences | None:
-        """The listener to sentences that hands on those that leave while their answer is being written.
+        """What hands on the sentences that leave while their answer is being written.
 
         None where only its end can tell: an answer without parts, and terms by which one doubt, or the place where it
-        is cut off, withholds all of it. `form` is that of the prompt, where a front knows more about it than the model.
+        is cut off, withholds all of it.
         """
         if terms is None or on_piece is None or not terms.delivers_early or not self.has_parts(template_options):
             return None
-        opened = partial(self.opened, template_options=template_options, form=form)
-        return EarlySentences(terms, on_piece, opened)
+        return EarlySentences(terms, on_piece)
 
     def has_parts(self, template_options: TemplateOptions | None = None) -> bool:
         """Whether sentences can be judged before their answer ends: not where it may call tools, or has a grammar."""
@@ -197,17 +189,12 @@ class Answerer:
         return self.by_sentence is not None and current_recorder() is None and not unread
 
     def opened(
-        self,
-        ended: EndedSentences,
-        known: Verdict | None,
-        *,
-        template_options: TemplateOptions | None = None,
-        form: PromptForm | None = None,
+        self, ended: EndedSentences, known: Verdict | None, *, template_options: TemplateOptions | None = None
     ) -> Draft[None]:
         """The part of an answer that has ended, while the answer is being written; `known` is that before."""
         text = ended.answer.text[: ended.spans[-1][1]]
         verdict = self.assessed(ended.answer, text, template_options=template_options, known=known, ended=ended)
-        return Draft(verdict, None, form or ended.answer.prompt.form)
+        return Draft(verdict, None, ended.answer.prompt.form)
 
     @property
     def draws(self) -> tuple[Sampling, ...]:
@@ -216,20 +203,6 @@ class Answerer:
         estimators = (self.estimator, *(() if recorder is None else recorder.estimators))
         plans = dict.fromkeys(getattr(estimator, "plan", None) for estimator in estimators)
         return tuple(plan for plan in plans if isinstance(plan, Sampling))
-
-    def live(
-        self,
-        conversation: Conversation,
-        *,
-        terms: Terms | None = None,
-        template_options: TemplateOptions | None = None,
-    ) -> LiveAnswer:
-        """Answer piece by piece; the scored draft at the end. It is read and begun with the first piece.
-
-        By sentence, those sentences are pieces that `terms` let through.
-        """
-        given: Any = {"terms": terms, "template_options": template_options}
-        return LiveAnswer(lambda on_piece: self.model.submit(self.request(conversation, on_piece=on_piece, **given)))
 
     def scored(
         self,

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from semgrad_guard.engine.answers.sentences import EndedSentences
 from semgrad_guard.engine.sentences import Span, decided
 from semgrad_guard.guard.flow import Draft
 from semgrad_guard.guard.policy import Terms, settle
@@ -32,7 +31,7 @@ class SentencePiece:
     sentence: SentenceVerdict
 
 
-class LetThrough:
+class EarlySentences:
     """Hands on the sentences of one answer that these terms let through, as they end.
 
     `known` is the undecided verdict on those that have ended.
@@ -45,12 +44,12 @@ class LetThrough:
 
     def add(self, draft: Draft[Any]) -> bool:
         """Decide about those that have ended, scored; whether the model continues to write."""
-        self.known = draft.verdict
+        self.known, terms = draft.verdict, self._terms
         settled = settle(
             draft.verdict,
-            self._terms.policy,
-            self._terms.mode,
-            can_escalate=self._terms.can_escalate,
+            terms.policy,
+            terms.mode,
+            can_escalate=terms.can_escalate,
             prompt=draft.prompt,
             closing_line="",
         )
@@ -61,23 +60,6 @@ class LetThrough:
                     text, self._left = verdict.text[self._left : sentence.end], sentence.end
                     self._put(SentencePiece(text, sentence))
         return not any(sentence.action == "stop" for sentence in verdict.sentences)
-
-
-class EarlySentences(LetThrough):
-    """As `LetThrough`, for a model in this process: `draft` scores the sentences."""
-
-    def __init__(
-        self,
-        terms: Terms,
-        put: Callable[[Any], None],
-        draft: Callable[[EndedSentences, Verdict | None], Draft[Any]],
-    ) -> None:
-        super().__init__(terms, put)
-        self._draft = draft
-
-    def __call__(self, ended: EndedSentences) -> bool:
-        """As `add`."""
-        return self.add(self._draft(ended, self.known))
 
 
 class ReportedSentences:
@@ -97,7 +79,7 @@ class ReportedSentences:
     ) -> None:
         self._scorer, self._options, self._prompt = scorer, options, prompt
         self._new = list[SentencePiece]()
-        self._early = LetThrough(terms, self._new.append)
+        self._early = EarlySentences(terms, self._new.append)
         self._ends: list[int] = [0]
         self._entries = list[Any]()
         self._written, self._is_late = b"", False

@@ -18,25 +18,20 @@ _OTHER_PROMPT = "the answer was given to another prompt (it comes from a cache, 
 
 def unlike(draft: Verdict, calibration: Calibration | None, prompt: PromptForm | None) -> tuple[str, ...]:
     """The differences from the calibration, in words; empty without one: of the prompt, of the place where the answer
-    ends (see `Binding.cut_elsewhere`), and of a call to another server (see `unlike_calls`).
-
-    Of several answers in one verdict only the prompt, and the place of the cut, is compared here: the code that joins
-    them compares each.
-    """
+    ends (see `Binding.cut_elsewhere`), and of a call to another server (see `unlike_calls`)."""
     if calibration is None:
         return ()
-    joined = "aggregate" in (draft.details.settings or {})
-    tokens, text = (0, "") if joined else (draft.details.scored_tokens, draft.text)
-    bound = calibration.binding
-    elsewhere = None if bound is None else bound.cut_elsewhere(draft.details.cut, tokens=tokens, text=text)
-    other = draft.details.prompt is not None and prompt is not None and draft.details.prompt != digest_of(prompt.text)
-    return (
-        *calibration.unfamiliar(prompt),
-        *(() if elsewhere is None else (elsewhere,)),
-        *unlike_calls(draft.details.options, bound, tokens=tokens, text=text),
-        *((_OTHER_PROMPT,) if other and not joined else ()),
-        *((_OWN_CODE,) if OWN_CODE in (draft.details.fingerprint or "") else ()),
-    )
+    details, bound = draft.details, calibration.binding
+    written: Any = {"tokens": details.scored_tokens, "text": draft.text}
+    found = list(calibration.unfamiliar(prompt))
+    if bound is not None and (elsewhere := bound.cut_elsewhere(details.cut, **written)) is not None:
+        found.append(elsewhere)
+    found += unlike_calls(details.options, bound, **written)
+    if details.prompt is not None and prompt is not None and details.prompt != digest_of(prompt.text):
+        found.append(_OTHER_PROMPT)
+    if OWN_CODE in (details.fingerprint or ""):
+        found.append(_OWN_CODE)
+    return tuple(found)
 
 
 # The unit of scores and promises: a whole answer, a sentence, a value of a structured answer, or a question, which may

@@ -17,13 +17,11 @@ from semgrad_guard.engine.answers.text import Piece
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
 from semgrad_guard.errors import AnswerCancelledError, AnswerInterruptedError
 from semgrad_guard.guard.early_sentences import SentencePiece
-from semgrad_guard.guard.flow import UNWRITTEN, AskWork, Draft, Pending, asking, not_written, one
+from semgrad_guard.guard.flow import UNWRITTEN, Ask, Draft, concluded, not_written, one
 from semgrad_guard.guard.policy import Terms
 from semgrad_guard.guard.question import Question
 from semgrad_guard.guard.timing import Steps, Work, adrive, ain_time, awaited, cancelling, drive, off_loop, sealed
 
-A = TypeVar("A")
-"""The frontend's object."""
 P = TypeVar("P")
 """A piece of a stream: of the text, of the thought before it, or anything else that a frontend shows."""
 R = TypeVar("R")
@@ -179,7 +177,7 @@ def written(
 def streamed(
     terms: Terms,
     live: Live,
-    ask: AskWork[A] | None = None,
+    ask: Ask | None = None,
     *,
     show: Callable[[Any], Iterable[P]] = lambda step: (step,),
     stop: Stop | None = None,
@@ -206,11 +204,9 @@ def streamed(
     if question is not None:
         question.require_open()
     try:
-        draft: Draft[A] = yield from written(live, stop, show=let_through if terms.withholds else show)
+        draft: Draft[Any] = yield from written(live, stop, show=let_through if terms.withholds else show)
         with stopping(stop), cancelling(stop):
-            outcome = one(
-                (yield from Pending([draft], terms, question=question).concluded(asking(None) if ask is None else ask))
-            )
+            outcome = one((yield from concluded([draft], terms, ask, question=question)))
     except UNWRITTEN as error:
         if left:
             raise

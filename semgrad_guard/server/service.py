@@ -15,21 +15,22 @@ from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.interruption import Stop
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.guard import (
+    Ask,
     Draft,
     Live,
     OnDoubt,
     Outcome,
-    Pending,
     Piece,
     Policy,
     Steps,
     StreamSteps,
     Terms,
-    Waiting,
     Work,
-    arun,
+    adrive,
+    answers,
     arun_stream,
     one,
+    settle,
     streamed,
 )
 from semgrad_guard.named import reading_prompt
@@ -258,13 +259,9 @@ class Service:
             SemGradGuardError: the first error in an answer's place.
         """
         with self.metrics.working(call.served.name):
-            outcomes = await arun(
-                call.terms,
-                lambda: self._drafts(call),
-                lambda waiting: self._ask(call, waiting),
-                count=call.request.count,
-                stop=call.stop,
-            )
+            draft = Work.awaited(lambda: self._drafts(call))
+            how: dict[str, Any] = {"count": call.request.count, "stop": call.stop}
+            outcomes = await adrive(answers(call.terms, draft, self._asking(call), **how))
         return [one([outcome]) for outcome in outcomes]
 
     async def steps(self, call: Call) -> AsyncGenerator[Piece | Outcome[Answer]]:
@@ -274,10 +271,7 @@ class Service:
                 yield outcome
             return
 
-        def ask(waiting: Sequence[Waiting[Answer]]) -> Work:
-            return Work.awaited(lambda: self._ask(call, waiting))
-
-        steps: StreamSteps[Any, None] = streamed(call.terms, _Counting(call), ask, stop=call.stop)
+        steps: StreamSteps[Any, None] = streamed(call.terms, _Counting(call), self._asking(call), stop=call.stop)
         with self.metrics.working(call.served.name):
             async with aclosing(arun_stream(steps)) as stream:
                 async for step in stream:
@@ -297,9 +291,8 @@ class Service:
         conversation = tuple(message.as_message(number) for number, message in enumerate(request.messages))
         foreign = ForeignText(text=request.text, conversation=conversation, cut=request.cut)
         draft = await served.scheduler.judged(foreign)
-        terms = Terms(policy=served.terms.policy, mode="annotate")
-        (outcome,) = Pending([draft], terms).outcomes()
-        verdict, by = one([outcome]).verdict, request.by
+        settled = settle(draft.verdict, served.terms.policy, "annotate", can_escalate=False, prompt=draft.prompt)
+        verdict, by = settled.verdict, request.by
         record = {"object": "score", "model": served.name, KEY: public_record(verdict)}
         if by is None or verdict.uncertainty is None:
             return record
@@ -328,10 +321,10 @@ class Service:
         call.prompt_tokens = max(draft.answer.prompt_tokens or 0 for draft in drafts)
         return drafts
 
-    async def _ask(self, call: Call, waiting: Sequence[Waiting[Answer]]) -> Sequence[Any]:
-        if call.served.target is None:
-            raise InputError("there is no server to escalate to; start this one with --escalate-to")
-        return await call.served.target.ask(call.body, waiting)
+    def _asking(self, call: Call) -> Ask | None:
+        if (target := call.served.target) is None:
+            return None
+        return lambda places: Work.awaited(lambda: target.ask(call.body, len(places)))
 
     def _overridden(self, served: ServedModel, request: ChatRequest, terms: Terms) -> Terms:
         """The terms with the request's own settings, as far as it may change them."""

@@ -159,7 +159,7 @@ class Writer:
                 options=assignment.options,
                 objective=self.estimator.objective,
                 on_piece=assignment.on_piece,
-                on_sentences=early,
+                on_sentences=early and (lambda ended: early.add(assignment.opened(ended, early.known))),
                 draws=assignment.answerer.draws,
                 finish=lambda written: self.drafts(assignment, written, known=None if early is None else early.known),
             )

@@ -111,19 +111,6 @@ def test_a_scored_target_decides_for_itself(language_model: LanguageModel, make_
     assert unsure.text == "I don't know."
 
 
-def test_prepare_changes_what_the_model_sees_not_what_the_target_gets(language_model: LanguageModel) -> None:
-    questions: list[object] = []
-    chain = guard(
-        language_model,
-        NONE,
-        prepare=lambda conversation: f"Context. {conversation}",
-        escalate_to=lambda conversation: questions.append(conversation) or "x",
-    )
-    verdict = chain("q")
-    assert questions == ["q"]
-    assert verdict.draft == language_model.generate("Context. q", OPTIONS).text
-
-
 def test_a_calibrated_guard_promises(language_model: LanguageModel) -> None:
     base = guard(language_model, ALL)
     calibration = calibrated(base)
@@ -155,11 +142,9 @@ def test_another_kind_of_prompt_is_decided_as_usual_and_not_promised(language_mo
 def test_two_calibrated_stages_share_the_promise(language_model: LanguageModel) -> None:
     base = guard(language_model, ALL)
     first = calibrated(base)
-    reader = guard(language_model, ALL, prompt_template="reading", prepare=lambda c: f"Context. {c}")
+    reader = guard(language_model, ALL, prompt_template="reading")
     second = calibrated(reader, upstream=first.id, alpha=0.1)
-    target = guard(
-        language_model, Policy.from_calibration(second), prompt_template="reading", prepare=lambda c: f"Context. {c}"
-    )
+    target = guard(language_model, Policy.from_calibration(second), prompt_template="reading")
     chain = guard(language_model, Policy.from_calibration(first), escalate_to=target)
     assert chain.promise.alpha == 0.2
     assert chain.promise.delta == pytest.approx(0.1)
@@ -274,7 +259,6 @@ def test_a_guard_needs_a_policy(language_model: LanguageModel) -> None:
         ({"estimator": 3}, "an estimator is one such as HybridGrad"),
         ({"options": {"max_tokens": 3}}, "options are GenerationOptions"),
         ({"prompt_template": 7}, "prompt_template is a name"),
-        ({"prepare": "text"}, "prepare must be a function"),
         ({"notify": "print"}, "notify must be a function"),
         ({"timeout": -1}, "timeout: -1.0 is out of range: it is above 0"),
         ({"monitor": 3}, "monitor must be a DriftMonitor"),

@@ -33,7 +33,7 @@ from semgrad_guard.errors import (
     ScoringError,
     SemGradGuardError,
 )
-from semgrad_guard.guard import Answerer, LetThrough, Terms, ThoughtPiece
+from semgrad_guard.guard import Answerer, EarlySentences, Terms, ThoughtPiece
 from semgrad_guard.records import Verdict
 from semgrad_guard.server.app import PATHS, make_app
 from semgrad_guard.server.assembly import Server
@@ -203,7 +203,7 @@ async def test_sentences_leave_while_their_answer_is_written(twin: TwinLanguageM
     answers = [*((at, own.append) for at, own in zip(wanted, pieces, strict=True)), (high, gone)]
     whole, other, cut, left = await asyncio.gather(
         *(
-            written_in_parts(ask, parts, ids, str(number), Part(LetThrough(terms_of(at), hear)), twin._writer)
+            written_in_parts(ask, parts, ids, str(number), Part(EarlySentences(terms_of(at), hear)), twin._writer)
             for number, (at, hear) in enumerate(answers)
         ),
         return_exceptions=True,

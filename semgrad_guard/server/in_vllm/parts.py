@@ -11,7 +11,7 @@ from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.answers.sentences import OpenSentences
 from semgrad_guard.engine.answers.text import CertainText, Piece
 from semgrad_guard.engine.prompts.responses import Codec
-from semgrad_guard.guard import LetThrough
+from semgrad_guard.guard import EarlySentences
 from semgrad_guard.server.in_vllm.messages import Begun, Failed, Read, ScoredPart
 from semgrad_guard.server.in_vllm.rounds import Round
 
@@ -46,7 +46,7 @@ class Part:
     With so many `tokens` the answer ends, behind a sentence that ends it; None: none does.
     """
 
-    def __init__(self, let: LetThrough) -> None:
+    def __init__(self, let: EarlySentences) -> None:
         self.open, self.let = OpenSentences(), let
         self.tokens: int | None = None
         self._turn: asyncio.Future[bool] | None = None
