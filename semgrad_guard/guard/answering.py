@@ -64,36 +64,36 @@ class Answerer:
     """What happens at a doubtful sentence, which scores are bound to; None: the whole answer has one score."""
 
     def __post_init__(self) -> None:
-        given: Any = self.model
-        if not isinstance(given, LanguageModel):
-            raise InputError(f"a guard needs a LanguageModel (LanguageModel.from_pretrained), not {_shown(given)}")
+        kinds: list[tuple[str, Any, type[Any]]] = [
+            ("a guard needs a LanguageModel (LanguageModel.from_pretrained)", self.model, LanguageModel),
+            ("options are GenerationOptions(...)", self.options, GenerationOptions),
+            ("prompt_template is a name", self.prompt_template, str),
+        ]
+        for words, value, kind in kinds:
+            if not isinstance(value, kind):
+                raise InputError(f"{words}, not {_shown(value)}")
         if not callable(self.estimator) or not hasattr(self.estimator, "objective"):
             raise InputError(f"an estimator is one such as HybridGrad(), not {_shown(self.estimator)}")
         if self.by_sentence is not None:
             require_by_sentence(self.estimator)
-        options: Any = self.options
-        if not isinstance(options, GenerationOptions):
-            raise InputError(f"options are GenerationOptions(...), not {_shown(options)}")
-        template: Any = self.prompt_template
-        if not isinstance(template, str):
-            raise InputError(f"prompt_template is a name, not {_shown(template)}")
 
     def binding(self, template_options: TemplateOptions | None = None) -> Binding:
         """The binding for a calibration of these answers (pass it to `calibrate`, with a grader)."""
+        facts = self._facts(template_options)
+        return Binding(**facts, max_tokens=self.options.max_tokens, stop=self.options.stop)
+
+    def _facts(self, template_options: TemplateOptions | None) -> dict[str, Any]:
+        """What scores are bound to, as fields of a binding or a verdict."""
         with self.model.turn:
             identity = self.model.identity
-            settings = self._settings_of(self.estimator)
-            template = template_name(self.model, self.prompt_template, template_options)
-        return Binding(
-            model=identity.name,
-            revision=identity.revision,
-            fingerprint=identity.fingerprint,
-            estimator=self.estimator.name,
-            settings=settings,
-            prompt_template=template,
-            max_tokens=self.options.max_tokens,
-            stop=self.options.stop,
-        )
+            return {
+                "model": identity.name,
+                "revision": identity.revision,
+                "fingerprint": identity.fingerprint,
+                "estimator": self.estimator.name,
+                "settings": self._settings_of(self.estimator),
+                "prompt_template": template_name(self.model, self.prompt_template, template_options),
+            }
 
     def drafts(
         self, conversations: Sequence[Conversation], *, template_options: TemplateOptions | None = None
@@ -252,48 +252,32 @@ class Answerer:
             thought = {} if ended else _thought(evidence)
             parts = self._parts(evidence, tool_calls, structure)
             others = {
-                other.name: (self._score_of(other, evidence, tool_calls)[1], self._settings_of(other))
+                other.name: RecordedScore.of(self._score_of(other, evidence, tool_calls)[1], self._settings_of(other))
                 for other in (() if recorder is None else recorder.estimators)
             }
             sentences, score = self._score_of(self.estimator, evidence, tool_calls, known=known, ended=ended)
-            identity, settings = self.model.identity, self._settings_of(self.estimator)
-            template = template_name(self.model, self.prompt_template, template_options)
+            facts = self._facts(template_options)
+        unscored: Status = "failed" if evidence.response_ids else "unscored"
         token = evidence.prompt.semantic_token
-        status: Status = (
-            "scored" if score.uncertainty is not None else "failed" if evidence.response_ids else "unscored"
-        )
         verdict = Verdict.of(
-            status=status,
+            status=unscored if score.uncertainty is None else "scored",
             action="answer",
             text=text,
             tool_calls=tuple(tool_calls),
-            estimator=self.estimator.name,
             uncertainty=score.uncertainty,
-            model=identity.name,
-            revision=identity.revision,
-            fingerprint=identity.fingerprint,
-            settings=settings,
-            prompt_template=template,
             prompt=digest_of(evidence.prompt.text),
             semantic_token=token.offset,
             semantic_token_source=token.source,
             cut=evidence.cut,
             reason=score.reason,
             sentences=sentences,
+            **facts,
             **parts,
             **thought,
             **(score.details or {}),
         )
         if recorder is not None:
-            scores = {
-                name: RecordedScore(
-                    uncertainty=one.uncertainty,
-                    settings=bound,
-                    features=None if one.features is None else dict(one.features),
-                )
-                for name, (one, bound) in others.items()
-            }
-            recorder.note(verdict, scores)
+            recorder.note(verdict, others)
         return verdict
 
     def _parts(self, evidence: Evidence, calls: Sequence[ToolCall], structure: Structure | None) -> dict[str, Any]:
@@ -346,17 +330,7 @@ class Answerer:
 
     def unscored(self, text: str, reason: str, template_options: TemplateOptions | None = None) -> Verdict:
         """The verdict on a text that cannot be scored, with the reason."""
-        bound = self.binding(template_options)
-        return unscored(
-            text,
-            reason=reason,
-            model=bound.model,
-            estimator=bound.estimator,
-            revision=bound.revision,
-            fingerprint=bound.fingerprint,
-            settings=bound.settings,
-            prompt_template=bound.prompt_template,
-        )
+        return unscored(text, reason=reason, **self._facts(template_options))
 
 
 def template_name(model: LanguageModel, name: str, template_options: Mapping[str, Any] | None = None) -> str:

@@ -55,6 +55,11 @@ AbstainMessage = str | Callable[[Verdict], str]
 
 
 _ESTIMATED = "min_confidence decides by an estimate, which promises nothing"
+_LISTENERS = (
+    ("monitor", "add", "a DriftMonitor"),
+    ("notify", "__call__", "a function of the verdict"),
+    ("log", "write", "a DecisionLog"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,12 +293,10 @@ class Terms(DeliveryOptions):
         require_valid(self)
         if not isinstance(self.abstain_message, str) and not callable(self.abstain_message):
             raise InputError("abstain_message is a text, or a function of the verdict")
-        if self.monitor is not None and not callable(getattr(self.monitor, "add", None)):
-            raise InputError(f"monitor must be a DriftMonitor, not a {type(self.monitor).__name__}")
-        if self.notify is not None and not callable(self.notify):
-            raise InputError(f"notify must be a function of the verdict, not a {type(self.notify).__name__}")
-        if self.log is not None and not callable(getattr(self.log, "write", None)):
-            raise InputError(f"log must be a DecisionLog, not a {type(self.log).__name__}")
+        for name, method, kind in _LISTENERS:
+            given = getattr(self, name)
+            if given is not None and not callable(getattr(given, method, None)):
+                raise InputError(f"{name} must be {kind}, not a {type(given).__name__}")
 
     @property
     def withholds(self) -> bool:
