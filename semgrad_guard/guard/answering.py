@@ -30,6 +30,7 @@ from semgrad_guard.guard.flow import Draft
 from semgrad_guard.guard.parts import Structure, scored_parts
 from semgrad_guard.guard.policy import Terms
 from semgrad_guard.guard.sentences import WITH_CALLS, scored_as_they_end, scored_sentences
+from semgrad_guard.guard.streams import LiveAnswer
 from semgrad_guard.guard.timing import awaited_all
 from semgrad_guard.guard.verdicts import RecordedScore, current_recorder, unscored
 from semgrad_guard.records import (
@@ -203,6 +204,20 @@ class Answerer:
         estimators = (self.estimator, *(() if recorder is None else recorder.estimators))
         plans = dict.fromkeys(getattr(estimator, "plan", None) for estimator in estimators)
         return tuple(plan for plan in plans if isinstance(plan, Sampling))
+
+    def live(
+        self,
+        conversation: Conversation,
+        *,
+        terms: Terms | None = None,
+        template_options: TemplateOptions | None = None,
+    ) -> LiveAnswer:
+        """Answer piece by piece; the scored draft at the end. It is read and begun with the first piece.
+
+        By sentence, those sentences are pieces that `terms` let through.
+        """
+        given: Any = {"terms": terms, "template_options": template_options}
+        return LiveAnswer(lambda on_piece: self.model.submit(self.request(conversation, on_piece=on_piece, **given)))
 
     def scored(
         self,

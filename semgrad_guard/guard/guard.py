@@ -10,7 +10,6 @@ from semgrad_guard.calibration import Binding
 from semgrad_guard.decision_log.entries import Feedback
 from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.options import GenerationOptions, knows_its_options
-from semgrad_guard.engine.answers.request import Ticket
 from semgrad_guard.engine.answers.text import Piece
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.errors import InputError
@@ -19,11 +18,11 @@ from semgrad_guard.guard.answering import Answerer
 from semgrad_guard.guard.calibrated_estimator import as_estimator, estimator_of
 from semgrad_guard.guard.early_sentences import SentencePiece
 from semgrad_guard.guard.familiarity import judged_by
-from semgrad_guard.guard.flow import Draft, Outcome, Reply, TargetReply, answers, one
+from semgrad_guard.guard.flow import Outcome, Reply, TargetReply, answers, one
 from semgrad_guard.guard.policy import Policy
 from semgrad_guard.guard.promise import Promise, promise_along, require_sequel
 from semgrad_guard.guard.question import Router
-from semgrad_guard.guard.streams import LiveAnswer, StreamSteps, arun_stream, run_stream, streamed
+from semgrad_guard.guard.streams import StreamSteps, arun_stream, run_stream, streamed
 from semgrad_guard.guard.timing import Steps, Work, adrive, drive
 from semgrad_guard.records import Conversation, SentenceVerdict, Verdict
 from semgrad_guard.settings import JudgedBy, Mode, OnDoubt
@@ -195,14 +194,8 @@ class Guard:
         )
 
     def _streamed(self, conversation: Conversation, tools: Tools | None) -> StreamSteps[Any, None]:
-        def submit(on_piece: Callable[[Piece], None]) -> Ticket[Draft[Generation]]:
-            options = _template_options(tools)
-            request = self._answerer.request(
-                conversation, template_options=options, on_piece=on_piece, terms=self.terms
-            )
-            return self.model.submit(request)
-
-        return streamed(self.terms, LiveAnswer(submit), lambda places: self._asking(places, [conversation], tools))
+        live = self._answerer.live(conversation, terms=self.terms, template_options=_template_options(tools))
+        return streamed(self.terms, live, lambda places: self._asking(places, [conversation], tools))
 
     def _asking(self, places: Sequence[int], conversations: Sequence[Conversation], tools: Tools | None) -> Work:
         """The work of the target on these conversations."""
