@@ -80,7 +80,7 @@ async def read(
 ) -> tuple[list[str], Any, BaseException | None]:
     """The pieces of a stream, everything that was heard, and its error."""
     given = {"estimator": HybridGrad(), "by": "sentence", "on_doubt": "drop"}
-    drawn = script.Drawn(front, "hello", Policy(threshold=threshold), given, None, {})
+    drawn = script.Drawn(front, "hello", Policy(threshold=threshold), given, {})
     events, pieces = script.Heard(), list[str]()
     try:
         async for piece, _ in script.FRONTS[front](model, drawn, events):
