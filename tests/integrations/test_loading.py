@@ -19,17 +19,12 @@ from tests.engine.gguf_files import tiny, write
 QUESTION = "in a box?"
 
 
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("gguf") / "tiny.gguf", tiny())
+def by_langchain(path: str, **settings: object) -> str:
+    return str(ChatSemGrad(model=path, max_tokens=6, **settings).invoke(QUESTION).content)
 
 
-def by_langchain(path: str) -> str:
-    return str(ChatSemGrad(model=path, max_tokens=6).invoke(QUESTION).content)
-
-
-def by_llama_index(path: str) -> str:
-    return SemGradLLM(model=path, max_tokens=6).complete(QUESTION).text
+def by_llama_index(path: str, **settings: object) -> str:
+    return SemGradLLM(model=path, max_tokens=6, **settings).complete(QUESTION).text
 
 
 def by_command(path: str) -> str:
@@ -38,27 +33,16 @@ def by_command(path: str) -> str:
     return str(json.loads(ran.stdout)["text"])
 
 
-@pytest.mark.parametrize("door", [by_langchain, by_llama_index, by_command])
-def test_every_door_loads_a_gguf_file(door: Callable[[str], str], file: Path, tmp_path: Path) -> None:
+def test_every_door_loads_a_gguf_file(tmp_path: Path) -> None:
+    file = write(tmp_path / "tiny.gguf", tiny())
     expected = LanguageModel.from_pretrained(str(file)).generate(QUESTION, None)
-    assert expected.text.startswith(door(str(file)))
-    assert door(str(file)) == door(str(file.parent))
+    for door in (by_langchain, by_llama_index, by_command):
+        assert expected.text.startswith(door(str(file)))
+        assert door(str(file)) == door(str(file.parent))
 
 
-def quantized_by_langchain(path: str, settings: dict[str, object]) -> object:
-    return ChatSemGrad(model=path, quantization_config=settings).invoke(QUESTION)
-
-
-def quantized_by_llama_index(path: str, settings: dict[str, object]) -> object:
-    return SemGradLLM(model=path, quantization_config=settings).complete(QUESTION)
-
-
-def quantized_by_hand(path: str, settings: dict[str, object]) -> object:
-    return LanguageModel.from_pretrained(path, quantization_config=settings)
-
-
-@pytest.mark.parametrize("door", [quantized_by_langchain, quantized_by_llama_index, quantized_by_hand])
+@pytest.mark.parametrize("door", [by_langchain, by_llama_index, LanguageModel.from_pretrained])
 def test_every_door_takes_a_quantization(door: Callable[..., object], checkpoint: Path) -> None:
     """Of a method that there is not, so that the message about it comes back through the door."""
     with pytest.raises(InputError, match="no quantization with quant_method 'nosuch'"):
-        door(str(checkpoint), {"quant_method": "nosuch"})
+        door(str(checkpoint), quantization_config={"quant_method": "nosuch"})
