@@ -29,7 +29,7 @@ from semgrad_guard.guard.early_sentences import EarlySentences
 from semgrad_guard.guard.flow import Draft
 from semgrad_guard.guard.parts import Structure, scored_parts
 from semgrad_guard.guard.policy import Terms
-from semgrad_guard.guard.sentences import WITH_CALLS, scored_as_they_end, scored_sentences
+from semgrad_guard.guard.sentences import OTHER_TOKENS, WITH_CALLS, scored_sentences
 from semgrad_guard.guard.streams import LiveAnswer
 from semgrad_guard.guard.timing import awaited_all
 from semgrad_guard.guard.verdicts import RecordedScore, current_recorder, unscored
@@ -320,10 +320,16 @@ class Answerer:
         if self.by_sentence is None:
             return (), _score(estimator, evidence)
         if ended:
-            return scored_as_they_end(partial(_score, estimator), ended, known)
+            return scored_sentences(partial(_score, estimator), ended.answer, ended.spans, ended.found, known)
         if tool_calls:
             return (), Score(None, WITH_CALLS)
-        return scored_sentences(self.model, partial(_score, estimator), evidence, known)
+        if not evidence.response_ids:
+            return (), Score(None, evidence.why_empty)
+        count = 0 if known is None else len(known.sentences)
+        if (parts := self.model.sentences(evidence, known=count)) is None:
+            return (), Score(None, OTHER_TOKENS)
+        spans, found = [span for span, _ in parts], [own for _, own in parts[count:]]
+        return scored_sentences(partial(_score, estimator), evidence, spans, found, known)
 
     def _settings_of(self, estimator: Estimator) -> dict[str, Any]:
         """Everything but the weights that moves scores: the estimator's settings, dtype, an own t*, the decoding."""
