@@ -75,7 +75,7 @@ class Case:
         except SemGradGuardError as error:
             return type(error).__name__, None, str(error)
         verdict = found.verdict
-        letters = type(found).__name__[0] + "p" * verdict.promised + "u" * bool(verdict.details.unfamiliar)
+        letters = found.kind[0].upper() + "p" * verdict.promised + "u" * bool(verdict.details.unfamiliar)
         letters += "-" * bool(verdict.sentences) + "".join(one.action[:2] for one in verdict.sentences)
         right = None if verdict.confidence is None else round(verdict.confidence, DIGITS)
         return letters, right, verdict.reason or "; ".join(verdict.details.unfamiliar)

@@ -76,10 +76,6 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.timing import off_loop as off_loop
     from semgrad_guard.guard.timing import read_off_loop as read_off_loop
     from semgrad_guard.guard.timing import sealed as sealed
-    from semgrad_guard.guard.verdicts import Abstain as Abstain
-    from semgrad_guard.guard.verdicts import Deliver as Deliver
-    from semgrad_guard.guard.verdicts import Escalate as Escalate
-    from semgrad_guard.guard.verdicts import Raise as Raise
     from semgrad_guard.guard.verdicts import binding_of as binding_of
     from semgrad_guard.guard.verdicts import current_recorder as current_recorder
     from semgrad_guard.guard.verdicts import external as external

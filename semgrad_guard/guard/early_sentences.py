@@ -17,7 +17,7 @@ from semgrad_guard.engine.sentences import Span, decided
 from semgrad_guard.guard.flow import Draft
 from semgrad_guard.guard.policy import Terms, settle
 from semgrad_guard.guard.reported import ReportedScorer, bytes_of
-from semgrad_guard.guard.verdicts import Deliver, current_recorder
+from semgrad_guard.guard.verdicts import current_recorder
 from semgrad_guard.records import PromptForm, SentenceVerdict, Verdict
 
 R = TypeVar("R")
@@ -54,7 +54,7 @@ class EarlySentences:
             closing_line="",
         )
         verdict = settled.verdict
-        if isinstance(settled, Deliver):
+        if settled.kind == "deliver":
             for sentence in verdict.sentences:
                 if sentence.action == "deliver" and sentence.end > self._left:
                     text, self._left = verdict.text[self._left : sentence.end], sentence.end

@@ -30,9 +30,6 @@ from semgrad_guard.guard.question import Question, Router, asking
 from semgrad_guard.guard.sentences import watched_score
 from semgrad_guard.guard.timing import Steps, Work, cancelling, sealed
 from semgrad_guard.guard.verdicts import (
-    Deliver,
-    Escalate,
-    Raise,
     Settlement,
     abstained,
     current_recorder,
@@ -112,7 +109,7 @@ def concluded(
         Exception: the target has paused the program around the guard by it.
     """
     settled = [_settled(draft, terms, question) for draft in drafts]
-    waiting = [number for number, one in enumerate(settled) if isinstance(one, Escalate)]
+    waiting = [number for number, one in enumerate(settled) if isinstance(one, Settlement) and one.kind == "escalate"]
     replies = dict(zip(waiting, (yield from _replies(ask, waiting)), strict=False))
 
     def outcomes() -> list[Outcome[A] | Exception]:
@@ -129,7 +126,7 @@ def _settled(draft: Draft[Any] | Exception, terms: Terms, question: Question | N
     if recorder is not None and recorder.records(question):
         if question is None or not draft.trusted:  # the question's score counts the calls that its gate judges
             recorder.add(draft.verdict, draft.prompt, source=draft.source)
-        return Deliver(draft.verdict.revised(enforced=False))
+        return Settlement("deliver", draft.verdict.revised(enforced=False))
     try:
         settled = settle(
             draft.verdict if question is None else question.about(draft.verdict),
@@ -198,12 +195,12 @@ def conclude(
         LowConfidenceError: the settlement is to raise, or to withhold an irreplaceable answer.
         Exception: the target's own, where `on_error` is to raise.
     """
-    if isinstance(settled, Deliver):
+    if settled.kind == "deliver":
         return _delivered(settled, answer, terms)
-    if isinstance(settled, Raise):
+    if settled.kind == "raise":
         raise _refused(settled.verdict, terms)
     withheld = settled.verdict
-    if isinstance(settled, Escalate):
+    if settled.kind == "escalate":
         if isinstance(reply, Reply) and not _is_rejected(reply.content):
             return _recorded(Outcome(escalated(withheld, reply.content), reply.answer), terms)
         withheld = rejected(withheld, _rejection(reply, terms))
@@ -212,7 +209,7 @@ def conclude(
     return _recorded(Outcome(abstained(withheld, terms.words(withheld)), None), terms)
 
 
-def _delivered(settled: Deliver, answer: A, terms: Terms) -> Outcome[A]:
+def _delivered(settled: Settlement, answer: A, terms: Terms) -> Outcome[A]:
     """The outcome for a draft that goes out, or a part of it."""
     verdict, left = settled.verdict, answer
     if verdict.is_part:
@@ -328,7 +325,7 @@ def answered(
         if recorder is not None and recorder.records(question):
             return Outcome(unscored(text, reason="it is recorded, and not decided about"), result)
         settled = question.settled(text, failed=failed)
-        replies = yield from _replies(ask, [0] if isinstance(settled, Escalate) else [])
+        replies = yield from _replies(ask, [0] if settled.kind == "escalate" else [])
         own = replace(question.terms, part=terms.part) if question.is_asked else terms
         return (yield Work(lambda: conclude(settled, result, own, reply=next(iter(replies), None))))
 

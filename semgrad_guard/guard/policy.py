@@ -23,10 +23,6 @@ from semgrad_guard.guard.parts import decided_fields, without_values
 from semgrad_guard.guard.sentences import decided_sentences, with_delivered
 from semgrad_guard.guard.verdicts import (
     UNSCORED,
-    Abstain,
-    Deliver,
-    Escalate,
-    Raise,
     Settlement,
     abstained,
     binding_of,
@@ -364,20 +360,20 @@ def settle(
         BindingMismatchError: the policy was calibrated for another model, estimator, setting or template.
     """
     if is_withheld(draft):  # by another guard: there is no answer left to judge
-        return Deliver(draft)
+        return Settlement("deliver", draft)
     verdict = decide(draft, policy, can_escalate=can_escalate, prompt=prompt)
     if not withholds(mode):
-        return Deliver(verdict.revised(enforced=False))
+        return Settlement("deliver", verdict.revised(enforced=False))
     if trusted and verdict.action != "answer":
-        return Deliver(without_text(verdict))
+        return Settlement("deliver", without_text(verdict))
     if verdict.action == "answer":
-        return Deliver(without_values(verdict))
+        return Settlement("deliver", without_values(verdict))
     if mode == "raise":
-        return Raise(verdict)
+        return Settlement("raise", verdict)
     ranges = tuple((one.start, one.end) for one in verdict.sentences if one.action == "deliver")
     if ranges and not whole:
-        return Deliver(with_promise(with_delivered(verdict, closing_line=closing_line)), ranges)
-    return Escalate(verdict) if verdict.action == "escalate" else Abstain(verdict)
+        return Settlement("deliver", with_promise(with_delivered(verdict, closing_line=closing_line)), ranges)
+    return Settlement(verdict.action, verdict)
 
 
 def decide(draft: Verdict, policy: Policy, *, can_escalate: bool, prompt: PromptForm | None = None) -> Verdict:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -144,38 +144,17 @@ def binding_of(verdict: Verdict) -> Binding:
 
 
 @dataclass(frozen=True)
-class Deliver:
-    """The draft goes out. Where the mode does not withhold, its verdict is advice (`enforced` is False).
+class Settlement:
+    """What happens to a draft.
 
-    Of a part of it, `ranges` are those of its sentences in the draft.
+    "deliver": it goes out; of a part of it, `ranges` are those of its sentences in the draft. Where the mode does not
+    withhold, its verdict is advice (`enforced` is False). Else nothing of it goes out: "escalate": the target answers;
+    "abstain": the abstain message; "raise": a `LowConfidenceError`.
     """
 
+    kind: Literal["deliver", "escalate", "abstain", "raise"]
     verdict: Verdict
     ranges: tuple[tuple[int, int], ...] = ()
-
-
-@dataclass(frozen=True)
-class Escalate:
-    """The target answers; nothing of the draft goes out."""
-
-    verdict: Verdict
-
-
-@dataclass(frozen=True)
-class Abstain:
-    """The abstain message goes out in the draft's place."""
-
-    verdict: Verdict
-
-
-@dataclass(frozen=True)
-class Raise:
-    """A `LowConfidenceError` goes out in the draft's place."""
-
-    verdict: Verdict
-
-
-Settlement = Deliver | Escalate | Abstain | Raise
 
 
 class RecordedScore(BaseModel):

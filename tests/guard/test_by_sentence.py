@@ -15,7 +15,6 @@ from semgrad_guard.estimators import GreatestEntropy, MaxProbability, ParaGrad, 
 from semgrad_guard.guard import undecided
 from semgrad_guard.guard.policy import settle
 from semgrad_guard.guard.sentences import watched_score
-from semgrad_guard.guard.verdicts import Abstain, Deliver, Escalate, Raise
 from semgrad_guard.records import SentenceVerdict, Verdict
 from semgrad_guard.settings import CLOSING_LINE
 
@@ -62,7 +61,7 @@ def actions(verdict: Verdict) -> str:
 def test_a_part_is_delivered(on_doubt: Any, scores: tuple[float | None, ...], text: str, expected: str) -> None:
     whole = draft(*scores, on_doubt=on_doubt)
     settled = settle(whole, POLICY, "enforce", can_escalate=True)
-    assert isinstance(settled, Deliver)
+    assert settled.kind == "deliver"
     verdict = settled.verdict
     assert (verdict.text, verdict.action, actions(verdict)) == (text, "answer", expected)
     for piece, sentence in zip(shown(verdict), verdict.sentences, strict=True):
@@ -98,21 +97,21 @@ def test_nothing_withheld_is_in_the_metadata() -> None:
 @pytest.mark.parametrize("on_doubt", ["stop", "drop"])
 def test_where_nothing_is_left_the_whole_answer_is_withheld(on_doubt: Any) -> None:
     whole = draft(2, 3, on_doubt=on_doubt)
-    assert isinstance(settle(whole, POLICY, "enforce", can_escalate=False), Abstain)
-    assert isinstance(settle(whole, POLICY, "enforce", can_escalate=True), Escalate)
+    assert settle(whole, POLICY, "enforce", can_escalate=False).kind == "abstain"
+    assert settle(whole, POLICY, "enforce", can_escalate=True).kind == "escalate"
 
 
 @pytest.mark.parametrize("on_doubt", ["stop", "drop"])
 def test_no_part_of_an_irreplaceable_answer_is_delivered(on_doubt: Any) -> None:
     settled = settle(draft(0, 2, on_doubt=on_doubt), POLICY, "enforce", can_escalate=False, whole=True)
-    assert isinstance(settled, Abstain)
+    assert settled.kind == "abstain"
 
 
 def test_modes() -> None:
     doubtful = draft(0, 2)
-    assert isinstance(settle(doubtful, POLICY, "raise", can_escalate=False), Raise)
+    assert settle(doubtful, POLICY, "raise", can_escalate=False).kind == "raise"
     advice = settle(doubtful, POLICY, "annotate", can_escalate=False)
-    assert isinstance(advice, Deliver)
+    assert advice.kind == "deliver"
     assert (advice.verdict.text, advice.verdict.details.enforced) == (doubtful.text, False)
     assert (actions(advice.verdict), advice.verdict.promised) == ("deliver stop", False)
 
