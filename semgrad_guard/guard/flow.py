@@ -13,7 +13,7 @@ import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 from semgrad_guard.decision_log.entries import Facts
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
@@ -101,15 +101,16 @@ class Outcome(Generic[A]):
 
 
 def concluded(
-    drafts: Sequence[Draft[A] | Exception], terms: Terms, ask: Ask | None, *, question: Question | None = None
+    drafts: Sequence[Draft[A]], terms: Terms, ask: Ask | None, *, question: Question | None = None
 ) -> Steps[list[Outcome[A] | Exception]]:
     """Settle drafts, have the target answer where that is due, and conclude: an outcome for each, or its error.
 
     Raises:
+        BindingMismatchError: the policy was calibrated for other answers.
         Exception: the target has paused the program around the guard by it.
     """
     settled = [_settled(draft, terms, question) for draft in drafts]
-    waiting = [number for number, one in enumerate(settled) if isinstance(one, Settlement) and one.kind == "escalate"]
+    waiting = [number for number, one in enumerate(settled) if one.kind == "escalate"]
     replies = dict(zip(waiting, (yield from _replies(ask, waiting)), strict=False))
 
     def outcomes() -> list[Outcome[A] | Exception]:
@@ -119,43 +120,34 @@ def concluded(
     return outcomes() if terms.log is None else (yield Work(outcomes))  # a log is written off the event loop
 
 
-def _settled(draft: Draft[Any] | Exception, terms: Terms, question: Question | None) -> Settlement | Exception:
-    if isinstance(draft, Exception):
-        return draft
+def _settled(draft: Draft[Any], terms: Terms, question: Question | None) -> Settlement:
     recorder = current_recorder()
     if recorder is not None and recorder.records(question):
         if question is None or not draft.trusted:  # the question's score counts the calls that its gate judges
             recorder.add(draft.verdict, draft.prompt, source=draft.source)
         return Settlement("deliver", draft.verdict.revised(enforced=False))
-    try:
-        settled = settle(
-            draft.verdict if question is None else question.about(draft.verdict),
-            terms.policy,
-            terms.mode,
-            can_escalate=terms.can_escalate,
-            prompt=draft.prompt,
-            trusted=draft.trusted,
-            whole=bool(draft.irreplaceable),
-            closing_line=terms.closing_line,
-        )
-        return settled if question is None else question.note(settled, trusted=draft.trusted)
-    except Exception as error:  # noqa: BLE001 - raised in this draft's place, after the others are settled
-        return error
+    settled = settle(
+        draft.verdict if question is None else question.about(draft.verdict),
+        terms.policy,
+        terms.mode,
+        can_escalate=terms.can_escalate,
+        prompt=draft.prompt,
+        trusted=draft.trusted,
+        whole=bool(draft.irreplaceable),
+        closing_line=terms.closing_line,
+    )
+    return settled if question is None else question.note(settled, trusted=draft.trusted)
 
 
 def _outcome(
-    draft: Draft[A] | Exception, settled: Settlement | Exception, terms: Terms, reply: TargetReply[A] | None
+    draft: Draft[A], settled: Settlement, terms: Terms, reply: TargetReply[A] | None
 ) -> Outcome[A] | Exception:
     try:
-        if isinstance(settled, UNWRITTEN):
-            return not_written(settled, terms)
-        if isinstance(settled, Exception) or isinstance(draft, Exception):
-            return cast("Exception", settled)
         # Not in `_settled`: an answer that a target has paused is counted once.
         if current_recorder() is None:
             settled = _watched(settled, terms)
         return conclude(settled, draft.answer, terms, reply=reply, irreplaceable=draft.irreplaceable)
-    except Exception as error:  # noqa: BLE001 - as above
+    except Exception as error:  # noqa: BLE001 - raised in this draft's place, after the others are concluded
         return error
 
 
