@@ -106,11 +106,10 @@ def concluded(
     """Settle drafts, have the target answer where that is due, and conclude: an outcome for each, or its error.
 
     Raises:
-        BindingMismatchError: the policy was calibrated for other answers.
         Exception: the target has paused the program around the guard by it.
     """
     settled = [_settled(draft, terms, question) for draft in drafts]
-    waiting = [number for number, one in enumerate(settled) if one.kind == "escalate"]
+    waiting = [number for number, one in enumerate(settled) if isinstance(one, Settlement) and one.kind == "escalate"]
     replies = dict(zip(waiting, (yield from _replies(ask, waiting)), strict=False))
 
     def outcomes() -> list[Outcome[A] | Exception]:
@@ -120,34 +119,39 @@ def concluded(
     return outcomes() if terms.log is None else (yield Work(outcomes))  # a log is written off the event loop
 
 
-def _settled(draft: Draft[Any], terms: Terms, question: Question | None) -> Settlement:
+def _settled(draft: Draft[Any], terms: Terms, question: Question | None) -> Settlement | Exception:
     recorder = current_recorder()
     if recorder is not None and recorder.records(question):
         if question is None or not draft.trusted:  # the question's score counts the calls that its gate judges
             recorder.add(draft.verdict, draft.prompt, source=draft.source)
         return Settlement("deliver", draft.verdict.revised(enforced=False))
-    settled = settle(
-        draft.verdict if question is None else question.about(draft.verdict),
-        terms.policy,
-        terms.mode,
-        can_escalate=terms.can_escalate,
-        prompt=draft.prompt,
-        trusted=draft.trusted,
-        whole=bool(draft.irreplaceable),
-        closing_line=terms.closing_line,
-    )
-    return settled if question is None else question.note(settled, trusted=draft.trusted)
+    try:
+        settled = settle(
+            draft.verdict if question is None else question.about(draft.verdict),
+            terms.policy,
+            terms.mode,
+            can_escalate=terms.can_escalate,
+            prompt=draft.prompt,
+            trusted=draft.trusted,
+            whole=bool(draft.irreplaceable),
+            closing_line=terms.closing_line,
+        )
+        return settled if question is None else question.note(settled, trusted=draft.trusted)
+    except Exception as error:  # noqa: BLE001 - raised in this draft's place, after the others are concluded
+        return error
 
 
 def _outcome(
-    draft: Draft[A], settled: Settlement, terms: Terms, reply: TargetReply[A] | None
+    draft: Draft[A], settled: Settlement | Exception, terms: Terms, reply: TargetReply[A] | None
 ) -> Outcome[A] | Exception:
+    if isinstance(settled, Exception):
+        return settled
     try:
         # Not in `_settled`: an answer that a target has paused is counted once.
         if current_recorder() is None:
             settled = _watched(settled, terms)
         return conclude(settled, draft.answer, terms, reply=reply, irreplaceable=draft.irreplaceable)
-    except Exception as error:  # noqa: BLE001 - raised in this draft's place, after the others are concluded
+    except Exception as error:  # noqa: BLE001 - as above
         return error
 
 
