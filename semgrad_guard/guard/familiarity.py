@@ -8,6 +8,7 @@ from typing import Any
 from semgrad_guard.calibration.binding import Binding
 from semgrad_guard.calibration.calibration_record import Calibration
 from semgrad_guard.calibration.call_options import unlike_calls
+from semgrad_guard.declared import declared
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.records import OWN_CODE, PromptForm, Verdict, digest_of
 from semgrad_guard.settings import JudgedBy, OnDoubt
@@ -86,8 +87,11 @@ def judged_by(calibration: Calibration | None, by: JudgedBy | None, on_doubt: On
     """The action at a doubtful sentence, by the settings or else the calibration; None: whole answers are judged.
 
     Raises:
-        InputError: `on_doubt` is given for whole answers.
+        InputError: a setting is none of its choices, or `on_doubt` is given for whole answers.
     """
+    for name, kind, given in (("by", JudgedBy, by), ("on_doubt", OnDoubt, on_doubt)):
+        if given is not None:
+            declared(name, kind).require(given)
     made = None if calibration is None or is_of_fields(calibration) else calibration.sentences
     calibrated = None if made is None else made.on_doubt
     if (by or ("answer" if calibrated is None else "sentence")) == "sentence":

@@ -233,6 +233,7 @@ def test_drift_shows_in_the_verdict(language_model: LanguageModel) -> None:
         ({"estimator": 3}, "an estimator is one such as HybridGrad"),
         ({"options": {"max_tokens": 3}}, "options are GenerationOptions"),
         ({"prompt_template": 7}, "prompt_template is a name"),
+        ({"by": "sentence", "on_doubt": "mark"}, "on_doubt must be one of 'stop', 'drop'"),
         ({"notify": "print"}, "notify must be a function"),
         ({"timeout": -1}, "timeout: -1.0 is out of range: it is above 0"),
         ({"monitor": 3}, "monitor must be a DriftMonitor"),
