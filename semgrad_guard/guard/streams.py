@@ -28,6 +28,8 @@ R = TypeVar("R")
 
 StreamSteps = Generator[Work | P, Any, R]
 """Steps that yield pieces between their work, and end with a value."""
+_END: Any = object()
+"""Follows the last piece."""
 
 
 class Live(Protocol):
@@ -121,20 +123,14 @@ class Iterated(Generic[P]):
         """The next piece, as `Live.next`."""
 
         def call() -> list[P] | None:
-            if self._pieces is None:
-                self._pieces = iter(cast("Any", self._make)())
-            try:
-                return [next(self._pieces)]
-            except StopIteration:
-                return None
+            self._pieces = self._pieces or cast("Any", self._make)()
+            piece = next(self._pieces, _END)
+            return None if piece is _END else [piece]
 
         async def coroutine() -> list[P] | None:
-            if self._pieces is None:
-                self._pieces = aiter(cast("Any", self._amake)())
-            try:
-                return [await anext(self._pieces)]
-            except StopAsyncIteration:
-                return None
+            self._pieces = self._pieces or cast("Any", self._amake)()
+            piece = await anext(self._pieces, _END)
+            return None if piece is _END else [piece]
 
         return Work(call, coroutine)
 
@@ -248,9 +244,6 @@ async def arun_stream(steps: StreamSteps[P, Any]) -> AsyncGenerator[P]:
 
 class _Closed(asyncio.CancelledError):
     """The reader has left. (After a `GeneratorExit`, steps within steps could do no more work.)"""
-
-
-_END: Any = object()
 
 
 def _next(steps: StreamSteps[P, Any], error: BaseException | None = None) -> Steps[P]:
