@@ -200,15 +200,15 @@ class Guard:
     def _asking(self, places: Sequence[int], conversations: Sequence[Conversation], tools: Tools | None) -> Work:
         """The work of the target on these conversations."""
         target: Any = self.escalate_to
-        asked = [conversations[place] for place in places]
+        escalated = [conversations[place] for place in places]
         if isinstance(target, Guard):
 
             def replies() -> Steps[list[_Reply]]:
-                outcomes = yield from target._answers(asked, tools)
+                outcomes = yield from target._answers(escalated, tools)
                 return [outcome if isinstance(outcome, Exception) else Reply(outcome.verdict) for outcome in outcomes]
 
             return Work.of(replies)
-        work = [Work.calling(target, conversation, instead="acall, abatch or astream") for conversation in asked]
+        work = [Work.calling(target, conversation, instead="acall, abatch or astream") for conversation in escalated]
         return Work(lambda: [_tried(one.call) for one in work], lambda: _together(work))
 
 

@@ -36,16 +36,16 @@ def calibrated(text: str, tmp_path: Path | None = None) -> Calibration:
 
 
 @pytest.mark.parametrize(
-    ("text", "wrong", "told"),
+    ("text", "wrong", "warning"),
     [
         ("It is seven.", 0, "60 of 60 answers are right by contains@2, more than 95 %"),
         ("Perhaps seven.", COUNT, "60 of 60 answers have no verdict by contains@2; they count as wrong."),
     ],
 )
-def test_what_can_hardly_be_is_told(text: str, wrong: int, told: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_can_hardly_be_is_told(text: str, wrong: int, warning: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "semgrad_guard"):
         assert calibrated(text).n_wrong == wrong
-    assert told in caplog.text
+    assert warning in caplog.text
 
 
 def test_people_decide(tmp_path: Path) -> None:
