@@ -26,7 +26,7 @@ from semgrad_guard.calibration import AnswerSentences, Binding, Calibration, cal
 from semgrad_guard.errors import SemGradGuardError
 from semgrad_guard.grading import Contains, ExactMatch, Grader
 from semgrad_guard.guard import Policy
-from semgrad_guard.guard.policy import settle
+from semgrad_guard.guard.policy import Terms, settle
 from semgrad_guard.pocket import CALIBRATION_PATH
 from semgrad_guard.questions.data import Question
 from semgrad_guard.questions.prompts import Phrasing
@@ -69,9 +69,8 @@ class Case:
         """
         draft = draft_of(row, facts, self)
         try:
-            found = settle(
-                draft, self.policy, self.mode, can_escalate=self.can_escalate, prompt=PromptForm(**row["form"])
-            )
+            terms = Terms(policy=self.policy, mode=self.mode, can_escalate=self.can_escalate)
+            found = settle(draft, terms, prompt=PromptForm(**row["form"]))
         except SemGradGuardError as error:
             return type(error).__name__, None, str(error)
         verdict = found.verdict

@@ -14,7 +14,7 @@ import pytest
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Policy
 from semgrad_guard.errors import AnswerFailedError, AnswerInterruptedError
-from semgrad_guard.guard import early_sentences
+from semgrad_guard.guard import Terms, early_sentences
 from tests.fixed_model import PIECES, FixedModel
 from tests.scripts import load
 from tests.steps import Steps
@@ -57,8 +57,8 @@ async def test_a_broken_rule_is_found(
 ) -> None:
     settle: Any = early_sentences.settle
 
-    def lets_all_through(draft: Any, _: Policy, *given: Any, **named: Any) -> Any:
-        return settle(draft, Policy(threshold=1e30), *given, **named)
+    def lets_all_through(draft: Any, terms: Terms, **named: Any) -> Any:
+        return settle(draft, dataclasses.replace(terms, policy=Policy(threshold=1e30)), **named)
 
     monkeypatch.setattr(early_sentences, "settle", lets_all_through)
     found = await ends(script, nonces, 2)

@@ -10,7 +10,7 @@ they come later than the text, or do not spell it, nothing leaves any more befor
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from semgrad_guard.engine.sentences import Span, decided
@@ -38,21 +38,14 @@ class EarlySentences:
     """
 
     def __init__(self, terms: Terms, put: Callable[[Any], None]) -> None:
-        self._terms, self._put = terms, put
+        self._terms, self._put = replace(terms, closing_line=""), put
         self.known: Verdict | None = None
         self._left = 0  # characters that have left
 
     def add(self, draft: Draft[Any]) -> bool:
         """Decide about those that have ended, scored; whether the model continues to write."""
-        self.known, terms = draft.verdict, self._terms
-        settled = settle(
-            draft.verdict,
-            terms.policy,
-            terms.mode,
-            can_escalate=terms.can_escalate,
-            prompt=draft.prompt,
-            closing_line="",
-        )
+        self.known = draft.verdict
+        settled = settle(draft.verdict, self._terms, prompt=draft.prompt)
         verdict = settled.verdict
         if settled.kind == "deliver":
             for sentence in verdict.sentences:

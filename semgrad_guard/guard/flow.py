@@ -126,16 +126,9 @@ def _settled(draft: Draft[Any], terms: Terms, question: Question | None) -> Sett
             recorder.add(draft.verdict, draft.prompt, source=draft.source)
         return Settlement("deliver", draft.verdict.revised(enforced=False))
     try:
-        settled = settle(
-            draft.verdict if question is None else question.about(draft.verdict),
-            terms.policy,
-            terms.mode,
-            can_escalate=terms.can_escalate,
-            prompt=draft.prompt,
-            trusted=draft.trusted,
-            whole=bool(draft.irreplaceable),
-            closing_line=terms.closing_line,
-        )
+        verdict = draft.verdict if question is None else question.about(draft.verdict)
+        whole = bool(draft.irreplaceable)
+        settled = settle(verdict, terms, prompt=draft.prompt, trusted=draft.trusted, whole=whole)
         return settled if question is None else question.note(settled, trusted=draft.trusted)
     except Exception as error:  # noqa: BLE001 - raised in this draft's place, after the others are concluded
         return error

@@ -337,20 +337,17 @@ class Terms(DeliveryOptions):
 
 def settle(
     draft: Verdict,
-    policy: Policy,
-    mode: Mode,
+    terms: Terms,
     *,
-    can_escalate: bool,
     prompt: PromptForm | None = None,
     trusted: bool = False,
     whole: bool = False,
-    closing_line: str = CLOSING_LINE,
 ) -> Settlement:
     """The decision about a draft. Pure: records in, a record out.
 
     Args:
         draft: the scored draft, undecided; its `text` is the answer.
-        policy, mode, can_escalate, closing_line: as in `Terms`.
+        terms: the policy, and how it is carried out.
         prompt: the form of the prompt; without it nothing is promised.
         trusted: the draft's actions may go out whatever its score (an agent's calls of harmless tools): the decision
             about them is advice. Text next to them is let through only by its score.
@@ -361,18 +358,18 @@ def settle(
     """
     if is_withheld(draft):  # by another guard: there is no answer left to judge
         return Settlement("deliver", draft)
-    verdict = decide(draft, policy, can_escalate=can_escalate, prompt=prompt)
-    if not withholds(mode):
+    verdict = decide(draft, terms.policy, can_escalate=terms.can_escalate, prompt=prompt)
+    if not terms.withholds:
         return Settlement("deliver", verdict.revised(enforced=False))
     if trusted and verdict.action != "answer":
         return Settlement("deliver", without_text(verdict))
     if verdict.action == "answer":
         return Settlement("deliver", without_values(verdict))
-    if mode == "raise":
+    if terms.raises:
         return Settlement("raise", verdict)
     ranges = tuple((one.start, one.end) for one in verdict.sentences if one.action == "deliver")
     if ranges and not whole:
-        return Settlement("deliver", with_promise(with_delivered(verdict, closing_line=closing_line)), ranges)
+        return Settlement("deliver", with_promise(with_delivered(verdict, closing_line=terms.closing_line)), ranges)
     return Settlement(verdict.action, verdict)
 
 

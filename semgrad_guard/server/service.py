@@ -291,7 +291,7 @@ class Service:
         conversation = tuple(message.as_message(number) for number, message in enumerate(request.messages))
         foreign = ForeignText(text=request.text, conversation=conversation, cut=request.cut)
         draft = await served.scheduler.judged(foreign)
-        settled = settle(draft.verdict, served.terms.policy, "annotate", can_escalate=False, prompt=draft.prompt)
+        settled = settle(draft.verdict, Terms(policy=served.terms.policy, mode="annotate"), prompt=draft.prompt)
         verdict, by = settled.verdict, request.by
         record = {"object": "score", "model": served.name, KEY: public_record(verdict)}
         if by is None or verdict.uncertainty is None:

@@ -188,7 +188,7 @@ def test_settling_never_delivers_what_is_not_let_through(
     uncertainty: float | None, threshold: float, on_unscored: Any, mode: Mode, can_escalate: bool, trusted: bool
 ) -> None:
     policy = Policy(threshold=threshold, on_unscored=on_unscored)
-    settled = settle(scored(uncertainty), policy, mode, can_escalate=can_escalate, trusted=trusted)
+    settled = settle(scored(uncertainty), Terms(policy=policy, mode=mode, can_escalate=can_escalate), trusted=trusted)
     let_through = policy.decide(uncertainty, can_escalate=can_escalate) == "answer"
     advice = mode == "annotate" or (trusted and not let_through)
     assert (settled.kind == "deliver") is (advice or let_through)
@@ -367,18 +367,18 @@ EVERYTHING = Policy(threshold=1e308, on_unscored="answer")
 @pytest.mark.parametrize("uncertainty", [0.0, None])
 def test_an_empty_answer_is_not_let_through(text: str, uncertainty: float | None) -> None:
     draft = scored(uncertainty, text)
-    assert settle(draft, EVERYTHING, "enforce", can_escalate=False).kind == "abstain"
-    assert settle(draft, EVERYTHING, "enforce", can_escalate=True).kind == "escalate"
-    raised = settle(draft, EVERYTHING, "raise", can_escalate=False)
+    assert settle(draft, Terms(policy=EVERYTHING)).kind == "abstain"
+    assert settle(draft, Terms(policy=EVERYTHING, can_escalate=True)).kind == "escalate"
+    raised = settle(draft, Terms(policy=EVERYTHING, mode="raise"))
     assert raised.kind == "raise"
     assert raised.verdict.promised is False
     assert uncertainty is None or raised.verdict.reason == "the answer is empty"
-    assert settle(draft, EVERYTHING, "annotate", can_escalate=False).verdict.action == "abstain"
+    assert settle(draft, Terms(policy=EVERYTHING, mode="annotate")).verdict.action == "abstain"
 
 
 def test_calls_without_text_are_no_empty_answer() -> None:
     calls = scored(0.0, "").model_copy(update={"tool_calls": (ToolCall("search", {}),)})
-    assert settle(calls, EVERYTHING, "enforce", can_escalate=False).kind == "deliver"
+    assert settle(calls, Terms(policy=EVERYTHING)).kind == "deliver"
 
 
 @pytest.mark.parametrize("reply", ["", scored(0.0, " ")])
