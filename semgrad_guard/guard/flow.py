@@ -185,7 +185,10 @@ def conclude(
         Exception: the target's own, where `on_error` is to raise.
     """
     if settled.kind == "deliver":
-        return _delivered(settled, answer, terms)
+        outcome = Outcome(settled.verdict, None if settled.verdict.is_part else answer)
+        if terms.part is not None:
+            outcome = Outcome(*terms.part(settled.verdict, answer, settled.ranges))
+        return _recorded(outcome, terms)
     if settled.kind == "raise":
         raise _refused(settled.verdict, terms)
     withheld = settled.verdict
@@ -196,18 +199,6 @@ def conclude(
     if irreplaceable:
         raise _refused(withheld, terms, advice=irreplaceable)
     return _recorded(Outcome(abstained(withheld, terms.words(withheld)), None), terms)
-
-
-def _delivered(settled: Settlement, answer: A, terms: Terms) -> Outcome[A]:
-    """The outcome for a draft that goes out, or a part of it."""
-    verdict, left = settled.verdict, answer
-    if verdict.is_part:
-        if terms.part is None:
-            return _recorded(Outcome(verdict, None), terms)
-        left = terms.part(verdict, answer, settled.ranges)
-    if terms.trim is not None:
-        verdict, left = terms.trim(verdict, left)
-    return _recorded(Outcome(verdict, left), terms)
 
 
 def _is_rejected(content: Verdict | str) -> str:
@@ -296,8 +287,7 @@ def answered(
         LowConfidenceError: the mode is to raise; or the question is part of another one, which ends.
         Exception: the engine's own, where `on_error` is to raise; the target's.
     """
-    terms = replace(terms or router.terms, part=_as_the_engine_made_it)
-    failed, text, result = "", "", None
+    terms, failed, text, result = terms or router.terms, "", "", None
     stop = terms.stop()
     with stopping(stop), cancelling(stop):
         with asking(router) as question:
@@ -315,12 +305,10 @@ def answered(
             return Outcome(unscored(text, reason="it is recorded, and not decided about"), result)
         settled = question.settled(text, failed=failed)
         replies = yield from _replies(ask, [0] if settled.kind == "escalate" else [])
-        own = replace(question.terms, part=terms.part) if question.is_asked else terms
+        own = question.terms if question.is_asked else terms
+        if settled.kind == "deliver":  # as the engine made it
+            return (yield Work(lambda: _recorded(Outcome(settled.verdict, result), own)))
         return (yield Work(lambda: conclude(settled, result, own, reply=next(iter(replies), None))))
-
-
-def _as_the_engine_made_it(_verdict: Verdict, answer: A, _ranges: Any) -> A:
-    return answer
 
 
 def _stands_in(terms: Terms, error: Exception) -> bool:

@@ -264,8 +264,8 @@ class Terms(DeliveryOptions):
         monitor: watches the scores for drift.
         notify: called with every verdict, without the withheld text unless drafts are kept.
         log: records every decision; the verdict then carries its `decision_id`.
-        part: makes the object of an answer of which only these ranges are delivered; without it there is none.
-        trim: changes an answer that is let through, and its verdict, before they go out.
+        part: makes what goes out of an answer that is let through, and its verdict, of a part of it within these
+            ranges; without it no object goes out for a part.
         closing_line: delivered behind an answer that ends before a doubtful sentence.
 
     Raises:
@@ -280,8 +280,7 @@ class Terms(DeliveryOptions):
     monitor: DriftMonitor | None = None
     notify: Callable[[Verdict], None] | None = None
     log: DecisionSink | None = None
-    part: Callable[[Verdict, Any, tuple[tuple[int, int], ...]], Any] | None = None
-    trim: Callable[[Verdict, Any], tuple[Verdict, Any]] | None = None
+    part: Callable[[Verdict, Any, tuple[tuple[int, int], ...]], tuple[Verdict, Any]] | None = None
     closing_line: str = CLOSING_LINE
 
     def __post_init__(self) -> None:

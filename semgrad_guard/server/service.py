@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from semgrad_guard.adapters.traces import EvaluationLog
@@ -35,7 +36,7 @@ from semgrad_guard.guard import (
 )
 from semgrad_guard.named import reading_prompt
 from semgrad_guard.records import Verdict
-from semgrad_guard.server.answers import KEY, Answer, Cuts, part_of, public_record
+from semgrad_guard.server.answers import KEY, Answer, Cuts, delivered_part, public_record
 from semgrad_guard.server.errors import HttpError
 from semgrad_guard.server.metrics import Metrics
 from semgrad_guard.server.protocol import ChatRequest, Forwarded, ScoreRequest, forwarded
@@ -247,7 +248,7 @@ class Service:
                 "this server delivers the sentences of an answer that it lets through, and a part of a JSON answer is "
                 "none; leave response_format out"
             ).about("response_format")
-        terms = replace(terms, part=part_of, trim=cuts.delivered if cuts else None)
+        terms = replace(terms, part=partial(delivered_part, cuts=cuts))
         return Call(
             request=request, forwarded=sent, body=body, served=served, terms=terms, stop=terms.stop(), cuts=cuts
         )
