@@ -244,20 +244,6 @@ class TestWords:
         with pytest.raises(InputError, match="must return a text"):
             by_call(terms, Source(2.0))
 
-    @pytest.mark.parametrize(
-        ("wrong", "message"),
-        [
-            ({"mode": "guess"}, "mode must be"),
-            ({"on_error": "hope"}, "on_error must be"),
-            ({"abstain_message": 7}, "text"),
-        ],
-    )
-    def test_terms_are_checked_at_once(self, wrong: dict[str, Any], message: str) -> None:
-        with pytest.raises(InputError, match=message):
-            Terms(policy=Policy(threshold=1.0), **wrong)
-        with pytest.raises(InputError, match="policy"):
-            Terms(policy=None)  # type: ignore[arg-type]
-
 
 class TestTime:
     def test_a_target_that_is_late_is_left_behind(self) -> None:
