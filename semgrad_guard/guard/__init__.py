@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.calibrated_estimator import as_estimator as as_estimator
     from semgrad_guard.guard.calibrated_estimator import estimator_of as estimator_of
     from semgrad_guard.guard.calibrated_estimator import with_unit as with_unit
-    from semgrad_guard.guard.early_sentences import EarlySentences as EarlySentences
-    from semgrad_guard.guard.early_sentences import ReportedSentences as ReportedSentences
-    from semgrad_guard.guard.early_sentences import SentencePiece as SentencePiece
     from semgrad_guard.guard.familiarity import judged_by as judged_by
     from semgrad_guard.guard.flow import Ask as Ask
     from semgrad_guard.guard.flow import Draft as Draft
@@ -57,9 +54,12 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.question import question_of as question_of
     from semgrad_guard.guard.reported import ReportedScorer as ReportedScorer
     from semgrad_guard.guard.reported import prompt_of as prompt_of
+    from semgrad_guard.guard.streams import EarlySentences as EarlySentences
     from semgrad_guard.guard.streams import Iterated as Iterated
     from semgrad_guard.guard.streams import Live as Live
     from semgrad_guard.guard.streams import LiveAnswer as LiveAnswer
+    from semgrad_guard.guard.streams import ReportedSentences as ReportedSentences
+    from semgrad_guard.guard.streams import SentencePiece as SentencePiece
     from semgrad_guard.guard.streams import StreamSteps as StreamSteps
     from semgrad_guard.guard.streams import WholeAnswer as WholeAnswer
     from semgrad_guard.guard.streams import arun_stream as arun_stream

@@ -25,12 +25,11 @@ from semgrad_guard.errors import InputError, UnsupportedToolsError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.estimators.samples import AskingEstimator
 from semgrad_guard.guard.calibrated_estimator import require_by_sentence
-from semgrad_guard.guard.early_sentences import EarlySentences
 from semgrad_guard.guard.flow import Draft
 from semgrad_guard.guard.parts import Structure, scored_parts
 from semgrad_guard.guard.policy import Terms
 from semgrad_guard.guard.sentences import OTHER_TOKENS, WITH_CALLS, scored_sentences
-from semgrad_guard.guard.streams import LiveAnswer
+from semgrad_guard.guard.streams import EarlySentences, LiveAnswer
 from semgrad_guard.guard.timing import awaited_all
 from semgrad_guard.guard.verdicts import RecordedScore, current_recorder, unscored
 from semgrad_guard.records import (
