@@ -119,11 +119,6 @@ class AnsweredExample(BaseModel):
     """The prompts of a question's other calls."""
 
 
-def least_certain(drafts: Sequence[RecordedDraft]) -> RecordedDraft:
-    """The draft of the highest uncertainty; one without a score is less certain than any other."""
-    return max(drafts, key=lambda made: doubt_of(made.verdict))
-
-
 def read_examples(examples: Iterable[Any]) -> list[Example]:
     """Pairs of (input, right answer or answers), or mappings with "input" and "answers"; None or [] for none.
 
@@ -165,13 +160,12 @@ def collected(
     report: Progress = _line if progress is True else progress or unwatched
     numbers = {example.key: number for number, example in reversed(list(enumerate(examples, start=1)))}
     with _opened(record, runs.name, numbers) as kept:
-        recorded = {} if kept is None else kept.rows
-        scored = ((name, row) for row in recorded.values() if row.binding for name in needed)
+        done = {} if kept is None else dict(kept.rows)
+        scored = ((name, row) for row in done.values() if row.binding for name in needed)
         if missing := next((name for name, row in scored if name not in row.scores), None):
             raise InputError(f"{record} holds no scores by {missing}. Choose another file for this estimator.")
-        done = dict(recorded)
-        waiting = [example for number, example in enumerate(examples, start=1) if numbers[example.key] == number]
-        waiting = [example for example in waiting if example.key not in done]
+        distinct = {example.key: example for example in examples}
+        waiting = [example for key, example in distinct.items() if key not in done]
         report(len(done), len(numbers))
         while waiting:
             batch, waiting = waiting[:max_concurrency], waiting[max_concurrency:]
@@ -241,7 +235,7 @@ def _answered(
         raise ran
     if not ran.drafts:  # nothing was retrieved, say
         return AnsweredExample(key=example.key, text=ran.text, uncertainty=None, binding=None, prompt=None)
-    draft = least_certain(ran.drafts)
+    draft = max(ran.drafts, key=lambda one: doubt_of(one.verdict))
     bound = None if draft.verdict.estimator == UNSCORED else binding_of(draft.verdict)
     before = next((answer.binding for answer in others if answer.binding is not None), bound)
     if bound is not None and before is not None and before != bound:
