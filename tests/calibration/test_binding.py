@@ -153,7 +153,7 @@ def test_what_a_moved_folder_takes_is_said_beside_its_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "grader", [None, "exact-match", "contains@2", "contains@2+judge(openai:x)", "human", "token-f1>=0.5"]
+    "grader", [None, "exact-match", "contains@3", "contains@3+judge(openai:x)", "human", "token-f1>=0.5"]
 )
 def test_a_grader_of_the_present_rules_is_not_outdated(grader: str | None) -> None:
     assert Binding(model="m", estimator="e", grader=grader).outdated_grader is None

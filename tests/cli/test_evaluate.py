@@ -70,9 +70,9 @@ def test_a_run_from_questions_to_a_table(evaluate: Run, mixed: Path, tmp_path: P
     shown = flat(result.stdout)
     assert "tiny on mixed" in shown
     assert all(word in shown for word in ("AUROC", "HybridGrad", "G-NLL", "LN-PE"))
-    assert "50.0% of 8 answers are right by contains@2. Right means: one sentence asserts a reference;" in shown
+    assert "50.0% of 8 answers are right by contains@3. Right means: one sentence asserts a reference;" in shown
     rows = table(tmp_path)
-    assert [row["correct: contains@2"] for row in rows] == ["1", "0"] * 4
+    assert [row["correct: contains@3"] for row in rows] == ["1", "0"] * 4
     assert [row["kind"] for row in rows] == ["even", "odd"] * 4
     for row, answer in zip(rows, kept(tmp_path), strict=True):
         assert float(row["LN-PE"]) == answer.uncertainty("ln_pe")
@@ -205,7 +205,7 @@ def test_one_question_answered_rightly(evaluate: Run, tmp_path: Path, texts: lis
     result = evaluate("--data", jsonl(tmp_path / "one.jsonl", [{"question": ASKED[0], "answers": [texts[0]]}]))
     assert result.exit_code == 0
     shown = flat(result.stdout)
-    assert "100.0% of 1 answers are right by contains@2; AUROC is undefined: there is nothing to tell apart." in shown
+    assert "100.0% of 1 answers are right by contains@3; AUROC is undefined: there is nothing to tell apart." in shown
 
 
 def test_what_cannot_be_is_refused_before_a_model_is_loaded(

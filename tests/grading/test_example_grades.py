@@ -38,8 +38,8 @@ def calibrated(text: str, tmp_path: Path | None = None) -> Calibration:
 @pytest.mark.parametrize(
     ("text", "wrong", "warning"),
     [
-        ("It is seven.", 0, "60 of 60 answers are right by contains@2, more than 95 %"),
-        ("Perhaps seven.", COUNT, "60 of 60 answers have no verdict by contains@2; they count as wrong."),
+        ("It is seven.", 0, "60 of 60 answers are right by contains@3, more than 95 %"),
+        ("Perhaps seven.", COUNT, "60 of 60 answers have no verdict by contains@3; they count as wrong."),
     ],
 )
 def test_what_can_hardly_be_is_told(text: str, wrong: int, warning: str, caplog: pytest.LogCaptureFixture) -> None:
