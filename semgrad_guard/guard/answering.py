@@ -280,6 +280,7 @@ class Answerer:
             tool_calls=tuple(tool_calls),
             uncertainty=score.uncertainty,
             prompt=digest_of(evidence.prompt.text),
+            prompt_tokens=len(evidence.prompt.ids),
             semantic_token=token.offset,
             semantic_token_source=token.source,
             cut=evidence.cut,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
@@ -66,10 +67,14 @@ class Draft(Generic[A]):
 
 @dataclass(frozen=True)
 class Reply(Generic[A]):
-    """A target's reply: its own verdict, or its text without a score; and the frontend's object."""
+    """A target's reply: its own verdict, or its text without a score; and the frontend's object.
+
+    `seconds` are those that it took.
+    """
 
     content: Verdict | str
     answer: A | None = None
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -156,10 +161,13 @@ def _replies(ask: Ask | None, waiting: Sequence[int]) -> Steps[Sequence[TargetRe
     """
     if ask is None or not waiting:
         return ()
+    began = time.monotonic()
     try:
         replies: Sequence[TargetReply[Any]] = yield ask(waiting).in_time()
     except Exception as error:  # noqa: BLE001 - see above
         return [error] * len(waiting)
+    took = time.monotonic() - began
+    replies = [replace(one, seconds=took) if isinstance(one, Reply) else one for one in replies]
     for reply in replies:
         if isinstance(reply, Paused):
             raise reply.error
@@ -194,7 +202,8 @@ def conclude(
     withheld = settled.verdict
     if settled.kind == "escalate":
         if isinstance(reply, Reply) and not _is_rejected(reply.content):
-            return _recorded(Outcome(escalated(withheld, reply.content), reply.answer), terms)
+            outcome = Outcome(escalated(withheld, reply.content), reply.answer)
+            return _recorded(outcome, terms, target_seconds=reply.seconds)
         withheld = rejected(withheld, _rejection(reply, terms))
     if irreplaceable:
         raise _refused(withheld, terms, advice=irreplaceable)
@@ -238,12 +247,12 @@ def _refused(verdict: Verdict, terms: Terms, *, advice: str = "") -> LowConfiden
     return refused
 
 
-def _recorded(outcome: Outcome[A], terms: Terms) -> Outcome[A]:
+def _recorded(outcome: Outcome[A], terms: Terms, *, target_seconds: float | None = None) -> Outcome[A]:
     """The outcome, its decision logged and notified."""
     if terms.log is not None:
-        calibration, facts = terms.policy.calibration, None
+        calibration, facts = terms.policy.calibration, Facts(target_seconds=target_seconds)
         if calibration is not None and calibration.is_about_answers:
-            facts = Facts(alpha=calibration.alpha, delta=calibration.delta)
+            facts = replace(facts, alpha=calibration.alpha, delta=calibration.delta)
         decision_id = terms.log.write(outcome.verdict, seconds=current_stop().elapsed, facts=facts)
         outcome = replace(outcome, verdict=outcome.verdict.revised(decision_id=decision_id))
     if terms.notify is not None:
