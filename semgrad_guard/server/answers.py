@@ -166,14 +166,6 @@ CUT = "the delivered text ends where the client's stop or max_tokens cut it; the
 """Why the rest of an answer is not promised."""
 
 
-def delivered_part(
-    verdict: Verdict, answer: Answer, ranges: Sequence[tuple[int, int]], *, cuts: Cuts | None
-) -> tuple[Verdict, Answer]:
-    """What is delivered of an answer that is let through, or of which only these ranges are, as its client cuts it."""
-    part = part_of(verdict, answer, ranges) if verdict.is_part else answer
-    return cuts.delivered(verdict, part) if cuts else (verdict, part)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Cuts:
     """Keep so many tokens at most, and nothing from the first of the `stop` strings on.
