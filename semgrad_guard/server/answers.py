@@ -188,12 +188,15 @@ class Cuts:
         """Whether an answer of up to so many tokens may be cut."""
         return bool(self.stop) or (self.max_tokens is not None and self.max_tokens < limit)
 
-    def delivered(self, verdict: Verdict, answer: Answer) -> tuple[Verdict, Answer]:
-        """The part of an answer that is delivered, and its verdict.
+    def delivered(
+        self, verdict: Verdict, answer: Answer, ranges: Sequence[tuple[int, int]] = ()
+    ) -> tuple[Verdict, Answer]:
+        """What is delivered of an answer, or of these ranges of it, and its verdict.
 
         A tool call goes out whole or not at all. `finish_reason` is OpenAI's: "length" where the limit ended the
         answer, and "stop" where a string did.
         """
+        answer = part_of(verdict, answer, ranges) if verdict.is_part else answer
         text, pieces, finish = answer.text, answer.pieces or (), None
         count = len(pieces)
         if self.max_tokens is not None and max(count, answer.completion_tokens or 0) > self.max_tokens:

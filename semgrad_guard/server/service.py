@@ -34,7 +34,7 @@ from semgrad_guard.guard import (
 )
 from semgrad_guard.named import reading_prompt
 from semgrad_guard.records import Verdict
-from semgrad_guard.server.answers import KEY, Answer, Cuts, delivered_part, public_record
+from semgrad_guard.server.answers import KEY, Answer, Cuts, public_record
 from semgrad_guard.server.errors import HttpError
 from semgrad_guard.server.metrics import Metrics
 from semgrad_guard.server.protocol import ChatRequest, Forwarded, ScoreRequest, forwarded
@@ -218,7 +218,7 @@ class Service:
                 "this server delivers the sentences of an answer that it lets through, and a part of a JSON answer is "
                 "none; leave response_format out"
             ).about("response_format")
-        terms = replace(terms, part=partial(delivered_part, cuts=cuts))
+        terms = replace(terms, part=(cuts or Cuts()).delivered)
         if served.upstream is None:
             own = _to_our_engine(request, served, cuts, terms)
             answer, live = partial(served.scheduler.answer, own), partial(served.scheduler.live, own)
