@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from semgrad_guard.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from semgrad_guard.decision_log.entries import DecisionSink as DecisionSink
     from semgrad_guard.engine.answers.request import Ticket as Ticket
     from semgrad_guard.engine.answers.text import Piece as Piece
     from semgrad_guard.engine.answers.text import ThoughtPiece as ThoughtPiece
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.timing import sealed as sealed
     from semgrad_guard.guard.verdicts import binding_of as binding_of
     from semgrad_guard.guard.verdicts import current_recorder as current_recorder
+    from semgrad_guard.guard.verdicts import escalated as escalated
     from semgrad_guard.guard.verdicts import external as external
     from semgrad_guard.guard.verdicts import is_withheld as is_withheld
     from semgrad_guard.guard.verdicts import record_draft as record_draft
