@@ -26,7 +26,7 @@ from semgrad_guard.calibration import AnswerSentences, Binding, Calibration, cal
 from semgrad_guard.errors import SemGradGuardError
 from semgrad_guard.grading import Contains, ExactMatch, Grader
 from semgrad_guard.guard import Policy
-from semgrad_guard.guard.policy import settle
+from semgrad_guard.guard.policy import Terms, settle
 from semgrad_guard.pocket import CALIBRATION_PATH
 from semgrad_guard.questions.data import Question
 from semgrad_guard.questions.prompts import Phrasing
@@ -69,13 +69,12 @@ class Case:
         """
         draft = draft_of(row, facts, self)
         try:
-            found = settle(
-                draft, self.policy, self.mode, can_escalate=self.can_escalate, prompt=PromptForm(**row["form"])
-            )
+            terms = Terms(policy=self.policy, mode=self.mode, can_escalate=self.can_escalate)
+            found = settle(draft, terms, prompt=PromptForm(**row["form"]))
         except SemGradGuardError as error:
             return type(error).__name__, None, str(error)
         verdict = found.verdict
-        letters = type(found).__name__[0] + "p" * verdict.promised + "u" * bool(verdict.details.unfamiliar)
+        letters = found.kind[0].upper() + "p" * verdict.promised + "u" * bool(verdict.details.unfamiliar)
         letters += "-" * bool(verdict.sentences) + "".join(one.action[:2] for one in verdict.sentences)
         right = None if verdict.confidence is None else round(verdict.confidence, DIGITS)
         return letters, right, verdict.reason or "; ".join(verdict.details.unfamiliar)
@@ -125,8 +124,6 @@ def cases(rows: Sequence[Row], facts: Mapping[str, Any]) -> list[Case]:
         Case("calibrated", of(plain), every=1),
         Case("calibrated, easy", of(easy), can_escalate=True),
         Case("calibrated, unfamiliar withheld", of(easy, on_unfamiliar="abstain"), can_escalate=True),
-        Case("calibrated, unfamiliar escalated", of(easy, on_unfamiliar="escalate"), can_escalate=True),
-        Case("calibrated, unfamiliar raised", of(easy, on_unfamiliar="raise")),
         Case("no threshold", of(made(0.01))),
         Case("reachable", of(made(0.2), on_no_threshold="reachable"), can_escalate=True),
         Case("by hand", of(made(0.85, by_hand=120, groups=range(len(own))))),

@@ -96,10 +96,10 @@ class Declared:
 
 @cache
 def declared_options(group: type[Any]) -> Mapping[str, Declared]:
-    """The settings that a class declares or inherits, by name; those of its bases first."""
+    """The settings that a class declares or inherits, by name."""
     hints = get_type_hints(group, include_extras=True)
-    known: Any = getattr(group, "model_fields", None) or vars(group)["__dataclass_fields__"]
-    return {name: declared(name, hints[name], known[name].default) for name in field_names(group) if name in known}
+    known: Any = getattr(group, "model_fields", None) or {one.name: one for one in fields(group)}
+    return {name: declared(name, hints[name], one.default) for name, one in known.items()}
 
 
 def declared(name: str, annotation: Any, default: Any = None) -> Declared:
@@ -140,18 +140,6 @@ _KINDS: Mapping[Any, tuple[type[Any], str]] = {
 }
 
 
-def plain_fields(record: object) -> None:
-    """Give the fields of a frozen dataclass their own types (see `plain`), None by default apart.
-
-    Raises:
-        InputError: a field is of another kind.
-    """
-    hints = get_type_hints(type(record))
-    for one in fields(record):  # type: ignore[arg-type]  # it is a dataclass
-        if (value := getattr(record, one.name)) is not None or one.default is not None:
-            object.__setattr__(record, one.name, plain(one.name, value, _parts(hints[one.name])[0]))
-
-
 def require_valid(options: object, group: type[Any] | None = None) -> None:
     """Give options (of a class of options that they inherit) their own types, and refuse values that are none for them,
     None by default apart.
@@ -186,12 +174,6 @@ def first_fault(error: ValidationError, *, place: bool = True) -> str:
     fault = error.errors(include_url=False, include_context=False)[0]
     where = ".".join(map(str, fault["loc"])) if place else ""
     return f"{where + ': ' if where else ''}{fault['msg'].removeprefix('Value error, ')}"
-
-
-def field_names(kind: type[Any]) -> list[str]:
-    """The names that a class and its bases annotate; those of its bases first, in their order."""
-    inherited = [name for base in kind.__bases__ for name in field_names(base)]
-    return list(dict.fromkeys([*inherited, *vars(kind).get("__annotations__", ())]))
 
 
 def _parts(annotation: Any) -> tuple[Any, tuple[Any, ...]]:

@@ -1,37 +1,5 @@
 """Every error that semgrad-guard raises on purpose, each with advice.
 
-    SemGradGuardError
-    ├── InputError                  a request cannot be answered
-    │   ├── EmptyPromptError
-    │   ├── EmptyResponseError
-    │   ├── ReasoningError          a text to score is reasoning, or its reasoning is not known
-    │   ├── PromptTooLongError
-    │   └── DataFileError           a line of a user's file is broken (the line is named)
-    ├── ModelError
-    │   ├── ModelNotFoundError      no such folder, no safetensors, corrupted weights, not fetched yet
-    │   ├── FetchError              a named model cannot be brought here (no network, another file, no room)
-    │   └── UnsupportedModelError   encoder-decoder, no usable head, ...
-    │       ├── EmptyLayerSpanError too few decoder layers for the requested span
-    │       └── UnsupportedToolsError the chat template knows no tools, or writes calls in an unknown form
-    ├── ScoringError                an answer has no finite score and a number was demanded
-    │   └── DetachedRecordError     a copy of an answer's record, which holds no model, cannot compute more
-    ├── AnswerFailedError           the answering part failed, and its own error may hold a withheld answer
-    ├── AnswerInterruptedError      the model was stopped before the answer was complete
-    │   ├── DeadlineExceededError   the allowed time was over
-    │   └── AnswerCancelledError    the caller cancelled the call, or closed the stream
-    ├── CalibrationError            a calibration set or file that cannot be used
-    │   ├── BindingMismatchError    made for another model, estimator, template or grader
-    │   ├── UnfamiliarPromptError   the prompt is unlike those calibrated on, and the policy is to raise
-    │   └── FitError                graded answers that a learned estimator cannot be fitted on
-    ├── GradingError                answers cannot be graded (a judge does not respond, a sheet of labels is wrong)
-    ├── UnenforcedPolicyError       a router attached to a model that would ignore it
-    ├── QueueFullError              too many requests wait for a model already
-    ├── UpstreamError               another server failed, was late, or sent unreadable data
-    ├── DecisionLogError            the decision log cannot be read or written
-    ├── ClusterError                a Ray cluster cannot be reached, or its workers fail
-    ├── LowConfidenceError          an answer is not let through (it holds the verdict)
-    └── MissingExtraError           an optional dependency is absent (also an ImportError)
-
 They derive from plain `Exception`: frameworks swallow or misread subclasses of ValueError and RuntimeError.
 """
 
@@ -169,21 +137,6 @@ class BindingMismatchError(CalibrationError):
 
     differences: str | None = None
     changes: Mapping[str, tuple[Any, Any]] | None = None
-
-
-class UnfamiliarPromptError(CalibrationError):
-    """A prompt is unlike those that the calibration was made on, and the policy is to raise.
-
-    `differences` are the differences, in plain words.
-    """
-
-    def __init__(self, differences: tuple[str, ...]) -> None:
-        super().__init__(
-            f"The prompt is unlike those that the calibration was made on: {'; '.join(differences)}. Nothing can be "
-            "promised about its answer. Calibrate on the prompts that are really sent (`semgrad-guard calibrate` with "
-            '--system, --prompt and --column context=NAME), or choose Policy(on_unfamiliar="threshold").'
-        )
-        self.differences = differences
 
 
 class FitError(CalibrationError):

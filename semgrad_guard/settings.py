@@ -69,8 +69,9 @@ Mode = Literal["enforce", "annotate", "raise"]
 """What to do with an answer that is not let through: withhold it, deliver it with its verdict, or raise an error."""
 OnUnscored = Literal["abstain", "answer", "escalate"]
 """The action for an answer without a finite score: "answer" delivers it without a promise."""
-OnUnfamiliar = Literal["threshold", "abstain", "escalate", "raise"]
-"""The action for an answer to a prompt unlike those that a policy was calibrated on."""
+OnUnfamiliar = Literal["threshold", "abstain"]
+"""For an answer to a prompt unlike those that a policy was calibrated on: its score decides, or nothing is let through.
+"""
 OnOtherOptions = Literal["refuse", "deliver"]
 """The action for a request with another temperature or form (JSON, tools) than the calibration's answers: "deliver"
 lets the threshold decide about its answer, outside the promise."""

@@ -14,7 +14,7 @@ import pytest
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Policy
 from semgrad_guard.errors import AnswerFailedError, AnswerInterruptedError
-from semgrad_guard.guard import early_sentences
+from semgrad_guard.guard import Terms, streams
 from tests.fixed_model import PIECES, FixedModel
 from tests.scripts import load
 from tests.steps import Steps
@@ -55,12 +55,12 @@ async def test_no_withheld_sentence_leaves(script: ModuleType, nonces: LanguageM
 async def test_a_broken_rule_is_found(
     script: ModuleType, nonces: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settle: Any = early_sentences.settle
+    settle: Any = streams.settle
 
-    def lets_all_through(draft: Any, _: Policy, *given: Any, **named: Any) -> Any:
-        return settle(draft, Policy(threshold=1e30), *given, **named)
+    def lets_all_through(draft: Any, terms: Terms, **named: Any) -> Any:
+        return settle(draft, dataclasses.replace(terms, policy=Policy(threshold=1e30)), **named)
 
-    monkeypatch.setattr(early_sentences, "settle", lets_all_through)
+    monkeypatch.setattr(streams, "settle", lets_all_through)
     found = await ends(script, nonces, 2)
     broken = {front for number, front in enumerate(script.FRONTS) if any_fails(found[2 * number : 2 * number + 2])}
     assert len(broken) > 1, broken
@@ -80,7 +80,7 @@ async def read(
 ) -> tuple[list[str], Any, BaseException | None]:
     """The pieces of a stream, everything that was heard, and its error."""
     given = {"estimator": HybridGrad(), "by": "sentence", "on_doubt": "drop"}
-    drawn = script.Drawn(front, "hello", Policy(threshold=threshold), given, None, {})
+    drawn = script.Drawn(front, "hello", Policy(threshold=threshold), given, {})
     events, pieces = script.Heard(), list[str]()
     try:
         async for piece, _ in script.FRONTS[front](model, drawn, events):

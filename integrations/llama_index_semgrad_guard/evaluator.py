@@ -19,7 +19,7 @@ from llama_index_semgrad_guard.llm import SemGradLLM
 from llama_index_semgrad_guard.records import get_verdict, text_of
 from semgrad_guard import METADATA_KEY, Policy, Verdict
 from semgrad_guard.errors import EmptyResponseError, InputError
-from semgrad_guard.guard import off_loop, settle, undecided
+from semgrad_guard.guard import Terms, off_loop, settle, undecided
 from semgrad_guard.records import digest_of
 
 
@@ -124,7 +124,7 @@ class UncertaintyEvaluator(BaseEvaluator):
         if verdict.uncertainty is None:
             return self._invalid(query, response, contexts, verdict.reason or "the response carries no score")
         draft = undecided(verdict)  # a guard may have decided about it, by another policy
-        decided = settle(draft, self._policy, "enforce", can_escalate=False).verdict
+        decided = settle(draft, Terms(policy=self._policy)).verdict
         return EvaluationResult(
             query=query,
             response=response,

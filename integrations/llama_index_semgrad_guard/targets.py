@@ -15,12 +15,12 @@ from llama_index.core.workflow import Context, HumanResponseEvent, InputRequired
 from llama_index_semgrad_guard.records import Prompt, decided_of, text_of
 from semgrad_guard import Verdict
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import AskWork, Reply, Steps, Work, off_loop
+from semgrad_guard.guard import Ask, Reply, Steps, Work, off_loop
 
 _RESPONSES = (Response, AgentChatResponse, ChatResponse, CompletionResponse)
 
 
-def asking_target(target: Any, question: Prompt) -> AskWork[Any]:
+def asking_target(target: Any, question: Prompt) -> Ask:
     """The work of a target, which answers instead: an engine, an LLM, or a function of the question."""
 
     def steps() -> Steps[list[Any]]:
@@ -29,7 +29,7 @@ def asking_target(target: Any, question: Prompt) -> AskWork[Any]:
             yield whole(answer)
         return [_reply(answer)]
 
-    return lambda waiting: Work.of(steps)
+    return lambda _: Work.of(steps)
 
 
 def _called(target: Any, question: Prompt) -> Work:

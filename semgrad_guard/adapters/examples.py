@@ -7,20 +7,12 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, TypedDict, cast
 
-from semgrad_guard.adapters.calibrating import (
-    AnsweredExample,
-    Collecting,
-    Example,
-    Runs,
-    collected,
-    read_examples,
-)
+from semgrad_guard.adapters.calibrating import AnsweredExample, Runs, collected, read_examples
 from semgrad_guard.calibration import Binding, Calibration
 from semgrad_guard.calibration.calibration_set import Copies, read_rate
 from semgrad_guard.declared import require_known
@@ -40,7 +32,7 @@ from semgrad_guard.grading.candidates import (
     calibrate_scored,
 )
 from semgrad_guard.grading.grader import ABSTAINED, Verdicts, settling
-from semgrad_guard.grading.sheets import HUMAN, GradedAnswer, SheetAnswer, doubt, labels_for, some_of
+from semgrad_guard.grading.sheets import HUMAN, SheetAnswer, doubt, labels_for
 from semgrad_guard.guard import Steps, Work, as_estimator
 from semgrad_guard.guard.calibrated_estimator import named_estimator
 from semgrad_guard.guard.familiarity import as_question
@@ -142,7 +134,7 @@ class ExampleOptions(TypedDict, total=False):
 
 
 class RunOptions(ExampleOptions, total=False):
-    """The options of a calibration that runs a chain or an engine on its examples (see `Collecting`)."""
+    """The options of a calibration that runs a chain or an engine on its examples (see `collected`)."""
 
     record: str | Path | None
     max_concurrency: int
@@ -172,8 +164,7 @@ class ExampleCalibration:
 
     The promise is about prompts of the shape that the chain's own had. An answer without text is wrong, and so is one
     on which the grader came to no verdict. With a file of labels people grade, and answers without a label are left
-    out. Ten answers with their grades are shown first, and a warning says where hardly any is right, or nearly all
-    are. The effect is reported at the end: the error rate without the guard and with it, and the share withheld.
+    out. A warning says where hardly any answer is right, or nearly all are, and where the guard has no effect.
 
     Args:
         examples: pairs of (input, right answer or answers), or {"input": ..., "answers": [...]}; None or no answer
@@ -181,7 +172,6 @@ class ExampleCalibration:
         grader: grades the answers; its name becomes part of the binding.
         alpha: the largest error rate among the answers that are let through, in (0, 1).
         delta: the largest probability of breaking that promise, in (0, 1).
-        show: whether the ten answers are printed on stderr.
         **options: `labels` (a CSV file for people's grades, begun or extended by the answers that it lacks, never
             overwritten), `estimator` (its name, an object or "auto", as on the command line, instead of the model's
             own; a learned one is fitted on a part of the examples), `upstream` (the id of the calibration of the stage
@@ -200,7 +190,6 @@ class ExampleCalibration:
         *,
         alpha: float,
         delta: float,
-        show: bool = False,
         **options: Any,
     ) -> None:
         require_known("calibrating on examples", options, ExampleOptions.__annotations__)
@@ -209,7 +198,7 @@ class ExampleCalibration:
         given: str | Path | None = options.pop("labels", None)
         self._labels = None if given is None else Path(given)
         self.estimator = ChosenEstimator.of(options.pop("estimator", None))
-        self._show, self._options = show, options
+        self._options = options
         self.grader, self.examples = as_grader(grader), read_examples(examples)
 
     def __call__(self, answered: Sequence[AnsweredExample], *, record: Path | None = None) -> Calibration:
@@ -229,17 +218,10 @@ class ExampleCalibration:
         verdicts, name = self._grades(answered)
         people = self._labels is not None
         graded = [i for i, verdict in enumerate(verdicts) if verdict is not None or not people]
-        self._look([(self.examples[i], answered[i].text) for i in graded], [verdicts[i] for i in graded], name)
         rows = [i for i in graded if verdicts[i] != ABSTAINED]  # an abstention is like an answer that is withheld
         correct = [verdicts[i] is True for i in rows]
         if abstained := len(graded) - len(rows):
             logger.info("semgrad-guard: %d of %d answers abstain; they are left out.", abstained, len(graded))
-        if not people and (count := verdicts.count(None)):
-            logger.warning("semgrad-guard: %s", no_verdict(count, len(verdicts), name))
-        recorded = len({one.key for one in answered if one.recorded})
-        if self._show and recorded:
-            in_all = len({one.key for one in answered})
-            print(f"{recorded} of {in_all} answers were read from the record.", file=sys.stderr, flush=True)
         kept = [answered[i] for i in rows]
         binding = self._binding(kept, of_questions=any(one.others for one in answered))
         named = {"grader": name, "upstream": self._upstream, **_ends([one.cut for one in answered])}
@@ -251,14 +233,14 @@ class ExampleCalibration:
             **self._options,
             **self._tries(kept, correct, record),
         )
-        if (choice := outcome.calibration.choice) is not None:
-            if choice.asked not in ("auto", choice.estimator):
-                logger.warning("semgrad-guard: %s", choice.reason)
-            elif self._show:
-                print(f"{choice.estimator}: {choice.reason}", file=sys.stderr, flush=True)
-        if self._show:
-            print(f"On these examples: {outcome.effect}.", file=sys.stderr, flush=True)
-        if outcome.effect is not None and (remark := outcome.effect.doubt(self._rates["alpha"])) is not None:
+        choice, effect = outcome.calibration.choice, outcome.effect
+        remarks = [
+            None if people or None not in verdicts else no_verdict(verdicts.count(None), len(verdicts), name),
+            doubt([verdicts[i] for i in graded], name),
+            choice.reason if choice is not None and choice.asked not in ("auto", choice.estimator) else None,
+            None if effect is None else effect.doubt(self._rates["alpha"]),
+        ]
+        for remark in filter(None, remarks):
             logger.warning("semgrad-guard: %s", remark)
         return outcome.calibration
 
@@ -299,17 +281,6 @@ class ExampleCalibration:
         verdicts = iter(self.grader.grade([item for item in items if item.text.strip()]))
         return [next(verdicts) if item.text.strip() else False for item in items], self.grader.name
 
-    def _look(self, answers: Sequence[tuple[Example, str]], verdicts: Verdicts, name: str) -> None:
-        graded = [
-            GradedAnswer(example.question, text, example.answers, right)
-            for (example, text), right in zip(answers, verdicts, strict=True)
-        ]
-        if self._show:
-            head = f"Answers graded by {name}. Question [reference] answer:"
-            print(head, *some_of(graded), sep="\n", file=sys.stderr, flush=True)
-        if (found := doubt(verdicts, name)) is not None:
-            logger.warning("semgrad-guard: %s", found)
-
 
 def calibrated(
     runs_of: Callable[[ChosenEstimator], Runs],
@@ -324,17 +295,12 @@ def calibrated(
     **options: Any,
 ) -> Steps[Calibration]:
     """Run a chain or an engine on examples, which is known once the estimators are, and calibrate on its questions."""
-    job = ExampleCalibration(examples, grader, alpha=alpha, delta=delta, show=progress is True, **options)
-    runs = runs_of(job.estimator)
-    how = Collecting(
-        chain=runs.name,
-        at_once=max_concurrency,
-        record=None if record is None else Path(record),
-        progress=progress,
-        needed=tuple(estimator.name for estimator in job.estimator.needed),
-    )
-    answered = yield from collected(job.examples, runs, how)
-    return (yield Work(lambda: job(answered, record=how.record)))
+    job = ExampleCalibration(examples, grader, alpha=alpha, delta=delta, **options)
+    path = None if record is None else Path(record)
+    how: Any = {"record": path, "max_concurrency": max_concurrency, "progress": progress}
+    needed = [estimator.name for estimator in job.estimator.needed]
+    answered = yield from collected(job.examples, runs_of(job.estimator), needed=needed, **how)
+    return (yield Work(lambda: job(answered, record=path)))
 
 
 def _ends(cuts: Sequence[int | str | None]) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import threading
 import weakref
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self, cast
 
@@ -45,59 +45,44 @@ _LOADING = ("revision", "dtype", "device_map", "quantization_config", "attn_impl
 DECODING = frozenset(declared_options(AnswerOptions))
 """The names of the options of writing an answer."""
 
-_shared: weakref.WeakValueDictionary[str, Weights] = weakref.WeakValueDictionary()
+_shared: weakref.WeakValueDictionary[str, LanguageModel] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 
 
+@dataclass(frozen=True)
 class Weights:
-    """A `LanguageModel`, loaded or still to be loaded. `key` is made of its loading arguments."""
+    """A loaded model, and the key of the fields that it was loaded for. Copies of its holder share it."""
 
-    def __init__(
-        self, key: str, load: Callable[[], LanguageModel], *, settings: Mapping[str, Any] | None = None
-    ) -> None:
-        self.key, self._settings = key, settings
-        self._load, self._lock = load, threading.Lock()
-        self._model: LanguageModel | None = None
+    model: LanguageModel
+    key: str
+    is_named: bool
 
-    def get(self) -> LanguageModel:
-        """The model, loaded by the first caller."""
-        with self._lock:
-            if self._model is None:
-                self._model = self._load()
-            return self._model
+    @classmethod
+    def named(cls, settings: dict[str, Any]) -> Self:
+        """Those for these arguments of `LanguageModel.from_pretrained`, loaded once as long as they are in use."""
+        key = _key_of(settings)
+        with _lock:
+            if (found := _shared.get(key)) is None:
+                found = _shared[key] = LanguageModel.from_pretrained(**settings)
+        return cls(found, key, is_named=True)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Weights:
-        """Itself: deep copies of its holder share the weights."""
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Itself."""
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By name: another process loads the weights anew.
+        """None: the fields of its holder name it, and another process loads it anew.
 
         Raises:
-            InputError: they were loaded elsewhere, so that the arguments are unknown.
+            InputError: it was loaded elsewhere, so that they do not.
         """
-        if self._settings is None:
+        if not self.is_named:
             raise InputError(
                 "A model that was loaded beforehand cannot be pickled: weights are named, not carried. Name it instead "
                 "(model=..., a folder or a hub id), and it is loaded where it is unpickled; or build it anew there "
                 "with from_model."
             )
-        return partial(Weights.shared, **self._settings), ()
-
-    @classmethod
-    def of(cls, model: LanguageModel, key: str) -> Weights:
-        """A model that is loaded already; shared by copies of its holder only."""
-        return cls(key, lambda: model)
-
-    @classmethod
-    def shared(cls, **settings: Any) -> Weights:
-        """The weights for these arguments of `LanguageModel.from_pretrained`, kept while they are in use."""
-        key = _key_of(settings)
-        with _lock:
-            found = _shared.get(key)
-            if found is None:
-                found = _shared[key] = cls(key, lambda: LanguageModel.from_pretrained(**settings), settings=settings)
-            return found
+        return type(None), ()
 
 
 class LocalModelFields(BaseModel, ModelName, AnswerOptions):  # pyright: ignore[reportGeneralTypeIssues] - pydantic makes its own fields of theirs
@@ -150,7 +135,7 @@ class LocalModelFields(BaseModel, ModelName, AnswerOptions):  # pyright: ignore[
         if loading := sorted({"model", "thinking", *_LOADING} & set(fields)):
             raise InputError(f"the model is loaded already: set {', '.join(loading)} on the LanguageModel instead")
         made = cls(model=language_model.name, revision=language_model.revision, **fields)
-        made._weights = Weights.of(language_model, _key_of(_loading(made)))
+        made._weights = Weights(language_model, _key_of(_loading(made)), is_named=False)
         return made
 
     @field_validator("max_tokens", "stop", mode="before")
@@ -172,8 +157,8 @@ class LocalModelFields(BaseModel, ModelName, AnswerOptions):  # pyright: ignore[
         """The model itself, loaded now if it was not."""
         loading = _loading(self)
         if self._weights is None or self._weights.key != _key_of(loading):
-            self._weights = Weights.shared(**loading)
-        return self._weights.get()
+            self._weights = Weights.named(loading)
+        return self._weights.model
 
     @property
     def by_sentence(self) -> OnDoubt | None:

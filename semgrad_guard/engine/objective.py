@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Literal
 
-from semgrad_guard.declared import declared_options, plain_fields
+from semgrad_guard.declared import require_valid
 from semgrad_guard.errors import EmptyLayerSpanError, InputError
-from semgrad_guard.settings import ScoringOptions, Variant
+from semgrad_guard.settings import Variant
 
 if TYPE_CHECKING:
     import torch
@@ -48,11 +48,7 @@ class Objective:
     gradients: bool = True
 
     def __post_init__(self) -> None:
-        plain_fields(self)
-        options = declared_options(ScoringOptions)
-        options["variant"].require(self.variant)
-        if self.norm not in ("l1", "l2"):
-            raise InputError(f"norm must be 'l1' or 'l2', not {self.norm!r}")
+        require_valid(self)
         if self.token is not None and self.token >= 0:
             raise InputError(f"token counts from the prompt's end, -1 being its last token; it is {self.token}")
         if self.last_tokens is not None and self.last_tokens < 1:

@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, asdict, dataclass, fields
 from functools import lru_cache
 from typing import Any, ClassVar, cast
 
-from semgrad_guard.declared import declared_options, plain_fields
+from semgrad_guard.declared import declared_options, require_valid
 from semgrad_guard.engine.answers.answer import Evidence
 from semgrad_guard.engine.objective import Norm, Objective, Variant
 from semgrad_guard.engine.scores.gradients import GradientScores
@@ -33,7 +33,7 @@ class ReplayEstimator:
     title: ClassVar[str]
 
     def __post_init__(self) -> None:
-        plain_fields(self)
+        require_valid(self)
         _ = self.objective  # refuses its settings
 
     @property

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.answers.text import Piece as Piece
     from semgrad_guard.engine.answers.text import ThoughtPiece as ThoughtPiece
     from semgrad_guard.engine.interruption import Stop as Stop
-    from semgrad_guard.engine.interruption import current_stop as current_stop
-    from semgrad_guard.engine.interruption import stopping as stopping
     from semgrad_guard.engine.prompts.responses import HeldText as HeldText
     from semgrad_guard.guard.answering import Answerer as Answerer
     from semgrad_guard.guard.answering import template_name as template_name
@@ -24,31 +22,19 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.calibrated_estimator import as_estimator as as_estimator
     from semgrad_guard.guard.calibrated_estimator import estimator_of as estimator_of
     from semgrad_guard.guard.calibrated_estimator import with_unit as with_unit
-    from semgrad_guard.guard.early_sentences import EarlySentences as EarlySentences
-    from semgrad_guard.guard.early_sentences import LetThrough as LetThrough
-    from semgrad_guard.guard.early_sentences import ReportedSentences as ReportedSentences
-    from semgrad_guard.guard.early_sentences import SentencePiece as SentencePiece
     from semgrad_guard.guard.familiarity import judged_by as judged_by
-    from semgrad_guard.guard.familiarity import unlike as unlike
-    from semgrad_guard.guard.flow import AskWork as AskWork
+    from semgrad_guard.guard.flow import Ask as Ask
     from semgrad_guard.guard.flow import Draft as Draft
     from semgrad_guard.guard.flow import Outcome as Outcome
     from semgrad_guard.guard.flow import Paused as Paused
-    from semgrad_guard.guard.flow import Pending as Pending
     from semgrad_guard.guard.flow import Refusal as Refusal
     from semgrad_guard.guard.flow import Reply as Reply
     from semgrad_guard.guard.flow import TargetReply as TargetReply
-    from semgrad_guard.guard.flow import Waiting as Waiting
-    from semgrad_guard.guard.flow import aasking as aasking
     from semgrad_guard.guard.flow import answered as answered
     from semgrad_guard.guard.flow import answers as answers
-    from semgrad_guard.guard.flow import arun as arun
+    from semgrad_guard.guard.flow import concluded as concluded
     from semgrad_guard.guard.flow import one as one
-    from semgrad_guard.guard.flow import run as run
-    from semgrad_guard.guard.guard import AsyncGuardedStream as AsyncGuardedStream
     from semgrad_guard.guard.guard import Guard as Guard
-    from semgrad_guard.guard.guard import GuardedStream as GuardedStream
-    from semgrad_guard.guard.guard import Target as Target
     from semgrad_guard.guard.parts import Structure as Structure
     from semgrad_guard.guard.parts import calibrate_fields as calibrate_fields
     from semgrad_guard.guard.parts import judged as judged
@@ -69,9 +55,12 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.question import question_of as question_of
     from semgrad_guard.guard.reported import ReportedScorer as ReportedScorer
     from semgrad_guard.guard.reported import prompt_of as prompt_of
+    from semgrad_guard.guard.streams import EarlySentences as EarlySentences
     from semgrad_guard.guard.streams import Iterated as Iterated
     from semgrad_guard.guard.streams import Live as Live
     from semgrad_guard.guard.streams import LiveAnswer as LiveAnswer
+    from semgrad_guard.guard.streams import ReportedSentences as ReportedSentences
+    from semgrad_guard.guard.streams import SentencePiece as SentencePiece
     from semgrad_guard.guard.streams import StreamSteps as StreamSteps
     from semgrad_guard.guard.streams import WholeAnswer as WholeAnswer
     from semgrad_guard.guard.streams import arun_stream as arun_stream
@@ -85,21 +74,13 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.timing import awaited as awaited
     from semgrad_guard.guard.timing import cancelling as cancelling
     from semgrad_guard.guard.timing import drive as drive
-    from semgrad_guard.guard.timing import in_time as in_time
     from semgrad_guard.guard.timing import off_loop as off_loop
     from semgrad_guard.guard.timing import read_off_loop as read_off_loop
     from semgrad_guard.guard.timing import sealed as sealed
-    from semgrad_guard.guard.verdicts import Abstain as Abstain
-    from semgrad_guard.guard.verdicts import Deliver as Deliver
-    from semgrad_guard.guard.verdicts import Escalate as Escalate
-    from semgrad_guard.guard.verdicts import Raise as Raise
-    from semgrad_guard.guard.verdicts import Recorder as Recorder
-    from semgrad_guard.guard.verdicts import abstained as abstained
     from semgrad_guard.guard.verdicts import binding_of as binding_of
     from semgrad_guard.guard.verdicts import current_recorder as current_recorder
     from semgrad_guard.guard.verdicts import escalated as escalated
     from semgrad_guard.guard.verdicts import external as external
-    from semgrad_guard.guard.verdicts import handed_on as handed_on
     from semgrad_guard.guard.verdicts import is_withheld as is_withheld
     from semgrad_guard.guard.verdicts import record_draft as record_draft
     from semgrad_guard.guard.verdicts import recording as recording
@@ -107,10 +88,8 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.verdicts import unscored as unscored
     from semgrad_guard.settings import ABSTAIN_MESSAGE as ABSTAIN_MESSAGE
     from semgrad_guard.settings import JudgedBy as JudgedBy
-    from semgrad_guard.settings import KeepDraft as KeepDraft
     from semgrad_guard.settings import Mode as Mode
     from semgrad_guard.settings import OnDoubt as OnDoubt
-    from semgrad_guard.settings import OnError as OnError
     from semgrad_guard.settings import OnUnscored as OnUnscored
     from semgrad_guard.settings import Timeout as Timeout
 else:

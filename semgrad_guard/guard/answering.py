@@ -25,17 +25,15 @@ from semgrad_guard.errors import InputError, UnsupportedToolsError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.estimators.samples import AskingEstimator
 from semgrad_guard.guard.calibrated_estimator import require_by_sentence
-from semgrad_guard.guard.early_sentences import EarlySentences
 from semgrad_guard.guard.flow import Draft
 from semgrad_guard.guard.parts import Structure, calls_in_text, scored_parts
 from semgrad_guard.guard.policy import Terms
-from semgrad_guard.guard.sentences import WITH_CALLS, scored_as_they_end, scored_sentences
-from semgrad_guard.guard.streams import LiveAnswer
+from semgrad_guard.guard.sentences import OTHER_TOKENS, WITH_CALLS, scored_sentences
+from semgrad_guard.guard.streams import EarlySentences, LiveAnswer
 from semgrad_guard.guard.timing import awaited_all
 from semgrad_guard.guard.verdicts import RecordedScore, current_recorder, unscored
 from semgrad_guard.records import (
     Conversation,
-    PromptForm,
     Score,
     SentenceVerdict,
     Status,
@@ -66,36 +64,36 @@ class Answerer:
     """What happens at a doubtful sentence, which scores are bound to; None: the whole answer has one score."""
 
     def __post_init__(self) -> None:
-        given: Any = self.model
-        if not isinstance(given, LanguageModel):
-            raise InputError(f"a guard needs a LanguageModel (LanguageModel.from_pretrained), not {_shown(given)}")
+        kinds: list[tuple[str, Any, type[Any]]] = [
+            ("a guard needs a LanguageModel (LanguageModel.from_pretrained)", self.model, LanguageModel),
+            ("options are GenerationOptions(...)", self.options, GenerationOptions),
+            ("prompt_template is a name", self.prompt_template, str),
+        ]
+        for words, value, kind in kinds:
+            if not isinstance(value, kind):
+                raise InputError(f"{words}, not {_shown(value)}")
         if not callable(self.estimator) or not hasattr(self.estimator, "objective"):
             raise InputError(f"an estimator is one such as HybridGrad(), not {_shown(self.estimator)}")
         if self.by_sentence is not None:
             require_by_sentence(self.estimator)
-        options: Any = self.options
-        if not isinstance(options, GenerationOptions):
-            raise InputError(f"options are GenerationOptions(...), not {_shown(options)}")
-        template: Any = self.prompt_template
-        if not isinstance(template, str):
-            raise InputError(f"prompt_template is a name, not {_shown(template)}")
 
     def binding(self, template_options: TemplateOptions | None = None) -> Binding:
         """The binding for a calibration of these answers (pass it to `calibrate`, with a grader)."""
+        facts = self._facts(template_options)
+        return Binding(**facts, max_tokens=self.options.max_tokens, stop=self.options.stop)
+
+    def _facts(self, template_options: TemplateOptions | None) -> dict[str, Any]:
+        """What scores are bound to, as fields of a binding or a verdict."""
         with self.model.turn:
             identity = self.model.identity
-            settings = self._settings_of(self.estimator)
-            template = template_name(self.model, self.prompt_template, template_options)
-        return Binding(
-            model=identity.name,
-            revision=identity.revision,
-            fingerprint=identity.fingerprint,
-            estimator=self.estimator.name,
-            settings=settings,
-            prompt_template=template,
-            max_tokens=self.options.max_tokens,
-            stop=self.options.stop,
-        )
+            return {
+                "model": identity.name,
+                "revision": identity.revision,
+                "fingerprint": identity.fingerprint,
+                "estimator": self.estimator.name,
+                "settings": self._settings_of(self.estimator),
+                "prompt_template": template_name(self.model, self.prompt_template, template_options),
+            }
 
     def drafts(
         self, conversations: Sequence[Conversation], *, template_options: TemplateOptions | None = None
@@ -146,7 +144,6 @@ class Answerer:
         template_options: TemplateOptions | None = None,
         on_piece: Listener = None,
         terms: Terms | None = None,
-        form: PromptForm | None = None,
         structure: Structure | None = None,
     ) -> Request[Draft[Generation]]:
         """The request for an answer and its score, for `model.submit`: concurrent ones share the model's steps.
@@ -157,13 +154,14 @@ class Answerer:
         Raises:
             SemGradGuardError: it cannot be answered.
         """
-        early = self.early(terms, on_piece, template_options, form=form)
+        early = self.early(terms, on_piece, template_options)
+        opened = partial(self.opened, template_options=template_options)
         return Request(
             prompt=self.model.render(conversation, **(template_options or {})),
             options=(self.options,),
             objective=self.estimator.objective,
             on_piece=without_calls(self.model, on_piece) if on_piece and _has_tools(template_options) else on_piece,
-            on_sentences=early,
+            on_sentences=early and (lambda ended: early.add(opened(ended, early.known))),
             draws=self.draws,
             finish=lambda found: self.draft(
                 found[0],
@@ -174,22 +172,16 @@ class Answerer:
         )
 
     def early(
-        self,
-        terms: Terms | None,
-        on_piece: Listener,
-        template_options: TemplateOptions | None = None,
-        *,
-        form: PromptForm | None = None,
+        self, terms: Terms | None, on_piece: Listener, template_options: TemplateOptions | None = None
     ) -> EarlySentences | None:
-        """The listener to sentences that hands on those that leave while their answer is being written.
+        """What hands on the sentences that leave while their answer is being written.
 
         None where only its end can tell: an answer without parts, and terms by which one doubt, or the place where it
-        is cut off, withholds all of it. `form` is that of the prompt, where a front knows more about it than the model.
+        is cut off, withholds all of it.
         """
         if terms is None or on_piece is None or not terms.delivers_early or not self.has_parts(template_options):
             return None
-        opened = partial(self.opened, template_options=template_options, form=form)
-        return EarlySentences(terms, on_piece, opened)
+        return EarlySentences(terms, on_piece)
 
     def has_parts(self, template_options: TemplateOptions | None = None) -> bool:
         """Whether sentences can be judged before their answer ends: not where it may call tools, or has a grammar."""
@@ -197,17 +189,12 @@ class Answerer:
         return self.by_sentence is not None and current_recorder() is None and not unread
 
     def opened(
-        self,
-        ended: EndedSentences,
-        known: Verdict | None,
-        *,
-        template_options: TemplateOptions | None = None,
-        form: PromptForm | None = None,
+        self, ended: EndedSentences, known: Verdict | None, *, template_options: TemplateOptions | None = None
     ) -> Draft[None]:
         """The part of an answer that has ended, while the answer is being written; `known` is that before."""
         text = ended.answer.text[: ended.spans[-1][1]]
         verdict = self.assessed(ended.answer, text, template_options=template_options, known=known, ended=ended)
-        return Draft(verdict, None, form or ended.answer.prompt.form)
+        return Draft(verdict, None, ended.answer.prompt.form)
 
     @property
     def draws(self) -> tuple[Sampling, ...]:
@@ -279,28 +266,19 @@ class Answerer:
             thought = {} if ended else _thought(evidence)
             parts = self._parts(evidence, tool_calls, structure)
             others = {
-                other.name: (self._score_of(other, evidence, tool_calls)[1], self._settings_of(other))
+                other.name: RecordedScore.of(self._score_of(other, evidence, tool_calls)[1], self._settings_of(other))
                 for other in (() if recorder is None else recorder.estimators)
             }
             sentences, score = self._score_of(self.estimator, evidence, tool_calls, known=known, ended=ended)
-            identity, settings = self.model.identity, self._settings_of(self.estimator)
-            template = template_name(self.model, self.prompt_template, template_options)
+            facts = self._facts(template_options)
+        unscored: Status = "failed" if evidence.response_ids else "unscored"
         token = evidence.prompt.semantic_token
-        status: Status = (
-            "scored" if score.uncertainty is not None else "failed" if evidence.response_ids else "unscored"
-        )
         verdict = Verdict.of(
-            status=status,
+            status=unscored if score.uncertainty is None else "scored",
             action="answer",
             text=text,
             tool_calls=tuple(tool_calls),
-            estimator=self.estimator.name,
             uncertainty=score.uncertainty,
-            model=identity.name,
-            revision=identity.revision,
-            fingerprint=identity.fingerprint,
-            settings=settings,
-            prompt_template=template,
             prompt=digest_of(evidence.prompt.text),
             prompt_tokens=len(evidence.prompt.ids),
             semantic_token=token.offset,
@@ -308,20 +286,13 @@ class Answerer:
             cut=evidence.cut,
             reason=score.reason,
             sentences=sentences,
+            **facts,
             **parts,
             **thought,
             **(score.details or {}),
         )
         if recorder is not None:
-            scores = {
-                name: RecordedScore(
-                    uncertainty=one.uncertainty,
-                    settings=bound,
-                    features=None if one.features is None else dict(one.features),
-                )
-                for name, (one, bound) in others.items()
-            }
-            recorder.note(verdict, scores)
+            recorder.note(verdict, others)
         return verdict
 
     def _parts(self, evidence: Evidence, calls: Sequence[ToolCall], structure: Structure | None) -> dict[str, Any]:
@@ -352,10 +323,16 @@ class Answerer:
         if self.by_sentence is None:
             return (), _score(estimator, evidence)
         if ended:
-            return scored_as_they_end(partial(_score, estimator), ended, known)
+            return scored_sentences(partial(_score, estimator), ended.answer, ended.spans, ended.found, known)
         if tool_calls:
             return (), Score(None, WITH_CALLS)
-        return scored_sentences(self.model, partial(_score, estimator), evidence, known)
+        if not evidence.response_ids:
+            return (), Score(None, evidence.why_empty)
+        count = 0 if known is None else len(known.sentences)
+        if (parts := self.model.sentences(evidence, known=count)) is None:
+            return (), Score(None, OTHER_TOKENS)
+        spans, found = [span for span, _ in parts], [own for _, own in parts[count:]]
+        return scored_sentences(partial(_score, estimator), evidence, spans, found, known)
 
     def _settings_of(self, estimator: Estimator) -> dict[str, Any]:
         """Everything but the weights that moves scores: the estimator's settings, dtype, an own t*, the decoding."""
@@ -377,17 +354,7 @@ class Answerer:
 
     def unscored(self, text: str, reason: str, template_options: TemplateOptions | None = None) -> Verdict:
         """The verdict on a text that cannot be scored, with the reason."""
-        bound = self.binding(template_options)
-        return unscored(
-            text,
-            reason=reason,
-            model=bound.model,
-            estimator=bound.estimator,
-            revision=bound.revision,
-            fingerprint=bound.fingerprint,
-            settings=bound.settings,
-            prompt_template=bound.prompt_template,
-        )
+        return unscored(text, reason=reason, **self._facts(template_options))
 
 
 def template_name(model: LanguageModel, name: str, template_options: Mapping[str, Any] | None = None) -> str:

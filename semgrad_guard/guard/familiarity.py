@@ -8,6 +8,7 @@ from typing import Any
 from semgrad_guard.calibration.binding import Binding
 from semgrad_guard.calibration.calibration_record import Calibration
 from semgrad_guard.calibration.call_options import unlike_calls
+from semgrad_guard.declared import declared
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.records import OWN_CODE, PromptForm, Verdict, digest_of
 from semgrad_guard.settings import JudgedBy, OnDoubt
@@ -18,25 +19,20 @@ _OTHER_PROMPT = "the answer was given to another prompt (it comes from a cache, 
 
 def unlike(draft: Verdict, calibration: Calibration | None, prompt: PromptForm | None) -> tuple[str, ...]:
     """The differences from the calibration, in words; empty without one: of the prompt, of the place where the answer
-    ends (see `Binding.cut_elsewhere`), and of a call to another server (see `unlike_calls`).
-
-    Of several answers in one verdict only the prompt, and the place of the cut, is compared here: the code that joins
-    them compares each.
-    """
+    ends (see `Binding.cut_elsewhere`), and of a call to another server (see `unlike_calls`)."""
     if calibration is None:
         return ()
-    joined = "aggregate" in (draft.details.settings or {})
-    tokens, text = (0, "") if joined else (draft.details.scored_tokens, draft.text)
-    bound = calibration.binding
-    elsewhere = None if bound is None else bound.cut_elsewhere(draft.details.cut, tokens=tokens, text=text)
-    other = draft.details.prompt is not None and prompt is not None and draft.details.prompt != digest_of(prompt.text)
-    return (
-        *calibration.unfamiliar(prompt),
-        *(() if elsewhere is None else (elsewhere,)),
-        *unlike_calls(draft.details.options, bound, tokens=tokens, text=text),
-        *((_OTHER_PROMPT,) if other and not joined else ()),
-        *((_OWN_CODE,) if OWN_CODE in (draft.details.fingerprint or "") else ()),
-    )
+    details, bound = draft.details, calibration.binding
+    written: Any = {"tokens": details.scored_tokens, "text": draft.text}
+    found = list(calibration.unfamiliar(prompt))
+    if bound is not None and (elsewhere := bound.cut_elsewhere(details.cut, **written)) is not None:
+        found.append(elsewhere)
+    found += unlike_calls(details.options, bound, **written)
+    if details.prompt is not None and prompt is not None and details.prompt != digest_of(prompt.text):
+        found.append(_OTHER_PROMPT)
+    if OWN_CODE in (details.fingerprint or ""):
+        found.append(_OWN_CODE)
+    return tuple(found)
 
 
 # The unit of scores and promises: a whole answer, a sentence, a value of a structured answer, or a question, which may
@@ -91,8 +87,11 @@ def judged_by(calibration: Calibration | None, by: JudgedBy | None, on_doubt: On
     """The action at a doubtful sentence, by the settings or else the calibration; None: whole answers are judged.
 
     Raises:
-        InputError: `on_doubt` is given for whole answers.
+        InputError: a setting is none of its choices, or `on_doubt` is given for whole answers.
     """
+    for name, kind, given in (("by", JudgedBy, by), ("on_doubt", OnDoubt, on_doubt)):
+        if given is not None:
+            declared(name, kind).require(given)
     made = None if calibration is None or is_of_fields(calibration) else calibration.sentences
     calibrated = None if made is None else made.on_doubt
     if (by or ("answer" if calibrated is None else "sentence")) == "sentence":

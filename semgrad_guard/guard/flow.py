@@ -1,4 +1,4 @@
-"""The flow, once: draft, settle, escalate, settle again, record; and its drivers for calls and coroutines.
+"""The flow, once: draft, settle, escalate, settle again, record; as steps for calls and for coroutines.
 
 A frontend (a framework, the command line, a server) gives the drafts and calls the target; the decision about delivery
 is made here. The frontend's own objects (messages, responses) travel next to the records as `answer`. Streams are in
@@ -12,9 +12,9 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 from semgrad_guard.decision_log.entries import Facts
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
@@ -27,14 +27,10 @@ from semgrad_guard.errors import (
     UpstreamError,
 )
 from semgrad_guard.guard.policy import Terms, decide, settle
-from semgrad_guard.guard.question import Question, Router
-from semgrad_guard.guard.question import asking as asking_question
+from semgrad_guard.guard.question import Question, Router, asking
 from semgrad_guard.guard.sentences import watched_score
-from semgrad_guard.guard.timing import Steps, Work, adrive, cancelling, drive, sealed
+from semgrad_guard.guard.timing import Steps, Work, cancelling, sealed
 from semgrad_guard.guard.verdicts import (
-    Deliver,
-    Escalate,
-    Raise,
     Settlement,
     abstained,
     current_recorder,
@@ -56,30 +52,17 @@ _SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which no record,
 class Draft(Generic[A]):
     """A scored draft: its undecided verdict, the object that the frontend would deliver, and the form of its prompt.
 
-    `trusted` drafts are delivered whatever their score; `can_escalate` set to False keeps this one from the target (it
-    *is* the target's). `irreplaceable` is the reason why no text can replace this answer (it is a structure): where it
-    would be withheld, and no target answers instead, a `LowConfidenceError` goes out. `strange` are the reasons known
-    to the frontend why the question is unlike those of the calibration. `source` names the call that made it, for
-    recorders.
+    `trusted` drafts are delivered whatever their score. `irreplaceable` is the reason why no text can replace this
+    answer (it is a structure): where it would be withheld, and no target answers instead, a `LowConfidenceError` goes
+    out. `source` names the call that made it, for recorders.
     """
 
     verdict: Verdict
     answer: A
     prompt: PromptForm | None = None
     trusted: bool = False
-    can_escalate: bool = True
     irreplaceable: str = ""
-    strange: tuple[str, ...] = ()
     source: str | None = None
-
-
-@dataclass(frozen=True)
-class Waiting(Generic[A]):
-    """A draft that must be escalated: its place among the drafts, its verdict, and the object that would go out."""
-
-    index: int
-    verdict: Verdict
-    answer: A
 
 
 @dataclass(frozen=True)
@@ -96,10 +79,9 @@ class Reply(Generic[A]):
 
 @dataclass(frozen=True)
 class Refusal:
-    """A target's decision to deliver nothing (a person's rejection). `message` None: the guard's own words."""
+    """A target's decision to deliver nothing, and why."""
 
     reason: str
-    message: str | None = None
 
 
 @dataclass(frozen=True)
@@ -110,6 +92,8 @@ class Paused:
 
 
 TargetReply = Reply[A] | Refusal | Paused | Exception
+Ask = Callable[[Sequence[int]], Work]
+"""The target's work for the drafts of these numbers, which returns a `TargetReply` for each."""
 
 
 @dataclass(frozen=True)
@@ -121,98 +105,69 @@ class Outcome(Generic[A]):
     answer: A | None
 
 
-class Pending(Generic[A]):
-    """Drafts that have been settled, some of which wait for a target; or errors in drafts' places."""
+def concluded(
+    drafts: Sequence[Draft[A]], terms: Terms, ask: Ask | None, *, question: Question | None = None
+) -> Steps[list[Outcome[A] | Exception]]:
+    """Settle drafts, have the target answer where that is due, and conclude: an outcome for each, or its error.
 
-    def __init__(
-        self, drafts: Sequence[Draft[A] | Exception], terms: Terms, *, question: Question | None = None
-    ) -> None:
-        self._drafts, self._terms, self._question = drafts, terms, question
-        self._settled = [self._settle(draft) for draft in drafts]
+    Raises:
+        Exception: the target has paused the program around the guard by it.
+    """
+    settled = [_settled(draft, terms, question) for draft in drafts]
+    waiting = [number for number, one in enumerate(settled) if isinstance(one, Settlement) and one.kind == "escalate"]
+    replies = dict(zip(waiting, (yield from _replies(ask, waiting)), strict=False))
 
-    @property
-    def waiting(self) -> list[Waiting[A]]:
-        """The drafts that must be escalated."""
-        return [
-            Waiting(index, settled.verdict, draft.answer)
-            for index, (draft, settled) in enumerate(zip(self._drafts, self._settled, strict=True))
-            if isinstance(settled, Escalate) and isinstance(draft, Draft)
-        ]
+    def outcomes() -> list[Outcome[A] | Exception]:
+        pairs = enumerate(zip(drafts, settled, strict=True))
+        return [_outcome(draft, one, terms, replies.get(number)) for number, (draft, one) in pairs]
 
-    def outcomes(self, replies: Sequence[TargetReply[A]] = ()) -> list[Outcome[A] | Exception]:
-        """The outcomes in the drafts' order; an error in the place of one that must be raised."""
-        waiting = iter(replies)
-        return [
-            self._outcome(draft, settled, next(waiting, None) if isinstance(settled, Escalate) else None)
-            for draft, settled in zip(self._drafts, self._settled, strict=True)
-        ]
-
-    def concluded(self, ask: AskWork[A]) -> Steps[list[Outcome[A] | Exception]]:
-        """The outcomes, after the target's replies; where decisions are logged, off the event loop.
-
-        Raises:
-            Exception: the target has paused the program around the guard by it.
-        """
-        replies = yield from _replies(ask, self.waiting)
-        if self._terms.log is None:
-            return self.outcomes(replies)
-        return (yield Work(lambda: self.outcomes(replies)))
-
-    def _settle(self, draft: Draft[A] | Exception) -> Settlement | Exception:
-        if isinstance(draft, Exception):
-            return draft
-        recorder, terms, question = current_recorder(), self._terms, self._question
-        if recorder is not None and recorder.records(question):
-            if question is None or not draft.trusted:  # the question's score counts the calls that its gate judges
-                recorder.add(draft.verdict, draft.prompt, source=draft.source)
-            return Deliver(draft.verdict.revised(enforced=False))
-        try:
-            settled = settle(
-                draft.verdict if question is None else question.about(draft.verdict),
-                terms.policy,
-                terms.mode,
-                can_escalate=terms.can_escalate and draft.can_escalate,
-                prompt=draft.prompt,
-                trusted=draft.trusted,
-                strange=draft.strange,
-                whole=bool(draft.irreplaceable),
-                closing_line=terms.closing_line,
-            )
-            return settled if question is None else question.note(settled, trusted=draft.trusted)
-        except Exception as error:  # noqa: BLE001 - raised in this draft's place, after the others are settled
-            return error
-
-    def _outcome(
-        self, draft: Draft[A] | Exception, settled: Settlement | Exception, reply: TargetReply[A] | None
-    ) -> Outcome[A] | Exception:
-        try:
-            if isinstance(settled, UNWRITTEN):
-                return not_written(settled, self._terms)
-            if isinstance(settled, Exception) or isinstance(draft, Exception):
-                return cast("Exception", settled)
-            # Not in `_settle`: an answer that a target has paused is counted once.
-            if current_recorder() is None:
-                settled = _watched(settled, self._terms)
-            return conclude(settled, draft.answer, self._terms, reply=reply, irreplaceable=draft.irreplaceable)
-        except Exception as error:  # noqa: BLE001 - as above
-            return error
+    return outcomes() if terms.log is None else (yield Work(outcomes))  # a log is written off the event loop
 
 
-def _replies(ask: AskWork[A], waiting: Sequence[Waiting[A]]) -> Steps[Sequence[TargetReply[A]]]:
+def _settled(draft: Draft[Any], terms: Terms, question: Question | None) -> Settlement | Exception:
+    recorder = current_recorder()
+    if recorder is not None and recorder.records(question):
+        if question is None or not draft.trusted:  # the question's score counts the calls that its gate judges
+            recorder.add(draft.verdict, draft.prompt, source=draft.source)
+        return Settlement("deliver", draft.verdict.revised(enforced=False))
+    try:
+        verdict = draft.verdict if question is None else question.about(draft.verdict)
+        whole = bool(draft.irreplaceable)
+        settled = settle(verdict, terms, prompt=draft.prompt, trusted=draft.trusted, whole=whole)
+        return settled if question is None else question.note(settled, trusted=draft.trusted)
+    except Exception as error:  # noqa: BLE001 - raised in this draft's place, after the others are concluded
+        return error
+
+
+def _outcome(
+    draft: Draft[A], settled: Settlement | Exception, terms: Terms, reply: TargetReply[A] | None
+) -> Outcome[A] | Exception:
+    if isinstance(settled, Exception):
+        return settled
+    try:
+        # Not in `_settled`: an answer that a target has paused is counted once.
+        if current_recorder() is None:
+            settled = _watched(settled, terms)
+        return conclude(settled, draft.answer, terms, reply=reply, irreplaceable=draft.irreplaceable)
+    except Exception as error:  # noqa: BLE001 - as above
+        return error
+
+
+def _replies(ask: Ask | None, waiting: Sequence[int]) -> Steps[Sequence[TargetReply[Any]]]:
     """The target's replies to these drafts; its error in their place, for `on_error` to decide.
 
     Raises:
         Exception: the target has paused the program around the guard by it.
     """
-    replies: Sequence[TargetReply[A]] = ()
-    if waiting:
-        try:
-            began = time.monotonic()
-            replies = yield ask(waiting).in_time()
-            took = time.monotonic() - began
-            replies = [replace(one, seconds=took) if isinstance(one, Reply) else one for one in replies]
-        except Exception as error:  # noqa: BLE001 - see above
-            replies = [error] * len(waiting)
+    if ask is None or not waiting:
+        return ()
+    began = time.monotonic()
+    try:
+        replies: Sequence[TargetReply[Any]] = yield ask(waiting).in_time()
+    except Exception as error:  # noqa: BLE001 - see above
+        return [error] * len(waiting)
+    took = time.monotonic() - began
+    replies = [replace(one, seconds=took) if isinstance(one, Reply) else one for one in replies]
     for reply in replies:
         if isinstance(reply, Paused):
             raise reply.error
@@ -237,33 +192,22 @@ def conclude(
         LowConfidenceError: the settlement is to raise, or to withhold an irreplaceable answer.
         Exception: the target's own, where `on_error` is to raise.
     """
-    if isinstance(settled, Deliver):
-        return _delivered(settled, answer, terms)
-    if isinstance(settled, Raise):
+    if settled.kind == "deliver":
+        outcome = Outcome(settled.verdict, None if settled.verdict.is_part else answer)
+        if terms.part is not None:
+            outcome = Outcome(*terms.part(settled.verdict, answer, settled.ranges))
+        return _recorded(outcome, terms)
+    if settled.kind == "raise":
         raise _refused(settled.verdict, terms)
-    withheld, message = settled.verdict, None
-    if isinstance(settled, Escalate):
+    withheld = settled.verdict
+    if settled.kind == "escalate":
         if isinstance(reply, Reply) and not _is_rejected(reply.content):
-            outcome = Outcome(escalated(settled.verdict, reply.content), reply.answer)
+            outcome = Outcome(escalated(withheld, reply.content), reply.answer)
             return _recorded(outcome, terms, target_seconds=reply.seconds)
-        reason, message = _rejection(reply, terms)
-        withheld = rejected(settled.verdict, reason)
+        withheld = rejected(withheld, _rejection(reply, terms))
     if irreplaceable:
         raise _refused(withheld, terms, advice=irreplaceable)
-    words = terms.words(withheld) if message is None else message
-    return _recorded(Outcome(abstained(withheld, words), None), terms)
-
-
-def _delivered(settled: Deliver, answer: A, terms: Terms) -> Outcome[A]:
-    """The outcome for a draft that goes out, or a part of it."""
-    verdict, left = settled.verdict, answer
-    if verdict.is_part:
-        if terms.part is None:
-            return _recorded(Outcome(verdict, None), terms)
-        left = terms.part(verdict, answer, settled.ranges)
-    if terms.trim is not None:
-        verdict, left = terms.trim(verdict, left)
-    return _recorded(Outcome(verdict, left), terms)
+    return _recorded(Outcome(abstained(withheld, terms.words(withheld)), None), terms)
 
 
 def _is_rejected(content: Verdict | str) -> str:
@@ -278,22 +222,22 @@ def _is_rejected(content: Verdict | str) -> str:
     return ""
 
 
-def _rejection(reply: TargetReply[A] | None, terms: Terms) -> tuple[str, str | None]:
-    """Why a target delivers nothing, and the target's words for it if it has some.
+def _rejection(reply: TargetReply[Any] | None, terms: Terms) -> str:
+    """Why a target delivers nothing.
 
     Raises:
         Exception: the target's own, where `on_error` is to raise.
     """
     if isinstance(reply, Refusal):
-        return reply.reason, reply.message
+        return reply.reason
     if isinstance(reply, Reply):
-        return _is_rejected(reply.content), None
+        return _is_rejected(reply.content)
     if not isinstance(reply, Exception):
         raise InputError("an answer was to be escalated and the target has not replied")
     if terms.on_error == "raise":
         raise reply
     logger.error("the escalation target failed; the answer is withheld", exc_info=reply)
-    return f"the escalation target failed ({type(reply).__name__})", None
+    return f"the escalation target failed ({type(reply).__name__})"
 
 
 def _refused(verdict: Verdict, terms: Terms, *, advice: str = "") -> LowConfidenceError:
@@ -316,18 +260,10 @@ def _recorded(outcome: Outcome[A], terms: Terms, *, target_seconds: float | None
     return outcome
 
 
-# Drivers: the same steps for calls and for coroutines.
-
-Ask = Callable[[Sequence[Waiting[A]]], Sequence[TargetReply[A]]]
-AsyncAsk = Callable[[Sequence[Waiting[A]]], Awaitable[Sequence[TargetReply[A]]]]
-AskWork = Callable[[Sequence[Waiting[A]]], Work]
-"""The work of the target on these drafts, which returns a `TargetReply` for each."""
-
-
 def answers(
-    terms: Terms, draft: Work, ask: AskWork[A], *, count: int = 1, stop: Stop | None = None
-) -> Steps[list[Outcome[A] | Exception]]:
-    """Draft, settle, escalate where that is due, and conclude; `count` answers are due.
+    terms: Terms, draft: Work, ask: Ask | None = None, *, count: int = 1, stop: Stop | None = None
+) -> Steps[list[Outcome[Any] | Exception]]:
+    """Draft, and conclude; `count` answers are due.
 
     `stop` is the deadline, where it has begun before (`terms.stop()`). A cancelled task stops the model.
 
@@ -340,12 +276,12 @@ def answers(
             drafts = yield draft
         except UNWRITTEN as error:
             return [not_written(error, terms) for _ in range(count)]
-        return (yield from Pending[A](drafts, terms).concluded(ask))
+        return (yield from concluded(drafts, terms, ask))
 
 
 def answered(
-    router: Router, run: Work, read: Callable[[A], Work], ask: AskWork[A], *, terms: Terms | None = None
-) -> Steps[Outcome[A]]:
+    router: Router, run: Work, read: Callable[[Any], Work], ask: Ask, *, terms: Terms | None = None
+) -> Steps[Outcome[Any]]:
     """One question: run, and decided about by its most doubtful call, or ended by the first that was refused.
 
     Args:
@@ -360,11 +296,10 @@ def answered(
         LowConfidenceError: the mode is to raise; or the question is part of another one, which ends.
         Exception: the engine's own, where `on_error` is to raise; the target's.
     """
-    terms = replace(terms or router.terms, part=_as_the_engine_made_it)
-    failed, text, result = "", "", None
+    terms, failed, text, result = terms or router.terms, "", "", None
     stop = terms.stop()
     with stopping(stop), cancelling(stop):
-        with asking_question(router) as question:
+        with asking(router) as question:
             try:
                 result = yield run.in_time()
                 text = "" if isinstance(result, Paused) else (yield read(result))
@@ -377,55 +312,17 @@ def answered(
         recorder = current_recorder()
         if recorder is not None and recorder.records(question):
             return Outcome(unscored(text, reason="it is recorded, and not decided about"), result)
-        settled, replies = question.settled(text, failed=failed), list[TargetReply[A]]()
-        if isinstance(settled, Escalate):
-            replies += yield from _replies(ask, [Waiting(0, settled.verdict, cast("A", result))])
-        own = replace(question.terms, part=terms.part) if question.is_asked else terms
-        return (yield Work(lambda: conclude(settled, cast("A", result), own, reply=next(iter(replies), None))))
-
-
-def _as_the_engine_made_it(_verdict: Verdict, answer: A, _ranges: Any) -> A:
-    return answer
+        settled = question.settled(text, failed=failed)
+        replies = yield from _replies(ask, [0] if settled.kind == "escalate" else [])
+        own = question.terms if question.is_asked else terms
+        if settled.kind == "deliver":  # as the engine made it
+            return (yield Work(lambda: _recorded(Outcome(settled.verdict, result), own)))
+        return (yield Work(lambda: conclude(settled, result, own, reply=next(iter(replies), None))))
 
 
 def _stands_in(terms: Terms, error: Exception) -> bool:
     """Whether an abstention stands in for an engine that failed; never for a mistake in how the guard is used."""
     return terms.replaces_failed and (isinstance(error, UNWRITTEN) or not isinstance(error, SemGradGuardError))
-
-
-def run(
-    terms: Terms,
-    draft: Callable[[], Sequence[Draft[A] | Exception]],
-    ask: Ask[A] | None = None,
-    *,
-    count: int = 1,
-) -> list[Outcome[A] | Exception]:
-    """The outcomes of `answers`, by calls."""
-    return drive(answers(terms, Work(draft), asking(ask), count=count))
-
-
-async def arun(
-    terms: Terms,
-    draft: Callable[[], Awaitable[Sequence[Draft[A] | Exception]]],
-    ask: AsyncAsk[A] | None = None,
-    *,
-    count: int = 1,
-    stop: Stop | None = None,
-) -> list[Outcome[A] | Exception]:
-    """The outcomes of `answers`, by coroutines."""
-    return await adrive(answers(terms, Work.awaited(draft), aasking(ask), count=count, stop=stop))
-
-
-def asking(ask: Ask[A] | None) -> AskWork[A]:
-    """A call of the target as work; None where there is no target, and so no draft that waits for it."""
-    return lambda waiting: Work(lambda: () if ask is None else ask(waiting))
-
-
-def aasking(ask: AsyncAsk[A] | None) -> AskWork[A]:
-    """A coroutine of the target as work, as `asking`."""
-    if ask is None:
-        return asking(None)
-    return lambda waiting: Work.awaited(lambda: ask(waiting))
 
 
 def one(outcomes: Sequence[Outcome[A] | Exception]) -> Outcome[A]:

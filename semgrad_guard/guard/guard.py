@@ -10,21 +10,19 @@ from semgrad_guard.calibration import Binding
 from semgrad_guard.decision_log.entries import Feedback
 from semgrad_guard.engine.answers.answer import Generation
 from semgrad_guard.engine.answers.options import GenerationOptions, knows_its_options
-from semgrad_guard.engine.answers.request import Ticket
 from semgrad_guard.engine.answers.text import Piece
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard.answering import Answerer
 from semgrad_guard.guard.calibrated_estimator import as_estimator, estimator_of
-from semgrad_guard.guard.early_sentences import SentencePiece
 from semgrad_guard.guard.familiarity import judged_by
-from semgrad_guard.guard.flow import Draft, Outcome, Reply, TargetReply, Waiting, answers, one
+from semgrad_guard.guard.flow import Outcome, Reply, TargetReply, answers, one
 from semgrad_guard.guard.policy import Policy
 from semgrad_guard.guard.promise import Promise, promise_along, require_sequel
 from semgrad_guard.guard.question import Router
-from semgrad_guard.guard.streams import LiveAnswer, StreamSteps, arun_stream, run_stream, streamed
-from semgrad_guard.guard.timing import Steps, Work, adrive, drive, off_loop
+from semgrad_guard.guard.streams import SentencePiece, StreamSteps, arun_stream, run_stream, streamed
+from semgrad_guard.guard.timing import Steps, Work, adrive, drive
 from semgrad_guard.records import Conversation, SentenceVerdict, Verdict
 from semgrad_guard.settings import JudgedBy, Mode, OnDoubt
 
@@ -53,8 +51,7 @@ class Guard:
             (`verdict.sentences`); "answer" judges the whole. Default: as the policy was calibrated, or the whole.
         on_doubt: at a doubtful sentence "stop" (the default without a calibration) ends the answer before it, "drop"
             leaves it out with those that lean on it.
-        prepare: turns the conversation into the one the model sees (puts retrieved passages in, for example).
-        prompt_template: a name for that form of prompt; a calibration for another form is refused.
+        prompt_template: a name for the form of the prompts; a calibration for another form is refused.
         options: how to generate; greedy by default.
 
     Raises:
@@ -72,7 +69,6 @@ class Guard:
         estimator: Estimator | str | None = None,
         by: JudgedBy | None = None,
         on_doubt: OnDoubt | None = None,
-        prepare: Callable[[Conversation], Conversation] | None = None,
         prompt_template: str = "chat",
         options: GenerationOptions | None = None,
     ) -> None:
@@ -80,8 +76,6 @@ class Guard:
         if router.escalate_to is not None and not callable(router.escalate_to):
             given = type(router.escalate_to).__name__
             raise InputError(f"escalate_to must be a Guard or a function of the conversation, not a {given}")
-        if prepare is not None and not callable(prepare):
-            raise InputError(f"prepare must be a function of the conversation, not a {type(prepare).__name__}")
         self.terms = router.terms
         self._answerer = Answerer(
             model,
@@ -90,7 +84,7 @@ class Guard:
             prompt_template=prompt_template,
             by_sentence=judged_by(self.policy.calibration, by, on_doubt),
         )
-        self.escalate_to, self._prepare = router.escalate_to, prepare
+        self.escalate_to = router.escalate_to
         if isinstance(self.escalate_to, Guard):
             require_sequel(self.policy, self.escalate_to.policy)
 
@@ -103,11 +97,6 @@ class Guard:
     def estimator(self) -> Estimator:
         """The estimator that scores its answers."""
         return self._answerer.estimator
-
-    @property
-    def prompt_template(self) -> str:
-        """The name for the form of the prompts."""
-        return self._answerer.prompt_template
 
     @property
     def policy(self) -> Policy:
@@ -165,7 +154,9 @@ class Guard:
 
     def drafts(self, conversations: Sequence[Conversation], *, tools: Tools | None = None) -> list[Verdict]:
         """Answers with their scores and without a decision, for a calibration to grade."""
-        return [draft.verdict for draft in self._drafts(conversations, tools)]
+        return [
+            draft.verdict for draft in self._answerer.drafts(conversations, template_options=_template_options(tools))
+        ]
 
     def feedback(self, decision_id: str, correct: bool, *, grader: str | None = None) -> Feedback:
         """Tell the decision log whether a delivered answer (`verdict.decision_id`) was correct.
@@ -192,44 +183,23 @@ class Guard:
     def _answers(
         self, conversations: Sequence[Conversation], tools: Tools | None
     ) -> Steps[list[Outcome[Generation] | Exception]]:
-        async def adrafts() -> list[Draft[Generation]]:
-            seen = conversations
-            if self._prepare is not None:
-                seen = await off_loop(lambda: [self._seen(conversation) for conversation in conversations])
-            return await self._answerer.adrafts(seen, template_options=_template_options(tools))
-
+        options = _template_options(tools)
+        draft = Work(
+            lambda: self._answerer.drafts(conversations, template_options=options),
+            lambda: self._answerer.adrafts(conversations, template_options=options),
+        )
         return answers(
-            self.terms,
-            Work(lambda: self._drafts(conversations, tools), adrafts),
-            lambda waiting: self._asking(waiting, conversations, tools),
-            count=len(conversations),
+            self.terms, draft, lambda places: self._asking(places, conversations, tools), count=len(conversations)
         )
 
     def _streamed(self, conversation: Conversation, tools: Tools | None) -> StreamSteps[Any, None]:
-        def ask(waiting: Sequence[Waiting[Any]]) -> Steps[Any]:
-            return (yield self._asking(waiting, [conversation], tools))
+        live = self._answerer.live(conversation, terms=self.terms, template_options=_template_options(tools))
+        return streamed(self.terms, live, lambda places: self._asking(places, [conversation], tools))
 
-        def submit(on_piece: Callable[[Piece], None]) -> Ticket[Draft[Generation]]:
-            options = _template_options(tools)
-            request = self._answerer.request(
-                self._seen(conversation), template_options=options, on_piece=on_piece, terms=self.terms
-            )
-            return self.model.submit(request)
-
-        return streamed(self.terms, LiveAnswer(submit), lambda waiting: Work.of(lambda: ask(waiting)))
-
-    def _drafts(self, conversations: Sequence[Conversation], tools: Tools | None) -> list[Draft[Generation]]:
-        seen = [self._seen(conversation) for conversation in conversations]
-        return self._answerer.drafts(seen, template_options=_template_options(tools))
-
-    def _seen(self, conversation: Conversation) -> Conversation:
-        return self._prepare(conversation) if self._prepare else conversation
-
-    def _asking(
-        self, waiting: Sequence[Waiting[Any]], conversations: Sequence[Conversation], tools: Tools | None
-    ) -> Work:
-        """The work of the target on these drafts."""
-        target, escalated = self.escalate_to, [conversations[draft.index] for draft in waiting]
+    def _asking(self, places: Sequence[int], conversations: Sequence[Conversation], tools: Tools | None) -> Work:
+        """The work of the target on these conversations."""
+        target: Any = self.escalate_to
+        escalated = [conversations[place] for place in places]
         if isinstance(target, Guard):
 
             def replies() -> Steps[list[_Reply]]:
@@ -237,66 +207,55 @@ class Guard:
                 return [outcome if isinstance(outcome, Exception) else Reply(outcome.verdict) for outcome in outcomes]
 
             return Work.of(replies)
-        work = [
-            Work.calling(cast("Target", target), conversation, instead="acall, abatch or astream")
-            for conversation in escalated
-        ]
+        work = [Work.calling(target, conversation, instead="acall, abatch or astream") for conversation in escalated]
         return Work(lambda: [_tried(one.call) for one in work], lambda: _together(work))
 
 
-class _Shown:
-    """The text of a stream, and its verdict once it has ended."""
+class _Stream:
+    """The text and the sentences that a stream has shown, and its verdict once it has ended."""
 
     def __init__(self) -> None:
-        self.text, self.verdict = "", cast("Verdict | None", None)
-        self.sentences: tuple[SentenceVerdict, ...] = ()
-
-    def text_of(self, step: Piece | SentencePiece | Outcome[Generation]) -> str:
-        """The text to show for a step; of an outcome, the text that has not been shown."""
-        if isinstance(step, SentencePiece):
-            self.sentences += (step.sentence,)
-            step = step.text
-        if isinstance(step, Outcome):
-            self.verdict, self.sentences = step.verdict, step.verdict.sentences
-            return step.verdict.text.removeprefix(self.text) if step.verdict.text.startswith(self.text) else ""
-        if isinstance(step, str):
-            self.text += step
-            return step
-        return ""
-
-    @property
-    def of_the_whole(self) -> Verdict:
-        """The verdict on the whole answer.
-
-        Raises:
-            InputError: the stream was closed before its end.
-        """
-        if self.verdict is None:
-            raise InputError(
-                "the stream was closed before its answer was complete; there is no verdict on a part of it"
-            )
-        return self.verdict
-
-
-class GuardedStream(Iterator[str]):
-    """Pieces of a guarded answer; joined, they are `verdict.text`. Closing it early stops the model."""
-
-    def __init__(self, steps: StreamSteps[Any, None]) -> None:
-        self._steps, self._shown = run_stream(steps), _Shown()
-
-    def __iter__(self) -> GuardedStream:
-        return self
-
-    def __next__(self) -> str:
-        for step in self._steps:
-            if text := self._shown.text_of(step):
-                return text
-        raise StopIteration
+        self._text, self._whole = "", cast("Verdict | None", None)
+        self._sentences: tuple[SentenceVerdict, ...] = ()
 
     @property
     def sentences(self) -> tuple[SentenceVerdict, ...]:
         """The verdicts on the sentences that were handed out; once the answer has ended, on all of them."""
-        return self._shown.sentences
+        return self._sentences
+
+    def _shown(self, step: Piece | SentencePiece | Outcome[Generation]) -> str:
+        """The text to show for a step; of an outcome, the text that has not been shown."""
+        if isinstance(step, SentencePiece):
+            self._sentences += (step.sentence,)
+            step = step.text
+        if isinstance(step, Outcome):
+            self._whole, self._sentences = step.verdict, step.verdict.sentences
+            return step.verdict.text.removeprefix(self._text) if step.verdict.text.startswith(self._text) else ""
+        if isinstance(step, str):
+            self._text += step
+            return step
+        return ""
+
+    def _verdict(self) -> Verdict:
+        if self._whole is None:
+            raise InputError(
+                "the stream was closed before its answer was complete; there is no verdict on a part of it"
+            )
+        return self._whole
+
+
+class GuardedStream(_Stream, Iterator[str]):
+    """Pieces of a guarded answer; joined, they are `verdict.text`. Closing it early stops the model."""
+
+    def __init__(self, steps: StreamSteps[Any, None]) -> None:
+        super().__init__()
+        self._steps = run_stream(steps)
+
+    def __next__(self) -> str:
+        for step in self._steps:
+            if text := self._shown(step):
+                return text
+        raise StopIteration
 
     @property
     def verdict(self) -> Verdict:
@@ -307,42 +266,31 @@ class GuardedStream(Iterator[str]):
         """
         for _ in self:
             pass
-        return self._shown.of_the_whole
+        return self._verdict()
 
     def close(self) -> None:
         """Stop the model; harmless at any time."""
         self._steps.close()
 
 
-class AsyncGuardedStream(AsyncIterator[str]):
+class AsyncGuardedStream(_Stream, AsyncIterator[str]):
     """Like `GuardedStream`, on the event loop: `async for`, then `await stream.verdict()`."""
 
     def __init__(self, steps: StreamSteps[Any, None]) -> None:
-        self._steps, self._shown = arun_stream(steps), _Shown()
-
-    def __aiter__(self) -> AsyncGuardedStream:
-        return self
+        super().__init__()
+        self._steps = arun_stream(steps)
 
     async def __anext__(self) -> str:
         async for step in self._steps:
-            if text := self._shown.text_of(step):
+            if text := self._shown(step):
                 return text
         raise StopAsyncIteration
 
-    @property
-    def sentences(self) -> tuple[SentenceVerdict, ...]:
-        """As `GuardedStream.sentences`."""
-        return self._shown.sentences
-
     async def verdict(self) -> Verdict:
-        """The verdict on the whole answer. Consumes what is left of the stream.
-
-        Raises:
-            InputError: the stream was closed before its end.
-        """
+        """As `GuardedStream.verdict`."""
         async for _ in self:
             pass
-        return self._shown.of_the_whole
+        return self._verdict()
 
     async def aclose(self) -> None:
         """Stop the model; harmless at any time."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from semgrad_guard.calibration import DriftMonitor
@@ -17,16 +17,12 @@ from semgrad_guard.calibration.calibration_record import Calibration, is_score
 from semgrad_guard.decision_log.entries import DecisionSink
 from semgrad_guard.declared import require_valid
 from semgrad_guard.engine.interruption import Stop
-from semgrad_guard.errors import InputError, UnfamiliarPromptError
+from semgrad_guard.errors import InputError
 from semgrad_guard.guard.familiarity import as_fields, is_of_fields, is_of_question, require_same_unit, unlike
 from semgrad_guard.guard.parts import decided_fields, without_values
 from semgrad_guard.guard.sentences import decided_sentences, with_delivered
 from semgrad_guard.guard.verdicts import (
     UNSCORED,
-    Abstain,
-    Deliver,
-    Escalate,
-    Raise,
     Settlement,
     abstained,
     binding_of,
@@ -55,6 +51,11 @@ AbstainMessage = str | Callable[[Verdict], str]
 
 
 _ESTIMATED = "min_confidence decides by an estimate, which promises nothing"
+_LISTENERS = (
+    ("monitor", "add", "a DriftMonitor"),
+    ("notify", "__call__", "a function of the verdict"),
+    ("log", "write", "a DecisionLog"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +68,7 @@ class Policy(PolicyOptions):
     promise.
 
     `on_unfamiliar` is for an answer to a prompt that is unknown, or unlike those that the policy was calibrated on:
-    "threshold" decides by the score as usual, outside any promise; "abstain" and "escalate" let nothing through;
-    "raise" raises `UnfamiliarPromptError`.
+    "threshold" decides by the score as usual, outside any promise; "abstain" lets nothing through.
 
     `on_other_options` is for an answer that was decoded otherwise than those of the calibration, that had to be JSON,
     or could call tools: "refuse" raises `BindingMismatchError`, "deliver" treats it as one to an unfamiliar prompt.
@@ -264,8 +264,8 @@ class Terms(DeliveryOptions):
         monitor: watches the scores for drift.
         notify: called with every verdict, without the withheld text unless drafts are kept.
         log: records every decision; the verdict then carries its `decision_id`.
-        part: makes the object of an answer of which only these ranges are delivered; without it there is none.
-        trim: changes an answer that is let through, and its verdict, before they go out.
+        part: makes what goes out of an answer that is let through, and its verdict, of a part of it within these
+            ranges; without it no object goes out for a part.
         closing_line: delivered behind an answer that ends before a doubtful sentence.
 
     Raises:
@@ -280,8 +280,7 @@ class Terms(DeliveryOptions):
     monitor: DriftMonitor | None = None
     notify: Callable[[Verdict], None] | None = None
     log: DecisionSink | None = None
-    part: Callable[[Verdict, Any, tuple[tuple[int, int], ...]], Any] | None = None
-    trim: Callable[[Verdict, Any], tuple[Verdict, Any]] | None = None
+    part: Callable[[Verdict, Any, tuple[tuple[int, int], ...]], tuple[Verdict, Any]] | None = None
     closing_line: str = CLOSING_LINE
 
     def __post_init__(self) -> None:
@@ -289,12 +288,10 @@ class Terms(DeliveryOptions):
         require_valid(self)
         if not isinstance(self.abstain_message, str) and not callable(self.abstain_message):
             raise InputError("abstain_message is a text, or a function of the verdict")
-        if self.monitor is not None and not callable(getattr(self.monitor, "add", None)):
-            raise InputError(f"monitor must be a DriftMonitor, not a {type(self.monitor).__name__}")
-        if self.notify is not None and not callable(self.notify):
-            raise InputError(f"notify must be a function of the verdict, not a {type(self.notify).__name__}")
-        if self.log is not None and not callable(getattr(self.log, "write", None)):
-            raise InputError(f"log must be a DecisionLog, not a {type(self.log).__name__}")
+        for name, method, kind in _LISTENERS:
+            given = getattr(self, name)
+            if given is not None and not callable(getattr(given, method, None)):
+                raise InputError(f"{name} must be {kind}, not a {type(given).__name__}")
 
     @property
     def withholds(self) -> bool:
@@ -339,81 +336,63 @@ class Terms(DeliveryOptions):
 
 def settle(
     draft: Verdict,
-    policy: Policy,
-    mode: Mode,
+    terms: Terms,
     *,
-    can_escalate: bool,
     prompt: PromptForm | None = None,
     trusted: bool = False,
-    strange: tuple[str, ...] = (),
     whole: bool = False,
-    closing_line: str = CLOSING_LINE,
 ) -> Settlement:
     """The decision about a draft. Pure: records in, a record out.
 
     Args:
         draft: the scored draft, undecided; its `text` is the answer.
-        policy, mode, can_escalate, closing_line: as in `Terms`.
+        terms: the policy, and how it is carried out.
         prompt: the form of the prompt; without it nothing is promised.
         trusted: the draft's actions may go out whatever its score (an agent's calls of harmless tools): the decision
             about them is advice. Text next to them is let through only by its score.
-        strange: why the question is unlike those of the calibration, in addition to the form of its prompt.
         whole: nothing may be delivered in the answer's place, and so no part of it.
 
     Raises:
         BindingMismatchError: the policy was calibrated for another model, estimator, setting or template.
-        UnfamiliarPromptError: the prompt is unlike those calibrated on, and the policy is to raise.
     """
     if is_withheld(draft):  # by another guard: there is no answer left to judge
-        return Deliver(draft)
-    if not withholds(mode) and policy.on_unfamiliar == "raise":
-        policy = replace(policy, on_unfamiliar="abstain")  # advice is given, not raised
-    verdict = decide(draft, policy, can_escalate=can_escalate, prompt=prompt, strange=strange)
-    if not withholds(mode):
-        return Deliver(verdict.revised(enforced=False))
+        return Settlement("deliver", draft)
+    verdict = decide(draft, terms.policy, can_escalate=terms.can_escalate, prompt=prompt)
+    if not terms.withholds:
+        return Settlement("deliver", verdict.revised(enforced=False))
     if trusted and verdict.action != "answer":
-        return Deliver(without_text(verdict))
+        return Settlement("deliver", without_text(verdict))
     if verdict.action == "answer":
-        return Deliver(without_values(verdict))
-    if mode == "raise":
-        return Raise(verdict)
+        return Settlement("deliver", without_values(verdict))
+    if terms.raises:
+        return Settlement("raise", verdict)
     ranges = tuple((one.start, one.end) for one in verdict.sentences if one.action == "deliver")
     if ranges and not whole:
-        return Deliver(with_promise(with_delivered(verdict, closing_line=closing_line)), ranges)
-    return Escalate(verdict) if verdict.action == "escalate" else Abstain(verdict)
+        return Settlement("deliver", with_promise(with_delivered(verdict, closing_line=terms.closing_line)), ranges)
+    return Settlement(verdict.action, verdict)
 
 
-def decide(
-    draft: Verdict,
-    policy: Policy,
-    *,
-    can_escalate: bool,
-    prompt: PromptForm | None = None,
-    strange: tuple[str, ...] = (),
-) -> Verdict:
+def decide(draft: Verdict, policy: Policy, *, can_escalate: bool, prompt: PromptForm | None = None) -> Verdict:
     """Apply a policy to a scored draft: action, confidence, threshold, and the reason if it is not let through.
 
     Of a draft that was scored by sentence the action is that about all of it; each sentence has a decision of its own.
     `on_doubt` is among the settings that its scores are bound to.
 
     It is promised if a calibrated threshold lets it through and its prompt's form, `prompt`, is like those of the
-    calibration. An unknown prompt is unlike them. `strange` are further differences.
+    calibration. An unknown prompt is unlike them.
 
     Raises:
         BindingMismatchError: the policy was calibrated for another model, estimator, setting or template.
-        UnfamiliarPromptError: the prompt is unlike those calibrated on, and the policy is to raise.
     """
     by_field = is_of_fields(policy.calibration)
     if by_field:
         draft = draft.revised(settings=as_fields(draft.details.settings))
+    options: tuple[str, ...] = ()
     if draft.estimator != UNSCORED:  # else there is nothing to bind to, and `on_unscored` decides
-        strange += policy.check(binding_of(draft), options=policy.on_other_options == "refuse")
+        options = policy.check(binding_of(draft), options=policy.on_other_options == "refuse")
     calibrated = policy.calibration is not None
-    unfamiliar: tuple[str, ...] = ()
-    if calibrated:
-        differences = unlike(draft, policy.calibration, prompt)
-        estimated = () if policy.min_confidence is None else (_ESTIMATED,)
-        unfamiliar = tuple(dict.fromkeys((*differences, *strange, *estimated)))
+    estimated = () if policy.min_confidence is None else (_ESTIMATED,)
+    unfamiliar = (*unlike(draft, policy.calibration, prompt), *options, *estimated)
     judged = not unfamiliar or policy.delivers_unfamiliar
 
     def passes(score: float | None) -> bool:
@@ -422,7 +401,10 @@ def decide(
     if by_field:
         fields, uncertainty = decided_fields(draft.fields, passes, policy.confidence)
         draft = draft.revised(fields=fields, uncertainty=uncertainty)
-    action = _action(draft, policy, can_escalate=can_escalate, unfamiliar=unfamiliar)
+    if says_nothing(draft):
+        action: Action = "escalate" if can_escalate else "abstain"
+    else:
+        action = policy.decide(draft.uncertainty, can_escalate=can_escalate) if judged else "abstain"
     let_through = action == "answer"
 
     changes: dict[str, Any] = {
@@ -447,17 +429,6 @@ def decide(
             confidence=policy.confidence,
         )
     return with_promise(draft.revised(**changes))
-
-
-def _action(draft: Verdict, policy: Policy, *, can_escalate: bool, unfamiliar: tuple[str, ...]) -> Action:
-    """The policy's action, for an unfamiliar prompt by `on_unfamiliar`. An empty answer is not let through."""
-    if says_nothing(draft):
-        return "escalate" if can_escalate else "abstain"
-    if not unfamiliar or policy.on_unfamiliar == "threshold":
-        return policy.decide(draft.uncertainty, can_escalate=can_escalate)
-    if policy.on_unfamiliar == "raise":
-        raise UnfamiliarPromptError(unfamiliar)
-    return "escalate" if policy.on_unfamiliar == "escalate" and can_escalate else "abstain"
 
 
 def _withheld(draft: Verdict, policy: Policy) -> str:

@@ -20,7 +20,7 @@ from semgrad_guard.decision_log.entries import DecisionSink
 from semgrad_guard.errors import InputError, LowConfidenceError, UnenforcedPolicyError
 from semgrad_guard.guard.familiarity import as_question
 from semgrad_guard.guard.policy import AbstainMessage, Policy, Terms, decide, require_policy
-from semgrad_guard.guard.verdicts import Abstain, Deliver, Escalate, Raise, Settlement, doubt_of, handed_on, unscored
+from semgrad_guard.guard.verdicts import Settlement, doubt_of, handed_on, unscored
 from semgrad_guard.records import ToolCall, Verdict, digest_of
 from semgrad_guard.settings import KeepDraft, Mode, OnError, OnUnscored, Timeout
 
@@ -149,9 +149,9 @@ class Question:
         A part of an answer may only be delivered last: a call after it ends the question.
         """
         if self._is_over:
-            return Raise(self._ended())
+            return Settlement("raise", self._ended())
         shown = self.router.terms.shown
-        if isinstance(settled, Deliver):
+        if settled.kind == "deliver":
             if not trusted:
                 self.verdicts.append(shown(settled.verdict))
             self._is_over = settled.verdict.is_part
@@ -159,7 +159,7 @@ class Question:
         self.refused = shown(handed_on(settled.verdict))
         self.verdicts.append(self.refused)
         self._is_over = True
-        return Raise(settled.verdict)
+        return Settlement("raise", settled.verdict)
 
     def settled(self, text: str, *, failed: str = "") -> Settlement:
         """What happens to the question as a whole: `text` is its result, `failed` why there is none."""
@@ -168,12 +168,12 @@ class Question:
             draft = unscored("" if failed else text, reason=failed or "no guarded model has answered")
             verdict = decide(draft, terms.policy, can_escalate=terms.can_escalate and not failed)
             if not terms.withholds or verdict.action == "answer":
-                return Deliver(verdict.revised(enforced=terms.withholds))
+                return Settlement("deliver", verdict.revised(enforced=terms.withholds))
         if verdict is None:
-            return Deliver(self._worst(text))
+            return Settlement("deliver", self._worst(text))
         if terms.raises:
-            return Raise(verdict)
-        return Escalate(verdict) if verdict.action == "escalate" else Abstain(verdict)
+            return Settlement("raise", verdict)
+        return Settlement("escalate" if verdict.action == "escalate" else "abstain", verdict)
 
     def _worst(self, text: str) -> Verdict:
         """The verdict on its most doubtful call, about this text.

@@ -6,7 +6,7 @@ A sentence is let through where its score, and those of all that it depends on (
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from semgrad_guard.calibration.sentences import compared_scores, depending_on
 from semgrad_guard.engine.sentences import Span, leanings
@@ -15,8 +15,6 @@ from semgrad_guard.settings import OnDoubt
 
 if TYPE_CHECKING:
     from semgrad_guard.engine.answers.answer import Evidence
-    from semgrad_guard.engine.answers.sentences import EndedSentences
-    from semgrad_guard.engine.language_model import LanguageModel
 
 WITHOUT_END = "no token of the answer ends in this sentence"
 OTHER_TOKENS = "the answer's tokens spell another text than it has, so that its sentences have no scores"
@@ -28,56 +26,33 @@ Found = tuple[tuple[SentenceVerdict, ...], Score]
 
 
 def scored_sentences(
-    model: LanguageModel, score: Callable[[Evidence], Score], answer: Evidence, known: Verdict | None = None
-) -> Found:
-    """Those of an answer; `known` is the verdict on its beginning, which was scored while it was written."""
-    if not answer.response_ids:
-        return (), Score(None, answer.why_empty)
-    count = 0 if known is None else len(known.sentences)
-    found = model.sentences(answer, known=count)
-    if found is None:
-        return (), Score(None, OTHER_TOKENS)
-    spans, evidence = [span for span, _ in found], [own for _, own in found[count:]]
-    return _joined(answer, spans, known, [_scored(score, own) for own in evidence], evidence)
-
-
-def scored_as_they_end(score: Callable[[Evidence], Score], ended: EndedSentences, known: Verdict | None) -> Found:
-    """As `scored_sentences`, of the sentences that have ended in an answer that is still being written."""
-    return _joined(ended.answer, ended.spans, known, [_scored(score, own) for own in ended.found], ended.found)
-
-
-def _scored(score: Callable[[Evidence], Score], own: Evidence | None) -> Score:
-    return Score(None, WITHOUT_END) if own is None else score(own)
-
-
-def _joined(
+    score: Callable[[Evidence], Score],
     answer: Evidence,
     spans: Sequence[Span],
-    known: Verdict | None,
-    scores: Sequence[Score],
-    evidence: Sequence[Evidence | None],
+    found: Sequence[Evidence | None],
+    known: Verdict | None = None,
 ) -> Found:
-    leans_on, earlier = leanings(answer.text, spans), () if known is None else known.sentences
-    new = [
-        SentenceVerdict(
-            start=0,
-            end=0,
-            tokens=0 if own is None else len(own.response_ids),
-            uncertainty=one.uncertainty,
-            scores={name: part for name in _PARTS if (part := (one.details or {}).get(name)) is not None},
-            reason=one.reason,
-        )
-        for one, own in zip(scores, evidence, strict=True)
-    ]
-    sentences = tuple(
+    """Those of an answer, or of the part that has ended, in their places.
+
+    `known` is the verdict on its beginning, which was scored while it was written; `found` is the evidence about the
+    others.
+    """
+    sentences = list(() if known is None else known.sentences)
+    milliseconds = 0.0 if known is None else known.details.scoring_ms or 0.0
+    for own in found:
+        one = Score(None, WITHOUT_END) if own is None else score(own)
+        details = one.details or {}
+        milliseconds += details.get("scoring_ms", 0.0)
+        tokens = 0 if own is None else len(own.response_ids)
+        scores = {name: details[name] for name in _PARTS if details.get(name) is not None}
+        whole: dict[str, Any] = {"uncertainty": one.uncertainty, "scores": scores, "reason": one.reason}
+        sentences.append(SentenceVerdict(start=0, end=0, tokens=tokens, **whole))
+    placed = tuple(
         one.model_copy(update={"start": start, "end": end, "leans_on": before})
-        for (start, end), one, before in zip(spans, [*earlier, *new], leans_on, strict=True)
+        for one, (start, end), before in zip(sentences, spans, leanings(answer.text, spans), strict=True)
     )
-    uncertainty, reason = most_doubtful(sentences)
-    milliseconds = sum((one.details or {}).get("scoring_ms", 0.0) for one in scores)
-    milliseconds += 0.0 if known is None else known.details.scoring_ms or 0.0
     details = {"scored_tokens": len(answer.response_ids), "scoring_ms": round(milliseconds, 3)}
-    return sentences, Score(uncertainty, reason, details)
+    return placed, Score(*most_doubtful(placed), details)
 
 
 def most_doubtful(sentences: Sequence[SentenceVerdict]) -> tuple[float | None, str | None]:

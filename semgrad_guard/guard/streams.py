@@ -7,29 +7,41 @@ them the pieces of the answer, which `run_stream` and `arun_stream` hand out.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from semgrad_guard.engine.answers.request import PieceStream, Ticket, waited
 from semgrad_guard.engine.answers.text import Piece
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
+from semgrad_guard.engine.sentences import Span, decided
 from semgrad_guard.errors import AnswerCancelledError, AnswerInterruptedError
-from semgrad_guard.guard.early_sentences import SentencePiece
-from semgrad_guard.guard.flow import UNWRITTEN, AskWork, Draft, Pending, asking, not_written, one
-from semgrad_guard.guard.policy import Terms
+from semgrad_guard.guard.flow import UNWRITTEN, Ask, Draft, concluded, not_written, one
+from semgrad_guard.guard.policy import Terms, settle
 from semgrad_guard.guard.question import Question
+from semgrad_guard.guard.reported import ReportedScorer, bytes_of
 from semgrad_guard.guard.timing import Steps, Work, adrive, ain_time, awaited, cancelling, drive, off_loop, sealed
+from semgrad_guard.guard.verdicts import current_recorder
+from semgrad_guard.records import PromptForm, SentenceVerdict, Verdict
 
-A = TypeVar("A")
-"""The frontend's object."""
 P = TypeVar("P")
 """A piece of a stream: of the text, of the thought before it, or anything else that a frontend shows."""
 R = TypeVar("R")
 
 StreamSteps = Generator[Work | P, Any, R]
 """Steps that yield pieces between their work, and end with a value."""
+_END: Any = object()
+"""Follows the last piece."""
+
+
+@dataclass(frozen=True)
+class SentencePiece:
+    """A sentence that is let through while its answer is being written: its text, and the verdict on it."""
+
+    text: str
+    sentence: SentenceVerdict
 
 
 class Live(Protocol):
@@ -123,20 +135,14 @@ class Iterated(Generic[P]):
         """The next piece, as `Live.next`."""
 
         def call() -> list[P] | None:
-            if self._pieces is None:
-                self._pieces = iter(cast("Any", self._make)())
-            try:
-                return [next(self._pieces)]
-            except StopIteration:
-                return None
+            self._pieces = self._pieces or cast("Any", self._make)()
+            piece = next(self._pieces, _END)
+            return None if piece is _END else [piece]
 
         async def coroutine() -> list[P] | None:
-            if self._pieces is None:
-                self._pieces = aiter(cast("Any", self._amake)())
-            try:
-                return [await anext(self._pieces)]
-            except StopAsyncIteration:
-                return None
+            self._pieces = self._pieces or cast("Any", self._amake)()
+            piece = await anext(self._pieces, _END)
+            return None if piece is _END else [piece]
 
         return Work(call, coroutine)
 
@@ -179,7 +185,7 @@ def written(
 def streamed(
     terms: Terms,
     live: Live,
-    ask: AskWork[A] | None = None,
+    ask: Ask | None = None,
     *,
     show: Callable[[Any], Iterable[P]] = lambda step: (step,),
     stop: Stop | None = None,
@@ -206,11 +212,9 @@ def streamed(
     if question is not None:
         question.require_open()
     try:
-        draft: Draft[A] = yield from written(live, stop, show=let_through if terms.withholds else show)
+        draft: Draft[Any] = yield from written(live, stop, show=let_through if terms.withholds else show)
         with stopping(stop), cancelling(stop):
-            outcome = one(
-                (yield from Pending([draft], terms, question=question).concluded(asking(None) if ask is None else ask))
-            )
+            outcome = one((yield from concluded([draft], terms, ask, question=question)))
     except UNWRITTEN as error:
         if left:
             raise
@@ -220,6 +224,105 @@ def streamed(
             "the end of the answer does not follow the sentences that were delivered; ask again"
         )
     yield from show(outcome)
+
+
+# The sentences that leave while their answer is still being written, by the rule for the whole answer: `settle` judges
+# the part that has ended. A sentence depends on earlier ones alone (`calibration/sentences.py`), so that what leaves
+# early is the beginning of the text that the whole answer's verdict delivers.
+
+
+class EarlySentences:
+    """Hands on the sentences of one answer that these terms let through, as they end.
+
+    `known` is the undecided verdict on those that have ended.
+    """
+
+    def __init__(self, terms: Terms, put: Callable[[Any], None]) -> None:
+        self._terms, self._put = replace(terms, closing_line=""), put
+        self.known: Verdict | None = None
+        self._left = 0  # characters that have left
+
+    def add(self, draft: Draft[Any]) -> bool:
+        """Decide about those that have ended, scored; whether the model continues to write."""
+        self.known = draft.verdict
+        settled = settle(draft.verdict, self._terms, prompt=draft.prompt)
+        verdict = settled.verdict
+        if settled.kind == "deliver":
+            for sentence in verdict.sentences:
+                if sentence.action == "deliver" and sentence.end > self._left:
+                    text, self._left = verdict.text[self._left : sentence.end], sentence.end
+                    self._put(SentencePiece(text, sentence))
+        return not any(sentence.action == "stop" for sentence in verdict.sentences)
+
+
+class ReportedSentences:
+    """Finds the sentences of one answer that these terms let through, as their log-probabilities arrive.
+
+    `options` are those of the call, and `prompt` is the form of its prompt. `text` is the answer so far; once it
+    `is_over`, the rest is not delivered, and the text ends behind the sentence that is not let through.
+    """
+
+    def __init__(
+        self,
+        scorer: ReportedScorer,
+        terms: Terms,
+        *,
+        options: Mapping[str, Any],
+        prompt: PromptForm | None,
+    ) -> None:
+        self._scorer, self._options, self._prompt = scorer, options, prompt
+        self._new = list[SentencePiece]()
+        self._early = EarlySentences(terms, self._new.append)
+        self._ends: list[int] = [0]
+        self._entries = list[Any]()
+        self._written, self._is_late = b"", False
+        self.text, self.is_over = "", False
+
+    @classmethod
+    def of(
+        cls,
+        scorer: ReportedScorer | None,
+        terms: Terms | None,
+        *,
+        options: Mapping[str, Any],
+        prompt: PromptForm | None,
+    ) -> ReportedSentences | None:
+        """None where only the end of the answer decides."""
+        if scorer is None or scorer.by_sentence is None or terms is None or current_recorder() is not None:
+            return None
+        if not terms.delivers_early:
+            return None
+        return cls(scorer, terms, options=options, prompt=prompt)
+
+    def add(self, text: str, entries: Any) -> list[SentencePiece]:
+        """The sentences that may leave now; `text` is the newest piece, and `entries` came with it."""
+        if self.is_over:
+            return []
+        new = list[Any](entries or ())
+        self.text += text
+        self._entries += new
+        self._written += b"".join(bytes_of(entry) or b"" for entry in new)
+        self._is_late = self._is_late or len(self._written.strip()) < len(self.text.strip().encode("utf-8", "replace"))
+        if self._is_late or not text:
+            return []
+        ends = decided(self.text, self._ends[-1])
+        self._new.clear()
+        if ends:
+            self._ends += ends
+            spans = list(zip(self._ends, self._ends[1:], strict=False))
+            self.is_over = not self._early.add(self._draft(spans))
+        if self.is_over:
+            self.text = self.text[: self._ends[-1]]
+        return list(self._new)
+
+    def _draft(self, ended: Sequence[Span]) -> Draft[None]:
+        verdict = self._scorer.verdict(
+            self.text, self._entries, options=self._options, prompt=self._prompt, ended=ended
+        )
+        return Draft(verdict, None, self._prompt)
+
+
+# Drivers.
 
 
 def run_stream(steps: StreamSteps[P, Any]) -> Generator[P]:
@@ -252,9 +355,6 @@ async def arun_stream(steps: StreamSteps[P, Any]) -> AsyncGenerator[P]:
 
 class _Closed(asyncio.CancelledError):
     """The reader has left. (After a `GeneratorExit`, steps within steps could do no more work.)"""
-
-
-_END: Any = object()
 
 
 def _next(steps: StreamSteps[P, Any], error: BaseException | None = None) -> Steps[P]:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from concurrent.futures import Executor, Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager
 from contextvars import copy_context
@@ -73,10 +72,6 @@ class Work:
             return call()
 
         return cls(call, coroutine)
-
-    def alone(self) -> Steps[Any]:
-        """This work as the only step."""
-        return (yield self)
 
     def begin(self) -> Awaitable[Any]:
         """The work under way, to be awaited."""
@@ -222,7 +217,7 @@ async def awaited_all(submit: Callable[[], Sequence[Future[T]]]) -> list[T]:
 
 
 async def read_off_loop(read: Callable[[], T], *, readers: Executor | None = None) -> T:
-    """The result of work that waits for nothing, such as reading a prompt: in one of a few threads."""
+    """The result of work that waits for nothing, such as reading a prompt: in a thread of these, or of the loop's."""
     stop = Stop()
 
     def work() -> T:
@@ -230,18 +225,7 @@ async def read_off_loop(read: Callable[[], T], *, readers: Executor | None = Non
         return read()
 
     with stopping(stop), cancelling(stop):
-        loop, context = asyncio.get_running_loop(), copy_context()
-        return await loop.run_in_executor(readers or _readers, lambda: context.run(work))
-
-
-def _new_readers() -> None:
-    global _readers
-    _readers = ThreadPoolExecutor(8, "semgrad-guard-reader")
-
-
-_new_readers()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_new_readers)  # the threads are the parent's
+        return await asyncio.get_running_loop().run_in_executor(readers, copy_context().run, work)
 
 
 async def off_loop(work: Callable[[], T]) -> T:
@@ -254,21 +238,13 @@ async def off_loop(work: Callable[[], T]) -> T:
 def _future_of(work: Callable[[], T]) -> Future[T]:
     """The future of work in a thread that does not keep the process alive."""
     future: Future[T] = Future()
+    future.set_running_or_notify_cancel()  # a future that cannot be cancelled takes its result at any time
 
     def run() -> None:
         try:
-            result = work()
+            future.set_result(work())
         except BaseException as error:  # noqa: BLE001 - raised where it is awaited
-            _settle(partial(future.set_exception, error))
-        else:
-            _settle(partial(future.set_result, result))
+            future.set_exception(error)
 
     start_thread(run, name="semgrad-guard-work", context=copy_context())
     return future
-
-
-def _settle(put: Callable[[], None]) -> None:
-    try:
-        put()
-    except InvalidStateError:
-        return  # the future was cancelled

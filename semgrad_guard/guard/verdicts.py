@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from semgrad_guard.calibration.binding import Binding
 from semgrad_guard.guard.sentences import none_delivered, undecided_sentences
-from semgrad_guard.records import PromptForm, ToolCall, Verdict
+from semgrad_guard.records import PromptForm, Score, ToolCall, Verdict, VerdictDetails
 
 if TYPE_CHECKING:
     from semgrad_guard.estimators import Estimator
@@ -32,28 +32,19 @@ def says_nothing(draft: Verdict) -> bool:
     return not draft.text.strip() and not draft.tool_calls
 
 
+_DECIDED = frozenset(
+    {"threshold", "confidence", "promised", "enforced", "draft", "decision_id", "calibration_id", "alpha"}
+    | {"requested_alpha", "upstream", "familiar", "unfamiliar", "escalated_from"}
+)
+"""The fields that a decision writes."""
+
+
 def undecided(verdict: Verdict) -> Verdict:
     """A verdict without the fields of an earlier decision (an annotated answer may come back from a cache)."""
-    changes: dict[str, Any] = {
-        "action": "answer",
-        "threshold": None,
-        "confidence": None,
-        "calibration_id": None,
-        "alpha": None,
-        "requested_alpha": None,
-        "upstream": None,
-        "promised": False,
-        "familiar": None,
-        "unfamiliar": (),
-        "enforced": True,
-        "draft": None,
-        "decision_id": None,
-        "escalated_from": None,
-        "reason": None if verdict.status == "scored" else verdict.reason,
-    }
-    if verdict.sentences:
-        changes["sentences"] = undecided_sentences(verdict.sentences)
-    return verdict.revised(**changes)
+    known = {**VerdictDetails.model_fields, **Verdict.model_fields}
+    changes: dict[str, Any] = {name: known[name].default for name in _DECIDED}
+    changes |= {"action": "answer", "reason": None if verdict.status == "scored" else verdict.reason}
+    return verdict.revised(**changes, sentences=undecided_sentences(verdict.sentences))
 
 
 def is_withheld(verdict: Verdict) -> bool:
@@ -80,39 +71,29 @@ def unscored(text: str, *, reason: str, model: str = "unknown", estimator: str =
     )
 
 
-def _without_parts(decided: Verdict) -> dict[str, Any]:
-    """What a verdict tells of its draft's parts where the draft is withheld."""
-    return {"sentences": none_delivered(decided.sentences), "calls": (), "fields": ()}
-
-
 def abstained(decided: Verdict, message: str) -> Verdict:
     """The verdict with its answer withheld: the message instead, the answer as `draft`."""
-    draft = decided.text or decided.draft
-    changes: dict[str, Any] = {
-        "action": "abstain",
-        "text": message,
-        "reasoning": None,
-        "tool_calls": (),
-        "draft": draft,
-        **_without_parts(decided),
-    }
-    return decided.revised(**changes)
+    return _without_draft(decided, text=message, action="abstain")
+
+
+def handed_on(decided: Verdict) -> Verdict:
+    """The verdict with its answer withheld and no other in its place."""
+    return _without_draft(decided, text="", promised=False)
 
 
 def escalated(decided: Verdict, answer: str | Verdict) -> Verdict:
     """The verdict with a target's answer in place of its own; a plain string is passed on unscored."""
     if isinstance(answer, str):
         answer = external(answer, estimator=decided.estimator)
-    changes = {
-        "action": "escalate",
-        "text": answer.text,
-        "reasoning": answer.details.reasoning,
-        "tool_calls": answer.tool_calls,
-        "draft": decided.text or decided.draft,
-        **_without_parts(decided),
-        "escalated": answer,
-    }
-    return with_promise(decided.revised(**changes))
+    own: dict[str, Any] = {"reasoning": answer.details.reasoning, "tool_calls": answer.tool_calls}
+    return with_promise(_without_draft(decided, text=answer.text, action="escalate", escalated=answer, **own))
+
+
+def _without_draft(decided: Verdict, **instead: Any) -> Verdict:
+    """The verdict on a draft that is withheld, the answer and all that tells of its parts."""
+    draft, sentences = decided.text or decided.draft, none_delivered(decided.sentences)
+    nothing: dict[str, Any] = {"reasoning": None, "tool_calls": (), "calls": (), "fields": ()}
+    return decided.revised(**{**nothing, "draft": draft, "sentences": sentences, **instead})
 
 
 def external(text: str, *, tool_calls: tuple[ToolCall, ...] = (), estimator: str = UNSCORED, **facts: Any) -> Verdict:
@@ -149,18 +130,6 @@ def _keeps(verdict: Verdict) -> bool:
     return verdict.action == "answer" and verdict.uncertainty <= verdict.threshold
 
 
-def handed_on(decided: Verdict) -> Verdict:
-    """The verdict with its answer withheld and no other in its place."""
-    changes: dict[str, Any] = {
-        "text": "",
-        "reasoning": None,
-        "tool_calls": (),
-        "draft": decided.text or None,
-        **_without_parts(decided),
-    }
-    return decided.revised(**changes, promised=False)
-
-
 def binding_of(verdict: Verdict) -> Binding:
     """The binding in an answer's own record."""
     details = verdict.details
@@ -176,38 +145,17 @@ def binding_of(verdict: Verdict) -> Binding:
 
 
 @dataclass(frozen=True)
-class Deliver:
-    """The draft goes out. Where the mode does not withhold, its verdict is advice (`enforced` is False).
+class Settlement:
+    """What happens to a draft.
 
-    Of a part of it, `ranges` are those of its sentences in the draft.
+    "deliver": it goes out; of a part of it, `ranges` are those of its sentences in the draft. Where the mode does not
+    withhold, its verdict is advice (`enforced` is False). Else nothing of it goes out: "escalate": the target answers;
+    "abstain": the abstain message; "raise": a `LowConfidenceError`.
     """
 
+    kind: Literal["deliver", "escalate", "abstain", "raise"]
     verdict: Verdict
     ranges: tuple[tuple[int, int], ...] = ()
-
-
-@dataclass(frozen=True)
-class Escalate:
-    """The target answers; nothing of the draft goes out."""
-
-    verdict: Verdict
-
-
-@dataclass(frozen=True)
-class Abstain:
-    """The abstain message goes out in the draft's place."""
-
-    verdict: Verdict
-
-
-@dataclass(frozen=True)
-class Raise:
-    """A `LowConfidenceError` goes out in the draft's place."""
-
-    verdict: Verdict
-
-
-Settlement = Deliver | Escalate | Abstain | Raise
 
 
 class RecordedScore(BaseModel):
@@ -218,6 +166,12 @@ class RecordedScore(BaseModel):
     uncertainty: float | None
     settings: dict[str, Any]
     features: dict[str, float] | None = None
+
+    @classmethod
+    def of(cls, score: Score, settings: dict[str, Any]) -> RecordedScore:
+        """A score as a line of a record."""
+        features = None if score.features is None else dict(score.features)
+        return cls(uncertainty=score.uncertainty, settings=settings, features=features)
 
 
 def doubt_of(scored: Verdict | RecordedScore) -> float:

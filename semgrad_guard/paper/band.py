@@ -21,7 +21,7 @@ from semgrad_guard.calibration.calibration_set import Effect
 from semgrad_guard.declared import first_fault
 from semgrad_guard.errors import DataFileError, InputError
 from semgrad_guard.files import atomic_write
-from semgrad_guard.guard.policy import Policy, settle
+from semgrad_guard.guard.policy import Policy, Terms, settle
 from semgrad_guard.guard.verdicts import unscored
 from semgrad_guard.questions.answered import Answer
 from semgrad_guard.questions.data import Question
@@ -72,7 +72,7 @@ def decided(answer: Answer, right: bool, policy: Policy, *, score: float | None,
 
     def verdict(uncertainty: float | None) -> Verdict:
         draft = unscored(answer.text or "", reason="").model_copy(update={"uncertainty": uncertainty})
-        return settle(draft, policy, "annotate", can_escalate=False, prompt=prompt).verdict
+        return settle(draft, Terms(policy=policy, mode="annotate"), prompt=prompt).verdict
 
     limit, found = policy.threshold, verdict(score)
     near = score is not None and limit is not None and math.isclose(score, limit, rel_tol=ROUNDING)

@@ -11,7 +11,7 @@ from semgrad_guard.engine.answers.answer import BatchScoring, Evidence
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.errors import PromptTooLongError
 from semgrad_guard.estimators import Estimator
-from semgrad_guard.guard import Answerer, Policy, settle, unscored
+from semgrad_guard.guard import Answerer, Policy, Terms, settle, unscored
 from semgrad_guard.guard.calibrated_estimator import require_by_sentence
 from semgrad_guard.guard.policy import lets_every_score_through
 from semgrad_guard.questions.data import Question
@@ -69,7 +69,7 @@ class TextScorer:
     def _settled(self, draft: Verdict, prompt: PromptForm | None) -> Verdict:
         policy = self.policy or lets_every_score_through("abstain")
         mode = "enforce" if self.by_sentence is None else "annotate"  # no sentence is left out
-        return settle(draft, policy, mode, can_escalate=False, prompt=prompt).verdict
+        return settle(draft, Terms(policy=policy, mode=mode), prompt=prompt).verdict
 
 
 def score_record(row: Question, verdict: Verdict) -> dict[str, object]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
+from semgrad_guard.engine.sentences import Span
 from semgrad_guard.errors import InputError
 from semgrad_guard.records import METADATA_KEY, FieldVerdict, SentenceVerdict, ToolCall, Verdict
 
@@ -130,7 +131,7 @@ def public_field(field: FieldVerdict) -> dict[str, Any]:
     return field.model_dump(mode="json") | hidden
 
 
-def part_of(verdict: Verdict, answer: Answer, ranges: Sequence[tuple[int, int]]) -> Answer:
+def part_of(verdict: Verdict, answer: Answer, ranges: Sequence[Span]) -> Answer:
     """The delivered part of an answer: these ranges of it, or the values of its structure that are let through.
 
     Nothing else that was written with it is there.
@@ -149,7 +150,7 @@ def part_of(verdict: Verdict, answer: Answer, ranges: Sequence[tuple[int, int]])
     )
 
 
-def pieces_of(pieces: Sequence[str], ranges: Sequence[tuple[int, int]]) -> tuple[str, ...]:
+def pieces_of(pieces: Sequence[str], ranges: Sequence[Span]) -> tuple[str, ...]:
     """The tokens' texts within these ranges, as many as the same text has where nothing else is left out.
 
     A token that has no text of its own, as it ends inside a character, belongs to the place where it is.
@@ -188,12 +189,13 @@ class Cuts:
         """Whether an answer of up to so many tokens may be cut."""
         return bool(self.stop) or (self.max_tokens is not None and self.max_tokens < limit)
 
-    def delivered(self, verdict: Verdict, answer: Answer) -> tuple[Verdict, Answer]:
-        """The part of an answer that is delivered, and its verdict.
+    def delivered(self, verdict: Verdict, answer: Answer, ranges: Sequence[Span] = ()) -> tuple[Verdict, Answer]:
+        """What is delivered of an answer, or of these ranges of it, and its verdict.
 
         A tool call goes out whole or not at all. `finish_reason` is OpenAI's: "length" where the limit ended the
         answer, and "stop" where a string did.
         """
+        answer = part_of(verdict, answer, ranges) if verdict.is_part else answer
         text, pieces, finish = answer.text, answer.pieces or (), None
         count = len(pieces)
         if self.max_tokens is not None and max(count, answer.completion_tokens or 0) > self.max_tokens:

@@ -29,7 +29,6 @@ from semgrad_guard.errors import (
     PromptTooLongError,
     QueueFullError,
     SemGradGuardError,
-    UnfamiliarPromptError,
     UnsupportedToolsError,
     UpstreamError,
 )
@@ -94,14 +93,11 @@ class HttpError(Exception):
 ENDING = HttpError(503, "shutting_down", "the server is shutting down; try again later", headers=_LATER)
 """The error of requests that still wait when the server ends."""
 
-_UNFAMILIAR = "the prompt is unlike those that the calibration was made on"
-"""Its differences may be the answer's."""
 _NO_LOG = "the decision log cannot be used now; the operator finds the reason in the server's own log"
 _FAILED = "the server failed; its log names the place"
 _CODES: tuple[tuple[type[SemGradGuardError], int, str, str | None], ...] = (
     (PromptTooLongError, 400, "context_length_exceeded", None),
     (InputError, 400, "invalid_request", None),
-    (UnfamiliarPromptError, 422, "unfamiliar_prompt", _UNFAMILIAR),
     (BindingMismatchError, 422, "calibration_mismatch", None),
     (DeadlineExceededError, 504, "deadline_exceeded", None),
     (AnswerInterruptedError, 503, "interrupted", None),

@@ -16,24 +16,25 @@ from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.interruption import Stop
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.guard import (
+    Ask,
     Draft,
     Live,
     OnDoubt,
     Outcome,
-    Pending,
     Piece,
     StreamSteps,
     Terms,
-    aasking,
-    arun,
+    Work,
+    adrive,
+    answers,
     arun_stream,
     one,
+    settle,
     streamed,
 )
-from semgrad_guard.guard.flow import AsyncAsk
 from semgrad_guard.named import reading_prompt
 from semgrad_guard.records import Verdict
-from semgrad_guard.server.answers import KEY, Answer, Cuts, part_of, public_record
+from semgrad_guard.server.answers import KEY, Answer, Cuts, public_record
 from semgrad_guard.server.errors import HttpError
 from semgrad_guard.server.metrics import Metrics
 from semgrad_guard.server.protocol import ChatRequest, Forwarded, ScoreRequest, forwarded
@@ -126,10 +127,12 @@ class Call:
     cuts: Cuts | None = None
 
     @property
-    def ask(self) -> AsyncAsk[Answer] | None:
-        """Asks the target about drafts that wait for it."""
-        target = self.served.target
-        return None if target is None else lambda waiting: target.ask(self.body, waiting)
+    def ask(self) -> Ask | None:
+        """The target's work for the drafts that wait for it."""
+        target, estimator = self.served.target, self.served.scheduler.estimator_name
+        if target is None:
+            return None
+        return lambda places: Work.awaited(lambda: target.ask(self.body, len(places), estimator=estimator))
 
 
 class Service:
@@ -215,7 +218,7 @@ class Service:
                 "this server delivers the sentences of an answer that it lets through, and a part of a JSON answer is "
                 "none; leave response_format out"
             ).about("response_format")
-        terms = replace(terms, part=part_of, trim=cuts.delivered if cuts else None)
+        terms = replace(terms, part=(cuts or Cuts()).delivered)
         if served.upstream is None:
             own = _to_our_engine(request, served, cuts, terms)
             answer, live = partial(served.scheduler.answer, own), partial(served.scheduler.live, own)
@@ -240,7 +243,8 @@ class Service:
             SemGradGuardError: the first error in an answer's place.
         """
         with self.metrics.working(call.served.name):
-            outcomes = await arun(call.terms, call.answer, call.ask, count=call.request.count, stop=call.stop)
+            how: dict[str, Any] = {"count": call.request.count, "stop": call.stop}
+            outcomes = await adrive(answers(call.terms, Work.awaited(call.answer), call.ask, **how))
         return [one([outcome]) for outcome in outcomes]
 
     async def steps(self, call: Call) -> AsyncGenerator[Piece | Outcome[Answer]]:
@@ -250,7 +254,7 @@ class Service:
                 yield outcome
             return
 
-        steps: StreamSteps[Any, None] = streamed(call.terms, call.live(), aasking(call.ask), stop=call.stop)
+        steps: StreamSteps[Any, None] = streamed(call.terms, call.live(), call.ask, stop=call.stop)
         with self.metrics.working(call.served.name):
             async with aclosing(arun_stream(steps)) as stream:
                 async for step in stream:
@@ -271,8 +275,7 @@ class Service:
         foreign = ForeignText(text=request.text, conversation=conversation, cut=request.cut)
         draft = await served.scheduler.judged(foreign)
         terms = Terms(policy=served.terms.policy, mode="annotate")
-        (outcome,) = Pending([draft], terms).outcomes()
-        verdict, by = one([outcome]).verdict, request.by
+        verdict, by = settle(draft.verdict, terms, prompt=draft.prompt).verdict, request.by
         record = {"object": "score", "model": served.name, KEY: public_record(verdict)}
         if by is None or verdict.uncertainty is None:
             return record

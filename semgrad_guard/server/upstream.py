@@ -21,7 +21,6 @@ from semgrad_guard.guard import (
     TargetReply,
     Terms,
     ThoughtPiece,
-    Waiting,
     Work,
     external,
 )
@@ -246,12 +245,12 @@ class RemoteTarget:
     server: RemoteServer
     model: str
 
-    async def ask(self, body: Mapping[str, Any], waiting: Sequence[Waiting[Answer]]) -> Sequence[TargetReply[Answer]]:
-        """One answer for each draft that waits, or an error in its place."""
+    async def ask(self, body: Mapping[str, Any], count: int, *, estimator: str) -> Sequence[TargetReply[Answer]]:
+        """So many answers, or errors in their place; `estimator` is that of the drafts."""
         sent = {**_forwarded(body), "model": self.model, "stream": False}
         sent.pop("logprobs", None)
         sent.pop("top_logprobs", None)
-        return await asyncio.gather(*(self._asked(sent, draft.verdict.estimator) for draft in waiting))
+        return await asyncio.gather(*(self._asked(sent, estimator) for _ in range(count)))
 
     async def _asked(self, sent: Mapping[str, Any], estimator: str) -> TargetReply[Answer]:
         try:

@@ -106,7 +106,7 @@ class Assignment:
                 options=self.options,
                 objective=answerer.estimator.objective,
                 on_piece=on_piece,
-                on_sentences=early,
+                on_sentences=early and (lambda ended: early.add(self.opened(ended, early.known))),
                 draws=answerer.draws,
                 finish=lambda written: self.drafts(written, known=None if early is None else early.known),
             )

@@ -145,6 +145,7 @@ def test_the_id_depends_on_everything_and_only_on_content() -> None:
         ({"languages": ["de"]}, "languages is not known to this version"),
         ({"n_recorded": 3}, "n_recorded is not known to this version"),
         ({"procedure": "two-walks"}, "procedure is not known to this version"),
+        ({"sentences": {"on_doubt": "mark"}}, "sentences.on_doubt is not known to this version"),
         ({"confidence_map": {"method": "platt", "centre": 0.0}}, "confidence_map.method is not known to this version"),
     ],
 )

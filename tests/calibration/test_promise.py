@@ -156,7 +156,7 @@ def test_there_is_no_promise_where_no_threshold_was_found() -> None:
     assert combined_promise([Policy.from_calibration(c) for c in (none, stage(none.id))]) is None
 
 
-@pytest.mark.parametrize("kinds", [("threshold",), ("abstain", "threshold"), ("abstain", "escalate"), ("raise",)])
+@pytest.mark.parametrize("kinds", [("threshold",), ("abstain", "threshold"), ("abstain", "abstain"), ("abstain",)])
 @pytest.mark.parametrize("enforced", [True, False])
 def test_the_promise_covers_everything_only_where_nothing_else_is_delivered(
     kinds: tuple[OnUnfamiliar, ...], enforced: bool

@@ -12,7 +12,7 @@ import pytest
 from click.testing import Result
 from safetensors.torch import load_file, save_file
 
-from semgrad_guard import Calibration, LanguageModel, loading
+from semgrad_guard import Calibration, LanguageModel
 from semgrad_guard.cli.command import ExitCode
 
 from .helpers import ASKED, TOKENS, flat, jsonl, saved
@@ -180,7 +180,7 @@ def test_the_embedded_models_calibration_is_used_where_it_fits(
 ) -> None:
     module = import_module("semgrad_guard.cli.ask")  # the package has a function of this name
     monkeypatch.setattr(module, "POCKET", str(model_folder))
-    monkeypatch.setattr(loading, "pocket_calibration", lambda: calibration)
+    monkeypatch.setattr("semgrad_guard.pocket.CALIBRATION_PATH", calibration)
     used = ask("What is item 1?", "--json")
     assert json.loads(used.stdout)["details"]["calibration_id"] == Calibration.load(calibration).id
     left_out = ask("What is item 1?", "--json", "--estimator", "gnll")

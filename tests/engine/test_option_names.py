@@ -31,7 +31,7 @@ def test_an_unknown_option_is_named_with_those_there_are(kind: Any) -> None:
 
 def test_a_guard_names_its_options(language_model: LanguageModel) -> None:
     unknown: Any = {"max_tokens": 7}
-    with pytest.raises(InputError, match=r"Guard takes no max_tokens; it takes .*on_doubt, options, prepare"):
+    with pytest.raises(InputError, match=r"Guard takes no max_tokens; it takes .*on_doubt, options, prompt_template"):
         Guard(language_model, Policy(threshold=1.0), **unknown)
 
 

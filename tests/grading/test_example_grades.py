@@ -1,4 +1,4 @@
-"""Grades of a chain's answers to examples: shown first, doubted aloud, or given by people."""
+"""Grades of a chain's answers to examples: doubted aloud, or given by people."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ EXAMPLES = [(f"What is item {i}?", "seven") for i in range(COUNT)]
 FORM = PromptForm(text="What is item?", tokens=4, roles=("user",), user_text="What is item?")
 
 
-def calibrated(text: str, tmp_path: Path | None = None, *, show: bool = False) -> Calibration:
+def calibrated(text: str, tmp_path: Path | None = None) -> Calibration:
     more = {} if tmp_path is None else {"labels": tmp_path / "labels.csv"}
-    job = ExampleCalibration(EXAMPLES, "contains", alpha=0.3, delta=0.2, show=show, **more)
+    job = ExampleCalibration(EXAMPLES, "contains", alpha=0.3, delta=0.2, **more)
     return job(
         [
             AnsweredExample(
@@ -35,26 +35,17 @@ def calibrated(text: str, tmp_path: Path | None = None, *, show: bool = False) -
     )
 
 
-def test_ten_are_shown_and_what_can_hardly_be_is_told(
-    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize(
+    ("text", "wrong", "warning"),
+    [
+        ("It is seven.", 0, "60 of 60 answers are right by contains@3, more than 95 %"),
+        ("Perhaps seven.", COUNT, "60 of 60 answers have no verdict by contains@3; they count as wrong."),
+    ],
+)
+def test_what_can_hardly_be_is_told(text: str, wrong: int, warning: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "semgrad_guard"):
-        assert calibrated("It is seven.", show=True).n_wrong == 0
-    stderr = capsys.readouterr().err
-    assert "graded by contains@3" in stderr
-    assert stderr.count("right: What is item") == 10
-    assert "60 of 60 answers are right by contains@3, more than 95 %" in caplog.text
-    calibrated("It is not seven.")
-    assert capsys.readouterr().err.count("What is item") == 0
-
-
-def test_answers_without_a_verdict_are_wrong_and_told(
-    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    made = calibrated("Perhaps seven.", show=True)
-    assert (made.n, made.n_wrong) == (COUNT, COUNT)
-    assert "60 of 60 answers have no verdict by contains@3; they count as wrong." in caplog.text
-    assert capsys.readouterr().err.count("no verdict: What is item") == 10
+        assert calibrated(text).n_wrong == wrong
+    assert warning in caplog.text
 
 
 def test_people_decide(tmp_path: Path) -> None:

@@ -13,9 +13,8 @@ from semgrad_guard.decision_log.decision_log import DecisionLog
 from semgrad_guard.errors import BindingMismatchError, InputError, LowConfidenceError
 from semgrad_guard.estimators import GreatestEntropy, MaxProbability, ParaGrad, SemanticEntropy
 from semgrad_guard.guard import undecided
-from semgrad_guard.guard.policy import settle
+from semgrad_guard.guard.policy import Terms, settle
 from semgrad_guard.guard.sentences import watched_score
-from semgrad_guard.guard.verdicts import Abstain, Deliver, Escalate, Raise
 from semgrad_guard.records import SentenceVerdict, Verdict
 from semgrad_guard.settings import CLOSING_LINE
 
@@ -61,8 +60,8 @@ def actions(verdict: Verdict) -> str:
 )
 def test_a_part_is_delivered(on_doubt: Any, scores: tuple[float | None, ...], text: str, expected: str) -> None:
     whole = draft(*scores, on_doubt=on_doubt)
-    settled = settle(whole, POLICY, "enforce", can_escalate=True)
-    assert isinstance(settled, Deliver)
+    settled = settle(whole, Terms(policy=POLICY, can_escalate=True))
+    assert settled.kind == "deliver"
     verdict = settled.verdict
     assert (verdict.text, verdict.action, actions(verdict)) == (text, "answer", expected)
     for piece, sentence in zip(shown(verdict), verdict.sentences, strict=True):
@@ -86,11 +85,11 @@ def test_drift_compares_the_score_that_a_calibration_keeps(
 ) -> None:
     """The most certain sentence's; without sentences that of the answer."""
     given = draft(*scores, on_doubt=on_doubt) if scores else draft(7).model_copy(update={"sentences": ()})
-    assert watched_score(settle(given, POLICY, "enforce", can_escalate=False).verdict) == expected
+    assert watched_score(settle(given, Terms(policy=POLICY)).verdict) == expected
 
 
 def test_nothing_withheld_is_in_the_metadata() -> None:
-    verdict = settle(draft(0, 2, 0, 0, on_doubt="drop"), POLICY, "enforce", can_escalate=False).verdict
+    verdict = settle(draft(0, 2, 0, 0, on_doubt="drop"), Terms(policy=POLICY)).verdict
     assert "big" not in str(verdict.metadata())
     assert "big" in str(verdict.metadata(keep_draft=True))
 
@@ -98,33 +97,33 @@ def test_nothing_withheld_is_in_the_metadata() -> None:
 @pytest.mark.parametrize("on_doubt", ["stop", "drop"])
 def test_where_nothing_is_left_the_whole_answer_is_withheld(on_doubt: Any) -> None:
     whole = draft(2, 3, on_doubt=on_doubt)
-    assert isinstance(settle(whole, POLICY, "enforce", can_escalate=False), Abstain)
-    assert isinstance(settle(whole, POLICY, "enforce", can_escalate=True), Escalate)
+    assert settle(whole, Terms(policy=POLICY)).kind == "abstain"
+    assert settle(whole, Terms(policy=POLICY, can_escalate=True)).kind == "escalate"
 
 
 @pytest.mark.parametrize("on_doubt", ["stop", "drop"])
 def test_no_part_of_an_irreplaceable_answer_is_delivered(on_doubt: Any) -> None:
-    settled = settle(draft(0, 2, on_doubt=on_doubt), POLICY, "enforce", can_escalate=False, whole=True)
-    assert isinstance(settled, Abstain)
+    settled = settle(draft(0, 2, on_doubt=on_doubt), Terms(policy=POLICY), whole=True)
+    assert settled.kind == "abstain"
 
 
 def test_modes() -> None:
     doubtful = draft(0, 2)
-    assert isinstance(settle(doubtful, POLICY, "raise", can_escalate=False), Raise)
-    advice = settle(doubtful, POLICY, "annotate", can_escalate=False)
-    assert isinstance(advice, Deliver)
+    assert settle(doubtful, Terms(policy=POLICY, mode="raise")).kind == "raise"
+    advice = settle(doubtful, Terms(policy=POLICY, mode="annotate"))
+    assert advice.kind == "deliver"
     assert (advice.verdict.text, advice.verdict.details.enforced) == (doubtful.text, False)
     assert (actions(advice.verdict), advice.verdict.promised) == ("deliver stop", False)
 
 
 def test_an_unscored_sentence_that_is_delivered_hides_no_doubtful_one() -> None:
     policy = Policy(threshold=1.0, on_unscored="answer")
-    verdict = settle(draft(0, None, 2), policy, "enforce", can_escalate=False).verdict
+    verdict = settle(draft(0, None, 2), Terms(policy=policy)).verdict
     assert actions(verdict) == "deliver deliver stop"
 
 
 def test_a_delivered_part_can_be_judged_again() -> None:
-    verdict = undecided(settle(draft(2, 0, 0, 0, on_doubt="drop"), POLICY, "enforce", can_escalate=False).verdict)
+    verdict = undecided(settle(draft(2, 0, 0, 0, on_doubt="drop"), Terms(policy=POLICY)).verdict)
     assert shown(verdict) == PIECES[2:]
     assert [sentence.leans_on for sentence in verdict.sentences] == [None, 0]
     assert actions(verdict) == "deliver deliver"

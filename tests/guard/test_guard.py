@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import pickle
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -74,12 +73,6 @@ def test_an_abstention_keeps_score_and_draft(language_model: LanguageModel) -> N
     assert "above the threshold" in withheld.reason
 
 
-def test_the_threshold_itself_is_let_through(language_model: LanguageModel) -> None:
-    exactly = guard(language_model, ALL)("q").uncertainty
-    assert guard(language_model, Policy(threshold=exactly))("q").action == "answer"
-    assert guard(language_model, Policy(threshold=math.nextafter(exactly, 0)))("q").action == "abstain"
-
-
 def test_a_batch_decides_row_by_row(language_model: LanguageModel) -> None:
     drafts = guard(language_model, ALL).drafts(QUESTIONS)
     middle = sorted(d.uncertainty for d in drafts)[len(drafts) // 2 - 1]
@@ -111,19 +104,6 @@ def test_a_scored_target_decides_for_itself(language_model: LanguageModel, make_
     assert unsure.text == "I don't know."
 
 
-def test_prepare_changes_what_the_model_sees_not_what_the_target_gets(language_model: LanguageModel) -> None:
-    questions: list[object] = []
-    chain = guard(
-        language_model,
-        NONE,
-        prepare=lambda conversation: f"Context. {conversation}",
-        escalate_to=lambda conversation: questions.append(conversation) or "x",
-    )
-    verdict = chain("q")
-    assert questions == ["q"]
-    assert verdict.draft == language_model.generate("Context. q", OPTIONS).text
-
-
 def test_a_calibrated_guard_promises(language_model: LanguageModel) -> None:
     base = guard(language_model, ALL)
     calibration = calibrated(base)
@@ -138,28 +118,12 @@ def test_a_calibrated_guard_promises(language_model: LanguageModel) -> None:
     assert (chain.promise.alpha, chain.promise.delta) == (0.2, 0.05)
 
 
-def test_another_kind_of_prompt_is_decided_as_usual_and_not_promised(language_model: LanguageModel) -> None:
-    calibration = calibrated(guard(language_model, ALL), scale=1e9)
-    chain = guard(language_model, Policy.from_calibration(calibration))
-    usual, with_a_system_turn = chain("q"), chain([Message("system", "Be brief."), Message("user", "q")])
-    assert (usual.action, usual.promised, usual.details.familiar, usual.details.unfamiliar) == (
-        "answer",
-        True,
-        True,
-        (),
-    )
-    assert (with_a_system_turn.action, with_a_system_turn.promised) == ("answer", False)
-    assert any("begins with a turn of the role system" in reason for reason in with_a_system_turn.details.unfamiliar)
-
-
 def test_two_calibrated_stages_share_the_promise(language_model: LanguageModel) -> None:
     base = guard(language_model, ALL)
     first = calibrated(base)
-    reader = guard(language_model, ALL, prompt_template="reading", prepare=lambda c: f"Context. {c}")
+    reader = guard(language_model, ALL, prompt_template="reading")
     second = calibrated(reader, upstream=first.id, alpha=0.1)
-    target = guard(
-        language_model, Policy.from_calibration(second), prompt_template="reading", prepare=lambda c: f"Context. {c}"
-    )
+    target = guard(language_model, Policy.from_calibration(second), prompt_template="reading")
     chain = guard(language_model, Policy.from_calibration(first), escalate_to=target)
     assert chain.promise.alpha == 0.2
     assert chain.promise.delta == pytest.approx(0.1)
@@ -259,23 +223,21 @@ def test_drift_shows_in_the_verdict(language_model: LanguageModel) -> None:
     assert verdicts[-1].details.drift is True
 
 
-def test_a_guard_needs_a_policy(language_model: LanguageModel) -> None:
-    for wrong in (None, "policy", 0.5, object()):
-        with pytest.raises(InputError, match="Policy"):
-            Guard(language_model, wrong)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("named", "reason"),
     [
+        *(({"policy": wrong}, "a guard needs a policy") for wrong in (None, "policy", 0.5, object())),
         ({"model": None}, "a guard needs a LanguageModel"),
         ({"model": "pocket"}, "not 'pocket'"),
         ({"model": object()}, "not a object"),
         ({"estimator": 3}, "an estimator is one such as HybridGrad"),
         ({"options": {"max_tokens": 3}}, "options are GenerationOptions"),
         ({"prompt_template": 7}, "prompt_template is a name"),
-        ({"prepare": "text"}, "prepare must be a function"),
+        ({"by": "sentence", "on_doubt": "mark"}, "on_doubt must be one of 'stop', 'drop'"),
         ({"notify": "print"}, "notify must be a function"),
+        ({"mode": "guess"}, "mode must be one of"),
+        ({"on_error": "hope"}, "on_error must be one of"),
+        ({"abstain_message": 7}, "abstain_message is a text"),
         ({"timeout": -1}, "timeout: -1.0 is out of range: it is above 0"),
         ({"monitor": 3}, "monitor must be a DriftMonitor"),
     ],

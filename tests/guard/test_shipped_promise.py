@@ -74,9 +74,6 @@ def test_an_answer_that_is_cut_off_elsewhere_is_not_promised(guard: Guard, optio
     verdict = cut("What is the capital of Japan?")
     assert (verdict.action, verdict.promised, verdict.details.familiar) == ("answer", False, False)
     assert where in verdict.details.unfamiliar[0]
-    stream = cut.stream("What is the capital of Japan?")
-    assert "".join(stream) == verdict.text
-    assert stream.verdict.details.unfamiliar == verdict.details.unfamiliar
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from semgrad_guard.calibration import Binding, Calibration, DriftMonitor, calibrate
-from semgrad_guard.errors import AnswerFailedError, BindingMismatchError, InputError, UnfamiliarPromptError
-from semgrad_guard.guard import Draft, Paused, Policy, Reply, Terms, one, run, unscored
+from semgrad_guard.errors import AnswerFailedError, BindingMismatchError, InputError
+from semgrad_guard.guard import Draft, Paused, Policy, Reply, Terms, one, unscored
 from semgrad_guard.guard.policy import decide
 from semgrad_guard.guard.verdicts import escalated, undecided
 from semgrad_guard.records import PromptForm, Verdict
+from tests.guard.routed import run
 
 
 def prompt(*turns: str, roles: tuple[str, ...] = ("user",)) -> PromptForm:
@@ -64,8 +65,6 @@ def test_only_a_familiar_prompt_is_promised() -> None:
         ("threshold", True, "answer"),
         ("abstain", False, "abstain"),
         ("abstain", True, "abstain"),
-        ("escalate", False, "abstain"),
-        ("escalate", True, "escalate"),
     ],
 )
 @pytest.mark.parametrize("at", [STRANGE, None], ids=["strange", "unknown"])
@@ -133,7 +132,7 @@ def test_an_answer_that_a_target_pauses_is_counted_once() -> None:
     assert monitor.report().answers == 1
 
 
-@pytest.mark.parametrize("rule", ["threshold", "abstain", "escalate"])
+@pytest.mark.parametrize("rule", ["threshold", "abstain"])
 @pytest.mark.parametrize("uncertainty", [200.0, None])
 def test_an_unsure_or_unscored_answer_is_never_let_through(rule: Any, uncertainty: float | None) -> None:
     policy = Policy.from_calibration(calibrated(), on_unfamiliar=rule)
@@ -151,14 +150,6 @@ def test_an_unscored_answer_that_is_let_through_is_not_promised() -> None:
     assert decided(policy, STRANGE, uncertainty=None).action == "abstain"
 
 
-def test_raising_says_what_differs_and_what_to_do() -> None:
-    policy = Policy.from_calibration(calibrated(), on_unfamiliar="raise")
-    assert decided(policy, USUAL).promised
-    with pytest.raises(UnfamiliarPromptError, match=r"role system.*Calibrate on the prompts that are really") as caught:
-        decided(policy, STRANGE)
-    assert caught.value.differences == calibrated().unfamiliar(STRANGE)
-
-
 def test_a_calibration_without_a_shape_gives_a_threshold_and_promises_nothing() -> None:
     found = decided(Policy.from_calibration(calibrated(shape=False)), USUAL)
     assert (found.action, found.promised, found.details.familiar) == ("answer", False, False)
@@ -166,11 +157,10 @@ def test_a_calibration_without_a_shape_gives_a_threshold_and_promises_nothing() 
     assert "make it anew with `semgrad-guard calibrate`" in found.details.unfamiliar[0]
 
 
-@pytest.mark.parametrize("rule", ["abstain", "escalate", "raise"])
-def test_a_rule_that_would_stop_everything_is_refused(rule: Any) -> None:
+def test_a_rule_that_would_stop_everything_is_refused() -> None:
     for make in (
-        lambda: Policy.from_calibration(calibrated(shape=False), on_unfamiliar=rule),
-        lambda: Policy(threshold=1.0, on_unfamiliar=rule),
+        lambda: Policy.from_calibration(calibrated(shape=False), on_unfamiliar="abstain"),
+        lambda: Policy(threshold=1.0, on_unfamiliar="abstain"),
     ):
         with pytest.raises(InputError, match="knows the shape of its prompts"):
             make()
@@ -190,10 +180,10 @@ def test_a_bare_policy_knows_nothing_of_familiarity() -> None:
 
 def test_what_an_unfamiliar_prompt_hands_on_is_not_promised_by_the_target() -> None:
     """The target was calibrated on what the first stage hands on, and such a question is none of these."""
-    policy = Policy.from_calibration(calibrated(), on_unfamiliar="escalate")
+    policy = Policy.from_calibration(calibrated())
     second = calibrated(Binding(model="m", estimator="e", upstream=policy.calibration_id))
     target = decided(Policy.from_calibration(second), USUAL)
-    assert not escalated(decided(policy, STRANGE, target=True), target).promised
+    assert not escalated(decided(policy, STRANGE, uncertainty=200.0, target=True), target).promised
     assert escalated(decided(policy, USUAL, uncertainty=200.0, target=True), target).promised
 
 

@@ -33,7 +33,7 @@ from semgrad_guard.errors import (
     ScoringError,
     SemGradGuardError,
 )
-from semgrad_guard.guard import Answerer, LetThrough, Terms, ThoughtPiece
+from semgrad_guard.guard import Answerer, EarlySentences, Terms, ThoughtPiece
 from semgrad_guard.records import Verdict
 from semgrad_guard.server.app import PATHS, make_app
 from semgrad_guard.server.assembly import Server
@@ -137,7 +137,7 @@ def test_tokens_are_scored_as_one_process_scores_them(twin: TwinLanguageModel, s
 
 
 async def written_in_parts(
-    ask: Callable[..., Any], scores: Round[Any, Any], ids: Sequence[int], name: str, let: LetThrough, codec: Codec
+    ask: Callable[..., Any], scores: Round[Any, Any], ids: Sequence[int], name: str, let: EarlySentences, codec: Codec
 ) -> Verdict:
     """The undecided verdict on an answer of these tokens, whose sentences leave while it is written."""
     options, part = GenerationOptions(max_tokens=len(ids)), Part(name, let, scores)
@@ -179,7 +179,7 @@ async def test_sentences_leave_while_their_answer_is_written(twin: TwinLanguageM
     answers = [*((at, own.append) for at, own in zip(wanted, pieces, strict=True)), (high, gone)]
     whole, other, cut, left = await asyncio.gather(
         *(
-            written_in_parts(ask, scores, ids, str(number), LetThrough(terms_of(at), hear), twin._writer)
+            written_in_parts(ask, scores, ids, str(number), EarlySentences(terms_of(at), hear), twin._writer)
             for number, (at, hear) in enumerate(answers)
         ),
         return_exceptions=True,

@@ -25,7 +25,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from semgrad_guard.declared import declared_options, plain_fields, require_known, require_valid
+from semgrad_guard.declared import declared_options, require_known, require_valid
 from semgrad_guard.engine.prompts.responses import Codec, Thinking
 from semgrad_guard.errors import InputError
 from semgrad_guard.settings import AnswerOptions
@@ -128,7 +128,7 @@ class Sampling:
     max_tokens: int = 256
 
     def __post_init__(self) -> None:
-        plain_fields(self)
+        require_valid(self)
         _check_sizes(self.count, self.max_tokens)
         options = declared_options(AnswerOptions)
         for name in ("temperature", "top_p", "top_k"):
@@ -162,7 +162,7 @@ class DiverseBeams:
     max_tokens: int = 256
 
     def __post_init__(self) -> None:
-        plain_fields(self)
+        require_valid(self)
         _check_sizes(self.count, self.max_tokens)
         if not self.penalty >= 0:
             raise InputError(f"a diversity penalty must be 0 or more, not {self.penalty}")

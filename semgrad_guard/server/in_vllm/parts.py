@@ -13,7 +13,7 @@ from semgrad_guard.engine.answers.options import GenerationOptions
 from semgrad_guard.engine.answers.sentences import OpenSentences
 from semgrad_guard.engine.answers.text import CertainText, Piece
 from semgrad_guard.engine.prompts.responses import Codec
-from semgrad_guard.guard import LetThrough
+from semgrad_guard.guard import EarlySentences
 from semgrad_guard.server.in_vllm.messages import Begun, Failed, Read, ScoredPart
 
 A = TypeVar("A")
@@ -93,7 +93,7 @@ class Part:
     With so many `tokens` the answer ends, behind a sentence that ends it; None: none does.
     """
 
-    def __init__(self, name: str, let: LetThrough, scores: Round[Begun, ScoredPart | None]) -> None:
+    def __init__(self, name: str, let: EarlySentences, scores: Round[Begun, ScoredPart | None]) -> None:
         self.open, self.let = OpenSentences(), let
         self.tokens: int | None = None
         self._name, self._scores = name, scores

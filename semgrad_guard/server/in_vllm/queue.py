@@ -14,7 +14,7 @@ from semgrad_guard.engine.prompts.responses import Codec
 from semgrad_guard.engine.sentences import By
 from semgrad_guard.errors import InputError, QueueFullError, ScoringError
 from semgrad_guard.estimators import Estimator
-from semgrad_guard.guard import Draft, LetThrough, ain_time
+from semgrad_guard.guard import Draft, EarlySentences, ain_time
 from semgrad_guard.server.answers import Answer
 from semgrad_guard.server.in_vllm.messages import (
     ELSEWHERE,
@@ -166,7 +166,7 @@ class WorkerQueue(ModelQueue):
         terms, on_piece = request.terms, request.on_piece
         if terms is None or on_piece is None or not terms.delivers_early or not read.has_parts:
             return None
-        return Part(name, LetThrough(terms, on_piece), self._parts)
+        return Part(name, EarlySentences(terms, on_piece), self._parts)
 
     async def _call(self, call: Call[A, R], sent: A) -> R:
         payload = call.sent.dump_json(sent).decode()
