@@ -27,9 +27,11 @@ from semgrad_guard.calibration import Binding
 from semgrad_guard.errors import BindingMismatchError, CalibrationError, InputError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard import Router, Steps, Work, adrive, asking, drive, recording
+from semgrad_guard.guard.cut_answers import without_cut_score
 from semgrad_guard.guard.verdicts import UNSCORED, RecordedDraft, RecordedScore, binding_of, doubt_of
 from semgrad_guard.questions.job_record import JobRecord, Progress
 from semgrad_guard.records import PromptForm
+from semgrad_guard.settings import OnCut
 
 _TRIED = 3
 """Recorded inputs that are run again before a record is believed."""
@@ -115,12 +117,21 @@ class AnsweredExample(BaseModel):
     binding: Binding | None
     prompt: PromptForm | None
     cut: int | str | None = None
+    cut_calls: OnCut | None = None
+    """The mildest rule by which a call of the question that a limit cut off has no score; None: no call."""
     scores: dict[str, RecordedScore] = Field(default_factory=dict[str, RecordedScore])
     """Those of other estimators, by name."""
     others: tuple[PromptForm, ...] = ()
     """The prompts of a question's other calls."""
     recorded: bool = Field(default=False, exclude=True)
     """Whether it was read from a record."""
+
+    def judged(self, on_cut: OnCut) -> AnsweredExample:
+        """With the scores that count for a guard with this rule about answers that a limit cut off."""
+        if on_cut == "score" or self.cut_calls is None or (on_cut, self.cut_calls) == ("unscored", "abstain"):
+            return self
+        none = {name: RecordedScore(uncertainty=None, settings=one.settings) for name, one in self.scores.items()}
+        return self.model_copy(update={"uncertainty": None, "scores": none})
 
 
 @dataclass(frozen=True)
@@ -325,6 +336,7 @@ class _Answering:
             binding=bound,
             prompt=next(prompt for one, prompt in zip(ran.drafts, prompts, strict=True) if one is draft),
             cut=draft.verdict.details.cut,
+            cut_calls=_cut_calls(ran.drafts),
             scores=_worst_scores(ran.drafts),
             others=tuple(p for one, p in zip(ran.drafts, prompts, strict=True) if one is not draft and p is not None),
         )
@@ -333,6 +345,12 @@ class _Answering:
 def _of_question(draft: RecordedDraft, example: Example, *, alone: bool) -> PromptForm | None:
     """A draft's prompt; one of several of a question names it."""
     return draft.prompt if alone or draft.prompt is None else replace(draft.prompt, question=example.key)
+
+
+def _cut_calls(drafts: Sequence[RecordedDraft]) -> OnCut | None:
+    verdicts = [one.verdict for one in drafts]
+    rules: tuple[OnCut, ...] = ("unscored", "abstain")
+    return next((rule for rule in rules if any(without_cut_score(one, rule) is not one for one in verdicts)), None)
 
 
 def _worst_scores(drafts: Sequence[RecordedDraft]) -> dict[str, RecordedScore]:

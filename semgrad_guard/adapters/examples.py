@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self, TypedDict, cast
+from typing import Any, Self, TypedDict, cast, get_args
 
 from semgrad_guard.adapters.calibrating import (
     AnsweredExample,
@@ -47,6 +47,7 @@ from semgrad_guard.guard.familiarity import as_question
 from semgrad_guard.guard.verdicts import RecordedScore
 from semgrad_guard.questions.job_record import Progress, number_of_try
 from semgrad_guard.records import digest_of
+from semgrad_guard.settings import OnCut
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,7 @@ class ExampleOptions(TypedDict, total=False):
     upstream: str | None
     copies: Copies
     tries: int
+    on_cut: OnCut
 
 
 class RunOptions(ExampleOptions, total=False):
@@ -185,8 +187,9 @@ class ExampleCalibration:
         **options: `labels` (a CSV file for people's grades, begun or extended by the answers that it lacks, never
             overwritten), `estimator` (its name, an object or "auto", as on the command line, instead of the model's
             own; a learned one is fitted on a part of the examples), `upstream` (the id of the calibration of the stage
-            before, where these examples are the questions that it does not let through), and `copies` and `tries`, as
-            in `calibrate`.
+            before, where these examples are the questions that it does not let through), `on_cut` (which answers that
+            `max_tokens` cut off have no score, as in `Policy`), and `copies` and `tries`, as in
+            `calibrate`.
 
     Raises:
         InputError: bad examples, an unknown grader or an unknown option.
@@ -209,6 +212,9 @@ class ExampleCalibration:
         given: str | Path | None = options.pop("labels", None)
         self._labels = None if given is None else Path(given)
         self.estimator = ChosenEstimator.of(options.pop("estimator", None))
+        self._on_cut: OnCut = options.pop("on_cut", "unscored")
+        if self._on_cut not in get_args(OnCut):
+            raise InputError(f'on_cut is "unscored", "abstain" or "score", not {self._on_cut!r}')
         self._show, self._options = show, options
         self.grader, self.examples = as_grader(grader), read_examples(examples)
 
@@ -240,9 +246,11 @@ class ExampleCalibration:
         if self._show and recorded:
             in_all = len({one.key for one in answered})
             print(f"{recorded} of {in_all} answers were read from the record.", file=sys.stderr, flush=True)
-        kept = [answered[i] for i in rows]
+        kept = [answered[i].judged(self._on_cut) for i in rows]
         binding = self._binding(kept, of_questions=any(one.others for one in answered))
-        named = {"grader": name, "upstream": self._upstream, **_ends([one.cut for one in answered])}
+        self._tell_of_cuts(kept, correct)
+        named = {"grader": name, "upstream": self._upstream, "on_cut": self._on_cut}
+        named |= _ends([one.cut for one in answered])
         outcome = self.estimator.outcome(
             kept,
             correct,
@@ -287,7 +295,18 @@ class ExampleCalibration:
             return {}
         labels = [(one.key, right) for one, right in zip(answered, correct, strict=True)]  # a split looks at the order
         how = {"estimator": repr(self.estimator.request), "copies": repr(self._options.get("copies"))}
+        how["on_cut"] = self._on_cut
         return {"tries": number_of_try(record, {**how, "labels": digest_of(json.dumps(labels)), **self._rates})}
+
+    def _tell_of_cuts(self, answered: Sequence[AnsweredExample], correct: Sequence[bool]) -> None:
+        cut = [right for one, right in zip(answered, correct, strict=True) if one.cut_calls is not None]
+        if cut:
+            logger.warning(
+                "semgrad-guard: %d of %d answers were cut off by max_tokens, %d of them wrong: raise it.",
+                len(cut),
+                len(answered),
+                cut.count(False),
+            )
 
     def _grades(self, answered: Sequence[AnsweredExample]) -> tuple[Verdicts, str]:
         """The grades in order, None where there is no label or no verdict, and whose they are."""

@@ -337,6 +337,15 @@ Prompt = Annotated[
 System = Annotated[
     str | None, option("A system message before the question; @FILE reads it from a file.", ANSWERS, "TEXT")
 ]
+OnCut = Annotated[
+    Literal["unscored", "abstain", "score"],
+    option(
+        "Which answers that --max-tokens cut off have no score, and are withheld: unscored (those that end within their "
+        "first sentence), abstain (all), or score (none).",
+        DECISION,
+        "unscored|abstain|score",
+    ),
+]
 MaxTokens = Annotated[int, option("The longest answer, in tokens.", ANSWERS, "N", reads=number(int, 1, 2**31))]
 Labels = Annotated[
     Path | None,

@@ -150,6 +150,7 @@ def calibration_view(outcome: Outcome) -> RenderableType:
     undefined = f"undefined: all {unit}s are {'wrong' if calibration.n_wrong else 'right'}"
     facts = _pairs(
         ("questions", f"{wrong}{undecided}{unscored}"),
+        *([] if not outcome.n_cut else [("cut off", _cut(outcome))]),
         *([] if meaning is None else [("right", meaning)]),  # of a grader that does not look at the whole answer
         ("AUROC", undefined if auroc is None else f"{auroc:.3f} (1: every wrong {unit} is less certain)"),
         *_outcome(calibration),
@@ -180,6 +181,7 @@ def show_calibration(outcome: Outcome, questions: QuestionFile, files: Files, *,
             "effect": None if outcome.effect is None else asdict(outcome.effect),
             "no_verdict": outcome.no_verdict,
             "abstained": outcome.abstained,
+            "cut_off": {"answers": outcome.n_cut, "wrong": outcome.n_cut_wrong},
             "auroc": outcome.auroc,
             "aurc": outcome.aurc,
             "confidence": [{"uncertainty": score, "confidence": confidence} for score, confidence in rows],
@@ -224,6 +226,13 @@ def probe_view(found: Probe) -> RenderableType:
         facts.append(("SPS and AUROC", relation))
     reason = Text(f"t* = {chosen}: {printable(found.semantic_token.reason)}.")
     return Group(table, _pairs(*facts), Text(), reason)
+
+
+def _cut(outcome: Outcome) -> str:
+    bound = outcome.calibration.binding
+    rule = None if bound is None else bound.on_cut
+    no_score = {"abstain": " (they have no score)", "unscored": " (those within their first sentence have no score)"}
+    return f"{outcome.n_cut} answers, {outcome.n_cut_wrong} of them wrong{no_score.get(rule or '', '')}: raise --max-tokens"
 
 
 def confidence_rows(calibration: Calibration) -> list[tuple[float, float]]:

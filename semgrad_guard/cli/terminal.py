@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from semgrad_guard.guard.cut_answers import FIRST_SENTENCE, LATER
 from semgrad_guard.questions.answered import Answer
 from semgrad_guard.questions.job_record import unwatched
 
@@ -142,8 +143,20 @@ def say_problems(problems: Sequence[object], *, shown: int = PROBLEMS_SHOWN) -> 
 
 def say_unscored(answers: Sequence[Answer]) -> None:
     """Which answers of a run nothing could be measured of, and why: the first few, and how many there are."""
-    found = [(answer, answer.unscored) for answer in answers if answer.unscored is not None]
+    found = [(answer, answer.unscored) for answer in answers if answer.unscored not in (None, FIRST_SENTENCE, LATER)]
     say_problems([f"{a.id or a.question[:60]!r} has no score: {reason}." for a, reason in found], shown=5)
+
+
+def say_cut(answers: Sequence[Answer], max_tokens: int) -> None:
+    """How many answers a limit cut off, how many of them within their first sentence, and the option that helps."""
+    cut = [answer for answer in answers if answer.is_cut]
+    if cut:
+        short = sum(answer.judged("unscored") is not answer for answer in cut)
+        say(
+            f"{len(cut)} of {len(answers)} answers were cut off after {max_tokens} tokens, {short} of them within their "
+            "first sentence: raise --max-tokens, and give your program the same limit.",
+            label="Warning",
+        )
 
 
 def note_problems(problems: Sequence[object]) -> None:

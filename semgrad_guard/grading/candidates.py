@@ -373,7 +373,8 @@ class Outcome:
     sentence those of all sentences.
 
     `no_verdict` counts the answers that are wrong because the grader came to no verdict on them, `abstained` those that
-    are left out because they are the model's own refusals: like answers that a guard withholds.
+    are left out because they are the model's own refusals: like answers that a guard withholds. A limit (`max_tokens`)
+    cut off `n_cut` of the graded answers, `n_cut_wrong` of them wrong.
     """
 
     calibration: Calibration
@@ -381,6 +382,8 @@ class Outcome:
     correct: list[bool]
     no_verdict: int = 0
     abstained: int = 0
+    n_cut: int = 0
+    n_cut_wrong: int = 0
 
     @property
     def auroc(self) -> float | None:

@@ -95,6 +95,7 @@ class Answerer:
             prompt_template=template,
             max_tokens=self.options.max_tokens,
             stop=self.options.stop,
+            on_cut="unscored",
         )
 
     def drafts(

@@ -190,6 +190,7 @@ def binding_of(verdict: Verdict) -> Binding:
         estimator=verdict.estimator,
         settings=details.settings,
         prompt_template=details.prompt_template,
+        on_cut="unscored",
         options=details.options,
     )
 

@@ -344,7 +344,9 @@ class Service:
                 fields=("semgrad_guard",),
             )
         if "threshold" in overrides:
-            overrides["policy"] = Policy(threshold=overrides.pop("threshold"), on_unscored=terms.policy.on_unscored)
+            overrides["policy"] = Policy(
+                threshold=overrides.pop("threshold"), on_unscored=terms.policy.on_unscored, on_cut=terms.policy.on_cut
+            )
         return replace(terms, **overrides)
 
 

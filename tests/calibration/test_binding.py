@@ -33,7 +33,7 @@ OTHER: dict[str, Any] = {
 
 
 def test_every_field_is_compared_or_named_as_an_exception() -> None:
-    assert set(OTHER) | {"max_tokens", "stop", "options"} == set(Binding.model_fields)
+    assert set(OTHER) | {"max_tokens", "stop", "on_cut", "options"} == set(Binding.model_fields)
 
 
 @pytest.mark.parametrize(("cut", "elsewhere"), [(None, False), (256, False), ("\n", False), (1, True), ("k", True)])

@@ -95,7 +95,7 @@ def test_only_a_policy_that_asks_for_it_delivers() -> None:
 
 def test_every_surface_has_the_promised_number_beside_the_one_that_was_asked_for(language_model: LanguageModel) -> None:
     model, options = language_model, GenerationOptions(max_tokens=8)
-    bare = Guard(model, Policy(threshold=0.0), options=options)
+    bare = Guard(model, Policy(threshold=0.0, on_cut="score"), options=options)
     draft = bare.drafts(["Who?"])[0]
     scores, correct = weak()
     shift = (draft.uncertainty or 0.0) - min(scores)

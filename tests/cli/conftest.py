@@ -80,7 +80,7 @@ def usual_calibration(
         data = jsonl(Path(elsewhere) / "right.jsonl", rows_of(texts))
         result = run(
             "calibrate", "--model", model_folder, "--data", data, "--output", folder / "calibration.json",
-            "--max-tokens", TOKENS,
+            "--max-tokens", TOKENS, "--on-cut", "score",
         )  # fmt: skip
     assert result.exit_code == 0, result.stderr
     return folder

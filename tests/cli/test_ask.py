@@ -73,7 +73,7 @@ def calibrated(run: Run, model_folder: Path, tmp_path: Path) -> tuple[Path, list
     rows = [{"question": q, "context": f"{q} It is seven.", "answers": ["x"]} for q in ASKED]
     (tmp_path / "prompt.txt").write_text("Read {context} and say: {question}\n")
     way = ["--prompt", f"@{tmp_path / 'prompt.txt'}", "--system", "Be terse."]
-    fixed = ["--model", model_folder, "--max-tokens", TOKENS, "--alpha", 0.3]
+    fixed = ["--model", model_folder, "--max-tokens", TOKENS, "--on-cut", "score", "--alpha", 0.3]
     path = tmp_path / "told.json"
     run("calibrate", *fixed, "--data", jsonl(tmp_path / "t.jsonl", rows), "--output", path, *way)
     kept = [json.loads(line) for line in path.with_suffix(".answers.jsonl").read_text().splitlines()]

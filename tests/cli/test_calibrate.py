@@ -24,7 +24,7 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def calibrate(run: Run, model_folder: Path, tmp_path: Path) -> Run:
-    fixed = ("--model", model_folder, "--output", tmp_path / "c.json", "--max-tokens", TOKENS)
+    fixed = ("--model", model_folder, "--output", tmp_path / "c.json", "--max-tokens", TOKENS, "--on-cut", "score")
     return lambda data, *arguments: run("calibrate", *merged((*fixed, "--data", data), arguments))
 
 

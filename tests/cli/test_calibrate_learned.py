@@ -32,7 +32,7 @@ def data(tmp_path_factory: pytest.TempPathFactory, language_model: LanguageModel
 
 @pytest.fixture(scope="module")
 def calibrate(run: Run, model_folder: Path, data: Path) -> Run:
-    fixed = ("--model", model_folder, "--max-tokens", TOKENS, "--alpha", 0.5)
+    fixed = ("--model", model_folder, "--max-tokens", TOKENS, "--on-cut", "score", "--alpha", 0.5)
     return lambda output, *arguments: run("calibrate", *merged((*fixed, "--output", output, "--data", data), arguments))
 
 

@@ -30,7 +30,7 @@ def job(model_folder: Path, right: Path, tmp_path: Path) -> Job:
     rows = [{"question": q, "response": "This.", "paraphrases": [f"{q} Say it."]} for q in ASKED[:4]]
     data = {name: jsonl(tmp_path / "rows.jsonl", rows) for name in ("score", "probe")}
     more = {
-        "calibrate": ["--max-tokens", str(TOKENS)],
+        "calibrate": ["--max-tokens", str(TOKENS), "--on-cut", "score"],
         "evaluate": ["--max-tokens", str(TOKENS), "--methods", "gnll", "--no-report", "--limit", "4"],
         "probe": ["--no-answers"],
     }

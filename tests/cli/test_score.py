@@ -79,7 +79,20 @@ def test_texts_are_scored_with_the_prompt_of_a_calibration(
     (tmp_path / "system.txt").write_text("Be brief.\n")
     way = ["--system", f"@{tmp_path / 'system.txt'}", "--prompt", "Read {context}: {question}"]
     made = tmp_path / "c.json"
-    run("calibrate", "--model", model_folder, "--data", data, "--output", made, *way, "--max-tokens", 4)
+    run(
+        "calibrate",
+        "--model",
+        model_folder,
+        "--data",
+        data,
+        "--output",
+        made,
+        *way,
+        "--max-tokens",
+        4,
+        "--on-cut",
+        "score",
+    )
     texts = jsonl(tmp_path / "t.jsonl", ({**row, "response": "so"} for row in rows))
     found = records(score("--data", texts, "--calibration", made, "--json", *way).stdout)
     assert [record["details"]["unfamiliar"] for record in found] == [[]] * 60
