@@ -1,7 +1,7 @@
 """The promises about sentences on four facts of 119 countries: what they deliver, and of what quality.
 
     python benchmarks/countries.py docs/results/smollm2/sentences [--page docs/results/sentences.md]
-    python benchmarks/countries.py FOLDER --questions            # countries.jsonl and shown.jsonl, for `calibrate`
+    python benchmarks/countries.py FOLDER --questions            # countries.jsonl and prompt.txt, for `calibrate`
     python benchmarks/countries.py FOLDER --grade sheet.csv      # fills in the column `correct`
 
 The first folder holds answers with the scores of their sentences, compressed (`benchmarks/country_answers.py` of commit
@@ -321,15 +321,15 @@ def corrections(answers: Answers) -> Iterator[str]:
 
 
 def write_questions(folder: Path) -> None:
-    """The questions with true sentences as references, and the two examples that go before each."""
+    """The questions with true sentences as references, and the prompt, which shows two examples before each."""
     known = known_facts()
-    for name, named in (("countries", countries(known)), ("shown", SHOWN)):
-        rows = (
-            {"question": QUESTION.format(country=one), "answers": [" ".join(sentences_about(one, known[one]))]}
-            for one in named
-        )
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
+    question_about = {one: QUESTION.format(country=one) for one in (*countries(known), *SHOWN)}
+    true = {one: " ".join(sentences_about(one, known[one])) for one in question_about}
+    rows = ({"question": question_about[one], "answers": [true[one]]} for one in countries(known))
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    (folder / "countries.jsonl").write_text(text, encoding="utf-8")
+    shown = "".join(f"{question_about[one]}\n{true[one]}\n\n" for one in SHOWN)
+    (folder / "prompt.txt").write_text(f"{shown}{{question}}", encoding="utf-8")
 
 
 def grade(sheet: Path) -> int:

@@ -26,7 +26,6 @@ SERVERS = {"OPEN": (False, ()), "STRICT": (False, ("--threshold", "0")), "KEYED"
 SETTINGS: dict[str, dict[str, object]] = {
     "OPEN": {"log_text": True},
     "SENTENCES": {"allow_score": True},
-    "MARKING": {"by": "sentence", "on_doubt": "mark"},
 }
 BY_SENTENCE = ("--threshold", "0.1", "--by", "sentence", "--on-doubt")
 """By the embedded model's scores the first sentence is let through, and the last one is not."""
@@ -107,7 +106,6 @@ def main() -> None:
             "UNSCORED": (False, (*before, "--threshold", "1e9")),
             "LIVE": (False, (*before, "--mode", "annotate")),
             "DROPPING": (False, (*before, *BY_SENTENCE, "drop")),
-            "MARKING": (False, (*before, "--threshold", "0.1")),
         }
         for name, (has_key, given) in servers.items():
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -112,7 +112,7 @@ def page(results: Mapping[str, Any]) -> str:
     by_tier = {tier: ", ".join(v["name"] for v in exact if v["tier"] == tier) for tier in ("replay", "ordinary")}
     worst = max(verdict["error"] for verdict in exact)
     loud = ", ".join(f"{v['name']} {v['noise_ratio']:.1f}" for v in half if v["noise_ratio"] >= 3)
-    refused = "\n".join(f"| {v['name']} | {v['outcome']} | {_cell(v['message'])} |" for v in others)
+    refused = "\n".join(f"| {v['name']} | {v['outcome']} | {_reason(v['message'])} |" for v in others)
     return f"""# Every architecture
 
 <!-- Written by scripts/check_models.py from architectures.json; edit those. -->
@@ -145,14 +145,14 @@ By the `ordinary` call: {by_tier["ordinary"]}.
 
 ## Not scored
 
-| architecture | outcome | message |
+| architecture | outcome | reason |
 | --- | --- | --- |
 {refused}
 """
 
 
-def _cell(message: str) -> str:
-    return message.replace("|", "\\|").replace("<", "&lt;")
+def _reason(message: str) -> str:  # the first sentence, after the error's class
+    return message.partition(": ")[2].partition(". ")[0].replace("|", "\\|").replace("<", "&lt;")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ SIZES = (50, 100, 200)
 FLOORS = (0.27, 0.42, 0.52)
 """The shares of sentences that `drop` delivers at least under the promise about one sentence: `DESIGNS[0]`, by size."""
 MOST = 8  # sentences
-FORMS: tuple[OnDoubt, ...] = ("drop", "stop", "mark")
+FORMS: tuple[OnDoubt, ...] = ("drop", "stop")
 """`escalate` compares the scores of `stop`."""
 
 Kind = Literal["rising", "long answers worse", "fabricated", "flat"]
@@ -73,7 +73,7 @@ def compared(scores: NDArray[np.float64], leans: NDArray[np.bool_], on_doubt: On
     """`on_doubt.compared_scores` of many answers at once."""
     found = scores.copy()
     for place in range(1, scores.shape[1]):
-        depends = {"drop": leans[:, place], "mark": np.False_}.get(on_doubt, np.True_)
+        depends = leans[:, place] if on_doubt == "drop" else np.True_
         found[:, place] = np.where(depends, np.maximum(found[:, place], found[:, place - 1]), found[:, place])
     return found
 
@@ -187,7 +187,7 @@ def page(cells: Sequence[Cell], *, repetitions: int) -> str:
             f"delta = {DELTA:g}. A cell gives the mean share of sentences that {SIZES[-1]} answers deliver, of the "
             f"best possible one. Violated is how often the true rate exceeds alpha, with {SIZES[0]} to {SIZES[-1]} "
             "answers; it is to be at most delta. 30 % of the sentences are wrong, their scores have an AUROC of 0.85, "
-            "and a fifth of them leans on the sentence before. `escalate` is `stop` here. In the flat population all "
+            "and a fifth of them leans on the sentence before. In the flat population all "
             "thresholds are bad: the score tells nothing, and the rate is just above alpha.",
             "",
             "## One of an answer's delivered sentences is wrong",

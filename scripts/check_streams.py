@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Self
 import httpx
 import torch
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.runnables import RunnableConfig, RunnableLambda
+from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from llama_index.core.chat_engine import SimpleChatEngine
@@ -42,13 +42,11 @@ from llama_index_semgrad_guard import guarded as guarded_engine
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.estimators import MaxProbability
-from semgrad_guard.guard import Router, Terms
+from semgrad_guard.guard import Terms
 from semgrad_guard.records import SentenceVerdict, Verdict
 from semgrad_guard.server.app import make_app
-from semgrad_guard.server.remote import RemoteServer
 from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.service import ServedModel, Service
-from semgrad_guard.server.upstream import RemoteTarget
 
 NONCE = re.compile("[a-z]{3}-[a-z]{3}-[a-z]{3}")
 ADJECTIVES = ("old", "hot", "far", "wide", "rare", "dear")
@@ -91,7 +89,6 @@ class Drawn(NamedTuple):
     question: str
     policy: Policy
     given: dict[str, Any]
-    target: Any
     cuts: dict[str, Any]
 
 
@@ -100,8 +97,8 @@ Pieces = AsyncIterator[tuple[str, Verdict | None]]
 
 
 def guard_of(model: LanguageModel, drawn: Drawn) -> Guard:
-    """A guard with the target, if there is one."""
-    return Guard(model, Router(drawn.policy, drawn.target), **drawn.given)
+    """A guard of the drawn policy."""
+    return Guard(model, drawn.policy, **drawn.given)
 
 
 async def guard_pieces(model: LanguageModel, drawn: Drawn, _: Heard) -> Pieces:
@@ -129,13 +126,8 @@ async def async_guard_pieces(model: LanguageModel, drawn: Drawn, _: Heard) -> Pi
 async def served(model: LanguageModel, drawn: Drawn, *, stream: bool) -> str:
     """The response of a server, with the cuts of its client."""
     by: Any = drawn.given["on_doubt"]
-    scheduler, target = Scheduler(model, drawn.given["estimator"], by_sentence=by), None
-    if drawn.target is not None:
-        choice = {"index": 0, "message": {"role": "assistant", "content": drawn.target(None)}, "finish_reason": "stop"}
-        other = httpx.MockTransport(lambda _: httpx.Response(200, json={"choices": [choice]}))
-        target = RemoteTarget(RemoteServer("http://other/v1", transport=other), "large")
-    terms = Terms(policy=drawn.policy, can_escalate=target is not None)
-    one = ServedModel(name="m", scheduler=scheduler, terms=terms, by_sentence=by, target=target)
+    scheduler = Scheduler(model, drawn.given["estimator"], by_sentence=by)
+    one = ServedModel(name="m", scheduler=scheduler, terms=Terms(policy=drawn.policy), by_sentence=by)
     transport = httpx.ASGITransport(make_app(Service([one])))
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         body = {"model": "m", "stream": stream, "messages": [{"role": "user", "content": drawn.question}]}
@@ -183,10 +175,9 @@ async def graph_pieces(model: LanguageModel, drawn: Drawn, events: Heard) -> Pie
 
 def langchain_model(model: LanguageModel, drawn: Drawn, events: Heard) -> tuple[Any, dict[str, Any]]:
     """A guarded chat model, and the config of its calls."""
-    chat, target = ChatSemGrad.from_model(model, **drawn.given), drawn.target and RunnableLambda(drawn.target)
+    chat, router = ChatSemGrad.from_model(model, **drawn.given), UncertaintyRouterCallback(drawn.policy)
     if drawn.front == "router":
-        return chat, {"callbacks": [events, UncertaintyRouterCallback(drawn.policy, escalate_to=target)]}
-    router = UncertaintyRouterCallback(drawn.policy, escalate_to=target)
+        return chat, {"callbacks": [events, router]}
     return chat.model_copy(update={"router": router}), {"callbacks": [events]}
 
 
@@ -222,8 +213,7 @@ async def chat_pieces(model: LanguageModel, drawn: Drawn, events: Heard) -> Piec
 
 def judging_llm(model: LanguageModel, drawn: Drawn) -> SemGradLLM:
     """An LLM with a router of the drawn policy."""
-    router = LlamaIndexRouter(drawn.policy, escalate_to=drawn.target)
-    return SemGradLLM.from_model(model, router=router, **drawn.given)
+    return SemGradLLM.from_model(model, router=LlamaIndexRouter(drawn.policy), **drawn.given)
 
 
 def query_engine(model: LanguageModel, drawn: Drawn) -> Any:
@@ -277,15 +267,14 @@ async def searched(model: LanguageModel, chance: random.Random, front: str = "")
     question = f"Which of these is tea: {', '.join(nonces)}?"
     estimator: Any = chance.choice([HybridGrad(), MaxProbability()])
     front, leaves = front or chance.choice(list(FRONTS)), chance.choice([None, None, 0, 1, 2])
-    given = {"estimator": estimator, "by": "sentence", "on_doubt": chance.choice(["stop", "drop", "mark", "escalate"])}
-    target = (lambda _: "Another answer.") if given["on_doubt"] == "escalate" else None
-    every = await whole_answer(model, Drawn(front, question, Policy(threshold=1e30), given, target, {}))
+    given = {"estimator": estimator, "by": "sentence", "on_doubt": chance.choice(["stop", "drop"])}
+    every = await whole_answer(model, Drawn(front, question, Policy(threshold=1e30), given, {}))
     scores = sorted(sentence.uncertainty or 0.0 for sentence in every.sentences)
     policy = Policy(threshold=chance.choice([scores[0] * 0.99, *(score * 1.001 for score in scores)]))
     place, limit = chance.randrange(len(every.text)), chance.choice([None, chance.randrange(1, 60)])
     strings = chance.choice([None, ["zz"], [every.text[place : place + chance.randrange(1, 9)]]])
     cuts = {"stop": strings, "max_tokens": limit} if front == "server" else {}
-    drawn = Drawn(front, question, policy, given, target, cuts)
+    drawn = Drawn(front, question, policy, given, cuts)
     whole = await whole_answer(model, drawn)
     events, text, record = Heard(), "", None
     stream = FRONTS[front](model, drawn, events)
@@ -298,9 +287,7 @@ async def searched(model: LanguageModel, chance: random.Random, front: str = "")
                 await asyncio.sleep(chance.random() / 50)
     finally:
         await stream.aclose()  # type: ignore[attr-defined]
-    withheld = [
-        nonce for nonce, one in zip(nonces, whole.sentences, strict=True) if one.action not in ("deliver", "mark")
-    ]
+    withheld = [nonce for nonce, one in zip(nonces, whole.sentences, strict=True) if one.action != "deliver"]
     seen = "\n".join([text, *events.all])
     if found := [nonce for nonce in withheld if nonce in seen]:
         raise AssertionError(f"{front} {given['on_doubt']}: {found} left, of {question}")

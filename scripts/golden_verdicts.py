@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from semgrad_guard import GenerationOptions, Guard, LanguageModel
 from semgrad_guard.calibration import AnswerSentences, Binding, Calibration, calibrate, calibrate_sentences
@@ -153,12 +153,11 @@ def _by_sentence(own: Sequence[Row], facts: Mapping[str, Any], bare: Policy, how
         AnswerSentences(row["question"], row["text"], parts[2], row["rights"], parts[3])
         for row, parts in zip(own, columns, strict=True)
     ]
-    for on_doubt in ("stop", "drop", "mark", "escalate"):
-        how_decided: dict[str, Any] = {"on_doubt": on_doubt, "can_escalate": on_doubt == "escalate", "every": 1}
-        yield Case(f"bare, {on_doubt}", bare, **how_decided)
+    for on_doubt in get_args(OnDoubt):
+        yield Case(f"bare, {on_doubt}", bare, on_doubt=on_doubt, every=1)
         binding = Binding(**facts, estimator="hybridgrad", grader="contains@2")
         made = calibrate_sentences(answers, on_doubt=on_doubt, binding=binding, alpha=0.9, **how)
-        yield Case(f"calibrated, {on_doubt}", Policy.from_calibration(made), **how_decided)
+        yield Case(f"calibrated, {on_doubt}", Policy.from_calibration(made), on_doubt=on_doubt, every=1)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ def delivery_of(action: Action, *, enforced: bool) -> Action:
     return action if enforced else "answer"
 
 
-SentenceAction = Literal["deliver", "mark", "drop", "stop", "escalate"]
+SentenceAction = Literal["deliver", "drop", "stop"]
 """What happened to one sentence of an answer."""
 Status = Literal["scored", "unscored", "failed"]
 FinishReason = Literal["stop", "length"]
@@ -189,12 +189,12 @@ class SentenceVerdict(BaseModel, frozen=True, allow_inf_nan=False, ser_json_inf_
     """What happened to one sentence: `Verdict.text[start:end]`, and its scores.
 
     The sentences of an answer are adjacent, and the white space behind one belongs to it. One that is not delivered
-    keeps its place in the order; its range is empty. `action` is "deliver"; "mark" (delivered outside the promise);
-    "drop" (left out); "stop" or "escalate" (it comes after the end of the answer, or of the part before the target's).
-    `uncertainty` and `scores` (by the names of other estimators) are those of its `tokens`, given everything before
-    them; None for `reason`. `leans_on` is the number of the earlier sentence without which it cannot be read, and
-    `compared` the score that the threshold was compared with: under "stop" and "escalate" the greatest up to here,
-    under "drop" the greatest of those that it leans on. `promised` is whether a calibrated threshold let it through.
+    keeps its place in the order; its range is empty. `action` is "deliver", "drop" (left out), or "stop" (it comes
+    after the end of the answer). `uncertainty` and `scores` (by the names of other estimators) are those of its
+    `tokens`, given everything before them; None for `reason`. `leans_on` is the number of the earlier sentence without
+    which it cannot be read, and `compared` the score that the threshold was compared with: under "stop" the greatest up
+    to here, under "drop" the greatest of those that it leans on. `promised` is whether a calibrated threshold let it
+    through.
     """
 
     start: int
@@ -308,13 +308,13 @@ class Verdict(BaseModel, frozen=True, allow_inf_nan=False, ser_json_inf_nan="nul
     beta of 1), `semgrad` and `paragrad` are those of these estimators, where a replay computed them. `confidence` is
     P(correct) in [0, 1] and exists only after calibration. `status` is `scored`, `unscored` (there was nothing to
     score) or `failed` (the score was not finite); `reason` has details. With `action="escalate"` the scores describe
-    this stage's draft, `text` is the target's answer (behind a part of this stage's own, where it `is_continued`) and
-    `escalated` the target's own verdict. `promised` tells whether a calibrated threshold let the delivered text
-    through, to a prompt like those of the calibration; bare thresholds and unscored targets promise nothing. `draft` is
-    the withheld text. `decision_id` names the row of the decision log; there is one as soon as the row is safe.
-    `sentences` are those of the answer, where answers are judged by sentence. Under "stop" and "escalate" a stream ends
-    its model behind the doubtful sentence, so that its `sentences`, `draft` and `uncertainty` end there; a call writes
-    and lists the later ones as well. The delivered text and the action are the same.
+    this stage's draft, `text` is the target's answer and `escalated` the target's own verdict. `promised` tells whether
+    a calibrated threshold let the delivered text through, to a prompt like those of the calibration; bare thresholds
+    and unscored targets promise nothing. `draft` is the withheld text. `decision_id` names the row of the decision log;
+    there is one as soon as the row is safe. `sentences` are those of the answer, where answers are judged by sentence.
+    Under "stop" a stream ends its model behind the doubtful sentence, so that its `sentences`, `draft` and
+    `uncertainty` end there; a call writes and lists the later ones as well. The delivered text and the action are the
+    same.
     """
 
     status: Status
@@ -378,17 +378,10 @@ class Verdict(BaseModel, frozen=True, allow_inf_nan=False, ser_json_inf_nan="nul
         return self.escalated is None and self.draft is None and self.delivery == "answer" and not self.is_part
 
     @property
-    def is_continued(self) -> bool:
-        """Whether a target's answer follows delivered sentences of this stage's own; no promise is about both."""
-        return self.escalated is not None and any(sentence.end > sentence.start for sentence in self.sentences)
-
-    @property
     def is_part(self) -> bool:
         """Whether some sentences or values of the answer were delivered, and others not."""
-        shown = self.details.enforced and (self.action == "answer" or self.is_continued)
-        if self.has_nulls:
-            return shown
-        return shown and {one.action in ("deliver", "mark") for one in self.sentences} == {True, False}
+        parted = self.has_nulls or {one.action == "deliver" for one in self.sentences} == {True, False}
+        return parted and self.action == "answer" and self.details.enforced
 
     @property
     def delivered(self) -> Verdict:
@@ -396,9 +389,9 @@ class Verdict(BaseModel, frozen=True, allow_inf_nan=False, ser_json_inf_nan="nul
         `details.escalated_from`.
 
         Its action stays "escalate" and its promise this one's, which counts every stage; the scores, the model and the
-        status are those of the author of the delivered text. A text of two authors (`is_continued`) keeps this one.
+        status are those of the author of the delivered text.
         """
-        if self.escalated is None or self.is_continued:
+        if self.escalated is None:
             return self
         return self.escalated.delivered.revised(
             action="escalate",

@@ -83,8 +83,8 @@ OnCut = Literal["unscored", "abstain", "score"]
 has one ("abstain"), or each is scored like any other ("score", as for calibrations made before these rules)."""
 JudgedBy = Literal["answer", "sentence"]
 """The unit that is scored, compared with the threshold and promised."""
-OnDoubt = Literal["stop", "drop", "mark", "escalate"]
-"""The action at a sentence that is not let through."""
+OnDoubt = Literal["stop", "drop"]
+"""At a sentence that is not let through: the answer ends before it, or leaves it out with those that lean on it."""
 OnError = Literal["raise", "abstain"]
 """If the model times out or an upstream server fails: return an error, or abstain."""
 KeepDraft = bool

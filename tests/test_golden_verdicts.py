@@ -32,7 +32,7 @@ def test_the_drafts_are_of_every_sort(golden: Golden) -> None:
     parts = {
         rest[at : at + 2] for letter in letters if (rest := letter.partition("-")[2]) for at in range(0, len(rest), 2)
     }
-    assert parts == {"de", "dr", "ma", "st", "es"}
+    assert parts == {"de", "dr", "st"}
     assert golden_verdicts.PATH.stat().st_size < 1_000_000
 
 

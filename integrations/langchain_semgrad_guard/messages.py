@@ -192,19 +192,11 @@ def _plain(usage: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
 
 
 def escalation(answer: AIMessage, verdict: Verdict, draft: AIMessage, *, keep_draft: bool) -> AIMessage:
-    """The target's answer with the verdict on both; the model's name is the target's, the tokens are those of both.
-
-    Where it follows delivered sentences, they begin its text; its log-probabilities, which spell less, are left out.
-    """
+    """The target's answer with the verdict on both; the model's name is the target's, the tokens are those of both."""
     record = verdict.metadata(keep_draft=keep_draft)
     used = [message.usage_metadata for message in (textless(draft), answer) if _is_whole(message.usage_metadata)]
-    metadata, own = answer.response_metadata, {}
-    if verdict.is_continued:
-        own = {"content": verdict.text}
-        metadata = {name: value for name, value in metadata.items() if name != "logprobs"}
     changes = {
-        **own,
-        "response_metadata": {**metadata, METADATA_KEY: record},
+        "response_metadata": {**answer.response_metadata, METADATA_KEY: record},
         "usage_metadata": add_usage(*used) if len(used) == 2 else (used or [None])[0],
     }
     return answer.model_copy(update=changes)

@@ -180,8 +180,7 @@ def _with_text(record: Mapping[str, Any], text: str) -> dict[str, Any]:
     if fields["schema"] != SCHEMA:
         raise ValueError(f"it has the schema {fields['schema']!r}, and this version reads {SCHEMA}")
     if fields.get("escalated") is not None:
-        own = max((sentence["end"] for sentence in fields.get("sentences") or ()), default=0)
-        fields["escalated"] = _with_text(fields["escalated"], text[own:].lstrip("\n") if own else text)
+        fields["escalated"] = _with_text(fields["escalated"], text)
     return {**fields, "text": text}
 
 

@@ -128,8 +128,7 @@ class LocalModelFields(BaseModel, ModelName, AnswerOptions):  # pyright: ignore[
     """"sentence": every sentence has a score of its own, and a guard delivers those that it lets through. Default: as
     the calibration that `estimator` names, or "answer"."""
     on_doubt: OnDoubt | None = None
-    """By sentence: "stop" (the default) ends the answer before a doubtful one, "drop" leaves it out, "mark" only notes
-    it; "escalate" ends the answer before it, and the guard's target answers behind a blank line."""
+    """By sentence: "stop" (the default) ends the answer before a doubtful one, "drop" leaves it out."""
 
     _weights: Weights | None = PrivateAttr(default=None)
 

@@ -38,8 +38,8 @@ class Binding(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False, prote
     `settings` are the estimator's (JSON scalars, lists and tables of them); `prompt_template` is a name or hash;
     `grader` graded the answers. `upstream` is the id of the calibration of the stage before, when this one was made on
     the questions that that stage did not let through. `max_tokens` and `stop` are where answers were cut off: after so
-    many tokens (0: none was), at these strings. `on_cut` is which of the former had a score (None: each). `options` are those of the calls to another server, where it wrote the
-    answers (see `call_options`).
+    many tokens (0: none was), at these strings; `on_cut` is which of the former had a score (None: all). `options` are
+    those of the calls to another server, where it wrote the answers (see `call_options`).
     """
 
     model: str

@@ -176,7 +176,7 @@ def calibrate_sentences(
     """
     if on_doubt not in get_args(OnDoubt) or promise not in get_args(Promise):
         raise CalibrationError(
-            'on_doubt is "stop", "drop", "mark" or "escalate", and promise is "sentence" or "answer"; they are '
+            'on_doubt is "stop" or "drop", and promise is "sentence" or "answer"; they are '
             f"{on_doubt!r} and {promise!r}."
         )
     found = SentenceSet.read(answers, on_doubt=on_doubt, promise=promise)

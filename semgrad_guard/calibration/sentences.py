@@ -98,8 +98,8 @@ def compared_scores(
     """The scores that are compared, in the order of the text; None where a sentence can never be delivered.
 
     `scores` are the sentences' own, None (or not finite) where there is none; `leans_on` is the number of the earlier
-    one that a sentence leans on ("It is ..."). Under `stop` and `escalate` a sentence depends on all before it, under
-    `drop` on those that it leans on, and under `mark` on none.
+    one that a sentence leans on ("It is ..."). Under `stop` a sentence depends on all before it, under `drop` on those
+    that it leans on.
     """
     found: list[float] = []
     for score, earlier in zip(scores, depending_on(leans_on, on_doubt=on_doubt), strict=True):
@@ -110,9 +110,9 @@ def compared_scores(
 
 def depending_on(leans_on: Sequence[int | None], *, on_doubt: OnDoubt) -> list[int | None]:
     """The earlier sentence without which each is not delivered."""
-    if on_doubt in ("stop", "escalate"):
-        return [number - 1 if number else None for number in range(len(leans_on))]
-    return list(leans_on) if on_doubt == "drop" else [None] * len(leans_on)
+    if on_doubt == "drop":
+        return list(leans_on)
+    return [number - 1 if number else None for number in range(len(leans_on))]
 
 
 def sentence_key(question: str, answer: str, position: int) -> float:
@@ -347,7 +347,7 @@ def simulated(*, error: float, auroc: float, sentences: int, on_doubt: OnDoubt, 
     wrong = np.zeros(shape, np.bool_)
     wrong.ravel()[order[: round(error * order.size)]] = True
     scores: NDArray[np.float64] = normal() + planning.shift(auroc) * wrong
-    compared = np.maximum.accumulate(scores, axis=1) if on_doubt in ("stop", "escalate") else scores
+    compared = np.maximum.accumulate(scores, axis=1) if on_doubt == "stop" else scores
     lengths = np.full(_POPULATION, sentences)
     return SentenceSet(compared, wrong, rng.random(shape), lengths, on_doubt, promise)
 

@@ -340,8 +340,8 @@ System = Annotated[
 OnCut = Annotated[
     Literal["unscored", "abstain", "score"],
     option(
-        "Which answers that --max-tokens cut off have no score, and are withheld: unscored (those that end within their "
-        "first sentence), abstain (all), or score (none).",
+        "Which answers that --max-tokens cut off have no score, and are withheld: unscored (those that end within "
+        "their first sentence), abstain (all), or score (none).",
         DECISION,
         "unscored|abstain|score",
     ),

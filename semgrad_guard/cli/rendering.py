@@ -231,8 +231,9 @@ def probe_view(found: Probe) -> RenderableType:
 def _cut(outcome: Outcome) -> str:
     bound = outcome.calibration.binding
     rule = None if bound is None else bound.on_cut
-    no_score = {"abstain": " (they have no score)", "unscored": " (those within their first sentence have no score)"}
-    return f"{outcome.n_cut} answers, {outcome.n_cut_wrong} of them wrong{no_score.get(rule or '', '')}: raise --max-tokens"
+    unscored = {"abstain": " (they have no score)", "unscored": " (within their first sentence they have no score)"}
+    wrong = f"{outcome.n_cut} answers, {outcome.n_cut_wrong} of them wrong"
+    return f"{wrong}{unscored.get(rule or '', '')}: raise --max-tokens"
 
 
 def confidence_rows(calibration: Calibration) -> list[tuple[float, float]]:

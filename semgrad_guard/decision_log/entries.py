@@ -95,7 +95,7 @@ class Decision(BaseModel, frozen=True, extra="ignore", allow_inf_nan=False):
     @property
     def is_part(self) -> bool:
         """Whether some sentences of the answer were withheld, and others delivered."""
-        held = [one.action not in ("deliver", "mark") for one in self.sentences or ()]
+        held = [one.action != "deliver" for one in self.sentences or ()]
         return self.delivery == "answer" and self.enforced and any(held) and not all(held)
 
     @property

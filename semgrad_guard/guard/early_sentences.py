@@ -18,8 +18,7 @@ from semgrad_guard.engine.sentences import Span, decided
 from semgrad_guard.guard.flow import Draft
 from semgrad_guard.guard.policy import Terms, settle
 from semgrad_guard.guard.reported import ReportedScorer, bytes_of
-from semgrad_guard.guard.sentences import delivers
-from semgrad_guard.guard.verdicts import Deliver, Escalate, current_recorder
+from semgrad_guard.guard.verdicts import Deliver, current_recorder
 from semgrad_guard.records import PromptForm, SentenceVerdict, Verdict
 
 R = TypeVar("R")
@@ -52,17 +51,16 @@ class LetThrough:
             self._terms.policy,
             self._terms.mode,
             can_escalate=self._terms.can_escalate,
-            continues=self._terms.continues,
             prompt=draft.prompt,
             closing_line="",
         )
         verdict = settled.verdict
-        if isinstance(settled, Deliver) or (isinstance(settled, Escalate) and settled.ranges):
+        if isinstance(settled, Deliver):
             for sentence in verdict.sentences:
-                if delivers(sentence) and sentence.end > self._left:
+                if sentence.action == "deliver" and sentence.end > self._left:
                     text, self._left = verdict.text[self._left : sentence.end], sentence.end
                     self._put(SentencePiece(text, sentence))
-        return not any(sentence.action in ("stop", "escalate") for sentence in verdict.sentences)
+        return not any(sentence.action == "stop" for sentence in verdict.sentences)
 
 
 class EarlySentences(LetThrough):

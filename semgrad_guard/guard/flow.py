@@ -28,7 +28,7 @@ from semgrad_guard.errors import (
 from semgrad_guard.guard.policy import Terms, decide, settle
 from semgrad_guard.guard.question import Question, Router
 from semgrad_guard.guard.question import asking as asking_question
-from semgrad_guard.guard.sentences import ended, watched_score
+from semgrad_guard.guard.sentences import watched_score
 from semgrad_guard.guard.timing import Steps, Work, adrive, cancelling, drive, sealed
 from semgrad_guard.guard.verdicts import (
     Deliver,
@@ -36,14 +36,11 @@ from semgrad_guard.guard.verdicts import (
     Raise,
     Settlement,
     abstained,
-    continued,
     current_recorder,
     escalated,
-    is_withheld,
     rejected,
     says_nothing,
     unscored,
-    with_promise,
 )
 from semgrad_guard.records import METADATA_KEY, PromptForm, Verdict
 
@@ -77,15 +74,11 @@ class Draft(Generic[A]):
 
 @dataclass(frozen=True)
 class Waiting(Generic[A]):
-    """A draft that must be escalated: its place among the drafts, its verdict, and the object that would go out.
-
-    `ranges` are those of its sentences that go out before the target's answer.
-    """
+    """A draft that must be escalated: its place among the drafts, its verdict, and the object that would go out."""
 
     index: int
     verdict: Verdict
     answer: A
-    ranges: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -117,8 +110,7 @@ TargetReply = Reply[A] | Refusal | Paused | Exception
 @dataclass(frozen=True)
 class Outcome(Generic[A]):
     """The decided answer: `verdict.text` is the delivered text, `answer` the draft's or the target's object. It is None
-    for an abstention, or where sentences are left out: the frontend makes that object from the verdict. Where the
-    target's answer follows delivered sentences (`verdict.is_continued`), the frontend puts them before it."""
+    for an abstention, or where sentences are left out: the frontend makes that object from the verdict."""
 
     verdict: Verdict
     answer: A | None
@@ -137,7 +129,7 @@ class Pending(Generic[A]):
     def waiting(self) -> list[Waiting[A]]:
         """The drafts that must be escalated."""
         return [
-            Waiting(index, settled.verdict, draft.answer, settled.ranges)
+            Waiting(index, settled.verdict, draft.answer)
             for index, (draft, settled) in enumerate(zip(self._drafts, self._settled, strict=True))
             if isinstance(settled, Escalate) and isinstance(draft, Draft)
         ]
@@ -179,7 +171,6 @@ class Pending(Generic[A]):
                 trusted=draft.trusted,
                 strange=draft.strange,
                 whole=bool(draft.irreplaceable),
-                continues=terms.continues,
                 closing_line=terms.closing_line,
             )
             return settled if question is None else question.note(settled, trusted=draft.trusted)
@@ -244,16 +235,9 @@ def conclude(
         raise _refused(settled.verdict, terms)
     withheld, message = settled.verdict, None
     if isinstance(settled, Escalate):
-        part = bool(settled.ranges)
-        if isinstance(reply, Reply) and not _is_rejected(reply.content, part=part):
-            made, left = (continued if part else escalated)(settled.verdict, reply.content), reply.answer
-            if part and terms.trim is not None:
-                made, left = terms.trim(made, left)
-            return _recorded(Outcome(made, left), terms)
-        reason, message = _rejection(reply, terms, part=part)
-        if part:
-            verdict = with_promise(ended(settled.verdict, reason, closing_line=terms.closing_line))
-            return _delivered(Deliver(verdict, settled.ranges), answer, terms)
+        if isinstance(reply, Reply) and not _is_rejected(reply.content):
+            return _recorded(Outcome(escalated(settled.verdict, reply.content), reply.answer), terms)
+        reason, message = _rejection(reply, terms)
         withheld = rejected(settled.verdict, reason)
     if irreplaceable:
         raise _refused(withheld, terms, advice=irreplaceable)
@@ -273,24 +257,19 @@ def _delivered(settled: Deliver, answer: A, terms: Terms) -> Outcome[A]:
     return _recorded(Outcome(verdict, left), terms)
 
 
-def _is_rejected(content: Verdict | str, *, part: bool) -> str:
+def _is_rejected(content: Verdict | str) -> str:
     """Why a target's reply is not delivered: it is empty, cannot be sent, or its own policy rejects it and its mode
-    only notes that.
-
-    Behind delivered sentences (`part`) no abstain message of the target's goes out either.
-    """
+    only notes that."""
     if says_nothing(content) if isinstance(content, Verdict) else not content.strip():
         return "the escalation target's answer is empty"
     if _SURROGATE.search(content.text if isinstance(content, Verdict) else content):
         return "the escalation target's answer holds a lone surrogate and is no valid Unicode text"
-    if isinstance(content, Verdict) and (
-        (content.action != "answer" and not content.details.enforced) or (part and is_withheld(content))
-    ):
+    if isinstance(content, Verdict) and content.action != "answer" and not content.details.enforced:
         return "the escalation target's own guard does not let its answer through"
     return ""
 
 
-def _rejection(reply: TargetReply[A] | None, terms: Terms, *, part: bool) -> tuple[str, str | None]:
+def _rejection(reply: TargetReply[A] | None, terms: Terms) -> tuple[str, str | None]:
     """Why a target delivers nothing, and the target's words for it if it has some.
 
     Raises:
@@ -299,7 +278,7 @@ def _rejection(reply: TargetReply[A] | None, terms: Terms, *, part: bool) -> tup
     if isinstance(reply, Refusal):
         return reply.reason, reply.message
     if isinstance(reply, Reply):
-        return _is_rejected(reply.content, part=part), None
+        return _is_rejected(reply.content), None
     if not isinstance(reply, Exception):
         raise InputError("an answer was to be escalated and the target has not replied")
     if terms.on_error == "raise":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 from semgrad_guard.calibration import Binding
@@ -53,8 +52,7 @@ class Guard:
         by: "sentence" scores every sentence, given everything before it, and delivers those that are let through
             (`verdict.sentences`); "answer" judges the whole. Default: as the policy was calibrated, or the whole.
         on_doubt: at a doubtful sentence "stop" (the default without a calibration) ends the answer before it, "drop"
-            leaves it out with those that lean on it, "mark" delivers it outside the promise; "escalate" ends the answer
-            before it, and the target's reply to the conversation follows behind a blank line.
+            leaves it out with those that lean on it.
         prepare: turns the conversation into the one the model sees (puts retrieved passages in, for example).
         prompt_template: a name for that form of prompt; a calibration for another form is refused.
         options: how to generate; greedy by default.
@@ -84,7 +82,7 @@ class Guard:
             raise InputError(f"escalate_to must be a Guard or a function of the conversation, not a {given}")
         if prepare is not None and not callable(prepare):
             raise InputError(f"prepare must be a function of the conversation, not a {type(prepare).__name__}")
-        self.terms = replace(router.terms, continues=True)
+        self.terms = router.terms
         self._answerer = Answerer(
             model,
             estimator_of(self.policy.calibration) if estimator is None else as_estimator(estimator),

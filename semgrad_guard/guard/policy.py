@@ -21,7 +21,7 @@ from semgrad_guard.errors import InputError, UnfamiliarPromptError
 from semgrad_guard.guard.cut_answers import without_cut_score
 from semgrad_guard.guard.familiarity import as_fields, is_of_fields, is_of_question, require_same_unit, unlike
 from semgrad_guard.guard.parts import decided_fields, without_values
-from semgrad_guard.guard.sentences import decided_sentences, delivers, with_delivered
+from semgrad_guard.guard.sentences import decided_sentences, with_delivered
 from semgrad_guard.guard.verdicts import (
     UNSCORED,
     Abstain,
@@ -240,8 +240,8 @@ def _on_cut(binding: Binding | None, given: OnCut | None) -> OnCut:
     bound = binding.on_cut or "score"
     if given not in (None, bound):
         raise InputError(
-            f"on_cut={given!r} is another rule than that of the calibration ({bound!r}): it is chosen before labels are "
-            "seen. Leave it out, or calibrate again with it."
+            f"on_cut={given!r} is another rule than that of the calibration ({bound!r}): it is chosen before labels "
+            "are seen. Leave it out, or calibrate again with it."
         )
     return bound
 
@@ -281,8 +281,6 @@ class Terms(DeliveryOptions):
         policy: which scores to let through.
         mode: "enforce", "annotate" or "raise".
         can_escalate: whether there is a target.
-        continues: whether the target may finish an answer of which sentences are delivered, or else on_doubt="escalate"
-            is as "stop"; a person may not, who decides about whole answers, nor another agent, who answers for itself.
         abstain_message: delivered in the place of an answer that is neither let through nor escalated; a function gets
             the verdict, without the withheld text unless drafts are kept.
         keep_draft: whether metadata may hold withheld text.
@@ -293,7 +291,7 @@ class Terms(DeliveryOptions):
         notify: called with every verdict, without the withheld text unless drafts are kept.
         log: records every decision; the verdict then carries its `decision_id`.
         part: makes the object of an answer of which only these ranges are delivered; without it there is none.
-        trim: changes an answer that is let through, or finished by a target, and its verdict, before they go out.
+        trim: changes an answer that is let through, and its verdict, before they go out.
         closing_line: delivered behind an answer that ends before a doubtful sentence.
 
     Raises:
@@ -302,7 +300,6 @@ class Terms(DeliveryOptions):
 
     policy: Policy
     can_escalate: bool = False
-    continues: bool = True
     abstain_message: AbstainMessage = ABSTAIN_MESSAGE
     keep_draft: KeepDraft = False
     timeout: Timeout = None
@@ -340,20 +337,6 @@ class Terms(DeliveryOptions):
         """Whether sentences may leave before their answer ends: nothing that only its end can tell withholds it."""
         return self.mode == "enforce" and self.policy.delivers_unfamiliar
 
-    def require_finisher(self, on_doubt: str | None) -> None:
-        """Refuse on_doubt="escalate" where a front knows at its construction that no target can finish an answer.
-
-        `Guard` takes it without a target: the answers for such a calibration are written without one.
-
-        Raises:
-            InputError: there is no target.
-        """
-        if on_doubt == "escalate" and self.mode == "enforce" and not self.can_escalate:
-            raise InputError(
-                'on_doubt="escalate" lets a target finish an answer, and there is none: give escalate_to, or judge '
-                'with on_doubt="stop"'
-            )
-
     @property
     def replaces_failed(self) -> bool:
         """Whether the abstain message goes out where there is no draft: its author failed, or was late."""
@@ -390,14 +373,13 @@ def settle(
     trusted: bool = False,
     strange: tuple[str, ...] = (),
     whole: bool = False,
-    continues: bool = True,
     closing_line: str = CLOSING_LINE,
 ) -> Settlement:
     """The decision about a draft. Pure: records in, a record out.
 
     Args:
         draft: the scored draft, undecided; its `text` is the answer.
-        policy, mode, can_escalate, continues, closing_line: as in `Terms`.
+        policy, mode, can_escalate, closing_line: as in `Terms`.
         prompt: the form of the prompt; without it nothing is promised.
         trusted: the draft's actions may go out whatever its score (an agent's calls of harmless tools): the decision
             about them is advice. Text next to them is let through only by its score.
@@ -412,7 +394,7 @@ def settle(
         return Deliver(draft)
     if not withholds(mode) and policy.on_unfamiliar == "raise":
         policy = replace(policy, on_unfamiliar="abstain")  # advice is given, not raised
-    verdict = decide(draft, policy, can_escalate=can_escalate, continues=continues, prompt=prompt, strange=strange)
+    verdict = decide(draft, policy, can_escalate=can_escalate, prompt=prompt, strange=strange)
     if not withholds(mode):
         return Deliver(verdict.revised(enforced=False))
     if trusted and verdict.action != "answer":
@@ -421,10 +403,9 @@ def settle(
         return Deliver(without_values(verdict))
     if mode == "raise":
         return Raise(verdict)
-    ranges = tuple((one.start, one.end) for one in verdict.sentences if delivers(one))
-    if ranges and (not whole or len(ranges) == len(verdict.sentences)):
-        part = with_promise(with_delivered(verdict, closing_line=closing_line))
-        return Escalate(part, ranges) if part.action == "escalate" else Deliver(part, ranges)
+    ranges = tuple((one.start, one.end) for one in verdict.sentences if one.action == "deliver")
+    if ranges and not whole:
+        return Deliver(with_promise(with_delivered(verdict, closing_line=closing_line)), ranges)
     return Escalate(verdict) if verdict.action == "escalate" else Abstain(verdict)
 
 
@@ -433,7 +414,6 @@ def decide(
     policy: Policy,
     *,
     can_escalate: bool,
-    continues: bool = True,
     prompt: PromptForm | None = None,
     strange: tuple[str, ...] = (),
 ) -> Verdict:
@@ -473,12 +453,6 @@ def decide(
     action = _action(draft, policy, can_escalate=can_escalate, unfamiliar=unfamiliar)
     let_through = action == "answer"
 
-    on_doubt = (draft.details.settings or {}).get("on_doubt", "stop") if judged else "stop"
-    if on_doubt == "escalate":
-        doubtful = (one.uncertainty for one in draft.sentences if not passes(one.uncertainty))
-        finishes = continues and policy.decide(next(doubtful, None), can_escalate=can_escalate) == "escalate"
-        on_doubt = "escalate" if finishes else "stop"
-
     changes: dict[str, Any] = {
         "action": action,
         "threshold": policy.recorded_threshold,
@@ -495,7 +469,7 @@ def decide(
     if draft.sentences:
         changes["sentences"] = decided_sentences(
             draft.sentences,
-            on_doubt=on_doubt,
+            on_doubt=(draft.details.settings or {}).get("on_doubt", "stop") if judged else "stop",
             lets_through=passes,
             promises=lambda score: calibrated and not unfamiliar and policy.lets_through(score),
             confidence=policy.confidence,

@@ -71,7 +71,7 @@ class Router:
         policy = require_policy(policy)
         if on_unscored is not None:
             policy = replace(policy, on_unscored=on_unscored)
-        self.terms = Terms(policy=policy, can_escalate=escalate_to is not None, continues=False, **options)
+        self.terms = Terms(policy=policy, can_escalate=escalate_to is not None, **options)
         if policy.is_about_questions and self.terms.monitor is not None:
             raise InputError(
                 "a question that is refused ends early, so that its score is not known, and a monitor would compare "

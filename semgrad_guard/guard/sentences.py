@@ -107,7 +107,7 @@ def decided_sentences(
     return tuple(
         sentence.model_copy(
             update={
-                "action": "deliver" if passes else _held(sentence, on_doubt),
+                "action": "deliver" if passes else on_doubt,
                 "compared": score,
                 "confidence": confidence(score),
                 "promised": passes and promises(score),
@@ -115,16 +115,6 @@ def decided_sentences(
         )
         for sentence, passes, score in zip(sentences, through, compared, strict=True)
     )
-
-
-def _held(sentence: SentenceVerdict, on_doubt: OnDoubt) -> OnDoubt:
-    """The action at a sentence that is not let through; one without a score has no number that marks it."""
-    return "drop" if on_doubt == "mark" and sentence.uncertainty is None else on_doubt
-
-
-def delivers(sentence: SentenceVerdict) -> bool:
-    """Whether a sentence goes out, marked or not."""
-    return sentence.action in ("deliver", "mark")
 
 
 def watched_score(verdict: Verdict) -> float | None:
@@ -135,46 +125,24 @@ def watched_score(verdict: Verdict) -> float | None:
 
 
 def with_delivered(draft: Verdict, *, closing_line: str) -> Verdict:
-    """The verdict with the part of its text that is delivered; behind an answer that was ended early, the line.
-
-    A part that a target finishes has neither the line nor a promise about all of it.
-    """
+    """The verdict with the part of its text that is delivered; behind an answer that was ended early, the line."""
     text, kept = "", list[SentenceVerdict]()
     for sentence in draft.sentences:
         begin = len(text)
-        text += draft.text[sentence.start : sentence.end] if delivers(sentence) else ""
+        text += draft.text[sentence.start : sentence.end] if sentence.action == "deliver" else ""
         kept.append(sentence.model_copy(update={"start": begin, "end": len(text)}))
-    withheld = [sentence for sentence in kept if not delivers(sentence)]
-    if any(sentence.action == "stop" for sentence in kept):
-        text = _closed(text, closing_line)
-    doubtful = sum(sentence.action != "deliver" for sentence in kept)
-    changes = {
-        "action": "escalate" if any(sentence.action == "escalate" for sentence in kept) else "answer",
-        "text": text,
-        "sentences": tuple(kept),
-        "draft": draft.text if withheld else None,
-        "reasoning": None if withheld else draft.details.reasoning,
-        "reason": f"{doubtful} of {len(kept)} sentences are not let through",
-    }
-    return draft.revised(**changes)
-
-
-def ended(part: Verdict, reason: str, *, closing_line: str) -> Verdict:
-    """The part that no target finishes, for this reason: it ends with the line."""
-    sentences = (
-        one.model_copy(update={"action": "stop"}) if one.action == "escalate" else one for one in part.sentences
-    )
+    if closing_line and any(sentence.action == "stop" for sentence in kept):
+        text += closing_line if text[-1:].isspace() else f" {closing_line}"
+    withheld = sum(sentence.action != "deliver" for sentence in kept)
     changes = {
         "action": "answer",
-        "text": _closed(part.text, closing_line),
-        "sentences": tuple(sentences),
-        "reason": f"{part.reason}; {reason}",
+        "text": text,
+        "sentences": tuple(kept),
+        "draft": draft.text,
+        "reasoning": None,
+        "reason": f"{withheld} of {len(kept)} sentences are not let through",
     }
-    return part.revised(**changes)
-
-
-def _closed(text: str, closing_line: str) -> str:
-    return text + closing_line if not closing_line or text[-1:].isspace() else f"{text} {closing_line}"
+    return draft.revised(**changes)
 
 
 def undecided_sentences(sentences: Sequence[SentenceVerdict]) -> tuple[SentenceVerdict, ...]:
@@ -192,6 +160,6 @@ def none_delivered(sentences: Sequence[SentenceVerdict]) -> tuple[SentenceVerdic
     """The sentences of a draft that does not go out, whatever goes out instead."""
     nowhere = {"start": 0, "end": 0, "promised": False}
     return tuple(
-        sentence.model_copy(update={**nowhere, **({"action": "stop"} if delivers(sentence) else {})})
+        sentence.model_copy(update={**nowhere, **({"action": "stop"} if sentence.action == "deliver" else {})})
         for sentence in sentences
     )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict
 
 from semgrad_guard.calibration.binding import Binding
-from semgrad_guard.guard.sentences import delivers, none_delivered, undecided_sentences
+from semgrad_guard.guard.sentences import none_delivered, undecided_sentences
 from semgrad_guard.records import PromptForm, ToolCall, Verdict
 
 if TYPE_CHECKING:
@@ -115,26 +115,6 @@ def escalated(decided: Verdict, answer: str | Verdict) -> Verdict:
     return with_promise(decided.revised(**changes))
 
 
-def continued(part: Verdict, answer: str | Verdict) -> Verdict:
-    """The verdict with a target's answer behind the delivered sentences; a plain string is passed on unscored.
-
-    The target was given the conversation alone, as for a whole answer: with these sentences as an assistant's turn its
-    prompt would be unlike those that it was calibrated on, and many models do not continue such a turn. So its answer
-    is complete in itself, and a blank line parts the two. Each sentence and the answer keep their own promise; none
-    is about both.
-    """
-    if isinstance(answer, str):
-        answer = external(answer, estimator=part.estimator)
-    between = "\n" * (2 - len(part.text) + len(part.text.rstrip("\n"))) if answer.text else ""
-    changes = {
-        "text": part.text + between + answer.text,
-        "tool_calls": answer.tool_calls,
-        "promised": False,
-        "escalated": answer,
-    }
-    return part.revised(**changes)
-
-
 def external(text: str, *, tool_calls: tuple[ToolCall, ...] = (), estimator: str = UNSCORED) -> Verdict:
     """The verdict on the answer of a target that carries no score."""
     return unscored(
@@ -156,13 +136,13 @@ def with_promise(verdict: Verdict) -> Verdict:
 
 def _keeps(verdict: Verdict) -> bool:
     """Whether a stage lets the delivered text through, or hands its question on to one that was calibrated for that."""
-    if not verdict.details.familiar or verdict.is_continued:  # the target expects familiar questions, too
+    if not verdict.details.familiar:  # the target expects familiar questions, too
         return False
     if verdict.escalated is not None:
         return verdict.escalated.details.upstream == verdict.details.calibration_id and _keeps(verdict.escalated)
     if verdict.sentences:
-        delivered = [*filter(delivers, verdict.sentences)]
-        return verdict.action == "answer" and bool(delivered) and all(sentence.promised for sentence in delivered)
+        delivered = [sentence.promised for sentence in verdict.sentences if sentence.action == "deliver"]
+        return verdict.action == "answer" and bool(delivered) and all(delivered)
     if verdict.uncertainty is None or verdict.threshold is None:
         return False
     return verdict.action == "answer" and verdict.uncertainty <= verdict.threshold
@@ -208,10 +188,9 @@ class Deliver:
 
 @dataclass(frozen=True)
 class Escalate:
-    """The target answers; nothing of the draft goes out but the sentences of these ranges, which its answer follows."""
+    """The target answers; nothing of the draft goes out."""
 
     verdict: Verdict
-    ranges: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from itertools import accumulate
 from typing import Any
 
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard.sentences import delivers
 from semgrad_guard.records import METADATA_KEY, FieldVerdict, SentenceVerdict, ToolCall, Verdict
 
 ACTION_HEADER = "x-semgrad-guard-action"
@@ -107,12 +106,12 @@ def public_record(verdict: Verdict) -> dict[str, Any]:
         fields = [public_field(one) for one in verdict.fields]
         details = {**public["details"], "fields": fields}
         return {**public, "status": verdict.status, "reason": _NULL, "details": details}
-    tokens = sum(one.tokens for one in verdict.sentences if delivers(one))
+    tokens = sum(one.tokens for one in verdict.sentences if one.action == "deliver")
     sentences = list[dict[str, Any]]()
     for one, before in zip(verdict.sentences, (None, *verdict.sentences), strict=False):
-        if delivers(one):
+        if one.action == "deliver":
             sentences.append(public_sentence(one))
-        elif before is None or delivers(before):
+        elif before is None or before.action == "deliver":
             sentences.append({**public_sentence(one), **_OF_WITHHELD_SENTENCES})
     details = {**public["details"], "scored_tokens": tokens}
     return {**public, "status": verdict.status, "reason": _PARTLY, "sentences": sentences, "details": details}
@@ -147,7 +146,7 @@ def part_of(verdict: Verdict, answer: Answer, ranges: Sequence[tuple[int, int]])
         text=verdict.text,
         finish_reason="stop",  # "length" would tell, with the tokens that are counted, how many were withheld
         prompt_tokens=answer.prompt_tokens,
-        completion_tokens=sum(one.tokens for one in verdict.sentences if delivers(one)),
+        completion_tokens=sum(one.tokens for one in verdict.sentences if one.action == "deliver"),
         pieces=None if answer.pieces is None else pieces_of(answer.pieces, ranges),
     )
 
@@ -191,27 +190,14 @@ class Cuts:
         """Whether an answer of up to so many tokens may be cut."""
         return bool(self.stop) or (self.max_tokens is not None and self.max_tokens < limit)
 
-    def behind(self, part: Answer) -> Cuts | None:
-        """The cuts of a target's answer behind this part of a draft; None where they are made in the part already."""
-        pieces, tokens = part.pieces or (), part.completion_tokens or 0
-        if self._cut(part.text, pieces, tokens)[2] is not None:
-            return None
-        if self.max_tokens is None:
-            return self
-        rest = self.max_tokens - max(len(pieces), tokens)
-        return replace(self, max_tokens=rest) if rest > 0 else None
-
     def delivered(self, verdict: Verdict, answer: Answer) -> tuple[Verdict, Answer]:
         """The part of an answer that is delivered, and its verdict.
 
         A tool call goes out whole or not at all. `finish_reason` is OpenAI's: "length" where the limit ended the
-        answer, and "stop" where a string did. Behind delivered sentences a target has kept the limit itself (`behind`).
+        answer, and "stop" where a string did.
         """
         pieces, tokens = answer.pieces or (), answer.completion_tokens
-        if verdict.is_continued:
-            text, _, finish = replace(self, max_tokens=None)._cut(verdict.text, (), 0)
-        else:
-            text, tokens, finish = self._cut(answer.text, pieces, tokens or 0)
+        text, tokens, finish = self._cut(answer.text, pieces, tokens or 0)
         if finish is None:
             return verdict, answer
         left = replace(

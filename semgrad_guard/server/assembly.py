@@ -152,7 +152,6 @@ class _Maker:
         policy = policy_of(self.settings, name)
         by_sentence = judged_by(policy.calibration, self.settings.by, self.settings.on_doubt)
         terms = self._terms(policy)
-        terms.require_finisher(by_sentence)
         upstream: Upstream | None = None
         if self.upstream is None:
             scheduler = self.queue or self._scheduler(name, policy, by_sentence)

@@ -31,7 +31,6 @@ from starlette.types import Receive, Scope, Send
 
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import Outcome, Piece, SentencePiece, ThoughtPiece
-from semgrad_guard.guard.sentences import delivers
 from semgrad_guard.records import Verdict
 from semgrad_guard.server.answers import (
     ACTION_HEADER,
@@ -189,10 +188,9 @@ def usage(call: Call, outcomes: Sequence[Outcome[Answer]]) -> Json:
 
 
 def _written(answer: Answer, verdict: Verdict) -> int:
-    own = sum(one.tokens for one in verdict.sentences if delivers(one)) if verdict.is_continued else 0
     if answer.completion_tokens is not None:
-        return own + answer.completion_tokens
-    return own if verdict.escalated else verdict.details.scored_tokens  # after an escalation they are the draft's
+        return answer.completion_tokens
+    return 0 if verdict.escalated else verdict.details.scored_tokens  # after an escalation they are the draft's
 
 
 def _head(call: Call, request_id: str, kind: str) -> Json:
@@ -227,7 +225,7 @@ def _sentences_left(outcome: Outcome[Answer], sent: str) -> Iterator[SentencePie
     if outcome.answer is None or not text.startswith(sent):
         return
     for sentence in outcome.verdict.sentences:
-        if delivers(sentence) and sentence.end > len(sent):
+        if sentence.action == "deliver" and sentence.end > len(sent):
             piece = text[len(sent) : sentence.end]
             sent += piece
             yield SentencePiece(piece, sentence)
@@ -256,11 +254,8 @@ def _rest(call: Call, outcome: Outcome[Answer], sent: str, thought: str) -> list
 
 
 def _reasoning(outcome: Outcome[Answer]) -> Json:
-    """The reasoning before a delivered text, under the name that most servers use; withheld where the text is.
-
-    A target's is left out behind sentences that are delivered: it was not written before these.
-    """
-    if outcome.answer is None or outcome.verdict.is_continued:
+    """The reasoning before a delivered text, under the name that most servers use; withheld where the text is."""
+    if outcome.answer is None:
         return {}
     thought = outcome.verdict.details.reasoning if outcome.verdict.escalated is None else outcome.answer.reasoning
     return {"reasoning_content": thought} if thought else {}

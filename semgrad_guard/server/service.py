@@ -89,7 +89,7 @@ class ServedModel:
     @property
     def delivers_parts(self) -> bool:
         """Whether a part of an answer may be delivered, without its doubtful sentences."""
-        return self.by_sentence not in (None, "mark")
+        return self.by_sentence is not None
 
     def described(self, created: int) -> dict[str, Any]:
         """The model as GET /v1/models lists it."""
@@ -331,7 +331,7 @@ class Service:
     async def _ask(self, call: Call, waiting: Sequence[Waiting[Answer]]) -> Sequence[Any]:
         if call.served.target is None:
             raise InputError("there is no server to escalate to; start this one with --escalate-to")
-        return await call.served.target.ask(call.body, waiting, call.cuts or Cuts())
+        return await call.served.target.ask(call.body, waiting)
 
     def _overridden(self, served: ServedModel, request: ChatRequest, terms: Terms) -> Terms:
         """The terms with the request's own settings, as far as it may change them."""

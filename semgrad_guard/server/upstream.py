@@ -16,7 +16,6 @@ from semgrad_guard.guard import (
     Draft,
     Iterated,
     Piece,
-    Refusal,
     Reply,
     ReportedSentences,
     SentencePiece,
@@ -28,7 +27,7 @@ from semgrad_guard.guard import (
     external,
 )
 from semgrad_guard.guard.reported import prompt_of
-from semgrad_guard.server.answers import KEY, Answer, Cuts, part_of, pieces_of
+from semgrad_guard.server.answers import KEY, Answer, Cuts, pieces_of
 from semgrad_guard.server.protocol import CUTS, Forwarded
 from semgrad_guard.server.remote import (
     RemoteServer,
@@ -299,30 +298,19 @@ class RemoteAnswer(Iterated[Piece | SentencePiece]):
 
 @dataclass(frozen=True, eq=False)
 class RemoteTarget:
-    """Another server that answers in the place of drafts that are not let through; its answers are not scored.
-
-    Behind delivered sentences it gets the rest of the client's limit, and no question where there is none.
-    """
+    """Another server that answers in the place of drafts that are not let through; its answers are not scored."""
 
     server: RemoteServer
     model: str
 
-    async def ask(
-        self, body: Mapping[str, Any], waiting: Sequence[Waiting[Answer]], cuts: Cuts
-    ) -> Sequence[TargetReply[Answer]]:
-        """One answer for each draft that waits, or an error in its place; `cuts` are the client's."""
+    async def ask(self, body: Mapping[str, Any], waiting: Sequence[Waiting[Answer]]) -> Sequence[TargetReply[Answer]]:
+        """One answer for each draft that waits, or an error in its place."""
         sent = {**_forwarded(body), "model": self.model, "stream": False}
         sent.pop("logprobs", None)
         sent.pop("top_logprobs", None)
-        return await asyncio.gather(*(self._asked(sent, draft, cuts) for draft in waiting))
+        return await asyncio.gather(*(self._asked(sent) for _ in waiting))
 
-    async def _asked(self, sent: Mapping[str, Any], draft: Waiting[Answer], cuts: Cuts) -> TargetReply[Answer]:
-        if draft.ranges:
-            left = cuts.behind(part_of(draft.verdict, draft.answer, draft.ranges))
-            if left is None:
-                return Refusal("the client's stop or max_tokens ends the answer before")
-            limits = {"max_tokens", "max_completion_tokens"}
-            sent = {name: left.max_tokens if name in limits and one else one for name, one in sent.items()}
+    async def _asked(self, sent: Mapping[str, Any]) -> TargetReply[Answer]:
         try:
             return self._reply(await self.server.chat(sent))
         except Exception as error:  # noqa: BLE001 - in the place of this answer; `on_error` decides

@@ -32,7 +32,7 @@ def answers(n: int = 100, *, seed: int = 1) -> list[AnswerSentences]:
 
 def test_counts_are_of_what_the_form_delivers(tmp_path: Path) -> None:
     rows = answers()
-    found = {form: calibrate_sentences(rows, on_doubt=form, **RATES) for form in ("drop", "stop", "mark")}
+    found = {form: calibrate_sentences(rows, on_doubt=form, **RATES) for form in ("drop", "stop")}
     for form, calibration in found.items():
         limit, record = calibration.threshold, calibration.sentences
         assert limit is not None
@@ -42,7 +42,6 @@ def test_counts_are_of_what_the_form_delivers(tmp_path: Path) -> None:
             for answer in rows
             for place, right in enumerate(answer.correct)
             if {
-                "mark": answer.uncertainties[place],
                 "drop": max(answer.uncertainties[1:]) if place == 2 else answer.uncertainties[place],
                 "stop": max(answer.uncertainties[: place + 1]),
             }[form]
@@ -53,7 +52,7 @@ def test_counts_are_of_what_the_form_delivers(tmp_path: Path) -> None:
         assert record.wrong == sum(not right for answer in rows for right in answer.correct)
         assert calibration.n_answered == len({question for _, question in delivered})
         assert Calibration.load(calibration.save(tmp_path / f"{form}.json")) == calibration
-    assert found["mark"].sentences != found["stop"].sentences
+    assert found["drop"].sentences != found["stop"].sentences
 
 
 def test_the_two_promises_never_share_a_sentence_of_the_report() -> None:

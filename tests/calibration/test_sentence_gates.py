@@ -28,9 +28,7 @@ SENTENCE = st.tuples(st.integers(0, 9).map(float), st.booleans(), st.integers(0,
     ("on_doubt", "expected"),
     [
         ("stop", [1.0, 3.0, 3.0, None, None]),
-        ("escalate", [1.0, 3.0, 3.0, None, None]),
         ("drop", [1.0, 3.0, 3.0, None, 2.0]),
-        ("mark", [1.0, 3.0, 0.5, None, 2.0]),
     ],
 )
 def test_a_sentence_counts_with_all_that_it_depends_on(on_doubt: OnDoubt, expected: list[float | None]) -> None:
@@ -44,7 +42,7 @@ def test_leaning_reaches_through_a_chain_and_an_unscored_sentence() -> None:
     assert compared_scores([2.0, 1.0, 0.5], [None, None, 0], on_doubt="drop") == [2.0, 1.0, 2.0]
 
 
-@pytest.mark.parametrize("on_doubt", ["drop", "stop", "mark", "escalate"])
+@pytest.mark.parametrize("on_doubt", ["drop", "stop"])
 def test_the_simulation_compares_the_same_scores(on_doubt: OnDoubt) -> None:
     rng = np.random.default_rng(2)
     scores, leans = rng.normal(size=(20, 8)), rng.random((20, 8)) < 0.4

@@ -202,10 +202,10 @@ def test_a_calibration_by_sentence_decides_about_every_sentence(
     found = language_model.score(conversation, text, by="sentence")
     scores = [part.scores.hybridgrad for part in found if part.scores is not None and part.scores.hybridgrad]
     options = GenerationOptions()
-    binding = run_binding(language_model, HybridGrad(), options=options, template="chat", on_doubt="mark")
+    binding = run_binding(language_model, HybridGrad(), options=options, template="chat", on_doubt="drop")
     made = calibrate_sentences(
         [AnswerSentences(str(i), "a", sorted(scores)[:2], [True, False], [None, None]) for i in range(40)],
-        on_doubt="mark",
+        on_doubt="drop",
         binding=binding.model_copy(update={"model": "tiny"}),
         prompts=[language_model.render(conversation).form] * 40,
         alpha=0.2,
@@ -217,13 +217,13 @@ def test_a_calibration_by_sentence_decides_about_every_sentence(
     result = score(*given, "--json")
     assert result.exit_code == 0, result.stderr
     (record,) = records(result.stdout)
-    expected = ["deliver" if value <= (made.threshold or 0) else "mark" for value in scores]
+    expected = ["deliver" if value <= (made.threshold or 0) else "drop" for value in scores]
     assert [one["action"] for one in record["sentences"]] == expected
     assert [one["promised"] for one in record["sentences"]] == [action == "deliver" for action in expected]
     assert [text[one["start"] : one["end"]] for one in record["sentences"]] == [part.text for part in found]
     shown = flat(score(*given, "--by", "sentence").stdout)
     assert "promised sentence" in shown
-    assert "mark no" in shown
+    assert "drop no" in shown
     assert "It grows in Assam." in shown
 
 

@@ -55,9 +55,7 @@ def actions(verdict: Verdict) -> str:
         ("stop", (0, 0, 2, 0), f"{PIECES[0]}{PIECES[1]}{CLOSING_LINE}", "deliver deliver stop stop"),
         ("drop", (0, 2, 0, 0), f"{PIECES[0]}{PIECES[2]}{PIECES[3]}", "deliver drop deliver deliver"),
         ("drop", (0, 0, 2, 0), f"{PIECES[0]}{PIECES[1]}", "deliver deliver drop drop"),
-        ("mark", (0, 0, 2, 0), "".join(PIECES), "deliver deliver mark deliver"),
         ("stop", (0, None, 0), f"{PIECES[0]}{CLOSING_LINE}", "deliver stop stop"),
-        ("escalate", (0, None, 0), f"{PIECES[0]}{CLOSING_LINE}", "deliver stop stop"),  # on_unscored is to abstain
         ("drop", (0, None, 0), f"{PIECES[0]}{PIECES[2]}", "deliver drop deliver"),
     ],
 )
@@ -79,9 +77,8 @@ def test_a_part_is_delivered(on_doubt: Any, scores: tuple[float | None, ...], te
     [
         ("stop", (3, 0, 5), 3),
         ("drop", (3, 0, 2), 2),
-        ("mark", (3, 0, 5), 0),
         ("drop", (None, 0, 5), 5),
-        ("mark", (), 7),
+        ("stop", (), 7),
     ],
 )
 def test_drift_compares_the_score_that_a_calibration_keeps(
@@ -98,19 +95,17 @@ def test_nothing_withheld_is_in_the_metadata() -> None:
     assert "big" in str(verdict.metadata(keep_draft=True))
 
 
-@pytest.mark.parametrize("on_doubt", ["stop", "drop", "escalate"])
+@pytest.mark.parametrize("on_doubt", ["stop", "drop"])
 def test_where_nothing_is_left_the_whole_answer_is_withheld(on_doubt: Any) -> None:
     whole = draft(2, 3, on_doubt=on_doubt)
     assert isinstance(settle(whole, POLICY, "enforce", can_escalate=False), Abstain)
     assert isinstance(settle(whole, POLICY, "enforce", can_escalate=True), Escalate)
 
 
-@pytest.mark.parametrize(
-    ("on_doubt", "kind"), [("stop", Abstain), ("drop", Abstain), ("escalate", Abstain), ("mark", Deliver)]
-)
-def test_no_part_of_an_irreplaceable_answer_is_delivered(on_doubt: Any, kind: type) -> None:
+@pytest.mark.parametrize("on_doubt", ["stop", "drop"])
+def test_no_part_of_an_irreplaceable_answer_is_delivered(on_doubt: Any) -> None:
     settled = settle(draft(0, 2, on_doubt=on_doubt), POLICY, "enforce", can_escalate=False, whole=True)
-    assert isinstance(settled, kind)
+    assert isinstance(settled, Abstain)
 
 
 def test_modes() -> None:
@@ -162,8 +157,6 @@ def test_a_guard_delivers_up_to_the_first_doubt(language_model: LanguageModel, t
     with DecisionLog(tmp_path / "log.db") as log:
         below = guard(language_model, math.nextafter(min(first, second or 0, third or 0), 0), log=log)
         assert (below("q").text, actions(below("q"))) == ("I don't know.", "stop stop stop")
-    dropping = guard(language_model, max(first, third or 0), on_doubt="mark", estimator=HybridGrad())
-    assert dropping("q").text == TEXT
     found = [guard(language_model, first, on_doubt="stop").batch(["q", "r"])[0], guard(language_model, first)("q")]
     assert all(verdict.text.startswith("Tea is old. ") for verdict in found)
     stream = guard(language_model, first).stream("q")

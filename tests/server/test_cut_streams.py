@@ -19,7 +19,6 @@ from semgrad_guard.server.service import ServedModel, Service
 from tests.fixed_model import FixedModel
 
 from .conftest import ALL, asking, events
-from .test_finished_by_a_target import Target
 
 CHAT = "/v1/chat/completions"
 OPTIONS = GenerationOptions(max_tokens=120)
@@ -66,19 +65,17 @@ async def both(served: ServedModel, **cuts: Any) -> tuple[dict[str, Any], list[d
 def test_a_stream_is_the_whole_answer(
     make_served: Callable[..., ServedModel], written: LanguageModel, thresholds: list[float]
 ) -> None:
-    target = Target().target
     made = {
         on_doubt: [
-            make_served(Policy(threshold=one), model=written, options=OPTIONS, by_sentence=on_doubt, target=target)
+            make_served(Policy(threshold=one), model=written, options=OPTIONS, by_sentence=on_doubt)
             for one in (thresholds[0] / 2, *thresholds)
         ]
-        for on_doubt in ("stop", "drop", "mark", "escalate")
+        for on_doubt in ("stop", "drop")
     }
 
     @given(on_doubt=st.sampled_from(list(made)), number=st.integers(0, len(thresholds)), stop=stops, limit=limits)
     @example(on_doubt="stop", number=len(thresholds), stop=["\n\nCa"], limit=None)  # on both sides of a border
     @example(on_doubt="drop", number=len(thresholds), stop=[], limit=5)
-    @example(on_doubt="escalate", number=3, stop=["zz"], limit=60)
     @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
     def check(on_doubt: str, number: int, stop: list[str], limit: int | None) -> None:
         cuts = {"stop": stop or None, "max_tokens": limit}
@@ -95,7 +92,7 @@ def test_a_stream_is_the_whole_answer(
         assert chunks[-1]["usage"] == whole["usage"]
         ends = [(one["action"], one["start"], one["end"]) for one in record["sentences"]]
         seen = [(one["action"], one["start"], one["end"]) for one in own["sentences"]]
-        assert seen == (ends[: len(seen)] if on_doubt in ("stop", "escalate") else ends)
+        assert seen == (ends[: len(seen)] if on_doubt == "stop" else ends)
         for chunk in chunks:
             if sentence := chunk.get("semgrad_guard_sentence"):
                 assert sentence["end"] <= len(choice["message"]["content"])

@@ -18,7 +18,7 @@ from semgrad_guard import Policy
 from semgrad_guard.guard.reported import ReportedScorer
 from semgrad_guard.server.remote import RemoteServer
 from semgrad_guard.server.scheduler import ReportedQueue
-from semgrad_guard.server.upstream import RemoteTarget, Upstream
+from semgrad_guard.server.upstream import Upstream
 
 from .conftest import ALL, NONE, Serve, asking
 from .test_other_protocols import CHAT, RESPONSES, TEXT, prompting, responding
@@ -97,7 +97,7 @@ def alike(response: httpx.Response) -> tuple[Any, ...]:
     hidden=st.lists(HIDDEN, min_size=2, max_size=2),
     finish=st.lists(st.sampled_from(["stop", "length"]), min_size=2, max_size=2),
     place=st.integers(0, 2),
-    on_doubt=st.sampled_from(["stop", "drop", "escalate"]),
+    on_doubt=st.sampled_from(["stop", "drop"]),
     more=st.sampled_from(MORE),
     stream=st.booleans(),
     protocol=st.sampled_from([CHAT, TEXT, RESPONSES]),
@@ -117,13 +117,11 @@ async def test_nothing_of_withheld_sentences_is_in_a_response(
     body = {CHAT: asking, TEXT: prompting, RESPONSES: responding}[protocol](stream=stream)
     if protocol == CHAT:
         body |= {name: value for name, value in more.items() if name != "stream_options" or stream}
-    other = httpx.Response(200, json={"choices": [{"index": 0, "message": {"content": "Ask again."}}]})
     for own, end in zip(hidden, finish, strict=True):
         scores = ReportedQueue(ReportedScorer("tiny", by_sentence=on_doubt))
-        target = RemoteTarget(RemoteServer("http://large/v1", transport=httpx.MockTransport(lambda _: other)), "large")
         writer = upstream(scores, draft(own, place=place), end)
         options = {"upstream": writer, "scheduler": scores, "by_sentence": on_doubt}
-        async with serve(POLICY, **options, target=target if on_doubt == "escalate" else None) as client:
+        async with serve(POLICY, **options) as client:
             found.append(alike(await client.post(protocol, json=body)))
     assert found[0] == found[1]
 

@@ -11,9 +11,7 @@ import time
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import httpx
@@ -350,45 +348,6 @@ def test_by_sentence(tmp_path: Path, on_doubt: Any) -> None:
             assert one["uncertainty"] in (None, pytest.approx(its.uncertainty, rel=1e-5))
     for withheld in (one for one in expected.sentences if one.uncertainty == values[-1]):
         assert expected.text[withheld.start : withheld.end].strip() not in json.dumps([c for _, c in streams])
-
-
-class Target(BaseHTTPRequestHandler):
-    """Another server that finishes answers."""
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
-        message = {"role": "assistant", "content": "Ask a guide."}
-        reply = json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(reply)))
-        self.end_headers()
-        self.wfile.write(reply)
-
-
-def test_a_target_finishes(tmp_path: Path) -> None:
-    """Its text follows the sentences before the doubtful one, at which vLLM has ended."""
-    folder, options = folder_of("smollm2"), GenerationOptions(max_tokens=60)
-    assert folder is not None
-    own = LanguageModel.from_pretrained(str(folder), dtype="float32")
-    whole = Guard(own, Policy(threshold=1e9), by="sentence", options=options)(PARAGRAPH)
-    first, *others = (sentence.uncertainty or 0.0 for sentence in whole.sentences)
-    assert first < max(others)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Target)
-    Thread(target=server.serve_forever, daemon=True).start()
-    settings: Any = {"threshold": (first + max(others)) / 2, "by": "sentence", "on_doubt": "escalate", "max_tokens": 60}
-    settings |= {"escalate_to": f"http://127.0.0.1:{server.server_port}/v1#large"}
-    try:
-        with serving(folder, tmp_path / "said.txt", **settings) as client:
-            reply, (text, chunks) = ask(client, PARAGRAPH), stream(client, PARAGRAPH)
-    finally:
-        server.shutdown()
-    doubtful = next(one for one in whole.sentences if (one.uncertainty or 0.0) > settings["threshold"])
-    assert text == reply["choices"][0]["message"]["content"]
-    assert text.startswith(whole.text[: doubtful.start])
-    assert text[doubtful.start :].strip() == "Ask a guide."
-    assert whole.text[doubtful.start : doubtful.end].strip() not in json.dumps(chunks)
-    assert any("semgrad_guard_sentence" in chunk for chunk in chunks)
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ const FLAGGED = { escalate: "Delivered (advice: escalate)", abstain: "Delivered 
 export const delivery = ({ action, enforced }) => enforced ? action : "answer";
 // Some sentences of the answer went out, and others did not.
 const isPart = (verdict) => {
-  const shown = (verdict.sentences ?? []).map(({ action }) => ["deliver", "mark"].includes(action));
+  const shown = (verdict.sentences ?? []).map(({ action }) => action === "deliver");
   return verdict.partly_withheld ?? (verdict.enforced && verdict.action === "answer" && shown.includes(true) && shown.includes(false));
 };
 export const outcome = (verdict) => isPart(verdict) ? { label: "Partly withheld", className: "escalate" } : {

@@ -4,8 +4,7 @@ const $ = (name) => document.querySelector(name);
 const READING = "The library in Halden has two floors. Its roof was painted green in 1998. It opens at nine.";
 const EXAMPLES = [["What is the capital of Japan?"], ["What is the capital of Mongolia?"], ["What colour is the roof of the library?", READING]];
 const FATES = {
-  deliver: "Let through", mark: "Doubtful: delivered outside the promise", drop: "Doubtful: left out",
-  stop: "Doubtful: the answer ends before it", escalate: "Doubtful: another server answers from here",
+  deliver: "Let through", drop: "Doubtful: left out", stop: "Doubtful: the answer ends before it",
 };
 const HEAT = [0.1, 0.3, 0.6, 0.85]; // of 1 - a token's probability: where a shade begins
 
