@@ -48,7 +48,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     alpha: options.Alpha = 0.1,
     delta: options.Delta = 0.1,
     estimator: options.LearnedEstimator = None,
-    by: options.By = "answer",
+    by: options.By = None,
     on_doubt: options.OnDoubt = None,
     prompt: options.Prompt = "plain",
     system: options.System = None,

@@ -19,7 +19,6 @@ from semgrad_guard.calibration.promise import promise, report, shortfall
 from semgrad_guard.calibration.thresholds import upwards
 from semgrad_guard.cli.terminal import OUT, is_verbose, printable, show_line
 from semgrad_guard.grading.by_name import right_means
-from semgrad_guard.paper.drawing import Claim, shades
 from semgrad_guard.questions.data import QuestionFile
 from semgrad_guard.records import Verdict
 
@@ -106,23 +105,6 @@ def scores_view(rows: Sequence[tuple[str, Verdict]], *, decided: bool) -> Render
         why = printable("; ".join(strange[0].details.unfamiliar))
         below.append(Text(f"Nothing is promised about {len(strange)} of these {len(rows)} texts. The first: {why}."))
     return Group(table, *below)
-
-
-def claims_view(question: str, claims: Sequence[Claim], *, estimator: str) -> RenderableType:
-    """A text with its doubtful segments marked, and their numbers below, in the text's order."""
-    body, table = Text(), Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
-    table.add_column("uncertainty", justify="right", no_wrap=True)
-    table.add_column("segment", ratio=1, no_wrap=True, overflow="ellipsis")
-    for (text, uncertainty), shade in zip(claims, shades([u for _, u in claims]), strict=True):
-        style = "dim"
-        if shade is not None:  # the most doubtful third is highlighted, the middle one is underlined
-            style = "bold black on yellow" if shade > 2 / 3 else "underline" if shade > 1 / 3 else ""
-        shown = printable(text)
-        body.append(shown.rstrip(), style=style).append(shown[len(shown.rstrip()) :])
-        table.add_row(figure(uncertainty), Text().append(_one_line(text), style=style))
-    panel = Panel(body, title=Text(_one_line(question)), title_align="left", border_style="dim", box=box.ROUNDED)
-    legend = Text(f"{estimator}, higher is less certain; the colours compare the segments of this text", style="dim")
-    return Group(panel, table, legend)
 
 
 def drift_line(found: Drift) -> str:

@@ -61,8 +61,8 @@ def serve(  # noqa: PLR0913  # a command's options are its arguments
             "MODE",
         ),
     ] = "enforce",
-    by: options.CalibratedBy = None,
-    on_doubt: options.CalibratedOnDoubt = None,
+    by: options.By = None,
+    on_doubt: options.OnDoubt = None,
     max_tokens: options.MaxTokens = 256,
     host: Annotated[
         str,

@@ -50,7 +50,7 @@ def plan(
     ] = None,
     alpha: options.Alpha = 0.1,
     delta: options.Delta = 0.1,
-    by: options.By = "answer",
+    by: options.By = None,
     on_doubt: options.OnDoubt = None,
     as_json: options.AsJson = False,
 ) -> None:

@@ -171,14 +171,13 @@ def test_by_sentence(score: Run, tmp_path: Path, language_model: LanguageModel) 
     given = ("--data", one(tmp_path, "What is tea?", text), "--by", "sentence")
     (record,) = records(score(*given, "--json").stdout)
     found = language_model.score("What is tea?", text, by="sentence")
-    assert "".join(part["text"] for part in record["segments"]) == text
-    assert [part["end"] for part in record["segments"]] == [16, 34]
-    for part, segment in zip(record["segments"], found, strict=True):
+    assert [(part["start"], part["end"]) for part in record["sentences"]] == [(0, 16), (16, 34)]
+    for part, segment in zip(record["sentences"], found, strict=True):
         assert segment.scores is not None
         assert part["uncertainty"] == pytest.approx(segment.scores.hybridgrad, rel=1e-4)
     shown = flat(score(*given, "--output", tmp_path / "s.jsonl").stdout)
     assert "Tea is a drink. It grows in Assam." in shown
-    assert f"{record['segments'][0]['uncertainty']:.4g}" in shown
+    assert f"{record['sentences'][0]['uncertainty']:.4g}" in shown
     assert records((tmp_path / "s.jsonl").read_text()) == [record]
 
 
@@ -191,7 +190,7 @@ def test_by_sentence_over_a_file(score: Run, tmp_path: Path) -> None:
     assert result.exit_code == 5
     assert "is left out" in result.stderr
     (record,) = records(result.stdout)
-    assert (record["by"], record["estimator"], len(record["segments"])) == ("sentence", "gnll", 2)
+    assert (record["estimator"], len(record["sentences"])) == ("gnll", 2)
 
 
 def test_a_calibration_by_sentence_decides_about_every_sentence(
