@@ -258,7 +258,7 @@ class ExampleCalibration:
             **self._rates,
             **self._options,
             **self._tries(kept, correct, record),
-        )
+        ).with_abstentions(len(graded) - len(rows))
         if (choice := outcome.calibration.choice) is not None:
             if choice.asked not in ("auto", choice.estimator):
                 logger.warning("semgrad-guard: %s", choice.reason)

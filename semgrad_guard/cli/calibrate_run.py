@@ -128,7 +128,7 @@ class Run:
         abstained = sum(row in left_out for row in everything)
         cut = [row for row in right if answers[row].is_cut and row not in left_out]
         counts = {"n_cut": len(cut), "n_cut_wrong": sum(not right[row] for row in cut)}
-        return replace(outcome, no_verdict=grades.no_verdict, abstained=abstained, **counts)
+        return replace(outcome.with_abstentions(abstained), no_verdict=grades.no_verdict, **counts)
 
     def _writer(self, template: str) -> ModelWriter | ServerWriter:
         if self.server is None:

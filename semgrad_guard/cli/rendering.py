@@ -127,7 +127,8 @@ def calibration_view(outcome: Outcome) -> RenderableType:
     wrong = f"{calibration.n_wrong} of {calibration.n if part is None else part.count} answers "
     wrong += "wrong" if own is None else f"hold a wrong sentence, or none; {own.wrong} of {own.n} sentences wrong"
     undecided = f", {outcome.no_verdict} {unit}s without a verdict among them" if outcome.no_verdict else ""
-    undecided += f"; {outcome.abstained} more abstain, which is neither right nor wrong" if outcome.abstained else ""
+    if calibration.n_abstained:
+        undecided += f"; {calibration.n_abstained} more abstain, which is neither right nor wrong"
     unscored = f", {calibration.n_unscored} without a score" if calibration.n_unscored else ""
     undefined = f"undefined: all {unit}s are {'wrong' if calibration.n_wrong else 'right'}"
     facts = _pairs(
@@ -162,7 +163,6 @@ def show_calibration(outcome: Outcome, questions: QuestionFile, files: Files, *,
             "calibration": outcome.calibration.model_dump(mode="json", exclude=long),
             "effect": None if outcome.effect is None else asdict(outcome.effect),
             "no_verdict": outcome.no_verdict,
-            "abstained": outcome.abstained,
             "cut_off": {"answers": outcome.n_cut, "wrong": outcome.n_cut_wrong},
             "auroc": outcome.auroc,
             "aurc": outcome.aurc,

@@ -32,7 +32,8 @@ from semgrad_guard.engine.prompts.semantic_token import TokenChoice
 from semgrad_guard.engine.scores.semantic_preservation import SemanticPreservation
 from semgrad_guard.errors import BindingMismatchError, InputError, PromptTooLongError
 from semgrad_guard.files import atomic_write
-from semgrad_guard.grading import Grader
+from semgrad_guard.grading import AnswerGrader, AnswerToGrade
+from semgrad_guard.grading.grader import ABSTAINED
 from semgrad_guard.guard import template_name
 from semgrad_guard.metrics import auroc
 from semgrad_guard.paper.probe_record import (
@@ -264,7 +265,7 @@ def probe(
     data: str,
     states_path: Path,
     answers_path: Path | None,
-    grader: Grader,
+    grader: AnswerGrader,
     phase: Phase = lambda _: nullcontext(unwatched),
 ) -> Probe:
     """Measure semantic preservation on the questions with paraphrases and, on request, SemGrad on all with answers.
@@ -276,7 +277,7 @@ def probe(
         data: the name of the questions in the record.
         states_path: keeps the sums of hidden states, so that an interrupted probe continues.
         answers_path: keeps the answers; None to leave them out.
-        grader: decides which answers are right.
+        grader: decides which answers are right; those that abstain are left out.
         phase: shows how far each part of the work is.
 
     Raises:
@@ -296,10 +297,10 @@ def probe(
     if answers_path is not None and gradable:
         with phase("Answering") as tell:
             answers = collect_grids(gradable, answers_path, plan, model=model, tokens=ends.count, on_progress=tell)
-        correct = [
-            answer.text is not None and grader(answer.text, question.answers, question=question.question)
-            for question, answer in zip(gradable, answers, strict=True)
-        ]
+        asked = zip(gradable, answers, strict=True)
+        verdicts = grader.grade([AnswerToGrade(one.question, own.text or "", one.answers) for one, own in asked])
+        kept = [place for place, verdict in enumerate(verdicts) if verdict != ABSTAINED]  # neither right nor wrong
+        answers, correct = [answers[place] for place in kept], [verdicts[place] is True for place in kept]
         recommendation = recommend(answers, correct, upper, ends)
         graded = _graded(answers, correct, scores, upper=upper, grader=grader.name, found=recommendation)
     identity = model.identity

@@ -25,7 +25,7 @@ from langchain_semgrad_guard.demo.library import NOWHERE, SHOWN, BM25Retriever, 
 from langchain_semgrad_guard.demo.stages import GRADER, ask, calibrate_stage, grade, reading_chain
 from langchain_semgrad_guard.router import UncertaintyRouterCallback
 from semgrad_guard import Calibration, LanguageModel, Policy
-from semgrad_guard.grading import Contains, Grader
+from semgrad_guard.grading import AnswerGrader, Contains
 from semgrad_guard.guard import estimator_of, split_delta
 from semgrad_guard.named import POCKET
 
@@ -105,7 +105,7 @@ def _outcome(
     *,
     alpha: float,
     delta: float,
-    grader: Grader,
+    grader: AnswerGrader,
 ) -> list[AIMessage]:
     answers = ask(guarded, held_out, note="What is delivered, on questions that calibrated nothing")
     report.outcome(console, held_out, answers, alpha=alpha, delta=delta, grader=grader)

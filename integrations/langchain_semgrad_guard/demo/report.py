@@ -11,12 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from langchain_semgrad_guard.demo.library import Question
-from langchain_semgrad_guard.demo.stages import GRADER, graded
+from langchain_semgrad_guard.demo.stages import GRADER, grade_of, graded
 from langchain_semgrad_guard.messages import get_verdict
 from semgrad_guard import Calibration, Verdict
 from semgrad_guard.calibration.calibration_set import Effect
 from semgrad_guard.errors import ScoringError
-from semgrad_guard.grading import Grader
+from semgrad_guard.grading import AnswerGrader
+from semgrad_guard.grading.grader import ABSTAINED
 from semgrad_guard.paper.drawing import draw_risk_coverage
 
 _ONE_STAGE = ("question", "answer", "uncertainty")
@@ -102,12 +103,12 @@ def outcome(
     *,
     alpha: float,
     delta: float,
-    grader: Grader = GRADER,
+    grader: AnswerGrader = GRADER,
 ) -> None:
     """How the promise did on questions that calibrated nothing."""
     verdicts = [_verdict(message) for message in answers]
     delivered = [(q, m) for q, m, v in zip(questions, answers, verdicts, strict=True) if v.promised]
-    wrong = sum(not grader(str(m.text), q.answers, question=q.question) for q, m in delivered)
+    wrong = sum(grade_of(str(m.text), q, grader) is False for q, m in delivered)
     retrieved = sum(bool(_sources(message)) for _, message in delivered)
     console.print(
         f"On {len(questions)} held-out questions: {len(delivered)} delivered ({retrieved} of them from the library), "
@@ -117,18 +118,13 @@ def outcome(
 
 
 def effect(
-    console: Console, questions: Sequence[Question], answers: Sequence[AIMessage], *, grader: Grader = GRADER
+    console: Console, questions: Sequence[Question], answers: Sequence[AIMessage], *, grader: AnswerGrader = GRADER
 ) -> None:
     """The guard's effect: the error rates without it and with it, and the withheld answers of either kind."""
-    verdicts = [_verdict(message) for message in answers]
-    graded = [
-        (
-            float(not verdict.promised),
-            grader(verdict.draft or verdict.text, question.answers, question=question.question),
-        )
-        for question, verdict in zip(questions, verdicts, strict=True)
-    ]
-    console.print(f"Effect: {Effect.of(graded, lambda withheld: withheld == 0)}.")
+    pairs = [(question, _verdict(message)) for question, message in zip(questions, answers, strict=True)]
+    grades = [(verdict.promised, grade_of(verdict.draft or verdict.text, one, grader)) for one, verdict in pairs]
+    counted = [(float(not promised), right is True) for promised, right in grades if right != ABSTAINED]
+    console.print(f"Effect: {Effect.of(counted, lambda withheld: withheld == 0)}.")
 
 
 def picture(
@@ -138,12 +134,13 @@ def picture(
     *,
     calibration: Calibration,
     title: str,
-    grader: Grader = GRADER,
+    grader: AnswerGrader = GRADER,
 ) -> None:
     """Risk against coverage of the drafts that this calibration decides about, on held-out questions."""
     path.parent.mkdir(parents=True, exist_ok=True)
     drafts = [graded(question, message, grader=grader) for question, message in zip(questions, answers, strict=True)]
-    scored = [(g.verdict.uncertainty, g.correct) for g in drafts if g.verdict.uncertainty is not None]
+    counted = [g for g in drafts if g.verdict.uncertainty is not None and g.correct != ABSTAINED]
+    scored = [(g.verdict.uncertainty or 0.0, g.correct is True) for g in counted]
     draw_risk_coverage(
         path,
         [uncertainty for uncertainty, _ in scored],

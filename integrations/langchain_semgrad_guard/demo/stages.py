@@ -18,7 +18,8 @@ from langchain_semgrad_guard.demo.library import Question
 from langchain_semgrad_guard.messages import get_verdict
 from semgrad_guard import METADATA_KEY, Calibration, Verdict, calibrate
 from semgrad_guard.errors import ScoringError
-from semgrad_guard.grading import ExactMatch, Grader
+from semgrad_guard.grading import AnswerGrader, AnswerToGrade, ExactMatch
+from semgrad_guard.grading.grader import Grade
 from semgrad_guard.guard import ABSTAIN_MESSAGE, binding_of, recording
 from semgrad_guard.named import reading_prompt
 from semgrad_guard.records import PromptForm
@@ -29,11 +30,11 @@ BATCH = 32
 
 @dataclass(frozen=True)
 class GradedDraft:
-    """One question's draft: its verdict, whether it was right, and what its prompt looked like, if one was sent."""
+    """One question's draft: its verdict, its grade, and what its prompt looked like, if one was sent."""
 
     question: Question
     verdict: Verdict
-    correct: bool
+    correct: Grade
     prompt: PromptForm | None
 
 
@@ -95,16 +96,21 @@ def graded(
     message: AIMessage,
     prompts: Mapping[str | None, PromptForm | None] | None = None,
     *,
-    grader: Grader = GRADER,
+    grader: AnswerGrader = GRADER,
 ) -> GradedDraft:
     """One answer with its verdict, graded; LangChain names a message after the run that made it."""
     verdict = get_verdict(message)
     if verdict is None:
         raise ScoringError("the chain's answer carries no verdict; end it with a ChatSemGrad")
     verdict = verdict.details.escalated_from or verdict  # the draft of the first stage
-    correct = grader(verdict.draft or verdict.text, question.answers, question=question.question)
+    correct = grade_of(verdict.draft or verdict.text, question, grader)
     run = (message.id or "").removeprefix(f"{LC_ID_PREFIX}-")
     return GradedDraft(question, verdict, correct, (prompts or {}).get(run))
+
+
+def grade_of(text: str, question: Question, grader: AnswerGrader) -> Grade:
+    """Right, wrong, or neither where the model itself declines to answer; no verdict counts as wrong."""
+    return grader.grade([AnswerToGrade(question.question, text, question.answers)])[0] or False
 
 
 def calibrate_stage(
