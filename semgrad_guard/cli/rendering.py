@@ -109,7 +109,7 @@ def scores_view(rows: Sequence[tuple[str, Verdict]], *, decided: bool) -> Render
 
 def drift_line(found: Drift) -> str:
     """One sentence on whether scores have moved since calibration."""
-    test = f"two-sample test over {found.n} scores, p = {found.p_value:.2g}, level {found.level:g}"
+    test = f"{found.n} scores, p = {found.p_value:.2g}, level {found.level:g}"
     if found.moved:
         return f"Drift: the scores have moved since calibration ({test}). The promise may no longer hold: recalibrate."
     return f"Drift: none seen ({test})."

@@ -44,8 +44,8 @@ def plan(
     auroc: Annotated[
         list[str] | None,
         options.option(
-            "The AUROC of the estimator: 0.5 is chance, 1 perfect. Repeat the option for several numbers. Default: 0.6, "
-            "0.7, 0.8, 0.9.",
+            "The AUROC of the estimator: 0.5 is chance, 1 perfect. Repeat the option for several numbers. Default: "
+            "0.6, 0.7, 0.8, 0.9.",
             options.DATA,
             "X",
             reads=_SHARE,

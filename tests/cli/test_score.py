@@ -125,7 +125,7 @@ def test_a_calibration_decides_and_drift_is_reported(score: Run, tmp_path: Path,
 
     quiet = score("--data", data, "--calibration", path)
     assert quiet.exit_code == 0
-    assert "Drift: none seen (two-sample test over 60 scores, p = 1, level 0.01)" in flat(quiet.stdout)
+    assert "Drift: none seen (60 scores, p = " in flat(quiet.stdout)
     assert "P(correct)" in quiet.stdout
     found = records(score("--data", data, "--calibration", path, "--json").stdout)
     assert all(record["details"]["drift"] is False for record in found)
@@ -136,7 +136,7 @@ def test_a_calibration_decides_and_drift_is_reported(score: Run, tmp_path: Path,
     longer = jsonl(tmp_path / "longer.jsonl", ({"question": q, "response": q * 3} for q in ASKED))
     moved = score("--data", longer, "--calibration", path, "--json")
     assert all(record["details"]["drift"] is True for record in records(moved.stdout))
-    assert "Drift: the scores have moved since calibration (two-sample test over 60 scores" in moved.stderr
+    assert "Drift: the scores have moved since calibration (60 scores" in moved.stderr
 
 
 def test_a_broken_line_is_named_and_the_rest_scored(score: Run, tmp_path: Path) -> None:
