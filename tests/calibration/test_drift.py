@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 import threading
 from collections.abc import Callable
 
@@ -127,14 +126,6 @@ def test_threads_lose_no_score() -> None:
     for thread in threads:
         thread.join()
     assert monitor.report().n == 800
-
-
-def test_memory_is_bounded() -> None:
-    monitor = DriftMonitor(calibration_of([0.1, 0.2]))
-    size = len(pickle.dumps(monitor._ranks))
-    for _ in range(300):
-        monitor.add(0.15)
-    assert len(pickle.dumps(monitor._ranks)) <= size + 64
 
 
 def with_unscored(scored: int, unscored: int) -> Calibration:

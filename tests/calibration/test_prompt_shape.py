@@ -41,13 +41,6 @@ def test_prompts_drawn_like_those_of_the_calibration_are_familiar(family: Family
     assert share_familiar(family, 150, repeats=3, seed=0) >= 0.985
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("family", made.FAMILIES)
-@pytest.mark.parametrize("n", [150, 300, 1000])
-def test_so_they_are_with_larger_sets_and_in_more_repeats(family: Family, n: int) -> None:
-    assert share_familiar(family, n, repeats=40, seed=500) >= 0.99
-
-
 FACT = "The capital of Norway is Oslo."
 LONG = "\n\n".join(made.passages()[:12])
 

@@ -25,13 +25,6 @@ def ask(run: Run, model_folder: Path) -> Run:
     return lambda *arguments, **stdin: run("ask", "--model", model_folder, "--max-tokens", 4, *arguments, **stdin)
 
 
-def test_without_a_threshold_nothing_is_withheld(ask: Run) -> None:
-    result = ask("What is item 1?")
-    assert result.exit_code == 0
-    assert "action answer nothing is withheld without a calibration or a threshold" in " ".join(result.stdout.split())
-    assert "hybridgrad" in result.stdout
-
-
 def test_json_is_one_document_and_nothing_else(ask: Run) -> None:
     result = ask("What is item 1?", "--json", "--estimator", "semgrad")
     record = json.loads(result.stdout)

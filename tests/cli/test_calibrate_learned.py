@@ -69,12 +69,6 @@ def test_ask_and_score_use_the_fitted_estimator(learned: tuple[Result, Path], ru
     assert (scored["estimator"], scored["threshold"]) == ("states", made.threshold)
 
 
-def test_another_estimator_is_refused_with_it(learned: tuple[Result, Path], run: Run, model_folder: Path) -> None:
-    result = run("ask", MANY[0], "--model", model_folder, "--calibration", learned[1], "--estimator", "hybridgrad")
-    assert result.exit_code == 1
-    assert "estimator is 'hybridgrad' and was 'states' at calibration" in flat(result.stderr)
-
-
 @pytest.mark.parametrize("loudness", [(), ("--quiet",)])
 def test_too_few_questions_fall_back_in_words(
     calibrate: Run, data: Path, tmp_path: Path, loudness: tuple[str, ...]

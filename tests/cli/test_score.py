@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,6 @@ from click.testing import Result
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, calibrate
 from semgrad_guard.calibration import AnswerSentences, calibrate_sentences
 from semgrad_guard.cli import loading
-from semgrad_guard.engine.replay.tape import Row
-from semgrad_guard.engine.scores import scorer
 from semgrad_guard.questions.data import Question
 from semgrad_guard.questions.prompts import Phrasing
 from semgrad_guard.questions.run import run_binding
@@ -181,18 +179,6 @@ def test_by_sentence(score: Run, tmp_path: Path, language_model: LanguageModel) 
     assert records((tmp_path / "s.jsonl").read_text()) == [record]
 
 
-def test_by_sentence_over_a_file(score: Run, tmp_path: Path) -> None:
-    data = jsonl(
-        tmp_path / "r.jsonl",
-        [{"question": "q", "response": "One, two. Three."}, {"question": "q", "response": "long " * 100}],
-    )
-    result = score("--data", data, "--by", "sentence", "--json", "--estimator", "gnll")
-    assert result.exit_code == 5
-    assert "is left out" in result.stderr
-    (record,) = records(result.stdout)
-    assert (record["estimator"], len(record["sentences"])) == ("gnll", 2)
-
-
 def test_a_calibration_by_sentence_decides_about_every_sentence(
     score: Run, tmp_path: Path, language_model: LanguageModel
 ) -> None:
@@ -253,26 +239,6 @@ def test_batches_change_nothing_but_the_time(
         assert (record["response"], record["status"]) == (alone["response"], alone["status"])
         for key in ("scored_tokens", "semantic_token", "prompt_template", "settings"):
             assert record["details"][key] == alone["details"][key]
-
-
-def test_a_batch_is_one_replay(score: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows: list[int] = []
-    replayed = scorer.replayed
-
-    def counted(twin: Any, batch: Sequence[Row], *arguments: Any, **options: Any) -> Any:
-        rows.append(len(batch))
-        return replayed(twin, batch, *arguments, **options)
-
-    monkeypatch.setattr(scorer, "replayed", counted)
-    monkeypatch.setattr(loading, "BATCH", 3)
-    score("--data", responses(tmp_path, 5), "--json")
-    assert rows == [3, 2]
-
-
-def test_a_device_that_is_not_there(score: Run, tmp_path: Path) -> None:
-    result = score("--data", one(tmp_path, "q", "r"), "--device", "nowhere")
-    assert result.exit_code == 1
-    assert "There is no device 'nowhere' here" in flat(result.stderr)
 
 
 def test_the_promise_that_the_labels_support_is_delivered_where_it_is_chosen(
