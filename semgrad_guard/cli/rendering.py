@@ -139,7 +139,7 @@ def calibration_view(outcome: Outcome) -> RenderableType:
         *_outcome(calibration),
         *((name, text) for name, text in sentences.items() if name not in left_out),
     )
-    parts: list[RenderableType] = [_promise(calibration), facts]
+    parts: list[RenderableType] = [_promise(outcome), facts]
     if calibration.confidence_map is not None:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column("uncertainty", justify="right")
@@ -235,12 +235,16 @@ def percent(value: float | None) -> str:
     return "" if value is None else f"{value:.1%}"
 
 
-def _promise(calibration: Calibration) -> Panel:
+def _promise(outcome: Outcome) -> Panel:
+    calibration, cut = outcome.calibration, ""
     text = promise(calibration)
     if calibration.threshold is not None:
         text += f" This assumes: {calibration.assumption}."
         return Panel(text, title="The promise holds", title_align="left", border_style="green", box=box.ROUNDED)
-    body = Text(f"{text}\n\nNothing will be let through. {shortfall(calibration)}")
+    if outcome.n_cut:
+        cut = f"{outcome.n_cut} answers were cut off, {outcome.n_cut_wrong} of them wrong: raise --max-tokens."
+    helps = shortfall(calibration, cut=cut)
+    body = Text(f"{text}\n\nNothing will be let through. {helps}\n\nMore that helps: docs/no-threshold.md")
     return Panel(
         body, title="No threshold keeps the promise", title_align="left", border_style="yellow", box=box.ROUNDED
     )
