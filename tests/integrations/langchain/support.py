@@ -22,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from semgrad_guard import Binding, Policy, calibrate
 from tests.random_llama import merges_of
 
-EVERYTHING, NOTHING = Policy(threshold=1e308), Policy(threshold=-1.0)
+EVERYTHING, NOTHING = Policy(threshold=1e308, on_cut="score"), Policy(threshold=-1.0, on_cut="score")
 """Policies that let through every answer, and none: uncertainties are never negative."""
 
 QUESTION = "Who are you?"

@@ -19,7 +19,7 @@ ABSTENTION = "I would rather not say."
 def test_it_is_delivered_by_the_policy(
     on_unscored: Any, chat: ChatSemGrad, language_model: LanguageModel, draft: str, route: Route
 ) -> None:
-    policy = Policy(threshold=1e308, on_unscored=on_unscored)
+    policy = Policy(threshold=1e308, on_unscored=on_unscored, on_cut="score")
     router = chat.model_copy(update={"router": UncertaintyRouterCallback(policy, abstain_message=ABSTENTION)})
 
     def hook(_: Any, args: tuple[torch.Tensor, ...]) -> None:

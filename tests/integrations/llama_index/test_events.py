@@ -16,7 +16,7 @@ from semgrad_guard import Policy
 
 from .conftest import Heard
 
-PASS, STOP = Policy(threshold=1e308), Policy(threshold=-1e308)
+PASS, STOP = Policy(threshold=1e308, on_cut="score"), Policy(threshold=-1e308, on_cut="score")
 QUERY = "Where is Paris?"
 Maker = Callable[..., BaseQueryEngine]
 

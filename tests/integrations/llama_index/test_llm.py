@@ -289,7 +289,7 @@ async def test_log_probabilities_of_the_delivered_answer(
         assert own.logprob == pytest.approx(first.logprob, rel=1e-4), "the greedy answer is the likeliest"
         assert first.logprob >= second.logprob
     withheld = SemGradLLM.from_model(
-        wide, max_tokens=4, logprobs=True, router=UncertaintyRouterCallback(Policy(threshold=-1.0))
+        wide, max_tokens=4, logprobs=True, router=UncertaintyRouterCallback(Policy(threshold=-1.0, on_cut="score"))
     )
     assert (await method(withheld)).logprobs is None
 

@@ -18,7 +18,7 @@ def test_it_is_delivered_by_the_policy(
 ) -> None:
     engine = make_engine(streaming=streaming)
     plain = str(make_engine().query("What?"))
-    llm.router = UncertaintyRouterCallback(Policy(threshold=1e308), on_unscored=on_unscored)
+    llm.router = UncertaintyRouterCallback(Policy(threshold=1e308, on_cut="score"), on_unscored=on_unscored)
 
     def hook(_: Any, args: tuple[torch.Tensor, ...]) -> None:
         if args[0].requires_grad:

@@ -28,7 +28,7 @@ from semgrad_guard import Policy
 
 from .conftest import Passages
 
-PASS, STOP, QUERY = Policy(threshold=1e308), Policy(threshold=-1e308), "Where is Paris?"
+PASS, STOP, QUERY = Policy(threshold=1e308, on_cut="score"), Policy(threshold=-1e308, on_cut="score"), "Where is Paris?"
 Maker = Callable[..., BaseQueryEngine]
 
 
