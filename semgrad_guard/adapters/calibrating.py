@@ -47,8 +47,12 @@ class Example:
 
     @property
     def question(self) -> str:
-        """The input as text, for graders that read it."""
-        return self.input if isinstance(self.input, str) else json.dumps(self.input, default=str)
+        """The input as text, for graders that read it and for sheets; of a mapping its question, if it has one."""
+        given: Any = self.input
+        if isinstance(given, Mapping):
+            found = cast("dict[str, Any]", given)
+            given = next((found[name] for name in ("question", "input", "query") if name in found), found)
+        return given if isinstance(given, str) else json.dumps(given, default=str)
 
 
 @dataclass(frozen=True)

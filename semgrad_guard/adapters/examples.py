@@ -312,7 +312,12 @@ class ExampleCalibration:
         """The grades in order, None where there is no label or no verdict, and whose they are."""
         pairs = list(zip(self.examples, answered, strict=True))
         if self._labels is not None:
-            sheet = [SheetAnswer(one.key, one.question, one.answers, answer.text) for one, answer in pairs]
+            sheet = [
+                SheetAnswer(
+                    one.key, one.question, one.answers, own.text, "" if own.prompt is None else own.prompt.user_text
+                )
+                for one, own in pairs
+            ]
             return labels_for(self._labels, sheet), HUMAN
         items = [AnswerToGrade(example.question, answer.text, example.answers) for example, answer in pairs]
         verdicts = iter(self.grader.grade([item for item in items if item.text.strip()]))

@@ -78,7 +78,9 @@ def test_a_run_from_questions_to_a_table(evaluate: Run, mixed: Path, tmp_path: P
         assert float(row["LN-PE"]) == answer.uncertainty("ln_pe")
         assert float(row["ms: LN-PE"]) == answer.milliseconds["ln_pe"] > 0
     assert (
-        (tmp_path / "out" / "labels.csv").read_text(encoding="utf-8-sig").startswith("key,question,references,answer")
+        (tmp_path / "out" / "labels.csv")
+        .read_text(encoding="utf-8-sig")
+        .startswith("key,question,passage,references,answer")
     )
 
 
