@@ -90,10 +90,10 @@ def files() -> Iterator[Bad]:
         "blank": "  ",
         "root": "/",
     }
-    for (command, base), name, heavy in in_turn(WITH_DATA.items(), FILES):
-        yield Bad(f"{command} of {name}", instead(base, data=f"{{in}}/files/{name}"), heavy=heavy)
-    for (command, base), (name, path), heavy in in_turn(WITH_DATA.items(), paths.items()):
-        yield Bad(f"{command} of {name} at a path", instead(base, data=path), heavy=heavy)
+    for (command, base), name in in_turn(WITH_DATA.items(), FILES):
+        yield Bad(f"{command} of {name}", instead(base, data=f"{{in}}/files/{name}"))
+    for (command, base), (name, path) in in_turn(WITH_DATA.items(), paths.items()):
+        yield Bad(f"{command} of {name} at a path", instead(base, data=path))
 
 
 def csv_files() -> Iterator[Bad]:
@@ -154,8 +154,8 @@ def no_files() -> Iterator[Bad]:
         "blank": " ",
         "a long name": "{out}/" + "x" * 5000 + ".json",
     }
-    for command, (name, path), heavy in in_turn(("score", "calibrate", "probe"), places.items()):
-        yield Bad(f"{command} --output: {name}", instead(WITH_DATA[command], output=path), heavy=heavy)
+    for command, (name, path) in in_turn(("score", "calibrate", "probe"), places.items()):
+        yield Bad(f"{command} --output: {name}", instead(WITH_DATA[command], output=path))
     for name in ("a pipe", "a socket", "a link to a pipe", "a link to itself", "under a file", "empty", "blank"):
         yield Bad(f"evaluate --output: {name}", instead(EVALUATE, output=places[name]))
     for name in ("a pipe", "under a file", "empty"):
@@ -191,11 +191,11 @@ def records() -> Iterator[Bad]:
         "calibration": {"ask": ASK, "score": SCORE},
     }
     for option, commands in options.items():
-        for (command, base), name, heavy in in_turn(commands.items(), JUNK):
-            yield Bad(f"{command} --{option}: {name}", (*base, f"--{option}={{in}}/junk/{name}.json"), heavy=heavy)
+        for (command, base), name in in_turn(commands.items(), JUNK):
+            yield Bad(f"{command} --{option}: {name}", (*base, f"--{option}={{in}}/junk/{name}.json"))
         paths = ("{in}/none.json", "{in}", "", "{in}/loop.jsonl", "{in}/answers.jsonl")
-        for (command, base), path, heavy in in_turn(commands.items(), paths):
-            yield Bad(f"{command} --{option} {path!r}", (*base, f"--{option}={path}"), heavy=heavy)
+        for (command, base), path in in_turn(commands.items(), paths):
+            yield Bad(f"{command} --{option} {path!r}", (*base, f"--{option}={path}"))
     for name in EDITED:
         yield Bad(f"ask with a calibration, {name}", (*ASK, f"--calibration={{in}}/edited/{name}.json"))
 

@@ -88,9 +88,7 @@ def one_load() -> Callable[..., Any]:
     return cache(lambda name: real(ModelSource(model=name)))
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, id=case.name, marks=[pytest.mark.heavy] * case.heavy) for case in CASES]
-)
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_bad_input(
     case: Bad, places: Places, untouched: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
