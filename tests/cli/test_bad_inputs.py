@@ -51,7 +51,7 @@ def module_calibration(tmp_path_factory: pytest.TempPathFactory, run: Any, model
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     path = folder / "c.json"
     job = ("calibrate", "--model", model_folder, "--data", data, "--output", path)
-    assert run(*job, "--max-tokens", 4).exit_code == 0
+    assert run(*job, "--max-tokens", 4, "--on-cut", "score").exit_code == 0
     return path
 
 
