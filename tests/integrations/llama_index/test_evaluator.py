@@ -19,7 +19,7 @@ from semgrad_guard.guard import binding_of
 from .conftest import Heard
 
 QUERY = "Where is Paris?"
-LOOSE, STRICT = Policy(threshold=1e308), Policy(threshold=-1e308)
+LOOSE, STRICT = Policy(threshold=1e308, on_cut="score"), Policy(threshold=-1e308, on_cut="score")
 Maker = Callable[..., BaseQueryEngine]
 
 
